@@ -14,7 +14,7 @@ EXTRAS = {
     "fabric": ("host",),
     "flatbuffers": ("host",),
     "google": ("fleet",),
-    "httptools": ("http",),
+    "httptools": ("http", "fleet"),
     "invoke": ("host",),
     "nncf": ("host",),
     "onnx": ("host",),

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
+import socket
+import stat
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from edgert import Client
@@ -13,10 +18,11 @@ from edgert.config import StateDir, read_config
 from edgert.errors import ConfigInvalid, EdgeRTError
 from edgert.http.address import listening, parse_address
 from edgert.http.endpoints import Endpoints
-from edgert.http.limits import Limits
+from edgert.http.limits import SPARE_PLACES, Limits
 from edgert.http.request_parser import check_installed
 from edgert.http.server import HttpServer
 from edgert.log import log
+from edgert.threads import STACK_BYTES
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -39,13 +45,42 @@ def serve(state: StateDir) -> None:
         raise ConfigInvalid("[http] connections_max must be 1 to 4096, timeout_s above 0 and at most 3600")
     with Client(state.socket(config), timeout_s=config.http.timeout_s) as client:
         endpoints = Endpoints(
-            client, state.control_socket, host_checked=address.path is None and not config.http.allow_remote
+            client,
+            state.control_socket,
+            host_checked=address.path is None and not config.http.allow_remote,
+            inferences_max=config.http.connections_max,
         )
-        limits = Limits(int(config.serving.frame_mb * 1024**2), config.http.connections_max)
+        limits = Limits(int(config.serving.frame_mb * 1024**2), config.http.connections_max + SPARE_PLACES)
         with listening(address, config.socket_group) as listener:
             where = address if address.path is not None else "{}:{}".format(*listener.getsockname()[:2])
             log(f"http: listens on {where}")
-            HttpServer(listener, endpoints.handle, limits).run()
+            threading.stack_size(STACK_BYTES)
+            # The process that started this one may hold the other end of stdin.
+            pipe = [sys.stdin] if _is_pipe(sys.stdin.fileno()) else []
+            with _stop_signals() as signals:
+                HttpServer(listener, endpoints.handle, limits).run(signals, *pipe)
+
+
+def _is_pipe(descriptor: int) -> bool:
+    try:
+        return stat.S_ISFIFO(os.fstat(descriptor).st_mode)
+    except OSError:
+        return False
+
+
+@contextmanager
+def _stop_signals() -> Iterator[socket.socket]:
+    """Yield a socket that becomes readable when a signal asks the process to end."""
+    reader, writer = socket.socketpair()
+    with reader, writer:
+        writer.setblocking(False)
+        signal.set_wakeup_fd(writer.fileno())
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: None)
+        try:
+            yield reader
+        finally:
+            signal.set_wakeup_fd(-1)
 
 
 if __name__ == "__main__":

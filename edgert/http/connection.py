@@ -2,20 +2,22 @@
 
 Theory of operation: the parser reads every head and every chunked body. A body whose length the head states is read
 directly into its place instead, so a large tensor is copied once. The connection reads nothing ahead of the answer to
-the request before, so a client cannot pile up work, and every wait has a limit.
+the request before, so a client cannot pile up work, and every wait has a limit. The connection tells its `Place` when
+it waits for the client, because a connection that waits can lose its place (edgert/http/admission.py).
 """
 
 from __future__ import annotations
 
 import contextlib
+import mmap
 import socket
 import time
 import zlib
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
-from urllib.parse import unquote
 
-from edgert.http.limits import BodyBudget, Limits
+from edgert.http.admission import Admission, Place, busy
+from edgert.http.limits import NEXT_HEAD_S, Limits
 from edgert.http.messages import HttpError, HttpRequest, HttpResponse
 from edgert.http.request_parser import ParsedRequest, RequestParser
 from edgert.protocol.local_socket import timeval
@@ -33,16 +35,22 @@ Handler = Callable[[HttpRequest], HttpResponse]
 
 
 class HttpConnection:
-    """Serves `sock` with `handle`. `idle_since_s` is when the wait for a request began; None during one."""
+    """Serves `sock`, which has `place`, with `handle`. `clock` is monotonic seconds."""
 
-    def __init__(self, sock: socket.socket, handle: Handler, limits: Limits, budget: BodyBudget) -> None:
-        self._sock, self._handle, self._limits, self._budget = sock, handle, limits, budget
-        self.idle_since_s: float | None = time.monotonic()
-        self._stopping = False
+    def __init__(
+        self,
+        sock: socket.socket,
+        handle: Handler,
+        limits: Limits,
+        admission: Admission,
+        place: Place,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._sock, self._handle, self._limits, self._clock = sock, handle, limits, clock
+        self._admission, self._place = admission, place
         self._parser = RequestParser()
         self._received = memoryview(bytearray(RECEIVE_BYTES))
         self._kept = memoryview(b"")
-        self._taken_bytes = 0
         stall = timeval(limits.stall_s)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, stall)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, stall)
@@ -52,7 +60,7 @@ class HttpConnection:
     def serve(self) -> None:
         """Answer requests until the client leaves, must leave, or breaks the rules. Raises OSError."""
         keep = True
-        while keep and not self._stopping:
+        while keep and not self._place.must_end:
             try:
                 request = self._next()
                 if request is None:
@@ -63,56 +71,52 @@ class HttpConnection:
                 self._linger()
                 return
             finally:
-                self._budget.give_back(self._taken_bytes)
-                self._taken_bytes = 0
-                self.idle_since_s = time.monotonic()
-
-    def close_when_idle(self) -> None:
-        """Read no further request. Any thread may call this."""
-        self._stopping = True
-        with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RD)
+                self._admission.give_back(self._place)
+                self._place.was_answered = True
+                self._place.due_s = self._clock() + (NEXT_HEAD_S if keep else 0)
 
     def _next(self) -> ParsedRequest | None:
         """Return the next request with a complete head; None if the client is gone or silent for too long."""
-        idle_until_s = time.monotonic() + self._limits.idle_s_max
+        began_s, place = self._clock(), self._place
+        idle_s_max = self._limits.idle_s_max if place.was_answered else self._limits.head_s_max
         head_until_s: float | None = None
         while (request := self._parser.take()) is None:
             if head_until_s is None and self._parser.requests:
-                head_until_s = time.monotonic() + self._limits.head_s_max
+                head_until_s = self._clock() + self._limits.head_s_max
+                if place.was_answered:  # the others are due since they connected
+                    place.due_s = self._clock() + NEXT_HEAD_S
             try:
                 count = self._sock.recv_into(self._received)
             except BlockingIOError:
                 count = -1
-            now_s = time.monotonic()
+            now_s = self._clock()
             if head_until_s is not None and now_s > head_until_s:
                 raise HttpError(
                     HTTPStatus.REQUEST_TIMEOUT, f"the request's head did not come within {self._limits.head_s_max:g} s"
                 )
             silent = count < 0 or not self._parser.requests  # blank lines are not a request
-            if not count or (silent and (self._stopping or now_s > idle_until_s)):
+            if place.must_end and not silent and count <= 0:
+                raise busy("others need the place of this connection, or the server stops")
+            if not count or (silent and (place.must_end or now_s - began_s > idle_s_max)):
                 return None
             if count > 0:
-                self.idle_since_s = None
                 self._parser.feed(self._received[:count])
-        self.idle_since_s = None
         return request
 
     def _answer(self, request: ParsedRequest) -> bool:
         """Answer one request; return whether the connection goes on. Raises HttpError if the stream is unreadable."""
-        if "host" not in request.headers and request.keep_alive:
-            raise HttpError(HTTPStatus.BAD_REQUEST, "the request has no Host field")
+        _check_head(request)
         body = self._body(request)
+        self._place.due_s = None
         # A request that was read whole can be refused, and the next one is still found.
         try:
             encoding = request.headers.get("content-encoding", "identity").strip().lower()
             if encoding != "identity":
                 body = self._inflated(body, encoding)
-            path = unquote(request.url.partition("?")[0])
-            response = self._handle(HttpRequest(request.method, path, request.headers, body))
+            response = self._handle(HttpRequest(request.method, request.url, request.headers, body))
         except HttpError as error:
             response = error.response()
-        keep_alive = request.keep_alive and not self._stopping
+        keep_alive = request.keep_alive and not (self._place.must_end or response.stream or response.closes)
         self._send(response, keep_alive, with_body=request.method != "HEAD")
         return keep_alive
 
@@ -120,8 +124,10 @@ class HttpConnection:
 
     def _body(self, request: ParsedRequest) -> memoryview:
         if request.complete:
-            self._check_size(request.body_bytes)
+            self._take_checked(request.body_bytes)
             return memoryview(request.parts[0] if len(request.parts) == 1 else b"".join(request.parts))
+        self._place.due_s = self._clock()
+        self._place.moved(request.body_bytes, self._clock())
         if request.headers.get("expect", "").lower() == "100-continue" and not request.parts:
             self._check_size(int(request.headers.get("content-length", 0)))
             self._sock.sendall(_CONTINUE)
@@ -132,30 +138,36 @@ class HttpConnection:
     def _body_of_length(self, request: ParsedRequest, size_bytes: int) -> memoryview:
         """Read the rest of a body without the parser; the next request gets a new one."""
         self._check_size(size_bytes)
-        self._take(size_bytes)
-        place = self._kept if size_bytes <= len(self._kept) else memoryview(bytearray(size_bytes))
-        if size_bytes <= KEPT_BODY_BYTES_MAX:
-            self._kept = place
+        if size_bytes > len(self._kept):
+            place = _memory(size_bytes)
+            if size_bytes <= KEPT_BODY_BYTES_MAX:
+                self._kept = place
+        else:
+            place = self._kept
         body = place[:size_bytes]
         at = 0
         for part in request.parts:
             body[at : at + len(part)] = part
             at += len(part)
-        until_s = time.monotonic() + self._limits.body_s_max(size_bytes)
+        self._admission.take(self._place, at)
+        until_s = self._clock() + self._limits.body_s_max(size_bytes)
         while at < size_bytes:
-            at += self._receive(body[at:], until_s)
+            count = self._receive(body[at:], until_s)
+            self._admission.take(self._place, count)
+            at += count
         self._parser = RequestParser()
         return body
 
     def _chunked_body(self, request: ParsedRequest) -> memoryview:
-        until_s = time.monotonic() + self._limits.body_s_max(self._limits.body_bytes_max)
+        until_s = self._clock() + self._limits.body_s_max(self._limits.body_bytes_max)
+        self._take_checked(request.body_bytes)
         # The parser fills the request at the end of its queue.
         self._parser.requests.appendleft(request)
         while not request.complete:
             before = request.body_bytes
             self._parser.feed(self._received[: self._receive(self._received, until_s)])
             self._check_size(request.body_bytes)
-            self._take(request.body_bytes - before)
+            self._admission.take(self._place, request.body_bytes - before)
         self._parser.requests.popleft()
         return memoryview(b"".join(request.parts))
 
@@ -164,9 +176,13 @@ class HttpConnection:
             count = self._sock.recv_into(place)
         except BlockingIOError as error:
             raise HttpError(HTTPStatus.REQUEST_TIMEOUT, f"the body stopped for {self._limits.stall_s:g} s") from error
+        if self._place.must_end:  # only a request whose bytes had all come is still answered
+            raise busy("others need the place of this connection, or the server stops")
         if not count:
             raise ConnectionError("the client closed the connection inside a request")
-        if time.monotonic() > until_s:
+        now_s = self._clock()
+        self._place.moved(count, now_s)
+        if now_s > until_s:
             raise HttpError(
                 HTTPStatus.REQUEST_TIMEOUT, "the body came too slowly; at least 256 KiB/s are expected after 10 s"
             )
@@ -190,7 +206,7 @@ class HttpConnection:
                 parts.append(part)
                 size += len(part)
                 self._check_size(size)
-                self._take(len(part))
+                self._admission.take(self._place, len(part))
         except zlib.error as error:
             raise HttpError(HTTPStatus.BAD_REQUEST, f"the body is not {encoding}: {error}") from error
         if not inflater.eof:
@@ -204,43 +220,82 @@ class HttpConnection:
                 f"a body may have {self._limits.body_bytes_max} bytes ([serving] frame_mb): send less at once",
             )
 
-    def _take(self, size_bytes: int) -> None:
-        self._budget.take(size_bytes)
-        self._taken_bytes += size_bytes
+    def _take_checked(self, size_bytes: int) -> None:
+        self._check_size(size_bytes)
+        self._admission.take(self._place, size_bytes)
 
     # --- answers ------------------------------------------------------------------------------
 
     def _send(self, response: HttpResponse, keep_alive: bool, *, with_body: bool) -> None:
-        head = response.head(keep_alive)
-        parts: Sequence[bytes | memoryview] = [head, *response.parts] if with_body else [head]
-        total = sum(map(len, parts))
+        parts = [response.head(keep_alive), *response.parts] if with_body else [response.head(keep_alive)]
+        if response.stream is None:
+            return self._send_parts(parts)
+        with contextlib.closing(response.stream) as stream:
+            for part in stream:
+                self._send_parts([*parts, part])
+                if self._place.must_end:
+                    return
+                self._place.due_s = None
+                parts = []
+
+    def _send_parts(self, parts: Sequence[bytes | memoryview]) -> None:
         if len(parts) > SEND_PARTS_MAX:
             parts = [b"".join(parts)]
-        try:
-            sent = self._sock.sendmsg(parts)
-            if sent < total:
-                self._send_rest(parts, sent)
-        except BlockingIOError as error:
-            raise ConnectionError("the client does not read its answer") from error
+        sent = 0
+        with contextlib.suppress(BlockingIOError):
+            sent = self._sock.sendmsg(parts, (), socket.MSG_DONTWAIT)
+        if sent < sum(map(len, parts)):
+            self._send_rest(parts, sent)
 
     def _send_rest(self, parts: Sequence[bytes | memoryview], sent: int) -> None:
-        """Send the rest of `parts` after their first `sent` bytes."""
-        until_s = time.monotonic() + self._limits.body_s_max(sum(map(len, parts)))
+        """Send the rest of `parts` after their first `sent` bytes, as the client reads them."""
+        began_s, place = self._clock(), self._place
+        until_s = began_s + self._limits.body_s_max(sum(map(len, parts)))
+        place.due_s, place.sends = began_s, True  # what only filled the kernel's buffer was not read
         for part in parts:
             rest, sent = memoryview(part)[sent:], max(0, sent - len(part))
             while rest:
-                rest = rest[self._sock.send(rest) :]
-                if time.monotonic() > until_s:
+                try:
+                    count = self._sock.send(rest)
+                except BlockingIOError as error:
+                    raise ConnectionError("the client does not read its answer") from error
+                rest, now_s = rest[count:], self._clock()
+                place.moved(count, now_s)
+                if now_s > until_s:
                     raise ConnectionError("the client reads its answer too slowly")
+        place.sends = False
 
     def _linger(self) -> None:
         """Let the client read the answer: if the socket closed with bytes unread, the kernel would drop the answer."""
-        until_s, read = time.monotonic() + LINGER_S, 0
+        until_s, read = self._clock() + LINGER_S, 0
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_WR)
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval(0.2))
-            while read < LINGER_BYTES_MAX and time.monotonic() < until_s:
+            while read < LINGER_BYTES_MAX and self._clock() < until_s:
                 count = self._sock.recv_into(self._received)
                 if not count:
                     return
                 read += count
+
+
+def _check_head(request: ParsedRequest) -> None:
+    """Raise HttpError if another server could read the head in another way: then nobody knows whose bytes follow."""
+    host, coding = request.headers.get("host"), request.headers.get("transfer-encoding")
+    if request.version not in ("1.0", "1.1"):
+        raise HttpError(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, f"HTTP/{request.version[:8]} is not HTTP/1.1")
+    if host is None and request.version == "1.1":
+        raise HttpError(HTTPStatus.BAD_REQUEST, "the request has no Host field")
+    if host is not None and "," in host:
+        raise HttpError(HTTPStatus.BAD_REQUEST, "the request has two Host fields: send one")
+    if coding is not None and (request.version == "1.0" or coding.lower() != "chunked"):
+        raise HttpError(
+            HTTPStatus.BAD_REQUEST,
+            f"Transfer-Encoding {coding[:40]!r} in HTTP/{request.version} is refused: send Content-Length, or 'chunked' in HTTP/1.1",
+        )
+
+
+def _memory(size_bytes: int) -> memoryview:
+    """Return memory of which the kernel gives only the pages that are written."""
+    if size_bytes <= mmap.PAGESIZE:
+        return memoryview(bytearray(size_bytes))
+    return memoryview(mmap.mmap(-1, size_bytes))

@@ -6,6 +6,7 @@ They ask the daemon as any app does: for inference over its socket, for figures 
 from __future__ import annotations
 
 import ipaddress
+import threading
 from collections import Counter
 from collections.abc import Callable
 from http import HTTPStatus
@@ -17,7 +18,9 @@ from edgert.checks.status import SERVES, ask_daemon
 from edgert.client.base import Priority
 from edgert.errors import EdgeRTError, ModelNotFound
 from edgert.http import metrics
-from edgert.http.messages import HttpError, HttpRequest, HttpResponse, json_response
+from edgert.http.admission import busy
+from edgert.http.browsers import from_another_site
+from edgert.http.messages import BINARY_TYPE, JSON_TYPE, HttpError, HttpRequest, HttpResponse, json_response
 from edgert.http.oip import LENGTH_HEADER, answer, read_question
 from edgert.http.statistics import model_statistics
 from edgert.tensors import TensorSpec, batchable
@@ -33,18 +36,25 @@ EXTENSIONS = (
     "schedule_policy",
     "statistics",
 )
+# A browser sends these for any page without asking. curl's default, a form's third type, is not among them: a browser
+# marks its own by Origin.
+FORM_TYPES = ("text/plain", "multipart/form-data")
 _LENGTH_HEADER = LENGTH_HEADER.lower()
 
 
 class Endpoints:
     """Answers requests. `client` and `control_socket` lead to the daemon; `host_checked` refuses foreign Host fields.
 
+    At most `inferences_max` requests infer at once.
+
     If only this machine can connect, a request whose Host is a foreign name comes from a web page that has given its own
     name this address (DNS rebinding), and must not be answered.
     """
 
-    def __init__(self, client: Client, control_socket: Path, *, host_checked: bool) -> None:
+    def __init__(self, client: Client, control_socket: Path, *, host_checked: bool, inferences_max: int) -> None:
         self._client, self._control_socket, self._host_checked = client, control_socket, host_checked
+        self._inferences = threading.BoundedSemaphore(inferences_max)
+        self._inferences_max = inferences_max
         self._labels: dict[str, tuple[int, tuple[str, ...]]] = {}
         self.responses: Counter[int] = Counter()
         # By method, then by the words of the path.
@@ -68,6 +78,8 @@ class Endpoints:
         try:
             if self._host_checked and not is_local_name(request.headers.get("host", "")):
                 raise HttpError(HTTPStatus.MISDIRECTED_REQUEST, "this server answers to localhost and addresses only")
+            if from_another_site(request.method, request.headers):
+                raise HttpError(HTTPStatus.FORBIDDEN, "requests that a browser makes for another site are refused")
             response = self._route(request)
         except EdgeRTError as error:
             response = HttpError.of(error).response()
@@ -92,7 +104,12 @@ class Endpoints:
             version, rest = rest[1], rest[2:]
         if rest == ("infer",):
             _expect(request, "POST")
-            return self._infer(request, model, version)
+            if not self._inferences.acquire(blocking=False):
+                raise busy(f"{self._inferences_max} requests are in progress, the limit ([http] connections_max)")
+            try:
+                return self._infer(request, model, version)
+            finally:
+                self._inferences.release()
         if rest not in self._of_model:
             raise _no_such_path(request.path)
         _expect(request, "GET")
@@ -101,6 +118,10 @@ class Endpoints:
     # --- inference ----------------------------------------------------------------------------
 
     def _infer(self, request: HttpRequest, model: str, version: str) -> HttpResponse:
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind in FORM_TYPES:
+            message = f"Content-Type {kind} is a form's: send {JSON_TYPE}, or {BINARY_TYPE} with binary tensors"
+            raise HttpError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, message)
         question = read_question(request.body, request.headers.get(_LENGTH_HEADER))
         timeout_s = None if question.timeout_s is None else min(question.timeout_s, TIMEOUT_S_MAX)
         if version:

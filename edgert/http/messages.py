@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from email.utils import formatdate
 from http import HTTPStatus
 from typing import Any
+from urllib.parse import unquote
 
 from edgert.errors import (
     DeadlineExceeded,
@@ -30,36 +31,49 @@ class HttpRequest:
     """`headers` are by lower-case name. `body` is valid until the response has been sent."""
 
     method: str
-    path: str
+    target: str
     headers: Mapping[str, str]
     body: memoryview
+
+    @property
+    def path(self) -> str:
+        return unquote(self.target.partition("?")[0])
 
 
 @dataclass(frozen=True)
 class HttpResponse:
-    """A status and a body, which is sent part by part."""
+    """A status and a body, which is sent part by part. A `stream` follows until it or the connection ends.
+
+    With `closes` the connection ends after the answer.
+    """
 
     status: int
     parts: Sequence[bytes | memoryview] = ()
     content_type: str = JSON_TYPE
     headers: tuple[tuple[str, str], ...] = ()
+    stream: Generator[bytes, None, None] | None = None
+    closes: bool = False
 
     def head(self, keep_alive: bool) -> bytes:
         """Return the status line and the fields, up to the blank line."""
-        size = sum(map(len, self.parts))
+        unsized = self.stream is not None or self.status == HTTPStatus.NOT_MODIFIED
+        size = "" if unsized else f"Content-Length: {sum(map(len, self.parts))}\r\n"
         fields = "".join(f"{name}: {value}\r\n" for name, value in self.headers)
         close = "" if keep_alive else "Connection: close\r\n"
         return (
             f"HTTP/1.1 {self.status} {_REASONS.get(self.status, '')}\r\nDate: {_date()}\r\n"
-            f"Content-Type: {self.content_type}\r\nContent-Length: {size}\r\n{fields}{close}\r\n"
+            f"Content-Type: {self.content_type}\r\n{size}{fields}{close}\r\n"
         ).encode("latin-1")
 
 
 class HttpError(Exception):
     """The request ends with `status` and `message`; it may be repeated after `retry_after_s`."""
 
-    def __init__(self, status: int, message: str, retry_after_s: float | None = None, allow: str = "") -> None:
+    def __init__(
+        self, status: int, message: str, retry_after_s: float | None = None, allow: str = "", *, closes: bool = False
+    ) -> None:
         super().__init__(message)
+        self.closes = closes
         self.status, self.message, self.retry_after_s, self.allow = status, message, retry_after_s, allow
 
     @classmethod
@@ -76,7 +90,9 @@ class HttpError(Exception):
         headers: tuple[tuple[str, str], ...] = (("Allow", self.allow),) if self.allow else ()
         if self.retry_after_s is not None:  # the field holds whole seconds
             headers += (("Retry-After", str(max(1, math.ceil(self.retry_after_s)))),)
-        return HttpResponse(self.status, (json.dumps({"error": self.message}).encode(),), headers=headers)
+        return HttpResponse(
+            self.status, (json.dumps({"error": self.message}).encode(),), headers=headers, closes=self.closes
+        )
 
 
 # The first class that matches decides.

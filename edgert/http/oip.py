@@ -5,7 +5,8 @@ https://github.com/triton-inference-server/server/blob/main/docs/protocol/extens
 first, `Inference-Header-Content-Length` is its length, and the tensors' bytes follow in the order of the JSON.
 
 Numbers from JSON take many times their own size as Python objects. So their count is limited, and only one thread at a
-time works on long JSON; this costs no time, because Python runs one thread at a time anyway.
+time works on long JSON; this costs no time, because Python runs one thread at a time anyway. Nothing is allocated by a
+shape that the request states: its values are counted first.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import math
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -33,9 +35,17 @@ TENSORS_MAX = 32  # as many as a frame of the local protocol holds
 ID_LENGTH_MAX = 1024
 CLASSES_MAX = 10_000
 FILES_MAX = 1024
-PADDED_BYTES_MAX = 256 * 1024**2
+# Files are rows of one array, padded to the longest: this many bytes, or as many times what was sent.
+PADDED_BYTES_MIN, PADDED_TIMES_MAX = 1024**2, 8
+VALUES_MAX = 2**32  # of a shape, where an axis of 0 counts as 1
+# In long JSON. They count before it is parsed, because each list and each string is an object of its own.
+LISTS_MAX = 256 * 1024
+STRINGS_MAX = 2048
 
 Given = NDArray[Any] | list[bytes]
+
+# The types of JSON values that fit an array of each kind.
+_KINDS: dict[str, set[type]] = {"f": {int, float}, "i": {int}, "u": {int}, "b": {int, bool}}
 
 _long_json = threading.Lock()
 
@@ -72,8 +82,14 @@ def read_question(body: memoryview, json_length: str | None) -> Question:
 
 
 def _question(header: memoryview, data: memoryview) -> Question:
+    text = bytes(header)
+    if len(text) > SHORT_JSON:
+        _check(
+            text.count(b"[") + text.count(b"{") <= LISTS_MAX, f"the JSON has more than {LISTS_MAX} lists and objects"
+        )
+        _check(text.count(b'"') <= 2 * STRINGS_MAX, f"the JSON has more than {STRINGS_MAX} strings")
     try:
-        value = json.loads(bytes(header))
+        value = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise RequestError(f"the body is not JSON: {error}") from error
     _check(isinstance(value, dict), "the body must be a JSON object")
@@ -143,7 +159,7 @@ def _answer(
     head: dict[str, Any] = {"model_name": model, "model_version": str(release), "outputs": entries}
     if question.id:
         head["id"] = question.id
-    parts[0] = json.dumps(head).encode()
+    parts[0] = json.dumps(head, allow_nan=False).encode()
     if len(parts) == 1:
         return HttpResponse(200, parts, JSON_TYPE)
     return HttpResponse(200, parts, BINARY_TYPE, ((LENGTH_HEADER, str(len(parts[0]))),))
@@ -184,6 +200,7 @@ def _input(entry: Any, data: memoryview, at: int) -> tuple[str, Given, int]:
         isinstance(shape, list) and len(shape) <= MAX_RANK and all(_is_length(n) for n in shape),
         f"input {name!r} has no usable 'shape': at most {MAX_RANK} lengths, each 0 or more",
     )
+    _check(math.prod(length or 1 for length in shape) < VALUES_MAX, f"input {name!r}: the shape {shape} is too large")
     parameters = _object(entry, "parameters", f"input {name!r}")
     _check("shared_memory_region" not in parameters, "shared memory regions are not supported: send the data")
     if "binary_data_size" not in parameters:
@@ -211,9 +228,8 @@ def _files(name: str, data: memoryview, count: int) -> list[bytes]:
         files.append(bytes(data[at + 4 : at + 4 + length]))
         at += 4 + length
     _check(at == len(data) and len(files) == count, f"the lengths in the BYTES of input {name!r} do not add up")
-    # The client pads shorter files to the length of the longest.
     _check(
-        count * max(map(len, files)) <= PADDED_BYTES_MAX,
+        count * max(map(len, files)) <= max(PADDED_BYTES_MIN, PADDED_TIMES_MAX * len(data)),
         f"the files of input {name!r} differ too much in length: send one at a time",
     )
     return files
@@ -222,35 +238,31 @@ def _files(name: str, data: memoryview, count: int) -> list[bytes]:
 def _from_json(name: str, data: Any, dtype: np.dtype[Any], datatype: str, shape: list[int]) -> NDArray[Any]:
     """Return JSON numbers, nested like the shape or flat in row order, as an array; nothing is rounded to fit."""
     _check(isinstance(data, list), f"input {name!r} has no 'data'")
-    try:
-        # By default, NumPy makes floats of whole numbers that need 64 unsigned bits.
-        given = np.array(data, dtype=object) if datatype == "UINT64" else np.array(data)
-    except (ValueError, OverflowError) as error:
-        raise RequestError(f"the data of input {name!r} is not {datatype} {shape}: {error}") from error
-    _check(
-        given.size == math.prod(shape),
-        f"input {name!r} has {given.size} values; its shape {shape} takes {math.prod(shape)}",
-    )
-    if given.dtype == object:
-        _check(
-            all(type(n) is int and 0 <= n < 2**64 for n in given.flat) and datatype == "UINT64",
-            f"the data of input {name!r} does not fit {datatype}",
-        )
-    elif given.size and not _fits(given, dtype):
-        raise RequestError(f"the data of input {name!r} does not fit {datatype}")
-    with np.errstate(over="ignore"):  # a value too large for a float becomes infinite, as usual
-        return given.astype(dtype).reshape(shape)
-
-
-def _fits(given: NDArray[Any], dtype: np.dtype[Any]) -> bool:
+    flat: list[Any] | None = _flat(data, shape) if data and type(data[0]) is list else data
+    count = math.prod(shape)
+    if flat is None or len(flat) != count:
+        raise RequestError(f"the data of input {name!r} is not {count} values, flat or nested like its shape {shape}")
+    _check(set(map(type, flat)) <= _KINDS[dtype.kind], f"the data of input {name!r} does not fit {datatype}")
     if dtype.kind == "f":
-        return given.dtype.kind in "iuf"
-    if given.dtype.kind == "b":
-        return dtype.kind == "b"
-    if given.dtype.kind not in "iu":
-        return False
+        try:
+            wide = np.array(flat, np.float64)
+        except OverflowError as error:
+            raise RequestError(f"the data of input {name!r} does not fit {datatype}: {error}") from error
+        with np.errstate(over="ignore"):  # a value too large for a float becomes infinite, as usual
+            return wide.astype(dtype).reshape(shape)
     low, high = (0, 1) if dtype.kind == "b" else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
-    return low <= int(given.min()) and int(given.max()) <= high
+    _check(not flat or low <= min(flat) <= max(flat) <= high, f"the data of input {name!r} does not fit {datatype}")
+    return np.array(flat, dtype).reshape(shape)
+
+
+def _flat(data: list[Any], shape: list[int]) -> list[Any] | None:
+    """Return the values of lists that are nested like `shape`, None if they are not."""
+    level: list[Any] = [data]
+    for length in shape:
+        if not all(type(row) is list and len(row) == length for row in level):
+            return None
+        level = list(chain.from_iterable(level))
+    return level
 
 
 def _wanted(entries: Any, binary: bool) -> tuple[WantedOutput, ...] | None:
@@ -276,7 +288,10 @@ def _wanted(entries: Any, binary: bool) -> tuple[WantedOutput, ...] | None:
 def _tensor(want: WantedOutput, array: NDArray[Any]) -> tuple[dict[str, Any], bytes | memoryview | None]:
     entry: dict[str, Any] = {"name": want.name, "datatype": DATATYPES[array.dtype.name], "shape": list(array.shape)}
     if not want.binary:
-        return {**entry, "data": array.ravel().tolist()}, None
+        flat = array.ravel()
+        if array.dtype.kind == "f" and not np.isfinite(flat).all():  # JSON has no NaN and no infinity
+            return {**entry, "data": [value if math.isfinite(value) else None for value in flat.tolist()]}, None
+        return {**entry, "data": flat.tolist()}, None
     flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     return {**entry, "parameters": {"binary_data_size": flat.nbytes}}, flat.data
 

@@ -28,6 +28,7 @@ class ParsedRequest:
     head_complete: bool = False
     complete: bool = False
     keep_alive: bool = False
+    version: str = ""
 
 
 class RequestParser:
@@ -37,20 +38,25 @@ class RequestParser:
         from httptools import HttpRequestParser
 
         self.requests: deque[ParsedRequest] = deque()
+        self._unparsed_bytes = 0
         self._parser: HttpRequestParser = HttpRequestParser(self)
 
     def feed(self, data: memoryview) -> None:
         """Parse `data`. Raises HttpError (400, 431) if it is not HTTP, or a head is too long."""
         from httptools import HttpParserError, HttpParserUpgrade
 
+        before = self._progress()
         try:
             self._parser.feed_data(data)
         except HttpParserUpgrade:  # the only protocol here is HTTP/1.1: answer the request, then close
             self.requests[-1].keep_alive = False
         except HttpParserError as error:
             raise HttpError(HTTPStatus.BAD_REQUEST, f"not HTTP/1.1: {error}") from error
-        for request in self.requests:
-            if request.head_bytes > HEAD_BYTES_MAX or len(request.headers) > HEADERS_MAX:
+        # httptools keeps a field, a trailer or a chunk's extension until it ends, and reports nothing before.
+        self._unparsed_bytes = self._unparsed_bytes + len(data) if self._progress() == before else 0
+        for request in self.requests or (ParsedRequest(),):
+            head_bytes = max(request.head_bytes, self._unparsed_bytes)
+            if head_bytes > HEAD_BYTES_MAX or len(request.headers) > HEADERS_MAX:
                 raise HttpError(
                     HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
                     f"a request's head may have {HEAD_BYTES_MAX} bytes and {HEADERS_MAX} fields",
@@ -59,6 +65,10 @@ class RequestParser:
     def take(self) -> ParsedRequest | None:
         """Return the first request once its head is complete."""
         return self.requests.popleft() if self.requests and self.requests[0].head_complete else None
+
+    def _progress(self) -> tuple[int, int, int, bool, bool]:
+        last = self.requests[-1] if self.requests else ParsedRequest()
+        return len(self.requests), last.head_bytes, last.body_bytes, last.head_complete, last.complete
 
     # --- called by httptools ------------------------------------------------------------------
 
@@ -73,12 +83,17 @@ class RequestParser:
     def on_header(self, name: bytes, value: bytes) -> None:
         request = self.requests[-1]
         request.head_bytes += len(name) + len(value) + 4
-        request.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+        if request.head_complete:
+            return  # a trailer: it must not change what the head said
+        key, text = name.decode("latin-1").lower(), value.decode("latin-1")
+        # A repeated field is a list (RFC 9110, 5.3), so no second value replaces the first.
+        request.headers[key] = f"{request.headers[key]}, {text}" if key in request.headers else text
 
     def on_headers_complete(self) -> None:
         request = self.requests[-1]
         request.method = self._parser.get_method().decode("latin-1")
         request.keep_alive = self._parser.should_keep_alive()
+        request.version = self._parser.get_http_version()
         request.head_complete = True
 
     def on_body(self, body: bytes) -> None:

@@ -1,57 +1,55 @@
-"""The web server of the exporter and of the fleet's page: threads with a limit, quiet about disconnects."""
+"""The web server of the exporter and of the fleet's page: the device's own (edgert/http), in a thread."""
 
 from __future__ import annotations
 
+import gzip
 import socket
-import sys
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from dataclasses import replace
 
 from edgert.errors import ConfigInvalid
+from edgert.http.connection import Handler
+from edgert.http.limits import Limits
+from edgert.http.messages import HttpRequest, HttpResponse
+from edgert.http.server import HttpServer
 
-CONNECTIONS_MAX = 256
+BACKLOG = 128
+GZIP_ABOVE_BYTES = 2048
+LIMITS = Limits(body_bytes_max=0, connections_max=256)  # every request is a GET
 
 
-class WebServer(ThreadingHTTPServer):
-    """Serves from a thread of its own on `host`:`port`; port 0 takes a free one. Raises ConfigInvalid.
+class WebServer:
+    """Serves `handle` on `host`:`port` from a thread of its own; port 0 takes a free one. Raises ConfigInvalid.
 
     `asked` is the address as the user gave it, for the message.
     """
 
-    daemon_threads = True
+    def __init__(self, handle: Handler, host: str, port: int, asked: str, name: str) -> None:
+        import httptools  # noqa: F401  # a missing package ends the command, not the first connection
 
-    def __init__(self, handler: type[BaseHTTPRequestHandler], host: str, port: int, asked: str, name: str) -> None:
-        self._room = threading.BoundedSemaphore(CONNECTIONS_MAX)
-        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
-            super().__init__((host.strip("[]"), port), handler)
+            listener = socket.create_server((host.strip("[]"), port), family=family, backlog=BACKLOG)
         except (OSError, OverflowError) as error:
             raise ConfigInvalid(
                 f"{asked} cannot be used: {getattr(error, 'strerror', None) or error}; choose another port"
             ) from error
-        threading.Thread(target=self.serve_forever, name=name, daemon=True).start()
-
-    @property
-    def port(self) -> int:
-        return int(self.server_address[1])
+        listener.setblocking(False)
+        self.port = int(listener.getsockname()[1])
+        self._stop, stop = socket.socketpair()
+        server = HttpServer(listener, lambda request: _packed(request, handle(request)), LIMITS)
+        self._thread = threading.Thread(target=server.run, args=(stop,), name=name, daemon=True)
+        self._thread.start()
 
     def close(self) -> None:
-        self.shutdown()
-        self.server_close()
+        """Take no more requests; wait a few seconds for those under way."""
+        self._stop.close()
+        self._thread.join()
 
-    def process_request(self, request: Any, client_address: Any) -> None:
-        if self._room.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
 
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._room.release()
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        if not isinstance(sys.exc_info()[1], OSError):  # a client that disconnects is not logged
-            super().handle_error(request, client_address)
+def _packed(request: HttpRequest, response: HttpResponse) -> HttpResponse:
+    size_bytes = sum(map(len, response.parts))
+    if size_bytes <= GZIP_ABOVE_BYTES or "gzip" not in request.headers.get("accept-encoding", ""):
+        return response
+    body = gzip.compress(b"".join(response.parts), 1)
+    return replace(response, parts=(body,), headers=(*response.headers, ("Content-Encoding", "gzip")))

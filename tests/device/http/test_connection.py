@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from http import HTTPStatus
 
 import pytest
 
-from edgert.http.limits import BodyBudget, Limits
+from edgert.http.admission import Admission, Place
+from edgert.http.limits import Limits
 from edgert.http.messages import HttpError, HttpRequest, HttpResponse
 
 pytest.importorskip("httptools", reason="the HTTP server needs the extra edgert[http]")
 
-from edgert.http.connection import HttpConnection
+from edgert.http.connection import Handler, HttpConnection
 
 HEAD = b"POST /echo HTTP/1.1\r\nHost: localhost\r\n"
 SHORT = Limits(body_bytes_max=1000, connections_max=8, head_s_max=0.1, stall_s=0.05, idle_s_max=0.1)
@@ -28,15 +31,23 @@ def echo(request: HttpRequest) -> HttpResponse:
 
 
 @contextmanager
-def served(limits: Limits = SHORT, budget: BodyBudget | None = None) -> Iterator[socket.socket]:
+def served(
+    limits: Limits = SHORT,
+    admission: Admission | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    handle: Handler = echo,
+) -> Iterator[socket.socket]:
     """The client's end of a connection that a thread serves until it ends."""
     ours, theirs = socket.socketpair()
     ours.settimeout(10)
-    connection = HttpConnection(theirs, echo, limits, budget or BodyBudget(2 * limits.body_bytes_max))
+    admission, place = admission or Admission(limits), Place(theirs, "", clock())
+    assert admission.admit(place)
+    connection = HttpConnection(theirs, handle, limits, admission, place, clock)
 
     def serve() -> None:
         with theirs, suppress(OSError):
             connection.serve()
+        admission.leave(place)
 
     thread = threading.Thread(target=serve, daemon=True)
     thread.start()
@@ -44,6 +55,7 @@ def served(limits: Limits = SHORT, budget: BodyBudget | None = None) -> Iterator
         yield ours
     thread.join(10)
     assert not thread.is_alive()
+    assert not place.taken_bytes
 
 
 def all_of(sock: socket.socket) -> bytes:
@@ -97,8 +109,17 @@ def test_an_error_of_the_handler_leaves_the_connection_usable() -> None:
         (HEAD + b"".join(b"X-%d: 1\r\n" % i for i in range(101)) + b"\r\n", b"431"),
         (b"GET /echo HTTP/1.1\r\n\r\n", b"400"),
         (b"\x16\x03\x01", b"400"),
+        (b"GET /echo HTTP/1.1\r\nConnection: close\r\n\r\n", b"400"),
+        (HEAD + b"Host: localhost\r\n\r\n", b"400"),
+        (HEAD + b"Host: evil.example\r\n\r\n", b"400"),
+        (HEAD.replace(b"1.1", b"1.0") + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n", b"400"),
+        (HEAD + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", b"400"),
+        (HEAD + b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", b"400"),
+        (HEAD + b"Content-Length: 2\r\nContent-Length: 2\r\n\r\nok", b"400"),
+        (HEAD + b"Content-Encoding: gzip\r\nContent-Encoding: identity\r\nContent-Length: 1\r\n\r\nx", b"415"),
+        (HEAD.replace(b"1.1", b"0.9") + b"\r\n", b"505"),
+        (HEAD.replace(b"1.1", b"2.0") + b"\r\n", b"505"),
     ],
-    ids=["large", "large expected", "encoding", "fields", "no host", "tls"],
 )
 def test_a_wrong_request_is_refused(sent: bytes, status: bytes) -> None:
     with served() as sock:
@@ -107,12 +128,92 @@ def test_a_wrong_request_is_refused(sent: bytes, status: bytes) -> None:
 
 
 def test_bodies_of_all_connections_together_are_limited() -> None:
-    budget = BodyBudget(100)
-    budget.take(90)
-    with served(budget=budget) as sock:
-        sock.sendall(HEAD + b"Content-Length: 20\r\n\r\n")
+    limits = replace(SHORT, body_bytes_max=50)
+    admission, other = Admission(limits), Place(socket.socket(), "", 0.0)
+    assert admission.admit(other)
+    other.due_s = None  # its request is handled
+    admission.take(other, 90)
+    with served(limits, admission) as sock:
+        sock.sendall(HEAD + b"Content-Length: 20\r\n\r\n" + bytes(20))
         assert b"\r\nRetry-After: 1\r\n" in all_of(sock)
-    budget.give_back(90)
-    with served(budget=budget) as sock:
+    admission.leave(other)
+    with served(limits, admission) as sock:
         sock.sendall(HEAD + b"Content-Length: 20\r\n\r\n" + bytes(20))
         assert all_of(sock).startswith(b"HTTP/1.1 200 ")
+
+
+def test_a_length_that_is_only_stated_takes_no_memory() -> None:
+    limits = Limits(body_bytes_max=2**40, connections_max=8)
+    for _ in range(4):
+        with served(limits) as sock:
+            sock.sendall(HEAD + b"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n" % 2**40)
+            assert sock.recv(100).startswith(b"HTTP/1.1 100 ")
+
+
+@pytest.mark.parametrize(
+    "sent", [b"GET /echo HTTP/1.1\r\nHo", HEAD + b"Content-Length: 900\r\n\r\n"], ids=["head", "body"]
+)
+def test_bytes_that_drip_end_at_the_deadline(sent: bytes) -> None:
+    now_s = 1000.0
+    limits = Limits(body_bytes_max=1000, connections_max=8)
+    with served(limits, clock=lambda: now_s) as sock:
+        sock.sendall(sent)
+        sock.settimeout(0.02)
+        for _ in range(600):
+            now_s += 1.0
+            with suppress(TimeoutError):
+                assert sock.recv(100).startswith(b"HTTP/1.1 408 ")
+                break
+            sock.sendall(b"s")
+        else:
+            pytest.fail("the connection goes on")
+        sock.settimeout(10)
+        assert now_s > 1009
+        all_of(sock)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GET /echo HTTP/1.1\r\nHost: localhost\r\nX: ",
+        b"GET /echo HTTP/1.1\r\nHost: localhost\r\nX",
+        b"GET /",
+        HEAD + b"Transfer-Encoding: chunked\r\n\r\n0\r\nX: ",
+        HEAD + b"Transfer-Encoding: chunked\r\n\r\n1;x=",
+    ],
+    ids=["field", "name", "address", "trailer", "extension"],
+)
+def test_what_does_not_end_is_counted_while_it_comes(sent: bytes) -> None:
+    with served(Limits(body_bytes_max=1000, connections_max=8)) as sock:
+        sock.sendall(sent)
+        with suppress(OSError):
+            for _ in range(20):
+                sock.sendall(b"a" * 16_384)
+        assert all_of(sock).startswith(b"HTTP/1.1 431 ")
+
+
+def test_a_trailer_changes_nothing_that_the_head_said() -> None:
+    with served() as sock:
+        sock.sendall(HEAD + b"Transfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\nContent-Encoding: br\r\n\r\n")
+        sock.shutdown(socket.SHUT_WR)
+        assert all_of(sock).endswith(b"\r\n\r\nok")
+
+
+@pytest.mark.parametrize("forever", [False, True])
+def test_a_stream_ends_with_its_source_or_its_client(forever: bool) -> None:
+    ended = threading.Event()
+
+    def parts() -> Generator[bytes, None, None]:
+        try:
+            yield b"a" * 1000
+            while forever:
+                yield b"b" * 100_000
+        finally:
+            ended.set()
+
+    with served(handle=lambda _: HttpResponse(200, (), "text/plain", stream=parts())) as sock:
+        sock.sendall(HEAD + b"Content-Length: 0\r\n\r\n")
+        answer = sock.recv(65536) if forever else all_of(sock)
+        assert b"Content-Length" not in answer
+        assert b"Connection: close" in answer
+    assert ended.wait(10)

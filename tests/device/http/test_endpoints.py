@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from edgert.bundle.bundle_file import write_bundle
 from edgert.bundle.manifest import Accuracy, ArtifactEntry, FileEntry, Manifest, TargetEntry
@@ -31,6 +30,7 @@ from edgert.versions.install import install
 from edgert.versions.slot_store import SlotStore
 from tests.support.bundles import _laid_out, _npy
 from tests.support.devices import Device, a_device, http_port, wait_until
+from tests.support.http_requests import Answer, binary_body, json_input, read_answer
 
 pytest.importorskip("httptools", reason="the HTTP server needs the extra edgert[http]")
 
@@ -48,17 +48,6 @@ timeout_s = 15.0
 """
 SLOW_S = 0.3
 TYPES = {name: np.dtype(numpy_name) for name, numpy_name in NUMPY_NAMES.items()}
-
-
-@dataclass
-class Answer:
-    status: int
-    headers: dict[str, str]
-    body: bytes
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.body)
 
 
 @dataclass
@@ -131,18 +120,6 @@ def put_types(device: Device) -> None:
     store.activate(60)
     device.sync("types")
     store.mark_good()
-
-
-def json_input(array: NDArray[Any], name: str = "x", datatype: str = "FP32") -> dict[str, Any]:
-    return {"name": name, "datatype": datatype, "shape": list(array.shape), "data": array.ravel().tolist()}
-
-
-def binary_body(array: NDArray[Any], **changes: Any) -> tuple[bytes, dict[str, str]]:
-    """A request in Triton's binary form; `changes` go into its input."""
-    tensor: dict[str, Any] = {"name": "x", "datatype": "FP32", "shape": list(array.shape)}
-    tensor["parameters"] = {"binary_data_size": array.nbytes}
-    head = json.dumps({"inputs": [tensor | changes], "parameters": {"binary_data_output": True}}).encode()
-    return head + array.tobytes(), {"Inference-Header-Content-Length": str(len(head))}
 
 
 ROWS = np.arange(8, dtype=np.float32).reshape(2, 4)
@@ -453,15 +430,6 @@ def test_idle_connections_give_way(site: Site) -> None:
     finally:
         for sock in idle:
             sock.close()
-
-
-def read_answer(file: Any) -> Answer:
-    status = int(file.readline().split()[1])
-    headers: dict[str, str] = {}
-    while (line := file.readline().strip()) != b"":
-        name, _, value = line.decode().partition(": ")
-        headers[name.lower()] = value
-    return Answer(status, headers, file.read(int(headers["content-length"])))
 
 
 # --- figures ----------------------------------------------------------------------------------

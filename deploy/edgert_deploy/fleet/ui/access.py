@@ -1,8 +1,7 @@
 """Access to the page: every user of this machine on loopback, elsewhere only those with the token. Pure.
 
-A page of another site can make a browser send requests to 127.0.0.1, and a name of its own that resolves to 127.0.0.1
-makes the answer readable (DNS rebinding). So `Host` must be a known name of this server, and requests that a browser
-marks as another site's are refused.
+A page of another site can give its own name the address 127.0.0.1, and then read the answer (DNS rebinding). So `Host`
+must be a known name of this server, and requests that a browser marks as another site's are refused.
 """
 
 from __future__ import annotations
@@ -12,6 +11,8 @@ import ipaddress
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+from edgert.http.browsers import from_another_site
 
 TOKEN_BYTES = 24
 _LOOPBACK_NAMES = ("localhost",)
@@ -36,25 +37,20 @@ class Access:
     token: str | None = None
     cookie: str = ""
 
-    def refusal(self, headers: Mapping[str, str]) -> str | None:
-        """Return why a request is refused, None if it is allowed."""
-        host = _host_of(headers.get("Host", ""))
+    def refusal(self, method: str, headers: Mapping[str, str]) -> str | None:
+        """Return why a request is refused, None if it is allowed. `headers` are by lower-case name."""
+        host = _host_of(headers.get("host", ""))
         if not self._knows(host):
             return f"{host[:80]!r} is not a known name of this server: allow it with --name"
-        origin = headers.get("Origin")
-        if origin is not None and origin.partition("://")[2] != headers.get("Host"):
-            return "requests from other sites are refused"
-        if headers.get("Sec-Fetch-Site") in ("cross-site", "same-site") and headers.get("Sec-Fetch-Mode") != "navigate":
-            return "requests from other sites are refused"
-        return None
+        return "requests from other sites are refused" if from_another_site(method, headers) else None
 
     def knows_token(self, headers: Mapping[str, str]) -> bool:
         """Return whether a request has the token, as a cookie or as `Authorization: Bearer`, or needs none."""
         if self.token is None:
             return True
-        given = headers.get("Authorization", "").removeprefix("Bearer ")
+        given = headers.get("authorization", "").removeprefix("Bearer ")
         # Python's own parser of cookies takes seconds for some headers (CVE-2024-7592), and anybody may send them.
-        cookies = (pair.strip().partition("=") for pair in headers.get("Cookie", "").split(";"))
+        cookies = (pair.strip().partition("=") for pair in headers.get("cookie", "").split(";"))
         return self.is_token(given) or any(name == self.cookie and self.is_token(value) for name, _, value in cookies)
 
     def is_token(self, given: str) -> bool:

@@ -94,7 +94,7 @@ def test_nothing_but_the_page_s_own_files_is_handed_out_and_nothing_can_be_writt
             assert get(port, path).status == 404, path
         assert get(port, "http://[").status == 400
         for verb in ("POST", "PUT", "DELETE", "OPTIONS"):
-            assert get(port, "/api/devices", verb=verb).status == 501
+            assert get(port, "/api/devices", verb=verb).status == 405
         for path, code in (
             ("/api/history?window=9y", 400), ("/api/devices?state=odd", 400), ("/api/devices?sort=odd", 400),
             ("/api/history?site=%00", 400), ("/api/device?site=a&device=b", 404), ("/api/nothing", 404),
@@ -123,13 +123,14 @@ def test_beyond_loopback_only_those_with_the_token_read(answers: Answers, tmp_pa
         assert get(port, "/?token=wrong").status == 401
         assert get(port, "/api/devices", {"Authorization": f"Bearer {TOKEN}"}).status == 200
         let_in = get(port, f"//evil.example/?token={TOKEN}")
-        assert (let_in.status, let_in.headers["Location"]) == (303, "/evil.example/")
+        assert (let_in.status, let_in.headers["Location"]) == (303, "/")
         cookie = let_in.headers["Set-Cookie"]
         assert "HttpOnly" in cookie
         assert "SameSite=Lax" in cookie
         assert get(port, "/", {"Cookie": cookie.partition(";")[0]}).status == 200
         assert get(port, "/", {"Cookie": "other=1; " + cookie.partition(";")[0]}).status == 200
-        for odd in ("bad=;;\x01", access.cookie, f"{access.cookie}=", f'{access.cookie}="' + "\\a" * 20_000 + '"'):
+        assert get(port, "/", {"Cookie": "bad=\x01"}).status == 400
+        for odd in ("bad=;;", access.cookie, f"{access.cookie}=", f'{access.cookie}="' + "\\a" * 10_000 + '"'):
             assert get(port, "/", {"Cookie": odd}).status == 401
         assert get(port, "/", {"Host": "evil.example", "Authorization": f"Bearer {TOKEN}"}).status == 403
         assert get(port, "/", {"Host": f"10.0.0.9:{port}", "Authorization": f"Bearer {TOKEN}"}).status == 200

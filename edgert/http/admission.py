@@ -1,0 +1,137 @@
+"""Which connections give way when all places are taken, or when bodies fill their memory.
+
+Theory of operation: a connection waits while its client owes something: a request, the rest of one, or the reading of an
+answer. It does not wait while its request is handled. `due_s` is when the client is late. A body and an answer that move
+at BODY_BYTES_PER_S_MIN are never late, and bytes that came faster excuse at most STILL_S_MAX. A newcomer takes the place of a client that is
+late: first one of the address that holds the most places, then one that was never answered, then the latest one. So the
+heads and bodies that an attacker sends slowly go before a good request, however many there are. Only bytes that came
+count as memory, never the length that a request states.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any
+
+from edgert.http.limits import BODY_BYTES_PER_S_MIN, STILL_S_MAX, Limits
+from edgert.http.messages import HttpError
+
+
+class Place:
+    """What the admission knows of one connection. `due_s` is None while a request is handled."""
+
+    def __init__(self, sock: socket.socket, address: bytes | str, now_s: float) -> None:
+        self.address = address
+        self.due_s: float | None = now_s
+        self.was_answered = self.sends = self.must_end = False
+        self.taken_bytes = 0
+        self._sock = sock
+
+    def moved(self, size_bytes: int, now_s: float) -> None:
+        """Note that bytes of a body or an answer moved."""
+        due_s = now_s if self.due_s is None else self.due_s
+        self.due_s = min(due_s + size_bytes / BODY_BYTES_PER_S_MIN, now_s + STILL_S_MAX)
+
+    def end(self) -> None:
+        """Take no further bytes from the client; end an answer that the client reads too slowly."""
+        self.must_end = True
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR if self.sends else socket.SHUT_RD)
+
+
+class Admission:
+    """The places and the memory of one server. Any thread may call every method."""
+
+    def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
+        self._limits, self._clock = limits, clock
+        self._lock = threading.Lock()
+        self._places: set[Place] = set()
+        self._leaving: set[Place] = set()
+        self._taken_bytes = 0
+
+    def admit(self, place: Place) -> bool:
+        """Give `place` to a new connection; return False if all are taken and none gives way."""
+        with self._lock:
+            full = len(self._places) >= self._limits.connections_max
+            if full and (len(self._leaving) >= self._limits.connections_max or not self._evict(place)):
+                return False
+            self._places.add(place)
+            return True
+
+    def leave(self, place: Place) -> None:
+        self.give_back(place)
+        with self._lock:
+            self._places.discard(place)
+            self._leaving.discard(place)
+
+    def end_all(self) -> None:
+        """Let each connection end after the request that it works on."""
+        with self._lock:
+            for place in self._places:
+                place.end()
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._places and not self._leaving
+
+    def take(self, place: Place, size_bytes: int) -> None:
+        """Count bytes of a body that came. Raises HttpError (503) if they are too many and no other body gives way."""
+        with self._lock:
+            while self._taken_bytes + size_bytes > self._limits.bodies_bytes_max:
+                if not self._evict(place, only_with_bytes=True):
+                    raise busy(f"requests of {self._taken_bytes} bytes are in progress")
+            self._taken_bytes += size_bytes
+            place.taken_bytes += size_bytes
+
+    def give_back(self, place: Place) -> None:
+        """Forget the bytes of the request that is answered."""
+        with self._lock:
+            self._taken_bytes -= place.taken_bytes
+            place.taken_bytes = 0
+
+    def _evict(self, newcomer: Place, *, only_with_bytes: bool = False) -> bool:
+        """End the connection that goes before all others; return whether there is one."""
+        now_s = self._clock()
+        held = Counter(place.address for place in self._places if place is not newcomer)
+        late = [
+            (held[place.address], not place.was_answered, now_s - place.due_s, place)
+            for place in self._places
+            if place is not newcomer
+            and place.due_s is not None
+            and place.due_s <= now_s
+            # No address takes a place from one that holds fewer.
+            and held[place.address] >= held[newcomer.address]
+            and (place.taken_bytes or not only_with_bytes)
+        ]
+        if not late:
+            return False
+        place = max(late, key=lambda each: each[:3])[3]
+        self._places.discard(place)
+        self._leaving.add(place)
+        self._taken_bytes -= place.taken_bytes
+        place.taken_bytes = 0
+        place.end()
+        return True
+
+
+def busy(reason: str) -> HttpError:
+    """Return the answer to a request that finds no place. It closes the connection, which frees its place."""
+    return HttpError(HTTPStatus.SERVICE_UNAVAILABLE, f"{reason}: try again", retry_after_s=1.0, closes=True)
+
+
+def address_of(peer: Any) -> bytes | str:
+    """Return what counts as one client's address: IPv4 as it is, the network of 64 bits of IPv6, "" on a Unix socket."""
+    if not isinstance(peer, tuple):
+        return ""
+    host = str(peer[0]).partition("%")[0]
+    if ":" not in host:
+        return host
+    parsed = ipaddress.IPv6Address(host)
+    return parsed.packed[:8] if parsed.ipv4_mapped is None else str(parsed.ipv4_mapped)

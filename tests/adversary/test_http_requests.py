@@ -1,0 +1,152 @@
+"""Requests that are not quite HTTP or JSON, or that a browser sends for a page of another site."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+import numpy as np
+import pytest
+
+from tests.support.devices import a_device
+from tests.support.http_requests import Answer, binary_body, json_input, port_of, read_answer, sent
+
+ROWS = np.arange(8, dtype=np.float32).reshape(2, 4)
+BODY = json.dumps({"inputs": [json_input(ROWS)]}).encode()
+PATH = "/v2/models/echo/infer"
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    with a_device('[http]\nlisten = "127.0.0.1:0"\n') as device:
+        device.put()
+        yield port_of(device)
+
+
+def ask(port: int, *lines: str, start: str = f"POST {PATH} HTTP/1.1", body: bytes = BODY, host: bool = True) -> Answer:
+    """Send a request that is written by hand."""
+    head = [start, *(["Host: localhost"] if host else []), *lines]
+    if not any(line.startswith("Transfer-Encoding") for line in lines):
+        head.append(f"Content-Length: {len(body)}")
+    with sent(port, "\r\n".join(head).encode() + b"\r\n\r\n" + body) as file:
+        return read_answer(file)
+
+
+def strict(body: bytes) -> Any:
+    """JSON as every reader takes it: without NaN and Infinity."""
+
+    def refused(name: str) -> NoReturn:
+        raise AssertionError(f"{name} is no JSON")
+
+    return json.loads(body, parse_constant=refused)
+
+
+def test_a_good_request_is_answered(port: int) -> None:
+    assert ask(port).json["outputs"][0]["data"] == ROWS.ravel().tolist()
+
+
+@pytest.mark.parametrize("shape", [[0, 2**62], [2**62, 0], [0, 2**33], [0, 2**31, 2**31], [2**63, 4], [0] * 9])
+@pytest.mark.parametrize("binary", [False, True])
+def test_shapes_that_no_array_has(port: int, shape: list[int], binary: bool) -> None:
+    entry: dict[str, Any] = {"name": "x", "datatype": "FP32", "shape": shape}
+    entry["parameters" if binary else "data"] = {"binary_data_size": 0} if binary else []
+    assert ask(port, body=json.dumps({"inputs": [entry]}).encode()).status == 400
+
+
+@pytest.mark.parametrize("shape", [[0], [0, 4], [0, 0], [4, 0]])
+def test_empty_arrays(port: int, shape: list[int]) -> None:
+    entry = {"name": "x", "datatype": "FP32", "shape": shape, "data": []}
+    assert ask(port, body=json.dumps({"inputs": [entry]}).encode()).status in (200, 400)
+
+
+def test_an_answer_is_json_whatever_the_model_computes(port: int) -> None:
+    odd = np.array([[np.nan, np.inf, -np.inf, 1.5]], np.float32)
+    body, said = binary_body(odd)
+    length = int(said["Inference-Header-Content-Length"])
+    text = json.dumps(json.loads(body[:length]) | {"parameters": {}}).encode()
+    answer = ask(port, f"Inference-Header-Content-Length: {len(text)}", body=text + body[length:])
+    assert answer.status == 200
+    assert strict(answer.body)["outputs"][0]["data"] == [None, None, None, 1.5]
+    exact = ask(port, f"Inference-Header-Content-Length: {length}", body=body)
+    assert exact.body.endswith(odd.tobytes())
+
+
+@pytest.mark.parametrize(
+    ("lines", "start", "status"),
+    [
+        (["Host: localhost"], None, 400),
+        (["Host: evil.example"], None, 400),
+        (["host:evil.example"], None, 400),
+        (["Host: localhost, evil.example"], None, 400),
+        (["Transfer-Encoding: chunked"], f"POST {PATH} HTTP/1.0", 400),
+        (["Transfer-Encoding: chunked", "Connection: keep-alive"], f"POST {PATH} HTTP/1.0", 400),
+        (["Transfer-Encoding: gzip, chunked"], None, 400),
+        (["Transfer-Encoding: chunked, identity"], None, 400),
+        (["Transfer-Encoding: xchunked"], None, 400),
+        (["Transfer-Encoding: chunked", "Transfer-Encoding: chunked"], None, 400),
+        (["Transfer-Encoding: chunked", "Content-Length: 5"], None, 400),
+        (["Content-Length: 5"], None, 400),
+        (["Content-Length: +5"], None, 400),
+        (["Host : localhost"], None, 400),
+        ([" Host: localhost"], None, 400),
+        (["Inference-Header-Content-Length: 5"] * 2, None, 400),
+        ([], f"POST {PATH} HTTP/0.9", 505),
+        ([], f"POST {PATH} HTTP/2.0", 505),
+        ([], f"POST {PATH} HTTP/1.10", 400),
+        ([], f"POST {PATH}", 505),
+    ],
+)
+def test_requests_that_servers_read_in_two_ways(port: int, lines: list[str], start: str | None, status: int) -> None:
+    answer = ask(port, *lines, start=start or f"POST {PATH} HTTP/1.1")
+    assert (answer.status, bool(answer.json["error"])) == (status, True)
+
+
+def test_no_host_in_http_1_1_is_refused_even_where_the_connection_ends(port: int) -> None:
+    assert ask(port, "Connection: close", host=False).status == 400
+    assert ask(port, host=False, start=f"POST {PATH} HTTP/1.0").status == 200
+
+
+CROSS_SITE = [
+    ["Sec-Fetch-Site: cross-site"],
+    ["Sec-Fetch-Site: same-site"],
+    ["Sec-Fetch-Site: cross-site", "Sec-Fetch-Mode: navigate"],  # a form
+    ["Sec-Fetch-Site: same-origin", "Sec-Fetch-Site: cross-site"],
+    ["Origin: https://evil.example"],
+    ["Origin: null"],
+    ["Origin: http://localhost:3000"],
+]
+
+
+@pytest.mark.parametrize("lines", CROSS_SITE, ids=", ".join)
+@pytest.mark.parametrize("kind", ["text/plain", "application/json", "application/x-www-form-urlencoded", ""])
+def test_a_page_of_another_site_runs_no_inference(port: int, lines: list[str], kind: str) -> None:
+    assert ask(port, *lines, *([f"Content-Type: {kind}"] if kind else [])).status == 403
+
+
+@pytest.mark.parametrize(
+    "kind", ["text/plain", "text/plain;charset=UTF-8", "Text/Plain", "multipart/form-data; boundary=x"]
+)
+def test_what_a_form_sends_is_no_request(port: int, kind: str) -> None:
+    answer = ask(port, f"Content-Type: {kind}")
+    assert answer.status == 415
+    assert "application/json" in answer.json["error"]
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["Content-Type: application/x-www-form-urlencoded"],  # curl's, which no browser marked
+        ["Content-Type: application/json", "Sec-Fetch-Site: none"],
+        ["Origin: http://localhost", "Sec-Fetch-Site: same-origin"],
+    ],
+    ids=", ".join,
+)
+def test_tools_and_the_user_s_own_requests_are_answered(port: int, lines: list[str]) -> None:
+    assert ask(port, *lines).status == 200
+
+
+def test_a_link_to_the_figures_may_be_followed(port: int) -> None:
+    lines = ["Sec-Fetch-Site: cross-site", "Sec-Fetch-Mode: navigate"]
+    assert ask(port, *lines, start="GET /v2 HTTP/1.1", body=b"").status == 200
+    assert ask(port, *lines[:1], start="GET /metrics HTTP/1.1", body=b"").status == 403

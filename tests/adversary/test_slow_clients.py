@@ -1,0 +1,167 @@
+"""Many clients send heads and bodies slowly, or do not read their answers; good requests all succeed meanwhile.
+
+Every server of the product that speaks HTTP: a device's, the exporter's and the fleet page's.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgert_deploy.fleet.export.exporter import Exporter
+from edgert_deploy.fleet.export.prometheus import Exposition
+from edgert_deploy.fleet.export.scrape import ScrapeServer
+from edgert_deploy.fleet.ui.access import Access
+from edgert_deploy.fleet.ui.answers import Answers
+from edgert_deploy.fleet.ui.hub import Hub
+from edgert_deploy.fleet.ui.rollouts import Rollouts
+from edgert_deploy.fleet.ui.server import PageServer
+from tests.support.devices import a_device
+from tests.support.fleet import NOW_MS, Watched
+from tests.support.http_requests import binary_body, json_input, port_of
+
+GOOD_REQUESTS = 60
+
+# Holds argv[2] connections to the port argv[1]. Each begins with what stdin has, goes on byte by byte, and reads nothing.
+# The attacker makes connections anew that the server closes, a hundred a second, or as many as 8 MB a second allow:
+# one that sends more is no slow client.
+_ATTACK = """
+import socket, sys, time
+port, count, begins = int(sys.argv[1]), int(sys.argv[2]), sys.stdin.buffer.read()
+def connect():
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    sock.settimeout(30)
+    sock.connect(("127.0.0.1", port))
+    try: sock.sendall(begins)
+    except OSError: pass  # the server reads no more
+    sock.setblocking(False)
+    return sock
+def is_open(sock):
+    try:
+        if begins: sock.send(b"a")
+        else: return sock.recv(1) != b""
+    except BlockingIOError: pass
+    except OSError: return False
+    return True
+anew = 5 if len(begins) < 80_000 else 1
+held = [connect() for _ in range(count)]
+print("attacks", flush=True)
+while True:
+    time.sleep(0.05)
+    closed = [number for number, sock in enumerate(held) if not is_open(sock)]
+    for number in closed[:anew]:
+        held[number].close()
+        held[number] = connect()
+"""
+POST = b"POST /v2/models/echo/infer HTTP/1.1\r\nHost: localhost\r\n"
+LARGE, LARGE_HEAD = binary_body(np.zeros((20_000, 4), np.float32))
+ATTACKS = {
+    "heads": b"GET / HTTP/1.1\r\nHost: localhost\r\nX: ",
+    "silence": b"",
+    "bodies": POST + b"Content-Length: 900000\r\n\r\n",
+    "chunks": POST + b"Transfer-Encoding: chunked\r\n\r\n8fff\r\n",
+    "unread answers": POST
+    + b"".join(b"%s: %s\r\n" % (k.encode(), v.encode()) for k, v in LARGE_HEAD.items())
+    + b"Content-Length: %d\r\n\r\n" % len(LARGE)
+    + LARGE,
+}
+
+
+@contextmanager
+def attacked(port: int, count: int, begins: bytes) -> Iterator[None]:
+    argv = [sys.executable, "-I", "-c", _ATTACK, str(port), str(count)]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as attacker:
+        try:
+            assert attacker.stdin is not None
+            assert attacker.stdout is not None
+            attacker.stdin.write(begins)
+            attacker.stdin.close()
+            assert attacker.stdout.readline() == b"attacks\n"
+            yield
+            assert attacker.poll() is None, "the attacker gave up"
+        finally:
+            attacker.kill()
+
+
+def ask(port: int, method: str, path: str, body: bytes | None = None) -> int:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    try:
+        connection.request(method, path, body)
+        answer = connection.getresponse()
+        answer.read()
+        return answer.status
+    finally:
+        connection.close()
+
+
+@pytest.fixture(scope="module")
+def device_port() -> Iterator[int]:
+    with a_device('[http]\nlisten = "127.0.0.1:0"\n') as device:  # 64 places
+        device.put()
+        device.put(model="slow", delay_s=0.3)
+        yield port_of(device)
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+@pytest.mark.parametrize("count", [70, 260])
+def test_a_device_answers_every_good_request(device_port: int, attack: str, count: int) -> None:
+    rows = json.dumps({"inputs": [json_input(np.ones((2, 4), np.float32))]}).encode()
+    with attacked(device_port, count, ATTACKS[attack]):
+        for _ in range(GOOD_REQUESTS):
+            assert ask(device_port, "GET", "/v2/health/live") == 200
+            assert ask(device_port, "POST", "/v2/models/echo/infer", rows) == 200
+    assert ask(device_port, "GET", "/v2/health/live") == 200
+
+
+def test_health_is_answered_while_every_inference_that_may_run_runs(device_port: int) -> None:
+    rows = json.dumps({"inputs": [json_input(np.ones((2, 4), np.float32))]}).encode()
+    request = POST.replace(b"echo", b"slow") + b"Content-Length: %d\r\n\r\n" % len(rows) + rows
+    with attacked(device_port, 150, request * 100):
+        for _ in range(GOOD_REQUESTS):
+            assert ask(device_port, "GET", "/v2/health/live") == 200
+
+
+def scrape_server(_: Path) -> tuple[ScrapeServer, str]:
+    exporter = Exporter("b1", ("site",), clock=lambda: 0.0, wall_clock=lambda: 0.0)
+    return ScrapeServer(Exposition(exporter), "127.0.0.1", 0), "/metrics"
+
+
+def page_server(folder: Path) -> tuple[PageServer, str]:
+    hub = Hub(Watched(), Rollouts(folder / "none"), lambda: 1000.0, lambda: NOW_MS)
+    answers = Answers(hub, None)  # type: ignore[arg-type]  # no page asks for the history here
+    return PageServer(answers, Access(frozenset()), "127.0.0.1", 0), "/api/devices"
+
+
+@pytest.mark.parametrize("attack", ["heads", "silence"])
+@pytest.mark.parametrize("served", [scrape_server, page_server])
+def test_the_fleet_s_servers_answer_every_good_request(
+    served: Callable[[Path], tuple[ScrapeServer | PageServer, str]], attack: str, tmp_path: Path
+) -> None:
+    server, path = served(tmp_path)
+    with attacked(server.port, 400, ATTACKS[attack]):  # 256 places
+        for _ in range(GOOD_REQUESTS):
+            assert ask(server.port, "GET", path) == 200
+    server.close()
+
+
+def test_a_page_that_is_open_stays_open(tmp_path: Path) -> None:
+    server, _ = page_server(tmp_path)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    connection.request("GET", "/api/live")
+    stream = connection.getresponse()
+    assert stream.readline() == b"retry: 2000\n"
+    with attacked(server.port, 400, ATTACKS["heads"]):
+        for _ in range(GOOD_REQUESTS):
+            assert ask(server.port, "GET", "/api/devices") == 200
+    assert stream.readline() == b"event: fleet\n"
+    connection.close()
+    server.close()

@@ -1,0 +1,141 @@
+"""Which connection gives way to a newcomer, by an injected clock."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from edgert.http.admission import Admission, Place, address_of
+from edgert.http.limits import BODY_BYTES_PER_S_MIN, Limits
+from edgert.http.messages import HttpError
+
+PLACES = 4
+LIMITS = Limits(body_bytes_max=500, connections_max=PLACES)  # two bodies
+
+
+class Clock:
+    now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def client(clock: Clock) -> Iterator[Callable[..., Place]]:
+    """Makes places; the clock moves on by a second before each."""
+    pairs: list[tuple[socket.socket, socket.socket]] = []
+
+    def make(address: str = "10.0.0.1", **said: object) -> Place:
+        clock.now_s += 1
+        pairs.append(socket.socketpair())
+        place = Place(pairs[-1][0], address, clock())
+        for name, value in said.items():
+            setattr(place, name, value)
+        return place
+
+    yield make
+    for pair in pairs:
+        for end in pair:
+            end.close()
+
+
+def ended(places: list[Place]) -> list[int]:
+    return [number for number, place in enumerate(places) if place.must_end]
+
+
+def test_a_newcomer_takes_the_place_of_the_client_that_is_latest(clock: Clock, client: Callable[..., Place]) -> None:
+    admission, places = Admission(LIMITS, clock), [client() for _ in range(PLACES)]
+    assert all(map(admission.admit, places))
+    places[0].due_s = None  # its request is handled
+    places[1].was_answered = True
+    assert admission.admit(client())
+    assert ended(places) == [2]
+    assert admission.admit(client())
+    assert ended(places) == [2, 3]
+
+
+def test_who_was_answered_goes_last_and_who_is_served_never(clock: Clock, client: Callable[..., Place]) -> None:
+    admission, places = Admission(LIMITS, clock), [client(was_answered=True) for _ in range(PLACES)]
+    assert all(map(admission.admit, places))
+    stranger = client()
+    assert admission.admit(stranger)
+    assert ended(places) == [0]
+    assert admission.admit(client(due_s=None))
+    assert stranger.must_end
+    for place in places:
+        place.due_s = None
+    assert not admission.admit(client())
+    assert ended(places) == [0]
+
+
+def test_an_address_with_many_places_takes_none_from_one_with_few(clock: Clock, client: Callable[..., Place]) -> None:
+    admission = Admission(LIMITS, clock)
+    few, many = client("10.0.0.2"), [client() for _ in range(PLACES - 1)]
+    assert all(map(admission.admit, (few, *many)))
+    for _ in range(PLACES - 1):
+        assert admission.admit(client())
+    assert not few.must_end
+    assert all(place.must_end for place in many)
+    assert admission.admit(client("10.0.0.3"))
+    assert not few.must_end
+
+
+def test_places_that_are_not_yet_left_are_bounded_too(clock: Clock, client: Callable[..., Place]) -> None:
+    admission, places = Admission(LIMITS, clock), [client() for _ in range(2 * PLACES)]
+    assert all(map(admission.admit, places))
+    assert not admission.admit(client())
+    admission.leave(places[0])
+    assert admission.admit(client())
+
+
+def test_a_body_that_moves_stays_and_one_that_drips_gives_its_memory(
+    clock: Clock, client: Callable[..., Place]
+) -> None:
+    admission, quick, slow = Admission(LIMITS, clock), client(), client()
+    assert all(map(admission.admit, (quick, slow)))
+    for place in (quick, slow):
+        place.due_s = clock()
+        admission.take(place, 400)
+        place.moved(10**9, clock())  # excuses a second
+    for _ in range(20):
+        clock.now_s += 0.5
+        quick.moved(BODY_BYTES_PER_S_MIN // 2, clock())
+        slow.moved(1, clock())
+    newcomer = client()
+    assert admission.admit(newcomer)
+    clock.now_s -= 1
+    admission.take(newcomer, 400)
+    assert (quick.must_end, slow.must_end) == (False, True)
+    with pytest.raises(HttpError) as raised:
+        admission.take(newcomer, 400)
+    assert raised.value.retry_after_s == 1.0
+
+
+def test_memory_is_counted_to_the_byte(clock: Clock, client: Callable[..., Place]) -> None:
+    admission, place = Admission(LIMITS, clock), client()
+    assert admission.admit(place)
+    for _ in range(3):
+        admission.take(place, 1000)
+        admission.give_back(place)
+    admission.take(place, 600)
+    admission.leave(place)
+    assert admission.is_empty
+    other = client()
+    assert admission.admit(other)
+    admission.take(other, 1000)
+    with pytest.raises(HttpError):
+        admission.take(other, 1)
+
+
+def test_an_address_of_ipv6_is_its_network() -> None:
+    assert address_of(("fe80::1%eth0", 5, 0, 2)) == address_of(("fe80::2", 6, 0, 0))
+    assert address_of(("2001:db8::1", 5, 0, 0)) != address_of(("2001:db8:0:1::1", 5, 0, 0))
+    assert address_of(("::ffff:10.0.0.1", 5, 0, 0)) == address_of(("10.0.0.1", 7))
+    assert address_of("") == address_of(b"")
