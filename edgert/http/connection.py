@@ -282,7 +282,7 @@ def _check_head(request: ParsedRequest) -> None:
     """Raise HttpError if another server could read the head in another way: then nobody knows whose bytes follow."""
     host, coding = request.headers.get("host"), request.headers.get("transfer-encoding")
     if request.version not in ("1.0", "1.1"):
-        raise HttpError(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, f"HTTP/{request.version[:8]} is not HTTP/1.1")
+        raise HttpError(HTTPStatus.BAD_REQUEST, f"HTTP/{request.version[:8]} is not HTTP/1.1")
     if host is None and request.version == "1.1":
         raise HttpError(HTTPStatus.BAD_REQUEST, "the request has no Host field")
     if host is not None and "," in host:

@@ -24,9 +24,10 @@ from edgert_deploy.fleet.ui.answers import Answers
 from edgert_deploy.fleet.ui.hub import Hub
 from edgert_deploy.fleet.ui.rollouts import Rollouts
 from edgert_deploy.fleet.ui.server import PageServer
-from tests.support.devices import a_device
+from edgert_deploy.rollout.rollout_store import RolloutStore
+from tests.support.devices import a_device, http_port
 from tests.support.fleet import NOW_MS, Watched
-from tests.support.http_requests import binary_body, json_input, port_of
+from tests.support.http_requests import binary_body, json_input
 
 GOOD_REQUESTS = 60
 
@@ -108,7 +109,7 @@ def device_port() -> Iterator[int]:
     with a_device('[http]\nlisten = "127.0.0.1:0"\n') as device:  # 64 places
         device.put()
         device.put(model="slow", delay_s=0.3)
-        yield port_of(device)
+        yield http_port(device)
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
@@ -136,7 +137,7 @@ def scrape_server(_: Path) -> tuple[ScrapeServer, str]:
 
 
 def page_server(folder: Path) -> tuple[PageServer, str]:
-    hub = Hub(Watched(), Rollouts(folder / "none"), lambda: 1000.0, lambda: NOW_MS)
+    hub = Hub(Watched(), Rollouts(RolloutStore(folder / "none")), lambda: 1000.0, lambda: NOW_MS)
     answers = Answers(hub, None)  # type: ignore[arg-type]  # no page asks for the history here
     return PageServer(answers, Access(frozenset()), "127.0.0.1", 0), "/api/devices"
 

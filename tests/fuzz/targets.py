@@ -31,8 +31,9 @@ from edgert.bundle.manifest import Manifest
 from edgert.bundle.signing import PublicKey, SigningKey
 from edgert.checks.status import DaemonStatus
 from edgert.errors import BundleCorrupt, BundleError, EdgeRTError, ProtocolError, RequestError, SourceInvalid
+from edgert.http.admission import Admission, Place
 from edgert.http.connection import HttpConnection
-from edgert.http.limits import BodyBudget, Limits
+from edgert.http.limits import Limits
 from edgert.http.messages import HttpError, HttpRequest, HttpResponse
 from edgert.http.oip import LENGTH_HEADER, answer, read_question
 from edgert.protocol import control
@@ -231,7 +232,7 @@ def http(data: bytes) -> None:
         theirs.shutdown(socket.SHUT_WR)
         limits = Limits(BODY_BYTES_MAX, connections_max=1)
         with suppress(OSError):
-            HttpConnection(ours, _respond, limits, BodyBudget(2 * BODY_BYTES_MAX)).serve()
+            HttpConnection(ours, _respond, limits, Admission(limits), Place(ours, "", 0.0)).serve()
         with suppress(OSError):
             ours.shutdown(socket.SHUT_WR)
         said = bytearray()

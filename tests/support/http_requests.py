@@ -11,8 +11,6 @@ from typing import Any, BinaryIO
 
 from numpy.typing import NDArray
 
-from tests.support.devices import Device, wait_until
-
 
 @dataclass
 class Answer:
@@ -23,12 +21,6 @@ class Answer:
     @property
     def json(self) -> Any:
         return json.loads(self.body)
-
-
-def port_of(device: Device) -> int:
-    said = "http: listens on 127.0.0.1:"
-    wait_until(lambda: said in device.log(), "the HTTP server says where it listens")
-    return int(device.log().rsplit(said, 1)[1].split()[0])
 
 
 def read_answer(file: Any) -> Answer:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from edgert.errors import ProtocolError
 from edgert.telemetry import messages
 from edgert.telemetry.messages import HistMessage, MetricsMessage, Scalar, Topic, parse_topic
+from edgert_deploy.fleet import contract
 from edgert_deploy.fleet.reports import KINDS, EventMessage, parse_report, stream_of
 from edgert_deploy.fleet.stream_limit import StreamLimit
 
@@ -57,10 +58,14 @@ class FleetListener:
         if topic.kind == "status":
             return self.on_status(topic, messages.parse_status(payload), now)
         if topic.kind not in KINDS:
-            return self.on_fields(topic, messages.load(payload), now)
+            fields = messages.load(payload)
+            contract.check(topic.kind, fields)
+            return self.on_fields(topic, fields, now)
         if topic.kind == "hist" and not self.decodes_hist:
             return self.on_hist(topic, None, now)
         report = parse_report(topic, payload)
+        if not isinstance(report, HistMessage):  # which takes nothing that it did not check
+            contract.check(topic.kind, report.fields)
         self._limit.check(topic.site, topic.device, stream_of(topic, report), now)
         if isinstance(report, HistMessage):
             return self.on_hist(topic, report, now)

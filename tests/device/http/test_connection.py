@@ -117,8 +117,8 @@ def test_an_error_of_the_handler_leaves_the_connection_usable() -> None:
         (HEAD + b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", b"400"),
         (HEAD + b"Content-Length: 2\r\nContent-Length: 2\r\n\r\nok", b"400"),
         (HEAD + b"Content-Encoding: gzip\r\nContent-Encoding: identity\r\nContent-Length: 1\r\n\r\nx", b"415"),
-        (HEAD.replace(b"1.1", b"0.9") + b"\r\n", b"505"),
-        (HEAD.replace(b"1.1", b"2.0") + b"\r\n", b"505"),
+        (HEAD.replace(b"1.1", b"0.9") + b"\r\n", b"400"),
+        (HEAD.replace(b"1.1", b"2.0") + b"\r\n", b"400"),
     ],
 )
 def test_a_wrong_request_is_refused(sent: bytes, status: bytes) -> None:

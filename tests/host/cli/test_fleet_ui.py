@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from edgert.telemetry import messages
 from edgert_deploy.fleet.store.batch import MINUTE_MS
 from edgert_deploy.rollout.rollout_record import Rollout
 from edgert_deploy.rollout.rollout_store import RolloutStore
@@ -25,19 +19,14 @@ from edgert_deploy.rollout.waves import Strategy
 from tests.support.brokers import Broker, until
 from tests.support.browser import Browser, Page, Scheme
 from tests.support.fleet import Pi, Sent, publish, record, without
+from tests.support.fleet_page import event, page_of, seen
 
 HOSTILE = "<img src=x onerror='document.title=1'>"
-_MAIN = "import sys; from edgert_deploy.cli import main; sys.exit(main())"
 
 
 def changed(sent: Sent, **fields: Any) -> Sent:
     """The same reports with other fields."""
     return [(topic, json.dumps({**json.loads(payload), **fields}).encode()) for topic, payload in sent]
-
-
-def event(pi: Pi, seq: int, ts_ms: int, **fields: Any) -> Sent:
-    said = messages.envelope(ts_ms=ts_ms, boot=pi.boot, seq=seq) | fields
-    return [(pi.topics.event, messages.dump(said))]
 
 
 def get(port: int, path: str, headers: dict[str, str] | None = None, verb: str = "GET") -> Any:
@@ -65,24 +54,6 @@ def running(tmp_path_factory: Any) -> Iterator[Running]:
     with Broker.in_folder(folder / "broker") as broker, page_of(broker, folder, ["--port", "0"]) as url:
         yield _begun(broker, url, folder / "config" / "rollouts")
         assert list((folder / "state" / "edgert").glob("ui-*.db"))
-
-
-@contextmanager
-def page_of(broker: Broker, folder: Path, words: list[str]) -> Iterator[str]:
-    """`edgert fleet ui` in a process of its own; what it printed on stdout."""
-    env = {**os.environ, "XDG_STATE_HOME": str(folder / "state"), "EDGERT_CONFIG_DIR": str(folder / "config")}
-    env.pop("EDGERT_STORE", None)
-    argv = [sys.executable, "-c", _MAIN, "fleet", "ui", "--broker", f"127.0.0.1:{broker.port}", *words]
-    with subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        printed = process.stdout.readline().strip()
-        try:
-            yield printed
-        finally:
-            process.send_signal(signal.SIGINT)
-            said = process.communicate(timeout=20)[1]
-        assert process.returncode == 0, said
-        assert "Traceback" not in said
 
 
 def _begun(broker: Broker, url: str, rollouts: Path) -> Running:
@@ -120,10 +91,6 @@ def opened(browser: Browser, running: Running) -> Iterator[Any]:
     yield open_page
     for page in pages:
         page.tab.context.close()
-
-
-def seen(page: Page, words: str, within_s: float = 15.0) -> None:
-    until(lambda: words in page.evaluate("document.body.innerText"), f"the page says {words!r}", within_s)
 
 
 def test_a_page_shows_what_recorders_write_to_a_store_that_is_shared(store_url: str, tmp_path: Path) -> None:

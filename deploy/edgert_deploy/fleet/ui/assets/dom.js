@@ -44,4 +44,15 @@ export function empty(title, ...words) {
   return h("div", {class: "empty"}, h("p", {class: "empty-title"}, title), words.map((each) => h("p", null, each)));
 }
 
+// Elements of `items` by `draw`. One that cannot be drawn says so in its place, made by `place`, and the others are drawn.
+export function itemwise(items, draw, place = (words) => h("li", null, words)) {
+  return items.map((item, i) => {
+    try {
+      return draw(item, i);
+    } catch (error) {
+      return place(h("span", {class: "soft"}, `This cannot be shown: ${String(error?.message ?? error).slice(0, 200)}`));
+    }
+  });
+}
+
 export const code = (text) => h("code", null, text);

@@ -3,6 +3,7 @@
 // Three significant digits, which is what the histograms can promise.
 export function digits(value) {
   if (value === null || value === undefined) return "–";
+  if (typeof value !== "number") return String(value);  // a store may hold what an older server took
   const size = Math.abs(value);
   if (size >= 99.95) return Math.round(value).toLocaleString("en");
   return size >= 9.995 ? value.toFixed(1) : size >= 0.9995 ? value.toFixed(2) : value === 0 ? "0" : value.toFixed(3);
@@ -12,6 +13,7 @@ export const ms = (value) => value === null || value === undefined ? "–" : val
 
 export function count(value) {
   if (value === null || value === undefined) return "–";
+  if (typeof value !== "number") return String(value);
   if (value < 10_000) return Math.round(value).toLocaleString("en");
   const [size, unit] = value < 1e6 ? [1e3, "k"] : value < 1e9 ? [1e6, "M"] : [1e9, "G"];
   return `${(value / size).toPrecision(3)} ${unit}`;

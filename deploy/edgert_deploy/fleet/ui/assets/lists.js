@@ -1,6 +1,6 @@
 // Lists and what hangs on them: devices, one device, events, rollouts.
 
-import {code, empty, h, replace, table} from "./dom.js";
+import {code, empty, h, itemwise, replace, table} from "./dom.js";
 import {ago, bytes, count, digits, lasting, moment} from "./format.js";
 import {Feed} from "./feed.js";
 import {ModelCards} from "./model.js";
@@ -14,18 +14,18 @@ export function deviceTable(app, devices, {short = false} = {}) {
   const heading = (words, type) => h("th", {scope: "col", class: type}, words);
   return h("div", {class: "scroll", tabindex: "0", role: "region", "aria-label": short ? "Devices that need a look" : "Devices"}, h("table", {class: "devices"},
     h("thead", null, h("tr", null, heading("device"), heading("state"), short ? null : heading("models", "wide"), short ? null : heading("p99 ms", "n"), heading(short ? "since" : "since, or heard"))),
-    h("tbody", null, devices.map((each) => h("tr", null,
+    h("tbody", null, itemwise(devices, (each) => h("tr", null,
       h("th", {scope: "row"}, h("a", {href: app.deviceLink(each.site, each.device), "data-key": `${each.site}/${each.device}`}, each.device), h("span", {class: "soft small block"}, each.site)),
       h("td", null, badge(each.state), each.why ? h("span", {class: "soft small block why"}, each.why) : null),
       short ? null : h("td", {class: "wide"}, each.models.length ? each.models.map(({model, version}) => h("span", {class: "chip"}, model, " ", h("b", null, version))) : h("span", {class: "soft"}, "none")),
       short ? null : h("td", {class: "n"}, each.models.length ? digits(each.models.reduce((most, {p99_ms}) => p99_ms === null ? most : Math.max(most, p99_ms), null)) : "–"),
-      h("td", {class: "since"}, when(app, each.since_ms)))))));
+      h("td", {class: "since"}, when(app, each.since_ms))), (words) => h("tr", null, h("td", {colspan: "5"}, words))))));
 }
 
 export function eventList(app, events) {
   if (!events.length) return empty("Nothing happened in this time", "Alarms, crashes, new versions and rollbacks are listed here as devices report them.");
   const bad = /alarm_raised|_alarm$|crashed|quarantined|no_room|degraded|rolled_back/;
-  return h("ol", {class: "events"}, events.map((each) => {
+  return h("ol", {class: "events"}, itemwise(events, (each) => {
     const told = [each.model && `${each.model}${each.model_version ? ` ${each.model_version}` : ""}`, each.alarm && `${each.alarm} ${digits(each.value)}, limit ${digits(each.limit)}`, each.reason].filter(Boolean);
     return h("li", null, h("span", {class: `kind ${bad.test(each.event) ? "bad" : ""}`}, String(each.event).replaceAll("_", " ")),
       h("a", {href: app.deviceLink(each.site, each.device), "data-key": `${each.site}/${each.device}/${each.boot}/${each.seq}`}, `${each.site}/${each.device}`),
@@ -35,7 +35,7 @@ export function eventList(app, events) {
 
 export function rolloutList(app, rollouts, {full = false} = {}) {
   if (!rollouts.length) return empty("No rollout on this host yet", h("span", null, code("edgert deploy BUNDLE all --canary 1 --wave 10%,100%"), " begins one; how far it is shows here."));
-  return h("ul", {class: "rollouts"}, rollouts.map((each) => {
+  return h("ul", {class: "rollouts"}, itemwise(rollouts, (each) => {
     const wave = each.waves.findIndex(({left, failed}) => left || failed);
     const words = `${each.took} of ${each.devices} devices took it${each.failed_count ? `, ${each.failed_count} did not` : ""}`;
     return h("li", null, h("div", {class: "card-head"}, h(full ? "h2" : "h3", null, `${each.model} ${each.version}`), h("span", {class: `pill ${each.state.replace(" ", "-")}`}, each.state)),

@@ -1,6 +1,6 @@
 // A model's card: its chart, the same as a table, and where the time goes.
 
-import {empty, h, replace, table} from "./dom.js";
+import {empty, h, itemwise, replace, table} from "./dom.js";
 import {count, digits, ms, share} from "./format.js";
 import {LatencyChart, colourVersions, momentOf, seriesClass} from "./chart.js";
 
@@ -15,7 +15,8 @@ export class ModelCards {
     this.list = h("div", {class: "models"});
     this.note = h("div");
     this.clocks = h("div");
-    this.element = h("div", null, this.list, this.clocks, this.note);
+    this.broken = h("div");
+    this.element = h("div", null, this.list, this.broken, this.clocks, this.note);
   }
 
   show(curves) {
@@ -28,7 +29,7 @@ export class ModelCards {
         this.app.fleet.heard && !this.app.fleet.sites.size && !this.app.filtered ? "No device was heard of yet, either." : null)));
     }
     for (const model of curves.models) colourVersions(model, curves.numbers[model.model]);
-    for (const model of curves.models) this.cards.get(model.model).show(curves, model);
+    replace(this.broken, itemwise(curves.models, (model) => { this.cards.get(model.model).show(curves, model); }, (words) => h("p", null, words)));
     this.app.noteStore(curves.newest_ms);
     replace(this.clocks, curves.unsynced_count ? h("p", {class: "soft"}, `Times of receipt, because the clock is not synchronised: ${named(curves.unsynced, curves.unsynced_count)}.`) : "");
     replace(this.note, curves.left_out.length ? h("p", {class: "soft"}, `${curves.left_out.length} more models: choose one above (${curves.left_out.slice(0, 8).join(", ")}${curves.left_out.length > 8 ? ", …" : ""}).`) : "");

@@ -1,0 +1,110 @@
+"""A device sends reports that break the contract: everybody who watches the fleet still sees all others."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgert_deploy.fleet.state import FleetState
+from tests.support.brokers import Broker
+from tests.support.browser import Browser
+from tests.support.fleet import Pi, Sent, publish, record
+from tests.support.fleet_page import event, page_of, seen
+
+BAD_ALARM = {"event": "alarm_raised", "alarm": "temp_c", "model": "digits"}
+BAD: list[dict[str, Any]] = [
+    {**BAD_ALARM, "value": "hot", "limit": 85.0},
+    {**BAD_ALARM, "value": 91.0, "limit": "<b>"},
+    {**BAD_ALARM, "value": "NaN", "limit": "NaN"},
+    {**BAD_ALARM, "value": None},
+    {"event": "recycled", "reason": 5},
+    {"event": "recycled", "reason": "x" * 501},
+    {"event": "recycled", "release": -1},
+    {"event": "recycled", "error_rate": 7},
+    {"event": "recycled", "unknown": True},
+    {"event": "recycled", "unknown": None},
+]
+
+
+def odd(pi: Pi, seq: int, ts_ms: int, fields: dict[str, Any]) -> Sent:
+    envelope = {"v": 1, "ts": ts_ms, "boot": pi.boot, "seq": seq}
+    return [(pi.topics.event, json.dumps(envelope | fields).encode())]
+
+
+@pytest.mark.parametrize("fields", BAD, ids=json.dumps)
+def test_an_event_that_breaks_its_schema_is_refused_and_counted(fields: dict[str, Any], tmp_path: Path) -> None:
+    pi, now_ms = Pi("pi-1"), time.time_ns() // 1_000_000
+    sent = [*odd(pi, 1, now_ms, fields), *event(pi, 2, now_ms, event="recycled", reason="good")]
+    recorder = record(str(tmp_path / "fleet.db"), sent, now_ms)
+    assert (recorder.refused, recorder.recorded) == (1, 1)
+    assert "docs/telemetry.md does not allow" in recorder.last_refusal
+
+
+@pytest.mark.parametrize("kind", ["info", "sys", "deploy", "m/digits/metrics"])
+def test_so_is_a_message_of_another_kind(kind: str) -> None:
+    wrong: dict[str, dict[str, Any]] = {"info": {"edgert": 5}, "sys": {"temp_c": "hot"}, "deploy": {"digits_active": 7}}
+    state, pi = FleetState(), Pi("pi-1")
+    fields = {"v": 1, "ts": 1, "boot": "b1", **wrong.get(kind, {})}
+    if kind not in wrong:
+        fields = {**json.loads(pi.window(1, [1.0])[1][1]), "lat_p99_ms": "slow"}
+    state.apply(f"edgert/v1/plant-a/pi-1/{kind}", json.dumps(fields).encode(), False, 0.0)
+    assert state.refused == 1
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> Iterator[tuple[str, Broker]]:
+    """A page whose store holds an alarm that an older recorder let in, and a broker on which a device sends bad ones."""
+    now_ms, pi, store = time.time_ns() // 1_000_000, Pi("saw"), str(tmp_path / "fleet.db")
+    alarm = {**BAD_ALARM, "value": 91.25, "limit": 85.0}
+    record(
+        store,
+        pi.info() + event(pi, 1, now_ms, **alarm) + event(pi, 2, now_ms, event="recycled", reason="all is well"),
+        now_ms,
+    )
+    with closing(sqlite3.connect(store)) as database, database:
+        changed = database.execute("update edgert_event set fields = replace(fields, '91.25', '\"hot\"')")
+        assert changed.rowcount == 2
+    with (
+        Broker.in_folder(tmp_path / "broker") as broker,
+        page_of(broker, tmp_path, ["--store", store, "--port", "0"]) as url,
+    ):
+        publish(broker, pi.info() + pi.window(now_ms, [1.0]))
+        for seq, fields in enumerate(BAD, start=3):
+            publish(broker, odd(pi, seq, now_ms, fields))
+        yield url, broker
+
+
+def test_the_page_shows_all_the_others(browser: Browser, url: tuple[str, Broker]) -> None:
+    page = browser.open(url[0])
+    for words in ("temp_c hot, limit 85.0", "all is well", "plant-a", f"{len(BAD)} messages were not understood"):
+        seen(page, words)
+    assert page.problems == []
+    page.tab.context.close()
+
+
+def test_an_item_that_cannot_be_drawn_says_so_in_its_place(browser: Browser, url: tuple[str, Broker]) -> None:
+    page = browser.open(url[0] + "rollouts")
+
+    def spoil(what: str, name: str) -> None:
+        def answer(route: Any) -> None:
+            said = route.fetch().json()
+            route.fulfill(json={**said, name: [None, {"at_ms": 1e300}, *said[name]]})
+
+        page.tab.route(f"**/api/{what}*", answer)
+
+    spoil("events", "events")
+    spoil("devices", "devices")
+    spoil("rollouts", "rollouts")
+    for path, words in (("events", "all is well"), ("devices", "saw"), ("", "all is well")):
+        page.tab.goto(url[0] + path)
+        seen(page, "This cannot be shown: ")
+        seen(page, words)
+    page.tab.unroute_all(behavior="ignoreErrors")
+    page.tab.context.close()

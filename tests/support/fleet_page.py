@@ -1,0 +1,46 @@
+"""`edgert fleet ui` in a process of its own, and what its page says in a browser."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from edgert.telemetry import messages
+from tests.support.brokers import Broker, until
+from tests.support.browser import Page
+from tests.support.fleet import Pi, Sent
+
+_MAIN = "import sys; from edgert_deploy.cli import main; sys.exit(main())"
+
+
+def event(pi: Pi, seq: int, ts_ms: int, **fields: Any) -> Sent:
+    said = messages.envelope(ts_ms=ts_ms, boot=pi.boot, seq=seq) | fields
+    return [(pi.topics.event, messages.dump(said))]
+
+
+@contextmanager
+def page_of(broker: Broker, folder: Path, words: list[str]) -> Iterator[str]:
+    """`edgert fleet ui` in a process of its own; what it printed on stdout."""
+    env = {**os.environ, "XDG_STATE_HOME": str(folder / "state"), "EDGERT_CONFIG_DIR": str(folder / "config")}
+    env.pop("EDGERT_STORE", None)
+    argv = [sys.executable, "-c", _MAIN, "fleet", "ui", "--broker", f"127.0.0.1:{broker.port}", *words]
+    with subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        printed = process.stdout.readline().strip()
+        try:
+            yield printed
+        finally:
+            process.send_signal(signal.SIGINT)
+            said = process.communicate(timeout=20)[1]
+        assert process.returncode == 0, said
+        assert "Traceback" not in said
+
+
+def seen(page: Page, words: str, within_s: float = 15.0) -> None:
+    until(lambda: words in page.evaluate("document.body.innerText"), f"the page says {words!r}", within_s)
