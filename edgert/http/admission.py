@@ -2,10 +2,11 @@
 
 Theory of operation: a connection waits while its client owes something: a request, the rest of one, or the reading of an
 answer. It does not wait while its request is handled. `due_s` is when the client is late. A body and an answer that move
-at BODY_BYTES_PER_S_MIN are never late, and bytes that came faster excuse at most STILL_S_MAX. A newcomer takes the place of a client that is
-late: first one of the address that holds the most places, then one that was never answered, then the latest one. So the
-heads and bodies that an attacker sends slowly go before a good request, however many there are. Only bytes that came
-count as memory, never the length that a request states.
+at BODY_BYTES_PER_S_MIN are never late, and bytes that came faster excuse at most STILL_S_MAX. A newcomer takes the place
+of a client that is late: first one of the address that holds the most places, then the latest one. That a client was
+answered before earns it nothing, because an attacker gets an answer too. So the heads and bodies that an attacker sends
+slowly go before a good request, however many there are. Only bytes that came count as memory, never the length that a
+request states.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ class Admission:
         now_s = self._clock()
         held = Counter(place.address for place in self._places if place is not newcomer)
         late = [
-            (held[place.address], not place.was_answered, now_s - place.due_s, place)
+            (held[place.address], now_s - place.due_s, place)
             for place in self._places
             if place is not newcomer
             and place.due_s is not None
@@ -112,7 +113,7 @@ class Admission:
         ]
         if not late:
             return False
-        place = max(late, key=lambda each: each[:3])[3]
+        place = max(late, key=lambda each: each[:2])[2]
         self._places.discard(place)
         self._leaving.add(place)
         self._taken_bytes -= place.taken_bytes

@@ -54,25 +54,18 @@ def test_a_newcomer_takes_the_place_of_the_client_that_is_latest(clock: Clock, c
     admission, places = Admission(LIMITS, clock), [client() for _ in range(PLACES)]
     assert all(map(admission.admit, places))
     places[0].due_s = None  # its request is handled
-    places[1].was_answered = True
+    places[2].due_s = clock() + 5
     assert admission.admit(client())
-    assert ended(places) == [2]
+    assert ended(places) == [1]
     assert admission.admit(client())
-    assert ended(places) == [2, 3]
+    assert ended(places) == [1, 3]
 
 
-def test_who_was_answered_goes_last_and_who_is_served_never(clock: Clock, client: Callable[..., Place]) -> None:
-    admission, places = Admission(LIMITS, clock), [client(was_answered=True) for _ in range(PLACES)]
+def test_who_is_served_keeps_the_place(clock: Clock, client: Callable[..., Place]) -> None:
+    admission, places = Admission(LIMITS, clock), [client(due_s=None) for _ in range(PLACES)]
     assert all(map(admission.admit, places))
-    stranger = client()
-    assert admission.admit(stranger)
-    assert ended(places) == [0]
-    assert admission.admit(client(due_s=None))
-    assert stranger.must_end
-    for place in places:
-        place.due_s = None
     assert not admission.admit(client())
-    assert ended(places) == [0]
+    assert ended(places) == []
 
 
 def test_an_address_with_many_places_takes_none_from_one_with_few(clock: Clock, client: Callable[..., Place]) -> None:
