@@ -53,6 +53,7 @@ COLUMNS = (
     "smaller", "int8_share", "build_s",
 )  # fmt: skip
 REASON_LETTERS_MAX = 600
+CELL_LETTERS_MAX = 100
 RUN_SAMPLES_MAX = 300  # for the vendors' calibration
 CLI = "import sys; from edgert_deploy.cli import main; sys.exit(main())"
 
@@ -68,6 +69,12 @@ class Built:
     refused: str | None = None
     build_s: float = 0.0
     tried: str = ""
+
+
+def _shown(value: Any) -> Any:
+    if isinstance(value, float):
+        return f"{value:g}"  # a tenth is too coarse
+    return value[:CELL_LETTERS_MAX].replace("|", " ") if isinstance(value, str) else value
 
 
 @dataclass(frozen=True)
@@ -114,10 +121,8 @@ def main() -> None:
             for engine in (engine for model, engine in missing if model == name):
                 results.add(subject.row(engine, results.row(name, engine)))
     rows = [row for cell in cells if (row := results.row(*cell)) is not None]
-    if not options.json:  # a tenth is too coarse for these
-        rows = [
-            {key: f"{value:g}" if isinstance(value, float) else value for key, value in row.items()} for row in rows
-        ]
+    if not options.json:
+        rows = [{key: _shown(value) for key, value in row.items()} for row in rows]
     emit(rows, COLUMNS, options.json)
 
 

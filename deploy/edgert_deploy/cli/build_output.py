@@ -35,6 +35,8 @@ def rows(choice: Choice, source_size_bytes: int) -> str:
         if tried := choice.tried_text(candidate.artifact.engine):
             best = f"takes {candidate.how}; " if candidate.passed else ""
             lines.append(f"  {candidate.artifact.engine} {best}tried: {tried}")
+    if choice.packed[0].result.similarity_only:
+        lines.append("  similarity only: give labels in the hold-out, or --metric")
     return "\n".join(lines)
 
 

@@ -25,7 +25,7 @@ from edgert_deploy.packager.accuracy.sensitivity import Harm, Sensitivity, worst
 from edgert_deploy.packager.build_cache import arrays_digest, cache_key
 from edgert_deploy.packager.builders import Order, builder_for
 from edgert_deploy.packager.builders.layers import Layer, layers_of
-from edgert_deploy.packager.builders.qdq import prepared
+from edgert_deploy.packager.builders.qdq import HEAVY_OPS, HEAVY_RECIPES, Recipe, prepared
 from edgert_deploy.packager.candidates import Candidate, CandidateBuilder
 from edgert_deploy.packager.user_function import is_function
 
@@ -87,13 +87,18 @@ def _measured(
     missing = [layer for layer in layers if layer.name not in saved.harms]
     if missing:
         builder.progress(f"{name}: measuring the harm of INT8 in each of {len(layers)} layers")
-    recipe = builder_for(order.engine).recipe(builder.evaluation.source, order.profile)
-    sensitivity = Sensitivity(proto, builder.evaluation.calibration, recipe)
+    sensitivity = Sensitivity(proto, builder.evaluation.calibration, _recipe(builder, order))
     for number, layer in enumerate(missing, start=1):
         saved.add_harm(sensitivity.of(layer))
         if number % 10 == 0:
             builder.progress(f"{name}: {number} of {len(missing)} layers measured")
     return tuple(Harm(layer, saved.harms[layer.name]) for layer in layers)
+
+
+def _recipe(builder: CandidateBuilder, order: Order) -> Recipe:
+    """Return how `order` is quantized, as near as a Q/DQ graph comes to it."""
+    recipe = builder_for(order.engine).recipe(builder.evaluation.source, order.profile)
+    return replace(recipe, ops=HEAVY_OPS) if order.recipe in HEAVY_RECIPES else recipe
 
 
 def _fewest(
@@ -146,8 +151,7 @@ class _Saved:
 
     def __init__(self, builder: CandidateBuilder, order: Order) -> None:
         evaluation = builder.evaluation
-        recipe = builder_for(order.engine).recipe(evaluation.source, order.profile)
-        made_of = cache_key(order, evaluation.source, evaluation.calibration, recipe)
+        made_of = cache_key(order, evaluation.source, evaluation.calibration, _recipe(builder, order))
         own = cache_key(order, evaluation.source, evaluation.calibration)
         reference, metric = evaluation.reference, evaluation.metric.name
         holdout = reference.holdout

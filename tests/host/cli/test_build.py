@@ -173,6 +173,15 @@ def test_a_gate_failure_exits_with_3_and_writes_nothing(shell_here: Shell) -> No
     assert shell_here.files() == {"dark.npz"}
 
 
+def test_a_gate_that_knows_only_similarity_says_so_in_the_table(shell_here: Shell) -> None:
+    models.write(models.mlp(), shell_here.folder / "plain.onnx")
+    models.write_samples(shell_here.folder / "plain.npz", x=models.random(20, 4))
+    words = ("--precision", "fp32", "--allow-overlap")
+    done = shell_here.build(*words, model="plain.onnx", calibration="plain.npz", holdout="plain.npz")
+    assert done.returncode == 0, done.stderr
+    assert "  similarity only: give labels in the hold-out, or --metric" in done.stdout.splitlines()
+
+
 def test_bad_input_is_one_clear_error_each_and_leaves_nothing(shell_here: Shell) -> None:
     models.write(models.mlp("float[N,K] x) => (float[N,3] scores"), shell_here.folder / "open.onnx")
     (shell_here.folder / "text.onnx").write_text("hello")

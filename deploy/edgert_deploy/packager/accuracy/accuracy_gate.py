@@ -71,6 +71,7 @@ class GateResult:
     """The gate's figures of one artifact. `also`: other metrics, as name, FP32's value or None, the artifact's.
 
     `drop_interval` is where the drop lies with 95 % confidence, None for a metric that is no share of samples.
+    `similarity_only`: the metric knows how similar the answers are to FP32's, and not what is right.
     """
 
     accuracy: Accuracy
@@ -78,6 +79,7 @@ class GateResult:
     groups: tuple[Group, ...] = ()
     also: tuple[tuple[str, float | None, float], ...] = ()
     drop_interval: tuple[float, float] | None = None
+    similarity_only: bool = False
 
     @property
     def passed(self) -> bool:
@@ -192,7 +194,8 @@ def judge(metric: Metric, reference: Reference, answers: Outputs, limits: Limits
         fp32, artifact = (metric.score(a, rows, of_class) for a in (reference.answers, answers))
         compared.append(Group(kind, name, len(rows), fp32, artifact))
     interval = _drop_interval(metric, accuracy.drop, answers)
-    return GateResult(accuracy, limits, tuple(compared), _also(metric, reference, answers), interval)
+    also = _also(metric, reference, answers)
+    return GateResult(accuracy, limits, tuple(compared), also, interval, _is_similarity(metric))
 
 
 def warnings(metric: Metric, reference: Reference, limits: Limits) -> list[str]:
@@ -212,7 +215,7 @@ def _count_warnings(metric: Metric, reference: Reference, limits: Limits) -> lis
 
 def _meaning_warnings(metric: Metric, reference: Reference) -> list[str]:
     labels = reference.holdout.labels
-    if isinstance(metric, Decisions) and metric.is_similarity:
+    if _is_similarity(metric):
         return [
             "similarity only: the gate knows how similar the answers are to FP32's, and not what is right; "
             "give `labels` in the hold-out, or your own --metric module:function"
@@ -227,6 +230,10 @@ def _meaning_warnings(metric: Metric, reference: Reference) -> list[str]:
         f"the FP32 source's own top-1 is {fp32:.4f} on the hold-out, chance is {by_chance:.4f}: check that samples are "
         "prepared as for training, and that labels count from 0 in the model's order"
     ]
+
+
+def _is_similarity(metric: Metric) -> bool:
+    return isinstance(metric, Decisions) and metric.is_similarity
 
 
 def _drop_interval(metric: Metric, drop: float, answers: Outputs) -> tuple[float, float] | None:

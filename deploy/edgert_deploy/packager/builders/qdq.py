@@ -48,6 +48,7 @@ class Recipe:
 # The operators with most of the work. With these alone in INT8, additions, activations and the concatenated outputs of a detector's head,
 # whose coordinates and scores would share one scale, stay in float.
 HEAVY_OPS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+HEAVY_RECIPES = ("heavy-only", "dynamic-range")  # the recipes of all engines that quantise these alone
 
 
 RECIPES = ("min-max", "heavy-only", "percentile", "entropy")
