@@ -291,8 +291,14 @@ def _best_recipe(
         builder.progress(f"{name}: {order.engine} INT8 ({recipe}): {result.loss()}")
     if not built:
         raise failures[0]
-    best = min(built, key=lambda candidate: (not candidate.passed, candidate.result.accuracy.drop))
+    best = min(built, key=_rank)
     return best, [candidate for candidate in built if candidate is not best]
+
+
+def _rank(candidate: Candidate) -> tuple[bool, bool, float]:
+    """Sort what passes first; of that, what is INT8 throughout, which is what makes it fast; then what loses least."""
+    passed = candidate.passed
+    return not passed, passed and candidate.artifact.is_partly_float, candidate.result.accuracy.drop
 
 
 def _recipes(source: SourceModel, engine: str, profile: DeviceProfile, pinned: str) -> tuple[str, ...]:

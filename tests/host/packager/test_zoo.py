@@ -86,6 +86,7 @@ def test_a_classifier_of_text_keeps_its_labels_in_int8_in_every_engine(signing_k
     assert (got.exact[0].argmax(1) == upside_down).mean() > 0.95  # the task is real
     for engine, candidate in got.chosen.items():
         assert candidate.is_int8, engine
+        assert not candidate.artifact.is_partly_float, engine
         agreement = scores.labels_agree(got.answers[engine][0], got.exact[0])
         assert agreement >= 0.99 - 1e-9, engine
         assert agreement == pytest.approx(candidate.result.accuracy.artifact, abs=1 / ANGLE_LINES)  # the gate told so

@@ -182,7 +182,17 @@ def _prepared(source: SourceModel, folder: Path) -> Any:
         if not node.name:
             node.name = next(n for n in (node.output[0], f"{node.op_type}_{node.output[0]}") if n not in taken)
             taken.add(node.name)
+    _flatten_biases(proto)
     return proto
+
+
+def _flatten_biases(proto: Any) -> None:
+    """Make a Gemm's bias `[1, C]` a `[C]`, which means the same: ONNX Runtime's quantiser fails on the former."""
+    biases = {node.input[2] for node in proto.graph.node if node.op_type == "Gemm" and len(node.input) > 2}
+    others = {name for node in proto.graph.node for name in node.input[: 2 if node.op_type == "Gemm" else None]}
+    for tensor in proto.graph.initializer:
+        if tensor.name in biases - others and len(tensor.dims) == 2 and tensor.dims[0] == 1:
+            del tensor.dims[0]
 
 
 def _quantize(

@@ -58,3 +58,12 @@ def test_preparing_a_model_leaves_nothing_in_the_working_folder(
     monkeypatch.chdir(tmp_path)
     assert qdq.prepared(load_source(classical.BOOSTING)).graph.node
     assert not list(tmp_path.iterdir())
+
+
+def test_a_bias_with_a_leading_axis_of_one_is_quantised_like_a_plain_one(tmp_path: Path) -> None:
+    weights = {"w": models.random(4, 8), "b": models.random(1, 8)}
+    proto = models.model("float[N,4] x) => (float[N,8] y", "y = Gemm(x, w, b)", weights)
+    source = load_source(models.write(proto, tmp_path / "m.onnx"))
+    calibration = CalibrationSet({"x": models.random(12, 4)}, None)
+    quantised = qdq.quantize(source, calibration, qdq.Recipe("uint8"))
+    assert "QuantizeLinear" in {node.op_type for node in quantised.graph.node}
