@@ -31,6 +31,8 @@ from edgert_deploy.packager.sources.source_model import SourceModel
 
 # EngineFailed: a quantiser may write a file that its own engine does not load.
 CANNOT_BE_BUILT = (BuildFailed, EngineFailed, OperatorUnsupported)
+# INT8 for less of the arithmetic saves little: "auto" then takes FP16, which halves the file.
+WORTH_SHARE_MIN = 0.25
 # A recipe that loses at most this share of the limit ends the search; a later one could hardly do better.
 GOOD_SHARE = 0.25
 
@@ -135,7 +137,7 @@ def choose(builder: CandidateBuilder, target: TargetRequest, budget: Budget, mea
     timings: Timings = {}
     if measure is not None:
         timings = measure(profile, builder.evaluation, [one for good in passed for one in good], builder.progress)
-    packed = _sorted([fastest(good, timings) if timings else good[0] for good in passed], timings)
+    packed = _sorted([fastest(good, timings) if timings else expected_best(good) for good in passed], timings)
     for candidate in packed:
         if target.is_auto and not candidate.is_int8:
             warn(f"{profile.name}: {_why_not_int8(candidate, tried, timings)}")
@@ -260,7 +262,7 @@ def _candidates(
             if precision != "int8":
                 not_built.append(NotBuilt(engine, precision.upper(), error.message))
             continue
-        if until_passed and any(candidate.passed for candidate in tried):
+        if until_passed and any(candidate.passed and _is_worth_it(candidate) for candidate in tried):
             break
     if not tried:
         raise failures[0]
@@ -299,6 +301,16 @@ def _rank(candidate: Candidate) -> tuple[bool, bool, float]:
     """Sort what passes first; of that, what is INT8 throughout, which is what makes it fast; then what loses least."""
     passed = candidate.passed
     return not passed, passed and candidate.artifact.is_partly_float, candidate.result.accuracy.drop
+
+
+def expected_best(passed: Sequence[Candidate]) -> Candidate:
+    """Return the one of candidates without times that should be fastest; they come simplest first."""
+    return next((candidate for candidate in passed if _is_worth_it(candidate)), passed[0])
+
+
+def _is_worth_it(candidate: Candidate) -> bool:
+    share = candidate.artifact.int8_share
+    return not candidate.is_int8 or share is None or share >= WORTH_SHARE_MIN
 
 
 def _recipes(source: SourceModel, engine: str, profile: DeviceProfile, pinned: str) -> tuple[str, ...]:
