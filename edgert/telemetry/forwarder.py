@@ -29,10 +29,11 @@ from edgert.errors import EdgeRTError, StorageFailed
 from edgert.log import log
 from edgert.names import checked_id
 from edgert.telemetry import messages
-from edgert.telemetry.home_assistant import discovery
+from edgert.telemetry.home_assistant import discovery, discovery_topic
 from edgert.telemetry.link import CONNECTED, STOPPED, write_link
 from edgert.telemetry.messages import Topics
 from edgert.telemetry.mqtt import IN_FLIGHT_MAX, KEEPALIVE_S, BrokerUnreachable, Connection, MqttSettings, Will
+from edgert.telemetry.retained import clear
 from edgert.telemetry.sketch import SCALE
 from edgert.telemetry.spool import Spool
 from edgert.telemetry.stop import Stop, stop_with_supervisor_or_signal
@@ -261,8 +262,15 @@ class Forwarder:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="edgert.telemetry.forwarder", description="Send the spool to the broker.")
     parser.add_argument("--state", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--boot", required=True, metavar="ID", help="the id of the daemon's start")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--boot", metavar="ID", help="the id of the daemon's start")
+    what.add_argument(
+        "--clear", choices=("show", "remove"), help="clear what the broker retains of this device, and end"
+    )
     args = parser.parse_args(argv)
+    if args.clear:
+        print(_cleared(StateDir(args.state), remove=args.clear == "remove"))
+        return 0
     stop = stop_with_supervisor_or_signal()
     try:
         state = StateDir(args.state)
@@ -291,6 +299,24 @@ def forward(state: StateDir, config: DeviceConfig, boot: str, stop: Stop) -> Non
         log=log,
     ).run(stop)
     spool.close()
+
+
+def _cleared(state: StateDir, *, remove: bool) -> str:
+    """Clear what the broker retains of this device; return a line for `edgert uninstall`. The daemon must not run."""
+    config = read_config(state)
+    if not config.mqtt.host:
+        return ""
+    settings, topics = broker_settings(config), Topics(config.site, config.device)
+    retained = [topics.status, topics.info, topics.deploy]
+    if config.mqtt.home_assistant:
+        retained.append(discovery_topic(topics, config.mqtt.home_assistant))
+    what = f"the messages that the broker {settings.address} retains of {config.site}/{config.device}"
+    try:
+        if remove:
+            clear(settings, retained, topics.client_id)
+    except EdgeRTError as error:
+        return f"left {what} ({error.message}): `edgert fleet forget {config.device}` clears them"
+    return f"removed {what}"
 
 
 def broker_settings(config: DeviceConfig) -> MqttSettings:

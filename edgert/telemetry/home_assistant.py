@@ -68,7 +68,12 @@ def discovery(
         "components": components,
         "qos": 0,
     }
-    return f"{prefix}/device/{node}/config", json.dumps(payload, separators=(",", ":"), ensure_ascii=False).encode()
+    return discovery_topic(topics, prefix), json.dumps(payload, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def discovery_topic(topics: Topics, prefix: str) -> str:
+    """Return the topic of the message. `prefix` may be a wildcard."""
+    return f"{prefix}/device/{node_id(topics)}/config"
 
 
 def node_id(topics: Topics) -> str:

@@ -1,21 +1,22 @@
 """Uninstall: remove what bootstrap made. Models, keys and configuration stay unless they are asked for.
 
 Files are removed by name, and folders only if they are empty then: other people's files stay and are listed. One shell
-script does the work on the device (on_device/uninstall.sh). If it is interrupted, it can be run again.
+script does the work on the device (on_device/uninstall.sh). If it is interrupted, it can be run again. While the runtime
+and the credentials are there, the device also clears what the broker retains of it.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 
 import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
 from edgert.errors import DeviceError, EdgeRTError, StorageFailed
-from edgert_deploy.bootstrap.runtime import script_text
+from edgert_deploy.bootstrap.runtime import QUICK_S_MAX, script_text
 from edgert_deploy.devices import service
 from edgert_deploy.devices.claims import KNOWN, setting_up
 from edgert_deploy.devices.device_files import DeviceFile, config_text, put
@@ -46,7 +47,8 @@ def uninstall(
     Raises DeviceError if something cannot be removed, and DeployUnderWay if another host sets the device up.
     """
     if dry_run:
-        return _removal(device, _run("show", device, purge, transport))
+        shown = _removal(device, _run("show", device, purge, transport))
+        return replace(shown, removed=(*_retained(device, transport, "show").removed, *shown.removed))
     with setting_up(device, transport, make=False) as held:
         return _uninstall(device, held, purge, progress)
 
@@ -55,6 +57,7 @@ def _uninstall(device: Device, transport: Transport, purge: bool, progress: Prog
     progress("stopping the daemon")
     first = _removal(device, _run("stop", device, purge, transport))
     _stop_daemon(device, transport)
+    retained = _retained(device, transport, "remove")
     if not purge:
         _forget_broker(device, transport)
     progress("removing what bootstrap made")
@@ -62,7 +65,9 @@ def _uninstall(device: Device, transport: Transport, purge: bool, progress: Prog
     rest = _removal(device, result)
     if not result.ok:
         raise DeviceError(f"{device.name}: could not remove everything: {result.complaint()}. Try again")
-    return Removal(device.name, (*first.removed, *rest.removed), tuple(dict.fromkeys((*first.left, *rest.left))))
+    parts = (first, retained, rest)
+    left = tuple(dict.fromkeys(what for part in parts for what in part.left))
+    return Removal(device.name, tuple(what for part in parts for what in part.removed), left)
 
 
 def _run(mode: str, device: Device, purge: bool, transport: Transport) -> Result:
@@ -93,6 +98,13 @@ def _stop_daemon(device: Device, transport: Transport) -> None:
         return
     words = ["sh", "-c", script_text().decode(), script_path(device), "stop", device.state]
     transport.run(words, REMOVE_S_MAX)  # it fails without HOME, from which nothing runs then
+
+
+def _retained(device: Device, transport: Transport, mode: str) -> Removal:
+    """Clear what the broker retains of the device, or show it. It has the credentials; its runtime may be gone."""
+    python = f"{device.home}/venv/bin/python" if device.kind.needs_runtime else device.python
+    words = [python, "-m", "edgert.telemetry.forwarder", "--state", device.state, "--clear", mode]
+    return _removal(device, transport.run(words, QUICK_S_MAX))
 
 
 def _forget_broker(device: Device, transport: Transport) -> None:

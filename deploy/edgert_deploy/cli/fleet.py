@@ -1,4 +1,4 @@
-"""`edgert fleet`: watch, record, query, show and export the fleet's reports."""
+"""`edgert fleet`: watch, record, query, show, export and forget the fleet's reports."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ COMMANDS = {
     "record": ("edgert_deploy.cli.fleet_record:record", "Write the fleet's reports to a store, each once."),
     "query": ("edgert_deploy.cli.fleet_query:query", "Show true percentiles from the store, grouped as you like."),
     "export": ("edgert_deploy.cli.fleet_export:export", "Export the fleet's reports to Prometheus and OpenTelemetry."),
+    "forget": ("edgert_deploy.cli.fleet_forget:forget", "Forget a device: at the broker, and in a store."),
 }
 
 

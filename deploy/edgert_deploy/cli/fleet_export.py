@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
+from collections.abc import Callable
 
 import click
 
@@ -18,13 +19,17 @@ from edgert_deploy.cli.types import Duration
 from edgert_deploy.common.addresses import host_and_port
 from edgert_deploy.fleet.export import otlp
 from edgert_deploy.fleet.export.exporter import BY_DEFAULT, DIMENSIONS, Exporter
+from edgert_deploy.fleet.export.post import PushFailed, http_address
 from edgert_deploy.fleet.export.prometheus import Exposition
+from edgert_deploy.fleet.export.remote_write import WAITING_MAX, RemoteWriter
 from edgert_deploy.fleet.export.scrape import ScrapeServer
 from edgert_deploy.fleet.subscriber import FleetSubscriber
 
 PORT = 9464
 OTLP_EVERY = "60s"
 POLL_S = 0.25
+WRITE_EVERY_S = 1.0
+WRITE_PATH = "/api/v1/write"
 
 EPILOG = f"""\b
 Examples:
@@ -33,6 +38,7 @@ Examples:
   edgert fleet export --broker broker.local --site plant-a --listen 127.0.0.1:9465   # one for each site
   edgert fleet export --broker broker.local --session main     # the broker keeps what comes while it is down
   edgert fleet export --broker broker.local --otlp http://collector:4318
+  edgert fleet export --broker broker.local --remote-write http://prometheus:9090
 
 \b
 Prometheus 2.40 or newer reads the histograms as native ones (start it with --enable-feature=native-histograms):
@@ -68,6 +74,12 @@ Exit codes: 0 done, 4 refused or misconfigured, 6 the broker cannot be reached.
     show_default=True,
     help="How often to push. $OTEL_EXPORTER_OTLP_HEADERS (name=value,...) is sent along.",
 )
+@click.option(
+    "--remote-write",
+    "write_url",
+    metavar="URL",
+    help="Also write each report at its own time to Prometheus (http://HOST:9090, remote write 1.0).",
+)
 @for_option
 def export(
     settings: MqttSettings,
@@ -77,6 +89,7 @@ def export(
     session_name: str | None,
     otlp_url: str | None,
     otlp_every: float,
+    write_url: str | None,
     for_s: float | None,
 ) -> None:
     """Serve the fleet's latency to Prometheus as native histograms, and push it as OTLP."""
@@ -86,24 +99,48 @@ def export(
     client_id, session = named_session("export", session_name)
     name = session_name or f"b{secrets.token_hex(6)}"
     exporter = Exporter(name, words, clock=time.monotonic, wall_clock=time.time)
+    writer = _writer(write_url) if write_url else None
     subscriber = FleetSubscriber(
-        settings, exporter, site, client_id=client_id, session=session, settled=lambda: exporter.applied, log=_say
+        settings,
+        _Fed(exporter, writer),
+        site,
+        client_id=client_id,
+        session=session,
+        settled=lambda: exporter.applied,
+        log=_say,
     )
     server = ScrapeServer(Exposition(exporter), *host_and_port(listen, PORT, port_min=0))
     try:
         subscriber.open()
+        wrote_at = time.monotonic()
         _say(f"exporting {settings.address}; Prometheus reads port {server.port}, path /metrics")
-        stop, pushed_at, failure = stopping(for_s), time.monotonic(), ""
+        stop, pushed_at, failure, refusal = stopping(for_s), time.monotonic(), "", ""
         while not stop():
             subscriber.listen(POLL_S)
             if push_to and time.monotonic() - pushed_at >= otlp_every:
                 pushed_at = time.monotonic()
                 failure = _push(push_to, exporter, headers, failure)
+            if writer and time.monotonic() - wrote_at >= WRITE_EVERY_S:
+                wrote_at = time.monotonic()
+                refusal = _write(writer, refusal)
         if push_to:
             _push(push_to, exporter, headers, failure)
+        if writer:
+            _write(writer, refusal)
     finally:
         subscriber.close()
         server.close()
+
+
+class _Fed:
+    """Passes each message to the exporter, and to the writer if there is one."""
+
+    def __init__(self, exporter: Exporter, writer: RemoteWriter | None) -> None:
+        self._listeners = [exporter, *([writer] if writer else [])]
+
+    def apply(self, topic: str, payload: bytes, retained: bool, now: float) -> None:
+        for listener in self._listeners:
+            listener.apply(topic, payload, retained, now)
 
 
 def words_of(by: str) -> tuple[str, ...]:
@@ -124,14 +161,30 @@ def otlp_headers(text: str) -> dict[str, str]:
 
 def _push(url: str, exporter: Exporter, headers: dict[str, str], failure: str) -> str:
     """Push, and report when it begins to fail and when it works again; return the present failure, or ""."""
+    return _attempt(
+        lambda: otlp.push(url, exporter, time.time(), headers), failure, "the next push contains everything"
+    )
+
+
+def _writer(url: str) -> RemoteWriter:
+    address = http_address("--remote-write", url, WRITE_PATH, "http://HOST:9090")
+    return RemoteWriter(address, clock=time.monotonic, wall_clock=time.time)
+
+
+def _write(writer: RemoteWriter, failure: str) -> str:
+    """The same for remote write."""
+    return _attempt(writer.flush, failure, f"up to {WAITING_MAX} points wait; what the server refuses is dropped")
+
+
+def _attempt(push: Callable[[], None], failure: str, then: str) -> str:
     try:
-        otlp.push(url, exporter, time.time(), headers)
-    except otlp.OtlpFailed as error:
+        push()
+    except PushFailed as error:
         if error.message != failure:
-            _say(f"{error.message}; the next push contains everything")
+            _say(f"{error.message}; {then}")
         return error.message
     if failure:
-        _say("the OTLP endpoint accepts metrics again")
+        _say("the endpoint accepts metrics again")
     return ""
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import re
 import time
 from collections import Counter
@@ -29,6 +31,7 @@ Examples:
   edgert fleet query --model digits --window 1h --by version,profile --percentiles 50,95,99
   edgert fleet query --window 7d --by device --site plant-a --store postgresql://ops@db/fleet
   edgert fleet query --model digits --window 24h --step 1h --by version --json
+  edgert fleet query --window 7d --step 1h --by model,version --buckets --csv > week.csv
 
 \b
 --by takes any of {", ".join(DIMENSIONS)}. Percentiles pool all requests of a group (error at most 1.09 %); they are
@@ -74,6 +77,8 @@ Exit codes: 0 done (also without reports), 4 an option cannot be used, 6 the sto
 @click.option("--site", metavar="SITE", help="Only this site.")
 @click.option("--device", metavar="DEVICE", help="Only this device.")
 @click.option("--profile", type=ProfileName(), metavar="PROFILE", help="Only devices of this profile.")
+@click.option("--buckets", is_flag=True, help="Add each group's histogram: zero, sum, least and its buckets.")
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV with a heading.")
 @json_option
 def query(
     store_url: str,
@@ -83,6 +88,8 @@ def query(
     by: str,
     percentiles: str,
     version_: str | None,
+    buckets: bool,
+    as_csv: bool,
     as_json: bool,
     **only: str | None,
 ) -> None:
@@ -105,9 +112,10 @@ def query(
         newest_ms, unsynced = fleet.newest_ms(), fleet.unsynced(question, now_ms)
     finally:
         fleet.close()
-    rows = [_row(answer, shares, bool(step_s)) for answer in answers]
+    rows = [{**_row(answer, shares, bool(step_s)), **(_histogram(answer) if buckets else {})} for answer in answers]
     if rows or as_json:
-        table = columns([list(rows[0]), *([_cell(value) for value in row.values()] for row in rows)]) if rows else ""
+        shown = [list(rows[0]), *([_cell(value) for value in row.values()] for row in rows)] if rows else []
+        table = _csv(rows) if as_csv else columns(shown) if rows else ""
         truth = {"newest_ms": newest_ms, "missing_devices": _missing_of(answers), "clocks_not_synchronised": unsynced}
         period = {"since_ms": question.since_ms, "until_ms": until_ms, "by": question.by}
         emit({**period, **truth, "groups": rows}, table, as_json)
@@ -145,6 +153,26 @@ def _row(answer: Answer, shares: list[tuple[str, Fraction]], stepped: bool) -> d
         "max_ms": round(latency.max, 4) if latency.count else None,
         **{name: answer.counters[name] for name in ("errors", "shed", "cache_hits")},
     }
+
+
+def _histogram(answer: Answer) -> dict[str, Any]:
+    """Return the rest of the group's histogram, in the form of the telemetry contract: it merges with others."""
+    latency = answer.latency
+    return {
+        "zero": latency.zero,
+        "sum_ms": round(latency.sum, 6),
+        "min_ms": round(latency.min, 6) if latency.count else None,
+        "buckets": latency.encode(),
+    }
+
+
+def _csv(rows: Sequence[dict[str, Any]]) -> str:
+    """Return rows with a heading; a field that is not known is empty."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue().rstrip("\n")
 
 
 def _missing_of(answers: Sequence[Answer]) -> dict[str, int]:

@@ -15,6 +15,8 @@ from edgert_deploy.fleet import contract
 from edgert_deploy.fleet.reports import KINDS, EventMessage, parse_report, stream_of
 from edgert_deploy.fleet.stream_limit import StreamLimit
 
+RETAINED = ("status", "info", "deploy")
+
 
 class FleetListener:
     """Calls one method for each kind of message; a method may raise ProtocolError. `now` is monotonic seconds."""
@@ -30,6 +32,8 @@ class FleetListener:
         """Take one message."""
         try:
             parsed = parse_topic(topic)
+            if not payload and parsed.kind in RETAINED:
+                return self.on_cleared(parsed)
             self._decode(parsed, payload, now)
             self.on_message(parsed, retained, now)
         except ProtocolError as error:
@@ -38,6 +42,9 @@ class FleetListener:
 
     def on_message(self, topic: Topic, retained: bool, now: float) -> None:
         """A message of any kind came and was accepted."""
+
+    def on_cleared(self, topic: Topic) -> None:
+        """A retained message was cleared: the device was removed."""
 
     def on_status(self, topic: Topic, status: str, now: float) -> None:
         """The device is `online`, `offline` or `lost`."""

@@ -119,6 +119,9 @@ class Fleet(FleetListener):
         if not retained:
             device.heard_at = now
 
+    def on_cleared(self, topic: Topic) -> None:
+        self.devices.pop((topic.site, topic.device), None)
+
     def on_status(self, topic: Topic, status: str, now: float) -> None:
         self.device(topic, now).status = status
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from edgert.errors import ConfigInvalid
+from edgert.telemetry.sketch import Sketch, merged
 from edgert_deploy.cli.fleet_query import query
 from tests.support.fleet import NOW_MS, Pi, record, without
 
@@ -57,6 +60,33 @@ def test_what_is_missing_old_or_placed_by_receipt_is_told_with_the_answer(
     answer = json.loads(cli(url, "--json").stdout)
     assert (answer["newest_ms"], answer["missing_devices"]) == (NOW_MS, {"plant-a/pi-1": 2})
     assert (answer["clocks_not_synchronised"], answer["groups"][0]["missing"]) == (["plant-a/pi-2"], 2)
+
+
+def test_csv_and_buckets_can_be_merged_elsewhere_to_the_same_answer(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pis = [Pi("pi-1", "r1"), Pi("pi-2", "r2")]
+    record(
+        url, [m for n, pi in enumerate(pis) for m in pi.info() + pi.window(NOW_MS - 1, [1.0 + n, 0.0, 30.0 * (n + 1)])]
+    )
+    monkeypatch.setattr("time.time_ns", lambda: NOW_MS * 1_000_000)
+    rows = list(csv.DictReader(io.StringIO(cli(url, "--buckets", "--csv").stdout)))
+    assert [(row["model"], row["version"], row["answered"]) for row in rows] == [
+        ("digits", "r1", "3"),
+        ("digits", "r2", "3"),
+    ]
+    parts = [
+        Sketch.decode(
+            row["buckets"],
+            zero=int(row["zero"]),
+            sum_ms=float(row["sum_ms"]),
+            min_ms=float(row["min_ms"]),
+            max_ms=float(row["max_ms"]),
+        )
+        for row in rows
+    ]
+    (whole,) = json.loads(cli(url, "--buckets", "--by", "", "--json").stdout)["groups"]
+    assert merged(parts).encode() == whole["buckets"]
+    assert merged(parts).sum == whole["sum_ms"] == 93.0
+    assert "buckets" not in cli(url, "--csv").stdout
 
 
 def test_a_percentile_is_taken_at_its_exact_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

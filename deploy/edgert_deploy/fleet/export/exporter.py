@@ -109,6 +109,13 @@ class Exporter(FleetListener):
         if not retained:
             device.heard_at = self._wall_clock()
 
+    def on_cleared(self, topic: Topic) -> None:
+        self.devices.pop((topic.site, topic.device), None)
+        if {"site", "device"} <= set(self.by):
+            here = (self.by.index("site"), topic.site), (self.by.index("device"), topic.device)
+            for labels in [key for key in self.groups if all(key[at] == name for at, name in here)]:
+                del self.groups[labels]
+
     def on_status(self, topic: Topic, status: str, now: float) -> None:
         self._device(topic.site, topic.device).status = status
 
@@ -142,7 +149,7 @@ class Exporter(FleetListener):
         if self.counting.is_new(topic, event) and (labels in self.events or len(self.events) < SERIES_MAX):
             self.events[labels] = self.events.get(labels, 0) + 1
 
-    def _group(self, topic: Topic, version: str) -> Group:
+    def _labels(self, topic: Topic, version: str) -> Labels:
         device = self._device(topic.site, topic.device)
         values = {
             "site": topic.site,
@@ -151,7 +158,10 @@ class Exporter(FleetListener):
             "version": intern(version),
             "profile": device.profile,
         }
-        labels = tuple(values[name] for name in self.by)
+        return tuple(values[name] for name in self.by)
+
+    def _group(self, topic: Topic, version: str) -> Group:
+        labels = self._labels(topic, version)
         group = self.groups.get(labels)
         if group is None:
             if len(self.groups) >= SERIES_MAX:

@@ -8,9 +8,6 @@ so that an endpoint that was down misses only points in time.
 from __future__ import annotations
 
 import gzip
-import http.client
-import urllib.error
-import urllib.request
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -23,48 +20,24 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import (
 )
 
 from edgert import __version__
-from edgert.errors import ConfigInvalid, EdgeRTError
 from edgert.telemetry.sketch import SCALE, Sketch
 from edgert_deploy.fleet.export.exporter import Exporter
 from edgert_deploy.fleet.export.families import LATENCY, LATENCY_HELP, families
+from edgert_deploy.fleet.export.post import http_address, post
 
-TIMEOUT_S = 10.0
 PATH = "/v1/metrics"
 _CUMULATIVE = AggregationTemporality.AGGREGATION_TEMPORALITY_CUMULATIVE
 
 
-class OtlpFailed(EdgeRTError):
-    """The endpoint did not accept the metrics; the next push contains them too."""
-
-    code = "fleet.otlp_failed"
-    exit_code = 6
-    retryable = True
-
-
 def endpoint(url: str) -> str:
     """Return the address to post to: `url`, with OTLP's path if it has none. Raises ConfigInvalid."""
-    if not url.startswith(("http://", "https://")):
-        raise ConfigInvalid(f"--otlp {url!r} is not an OTLP address over HTTP; write http://HOST:4318")
-    host_and_path = url.split("://", 1)[1].rstrip("/")
-    return url if "/" in host_and_path else url.rstrip("/") + PATH
+    return http_address("--otlp", url, PATH, "http://HOST:4318")
 
 
 def push(url: str, exporter: Exporter, now: float, headers: Mapping[str, str]) -> None:
-    """Send all series. `now` is seconds since 1970. Raises OtlpFailed."""
+    """Send all series. `now` is seconds since 1970. Raises PushFailed."""
     body = gzip.compress(request(exporter, now).SerializeToString(), 1)
-    said = {"Content-Type": "application/x-protobuf", "Content-Encoding": "gzip", **headers}
-    try:
-        with urllib.request.urlopen(urllib.request.Request(url, body, said), timeout=TIMEOUT_S) as answer:
-            answer.read()
-    except urllib.error.HTTPError as error:
-        raise OtlpFailed(
-            f"{url} answered {error.code} {error.reason}; check the address and its credentials"
-        ) from error
-    except (OSError, ValueError, http.client.HTTPException) as error:
-        reason = getattr(error, "reason", error)
-        raise OtlpFailed(
-            f"{url} does not accept metrics: {str(reason).strip()}; check that the collector runs"
-        ) from error
+    post(url, body, {"Content-Type": "application/x-protobuf", "Content-Encoding": "gzip", **headers})
 
 
 def request(exporter: Exporter, now: float) -> Any:

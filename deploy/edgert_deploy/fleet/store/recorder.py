@@ -12,6 +12,7 @@ from edgert_deploy.fleet.reports import EventMessage, storable
 from edgert_deploy.fleet.store.batch import Batch, Origin
 from edgert_deploy.fleet.store.store import Store
 
+REMOVED = "removed"  # the status of a device that was uninstalled or forgotten
 WAITING_MAX = 50_000
 # The payloads' size: a device may add fields to its reports. All messages that a session may deliver fit.
 WAITING_BYTES_MAX = HANDED_MAX * PAYLOAD_BYTES_MAX
@@ -66,6 +67,10 @@ class Recorder(FleetListener):
     def on_message(self, topic: Topic, retained: bool, now: float) -> None:
         if not retained:
             self._batch.heard_ms[topic.site, topic.device] = self._wall_clock_ms()
+
+    def on_cleared(self, topic: Topic) -> None:
+        if topic.kind == "status":
+            self._describe(topic, {"status": REMOVED})
 
     def on_status(self, topic: Topic, status: str, now: float) -> None:
         self._describe(topic, {"status": status})

@@ -100,6 +100,27 @@ def forget(connection: sa.Connection, now_hour: int, kept_h: int, at_once: int =
     return removed
 
 
+def forget_device(connection: sa.Connection, site: str, name: str) -> int:
+    """Remove every row of one device; return their number."""
+    device = schema.device
+    found = connection.scalar(sa.select(device.c.id).where(device.c.site == site, device.c.device == name))
+    if found is None:
+        return 0
+    streams = sa.select(schema.stream.c.id).where(schema.stream.c.device_id == found)
+    owned = (
+        schema.hist_window.c.stream,
+        schema.metrics_window.c.stream,
+        schema.gap.c.stream,
+        schema.stream_hour.c.owner,
+        schema.stream_heard.c.owner,
+    )
+    doomed = [column.table.delete().where(column.in_(streams)) for column in owned]
+    doomed += [table.delete().where(table.c.device_id == found) for table in (schema.stream, schema.event)]
+    removed = sum(connection.execute(each).rowcount for each in (*doomed, device.delete().where(device.c.id == found)))
+    connection.execute(schema.forgotten.update().values(turns=schema.forgotten.c.turns + 1))
+    return removed
+
+
 def size_bytes(connection: sa.Connection) -> int:
     """Return the size of the store without free pages."""
     if connection.dialect.name == "sqlite":

@@ -30,7 +30,7 @@ from edgert_deploy.fleet.store.batch import (
 )
 from edgert_deploy.fleet.store.merged_rows import MergedRows, chunks
 from edgert_deploy.fleet.store.payload import pack_fields
-from edgert_deploy.fleet.store.retention import LastHours, Retention, prune, size_bytes
+from edgert_deploy.fleet.store.retention import LastHours, Retention, forget_device, prune, size_bytes
 from edgert_deploy.fleet.store.schema import COUNTERS
 
 # A question is cut at whole minutes back to this time; see query.py.
@@ -72,6 +72,11 @@ class Store:
         """Remove what is older than `retention`; return the number of removed rows."""
         with self._transaction() as connection:
             return prune(connection, retention, now_ms)
+
+    def forget(self, site: str, device: str) -> int:
+        """Remove every row of a device; return their number. What groups of devices did together stays."""
+        with self._transaction() as connection:
+            return forget_device(connection, site, device)
 
     def size_bytes(self) -> int:
         """Return the size of the store without free pages."""

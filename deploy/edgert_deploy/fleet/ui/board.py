@@ -16,6 +16,7 @@ from edgert.telemetry.spans import STAGES
 from edgert_deploy.fleet.model import DeviceState, Fleet, ModelState
 from edgert_deploy.fleet.reports import EventMessage
 from edgert_deploy.fleet.store.batch import trusted_ms
+from edgert_deploy.fleet.store.recorder import REMOVED
 
 DEVICES_MAX = 50_000
 VERSIONS_MAX = 10_000
@@ -70,6 +71,8 @@ class Board(Fleet):
         """Take the devices that a store knows (FleetQuery.devices), so that the time of staleness is known."""
         with self._lock:
             for row in devices:
+                if row["status"] == REMOVED:
+                    continue
                 held = self.device(Topic(row["site"], row["device"], "status"), now)
                 held.status = row["status"]
                 if row["heard_ms"]:

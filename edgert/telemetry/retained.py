@@ -1,0 +1,43 @@
+"""Clears a device's retained messages at the broker, so that a device that is gone is gone for every subscriber."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from edgert.telemetry.mqtt import BrokerRefused, BrokerUnreachable, Connection, MqttSettings
+
+ANSWERS_WITHIN_S = 10.0
+
+
+def clear(settings: MqttSettings, topics: Iterable[str], client_id: str = "") -> None:
+    """Clear the retained message of each topic. Raises BrokerRefused, BrokerUnreachable, BrokerTlsFailed.
+
+    With MQTT 3.1.1 a broker does not report a message that its access list refuses.
+    """
+    waiting: set[int] = set()
+    refusals: list[str] = []
+
+    def acknowledged(number: int, refused_because: str | None) -> None:
+        waiting.discard(number)
+        refusals.extend([] if refused_because is None else [refused_because])
+
+    connection = Connection(settings, client_id, on_acknowledged=acknowledged)
+    connection.open()
+    try:
+        for topic in topics:
+            number = connection.publish(topic, b"", 1, retain=True)
+            if number is not None:
+                waiting.add(number)
+        until = time.monotonic() + ANSWERS_WITHIN_S
+        while waiting and time.monotonic() < until:
+            connection.pump(0.05)
+    finally:
+        connection.close()
+    if waiting:
+        raise BrokerUnreachable(f"the broker {settings.address} acknowledged nothing for {ANSWERS_WITHIN_S:.0f} s")
+    if refusals:
+        raise BrokerRefused(
+            f"the broker {settings.address} refuses to clear the messages: {refusals[0]}; let this user write them "
+            "(an access list: docs/telemetry.md)"
+        )
