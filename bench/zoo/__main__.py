@@ -198,7 +198,7 @@ def build(model: ZooModel, engine: str, folder: Path, precision: str) -> Built:
     found = answer["targets"][0]
     recipe = found["recipe"] or found["precision"]
     if found["float_layers"]:
-        recipe += f", {len(found['float_layers'])} layers float"
+        recipe += f" + {len(found['float_layers'])} in float"
     why = next((text for text in answer["warnings"] if "not INT8" in text), "")
     reference = entries.get(target.reference, entries[target.artifacts[0]])
     refused = why.partition("not INT8: ")[2][:REASON_LETTERS_MAX] or None

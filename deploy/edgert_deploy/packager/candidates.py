@@ -47,7 +47,7 @@ class Candidate:
         if not self.is_int8:
             return self.artifact.precision.upper()
         layers = len(self.artifact.float_layers)
-        return f"{self.recipe} with {layers} layers in float" if layers else self.recipe
+        return f"{self.recipe} with {layers} layer{'s' if layers > 1 else ''} in float" if layers else self.recipe
 
     @property
     def passed(self) -> bool:

@@ -128,7 +128,7 @@ def choose(builder: CandidateBuilder, target: TargetRequest, budget: Budget, mea
                 if is_first:  # the accuracy gate fails: more engines would not help
                     return failed
                 raise AccuracyTooLow(_loss_text(failed, nearest))
-            passed.append(good)
+            passed.append(worth_first(good))
         except (*CANNOT_BE_BUILT, AccuracyTooLow, ConfigInvalid, EngineMissing) as error:
             if is_first:
                 raise
@@ -137,7 +137,7 @@ def choose(builder: CandidateBuilder, target: TargetRequest, budget: Budget, mea
     timings: Timings = {}
     if measure is not None:
         timings = measure(profile, builder.evaluation, [one for good in passed for one in good], builder.progress)
-    packed = _sorted([fastest(good, timings) if timings else expected_best(good) for good in passed], timings)
+    packed = _sorted([fastest(good, timings) if timings else good[0] for good in passed], timings)
     for candidate in packed:
         if target.is_auto and not candidate.is_int8:
             warn(f"{profile.name}: {_why_not_int8(candidate, tried, timings)}")
@@ -303,9 +303,9 @@ def _rank(candidate: Candidate) -> tuple[bool, bool, float]:
     return not passed, passed and candidate.artifact.is_partly_float, candidate.result.accuracy.drop
 
 
-def expected_best(passed: Sequence[Candidate]) -> Candidate:
-    """Return the one of candidates without times that should be fastest; they come simplest first."""
-    return next((candidate for candidate in passed if _is_worth_it(candidate)), passed[0])
+def worth_first(passed: Sequence[Candidate]) -> list[Candidate]:
+    """Return candidates, simplest first, with those behind that have hardly any INT8."""
+    return sorted(passed, key=lambda candidate: not _is_worth_it(candidate))
 
 
 def _is_worth_it(candidate: Candidate) -> bool:

@@ -15,7 +15,7 @@ from edgert.bundle.bundle_file import open_bundle
 from edgert.bundle.manifest import Manifest
 from edgert.bundle.signing import SigningKey
 from edgert.errors import AccuracyTooLow
-from edgert_deploy.packager.choice import expected_best
+from edgert_deploy.packager.choice import worth_first
 from edgert_deploy.packager.pack import build_bundle
 from edgert_deploy.packager.receipt import read_receipt
 from edgert_deploy.packager.request import BuildRequest
@@ -138,6 +138,5 @@ def test_int8_for_a_small_part_of_the_work_comes_behind_fp16(
     plain = pack(request_, signing_key, tmp_path / "x.edgert").packed[0][1]
     hardly = replace(plain, artifact=replace(plain.artifact, int8_share=0.09))
     half = replace(plain, artifact=replace(plain.artifact, precision="fp16", int8_share=0.0))
-    assert expected_best([plain, half]) is plain
-    assert expected_best([hardly, half]) is half
-    assert expected_best([hardly]) is hardly
+    assert worth_first([plain, half]) == [plain, half]
+    assert worth_first([hardly, half]) == [half, hardly]
