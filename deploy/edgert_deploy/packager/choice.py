@@ -19,6 +19,7 @@ from edgert.errors import (
     EngineMissing,
     OperatorUnsupported,
 )
+from edgert_deploy.common.quantities import share_text
 from edgert_deploy.devices.profiles import DeviceProfile
 from edgert_deploy.packager.builders import FIRST_RECIPE, Order, builder_for, check_source
 from edgert_deploy.packager.candidates import Candidate, CandidateBuilder
@@ -369,6 +370,8 @@ def _why_not_int8(candidate: Candidate, tried: Sequence[Candidate], timings: Tim
         kind, timing = other.artifact.kind.upper(), timings.get(other.id)
         if not other.passed:
             reasons.append(f"{kind}: {other.result.loss()}")
+        elif not _is_worth_it(other):
+            reasons.append(f"{kind} has only {share_text(other.artifact.int8_share)} of the work in INT8")
         elif own is not None and timing is not None and not timing.error:
             reasons.append(f"{kind} took {timing.p50_ms:.4f} ms, it {own.p50_ms:.4f} ms")
     reason = "; ".join(reasons) or "INT8 could not be built"
