@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,9 @@ def read_csv(path: Path) -> NDArray[np.float32]:
         first = file.readline(LINE_LENGTH_MAX).decode("utf-8", "replace")
     named = any(cell.strip() and not _is_number(cell) for cell in first.split(","))
     try:
-        table = np.genfromtxt(path, np.float32, delimiter=",", skip_header=int(named), ndmin=2, encoding="utf-8")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of an empty file
+            table = np.genfromtxt(path, np.float32, delimiter=",", skip_header=int(named), ndmin=2, encoding="utf-8")
     except (ValueError, UnicodeDecodeError) as error:
         raise InputError(f"{path} is no table of numbers: {' '.join(str(error).split())[:200]}") from error
     if not table.size or np.isnan(table).all():

@@ -203,7 +203,7 @@ def test_a_local_device_follows_no_link_either(attacked: Attacked, bundle: Path)
     os.symlink(attacked.secret, incoming / "answer")
     with pytest.raises(StorageFailed, match="denied"):
         transport.get(f"{incoming}/answer", bundle.with_name("back"))
-    for program, words in ((_SWAP_FOLDER, (incoming, attacked.victim)), (_SWAP_PARTIALS, (incoming, attacked.secret))):
+    for program, words in ((_SWAP_PARTIALS, (incoming, attacked.secret)), (_SWAP_FOLDER, (incoming, attacked.victim))):
         with attacked.attacked_by(program, *words):
             _again_and_again(lambda: transport.put(bundle, f"{incoming}/one"))
     assert attacked.unharmed()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -24,6 +25,8 @@ from tests.support.bundles import flip_bit, make_null_bundle
 from tests.support.commands import Edgert, live, stop
 from tests.support.devices import Device, a_device, wait_until
 from tests.support.paths import ROOT
+
+PRESS_AGAIN_S = 30.0  # as a person would, if the program goes on
 
 
 class SlowInstall:
@@ -66,12 +69,16 @@ class SlowInstall:
                     process.send_signal(signal.SIGINT)
                 if "stopping at the next step" in line:
                     break
-            if presses == 2:
-                process.send_signal(signal.SIGINT)
-            else:
+            if presses == 1:
                 self.go_on()
-            told += process.stderr.read()
-            shown = process.stdout.read()
+            ended = False
+            while not ended:
+                if presses == 2:
+                    process.send_signal(signal.SIGINT)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    shown, rest = process.communicate(timeout=PRESS_AGAIN_S)
+                    ended = True
+            told += rest
         assert "Traceback" not in told
         return process.returncode, shown, told
 

@@ -115,7 +115,7 @@ def test_k_means_of_readings_in_their_own_units_gets_the_precision_that_keeps_it
     """It has no operator of ai.onnx.ml. Without --precision the profile's INT8 is only tried."""
     import onnxruntime
 
-    request = asked(classical.KMEANS, profile("one"), labelled=False, budget_s=0.0)
+    request = asked(classical.KMEANS, profile("one"), labelled=False, budget=0)
     assert is_classical(request.source.proto)
     assert not is_classical(models.mlp())
     if precision == "int8":
