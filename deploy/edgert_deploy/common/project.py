@@ -30,8 +30,14 @@ INVENTORY = "inventory.toml"
 KEYS = "keys"
 # The commands that listen to the broker, and those with a default selector. A roll-back and changes of the inventory need
 # an explicit one.
-_LISTEN: tuple[tuple[str, ...], ...] = (("fleet", "watch"), ("fleet", "record"), ("fleet", "export"), ("fleet", "ui"))
-_STORE: tuple[tuple[str, ...], ...] = (("fleet", "record"), ("fleet", "query"), ("fleet", "ui"))
+_LISTEN: tuple[tuple[str, ...], ...] = (
+    ("fleet", "watch"),
+    ("fleet", "record"),
+    ("fleet", "export"),
+    ("fleet", "ui"),
+    ("fleet", "forget"),
+)
+_STORE: tuple[tuple[str, ...], ...] = (("fleet", "record"), ("fleet", "query"), ("fleet", "ui"), ("fleet", "forget"))
 _SELECT = ("status", "doctor", "bootstrap", "deploy", "bench")
 _PROFILES: tuple[tuple[str, ...], ...] = (
     *(("profiles",), ("build",), ("bootstrap",), ("doctor",)),

@@ -36,7 +36,7 @@ def completed(*words: str) -> list[str]:
 
 def test_commands_and_options_are_completed() -> None:
     assert completed("ro") == ["rollout", "rollback"]
-    assert completed("fleet", "") == ["watch", "ui", "record", "query", "export"]
+    assert completed("fleet", "") == ["watch", "ui", "record", "query", "export", "forget"]
     assert "--canary" in completed("deploy", "--ca")
 
 

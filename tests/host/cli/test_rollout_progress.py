@@ -62,7 +62,11 @@ def a_fleet(inventory: Inventory, count: int) -> None:
 
 def test_a_terminal_shows_device_step_bytes_and_time_of_those_in_progress(tmp_path: Path) -> None:
     terminal = Terminal([sys.executable, "-c", TABLE], tmp_path, environment())
-    lines = terminal.read_until(lambda lines: any("1 of 40 devices" in line and "38 in" in line for line in lines))
+    lines = terminal.read_until(
+        lambda lines: (
+            any("1 of 40 devices" in line and "38 in" in line for line in lines) and "more in progress" in lines[-1]
+        )
+    )
     assert lines[:3] == ABOVE
     assert lines[3].startswith("echo release 2: 1 of 40 devices, 38 in progress, ")
     assert lines[4].split() == ["DEVICE", "STEP", "BYTES", "TIME"]
