@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 OLD, NEW = "1" * 16, "2" * 16
-# What of edgertd the script asks. As a daemon it only lives, until its file is removed.
+# A stand-in with the commands of edgertd that the script calls. As a daemon it only lives, until its file is removed.
 STAND_IN = """\
 #!/bin/sh
 state=$2 verb=$3 self=$(readlink -f "$0")

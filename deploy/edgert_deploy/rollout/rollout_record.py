@@ -142,7 +142,7 @@ def _after(rollout: Rollout, events: Iterable[Mapping[str, Any]]) -> Rollout:
     return replace(rollout, outcomes=outcomes)
 
 
-# What other hosts wrote is not trusted: git and the store bring it.
+# Lines that other hosts wrote are not trusted: git and the store bring them.
 
 
 @dataclass(frozen=True)

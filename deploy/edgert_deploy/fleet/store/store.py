@@ -74,7 +74,7 @@ class Store:
             return prune(connection, retention, now_ms)
 
     def forget(self, site: str, device: str) -> int:
-        """Remove every row of a device; return their number. What groups of devices did together stays."""
+        """Remove every row of a device; return their number. Sums over groups of devices stay."""
         with self._transaction() as connection:
             return forget_device(connection, site, device)
 
