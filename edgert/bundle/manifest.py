@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 from edgert.bundle.buckets import Buckets, check_buckets
 from edgert.bundle.expiry import expiry_time
-from edgert.bundle.rules import Classify, Detect, Preprocess, check_known, check_rules
+from edgert.bundle.rules import Classify, Detect, Preprocess, Resize, check_rules
 from edgert.bundle.signal_rules import Series, Sound, check_series, check_sound
 from edgert.errors import BundleError, NotCompatible
 from edgert.tensors import TensorSpec
@@ -140,7 +142,7 @@ class Manifest:
 
     def files_for(self, target: TargetEntry) -> list[FileEntry]:
         """Return the files that a device of `target` keeps: its artifacts, the reference, and their golden samples."""
-        paths = {*self.golden_inputs, *filter(None, [self.golden_raw])}
+        paths = {*self.golden_inputs, self.golden_raw}
         for name in (*target.artifacts, target.reference or target.artifacts[0]):
             artifact = self.artifact(name)
             paths |= {*artifact.files, *artifact.golden_outputs}
@@ -266,3 +268,20 @@ def _check_artifact(artifact: ArtifactEntry, manifest: Manifest, paths: set[str]
 def _check_unique(what: str, names: list[str]) -> None:
     if len(set(names)) != len(names):
         raise BundleError(f"two entries of kind {what} in the manifest have the same name")
+
+
+def check_known(manifest: Mapping[str, Any]) -> None:
+    """Raise BundleError where a rule in `value` has an unknown key: ignoring it would change the model's input."""
+    preprocess = manifest.get("preprocess")
+    rules = (
+        ("preprocessing", Preprocess, preprocess),
+        ("sound", Sound, manifest.get("sound")),
+        ("series", Series, manifest.get("series")),
+        ("resizing", Resize, preprocess and preprocess.get("resize")),
+        ("classification", Classify, manifest.get("classify")),
+        ("detection", Detect, manifest.get("detect")),
+        ("the buckets", Buckets, manifest.get("buckets")),
+    )
+    for what, cls, rule in rules:
+        if unknown := sorted(set(rule or ()) - {field.name for field in fields(cls)}):
+            raise BundleError(f"{what} has unknown keys {', '.join(unknown)[:200]}: update edgert on the device")

@@ -5,12 +5,9 @@ They are values and a part of the manifest; each is checked against the model's 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from edgert.bundle.buckets import Buckets
-from edgert.bundle.signal_rules import Series, Sound
 from edgert.errors import BundleError
 from edgert.tensors import TensorSpec
 
@@ -142,10 +139,10 @@ def check_preprocess(pre: Preprocess, inputs: tuple[TensorSpec, ...]) -> None:
     spec = next((s for s in inputs if s.name == pre.input), None)
     if spec is None:
         raise BundleError(f"preprocessing names input {pre.input!r}, which the model does not have")
-    _check_choice("preprocessing", "layout", pre.layout, ("model", *LAYOUTS))
-    _check_choice("preprocessing", "model_layout", pre.model_layout, LAYOUTS)
-    _check_choice("preprocessing", "colour", pre.colour, COLOURS)
-    _check_choice("preprocessing", "frame_colour", pre.frame_colour, ("model", *COLOURS))
+    check_choice("preprocessing", "layout", pre.layout, ("model", *LAYOUTS))
+    check_choice("preprocessing", "model_layout", pre.model_layout, LAYOUTS)
+    check_choice("preprocessing", "colour", pre.colour, COLOURS)
+    check_choice("preprocessing", "frame_colour", pre.frame_colour, ("model", *COLOURS))
     if (pre.frame_colour == "gray") != (pre.colour == "gray") and pre.frame_colour != "model":
         raise BundleError(
             "preprocessing cannot convert between gray and colour: set frame_colour like colour, or to model"
@@ -178,8 +175,8 @@ def _check_image_input(pre: Preprocess, spec: TensorSpec) -> None:
 
 
 def _check_resize(resize: Resize) -> None:
-    _check_choice("resizing", "rule", resize.rule, RESIZE_RULES)
-    _check_choice("resizing", "filter", resize.filter, RESIZE_FILTERS)
+    check_choice("resizing", "rule", resize.rule, RESIZE_RULES)
+    check_choice("resizing", "filter", resize.filter, RESIZE_FILTERS)
     if not (1 <= resize.height <= IMAGE_SIDE_MAX and 1 <= resize.width <= IMAGE_SIDE_MAX):
         raise BundleError(f"resizing to {resize.height} x {resize.width}: give sides of 1 to {IMAGE_SIDE_MAX}")
     if resize.shortest_side and not max(resize.height, resize.width) <= resize.shortest_side <= IMAGE_SIDE_MAX:
@@ -206,8 +203,8 @@ def check_detect(detect: Detect, outputs: tuple[TensorSpec, ...]) -> None:
         raise BundleError(f"detection names output {missing[0]!r}, which the model does not have")
     if wrong := [name for name in detect.outputs if len(shapes[name]) != 3]:
         raise BundleError(f"detection needs outputs of 3 axes; {wrong[0]!r} has {len(shapes[wrong[0]])}")
-    _check_choice("detection", "form", detect.form, DETECT_FORMS)
-    _check_choice("detection", "box_format", detect.box_format, BOX_FORMATS)
+    check_choice("detection", "form", detect.form, DETECT_FORMS)
+    check_choice("detection", "box_format", detect.box_format, BOX_FORMATS)
     if not (0 <= detect.score_threshold <= 1 and 0 <= detect.iou_threshold <= 1):
         raise BundleError("detection needs a score_threshold and an iou_threshold from 0 to 1")
     if not 1 <= detect.detections_max <= DETECTIONS_MAX or len(detect.labels) > LABELS_MAX:
@@ -220,23 +217,7 @@ def check_detect(detect: Detect, outputs: tuple[TensorSpec, ...]) -> None:
         raise BundleError("detection has objectness only where boxes and scores are in one output")
 
 
-def _check_choice(what: str, key: str, value: str, known: tuple[str, ...]) -> None:
+def check_choice(what: str, key: str, value: str, known: Sequence[str]) -> None:
+    """Raise BundleError unless `value`, the `key` of `what`, is one of `known`."""
     if value not in known:
         raise BundleError(f"{what} has {key} {value[:80]!r}; known: {', '.join(known)}")
-
-
-def check_known(manifest: Mapping[str, Any]) -> None:
-    """Raise BundleError where a rule in `manifest` has an unknown key: ignoring it would change the model's input."""
-    preprocess = manifest.get("preprocess")
-    rules = (
-        ("preprocessing", Preprocess, preprocess),
-        ("sound", Sound, manifest.get("sound")),
-        ("series", Series, manifest.get("series")),
-        ("resizing", Resize, preprocess and preprocess.get("resize")),
-        ("classification", Classify, manifest.get("classify")),
-        ("detection", Detect, manifest.get("detect")),
-        ("the buckets", Buckets, manifest.get("buckets")),
-    )
-    for what, cls, rule in rules:
-        if unknown := sorted(set(rule or ()) - {field.name for field in fields(cls)}):
-            raise BundleError(f"{what} has unknown keys {', '.join(unknown)[:200]}: update edgert on the device")

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from edgert.bundle.rules import check_choice
 from edgert.errors import BundleError
 from edgert.tensors import TensorSpec
 
@@ -122,10 +123,10 @@ class Series:
 def check_sound(rule: Sound, inputs: Sequence[TensorSpec]) -> None:
     """Raise BundleError unless `rule` can be applied to one of `inputs`."""
     spec = _input_of("sound", rule.input, inputs)
-    _check_choice("sound", "features", rule.features, SOUND_FEATURES)
-    _check_choice("sound", "norm", rule.norm, ("slaney", "none"))
-    _check_choice("sound", "log", rule.log, ("db", "ln", "log10"))
-    _check_choice("sound", "time_axis", rule.time_axis, TIME_AXES)
+    check_choice("sound", "features", rule.features, SOUND_FEATURES)
+    check_choice("sound", "norm", rule.norm, ("slaney", "none"))
+    check_choice("sound", "log", rule.log, ("db", "ln", "log10"))
+    check_choice("sound", "time_axis", rule.time_axis, TIME_AXES)
     _check_range("sound", "rate_hz", rule.rate_hz, RATE_HZ_MIN, RATE_HZ_MAX)
     _check_window("sound", rule.length, rule.step, 1)
     _check_normalisation("sound", rule.mean, rule.std, rule.bins, "band or coefficient")
@@ -150,13 +151,13 @@ def check_sound(rule: Sound, inputs: Sequence[TensorSpec]) -> None:
 def check_series(rule: Series, inputs: Sequence[TensorSpec]) -> None:
     """Raise BundleError unless `rule` can be applied to one of `inputs`."""
     spec = _input_of("series", rule.input, inputs)
-    _check_choice("series", "missing", rule.missing, MISSING_RULES)
-    _check_choice("series", "window", rule.window, ("boxcar", "hann"))
-    _check_choice("series", "time_axis", rule.time_axis, TIME_AXES)
+    check_choice("series", "missing", rule.missing, MISSING_RULES)
+    check_choice("series", "window", rule.window, ("boxcar", "hann"))
+    check_choice("series", "time_axis", rule.time_axis, TIME_AXES)
     for name in rule.features:
-        _check_choice("series", "features", name, SERIES_FEATURES)
+        check_choice("series", "features", name, SERIES_FEATURES)
     for name in rule.statistics:
-        _check_choice("series", "statistics", name, STATISTICS)
+        check_choice("series", "statistics", name, STATISTICS)
     _check_range("series", "channels", rule.channels, 1, CHANNELS_MAX)
     _check_range("series", "rate_hz", rule.rate_hz, 1e-9, 1e9)
     _check_range("series", "scale", rule.scale, -1e30, 1e30)
@@ -213,11 +214,6 @@ def _check_normalisation(what: str, mean: Sequence[float], std: Sequence[float],
 def _check_range(what: str, key: str, value: float, least: float, most: float) -> None:
     if not least <= value <= most:  # written so that NaN fails
         raise BundleError(f"{what} has {key} = {value:g}; give {least:g} to {most:g}")
-
-
-def _check_choice(what: str, key: str, value: str, known: Sequence[str]) -> None:
-    if value not in known:
-        raise BundleError(f"{what} has {key} {value[:80]!r}; known: {', '.join(known)}")
 
 
 def signal_text(rule: Sound | Series) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgert.bundle.signal_rules import Series
 from edgert.errors import RequestError
+from edgert.processing.spectra import energies, hann
 
 Values = NDArray[np.float64]
 
@@ -19,7 +20,7 @@ class SeriesFeatures:
     def __init__(self, rule: Series) -> None:
         self._rule = rule
         n = rule.length
-        self._window = np.ones(n) if rule.window == "boxcar" else 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(n) / n)
+        self._window = np.ones(n) if rule.window == "boxcar" else hann(n)
         hz = np.fft.rfftfreq(n, 1.0 / rule.rate_hz)
         bands = np.asarray(rule.bands, np.float64).reshape(-1, 2)
         within = (hz >= bands[:, :1]) & (hz < bands[:, 1:])
@@ -36,7 +37,7 @@ class SeriesFeatures:
         values = completed(windows.transpose(0, 2, 1).astype(np.float64), rule.missing)
         mean, std = (np.asarray(v, np.float64)[:, None] for v in (rule.mean, rule.std))
         values = (values * rule.scale - mean) / std
-        made = [self._made(name, values) for name in rule.features]
+        made = list(self._made(values))
         joined = made[0] if len(made) == 1 else np.concatenate(made, axis=2)
         joined = (joined - np.asarray(rule.feature_mean)) / np.asarray(rule.feature_std)
         with np.errstate(over="ignore"):
@@ -45,15 +46,21 @@ class SeriesFeatures:
             raise RequestError("the series gives features that are not finite: its values are too large")
         return out
 
-    def _made(self, name: str, values: Values) -> Values:
-        if name == "values":
-            return values
-        if name == "statistics":
-            return np.stack([_STATISTICS[each](values) for each in self._rule.statistics], axis=2)
-        centred = values - values.mean(axis=2, keepdims=True) if self._rule.detrend else values
-        spectrum = np.fft.rfft(centred * self._window, axis=2)
-        energy = spectrum.real**2 + spectrum.imag**2
-        return np.asarray(np.sqrt(energy) if name == "spectrum" else energy @ self._bands.T)
+    def _made(self, values: Values) -> Iterator[Values]:
+        """Yield each of the rule's features of values [windows, channels, length]."""
+        rule = self._rule
+        energy: Values | None = None
+        if {"spectrum", "bands"} & set(rule.features):
+            centred = values - values.mean(axis=2, keepdims=True) if rule.detrend else values
+            energy = energies(centred * self._window)
+        for name in rule.features:
+            if name == "values":
+                yield values
+            elif name == "statistics":
+                yield np.stack([_STATISTICS[each](values) for each in rule.statistics], axis=2)
+            else:
+                assert energy is not None  # computed above, once for both
+                yield np.sqrt(energy) if name == "spectrum" else energy @ self._bands.T
 
 
 def completed(values: Values, rule: str) -> Values:

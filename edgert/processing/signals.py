@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from edgert.bundle.signal_rules import RATE_HZ_MAX, RATE_HZ_MIN, Series, Sound
 from edgert.errors import RequestError
+from edgert.processing.preprocess import EXPANDED_BYTES_MAX
 from edgert.processing.resample import resample, resampled_length
 from edgert.processing.series_features import SeriesFeatures
 from edgert.processing.sound_features import SoundFeatures
@@ -27,7 +28,6 @@ from edgert.processing.wav import read_wav
 from edgert.tensors import TensorSpec, fits
 
 WINDOWS_MAX = 1024  # of one request
-EXPANDED_BYTES_MAX = 64 * 1024**2  # of the windows or the features of one request
 
 Floats = NDArray[np.float32]
 

@@ -7,6 +7,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from edgert.bundle.signal_rules import Sound
+from edgert.processing.spectra import energies, hann
 
 Floats = NDArray[np.float32]
 
@@ -19,10 +20,9 @@ class SoundFeatures:
         if rule.features == "samples":
             return
         width = rule.win_length or rule.n_fft
-        hann = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(width) / width)
         self._window = np.zeros(rule.n_fft)
         left = (rule.n_fft - width) // 2
-        self._window[left : left + width] = hann
+        self._window[left : left + width] = hann(width)
         self._mel = np.ascontiguousarray(mel_filters(rule).T)
         self._dct = np.ascontiguousarray(_dct(rule.n_mfcc, rule.n_mels).T)
 
@@ -34,9 +34,7 @@ class SoundFeatures:
         if rule.center:
             windows = np.pad(windows, ((0, 0), (rule.n_fft // 2, rule.n_fft // 2)))
         frames = sliding_window_view(windows, rule.n_fft, axis=1)[:, :: rule.hop_length]
-        # In FP64 for every version of NumPy: before 2.0 its FFT knew nothing else.
-        spectrum = np.fft.rfft(frames * self._window, axis=2)
-        energy = spectrum.real**2 + spectrum.imag**2
+        energy = energies(frames * self._window)
         if rule.power != 2:
             energy **= rule.power / 2
         features = self._log(energy @ self._mel)

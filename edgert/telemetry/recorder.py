@@ -148,7 +148,8 @@ class WindowRecorder:
         failed_us = 0 if answered is spans else sum(span[1] for span in spans if span[0] != "ok")
         hits = sum(span[5] for span in spans)
         times_us, batches = _columns(answered)
-        sums_us = times_us.sum(axis=0).tolist()
+        column_sums_us = times_us.sum(axis=0)
+        sums_us = column_sums_us.tolist()
         reached = np.searchsorted(_SLO_BOUNDS_US, times_us[:, 0])
         within = np.bincount(reached, minlength=len(SLO_BOUNDS_MS) + 1)[:-1].cumsum().tolist()
         hit_cache_us = sum(span[2].cache_us for span in answered if span[5]) if hits else 0
@@ -167,7 +168,7 @@ class WindowRecorder:
             stage_sum_us={name: totals.stage_sum_us[name] + us for name, us in zip(STAGES, sums_us[1:], strict=True)},
         )
         if answered:
-            self._window.add(times_us, batches)
+            self._window.add(times_us, column_sums_us, batches)
 
 
 class _Window:
@@ -181,17 +182,17 @@ class _Window:
         self._least_us = np.full(len(_COLUMNS), np.iinfo(np.int64).max)
         self._most_us = np.full(len(_COLUMNS), -1)
 
-    def add(self, times_us: Integers, batches: Integers) -> None:
-        """Count answered requests: times [requests, columns], and the items of the engine run of each, 0 for none."""
+    def add(self, times_us: Integers, sums_us: Integers, batches: Integers) -> None:
+        """Count answered requests: times [requests, columns] and their sums, and the items of each engine run, 0 for none."""
         ran = batches > 0
         places = np.searchsorted(_BOUNDS_US, times_us) + _FIRST_PLACES
         least_us, most_us = times_us.min(axis=0), times_us.max(axis=0)
-        self._sums_us += times_us.sum(axis=0)
+        self._sums_us += sums_us
         if not ran.all():  # a request that the cache answers has no value for these two: no engine ran
             for column in (_QUEUE, _ENGINE):
                 by_engine = times_us[ran, column]
                 places[~ran, column] = _NOWHERE
-                self._sums_us[column] += by_engine.sum() - times_us[:, column].sum()
+                self._sums_us[column] += by_engine.sum() - sums_us[column]
                 least_us[column] = by_engine.min(initial=np.iinfo(np.int64).max)
                 most_us[column] = by_engine.max(initial=-1)
         self._counts += np.bincount(places.ravel(), minlength=_NOWHERE + 1)

@@ -18,24 +18,12 @@ from edgert.errors import RequestError
 from edgert.versions.installed import load_live
 from edgert.versions.slot_store import SlotStore
 from tests.support.devices import Device, a_device
+from tests.support.profiles import ONE_ENGINE
 from tests.support.shell import Shell
 from tests.support.texts import LARGEST, MODEL, answers_to, text, texts, write_texts
 
 ENGINES = {"onnxruntime": "onnxruntime", "openvino": "nncf", "tflite": "ai_edge_litert"}
-PROFILE = """
-name = "this-machine"
-description = "this machine with one engine"
-machines = []
-engines = ["{engine}"]
-precision = "int8"
-python = "3.10"
-glibc = "2.28"
-memory_mb = 1024
-socket = "/run/edgert/edgert.sock"
-
-[wheels]
-{engine} = []
-"""
+PROFILE = ONE_ENGINE + "\n[wheels]\n{engine} = []\n"
 
 
 @pytest.fixture(scope="module", params=list(ENGINES))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from edgert.bundle.buckets import Buckets, CutOutput, PaddedInput, check_buckets
-from edgert.bundle.rules import check_known
+from edgert.bundle.manifest import check_known
 from edgert.errors import BundleError, RequestError
 from edgert.tensors import TensorSpec
 

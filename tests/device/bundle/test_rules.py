@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from edgert.bundle.manifest import check_known
 from edgert.bundle.rules import (
     DETECTED,
     IMAGE_SIDE_MAX,
@@ -13,7 +14,6 @@ from edgert.bundle.rules import (
     Detect,
     Preprocess,
     Resize,
-    check_known,
     check_rules,
 )
 from edgert.errors import BundleError

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgert.bundle.buckets import Buckets
-from edgert.errors import CalibrationInvalid
+from edgert.errors import CalibrationInvalid, RequestError
 from edgert.tensors import TensorSpec
 from edgert_deploy.packager.samples.lengths import stack_all
 from edgert_deploy.packager.sources.git_lfs import pointer_problem
@@ -234,6 +234,21 @@ def _one(spec: TensorSpec, path: Path) -> NDArray[Any]:
             raise CalibrationInvalid(f"{path} holds {shape[0]} samples; give one per file, or all in {spec.name}.npy")
         check_form(str(path), spec, shape, one.dtype)
         return np.asarray(one.reshape(shape[1:]))
+
+
+@contextmanager
+def as_recording(path: Path, size_bytes_max: int, advice: str) -> Iterator[None]:
+    """Refuse a file that is too large, and translate the errors of decoding it, an image or a signal."""
+    if problem := pointer_problem(path):
+        raise CalibrationInvalid(problem)
+    try:
+        if (size_bytes := path.stat().st_size) > size_bytes_max:
+            raise CalibrationInvalid(f"{path} has {size_bytes} bytes, and the limit is {size_bytes_max}: {advice}")
+        yield
+    except OSError as error:
+        raise CalibrationInvalid(f"cannot read {path}: {error.strerror}") from error
+    except RequestError as error:
+        raise CalibrationInvalid(f"{path}: {error.message}") from error
 
 
 @contextmanager

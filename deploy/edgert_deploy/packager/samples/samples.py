@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from edgert.bundle.buckets import Buckets
 from edgert.bundle.rules import Preprocess
-from edgert.errors import CalibrationInvalid, RequestError
+from edgert.errors import CalibrationInvalid
 from edgert.processing.preprocess import Preprocessor
 from edgert.processing.preprocessors import InputRule
 from edgert.tensors import TensorSpec
@@ -20,6 +20,7 @@ from edgert_deploy.packager.samples.file_labels import labels_of
 from edgert_deploy.packager.samples.lengths import in_buckets
 from edgert_deploy.packager.samples.sample_files import (
     Arrays,
+    as_recording,
     check_form,
     check_size,
     has_npy,
@@ -29,7 +30,6 @@ from edgert_deploy.packager.samples.sample_files import (
 )
 from edgert_deploy.packager.samples.sample_function import read_function
 from edgert_deploy.packager.samples.signal_samples import features_of, read_signal_files, sample_specs
-from edgert_deploy.packager.sources.git_lfs import pointer_problem
 from edgert_deploy.packager.sources.source_model import SourceModel
 from edgert_deploy.packager.user_function import is_function
 
@@ -201,19 +201,9 @@ def _images(
 
 
 def _image(preprocessor: Preprocessor, path: Path) -> NDArray[Any]:
-    if problem := pointer_problem(path):
-        raise CalibrationInvalid(problem)
-    try:
-        if path.stat().st_size > IMAGE_BYTES_MAX:
-            raise CalibrationInvalid(
-                f"{path} has {path.stat().st_size} bytes, and the limit is {IMAGE_BYTES_MAX}: give a smaller image"
-            )
+    with as_recording(path, IMAGE_BYTES_MAX, "give a smaller image"):
         array, _ = preprocessor(np.frombuffer(path.read_bytes(), np.uint8)[None])
-        return array
-    except OSError as error:
-        raise CalibrationInvalid(f"cannot read {path}: {error.strerror}") from error
-    except RequestError as error:
-        raise CalibrationInvalid(f"{path}: {error.message}") from error
+    return array
 
 
 def _checked(path: Path, spec: TensorSpec, array: NDArray[Any]) -> NDArray[Any]:

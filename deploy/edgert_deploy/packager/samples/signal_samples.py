@@ -15,8 +15,7 @@ from edgert.processing.csv_table import read_csv
 from edgert.processing.signals import SignalPreprocessor
 from edgert.tensors import TensorSpec
 from edgert_deploy.packager.samples.file_labels import labels_of
-from edgert_deploy.packager.samples.sample_files import Arrays, check_form, check_size
-from edgert_deploy.packager.sources.git_lfs import pointer_problem
+from edgert_deploy.packager.samples.sample_files import LABELS_TABLE, Arrays, as_recording, check_form, check_size
 
 FILE_BYTES_MAX = 256 * 1024**2
 _ROWS = 64  # of features at once
@@ -56,8 +55,7 @@ def read_signal_files(
     suffix = ".wav" if isinstance(rule, Sound) else ".csv"
     if len(inputs) != 1:
         raise CalibrationInvalid(f"{folder} can hold {suffix} files only for a model with one input: give an .npz")
-    tables = {folder / "labels.csv"}
-    files = sorted({*folder.glob(f"*{suffix}"), *folder.glob(f"*/*{suffix}")} - tables)
+    files = sorted({*folder.glob(f"*{suffix}"), *folder.glob(f"*/*{suffix}")} - {folder / LABELS_TABLE})
     if not files:
         raise CalibrationInvalid(f"{folder} holds neither .npy nor {suffix} files; give one file for each recording")
     labels = labels_of(folder, files, class_names)
@@ -79,22 +77,13 @@ def _window_spec(spec: TensorSpec, rule: Rule) -> TensorSpec:
 
 
 def _windows(preprocessor: SignalPreprocessor, rule: Rule, path: Path) -> NDArray[np.float32]:
-    if problem := pointer_problem(path):
-        raise CalibrationInvalid(problem)
-    try:
-        if path.stat().st_size > FILE_BYTES_MAX:
-            raise CalibrationInvalid(
-                f"{path} has {path.stat().st_size} bytes, and the limit is {FILE_BYTES_MAX}: cut it"
-            )
+    with as_recording(path, FILE_BYTES_MAX, "cut it"):
         if isinstance(rule, Sound):
             return preprocessor.windows(np.frombuffer(path.read_bytes(), np.uint8)[None])
-        table = read_csv(path)
+        try:
+            table = read_csv(path)
+        except InputError as error:
+            raise CalibrationInvalid(error.message) from error
         if table.shape[1] != rule.channels:
             raise CalibrationInvalid(f"{path} has {table.shape[1]} columns, and the rule has {rule.channels} channels")
         return preprocessor.windows(table[None])
-    except OSError as error:
-        raise CalibrationInvalid(f"cannot read {path}: {error.strerror}") from error
-    except InputError as error:
-        raise CalibrationInvalid(error.message) from error
-    except RequestError as error:
-        raise CalibrationInvalid(f"{path}: {error.message}") from error

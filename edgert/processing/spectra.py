@@ -1,0 +1,17 @@
+"""Spectra of windows of samples, in FP64: before 2.0, NumPy's FFT knew nothing else."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def hann(length: int) -> NDArray[np.float64]:
+    """Return the periodic Hann window, as scipy.signal.get_window gives it."""
+    return np.asarray(0.5 - 0.5 * np.cos(2 * np.pi * np.arange(length) / length))
+
+
+def energies(samples: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the squared magnitudes of the Fourier transform along the last axis: [..., n] -> [..., n / 2 + 1]."""
+    spectrum = np.fft.rfft(samples)
+    return np.asarray(spectrum.real**2 + spectrum.imag**2)
