@@ -151,6 +151,34 @@ class BundleExpired(BundleError):
     code = "bundle.expired"
 
 
+# --- the channel must change ----------------------------------------------------------------
+
+
+class ChannelInvalid(EdgeRTError):
+    """The statement of a channel, or what a registry gives for it, cannot be used; nothing is installed."""
+
+    code = "channel.invalid"
+    exit_code = 5
+
+
+class ChannelTooOld(ChannelInvalid):
+    """A registry gives an older statement than the device has seen."""
+
+    code = "channel.too_old"
+
+
+class ChannelExpired(ChannelInvalid):
+    """The statement's signed expiry is past, and the registry has no newer one."""
+
+    code = "channel.expired"
+
+
+class ChannelMismatch(ChannelInvalid):
+    """A registry gives other content than the statement names."""
+
+    code = "channel.mismatch"
+
+
 # --- the device must change -----------------------------------------------------------------
 
 

@@ -1,4 +1,4 @@
-"""DSSE envelopes: a manifest and its signatures.
+"""DSSE envelopes: a manifest, or the statement of a channel, and its signatures.
 
 DSSE: https://github.com/secure-systems-lab/dsse/blob/master/protocol.md. A worker only reads envelopes that were verified
 at installation, so this module needs no cryptography; that is in `edgert.bundle.signing`.
@@ -19,12 +19,14 @@ if TYPE_CHECKING:
 
 ENVELOPE_NAME = "manifest.dsse.json"  # in a bundle and in a slot
 PAYLOAD_TYPE = "application/vnd.edgert.manifest+json"
+CHANNEL_PAYLOAD_TYPE = "application/vnd.edgert.channel+json"
+_WHAT = {PAYLOAD_TYPE: "bundle", CHANNEL_PAYLOAD_TYPE: "channel"}  # in messages
 
 
-def sign(payload: bytes, key: SigningKey) -> bytes:
-    """Return the DSSE envelope of `payload`. The same payload and key always give the same bytes."""
-    signature = key.key.sign(_pre_authentication_encoding(PAYLOAD_TYPE, payload))
-    return _canonical(payload, (key.public.key_id,), (signature,))
+def sign(payload: bytes, key: SigningKey, payload_type: str = PAYLOAD_TYPE) -> bytes:
+    """Return the DSSE envelope of `payload`. The same payload, type and key always give the same bytes."""
+    signature = key.key.sign(_pre_authentication_encoding(payload_type, payload))
+    return _canonical(payload_type, payload, (key.public.key_id,), (signature,))
 
 
 @dataclass(frozen=True)
@@ -35,10 +37,12 @@ class Envelope:
     payload: bytes
     key_ids: tuple[str, ...]
     signatures: tuple[bytes, ...]
+    payload_type: str = PAYLOAD_TYPE
 
     def verify(self, trusted: tuple[PublicKey, ...]) -> PublicKey:
         """Return the trusted key that signed the payload. Raises SignatureInvalid."""
-        signed = _pre_authentication_encoding(PAYLOAD_TYPE, self.payload)
+        signed = _pre_authentication_encoding(self.payload_type, self.payload)
+        what = _WHAT[self.payload_type]
         for key in trusted:
             for key_id, signature in zip(self.key_ids, self.signatures, strict=True):
                 if key_id == key.key_id and key.made(signature, signed):
@@ -46,19 +50,19 @@ class Envelope:
         known = ", ".join(key.key_id for key in trusted) or "none"
         named = ", ".join(self.key_ids) or "none"
         if any(key.key_id in self.key_ids for key in trusted):
-            raise SignatureInvalid(f"the signature of key {named} does not match the manifest: the bundle was changed")
+            raise SignatureInvalid(f"the signature of key {named} does not match: the {what} was changed")
         raise SignatureInvalid(
-            f"the bundle is signed by key {named}; this device trusts {known}. "
-            "Sign with a trusted key (edgert build --key), or add the key to the device (edgert bootstrap)"
+            f"the {what} is signed by key {named}; this device trusts {known}. "
+            "Sign with a trusted key (--key), or add the key to the device (edgert bootstrap)"
         )
 
 
-def parse_envelope(data: bytes) -> Envelope:
-    """Parse an envelope. Raises BundleCorrupt when `data` is no DSSE envelope of a manifest."""
+def parse_envelope(data: bytes, payload_type: str = PAYLOAD_TYPE) -> Envelope:
+    """Parse an envelope. Raises BundleCorrupt when `data` is no DSSE envelope of a `payload_type`."""
     try:
         value = json.loads(data)
-        if value["payloadType"] != PAYLOAD_TYPE:
-            raise BundleCorrupt(f"the envelope's payload is {value['payloadType']!r}, not {PAYLOAD_TYPE}")
+        if value["payloadType"] != payload_type:
+            raise BundleCorrupt(f"the envelope's payload is {str(value['payloadType'])[:80]!r}, not {payload_type}")
         entries = value["signatures"]
         if not 1 <= len(entries) <= 16:
             raise BundleCorrupt(f"the envelope has {len(entries)} signatures; 1 to 16 are allowed")
@@ -67,19 +71,21 @@ def parse_envelope(data: bytes) -> Envelope:
             payload=base64.b64decode(value["payload"], validate=True),
             key_ids=tuple(str(entry["keyid"])[:64] for entry in entries),
             signatures=tuple(base64.b64decode(entry["sig"], validate=True) for entry in entries),
+            payload_type=payload_type,
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, binascii.Error) as error:
-        raise BundleCorrupt(f"the bundle's envelope cannot be read: {type(error).__name__}") from error
+        raise BundleCorrupt(f"the {_WHAT[payload_type]}'s envelope cannot be read: {type(error).__name__}") from error
     # Base64 and JSON have several forms of the same value. Only one is accepted, so that every changed byte is noticed.
-    if _canonical(envelope.payload, envelope.key_ids, envelope.signatures) != data:
-        raise BundleCorrupt("the bundle's envelope is not in canonical form: the bundle was changed")
+    if _canonical(payload_type, envelope.payload, envelope.key_ids, envelope.signatures) != data:
+        what = _WHAT[payload_type]
+        raise BundleCorrupt(f"the {what}'s envelope is not in canonical form: the {what} was changed")
     return envelope
 
 
-def _canonical(payload: bytes, key_ids: tuple[str, ...], signatures: tuple[bytes, ...]) -> bytes:
+def _canonical(payload_type: str, payload: bytes, key_ids: tuple[str, ...], signatures: tuple[bytes, ...]) -> bytes:
     envelope = {
         "payload": base64.b64encode(payload).decode(),
-        "payloadType": PAYLOAD_TYPE,
+        "payloadType": payload_type,
         "signatures": [
             {"keyid": key_id, "sig": base64.b64encode(signature).decode()}
             for key_id, signature in zip(key_ids, signatures, strict=True)

@@ -25,6 +25,7 @@ NAMES = (
     "control",
     "envelope",
     "manifest",
+    "channel",
     "delivery",
     "http",
     "mqtt",

@@ -25,12 +25,21 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from edgert.bundle.bundle_file import open_bundle
+from edgert.bundle.channel import Entry, Statement
 from edgert.bundle.delta import Part, open_delivery, write_delta
 from edgert.bundle.envelope import parse_envelope
 from edgert.bundle.manifest import Manifest
 from edgert.bundle.signing import PublicKey, SigningKey
 from edgert.checks.status import DaemonStatus
-from edgert.errors import BundleCorrupt, BundleError, EdgeRTError, ProtocolError, RequestError, SourceInvalid
+from edgert.errors import (
+    BundleCorrupt,
+    BundleError,
+    ChannelInvalid,
+    EdgeRTError,
+    ProtocolError,
+    RequestError,
+    SourceInvalid,
+)
 from edgert.http.admission import Admission, Place
 from edgert.http.connection import HttpConnection
 from edgert.http.limits import Limits
@@ -153,6 +162,13 @@ def manifest(data: bytes) -> None:
         assert Manifest.from_bytes(read.to_bytes()) == read
 
 
+def channel(data: bytes) -> None:
+    """A signed statement of a channel. One that is taken is the same after it was written and read again."""
+    with suppress(ChannelInvalid):
+        read = Statement.from_bytes(data)
+        assert Statement.from_bytes(read.to_bytes()) == read
+
+
 def delivery(data: bytes) -> None:
     """A bundle or a delta, as `edgertd install` takes it."""
     descriptor = os.memfd_create("delivery")
@@ -199,6 +215,12 @@ def _manifests() -> list[bytes]:
 
 def _envelopes() -> list[bytes]:
     return [_opened()[1]]
+
+
+def _statements() -> list[bytes]:
+    entry = Entry("echo", 2, "0" * 64, "1" * 64, "2" * 64, 0.5, ("lab",), limits={"p99_ms": 8.0})
+    times = ("2026-11-22T08:00:00Z", "2026-12-22T08:00:00Z")
+    return [Statement("stable", 7, *times, (entry,), revoked=("0" * 16,)).to_bytes()]
 
 
 def _deliveries() -> list[bytes]:
@@ -474,6 +496,7 @@ TARGETS = {
     "control": Target(control_answer, _control_answers, 8192),
     "envelope": Target(envelope, _envelopes, 8192),
     "manifest": Target(manifest, _manifests, 8192),
+    "channel": Target(channel, _statements, 8192),
     "delivery": Target(delivery, _deliveries, 1 << 15),
     "http": Target(http, _requests),
     "mqtt": Target(mqtt, _reports),
