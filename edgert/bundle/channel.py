@@ -1,0 +1,254 @@
+"""A channel: the signed statement of which release of each model its devices take.
+
+A host writes statements and puts the newest into a registry; devices ask for it. The registry is not trusted: a statement
+is a DSSE envelope that a trusted key signed, its counter only rises, and it expires. One statement holds all models of
+the channel, so that nobody can mix entries of two statements.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from edgert.bundle.envelope import CHANNEL_PAYLOAD_TYPE, parse_envelope, sign
+from edgert.bundle.expiry import expiry_time, time_text
+from edgert.bundle.manifest import MODEL_NAME
+from edgert.bundle.signing import PublicKey, SigningKey
+from edgert.errors import BundleCorrupt, ChannelExpired, ChannelInvalid, ChannelTooOld, SignatureInvalid
+from edgert.typed_json import Mistyped, from_json
+
+FORMAT = 1
+STATEMENT_BYTES_MAX = 256 * 1024  # of the envelope
+ENTRIES_MAX = 256
+SELECTED_MAX = 64  # sites, profiles or tags of an entry; keys of a statement
+LIMITS_MAX = 16
+TEXT_LENGTH_MAX = 200
+TRIAL_S_MAX = 24 * 3600.0
+CHANNEL_NAME = re.compile(r"[a-z][a-z0-9-]{0,39}")  # a part of a registry's tag
+KEY_ID = re.compile(r"[0-9a-f]{16}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_COUNTER_MAX = 2**53
+
+
+@dataclass(frozen=True)
+class Follower:
+    """The device that a statement is read for."""
+
+    site: str
+    device: str
+    profile: str
+    tags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A release for the devices that are selected; a device takes the first entry of a model that selects it.
+
+    `digest` is the bundle's digest. `envelope` and `manifest` are the SHA-256 of the bundle's envelope and of the OCI
+    manifest, which are the names of both in the registry. Empty selectors select every device; a tag `rack=3` is also
+    selected by `rack`. `share` is the share of all devices, from 0 to 1. `limits` are trial limits, watched for `watch_s`
+    seconds. A device that has not begun with a `halted` release does not begin.
+    """
+
+    model: str
+    release: int
+    digest: str
+    envelope: str
+    manifest: str
+    share: float = 1.0
+    sites: tuple[str, ...] = ()
+    profiles: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+    limits: dict[str, float] = field(default_factory=dict)
+    watch_s: float = 60.0
+    halted: bool = False
+
+    def __post_init__(self) -> None:
+        _check_entry(self)
+
+    def selects(self, device: Follower) -> bool:
+        """Return whether `device` is to take this release."""
+        keys = {tag.partition("=")[0] for tag in device.tags}
+        return (
+            (not self.sites or device.site in self.sites)
+            and (not self.profiles or device.profile in self.profiles)
+            and (not self.tags or not keys.union(device.tags).isdisjoint(self.tags))
+            and position(device, self.model, self.release) < self.share
+        )
+
+
+@dataclass(frozen=True)
+class Statement:
+    """What a channel gives its devices. Times are UTC, as 2027-02-19T08:00:00Z.
+
+    `counter` only rises, in a new registry too: max(last + 1, seconds since 1970) needs no memory. With `not_before` the
+    statement applies from then on. `revoked` are ids of keys that devices no longer trust; the key that signs the
+    statement is never among them.
+    """
+
+    channel: str
+    counter: int
+    issued: str
+    expires: str
+    entries: tuple[Entry, ...]
+    not_before: str = ""
+    revoked: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check_statement(self)
+
+    @property
+    def models(self) -> list[str]:
+        """The models that the channel has, in the order of its entries."""
+        return list(dict.fromkeys(entry.model for entry in self.entries))
+
+    def entry_for(self, model: str, device: Follower) -> Entry | None:
+        """Return the first entry of `model` that selects `device`; None where there is none."""
+        return next((e for e in self.entries if e.model == model and e.selects(device)), None)
+
+    def expired(self, now_s: float) -> bool:
+        """Return whether the statement expired before `now_s`, in seconds since 1970."""
+        return now_s >= expiry_time(self.expires)
+
+    def to_bytes(self) -> bytes:
+        value = {"format": FORMAT, **asdict(self)}
+        return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Statement:
+        """Parse a statement. Raises ChannelInvalid where this version cannot read it."""
+        try:
+            value = json.loads(data)
+            if value["format"] != FORMAT:
+                raise ChannelInvalid(
+                    f"the channel has format {str(value['format'])[:40]!r}, this version reads {FORMAT}: update edgert"
+                )
+            _check_known(value)
+            return from_json(cls, value)
+        except Mistyped as error:
+            if isinstance(error.__cause__, ChannelInvalid):  # a value of the right type that is not allowed
+                raise error.__cause__ from None
+            raise ChannelInvalid(f"the channel cannot be read: {error}") from error
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise ChannelInvalid(f"the channel cannot be read: {type(error).__name__}") from error
+
+
+def sign_statement(statement: Statement, key: SigningKey) -> bytes:
+    """Return the envelope of `statement`. Raises ChannelInvalid where it is too large, or revokes its own key."""
+    if key.public.key_id in statement.revoked:
+        raise ChannelInvalid(f"key {key.public.key_id} cannot revoke itself: sign with another trusted key")
+    envelope = sign(statement.to_bytes(), key, CHANNEL_PAYLOAD_TYPE)
+    if len(envelope) > STATEMENT_BYTES_MAX:
+        raise ChannelInvalid(
+            f"the channel takes {len(envelope)} bytes; at most {STATEMENT_BYTES_MAX} are allowed: remove entries"
+        )
+    return envelope
+
+
+def read_statement(data: bytes, channel: str, trusted: tuple[PublicKey, ...]) -> Statement:
+    """Return the statement in an envelope that one of `trusted` signed for `channel`.
+
+    Raises SignatureInvalid, and ChannelInvalid where the bytes are no statement or that of another channel. `check_next`
+    then tells whether it may be followed.
+    """
+    if len(data) > STATEMENT_BYTES_MAX:
+        raise ChannelInvalid(
+            f"the channel takes more than {STATEMENT_BYTES_MAX} bytes: the registry holds something else"
+        )
+    try:
+        envelope = parse_envelope(data, CHANNEL_PAYLOAD_TYPE)
+    except BundleCorrupt as error:
+        raise ChannelInvalid(error.message) from error
+    signed_by = envelope.verify(trusted)
+    statement = Statement.from_bytes(envelope.payload)
+    if signed_by.key_id in statement.revoked:
+        raise SignatureInvalid(f"the channel revokes key {signed_by.key_id}, which signed it: sign with another key")
+    if statement.channel != channel:
+        raise ChannelInvalid(f"the registry gave the statement of channel {statement.channel} for channel {channel}")
+    return statement
+
+
+def check_next(statement: Statement, counter: int, now_s: float) -> None:
+    """Raise unless `statement` may follow one with `counter` (0: none yet) at the time `now_s`.
+
+    A device without a clock may be behind: the signed time of issue has certainly passed. Raises ChannelTooOld where the
+    counter is lower, ChannelExpired, and ChannelInvalid where it is too early.
+    """
+    now_s = max(now_s, expiry_time(statement.issued))
+    name = f"channel {statement.channel}"
+    if statement.counter < counter:
+        raise ChannelTooOld(
+            f"{name} has counter {statement.counter}, and {counter} was seen before: the registry gave an older statement"
+        )
+    if statement.expired(now_s):
+        raise ChannelExpired(
+            f"{name} expired at {statement.expires}, and it is {time_text(now_s)}: sign it again with edgert channel resume"
+        )
+    if statement.not_before and now_s < expiry_time(statement.not_before):
+        raise ChannelInvalid(f"{name} begins at {statement.not_before}, and it is {time_text(now_s)}: wait")
+
+
+def position(device: Follower, model: str, release: int) -> float:
+    """Return where a device is among all, from 0 to below 1, for a release: raising a share only adds devices."""
+    text = f"{device.site}/{device.device}\n{model}\n{release}"
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big") / 2**48
+
+
+def _check_statement(statement: Statement) -> None:
+    if not CHANNEL_NAME.fullmatch(statement.channel):
+        raise ChannelInvalid(f"channel name {statement.channel[:80]!r}: use a letter, then at most 39 of a-z 0-9 -")
+    if not 1 <= statement.counter < _COUNTER_MAX:
+        raise ChannelInvalid(f"counter {statement.counter}: give a whole number from 1 up")
+    if len(statement.entries) > ENTRIES_MAX:
+        raise ChannelInvalid(f"the channel has {len(statement.entries)} entries; at most {ENTRIES_MAX} are allowed")
+    if len(statement.revoked) > SELECTED_MAX or not all(map(KEY_ID.fullmatch, statement.revoked)):
+        raise ChannelInvalid(f"revoked keys must be at most {SELECTED_MAX} key ids (edgert keys list)")
+    begins = statement.not_before or statement.issued
+    try:
+        ordered = expiry_time(statement.issued) <= expiry_time(begins) < expiry_time(statement.expires)
+    except ValueError as error:
+        raise ChannelInvalid(
+            f"a time of the channel cannot be read ({error}): give it like 2027-02-19T08:00:00Z"
+        ) from error
+    if not ordered:
+        raise ChannelInvalid(
+            f"the channel is issued at {statement.issued}, begins at {begins} and expires at {statement.expires}: "
+            "give times in this order"
+        )
+
+
+def _check_entry(entry: Entry) -> None:
+    if not MODEL_NAME.fullmatch(entry.model):
+        raise ChannelInvalid(f"model name {entry.model[:80]!r}: use a letter, then at most 62 of a-z 0-9 _ -")
+    name = f"release {entry.release} of {entry.model}"
+    if not 1 <= entry.release < _COUNTER_MAX:
+        raise ChannelInvalid(f"{name}: give a whole number from 1 up")
+    if not all(map(_SHA256.fullmatch, (entry.digest, entry.envelope, entry.manifest))):
+        raise ChannelInvalid(f"{name} has no SHA-256 of its bundle")
+    if not 0 <= entry.share <= 1:
+        raise ChannelInvalid(f"{name} has the share {entry.share:g}: give 0 to 1")
+    for selected in (entry.sites, entry.profiles, entry.tags):
+        if len(selected) > SELECTED_MAX or any(not 0 < len(text) <= TEXT_LENGTH_MAX for text in selected):
+            raise ChannelInvalid(f"{name} selects by too many or too long names; at most {SELECTED_MAX} are allowed")
+    if len(entry.limits) > LIMITS_MAX or not all(math.isfinite(v) and v >= 0 for v in entry.limits.values()):
+        raise ChannelInvalid(f"{name} has trial limits that are not numbers from 0 up, or more than {LIMITS_MAX}")
+    if not 0 < entry.watch_s <= TRIAL_S_MAX:
+        raise ChannelInvalid(
+            f"{name} is watched for {entry.watch_s:g} s; give more than 0 and at most {TRIAL_S_MAX:g} s"
+        )
+
+
+def _check_known(value: dict[str, Any]) -> None:
+    """Raise ChannelInvalid for unknown keys: without one that it does not know, a device may take a wrong release."""
+    for cls, table, known in (
+        (Statement, value, {"format"}),
+        *((Entry, entry, set[str]()) for entry in value["entries"]),
+    ):
+        if unknown := sorted(set(table) - known - {field.name for field in fields(cls)}):
+            raise ChannelInvalid(
+                f"the channel has unknown keys {', '.join(unknown)[:200]}: update edgert on the device"
+            )
