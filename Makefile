@@ -80,7 +80,7 @@ WHEELS := deploy/edgert_deploy/bootstrap/locked_wheels.txt
 lock: setup
 	$(BIN)/uv $(COMPILE) --extra dev --output-file requirements/dev.txt
 	$(BIN)/uv $(COMPILE) --extra host --extra demo --constraint requirements/dev.txt --output-file requirements/demo.txt
-	echo pip | $(BIN)/uv $(COMPILE) - $(addprefix --extra ,tflite openvino onnxruntime tensorrt http) \
+	echo pip | $(BIN)/uv $(COMPILE) - $(addprefix --extra ,tflite openvino onnxruntime tensorrt http channels) \
 		--constraint requirements/dev.txt --output-file $(WHEELS)
 
 # Asks PyPI's database of vulnerabilities.
@@ -140,6 +140,9 @@ servers:
 	ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || command -v initdb >/dev/null || missing="$$missing postgresql"; \
 	command -v prometheus >/dev/null || missing="$$missing prometheus"; \
 	test "$$(uname -m)" != x86_64 || PATH="$$PATH:/usr/sbin:/sbin" ldconfig -p | grep -q libb64 || missing="$$missing libb64-0d"; \
+	command -v docker-registry >/dev/null || missing="$$missing docker-registry"; \
+	command -v skopeo >/dev/null || missing="$$missing skopeo"; \
+	PATH="$$PATH:/usr/sbin" command -v nginx >/dev/null || missing="$$missing nginx-light"; \
 	command -v cc >/dev/null || missing="$$missing gcc libc6-dev"; \
 	for b in chromium chromium-browser google-chrome-stable google-chrome; do command -v $$b >/dev/null && break; done \
 		|| missing="$$missing $(CHROMIUM)"; \

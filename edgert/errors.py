@@ -292,6 +292,41 @@ class Interrupted(EdgeRTError):
     exit_code = 130
 
 
+# --- the registry, or the way to it, must change ---------------------------------------------
+
+
+class RegistryError(EdgeRTError):
+    """The registry's answer cannot be used."""
+
+    code = "registry.invalid"
+    exit_code = 6
+
+
+class RegistryUnreachable(RegistryError):
+    """The registry does not answer, is overloaded, or its answer broke off; the same request may succeed later."""
+
+    code = "registry.unreachable"
+    retryable = True
+
+
+class RegistryLoginRefused(RegistryError):
+    """The registry refuses the login, or wants one and there is none."""
+
+    code = "registry.login_refused"
+
+
+class NotInRegistry(RegistryError):
+    """The registry does not hold what was asked for."""
+
+    code = "registry.not_found"
+
+
+class RegistryCorrupt(RegistryError):
+    """Bytes from the registry are not those that their digest names, or are more than announced."""
+
+    code = "registry.corrupt"
+
+
 # --- the input of a host's command must change ----------------------------------------------
 
 

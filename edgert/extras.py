@@ -33,6 +33,7 @@ EXTRAS = {
     "tf2onnx": ("keras",),
     "tomlkit": ("host", "fleet"),
     "torch": ("torch",),
+    "urllib3": ("host", "channels"),
 }
 
 

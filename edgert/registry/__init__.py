@@ -1,0 +1,1 @@
+"""An OCI registry as the place of releases and channels: addresses, logins, requests."""

@@ -1,0 +1,298 @@
+"""One repository of an OCI registry: manifests and blobs, fetched and put, every byte checked against its digest.
+
+The protocol: https://github.com/opencontainers/distribution-spec/blob/v1.1.1/spec.md. A registry is a place to keep
+bytes, not an authority: digests say what is right, and signatures say who made it (edgert.bundle).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import BinaryIO
+from urllib.parse import urlsplit
+
+import urllib3
+
+from edgert.durable import PRIVATE, sync_file
+from edgert.errors import (
+    NotInRegistry,
+    RegistryCorrupt,
+    RegistryError,
+    RegistryLoginRefused,
+    RegistryUnreachable,
+    StorageFailed,
+)
+from edgert.registry.address import DIGEST, TAG, Repository, digest_of
+from edgert.registry.connection import Body, Connection, checked_location, translated
+from edgert.registry.login import Credentials, Login
+
+MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
+MANIFEST_BYTES_MAX = 1024**2
+SLOWEST_BYTES_PER_S = 1000.0
+START_S = 60.0  # beyond the time that the slowest rate takes
+RETRY_AFTER_S_MAX = 24 * 3600.0
+_CHUNK_BYTES = 64 * 1024
+_OVERLOADED = (408, 425, 429, 500, 502, 503, 504)
+
+OnBytes = Callable[[int], object]
+
+
+@dataclass(frozen=True)
+class Blob:
+    """The digest (sha256:...) and the size of a blob."""
+
+    digest: str
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """A manifest as the registry holds it."""
+
+    digest: str
+    media_type: str
+    data: bytes
+
+
+class Registry:
+    """A repository with its login. For one thread at a time; `clock` counts seconds.
+
+    Its calls raise RegistryUnreachable where a repetition may help, RegistryLoginRefused, NotInRegistry,
+    RegistryCorrupt for wrong bytes, and RegistryError for other answers.
+    """
+
+    def __init__(
+        self,
+        repository: Repository,
+        credentials: Credentials | None = None,
+        ca: Path | None = None,
+        *,
+        connection: Connection | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.repository = repository
+        self._connection = connection or Connection(ca)
+        self._login = Login(self._connection, repository.host, credentials)
+        self._clock = clock
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def manifest(self, reference: str, known: str = "", accept: str = MANIFEST_TYPE) -> Fetched | None:
+        """Return the manifest of a tag or a digest; None where its digest is still `known`."""
+        if not (TAG.fullmatch(reference) or DIGEST.fullmatch(reference)):
+            raise RegistryError(f"{reference[:80]!r} is neither a tag nor a digest")
+        headers = {"Accept": accept} | ({"If-None-Match": f'"{known}"'} if known else {})
+        what = f"manifest {reference}"
+        with self._request("GET", f"/manifests/{reference}", headers) as response:
+            if response.status == 304 and known:
+                return None
+            self._expect(response, what, 200)
+            data = self._read_all(response, what, MANIFEST_BYTES_MAX)
+            media_type = str(response.headers.get("Content-Type", ""))
+        digest = digest_of(data)
+        if DIGEST.fullmatch(reference) and digest != reference:
+            raise RegistryCorrupt(f"{self.repository} gives other bytes for {what}: they have {digest}")
+        return None if digest == known else Fetched(digest, media_type.partition(";")[0].strip(), data)
+
+    def has(self, blob: Blob) -> bool:
+        """Return whether the registry holds the blob."""
+        with self._request("HEAD", f"/blobs/{_checked(blob)}") as response:
+            if response.status == 404:
+                return False
+            self._expect(response, f"blob {blob.digest}", 200)
+            return True
+
+    def read(self, blob: Blob, bytes_max: int) -> bytes:
+        """Return the content of a small blob, checked."""
+        what = f"blob {blob.digest}"
+        if blob.size_bytes > bytes_max:
+            raise RegistryCorrupt(
+                f"{what} in {self.repository} has {blob.size_bytes} bytes; at most {bytes_max} are read"
+            )
+        with self._request("GET", f"/blobs/{_checked(blob)}") as response:
+            self._expect(response, what, 200)
+            data = self._read_all(response, what, blob.size_bytes)
+        if digest_of(data) != blob.digest:
+            raise RegistryCorrupt(f"{self.repository} gives other bytes for {what}: they have {digest_of(data)}")
+        return data
+
+    def download(self, blob: Blob, path: Path, on_bytes: OnBytes = lambda count: None) -> None:
+        """Fetch the blob to `path`, which holds what an earlier attempt fetched, or is missing.
+
+        `on_bytes` gets the count of each piece on disk; it may wait (a limited rate), or raise to stop. What was
+        fetched stays for the next attempt, over a power cut too. Once all bytes are there and have the digest, the file
+        is durable; with another digest it is removed, and RegistryCorrupt raised. Raises StorageFailed.
+        """
+        _checked(blob)
+        try:
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            with os.fdopen(os.open(path, flags, PRIVATE), "r+b") as file:
+                digest = _hashed(file, blob.size_bytes)
+                try:
+                    self._continue(blob, file, digest, on_bytes)
+                finally:
+                    sync_file(file)
+            if f"sha256:{digest.hexdigest()}" != blob.digest:
+                path.unlink()
+                raise RegistryCorrupt(
+                    f"{self.repository} gives other bytes for blob {blob.digest}: they were removed, and the next "
+                    "attempt begins anew"
+                )
+        except OSError as error:
+            raise StorageFailed(f"cannot write {path}: {error.strerror}; free some space") from error
+
+    def upload(self, blob: Blob, source: Path | bytes, on_bytes: OnBytes = lambda count: None) -> None:
+        """Put a blob that the registry lacks."""
+        what = f"blob {blob.digest}"
+        with self._request("POST", "/blobs/uploads/", {"Content-Length": "0"}) as response:
+            self._expect(response, what, 202)
+            location = response.headers.get("Location")
+        if location is None:
+            raise RegistryError(f"{self.repository} names no place for {what}")
+        url = checked_location(self.repository.url, location)
+        url += f"{'&' if urlsplit(url).query else '?'}digest={blob.digest}"
+        headers = {"Content-Type": "application/octet-stream", "Content-Length": str(blob.size_bytes)}
+        wait_s = START_S + blob.size_bytes / SLOWEST_BYTES_PER_S
+        with self._request("PUT", url, headers, _Content(source, on_bytes), wait_s) as response:
+            self._expect(response, what, 201)
+
+    def put_manifest(self, reference: str, data: bytes, media_type: str = MANIFEST_TYPE) -> str:
+        """Put a manifest whose blobs are there, under a tag or its digest; return its digest."""
+        headers = {"Content-Type": media_type}
+        with self._request("PUT", f"/manifests/{reference}", headers, data) as response:
+            self._expect(response, f"manifest {reference}", 201)
+        return digest_of(data)
+
+    def _continue(self, blob: Blob, file: BinaryIO, digest: hashlib._Hash, on_bytes: OnBytes) -> None:
+        """Fetch what follows the content of `file`, which `digest` has hashed."""
+        at = file.tell()
+        if at == blob.size_bytes:
+            return
+        what = f"blob {blob.digest}"
+        headers = {"Range": f"bytes={at}-{blob.size_bytes - 1}"} if at else {}
+        with self._request("GET", f"/blobs/{blob.digest}", headers) as response:
+            self._expect(response, what, 200, 206)
+            if response.status == 200:  # a registry may ignore the range
+                skip, length = at, blob.size_bytes
+            else:
+                skip, length = 0, blob.size_bytes - at
+                if response.headers.get("Content-Range") != f"bytes {at}-{blob.size_bytes - 1}/{blob.size_bytes}":
+                    raise RegistryCorrupt(f"{self.repository} gives another part of {what} than was asked for")
+            # In chunks, a server could send the length of one byte by byte.
+            if response.headers.get("Content-Length") != str(length) or "Transfer-Encoding" in response.headers:
+                raise RegistryCorrupt(
+                    f"{self.repository} announces {response.headers.get('Content-Length')} bytes of {what}; "
+                    f"{length} are right"
+                )
+            for piece in self._pieces(response, what, length):
+                new, skip = piece[skip:], max(skip - len(piece), 0)
+                file.write(new)
+                digest.update(new)
+                if new:
+                    on_bytes(len(new))
+
+    def _pieces(self, response: urllib3.BaseHTTPResponse, what: str, length: int) -> Iterator[bytes]:
+        """Yield a body of `length` bytes. Raises RegistryUnreachable where it breaks off or comes too slowly."""
+        waited_s, received = 0.0, 0
+        while received < length:
+            began_s = self._clock()
+            with translated(self.repository.url):
+                piece = response.read1(min(length - received, _CHUNK_BYTES))
+            waited_s += self._clock() - began_s
+            received += len(piece)
+            if not piece:
+                raise RegistryUnreachable(f"{what} of {self.repository} broke off {length - received} bytes early")
+            yield piece
+            if waited_s > START_S + received / SLOWEST_BYTES_PER_S:
+                raise RegistryUnreachable(
+                    f"{self.repository} sends {what} with less than {SLOWEST_BYTES_PER_S:g} bytes a second"
+                )
+
+    def _read_all(self, response: urllib3.BaseHTTPResponse, what: str, bytes_max: int) -> bytes:
+        """Return a whole small body."""
+        with self._connection.limited(self.repository.url, self._connection.answer_s):
+            data = response.read(bytes_max + 1)
+        if len(data) > bytes_max:
+            raise RegistryCorrupt(
+                f"{what} in {self.repository} is longer than {bytes_max} bytes: the rest was not read"
+            )
+        return data
+
+    @contextmanager
+    def _request(
+        self,
+        method: str,
+        path: str,
+        headers: Mapping[str, str] | None = None,
+        body: Body | None = None,
+        wait_s: float = 0,
+    ) -> Iterator[urllib3.BaseHTTPResponse]:
+        """Send a request, and a second time with a login where the registry wants one. `path` may be a whole URL."""
+        url = f"{self.repository.url}{path}" if path.startswith("/") else path
+        ours = urlsplit(url).netloc == self.repository.host
+        for first in (True, False):
+            login = {"Authorization": self._login.header} if self._login.header and ours else {}
+            with self._connection.request(method, url, {**(headers or {}), **login}, body, wait_s) as response:
+                challenge = response.headers.get("WWW-Authenticate")
+                if response.status != 401 or challenge is None or not first or not ours:
+                    yield response
+                    return
+            self._login.answer(url, challenge)
+
+    def _expect(self, response: urllib3.BaseHTTPResponse, what: str, *wanted: int) -> None:
+        """Raise the error for an answer without a wanted status."""
+        status = response.status
+        if status in wanted:
+            return
+        if status in (401, 403):
+            raise RegistryLoginRefused(self._login.refused())
+        if status in (404, 405):
+            raise NotInRegistry(
+                f"{self.repository} has no {what}" if status == 404 else f"{self.repository} takes no {what}"
+            )
+        if status in _OVERLOADED:
+            raise RegistryUnreachable(
+                f"{self.repository} answers {status} for {what}: it is overloaded or broken; try again later",
+                retry_after_s=_seconds(response.headers.get("Retry-After", "")),
+            )
+        raise RegistryError(f"{self.repository} answers {status} for {what}: check that the address is a registry's")
+
+
+class _Content:
+    """The bytes to send, from their beginning at each iteration; what is read is reported."""
+
+    def __init__(self, source: Path | bytes, on_bytes: OnBytes) -> None:
+        self._source, self._on_bytes = source, on_bytes
+
+    def __iter__(self) -> Iterator[bytes]:
+        with BytesIO(self._source) if isinstance(self._source, bytes) else self._source.open("rb") as file:
+            while chunk := file.read(_CHUNK_BYTES):
+                yield chunk
+                self._on_bytes(len(chunk))
+
+
+def _checked(blob: Blob) -> str:
+    if not DIGEST.fullmatch(blob.digest):
+        raise RegistryError(f"{blob.digest[:80]!r} is no digest of SHA-256")
+    return blob.digest
+
+
+def _hashed(file: BinaryIO, size_bytes: int) -> hashlib._Hash:
+    """Hash the content of `file`, and leave it open at its end; one that is too long is emptied."""
+    digest = hashlib.sha256()
+    if os.fstat(file.fileno()).st_size > size_bytes:
+        file.truncate(0)
+    while chunk := file.read(_CHUNK_BYTES):
+        digest.update(chunk)
+    return digest
+
+
+def _seconds(retry_after: str) -> float | None:
+    return min(float(retry_after), RETRY_AFTER_S_MAX) if retry_after.isdecimal() else None

@@ -1,0 +1,221 @@
+"""HTTP requests that end: every wait, answer and redirect has a limit, and every failure has one of our errors.
+
+The registry and the network are not trusted. A server that sends a byte now and then keeps a socket's time-out from
+ever passing, so a timer shuts the socket of a request whose head, or whole small answer, is late. The reader of a large
+blob counts the time that it waits (client.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import ssl
+import threading
+import urllib.request
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urljoin, urlsplit
+
+import urllib3
+from urllib3.connection import HTTPConnection, HTTPSConnection
+from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
+from urllib3.exceptions import HTTPError, LocationParseError, SSLError
+
+from edgert import __version__
+from edgert.errors import ConfigInvalid, RegistryError, RegistryUnreachable
+
+CONNECT_S_MAX = 20.0
+STALL_S_MAX = 30.0  # for the next bytes
+ANSWER_S_MAX = 60.0  # for the head of an answer, or for all of a small one
+REDIRECTS_MAX = 5
+_REDIRECTS = (301, 302, 303, 307, 308)
+
+Body = bytes | Iterable[bytes]
+
+
+class Connection:
+    """Requests to one host and to those that it redirects to. For one thread at a time.
+
+    `ca` is a file with the certificates that vouch for the servers; None stands for those of the system.
+    """
+
+    def __init__(self, ca: Path | None = None, *, answer_s: float = ANSWER_S_MAX) -> None:
+        self.answer_s = answer_s
+        self._open: weakref.WeakSet[HTTPConnection] = weakref.WeakSet()
+        self._context = _tls(ca)
+        self._managers: dict[str, urllib3.PoolManager] = {}
+
+    def close(self) -> None:
+        for manager in self._managers.values():
+            manager.clear()
+
+    @contextmanager
+    def request(
+        self, method: str, url: str, headers: Mapping[str, str], body: Body | None = None, answer_s: float = 0.0
+    ) -> Iterator[urllib3.BaseHTTPResponse]:
+        """Send one request and give its answer, the body of which is not read yet; follow the redirects of a GET.
+
+        A redirect to another host loses the login; one from https to http is refused. `answer_s` replaces the time for
+        the answer's head. Raises RegistryUnreachable and RegistryError.
+        """
+        for _ in range(REDIRECTS_MAX + 1):
+            with self.limited(url, answer_s or self.answer_s):
+                response = self._manager(url).urlopen(
+                    method,
+                    url,
+                    body=body,
+                    headers={"User-Agent": f"edgert/{__version__}", "Accept-Encoding": "identity", **headers},
+                    redirect=False,
+                    retries=False,
+                    preload_content=False,
+                    decode_content=False,
+                )
+            location = response.headers.get("Location") if method in ("GET", "HEAD") else None
+            if response.status not in _REDIRECTS or location is None:
+                break
+            response.close()
+            target = checked_location(url, location)
+            if urlsplit(target).netloc != urlsplit(url).netloc:
+                headers = {name: value for name, value in headers.items() if name != "Authorization"}
+            url = target
+        else:
+            raise RegistryError(
+                f"{_host(url)} redirected more than {REDIRECTS_MAX} times: check the registry's address"
+            )
+        try:
+            yield response
+        finally:
+            if response.connection is not None:  # the body was not read to its end
+                response.close()
+            response.release_conn()
+
+    @contextmanager
+    def limited(self, url: str, seconds: float) -> Iterator[None]:
+        """Shut the sockets where the block takes longer, and turn the errors of HTTP into ours."""
+        late = threading.Event()
+
+        def shut() -> None:
+            late.set()
+            for connection in list(self._open):
+                with contextlib.suppress(OSError, AttributeError):
+                    connection.sock.shutdown(socket.SHUT_RDWR)
+
+        timer = threading.Timer(seconds, shut)
+        timer.daemon = True
+        timer.start()
+        try:
+            with translated(url):
+                yield
+        except RegistryUnreachable as error:
+            if late.is_set():
+                raise RegistryUnreachable(f"{_host(url)} did not answer within {seconds:g} s") from error
+            raise
+        finally:
+            timer.cancel()
+
+    def _manager(self, url: str) -> urllib3.PoolManager:
+        parts = urlsplit(url)
+        proxy = "" if urllib.request.proxy_bypass(parts.hostname or "") else _proxy(parts.scheme)
+        if proxy not in self._managers:
+            self._managers[proxy] = self._new_manager(proxy)
+        return self._managers[proxy]
+
+    def _new_manager(self, proxy: str) -> urllib3.PoolManager:
+        options: dict[str, Any] = {
+            "timeout": urllib3.Timeout(connect=CONNECT_S_MAX, read=STALL_S_MAX),
+            "ssl_context": self._context,
+            "num_pools": 4,
+        }
+        manager = urllib3.ProxyManager(proxy, **options) if proxy else urllib3.PoolManager(**options)
+        manager.pool_classes_by_scheme = _pools(self._open)
+        return manager
+
+
+@contextmanager
+def translated(url: str) -> Iterator[None]:
+    """Turn the errors of HTTP into ours."""
+    try:
+        yield
+    except LocationParseError as error:
+        raise RegistryError(f"{_host(url)} is not an address: {error}") from error
+    except (HTTPError, OSError, ValueError) as error:
+        raise RegistryUnreachable(_reason(url, error)) from error
+
+
+def checked_location(url: str, location: str) -> str:
+    """Return the absolute URL that an answer of `url` points to. Raises RegistryError where it leaves https for http."""
+    target = urljoin(url, location)
+    scheme = urlsplit(target).scheme
+    if scheme not in ("http", "https"):
+        raise RegistryError(f"{_host(url)} points to {target[:80]!r}, which is not an address of HTTP")
+    if urlsplit(url).scheme == "https" and scheme == "http":
+        raise RegistryError(
+            f"{_host(url)} points to {target[:80]!r}, which is without TLS: nothing was sent there. Where a proxy does "
+            "TLS for the registry, have it pass X-Forwarded-Proto"
+        )
+    return target
+
+
+def _pools(opened: weakref.WeakSet[HTTPConnection]) -> dict[str, type[HTTPConnectionPool]]:
+    """Return urllib3's pools with connections that enter themselves in `opened`."""
+
+    class Plain(HTTPConnection):
+        def connect(self) -> None:
+            opened.add(self)
+            super().connect()
+
+    class Secure(HTTPSConnection):
+        def connect(self) -> None:
+            opened.add(self)
+            super().connect()
+
+    class PlainPool(HTTPConnectionPool):
+        ConnectionCls = Plain
+
+    class SecurePool(HTTPSConnectionPool):
+        ConnectionCls = Secure
+
+    return {"http": PlainPool, "https": SecurePool}
+
+
+def _tls(ca: Path | None) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=ca)
+    except OSError as error:  # ssl.SSLError is one
+        raise ConfigInvalid(f"cannot read the certificates in {ca}: {error.strerror or error}") from error
+
+
+def _proxy(scheme: str) -> str:
+    """Return the address of the proxy that the environment names for `scheme`, or ""."""
+    proxy = urllib.request.getproxies_environment().get(scheme, "")
+    return proxy if "://" in proxy or not proxy else f"http://{proxy}"
+
+
+def _host(url: str) -> str:
+    return urlsplit(url).netloc.rpartition("@")[2][:200]
+
+
+def _reason(url: str, error: BaseException) -> str:
+    inner: BaseException | None = error
+    while isinstance(inner, HTTPError):  # urllib3 keeps what it wraps as the cause, or among the arguments
+        error, inner = inner, inner.__cause__ or next((one for one in inner.args if isinstance(one, Exception)), None)
+    inner = inner or error
+    text = str(inner) or type(inner).__name__
+    if isinstance(inner, ssl.SSLCertVerificationError):
+        return (
+            f"the certificate of {_host(url)} is not trusted: {inner.verify_message}. Name the file of its authority "
+            "(ca), or mend the certificate"
+        )
+    if isinstance(inner, (ssl.SSLError, SSLError)):
+        return f"no TLS with {_host(url)}: {text}. Check that the port speaks TLS"
+    if isinstance(inner, socket.gaierror):
+        return f"cannot find the address of {_host(url)}: {inner.strerror}. Check its name and this machine's DNS"
+    if isinstance(inner, OSError) and inner.errno is not None:
+        return (
+            f"cannot reach {_host(url)}: {os.strerror(inner.errno).lower()}. Check the address, and that it runs there"
+        )
+    return f"the connection with {_host(url)} broke: {text[:200]}"

@@ -1,0 +1,155 @@
+"""The login at a registry: credentials from a file in Docker's form, and the answers to its challenges.
+
+The file is `~/.docker/config.json` on a host, which `docker login`, `podman login --compat-auth-file` and `skopeo login
+--compat-auth-file` write; on a device it is named in the configuration and has the same form:
+
+    {"auths": {"registry.example.org": {"auth": "BASE64 OF user:password"}}}
+
+The tokens follow https://distribution.github.io/distribution/spec/auth/token/.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode, urlsplit
+
+from edgert.errors import ConfigInvalid, RegistryError, RegistryLoginRefused
+from edgert.registry.connection import Connection, checked_location
+
+FILE_BYTES_MAX = 1024**2
+TOKEN_BYTES_MAX = 64 * 1024
+HELPER_S_MAX = 60.0
+_PARAMETER = re.compile(r'(\w+)="([^"]*)"')
+_HELPER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """A user and the password or token at one host."""
+
+    user: str
+    secret: str
+
+    @property
+    def basic(self) -> str:
+        return "Basic " + base64.b64encode(f"{self.user}:{self.secret}".encode()).decode()
+
+
+def read_credentials(file: Path | None, host: str) -> Credentials | None:
+    """Return the credentials for `host` in a file of Docker's form; None where it has none.
+
+    A credential helper that the file names for the host is run, as Docker does. Raises ConfigInvalid.
+    """
+    if file is None:
+        return None
+    try:
+        with file.open("rb") as opened:
+            value = json.loads(opened.read(FILE_BYTES_MAX))
+        helper = value.get("credHelpers", {}).get(host) or value.get("credsStore")
+        auths = value.get("auths", {})
+        found = auths.get(host) or auths.get(f"https://{host}")
+        if found is not None and found.get("auth"):
+            user, _, secret = base64.b64decode(found["auth"], validate=True).decode().partition(":")
+            return Credentials(user, secret)
+    except OSError as error:
+        raise ConfigInvalid(f"cannot read the login file {file}: {error.strerror}") from error
+    except (ValueError, AttributeError, TypeError, RecursionError, binascii.Error) as error:
+        raise ConfigInvalid(
+            f'{file} is no login file: it must read {{"auths": {{"{host}": {{"auth": "..."}}}}}}, as docker login writes it'
+        ) from error
+    return _ask_helper(str(helper), host, file) if helper else None
+
+
+def _ask_helper(helper: str, host: str, file: Path) -> Credentials | None:
+    """Run `docker-credential-HELPER get`: https://github.com/docker/docker-credential-helpers#development."""
+    if not _HELPER.fullmatch(helper):
+        raise ConfigInvalid(f"{file} names the credential helper {helper[:80]!r}, which is no name of a program")
+    program = f"docker-credential-{helper}"
+    try:
+        done = subprocess.run(
+            [program, "get"], input=host.encode(), capture_output=True, timeout=HELPER_S_MAX, check=False
+        )
+        if done.returncode:
+            if b"credentials not found" in done.stdout:
+                return None
+            raise ConfigInvalid(f"{program} gives no login for {host}: {done.stdout.decode(errors='replace')[:200]}")
+        value = json.loads(done.stdout)
+        return Credentials(str(value["Username"]), str(value["Secret"]))
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ConfigInvalid(f"{file} names the credential helper {program}, which cannot be run: {error}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigInvalid(f"{program} gives no login for {host} that can be read") from error
+
+
+class Login:
+    """Answers the challenges of one registry; what was learned serves the requests after it."""
+
+    def __init__(self, connection: Connection, host: str, credentials: Credentials | None) -> None:
+        self.header = ""
+        self._connection, self._host, self._credentials = connection, host, credentials
+
+    def answer(self, url: str, challenge: str) -> None:
+        """Set `header` to what answers a challenge of `url`. Raises RegistryLoginRefused and RegistryError."""
+        if urlsplit(url).scheme != "https" and self._credentials is not None and not _is_here(url):
+            raise RegistryLoginRefused(
+                f"{self._host} wants a login, and the address is without TLS: use oci://, so that nobody reads it"
+            )
+        scheme, _, rest = challenge.partition(" ")
+        if scheme.lower() == "basic":
+            if self._credentials is None:
+                raise RegistryLoginRefused(self._nothing())
+            self.header = self._credentials.basic
+        elif scheme.lower() == "bearer":
+            self.header = f"Bearer {self._token(url, dict(_PARAMETER.findall(rest)))}"
+        else:
+            raise RegistryError(f"{self._host} wants a login of the kind {scheme[:40]!r}; Basic and Bearer are known")
+
+    def refused(self) -> str:
+        """Return why the registry refuses the request, after the answer to its challenge."""
+        if self._credentials is None:
+            return self._nothing()
+        return (
+            f"{self._host} refuses user {self._credentials.user!r}: log in again (docker login {self._host}), or have the "
+            "user allowed to do this in the repository"
+        )
+
+    def _nothing(self) -> str:
+        return f"{self._host} wants a login, and there is none for it: log in with docker login {self._host}"
+
+    def _token(self, url: str, given: dict[str, str]) -> str:
+        realm = checked_location(url, given.get("realm", ""))
+        query = urlencode([(key, given[key]) for key in ("service", "scope") if key in given])
+        asked = f"{realm}{'&' if urlsplit(realm).query else '?'}{query}"
+        headers = {} if self._credentials is None else {"Authorization": self._credentials.basic}
+        with (
+            self._connection.limited(realm, self._connection.answer_s),
+            self._connection.request("GET", asked, headers) as response,
+        ):
+            if response.status in (401, 403):
+                raise RegistryLoginRefused(self.refused())
+            data = response.read(TOKEN_BYTES_MAX)
+            if response.status != 200:
+                raise RegistryError(f"{realm[:200]} answers {response.status} and gives no token for {self._host}")
+        return _read_token(data, realm)
+
+
+def _read_token(data: bytes, realm: str) -> str:
+    try:
+        value: Any = json.loads(data)
+        token = str(value.get("token") or value["access_token"])
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise RegistryError(f"{realm[:200]} gives no token that can be read") from error
+    if not re.fullmatch(r"[!-~]{1,32768}", token):
+        raise RegistryError(f"{realm[:200]} gives a token that no header can hold")
+    return token
+
+
+def _is_here(url: str) -> bool:
+    return urlsplit(url).hostname in ("127.0.0.1", "::1", "localhost")

@@ -1,0 +1,293 @@
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from edgert.errors import (
+    EdgeRTError,
+    NotInRegistry,
+    RegistryCorrupt,
+    RegistryError,
+    RegistryLoginRefused,
+    RegistryUnreachable,
+)
+from edgert.registry.address import Repository, digest_of
+from edgert.registry.client import Blob, Registry
+from edgert.registry.connection import Connection
+from edgert.registry.login import Credentials
+from tests.support.registries import RegistryServer
+
+CONTENT = os.urandom(300_000)
+BLOB = Blob(digest_of(CONTENT), len(CONTENT))
+EMPTY = b"{}"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RegistryServer]:
+    with RegistryServer.in_folder(tmp_path_factory.mktemp("registry"), secured=True) as running:
+        running.registry().upload(BLOB, CONTENT)
+        yield running
+
+
+def manifest_of(*blobs: Blob, **annotations: str) -> bytes:
+    def described(blob: Blob) -> dict[str, object]:
+        return {"mediaType": "application/octet-stream", "digest": blob.digest, "size": blob.size_bytes}
+
+    value = {
+        "schemaVersion": 2,
+        "mediaType": "application/vnd.oci.image.manifest.v1+json",
+        "config": described(blobs[0]),
+        "layers": [described(blob) for blob in blobs],
+        "annotations": annotations,
+    }
+    return json.dumps(value).encode()
+
+
+# --- a real registry ------------------------------------------------------------------------
+
+
+def test_a_blob_comes_back_as_it_was_put(server: RegistryServer, tmp_path: Path) -> None:
+    registry, counts = server.registry(), list[int]()
+    assert registry.has(BLOB)
+    assert not registry.has(Blob("sha256:" + "0" * 64, 1))
+    registry.download(BLOB, tmp_path / "part", counts.append)
+    assert (tmp_path / "part").read_bytes() == CONTENT
+    assert sum(counts) == len(CONTENT)
+    assert registry.read(BLOB, len(CONTENT)) == CONTENT
+
+
+def test_a_blob_from_a_file_reports_what_is_sent(server: RegistryServer, tmp_path: Path) -> None:
+    data = os.urandom(200_000)
+    (tmp_path / "file").write_bytes(data)
+    counts, blob = list[int](), Blob(digest_of(data), len(data))
+    server.registry().upload(blob, tmp_path / "file", counts.append)
+    assert sum(counts) == len(data)
+    assert server.registry().has(blob)
+
+
+@pytest.mark.parametrize("there", [1, 100_000, len(CONTENT) - 1, len(CONTENT)])
+def test_a_download_continues_where_it_broke_off(server: RegistryServer, tmp_path: Path, there: int) -> None:
+    part, counts = tmp_path / "part", list[int]()
+    part.write_bytes(CONTENT[:there])
+    server.registry().download(BLOB, part, counts.append)
+    assert part.read_bytes() == CONTENT
+    assert sum(counts) == len(CONTENT) - there
+
+
+def test_what_was_fetched_stays_when_the_caller_stops(server: RegistryServer, tmp_path: Path) -> None:
+    class Enough(Exception):
+        pass
+
+    def stop(count: int) -> None:
+        raise Enough
+
+    with pytest.raises(Enough):
+        server.registry().download(BLOB, tmp_path / "part", stop)
+    there = (tmp_path / "part").stat().st_size
+    assert 0 < there < len(CONTENT)
+    server.registry().download(BLOB, tmp_path / "part")
+    assert (tmp_path / "part").read_bytes() == CONTENT
+
+
+def test_wrong_bytes_of_an_earlier_attempt_are_removed(server: RegistryServer, tmp_path: Path) -> None:
+    (tmp_path / "part").write_bytes(bytes(1000))
+    with pytest.raises(RegistryCorrupt):
+        server.registry().download(BLOB, tmp_path / "part")
+    assert not (tmp_path / "part").exists()
+
+
+def test_a_part_that_is_too_long_is_fetched_anew(server: RegistryServer, tmp_path: Path) -> None:
+    (tmp_path / "part").write_bytes(bytes(len(CONTENT) + 1))
+    server.registry().download(BLOB, tmp_path / "part")
+    assert (tmp_path / "part").read_bytes() == CONTENT
+
+
+def test_a_manifest_is_fetched_only_when_it_changed(server: RegistryServer) -> None:
+    registry = server.registry()
+    digest = registry.put_manifest("steady", manifest_of(BLOB, note="one"))
+    fetched = registry.manifest("steady")
+    assert fetched is not None
+    assert fetched.digest == digest
+    assert registry.manifest("steady", digest) is None
+    assert '" 304 0 ' in server.requests[-1]  # the registry sent no body
+    registry.put_manifest("steady", manifest_of(BLOB, note="two"))
+    assert registry.manifest("steady", digest) is not None
+    assert registry.manifest(digest) == fetched  # the old one stays under its digest
+
+
+def test_what_is_not_there_is_named(server: RegistryServer, tmp_path: Path) -> None:
+    with pytest.raises(NotInRegistry, match="manifest nothing"):
+        server.registry().manifest("nothing")
+    with pytest.raises(NotInRegistry, match="sha256:000"):
+        server.registry().download(Blob("sha256:" + "0" * 64, 1), tmp_path / "part")
+
+
+def test_a_wrong_password_is_refused(server: RegistryServer) -> None:
+    wrong = Credentials("publisher", "wrong")
+    with pytest.raises(RegistryLoginRefused, match="'publisher'"):
+        Registry(server.repository, wrong, server.ca).manifest("steady")
+    with pytest.raises(RegistryLoginRefused, match="docker login"):
+        Registry(server.repository, None, server.ca).manifest("steady")
+
+
+def test_a_server_of_an_unknown_authority_is_refused(server: RegistryServer) -> None:
+    with pytest.raises(RegistryUnreachable, match="is not trusted"):
+        Registry(server.repository).manifest("steady")
+
+
+def test_a_registry_that_is_down_is_unreachable(server: RegistryServer) -> None:
+    nobody = Repository("https", "localhost:1", "plant/models")
+    with pytest.raises(RegistryUnreachable, match="connection refused"):
+        Registry(nobody, None, server.ca).manifest("steady")
+
+
+# --- hostile ones ---------------------------------------------------------------------------
+
+Answer = Callable[[BaseHTTPRequestHandler], None]
+
+
+@contextmanager
+def answering(answer: Answer) -> Iterator[Repository]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            self.close_connection = True
+            answer(self)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        try:
+            yield Repository("http", f"127.0.0.1:{server.server_port}", "plant/models")
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def answers(status: int, body: bytes = b"", **headers: str) -> Answer:
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(status)
+        for name, value in ({"Content_Length": str(len(body))} | headers).items():
+            handler.send_header(name.replace("_", "-"), value)
+        handler.end_headers()
+        handler.wfile.write(body)
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (answers(500), RegistryUnreachable),
+        (answers(429, Retry_After="90"), RegistryUnreachable),
+        (answers(418), RegistryError),
+        (answers(401, WWW_Authenticate="Magic spell"), RegistryError),
+        (answers(401, WWW_Authenticate='Bearer realm="ftp://127.0.0.1/"'), RegistryError),
+        (answers(302, Location="http://127.0.0.1:1/"), RegistryUnreachable),
+        (answers(302, Location="file:///etc/passwd"), RegistryError),
+        (answers(302, Location="/v2/plant/models/blobs/again"), RegistryError),
+        (answers(304), RegistryError),
+        (answers(200, CONTENT[:-1]), RegistryCorrupt),
+        (answers(200, CONTENT + b"more"), RegistryCorrupt),
+        (answers(200, bytes(len(CONTENT))), RegistryCorrupt),
+        (answers(206, CONTENT, Content_Range="bytes 7-9/10"), RegistryCorrupt),
+        (answers(200, CONTENT, Transfer_Encoding="chunked"), RegistryCorrupt),
+        (answers(200, CONTENT[:-1], Content_Length=str(len(CONTENT))), RegistryUnreachable),
+        (lambda handler: handler.wfile.write(b"garbage\r\n\r\n"), RegistryUnreachable),
+        (lambda handler: None, RegistryUnreachable),
+    ],
+)
+def test_each_wrong_answer_has_its_error(answer: Answer, error: type[EdgeRTError], tmp_path: Path) -> None:
+    with answering(answer) as repository, pytest.raises(error) as raised:
+        Registry(repository).download(BLOB, tmp_path / "part")
+    assert type(raised.value) is error
+    assert not (tmp_path / "part").exists() or (tmp_path / "part").stat().st_size < len(CONTENT)
+
+
+def test_an_endless_manifest_is_cut_off() -> None:
+    with answering(answers(200, bytes(2 * 1024**2))) as repository, pytest.raises(RegistryCorrupt, match="longer than"):
+        Registry(repository).manifest("stable")
+
+
+def test_an_overloaded_registry_may_say_when_to_ask_again() -> None:
+    with answering(answers(503, Retry_After="90")) as repository, pytest.raises(RegistryUnreachable) as raised:
+        Registry(repository).manifest("stable")
+    assert raised.value.retry_after_s == 90
+
+
+def test_a_head_that_comes_byte_by_byte_ends() -> None:
+    ended = threading.Event()
+
+    def drip(handler: BaseHTTPRequestHandler) -> None:
+        try:
+            while not ended.wait(0.01):
+                handler.wfile.write(b"X")
+                handler.wfile.flush()
+        except OSError:
+            pass
+
+    with answering(drip) as repository:
+        registry = Registry(repository, connection=Connection(answer_s=0.3))
+        with pytest.raises(RegistryUnreachable, match="did not answer within"):
+            registry.manifest("stable")
+        ended.set()
+
+
+def test_a_blob_that_comes_too_slowly_is_given_up(tmp_path: Path) -> None:
+    times = iter(range(0, 10_000_000, 100))  # each piece takes 100 seconds
+    with answering(answers(200, CONTENT)) as repository:
+        registry = Registry(repository, clock=lambda: next(times))
+        with pytest.raises(RegistryUnreachable, match="less than 1000 bytes a second"):
+            registry.download(BLOB, tmp_path / "part")
+    assert (tmp_path / "part").stat().st_size > 0  # the next attempt continues
+
+
+def test_a_login_is_not_sent_without_tls_nor_to_another_host(tmp_path: Path) -> None:
+    seen: list[str | None] = []
+
+    def other(handler: BaseHTTPRequestHandler) -> None:
+        seen.append(handler.headers["Authorization"])
+        answers(200, CONTENT)(handler)
+
+    with answering(other) as elsewhere:
+        redirect = answers(307, Location=f"http://{elsewhere.host}/there")
+        wants = answers(401, WWW_Authenticate="Basic realm=here")
+
+        def ours(handler: BaseHTTPRequestHandler) -> None:
+            (redirect if handler.headers["Authorization"] else wants)(handler)
+
+        with answering(ours) as repository:
+            Registry(repository, Credentials("pi", "secret")).download(BLOB, tmp_path / "part")
+    assert seen == [None]
+
+
+def test_a_token_answers_a_bearer_challenge(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        if handler.path.startswith("/token"):
+            asked.append(f"{handler.path} {handler.headers['Authorization']}")
+            answers(200, b'{"token": "good"}')(handler)
+        elif handler.headers["Authorization"] == "Bearer good":
+            answers(200, CONTENT)(handler)
+        else:
+            realm = f"http://{handler.headers['Host']}/token"
+            challenge = f'Bearer realm="{realm}",service="here",scope="repository:plant/models:pull"'
+            answers(401, WWW_Authenticate=challenge)(handler)
+
+    with answering(answer) as repository:
+        registry = Registry(repository, Credentials("pi", "secret"))
+        registry.download(BLOB, tmp_path / "one")
+        registry.download(BLOB, tmp_path / "two")
+    assert asked == ["/token?service=here&scope=repository%3Aplant%2Fmodels%3Apull Basic cGk6c2VjcmV0"]

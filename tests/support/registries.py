@@ -1,0 +1,131 @@
+"""A real OCI registry for tests: Debian's docker-registry on a free loopback port, in its own folder.
+
+with RegistryServer.in_folder(tmp_path) as server: ...                 # without TLS, for everybody
+secured = RegistryServer.in_folder(tmp_path, secured=True)             # TLS, a user and a password
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+import socket
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+import bcrypt
+
+from edgert.registry.address import Repository, parse_repository
+from edgert.registry.client import Registry
+from edgert.registry.login import read_credentials
+from tests.support.brokers import free_port, until, write_authority_and_server
+
+CONFIGURATION = Path(__file__).parents[2] / "examples" / "registry" / "registry.yml"
+USER = "publisher"
+PASSWORD = "right horse"
+STARTS_WITHIN_S = 20.0
+
+
+def program(name: str) -> str:
+    """Return the path of docker-registry, skopeo or nginx; fail the test if it is missing."""
+    path = shutil.which(name, path=os.environ.get("PATH", "") + ":/usr/sbin")
+    assert path, f"{name} is not installed, and these tests use a real one: make servers"
+    return path
+
+
+@dataclass
+class RegistryServer:
+    """A docker-registry that can be stopped and started again on the same port."""
+
+    folder: Path
+    secured: bool = False
+    port: int = field(default_factory=free_port)
+    _process: subprocess.Popen[bytes] | None = None
+
+    @classmethod
+    def in_folder(cls, folder: Path, *, secured: bool = False) -> RegistryServer:
+        """Write keys, users and a login file; `start` or a `with` statement runs it."""
+        folder.mkdir(parents=True, exist_ok=True)
+        server = cls(folder, secured)
+        write_authority_and_server(folder)
+        hashed = bcrypt.hashpw(PASSWORD.encode(), bcrypt.gensalt(4)).decode()
+        (folder / "users").write_text(f"{USER}:{hashed}\n")
+        server.write_login(PASSWORD)
+        return server
+
+    def write_login(self, password: str) -> None:
+        auth = base64.b64encode(f"{USER}:{password}".encode()).decode()
+        self.login_file.write_text(json.dumps({"auths": {f"localhost:{self.port}": {"auth": auth}}}))
+
+    @property
+    def login_file(self) -> Path:
+        return self.folder / "config.json"
+
+    @property
+    def ca(self) -> Path:
+        return self.folder / "ca.pem"
+
+    @property
+    def repository(self) -> Repository:
+        return parse_repository(self.address)
+
+    @property
+    def address(self) -> str:
+        return f"{'oci' if self.secured else 'oci+http'}://localhost:{self.port}/plant/models"
+
+    @property
+    def requests(self) -> list[str]:
+        """The lines of its access log."""
+        return [line for line in (self.folder / "log").read_text().splitlines() if '"GET ' in line or '"HEAD ' in line]
+
+    def registry(self) -> Registry:
+        """Return a client with the login."""
+        if not self.secured:
+            return Registry(self.repository)
+        return Registry(self.repository, read_credentials(self.login_file, self.repository.host), self.ca)
+
+    def start(self) -> None:
+        tls = {
+            "REGISTRY_HTTP_TLS_CERTIFICATE": f"{self.folder}/server.pem",
+            "REGISTRY_HTTP_TLS_KEY": f"{self.folder}/server.key",
+            "REGISTRY_AUTH_HTPASSWD_PATH": f"{self.folder}/users",
+        }
+        # Without TLS and users, the configuration's own tables have to go.
+        configuration = self.folder / "registry.yml"
+        text = CONFIGURATION.read_text()
+        configuration.write_text(text if self.secured else text.partition("  tls:")[0])
+        environment = {
+            **os.environ,
+            "REGISTRY_HTTP_ADDR": f"127.0.0.1:{self.port}",
+            "REGISTRY_STORAGE_FILESYSTEM_ROOTDIRECTORY": f"{self.folder}/data",
+            **(tls if self.secured else {}),
+        }
+        with open(self.folder / "log", "ab") as log:
+            words = [program("docker-registry"), "serve", str(configuration)]
+            self._process = subprocess.Popen(words, stdout=log, stderr=log, env=environment)
+        until(self._answers, f"docker-registry listens on {self.port}; see {self.folder}/log", STARTS_WITHIN_S)
+
+    def stop(self) -> None:
+        """Stop it by its pid, if it runs."""
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait(10)
+            self._process = None
+
+    def _answers(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, (self.folder / "log").read_text()
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self.port)) == 0
+
+    def __enter__(self) -> RegistryServer:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
