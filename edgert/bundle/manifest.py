@@ -13,8 +13,8 @@ from typing import Any
 
 from edgert.bundle.buckets import Buckets, check_buckets
 from edgert.bundle.expiry import expiry_time
-from edgert.bundle.rules import Classify, Detect, Preprocess, Resize, check_rules
-from edgert.bundle.signal_rules import Series, Sound, check_series, check_sound
+from edgert.bundle.rules import Classify, Ctc, Detect, Preprocess, Resize, Smooth, check_rules
+from edgert.bundle.signal_rules import Series, Sound, check_series, check_smoothing, check_sound
 from edgert.errors import BundleError, NotCompatible
 from edgert.tensors import TensorSpec
 from edgert.typed_json import Mistyped, from_json
@@ -117,6 +117,7 @@ class Manifest:
     golden_raw: str = ""
     classify: Classify | None = None
     detect: Detect | None = None
+    ctc: Ctc | None = None
     downgrade_from: int = 0
     expires: str = ""
     signed_at: str = ""
@@ -226,7 +227,10 @@ def _check(manifest: Manifest) -> None:
         check_series(manifest.series, manifest.inputs)
     if manifest.buckets is not None:
         check_buckets(manifest.buckets, manifest.inputs, manifest.outputs)
-    check_rules(manifest.preprocess, manifest.classify, manifest.detect, manifest.inputs, manifest.outputs)
+    check_rules(
+        manifest.preprocess, manifest.classify, manifest.detect, manifest.inputs, manifest.outputs, manifest.ctc
+    )
+    check_smoothing(manifest.classify, manifest.sound or manifest.series)
 
 
 def _check_times(manifest: Manifest) -> None:
@@ -272,13 +276,15 @@ def _check_unique(what: str, names: list[str]) -> None:
 
 def check_known(manifest: Mapping[str, Any]) -> None:
     """Raise BundleError where a rule in `value` has an unknown key: ignoring it would change the model's input."""
-    preprocess = manifest.get("preprocess")
+    preprocess, classify = manifest.get("preprocess"), manifest.get("classify")
     rules = (
         ("preprocessing", Preprocess, preprocess),
         ("sound", Sound, manifest.get("sound")),
         ("series", Series, manifest.get("series")),
         ("resizing", Resize, preprocess and preprocess.get("resize")),
-        ("classification", Classify, manifest.get("classify")),
+        ("classification", Classify, classify),
+        ("smoothing", Smooth, classify and classify.get("smooth")),
+        ("ctc", Ctc, manifest.get("ctc")),
         ("detection", Detect, manifest.get("detect")),
         ("the buckets", Buckets, manifest.get("buckets")),
     )

@@ -18,6 +18,9 @@ LAYOUTS = ("nchw", "nhwc")
 COLOURS = ("rgb", "bgr", "gray")
 RESIZE_RULES = ("stretch", "crop", "letterbox")
 RESIZE_FILTERS = ("nearest", "bilinear", "bicubic")
+SMOOTH_RULES = ("mean", "majority", "all")
+SMOOTH_WINDOWS_MAX = 1000
+TIME_AXES = ("first", "last")
 DETECT_FORMS = ("channels_first", "anchors_first")
 DETECTED = ("detected_boxes", "detected_scores", "detected_classes", "detected_count")
 BOX_FORMATS = ("cxcywh", "xyxy", "xywh", "yxyx")
@@ -68,13 +71,53 @@ class Preprocess:
 
 
 @dataclass(frozen=True)
+class Smooth:
+    """How the answer to a window counts the last `windows` windows of its signal, itself included.
+
+    "mean": the class scores are averaged, over the windows that there are. "majority" answers the class that more than
+    half of them decide, "all" the class that each of them decides; before there are so many, windows decide nothing.
+    """
+
+    rule: str
+    windows: int
+
+
+@dataclass(frozen=True)
 class Classify:
-    """The output `output` holds class scores along its last axis; answers hold the best `top_k`, named by `labels`."""
+    """The output `output` holds class scores along its last axis; answers hold the best `top_k`, named by `labels`.
+
+    A class is answered if its score is at least its `threshold` (one number, or one for each class; empty: always) and
+    above the scores of the classes whose labels are in `none`. Where no class is answered, the answer has class -1.
+    """
 
     output: str
-    labels: tuple[str, ...]
+    labels: tuple[str, ...] = ()
     top_k: int = 1
     softmax: bool = True
+    threshold: tuple[float, ...] = ()
+    none: tuple[str, ...] = ()
+    smooth: Smooth | None = None
+
+
+@dataclass(frozen=True)
+class Ctc:
+    """The output `output` holds class scores of each step of a sequence, [N, steps, classes], trained with CTC.
+
+    An answer holds the text that greedy decoding reads: the best class of each step, repeats merged, class `blank` left
+    out. `labels` holds the text of each class; with `time_axis` "last" the output is [N, classes, steps]. `softmax`:
+    scores are logits or logarithms of probabilities.
+    """
+
+    output: str
+    labels: tuple[str, ...] = ()
+    blank: int = 0
+    time_axis: str = "first"
+    softmax: bool = True
+
+    @property
+    def added(self) -> tuple[str, str]:
+        """The outputs that a daemon adds."""
+        return f"{self.output}_text", f"{self.output}_probability"
 
 
 @dataclass(frozen=True)
@@ -110,18 +153,21 @@ def check_rules(
     detect: Detect | None,
     inputs: tuple[TensorSpec, ...],
     outputs: tuple[TensorSpec, ...],
+    ctc: Ctc | None = None,
 ) -> None:
     """Raise BundleError unless the rules can be applied to a model of these inputs and outputs."""
     if preprocess is not None:
         check_preprocess(preprocess, inputs)
     if classify is not None:
         check_classify(classify, outputs)
+    if ctc is not None:
+        check_ctc(ctc, outputs)
     if detect is not None:
         check_detect(detect, outputs)
         image = preprocess.input if preprocess is not None else inputs[0].name
         if not any(spec.name == image and len(spec.shape) == 4 for spec in inputs):
             raise BundleError(f"detection needs a model of images; input {image!r} has not 4 axes")
-    made = _added_outputs(classify, detect)
+    made = (*_added_outputs(classify, detect), *(() if ctc is None else ctc.added))
     if taken := sorted({spec.name for spec in outputs} & set(made)):
         raise BundleError(
             f"output {taken[0]!r} has the name of an output that post-processing adds: rename it in the model"
@@ -194,6 +240,36 @@ def check_classify(classify: Classify, outputs: tuple[TensorSpec, ...]) -> None:
         raise BundleError(f"classification names output {classify.output!r}, which the model does not have")
     if classify.top_k < 1 or len(classify.labels) > LABELS_MAX:
         raise BundleError(f"classification needs top_k >= 1 and at most {LABELS_MAX} labels")
+    classes = len(classify.labels) or next(spec.shape[-1] for spec in outputs if spec.name == classify.output)
+    if len(classify.threshold) not in (0, 1, classes) or not all(-1e30 < value < 1e30 for value in classify.threshold):
+        raise BundleError(
+            f"classification has {len(classify.threshold)} thresholds; give one finite number, or {classes}, one per class"
+        )
+    if unknown := sorted(set(classify.none) - set(classify.labels)):
+        raise BundleError(f"classification has none = {unknown[0][:80]!r}, which is not one of the labels")
+    if (smooth := classify.smooth) is not None:
+        check_choice("smoothing", "rule", smooth.rule, SMOOTH_RULES)
+        if not 2 <= smooth.windows <= SMOOTH_WINDOWS_MAX:
+            raise BundleError(f"smoothing has windows = {smooth.windows}; give 2 to {SMOOTH_WINDOWS_MAX}")
+        if smooth.rule != "mean" and classify.top_k != 1:
+            raise BundleError(f'smoothing with rule = "{smooth.rule}" decides one class: leave top_k at 1')
+
+
+def check_ctc(ctc: Ctc, outputs: tuple[TensorSpec, ...]) -> None:
+    """Raise BundleError unless `ctc` can be applied to one of `outputs`."""
+    spec = next((spec for spec in outputs if spec.name == ctc.output), None)
+    if spec is None:
+        raise BundleError(f"ctc names output {ctc.output[:80]!r}, which the model does not have")
+    check_choice("ctc", "time_axis", ctc.time_axis, TIME_AXES)
+    if len(spec.shape) != 3 or spec.dtype.kind != "f":
+        raise BundleError(f"ctc needs class scores [N, steps, classes]; output {spec.name!r} is {spec.form}")
+    classes = spec.shape[2 if ctc.time_axis == "first" else 1]
+    if not 2 <= len(ctc.labels) <= LABELS_MAX or classes not in (-1, len(ctc.labels)):
+        raise BundleError(f"ctc has the texts of {len(ctc.labels)} classes, and output {spec.name!r} has {classes}")
+    if not 0 <= ctc.blank < len(ctc.labels):
+        raise BundleError(f"ctc has blank = {ctc.blank}; give a class from 0 to {len(ctc.labels) - 1}")
+    if any("\0" in label for label in ctc.labels):
+        raise BundleError("ctc has a label with the character NUL, which ends a text")
 
 
 def check_detect(detect: Detect, outputs: tuple[TensorSpec, ...]) -> None:

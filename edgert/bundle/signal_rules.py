@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from edgert.bundle.rules import check_choice
+from edgert.bundle.rules import TIME_AXES, Classify, check_choice
 from edgert.errors import BundleError
 from edgert.tensors import TensorSpec
 
@@ -23,7 +23,6 @@ SOUND_FEATURES = ("samples", "log_mel", "mfcc")
 SERIES_FEATURES = ("values", "spectrum", "bands", "statistics")
 STATISTICS = ("mean", "std", "rms", "min", "max", "peak_to_peak", "crest", "skewness", "kurtosis")
 MISSING_RULES = ("refuse", "zero", "hold", "linear")
-TIME_AXES = ("first", "last")
 
 
 @dataclass(frozen=True)
@@ -175,6 +174,12 @@ def check_series(rule: Series, inputs: Sequence[TensorSpec]) -> None:
         _check_shape(spec, by_time if rule.time_axis == "first" else by_time[::-1])
     else:
         _check_shape(spec, (rule.channels, rule.features_per_channel))
+
+
+def check_smoothing(classify: Classify | None, rule: Sound | Series | None) -> None:
+    """Raise BundleError where answers are smoothed over windows that `rule` does not make."""
+    if classify is not None and classify.smooth is not None and (rule is None or not rule.step):
+        raise BundleError("smoothing needs windows: give --preprocess with a table [sound] or [series], and a step in it")
 
 
 def _input_of(what: str, name: str, inputs: Sequence[TensorSpec]) -> TensorSpec:

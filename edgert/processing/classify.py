@@ -1,11 +1,91 @@
-"""From class scores to the best classes: pure functions on arrays."""
+"""From class scores to the best classes: with thresholds, and smoothed over the windows of a signal."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from edgert.bundle.rules import Classify
+
+NONE = -1  # the class of an answer where no class is
+
+
+class Classifier:
+    """Applies `rule` to class scores [N, C]: the best classes INT64 [N, top_k] and their scores FP32, best first.
+
+    A place without a class holds NONE and 0.
+    """
+
+    def __init__(self, rule: Classify) -> None:
+        self._rule = rule
+        self._least = np.array(rule.threshold or (-np.inf,), np.float32)
+        self._none = [i for i, label in enumerate(rule.labels) if label in rule.none]
+        self._always = not rule.threshold and not rule.none
+
+    def __call__(
+        self, scores: NDArray[Any], windows: Sequence[int] | None = None
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Return classes and their scores. Items are smoothed if `windows` counts those of each signal, in order."""
+        rule = self._rule
+        if self._always and rule.smooth is None:
+            return best_classes(scores, rule.top_k, rule.softmax)
+        shares = self.shares(scores)
+        if rule.smooth is None or windows is None:
+            return self._decided(shares)
+        ends = np.cumsum(windows)[:-1]
+        found = [self.smoothed(signal) for signal in np.split(shares, ends)]
+        return np.concatenate([classes for classes, _ in found]), np.concatenate([shares for _, shares in found])
+
+    def shares(self, scores: NDArray[Any]) -> NDArray[np.float32]:
+        """Return the scores that thresholds and smoothing are about: probabilities where the rule says so."""
+        return softmax(scores) if self._rule.softmax else scores.astype(np.float32, copy=False)
+
+    def smoothed(
+        self, shares: NDArray[np.float32], before: NDArray[np.float32] | None = None
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Return classes and scores of one signal's windows; `before` holds the shares of its windows before these.
+
+        Only the last `windows - 1` of them count. The same windows give the same bits in one call and in several.
+        """
+        smooth = self._rule.smooth
+        assert smooth is not None  # the caller has looked
+        known = 0 if before is None else min(len(before), smooth.windows - 1)
+        if before is not None and known:
+            shares = np.concatenate((before[-known:], shares))
+        there = np.minimum(np.arange(1, len(shares) + 1), smooth.windows)[:, None]
+        mean = _running_sum(shares, smooth.windows) / there.astype(np.float32)
+        if smooth.rule == "mean":
+            classes, found = self._decided(mean)
+            return classes[known:], found[known:]
+        needed = smooth.windows if smooth.rule == "all" else smooth.windows // 2 + 1
+        votes = _running_sum(self._decided(shares)[0] == np.arange(shares.shape[1]), smooth.windows)
+        best = votes.argmax(axis=1, keepdims=True)
+        enough = np.take_along_axis(votes, best, axis=1) >= needed
+        classes = np.where(enough, best, NONE).astype(np.int64)
+        found = np.where(enough, np.take_along_axis(mean, best, axis=1), np.float32(0))
+        return classes[known:], found[known:]
+
+    def _decided(self, shares: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        if self._always:
+            return top_k(shares, self._rule.top_k)
+        allowed = shares >= self._least
+        if self._none:
+            allowed &= shares > shares[:, self._none].max(axis=1, keepdims=True)
+        classes, found = top_k(np.where(allowed, shares, np.float32(-np.inf)), self._rule.top_k)
+        none = np.isneginf(found)
+        return np.where(none, NONE, classes), np.where(none, np.float32(0), found)
+
+
+def _running_sum(rows: NDArray[Any], count: int) -> NDArray[np.float32]:
+    """Return the sum of each row and the `count - 1` before it, always added in the same order."""
+    padded = np.concatenate((np.zeros((count - 1, rows.shape[1]), np.float32), rows.astype(np.float32, copy=False)))
+    total = np.zeros(rows.shape, np.float32)
+    for i in range(count):
+        total += padded[i : i + len(rows)]
+    return total
 
 
 def softmax(scores: NDArray[Any]) -> NDArray[np.float32]:

@@ -1,4 +1,4 @@
-"""From a model's outputs to an app's answers, by the manifest's rules: best classes, boxes."""
+"""From a model's outputs to an app's answers, by the manifest's rules: best classes, texts, boxes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from edgert.bundle.manifest import Manifest
 from edgert.bundle.rules import DETECTED
-from edgert.processing.classify import best_classes
+from edgert.processing.classify import Classifier
+from edgert.processing.ctc import CtcReader
 from edgert.processing.detect import detections
 from edgert.processing.placement import Placement
 from edgert.tensors import TensorSpec
@@ -21,41 +22,56 @@ class Postprocessor:
     """Adds the results of the manifest's rules to a model's outputs. `outputs` describes all of them, in order."""
 
     def __init__(self, manifest: Manifest) -> None:
-        self._classify, self._detect = manifest.classify, manifest.detect
+        self._classify, self._detect, self._ctc = manifest.classify, manifest.detect, manifest.ctc
         names = [spec.name for spec in manifest.outputs]
         self.outputs: tuple[TensorSpec, ...] = manifest.outputs
         if self._classify is not None:
             self._classified = names.index(self._classify.output)
+            self._classifier = Classifier(self._classify)
             self.outputs = (*self.outputs, *_class_specs(self._classify.output))
         if self._detect is not None:
             self._detected = [names.index(name) for name in self._detect.outputs]
             self.outputs = (*self.outputs, *_detection_specs(self._detect.detections_max))
+        if self._ctc is not None:
+            self._read = names.index(self._ctc.output)
+            self._reader = CtcReader(self._ctc)
+            text, probability = self._ctc.added
+            self.outputs += (TensorSpec(text, "UINT8", (-1, -1)), TensorSpec(probability, "FP32", (-1,)))
         self._nhwc = manifest.preprocess is not None and manifest.preprocess.model_layout == "nhwc"
-        labels = self._classify or self._detect
+        labels = self._classify or self._detect  # the texts of CTC's classes are in the answer itself
         self.labels: tuple[str, ...] = labels.labels if labels is not None else ()
 
-    def __call__(self, outputs: Arrays, placements: Sequence[Placement] | None, shown: tuple[int, ...]) -> Arrays:
+    def __call__(
+        self,
+        outputs: Arrays,
+        placements: Sequence[Placement] | None,
+        shown: tuple[int, ...],
+        windows: Sequence[int] | None = None,
+    ) -> Arrays:
         """Return `outputs` followed by the results of the rules.
 
-        `shown` is the shape of the model's image tensor, `placements` map from it back to the sent images (None: the app
-        sent the tensor itself).
+        `shown` is the shape of the model's image tensor, `placements` map from it back to the sent images, `windows`
+        counts the items of each sent signal (None: the app sent the tensor itself).
         """
         added = list(outputs)
         if self._classify is not None:
-            rule = self._classify
-            added += best_classes(outputs[self._classified], rule.top_k, rule.softmax)
+            added += self._classifier(outputs[self._classified], windows)
         if self._detect is not None:
             height, width = shown[1:3] if self._nhwc else shown[2:]
             arrays = [outputs[i] for i in self._detected]
             added += detections(self._detect, arrays, (height, width), placements)
+        if self._ctc is not None:
+            added += self._reader(outputs[self._read])
         return added
 
-    def sent(self, image_given: bool) -> list[int]:
+    def sent(self, raw: bool) -> list[int]:
         """Return the positions of the outputs in an answer.
 
-        An answer to an image has the boxes, without the model's raw outputs, which take megabytes.
+        An answer to a `raw` input, an image or a signal, has boxes or texts without the model's outputs that they are
+        made of, which take megabytes.
         """
-        left_out = set(self._detected) if self._detect is not None and image_given else set()
+        left_out = set(self._detected) if self._detect is not None and raw else set()
+        left_out |= {self._read} if self._ctc is not None and raw else set()
         return [i for i in range(len(self.outputs)) if i not in left_out]
 
 

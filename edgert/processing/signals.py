@@ -60,16 +60,19 @@ class SignalPreprocessor:
         self.forms = tuple(form for form in forms if form is not None)
         self._item_shape = _item_shape(spec.item_shape, self._made)
 
-    def __call__(self, array: NDArray[Any], deadline_s: float | None = None) -> tuple[Floats, None]:
-        """Return the model's tensor, with an item for each window. Raises RequestError."""
-        return (self.features(self.windows(array)) if self.wants(array) else array), None
+    def __call__(self, array: NDArray[Any], deadline_s: float | None = None) -> tuple[Floats, list[int] | None]:
+        """Return the model's tensor, with an item for each window, and how many each signal has. Raises RequestError."""
+        if not self.wants(array):
+            return array, None
+        windows, counts = self.windows(array)
+        return self.features(windows), counts
 
     def wants(self, array: NDArray[Any]) -> bool:
         """Return whether `array` (of one of the `forms`) is a signal and not the model's own tensor."""
         return not (self._takes_own and array.dtype == np.float32 and fits(self._spec, "FP32", array.shape))
 
-    def windows(self, array: NDArray[Any]) -> Floats:
-        """Return the windows [items, length] or [items, length, channels] of a signal. Raises RequestError."""
+    def windows(self, array: NDArray[Any]) -> tuple[Floats, list[int]]:
+        """Return the windows [items, length(, channels)] of all signals, and how many each has. Raises RequestError."""
         rule = self._rule
         found = [self._cut(signal) for signal in self._signals(array)]
         if sum(map(len, found)) > WINDOWS_MAX:
@@ -80,7 +83,7 @@ class SignalPreprocessor:
             raise RequestError(
                 f"the request's windows take {size} bytes, at most {EXPANDED_BYTES_MAX}: split the request"
             )
-        return np.ascontiguousarray(windows)
+        return np.ascontiguousarray(windows), [len(one) for one in found]
 
     def features(self, windows: Floats) -> Floats:
         """Return the model's tensor for `windows`. Raises RequestError for values that are not finite."""

@@ -77,6 +77,7 @@ class _Request:
     high: bool
     came_ns: int
     placements: list[Placement] | None = None
+    windows: list[int] | None = None
     preprocess_ns: int = 0
     postprocess_ns: int = 0
 
@@ -108,7 +109,7 @@ class Pipeline:
         self._post: Postprocessor | None = None
         self.outputs = manifest.outputs
         self._labels: tuple[str, ...] = ()
-        if manifest.classify is not None or manifest.detect is not None:
+        if any(rule is not None for rule in (manifest.classify, manifest.detect, manifest.ctc)):
             self._post = Postprocessor(manifest)
             self.outputs, self._labels = self._post.outputs, self._post.labels
         # The indices into `outputs` that are sent, by whether the inputs are raw.
@@ -238,7 +239,10 @@ class Pipeline:
             return
         assert self._pre is not None  # only it calls inputs raw
         began_ns, i = time.perf_counter_ns(), self._image
-        array, request.placements = self._pre(request.arrays[i], request.deadline_s)
+        if isinstance(self._pre, Preprocessor):
+            array, request.placements = self._pre(request.arrays[i], request.deadline_s)
+        else:
+            array, request.windows = self._pre(request.arrays[i], request.deadline_s)
         request.arrays = [*request.arrays[:i], array, *request.arrays[i + 1 :]]
         if self._batchable:
             request.items = self._items(request.arrays)  # a signal may hold several windows
@@ -249,7 +253,8 @@ class Pipeline:
         if self._post is None:
             return answer
         began_ns = time.perf_counter_ns()
-        computed = self._post(answer.outputs, request.placements, request.arrays[self._image].shape)
+        shape = request.arrays[self._image].shape
+        computed = self._post(answer.outputs, request.placements, shape, request.windows)
         sent = [computed[i] for i in self._numbers[request.raw]]
         request.postprocess_ns = time.perf_counter_ns() - began_ns
         return answer._replace(outputs=sent)

@@ -44,6 +44,7 @@ def make_null_bundle(
     expires: str = "",
     signed_at: str = "2019-12-01T08:00:00Z",
     receipt: dict[str, Any] | None = None,
+    rules: dict[str, Any] | None = None,
 ) -> Path:
     """Write `folder/<model>-<release>.edgert` and return its path.
 
@@ -53,6 +54,7 @@ def make_null_bundle(
     artifact to compare answers with. `golden_off_by` makes the golden outputs wrong by that much, so that the health
     check fails. `padding_bytes` of incompressible data make the bundle larger; `padding` is given data.
     `foreign_bytes` belong to no target. `signed_at` counts where it `expires`. `receipt` is what the build found out.
+    `rules` are fields of the manifest: those of pre- and postprocessing.
     """
     folder.mkdir(parents=True, exist_ok=True)
     count = 2 * int(np.prod(item_shape))
@@ -83,7 +85,7 @@ def make_null_bundle(
         engines["reference"] = reference_engine
     manifest = _manifest(model, release, profile, machines, engines, item_shape, contents)
     signed_at = signed_at if expires else ""
-    manifest = replace(manifest, downgrade_from=downgrade_from, expires=expires, signed_at=signed_at)
+    manifest = replace(manifest, downgrade_from=downgrade_from, expires=expires, signed_at=signed_at, **rules or {})
     path = folder / f"{model}-{release}.edgert"
     write_bundle(path, manifest, _laid_out(folder / f".{model}-{release}", contents), key)
     return path

@@ -10,9 +10,10 @@ from typing import Any
 import click
 
 from edgert.bundle.expiry import time_text
-from edgert.bundle.rules import Classify, Detect, Preprocess
+from edgert.bundle.rules import Classify, Ctc, Detect, Preprocess
+from edgert.bundle.signal_rules import Series, Sound, check_smoothing
 from edgert.bundle.signing import read_signing_key
-from edgert.errors import ConfigInvalid
+from edgert.errors import BundleError, ConfigInvalid
 from edgert_deploy.cli import build_output
 from edgert_deploy.cli.options import inventory_option, json_option, profiles_option
 from edgert_deploy.cli.output import emit
@@ -31,7 +32,7 @@ from edgert_deploy.packager.model_file import SUFFIX, read_model_file
 from edgert_deploy.packager.new_model_file import name_from, write_model_file
 from edgert_deploy.packager.pack import build_bundle
 from edgert_deploy.packager.request import BUDGET, BuildRequest
-from edgert_deploy.packager.samples.processing import read_classify, read_postprocess, read_preprocess
+from edgert_deploy.packager.samples.processing import OutputRule, read_classify, read_postprocess, read_preprocess
 from edgert_deploy.packager.samples.samples import load_samples
 from edgert_deploy.packager.sources.bucket_axis import read_buckets
 from edgert_deploy.packager.sources.convert import Conversion, read_inputs
@@ -271,11 +272,16 @@ def _request(source: SourceModel, profiles: tuple[DeviceProfile, ...], given: di
                 "--fold-preprocess folds in a rule for images: give --preprocess imagenet, yolo or a file"
             )
         source, before = folded(source, before)
-    after: Classify | Detect | None = None
+    after: OutputRule | None = None
     if given["postprocess"] is not None:
         after = read_postprocess(given["postprocess"], source, given["labels"])
     elif given["labels"] is not None:
         after = read_classify(given["labels"], source)
+    if isinstance(after, Classify) and after.smooth is not None:
+        try:
+            check_smoothing(after, before if isinstance(before, Sound | Series) else None)
+        except BundleError as error:
+            raise ConfigInvalid(f"{given['postprocess']}: {error.message}") from error
     for name in ("licence", "notes"):
         if len(given[name]) > TEXT_LETTERS_MAX:
             raise ConfigInvalid(f"--{name} has {len(given[name])} letters; at most {TEXT_LETTERS_MAX}: shorten it")
@@ -297,6 +303,7 @@ def _request(source: SourceModel, profiles: tuple[DeviceProfile, ...], given: di
         preprocess=before,
         classify=after if isinstance(after, Classify) else None,
         detect=after if isinstance(after, Detect) else None,
+        ctc=after if isinstance(after, Ctc) else None,
         measure=_measurer(given["measure"], given["measure_on"], given["inventory_file"], profiles),
         cache=None if given["no_cache"] else default_cache(),
         **{name: given[name] for name in same},

@@ -29,7 +29,7 @@ _RECEIPT = re.compile(
 )
 _CLASS = re.compile(r"candidates\.[^.]+\.(classes|slices|buckets)\..+\.artifact")
 # Shown in lines of their own, or in the lines of artifacts.
-SHOWN_APART = ("artifacts.", "files.", "release", "classify.labels", "detect.labels")
+SHOWN_APART = ("artifacts.", "files.", "release", "classify.labels", "detect.labels", "ctc.labels")
 
 
 @click.command()
@@ -147,7 +147,7 @@ def _labels(before: Manifest, after: Manifest) -> Iterator[str]:
 
 
 def labels_of(manifest: Manifest) -> tuple[str, ...]:
-    after = manifest.classify or manifest.detect
+    after = manifest.classify or manifest.detect or manifest.ctc
     return after.labels if after is not None else ()
 
 

@@ -11,7 +11,7 @@ import click
 
 from edgert.bundle.bundle_file import open_bundle
 from edgert.bundle.manifest import ArtifactEntry
-from edgert.bundle.rules import Detect, Preprocess
+from edgert.bundle.rules import Classify, Detect, Preprocess
 from edgert.bundle.signal_rules import signal_text
 from edgert_deploy.cli.options import json_option
 from edgert_deploy.cli.output import emit
@@ -63,12 +63,12 @@ def _lines(report: Report) -> Iterator[str]:
     if (rule := manifest.sound or manifest.series) is not None:
         yield f"before    {rule.input}: {signal_text(rule)}"
     if (classify := manifest.classify) is not None:
-        softmax = ", softmax" if classify.softmax else ""
-        yield f"after     {classify.output}: top {classify.top_k} of {len(classify.labels)} labels{softmax}"
-        yield f"labels    {_first(classify.labels)}"
+        yield from _classify(classify)
     if manifest.detect is not None:
         yield from _detect(manifest.detect)
         yield f"labels    {_first(manifest.detect.labels)}"
+    if (ctc := manifest.ctc) is not None:
+        yield f"after     {ctc.output}: text by CTC, {len(ctc.labels)} classes, blank {ctc.blank}"
     yield f"golden    {report.golden_samples} samples with each artifact's answers"
     built = {one["profile"]: one for one in receipt.get("targets", [])}
     for target in manifest.targets:
@@ -142,6 +142,17 @@ def _decibels(layers: Sequence[Mapping[str, Any]], name: str) -> str:
 def _first(labels: Sequence[str]) -> str:
     more = len(labels) - LABELS_SHOWN_MAX
     return ", ".join(labels[:LABELS_SHOWN_MAX]) + (f" and {more} more" if more > 0 else "")
+
+
+def _classify(rule: Classify) -> Iterator[str]:
+    parts = [f"top {rule.top_k} of {len(rule.labels)} labels", *(["softmax"] if rule.softmax else [])]
+    if rule.threshold:
+        low, high = min(rule.threshold), max(rule.threshold)
+        parts.append(f"from {low:g}" + (f" to {high:g}, by label" if high > low else ""))
+    if (smooth := rule.smooth) is not None:
+        parts.append(f"{smooth.rule} of {smooth.windows} windows")
+    yield f"after     {rule.output}: {', '.join(parts)}"
+    yield f"labels    {_first(rule.labels)}" + (f"; none: {_first(rule.none)}" if rule.none else "")
 
 
 def _preprocess(rule: Preprocess) -> Iterator[str]:

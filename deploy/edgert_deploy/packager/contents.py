@@ -110,6 +110,7 @@ def write_contents(
         golden_raw=raw,
         classify=request.classify,
         detect=request.detect,
+        ctc=request.ctc,
         downgrade_from=request.downgrade_from,
         expires=request.expires,
         signed_at=request.signed_at,

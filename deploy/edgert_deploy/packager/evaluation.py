@@ -51,8 +51,9 @@ def evaluate_source(request: BuildRequest) -> Evaluation:
         answers,
         holdout,
         class_names=() if after is None else after.labels,
-        classes_named=request.classify is not None,
+        classify=request.classify,
         detect=request.detect,
+        ctc=request.ctc,
         image_size=_image_size(request),
     )
     metric = metric_for(request.metric, reference)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from edgert.bundle.manifest import MODEL_NAME
-from edgert.bundle.rules import Classify, Detect
+from edgert.bundle.rules import Classify, Ctc, Detect
 from edgert.errors import CalibrationInvalid, ConfigInvalid
 from edgert.processing.preprocessors import InputRule
 from edgert_deploy.devices.profiles import DeviceProfile
@@ -61,6 +61,7 @@ class BuildRequest:
     preprocess: InputRule | None = None
     classify: Classify | None = None
     detect: Detect | None = None
+    ctc: Ctc | None = None
     downgrade_from: int = 0
     expires: str = ""
     signed_at: str = ""

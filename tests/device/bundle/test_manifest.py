@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from edgert.bundle.manifest import FILES_MAX, Accuracy, ArtifactEntry, FileEntry, Manifest, TargetEntry
-from edgert.bundle.rules import Classify, Detect, Preprocess, Resize
+from edgert.bundle.rules import Classify, Ctc, Detect, Preprocess, Resize, Smooth
 from edgert.errors import BundleError, NotCompatible
 from edgert.tensors import TensorSpec
 
@@ -49,6 +49,8 @@ def test_a_manifest_comes_back_as_it_was() -> None:
     data = GOOD.to_bytes()
     assert Manifest.from_bytes(data) == GOOD
     assert Manifest.from_bytes(data).to_bytes() == data
+    every = Classify("scores", ("zero", "one"), threshold=(0.5, 0.6), none=("one",))
+    assert Manifest.from_bytes(replace(GOOD, classify=every).to_bytes()).classify == every
     plain = replace(GOOD, preprocess=None, classify=None, downgrade_from=0)
     assert Manifest.from_bytes(plain.to_bytes()) == plain
 
@@ -164,6 +166,11 @@ FAULTS: list[tuple[str, Callable[[], Manifest]]] = [
         ),
     ),
     ("classify of another output", lambda: replace(GOOD, classify=Classify("x", ()))),
+    (
+        "smoothing without windows",
+        lambda: replace(GOOD, classify=Classify("scores", ("zero", "one"), smooth=Smooth("mean", 3))),
+    ),
+    ("ctc of class scores without steps", lambda: replace(GOOD, ctc=Ctc("scores", tuple("0123456789")))),
     ("top 0", lambda: replace(GOOD, classify=Classify("scores", (), top_k=0))),
 ]
 

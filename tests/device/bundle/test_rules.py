@@ -11,9 +11,11 @@ from edgert.bundle.rules import (
     DETECTED,
     IMAGE_SIDE_MAX,
     Classify,
+    Ctc,
     Detect,
     Preprocess,
     Resize,
+    Smooth,
     check_rules,
 )
 from edgert.errors import BundleError
@@ -24,11 +26,13 @@ OUTPUTS = (TensorSpec("scores", "FP32", (-1, 10)), TensorSpec("boxes", "FP32", (
 RESIZE = Resize("letterbox", 64, 64)
 PREPROCESS = Preprocess("x", resize=RESIZE, decode=True)
 DETECT = Detect("boxes")
+CTC = Ctc("boxes", tuple("abcdefghijklmn"), time_axis="last")
 
 
 def test_rules_that_fit_the_model_are_accepted() -> None:
     check_rules(PREPROCESS, Classify("scores", ()), DETECT, INPUTS, OUTPUTS)
     check_rules(None, None, None, INPUTS, OUTPUTS)
+    check_rules(None, Classify("scores", threshold=(0.5,) * 10, smooth=Smooth("all", 2)), None, INPUTS, OUTPUTS, CTC)
 
 
 @pytest.mark.parametrize(
@@ -46,6 +50,18 @@ def test_rules_that_fit_the_model_are_accepted() -> None:
         (replace(PREPROCESS, resize=replace(RESIZE, shortest_side=IMAGE_SIDE_MAX + 1)), "shortest_side"),
         (Classify("logits", ()), "which the model does not have"),
         (Classify("scores", (), top_k=0), "top_k >= 1"),
+        (Classify("scores", ("a", "b"), threshold=(0.5,) * 3), "3 thresholds; give one finite number, or 2"),
+        (Classify("scores", threshold=(float("nan"),)), "one finite number"),
+        (Classify("scores", ("a", "b"), none=("c",)), "none = 'c', which is not one of the labels"),
+        (Classify("scores", smooth=Smooth("median", 3)), "rule 'median'; known: mean"),
+        (Classify("scores", smooth=Smooth("mean", 1)), "windows = 1; give 2 to 1000"),
+        (Classify("scores", top_k=2, smooth=Smooth("all", 3)), "leave top_k at 1"),
+        (replace(CTC, output="text"), "which the model does not have"),
+        (replace(CTC, output="scores"), "needs class scores"),
+        (replace(CTC, time_axis="first"), "14 classes, and output 'boxes' has 100"),
+        (replace(CTC, time_axis="middle"), "time_axis 'middle'"),
+        (replace(CTC, blank=14), "a class from 0 to 13"),
+        (replace(CTC, labels=("\0", *CTC.labels[1:])), "NUL"),
         (replace(DETECT, boxes="bbox"), "which the model does not have"),
         (replace(DETECT, boxes="scores"), "needs outputs of 3 axes"),
         (replace(DETECT, form="rows"), "form 'rows'"),
@@ -53,7 +69,7 @@ def test_rules_that_fit_the_model_are_accepted() -> None:
         (replace(DETECT, scores="boxes"), "14 values a box"),
     ],
 )
-def test_a_rule_that_does_not_fit_is_refused(rule: Preprocess | Classify | Detect, reason: str) -> None:
+def test_a_rule_that_does_not_fit_is_refused(rule: Preprocess | Classify | Detect | Ctc, reason: str) -> None:
     with pytest.raises(BundleError, match=reason):
         check_rules(
             rule if isinstance(rule, Preprocess) else None,
@@ -61,6 +77,7 @@ def test_a_rule_that_does_not_fit_is_refused(rule: Preprocess | Classify | Detec
             rule if isinstance(rule, Detect) else None,
             INPUTS,
             OUTPUTS,
+            rule if isinstance(rule, Ctc) else None,
         )
 
 
@@ -75,6 +92,8 @@ def test_an_output_must_not_have_the_name_of_an_added_one() -> None:
         ({"preprocess": {"input": "x", "gamma": 2.2}}, "preprocessing has unknown keys gamma"),
         ({"preprocess": {"resize": {"jitter": 1}}}, "resizing has unknown keys jitter"),
         ({"classify": {"tree": 1}}, "classification has unknown keys tree"),
+        ({"classify": {"smooth": {"decay": 1}}}, "smoothing has unknown keys decay"),
+        ({"ctc": {"beam": 1}}, "ctc has unknown keys beam"),
         ({"detect": {"soft": 1}}, "detection has unknown keys soft"),
     ],
 )

@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from edgert.bundle.rules import Classify, Ctc, Smooth
+from edgert.bundle.signal_rules import Series
 from edgert.errors import RequestError
+from edgert.processing.ctc import text_of
 from edgert.protocol import wire
 from edgert.protocol.arrays import to_wire
 from edgert.worker.batcher import Batcher
@@ -91,3 +94,29 @@ def test_frames_and_shared_memory_are_as_large_as_the_model_needs(tmp_path: Path
         "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 4]}],
         "outputs": [{"name": "y", "datatype": "FP32", "shape": [-1, 4]}],
     }
+
+
+def test_the_text_of_ctc_is_a_part_of_the_answer(tmp_path: Path) -> None:
+    pipeline = a_pipeline(tmp_path, item_shape=(5, 3), rules={"ctc": Ctc("y", ("", "ä", "b"))})
+    assert [spec.name for spec in pipeline.outputs] == ["y", "y_text", "y_probability"]
+    steps = 20 * np.eye(3, dtype=np.float32)[[[1, 1, 0, 2, 2], [0, 0, 0, 0, 0]]]
+    answer = pipeline.infer(pipeline.read(tensors(steps)), 0, came_ns=0, deadline_s=None)
+    assert [text_of(row) for row in answer.outputs[1]] == ["äb", ""]
+    assert answer.outputs[2].tolist() == pytest.approx([1.0, 0.0], abs=1e-6)
+
+
+def test_the_windows_of_a_signal_are_smoothed_and_items_of_their_own_are_not(tmp_path: Path) -> None:
+    rules = {
+        "series": Series("x", channels=1, length=3, step=3),
+        "classify": Classify("y", ("a", "b", "rest"), softmax=False, none=("rest",), smooth=Smooth("all", 2)),
+    }
+    pipeline = a_pipeline(tmp_path, item_shape=(3,), rules=rules)
+    windows = np.eye(3, dtype=np.float32)[[0, 0, 1, 1, 2, 1]]
+
+    def classes(given: NDArray[np.float32]) -> list[int]:
+        answer = pipeline.infer(pipeline.read(tensors(given)), 0, came_ns=0, deadline_s=None)
+        return [int(c) for c in answer.outputs[1].ravel()]
+
+    assert classes(windows.reshape(1, 18, 1)) == [-1, 0, -1, 1, -1, -1]
+    assert classes(windows.reshape(2, 9, 1)) == [-1, 0, -1, -1, -1, -1], "each signal begins anew"
+    assert classes(windows) == [0, 0, 1, 1, -1, 1], "the model's own tensor has no order"

@@ -26,7 +26,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgert.bundle.rules import Detect
+from edgert.bundle.rules import Ctc, Detect
+from edgert.processing.ctc import by_step, greedy
 from edgert.processing.detect import detections
 from edgert.tensors import TensorSpec
 
@@ -75,6 +76,7 @@ def judgements(
     classes_named: bool = False,
     detect: Detect | None = None,
     image_size: tuple[int, int] | None = None,
+    ctc: Ctc | None = None,
 ) -> tuple[Judgement, ...]:
     """Recognize each output by its shape, by FP32's values and by what the user stated. One judgement or more."""
     names = [spec.name for spec in specs]
@@ -84,6 +86,10 @@ def judgements(
     if detector is not None:
         found.append(detector)
         left = [i for i in left if names[i] not in detector.outputs]
+    if ctc is not None:
+        stated = names.index(ctc.output)
+        found.append(_stated_texts(ctc, stated))
+        left = [i for i in left if i != stated]
     for i in left:
         name, score = _recognized(reference[i], classes_named and _first_scores(reference) == i)
         found.append(Judgement(name, (names[i],), _of_output(i, score), _share_of(i, name)))
@@ -96,7 +102,7 @@ def top1_agreement(answers: Array, reference: Array) -> float:
 
 
 def text_agreement(answers: Array, reference: Array) -> float:
-    """Return the share of sequences `[T, C]` that read the same: best classes, repeats merged, blanks left out."""
+    """Return the share of sequences `[T, C]` that CTC reads the same; the most frequent class is the blank."""
     return float(_same_texts(answers, reference).mean())
 
 
@@ -202,10 +208,21 @@ def _same_top1(answers: Array, reference: Array) -> Array:
 
 
 def _same_texts(answers: Array, reference: Array) -> Array:
-    best = reference.argmax(-1)
-    blank = int(np.bincount(best.ravel()).argmax())
+    return _read_alike(answers, reference, int(np.bincount(reference.argmax(-1).ravel()).argmax()))
+
+
+def _read_alike(answers: Array, reference: Array, blank: int) -> Array:
     pairs = zip(answers, reference, strict=True)
-    return np.array([np.isfinite(a).all() and _text(a, blank) == _text(b, blank) for a, b in pairs])
+    return np.array(
+        [np.isfinite(a).all() and np.array_equal(greedy(a, blank)[0], greedy(b, blank)[0]) for a, b in pairs]
+    )
+
+
+def _stated_texts(rule: Ctc, i: int) -> Judgement:
+    def share(answers: Outputs, reference: Outputs) -> Array:
+        return _read_alike(by_step(answers[i], rule), by_step(reference[i], rule), rule.blank)
+
+    return Judgement("texts", (rule.output,), lambda a, b: float(share(a, b).mean()), share)
 
 
 def _same_sides(answers: Array, reference: Array) -> Array:
@@ -320,11 +337,6 @@ def _parts(rule: Detect, arrays: Outputs) -> tuple[Array, Array]:
 
 def _within(array: Array) -> bool:
     return bool(array.min(initial=0.0) >= 0.0) and bool(array.max(initial=0.0) <= 1.0 + 1e-6)
-
-
-def _text(rows: Array, blank: int) -> list[int]:
-    best = rows.argmax(-1)
-    return [int(c) for i, c in enumerate(best) if c != blank and (i == 0 or best[i - 1] != c)]
 
 
 def _unit(vectors: Array) -> NDArray[np.float64]:

@@ -138,9 +138,10 @@ class Decisions(Metric):
         self.judgements = judgements(
             reference.specs,
             reference.answers,
-            classes_named=reference.classes_named,
+            classes_named=reference.classify is not None,
             detect=reference.detect,
             image_size=reference.image_size,
+            ctc=reference.ctc,
         )
         self.name = "+".join(dict.fromkeys(judgement.name for judgement in self.judgements))
         self.counts_samples = any(judgement.share is not None for judgement in self.judgements)
@@ -287,7 +288,7 @@ def _has_class_scores(reference: Reference) -> bool:
         return False
     rows = reference.answers[0]
     sums_to_one = np.allclose(rows.sum(axis=1), 1.0, rtol=0.0, atol=PROBABILITY_TOLERANCE)
-    return reference.classes_named or (sums_to_one and float(rows.min(initial=0.0)) >= 0.0)
+    return reference.classify is not None or (sums_to_one and float(rows.min(initial=0.0)) >= 0.0)
 
 
 def _similarity(want: NDArray[Any], got: NDArray[Any]) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgert.bundle.rules import Detect
+from edgert.bundle.rules import Classify, Ctc, Detect
 from edgert.tensors import TensorSpec
 from edgert_deploy.packager.samples.samples import CalibrationSet
 
@@ -20,16 +20,17 @@ Rows = NDArray[np.intp]
 class Reference:
     """The FP32 source's `answers` to the hold-out, and the meaning of its outputs.
 
-    `classes_named`: the user's labels name the classes of the outputs. `image_size` is the height and width of a
-    detector's input.
+    `classify`, `detect` and `ctc` are the rules by which devices make answers. `class_names` are the labels of the
+    first two. `image_size` is the height and width of a detector's input.
     """
 
     specs: tuple[TensorSpec, ...]
     answers: Outputs
     holdout: CalibrationSet
     class_names: tuple[str, ...] = ()
-    classes_named: bool = False
+    classify: Classify | None = None
     detect: Detect | None = None
+    ctc: Ctc | None = None
     image_size: tuple[int, int] | None = None
 
     @property

@@ -263,7 +263,7 @@ def _meaning(report: Report) -> str:
         facts.append(("Preprocessing", f"{before.input}: {size}{value}, {before.colour}, {before.model_layout}{files}"))
     if (signal := manifest.sound or manifest.series) is not None:
         facts.append(("Preprocessing", f"{signal.input}: {signal_text(signal)}"))
-    after = manifest.classify or manifest.detect
+    after = manifest.classify or manifest.detect or manifest.ctc
     if after is not None:
         more = " ..." if len(after.labels) > ROWS_SHOWN_MAX else ""
         facts.append(("Labels", f"{len(after.labels)}: {', '.join(after.labels[:ROWS_SHOWN_MAX])}{more}"))

@@ -10,10 +10,13 @@ from typing import Any
 from edgert.bundle.rules import (
     LABELS_MAX,
     Classify,
+    Ctc,
     Detect,
     Preprocess,
     Resize,
+    Smooth,
     check_classify,
+    check_ctc,
     check_detect,
     check_preprocess,
 )
@@ -27,10 +30,14 @@ from edgert_deploy.packager.sources.source_model import SourceModel
 
 FILE_BYTES_MAX = 16 * 1024**2
 KEYS = tuple(field.name for field in fields(Preprocess))
+OutputRule = Classify | Detect | Ctc
 SIGNAL_TABLES = ("sound", "series")
 RESIZE_KEYS = tuple(field.name for field in fields(Resize))
 DETECT_KEYS = tuple(field.name for field in fields(Detect) if field.name != "labels")
 CLASSIFY_KEYS = tuple(field.name for field in fields(Classify) if field.name != "labels")
+SMOOTH_KEYS = tuple(field.name for field in fields(Smooth))
+CTC_KEYS = tuple(field.name for field in fields(Ctc) if field.name != "labels")
+POSTPROCESS_KEYS = {"classify": CLASSIFY_KEYS, "detect": DETECT_KEYS, "ctc": CTC_KEYS}
 PREPROCESS_PRESETS = ("imagenet", "yolo")
 POSTPROCESS_PRESETS = ("yolo",)
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -75,19 +82,20 @@ def read_preprocess(path: Path, source: SourceModel) -> InputRule:
     return _checked(str(path), preprocess, source)
 
 
-def read_postprocess(path: Path, source: SourceModel, labels: Path | None) -> Classify | Detect:
-    """Return the preset `path`, or a file with one table, `classify` or `detect`. Raises ConfigInvalid."""
-    names = () if labels is None else _labels(labels)
+def read_postprocess(path: Path, source: SourceModel, labels: Path | None) -> OutputRule:
+    """Return the preset `path`, or a file with one table: `classify`, `detect` or `ctc`. Raises ConfigInvalid."""
     if str(path) in POSTPROCESS_PRESETS:
-        return _checked_detect(str(path), _yolo(source, names), source)
+        return _checked_detect(str(path), _yolo(source, () if labels is None else _labels(labels)), source)
     _check_there(path, POSTPROCESS_PRESETS)
-    values = _toml(path, ("classify", "detect"))
+    values = _toml(path, tuple(POSTPROCESS_KEYS))
     if len(values) != 1 or not all(isinstance(table, dict) for table in values.values()):
-        raise ConfigInvalid(f"{path} needs exactly one table, [classify] or [detect]")
+        raise ConfigInvalid(f"{path} needs exactly one table: [{'], ['.join(POSTPROCESS_KEYS)}]")
     kind, table = next(iter(values.items()))
-    _refuse_unknown(path, table, DETECT_KEYS if kind == "detect" else CLASSIFY_KEYS)
+    _refuse_unknown(path, table, POSTPROCESS_KEYS[kind])
+    if kind == "ctc":
+        return _ctc(path, table, source, labels)
     if kind == "detect":
-        return _checked_detect(str(path), _detect(path, table, names), source)
+        return _checked_detect(str(path), _detect(path, table, () if labels is None else _labels(labels)), source)
     return _classify(path, table, source, labels)
 
 
@@ -189,16 +197,20 @@ def _detect(path: Path, table: dict[str, Any], labels: tuple[str, ...]) -> Detec
 
 
 def _classify(path: Path, table: dict[str, Any], source: SourceModel, labels: Path | None) -> Classify:
-    if "output" in table:
-        found = Classify(str(table["output"]), () if labels is None else _labels(labels))
-    elif labels is not None:
-        found = read_classify(labels, source)
-    else:
-        raise ConfigInvalid(f"{path}: [classify] needs output, the name of an output of the model, or --labels")
-    softmax = _flag(path, "softmax", table.get("softmax", True))
-    classify = replace(found, top_k=_whole(path, "top_k", table.get("top_k", 1)), softmax=softmax)
+    """Return the rule of a table [classify]; a number may stand for a list of one threshold."""
+    names = () if labels is None else _labels(labels)
+    if "output" not in table:
+        if labels is None:
+            raise ConfigInvalid(f"{path}: [classify] needs output, the name of an output of the model, or --labels")
+        table = {"output": read_classify(labels, source).output, **table}
+    if "threshold" in table and not isinstance(table["threshold"], list):
+        table = {**table, "threshold": [table["threshold"]]}
     try:
+        classify = replace(from_json(Classify, table), labels=names)
+        _refuse_unknown(path, table.get("smooth", {}), SMOOTH_KEYS)
         check_classify(classify, source.outputs)
+    except Mistyped as error:
+        raise ConfigInvalid(f"{path}, table [classify]: {error}") from error
     except BundleError as error:
         raise ConfigInvalid(f"{path}: {error.message}") from error
     classes = next(spec.shape for spec in source.outputs if spec.name == classify.output)[-1:]
@@ -207,6 +219,28 @@ def _classify(path: Path, table: dict[str, Any], source: SourceModel, labels: Pa
             f"{path}: output {classify.output!r} has {classes[0]} classes, and there are {len(classify.labels)} labels"
         )
     return classify
+
+
+def _ctc(path: Path, table: dict[str, Any], source: SourceModel, labels: Path | None) -> Ctc:
+    """Return the rule of a table [ctc], with the line of `labels` for each class; the blank may have none."""
+    if labels is None:
+        raise ConfigInvalid(f"{path}: [ctc] needs --labels, a file with a line for each class: the text that it stands for")
+    outputs = [spec for spec in source.outputs if len(spec.shape) == 3 and spec.dtype.kind == "f"]
+    if len(outputs) == 1:
+        table = {"output": outputs[0].name, **table}
+    try:
+        ctc = from_json(Ctc, table)
+        spec = next((spec for spec in outputs if spec.name == ctc.output), None)
+        texts = read_text(labels, FILE_BYTES_MAX).replace("\r\n", "\n").removesuffix("\n").split("\n")
+        if spec is not None and spec.shape[2 if ctc.time_axis == "first" else 1] == len(texts) + 1:
+            texts.insert(ctc.blank, "")
+        ctc = replace(ctc, labels=tuple(texts))
+        check_ctc(ctc, source.outputs)
+    except Mistyped as error:
+        raise ConfigInvalid(f"{path}, table [ctc]: {error}") from error
+    except BundleError as error:
+        raise ConfigInvalid(f"{path}: {error.message}") from error
+    return ctc
 
 
 def _resize(path: Path, table: Any, spec: TensorSpec, layout: str) -> Resize:

@@ -79,11 +79,11 @@ def _window_spec(spec: TensorSpec, rule: Rule) -> TensorSpec:
 def _windows(preprocessor: SignalPreprocessor, rule: Rule, path: Path) -> NDArray[np.float32]:
     with as_recording(path, FILE_BYTES_MAX, "cut it"):
         if isinstance(rule, Sound):
-            return preprocessor.windows(np.frombuffer(path.read_bytes(), np.uint8)[None])
+            return preprocessor.windows(np.frombuffer(path.read_bytes(), np.uint8)[None])[0]
         try:
             table = read_csv(path)
         except InputError as error:
             raise CalibrationInvalid(error.message) from error
         if table.shape[1] != rule.channels:
             raise CalibrationInvalid(f"{path} has {table.shape[1]} columns, and the rule has {rule.channels} channels")
-        return preprocessor.windows(table[None])
+        return preprocessor.windows(table[None])[0]

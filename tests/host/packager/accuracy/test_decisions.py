@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from edgert.bundle.rules import Detect
+from edgert.bundle.rules import Ctc, Detect
 from edgert.tensors import TensorSpec
 from edgert_deploy.packager.accuracy.decisions import Judgement, judgements, value_agreement
 
@@ -137,3 +137,17 @@ def test_whole_numbers_are_equal_or_not() -> None:
     answers = reference.copy()
     answers[:5] += 1
     assert judgement.score([answers], [reference]) == pytest.approx(0.5)
+
+
+def test_stated_texts_have_the_stated_blank_and_axis() -> None:
+    steps = np.eye(3, dtype=np.float32)[[[2, 2, 0, 2, 1, 1], [1, 2, 1, 0, 0, 0]]]
+    specs = (TensorSpec("steps", "FP32", (-1, 3, 6)),)
+    rule = Ctc("steps", ("", "a", "b"), time_axis="last")
+    scores = steps.transpose(0, 2, 1)
+    other = scores.copy()
+    other[1, :, 2] = [1, 0, 0]  # "ab" instead of "aba"
+    (one,) = judgements(specs, [scores], ctc=rule)
+    assert (one.name, one.score([scores], [scores]), one.score([other], [scores])) == ("texts", 1.0, 0.5)
+    later = scores.copy()
+    later[0, :, 1] = [1, 0, 0]  # a shorter run reads the same
+    assert one.score([later], [scores]) == 1.0

@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
+from edgert.bundle.rules import Classify
 from edgert.errors import CalibrationInvalid, ConfigInvalid
 from edgert.tensors import TensorSpec
 from edgert_deploy.packager.accuracy.accuracy_gate import Limits
@@ -35,7 +36,7 @@ def test_without_labels_a_vector_that_is_no_class_scores_is_judged_by_its_values
     """The largest element of an embedding or a regression means nothing."""
     vectors = models.random(6, 3) - 0.5
     assert judge((SCORES,), [vectors], [vectors], None, 0.0).metric == "values"
-    assert judge((SCORES,), [vectors], [vectors], None, 0.0, classes_named=True).metric == "top1_agreement"
+    assert judge((SCORES,), [vectors], [vectors], None, 0.0, classify=Classify("scores")).metric == "top1_agreement"
     assert judge((SCORES,), [vectors], [vectors], None, 0.0, "top1").metric == "top1_agreement"
     assert judge((SCORES,), [EYE], [EYE], np.array([0, 1, 2]), 0.0, "cosine").metric == "cosine"
     with pytest.raises(CalibrationInvalid, match="--metric cosine"):

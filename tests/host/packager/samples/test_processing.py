@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("onnx")
 
-from edgert.bundle.rules import Classify, Detect, Preprocess, Resize
+from edgert.bundle.rules import Classify, Ctc, Detect, Preprocess, Resize, Smooth
 from edgert.errors import ConfigInvalid
 from edgert.tensors import TensorSpec
 from edgert_deploy.packager.samples.processing import read_classify, read_postprocess, read_preprocess
@@ -155,6 +155,26 @@ def test_what_comes_of_the_outputs_is_read_from_a_file(tmp_path: Path) -> None:
     path.write_text("[classify]\ntop_k = 3\nsoftmax = false\n")
     (tmp_path / "labels.txt").write_text("a\nb\nc\nd\ne")
     assert read_postprocess(path, model, tmp_path / "labels.txt") == Classify("classes", tuple("abcde"), 3, False)
+    path.write_text('[classify]\nthreshold = 0.5\nnone = ["a"]\nsmooth = {rule = "mean", windows = 3}\n')
+    assert read_postprocess(path, model, tmp_path / "labels.txt") == Classify(
+        "classes", tuple("abcde"), threshold=(0.5,), none=("a",), smooth=Smooth("mean", 3)
+    )
+
+
+def test_the_lines_of_a_ctc_labels_file_are_the_texts_of_classes(tmp_path: Path) -> None:
+    model = source((-1, 3, 8, 8), ("steps", (-1, 20, 4)))
+    path, labels = tmp_path / "post.toml", tmp_path / "labels.txt"
+    path.write_text("[ctc]\nblank = 1\nsoftmax = false\n")
+    for text in ("a\n \nb\n", "a\r\n \r\nb"):  # a line of one space is a class
+        labels.write_bytes(text.encode())
+        assert read_postprocess(path, model, labels) == Ctc("steps", ("a", "", " ", "b"), 1, softmax=False)
+    labels.write_text("a\n<blank>\n\u3000\n\n")  # and so is an empty one
+    assert read_postprocess(path, model, labels) == Ctc("steps", ("a", "<blank>", "\u3000", ""), 1, softmax=False)
+    labels.write_text("a\nb\n")
+    with pytest.raises(ConfigInvalid, match="the texts of 2 classes, and output 'steps' has 4"):
+        read_postprocess(path, model, labels)
+    with pytest.raises(ConfigInvalid, match="needs --labels"):
+        read_postprocess(path, model, None)
 
 
 @pytest.mark.parametrize(
@@ -177,6 +197,12 @@ def test_what_comes_of_the_outputs_is_read_from_a_file(tmp_path: Path) -> None:
         ("[classify]", "needs output"),
         ('[classify]\noutput = "x"', "does not have"),
         ('[classify]\noutput = "classes"\ntop_k = 0', "top_k"),
+        ('[classify]\noutput = "classes"\ntop_k = "1"', r"table \[classify\]: .*top_k"),
+        ('[classify]\noutput = "classes"\nthreshold = [0.5, 0.6]', "2 thresholds"),
+        ('[classify]\noutput = "classes"\nsmooth = {rule = "mean", windows = 3, decay = 1}', "unknown keys decay"),
+        ('[classify]\noutput = "classes"\nsmooth = {windows = 3}', "lacks 'rule'"),
+        ('[classify]\noutput = "classes"\nsmooth = 3', "smooth"),
+        ("[ctc]", "needs --labels"),
     ],
 )
 def test_rules_that_fit_no_output_are_refused(tmp_path: Path, text: str, says: str) -> None:
