@@ -27,7 +27,9 @@ def main() -> None:
 
     lines = _text_lines(23, 5, 48, 320)
     lines = np.concatenate([lines, np.ones_like(lines[:1])])  # the last is empty
-    session = onnxruntime.InferenceSession(model_file(PACKAGE, "rapidocr_onnxruntime/models/ch_PP-OCRv4_rec_infer.onnx"))
+    session = onnxruntime.InferenceSession(
+        model_file(PACKAGE, "rapidocr_onnxruntime/models/ch_PP-OCRv4_rec_infer.onnx")
+    )
     characters = session.get_modelmeta().custom_metadata_map["character"].splitlines()
     scores = session.run(None, {"x": lines})[0]
     read = _decoder()(character=list(characters))(scores)

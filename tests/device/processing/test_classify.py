@@ -71,7 +71,9 @@ def test_the_mean_is_that_of_the_last_windows_of_one_signal() -> None:
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=12), st.integers(2, 5), st.sampled_from(["majority", "all"]))
 def test_votes_count_the_decisions_of_the_last_windows(best: list[int], count: int, rule: str) -> None:
     rows = np.where(np.eye(3, dtype=bool)[best], 0.8, 0.1).astype(np.float32)
-    smoothed = Classify("x", ("a", "b", "rest"), softmax=False, none=("rest",), threshold=(0.5,), smooth=Smooth(rule, count))
+    smoothed = Classify(
+        "x", ("a", "b", "rest"), softmax=False, none=("rest",), threshold=(0.5,), smooth=Smooth(rule, count)
+    )
     classes, _ = Classifier(smoothed)(rows, [len(rows)])
     needed = count if rule == "all" else count // 2 + 1
     for i, got in enumerate(classes[:, 0]):

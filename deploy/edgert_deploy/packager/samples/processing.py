@@ -224,7 +224,9 @@ def _classify(path: Path, table: dict[str, Any], source: SourceModel, labels: Pa
 def _ctc(path: Path, table: dict[str, Any], source: SourceModel, labels: Path | None) -> Ctc:
     """Return the rule of a table [ctc], with the line of `labels` for each class; the blank may have none."""
     if labels is None:
-        raise ConfigInvalid(f"{path}: [ctc] needs --labels, a file with a line for each class: the text that it stands for")
+        raise ConfigInvalid(
+            f"{path}: [ctc] needs --labels, a file with a line for each class: the text that it stands for"
+        )
     outputs = [spec for spec in source.outputs if len(spec.shape) == 3 and spec.dtype.kind == "f"]
     if len(outputs) == 1:
         table = {"output": outputs[0].name, **table}
