@@ -56,7 +56,7 @@ class Classifier:
         if before is not None and known:
             shares = np.concatenate((before[-known:], shares))
         there = np.minimum(np.arange(1, len(shares) + 1), smooth.windows)[:, None]
-        mean = _running_sum(shares, smooth.windows) / there.astype(np.float32)
+        mean = np.divide(_running_sum(shares, smooth.windows), there, dtype=np.float32)
         if smooth.rule == "mean":
             classes, found = self._decided(mean)
             return classes[known:], found[known:]

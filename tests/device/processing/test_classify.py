@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -42,26 +43,28 @@ def test_large_scores_do_not_overflow() -> None:
 ROWS = np.array([[0.7, 0.2, 0.1], [0.45, 0.35, 0.2], [0.1, 0.3, 0.6]], np.float32)
 
 
+RAW = Classify("x", ("a", "b", "c"), softmax=False)
+
+
 def answered(rule: Classify, rows: NDArray[np.float32], windows: list[int] | None = None) -> tuple[object, object]:
     classes, scores = Classifier(rule)(rows, windows)
-    assert (classes.dtype, scores.dtype) == (np.int64, np.float32)
+    assert (classes.dtype.name, scores.dtype.name) == ("int64", "float32")
     return classes.tolist(), scores.astype(np.float64).round(4).tolist()
 
 
 def test_a_class_below_its_threshold_is_not_answered() -> None:
-    raw = {"labels": ("a", "b", "c"), "softmax": False}
-    assert answered(Classify("x", **raw, threshold=(0.5,)), ROWS) == ([[0], [-1], [2]], [[0.7], [0.0], [0.6]])
-    by_class = Classify("x", **raw, top_k=2, threshold=(0.8, 0.3, 0.2))
+    assert answered(replace(RAW, threshold=(0.5,)), ROWS) == ([[0], [-1], [2]], [[0.7], [0.0], [0.6]])
+    by_class = replace(RAW, top_k=2, threshold=(0.8, 0.3, 0.2))
     assert answered(by_class, ROWS) == ([[-1, -1], [1, 2], [2, 1]], [[0.0, 0.0], [0.35, 0.2], [0.6, 0.3]])
-    none = Classify("x", **raw, top_k=2, none=("b",))
+    none = replace(RAW, top_k=2, none=("b",))
     assert answered(none, ROWS) == ([[0, -1], [0, -1], [2, -1]], [[0.7, 0.0], [0.45, 0.0], [0.6, 0.0]])
-    assert answered(Classify("x", **raw, none=("a", "c")), ROWS)[0] == [[-1], [-1], [-1]]
-    assert answered(Classify("x", **raw, threshold=(0.5,)), np.full((1, 3), np.nan, np.float32))[0] == [[-1]]
+    assert answered(replace(RAW, none=("a", "c")), ROWS)[0] == [[-1], [-1], [-1]]
+    assert answered(replace(RAW, threshold=(0.5,)), np.full((1, 3), np.nan, np.float32))[0] == [[-1]]
     assert answered(Classify("x", ("a", "b"), threshold=(0.6,)), np.array([[2.0, 1.0]], np.float32))[0] == [[0]]
 
 
 def test_the_mean_is_that_of_the_last_windows_of_one_signal() -> None:
-    rule = Classify("x", ("a", "b", "c"), softmax=False, threshold=(0.5,), smooth=Smooth("mean", 2))
+    rule = replace(RAW, threshold=(0.5,), smooth=Smooth("mean", 2))
     classes, scores = answered(rule, np.concatenate([ROWS, ROWS]), [3, 3])
     assert classes == [[0], [0], [-1], [0], [0], [-1]], "the second signal begins anew"
     assert scores == [[0.7], [0.575], [0.0]] * 2

@@ -22,7 +22,7 @@ def scores_of(path: list[int], classes: int = 4) -> NDArray[np.float32]:
 
 def read(rule: Ctc, scores: NDArray[Any]) -> tuple[list[str], list[float]]:
     rows, probabilities = CtcReader(rule)(scores)
-    assert (rows.dtype, probabilities.dtype) == (np.uint8, np.float32)
+    assert (rows.dtype.name, probabilities.dtype.name) == ("uint8", "float32")
     return [text_of(row) for row in rows], probabilities.tolist()
 
 
