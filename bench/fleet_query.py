@@ -3,6 +3,7 @@
 The windows of a device have a log-normal latency of its own and a few hundred requests each. The answers are checked
 against each other (every grouping adds up to the same sketch). Each is timed as a new process would see it,
 connection included. The ratio compares with reading every window of the period, as a store without merged rows must.
+The cost of a million reports is that of histograms written minute by minute; `metrics` come on top (bench.fleet --recorder).
 
     python -m bench.fleet_query                                        # SQLite in a temporary folder
     python -m bench.fleet_query --postgres                             # a PostgreSQL server of its own, without fsync
@@ -31,6 +32,7 @@ from edgert_deploy.fleet.packed import WINDOW, Pool
 from edgert_deploy.fleet.store import schema
 from edgert_deploy.fleet.store.batch import MINUTE_MS, Batch, Origin
 from edgert_deploy.fleet.store.query import Answer, FleetQuery, Question
+from edgert_deploy.fleet.store.retention import Retention
 from edgert_deploy.fleet.store.store import Store
 from tests.support.databases import postgres
 
@@ -59,17 +61,19 @@ def main() -> None:
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="edgert-bench-"))
         url = stack.enter_context(postgres()) if options.postgres else options.store or str(Path(folder) / "fleet.db")
-        per_s, windows = fill(url, options.devices, options.hours)
-        store = Store(url)
-        size = store.size_bytes()
-        store.close()
+        per_s, processor_s, windows = fill(url, options.devices, options.hours)
+        sizes = sizes_of(url)
         said = {
             "store": "postgresql" if "postgresql" in url else "sqlite",
             "devices": options.devices,
             "windows": windows,
             "windows_written_per_s": round(per_s),
-            "bytes_per_window": round(size / windows),
+            "bytes_per_window": round(sum(sizes.values()) / windows),
+            "a million reports: written, s": round(1e6 / per_s),
+            "a million reports: written, processor s": round(1e6 * processor_s),
+            **{f"a million reports: {name}, MB": round(size / windows) for name, size in sizes.items()},
             **ask_all(url),
+            "a million reports: removed, s": round(removal_s(url, options.hours), 1),
         }
     if options.json:
         print(json.dumps(said))
@@ -78,8 +82,8 @@ def main() -> None:
             print(f"{name:32} {value:,}" if isinstance(value, (int, float)) else f"{name:32} {value}")
 
 
-def fill(url: str, devices: int, hours: int) -> tuple[float, int]:
-    """Write the windows; return the write rate per second in fleet order, and the number of windows.
+def fill(url: str, devices: int, hours: int) -> tuple[float, float, int]:
+    """Write the windows; return the rate per second in fleet order, this process's time for each, and their number.
 
     Only the last hour is written minute by minute. The hours before are written an hour of a few devices at a time,
     which gives the same rows in a fraction of the time.
@@ -102,12 +106,35 @@ def fill(url: str, devices: int, hours: int) -> tuple[float, int]:
         for start in range(0, devices, AT_ONCE):
             write(numbers[start : start + AT_ONCE], range(hour * 60, hour * 60 + 60))
         print(f"{(hour + 1) * 60 * devices:,} windows written", file=sys.stderr)
-    began = time.perf_counter()
+    began, used = time.perf_counter(), time.process_time()
     for minute in range((hours - 1) * 60, hours * 60):
         write(numbers, range(minute, minute + 1))
+    took_s, used_s = time.perf_counter() - began, time.process_time() - used
+    store.close()
+    return 60 * devices / took_s, used_s / (60 * devices), hours * 60 * devices
+
+
+def sizes_of(url: str) -> dict[str, int]:
+    """Return the bytes of each grain, with its indexes."""
+    grains = {"windows": schema.hist_window, "minutes": schema.group_minute, "hours of groups": schema.group_hour, "hours of devices": schema.stream_hour}  # fmt: skip
+    if "postgresql" in url:
+        size = "SELECT pg_total_relation_size(:name)"
+    else:
+        size = "SELECT sum(pgsize) FROM dbstat JOIN sqlite_schema USING (name) WHERE tbl_name = :name"
+    engine = schema.open_engine(url, writes=False)
+    with engine.connect() as connection:
+        found = {name: connection.scalar(sa.text(size), {"name": table.name}) for name, table in grains.items()}
+    engine.dispose()
+    return {name: int(size or 0) for name, size in found.items()}
+
+
+def removal_s(url: str, hours: int) -> float:
+    """Remove the older half of the windows; return the time for a million of them."""
+    store, began = Store(url), time.perf_counter()
+    removed = store.prune(Retention(windows_h=hours // 2), NOW_MS)
     took_s = time.perf_counter() - began
     store.close()
-    return 60 * devices / took_s, hours * 60 * devices
+    return 1e6 * took_s / max(1, removed)
 
 
 def name_of(n: int) -> tuple[str, str]:

@@ -95,7 +95,7 @@ class Sketch:
         for index in sorted(self.buckets):
             seen += self.buckets[index]
             if seen >= rank:
-                return min(max(_middle_ms(index), self.min), self.max)
+                return min(max(middle_ms(index), self.min), self.max)
         return self.max
 
     @property
@@ -157,7 +157,7 @@ def index_of(value_ms: float) -> int:
     return min(max(math.ceil(_log2(value_ms) * PER_OCTAVE) - 1, INDEX_MIN), INDEX_MAX)
 
 
-def _middle_ms(index: int) -> float:
+def middle_ms(index: int) -> float:
     """Return the point with the least relative distance to all values of the bucket: 2ab / (a + b)."""
     lower = math.pow(2, index / PER_OCTAVE)
     return 2 * lower * BASE / (1 + BASE)

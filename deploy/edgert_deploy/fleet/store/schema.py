@@ -19,6 +19,7 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
 from edgert.errors import ConfigInvalid, EdgeRTError
 from edgert_deploy.fleet.reports import COUNTER_FIELDS
+from edgert_deploy.fleet.store import views
 from edgert_deploy.fleet.store.migrations import MIGRATIONS, SCHEMA_VERSION
 
 BUSY_TIMEOUT_S = 15.0
@@ -192,6 +193,17 @@ event = sa.Table(
     sqlite_with_rowid=False,
 )
 
+# The possible buckets of a histogram; see views.py. `place` counts them from 0; `packed` begins a record of one.
+bucket = sa.Table(
+    "edgert_bucket",
+    _metadata,
+    sa.Column("place", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("packed", sa.LargeBinary(2), nullable=False, unique=True),
+    sa.Column("lower_ms", sa.Double, nullable=False),
+    sa.Column("upper_ms", sa.Double, nullable=False),
+    sa.Column("value_ms", sa.Double, nullable=False),
+)
+
 # A line of a rollout's record (edgert_deploy.rollout.rollout_record); `digest` is that of its text.
 rollout_line = sa.Table(
     "edgert_rollout_line",
@@ -260,9 +272,12 @@ def _create_or_migrate(connection: sa.Connection) -> None:
     version = connection.scalar(sa.select(meta.c.version)) if sa.inspect(connection).has_table(meta.name) else None
     if version is not None and version > SCHEMA_VERSION:
         return
+    has_views = sa.inspect(connection).has_table(bucket.name)
     _metadata.create_all(connection)
     for migrate in MIGRATIONS[(version or SCHEMA_VERSION) - 1 :]:
         migrate(connection)
+    if not has_views:
+        views.create(connection, bucket)
     changed = meta.insert() if version is None else meta.update()
     connection.execute(changed.values(version=SCHEMA_VERSION))
 
