@@ -57,9 +57,7 @@ def _buckets(dialect: str, table: str, slot: str, owners: str, names: str) -> st
     else:  # the place of a byte among all 256 is its value
         every = bytes(range(256)).hex()
         byte = f"(instr(x'{every}', substr(r.buckets, n.place * {{record}} + {{place}} + 1, 1)) - 1)"
-    count = " + ".join(
-        f"({byte.format(record=_RECORD, place=place)} << {8 * (place - _INDEX)})" for place in places
-    )
+    count = " + ".join(f"({byte.format(record=_RECORD, place=place)} << {8 * (place - _INDEX)})" for place in places)
     owned = f"r.slot AS {slot}, {names}"
     return (
         f"SELECT {owned}, b.lower_ms, b.upper_ms, b.value_ms, {count} AS count,"
