@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -137,8 +137,8 @@ def scraped(port: int, name: str, **labels: str) -> float:
 class Watched(Board):
     """A board whose wall clock the tests set."""
 
-    def __init__(self) -> None:
-        super().__init__(lambda: self.wall_ms)
+    def __init__(self, targets: Mapping[str, float] | None = None) -> None:
+        super().__init__(lambda: self.wall_ms, targets)
         self.wall_ms = NOW_MS
 
 

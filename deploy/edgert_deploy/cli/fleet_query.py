@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import re
 import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from fractions import Fraction
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import click
@@ -18,12 +13,11 @@ from edgert_deploy.cli.options import json_option, store_option
 from edgert_deploy.cli.output import columns, emit, say
 from edgert_deploy.cli.types import Duration, ModelName, ProfileName
 from edgert_deploy.common.quantities import duration_text
-from edgert_deploy.fleet.store.query import DIMENSIONS, Answer, FleetQuery, Question
+from edgert_deploy.fleet.store.query import DIMENSIONS, FleetQuery, Question
+from edgert_deploy.fleet.store.tables import PERCENTILES_DEFAULT, Asked, csv_text, dimensions_of, shares_of
 
-PERCENTILES_MAX = 20
 STALE_MS = 150_000  # two and a half windows of 60 s
 NAMED_MAX = 5  # devices in a warning
-_DECIMAL = re.compile(r"[0-9]{1,9}(\.[0-9]{1,20})?", re.ASCII)
 
 EPILOG = f"""\b
 Examples:
@@ -70,7 +64,7 @@ Exit codes: 0 done (also without reports), 4 an option cannot be used, 6 the sto
     "--by", default="model,version", show_default=True, metavar="WORDS", help="Group by these; '' for one group."
 )
 @click.option(
-    "--percentiles", default="50,95,99", show_default=True, metavar="NUMBERS", help="The percentiles to show."
+    "--percentiles", default=PERCENTILES_DEFAULT, show_default=True, metavar="NUMBERS", help="The percentiles to show."
 )
 @click.option("--model", type=ModelName(), metavar="MODEL", help="Only this model.")
 @click.option("--version", "version_", metavar="VERSION", help="Only this version, such as r7.")
@@ -98,96 +92,36 @@ def query(
     until_ms = now_ms - int(until_s * 1000)
     if step_s is not None and (step_s % 60 or not step_s):
         raise ConfigInvalid(f"--step {duration_text(step_s)} is not a number of whole minutes: write 1m, 15m or 1h")
-    shares = shares_of(percentiles)
     question = Question(
         since_ms=until_ms - int(window_s * 1000),
         until_ms=until_ms,
-        by=tuple(dict.fromkeys(word.strip() for word in by.split(",") if word.strip())),
+        by=dimensions_of(by),
         where={name: value for name, value in {**only, "version": version_}.items() if value},
         step_min=int(step_s or 0) // 60,
     )
+    asked = Asked(question, shares_of(percentiles), buckets)
     fleet = FleetQuery(store_url)
     try:
-        answers = fleet.answer(question, now_ms)
-        newest_ms, unsynced = fleet.newest_ms(), fleet.unsynced(question, now_ms)
+        answer = asked.of(fleet, now_ms)
     finally:
         fleet.close()
-    rows = [{**_row(answer, shares, bool(step_s)), **(_histogram(answer) if buckets else {})} for answer in answers]
+    rows = answer["groups"]
     if rows or as_json:
         shown = [list(rows[0]), *([_cell(value) for value in row.values()] for row in rows)] if rows else []
-        table = _csv(rows) if as_csv else columns(shown) if rows else ""
-        truth = {"newest_ms": newest_ms, "missing_devices": _missing_of(answers), "clocks_not_synchronised": unsynced}
-        period = {"since_ms": question.since_ms, "until_ms": until_ms, "by": question.by}
-        emit({**period, **truth, "groups": rows}, table, as_json)
+        table = csv_text(rows).rstrip("\n") if as_csv else columns(shown) if rows else ""
+        emit(answer, table, as_json)
     else:
         window = duration_text(window_s)
         say("", f"no matching reports in the last {window}; `edgert fleet record` fills the store")
-    for line in _warnings(answers, unsynced, newest_ms, now_ms):
+    for line in _warnings(answer, now_ms):
         say("", line)
 
 
-def shares_of(percentiles: str) -> list[tuple[str, Fraction]]:
-    """Return the name and exact share of each percentile: `99.9` is ("p99.9_ms", 999/1000). Raises ConfigInvalid."""
-    words = [word.strip() for word in percentiles.split(",") if word.strip()]
-    if not 0 < len(words) <= PERCENTILES_MAX:
-        raise ConfigInvalid(f"--percentiles {percentiles!r}: write 1 to {PERCENTILES_MAX} numbers, such as 50,95,99.9")
-    if not all(_DECIMAL.fullmatch(word) for word in words):
-        raise ConfigInvalid(f"--percentiles {percentiles!r} is not a list of numbers, such as 50,95,99.9")
-    shares = [(f"p{word}_ms", Fraction(word) / 100) for word in words]
-    if any(share > 1 for _, share in shares):
-        raise ConfigInvalid(f"--percentiles {percentiles!r}: percentiles are between 0 and 100")
-    return shares
-
-
-def _row(answer: Answer, shares: list[tuple[str, Fraction]], stepped: bool) -> dict[str, Any]:
-    latency = answer.latency
-    begin = time.strftime("%Y-%m-%dT%H:%MZ", time.gmtime(answer.start_ms / 1000))
-    return {
-        **({"begin": begin} if stepped else {}),
-        **answer.group,
-        "windows": answer.windows,
-        "missing": sum(answer.missing.values()),
-        "answered": latency.count,
-        "rate_per_s": round(latency.count / answer.duration_s, 3),
-        **{name: round(latency.quantile(share), 4) if latency.count else None for name, share in shares},
-        "max_ms": round(latency.max, 4) if latency.count else None,
-        **{name: answer.counters[name] for name in ("errors", "shed", "cache_hits")},
-    }
-
-
-def _histogram(answer: Answer) -> dict[str, Any]:
-    """Return the rest of the group's histogram, in the form of the telemetry contract: it merges with others."""
-    latency = answer.latency
-    return {
-        "zero": latency.zero,
-        "sum_ms": round(latency.sum, 6),
-        "min_ms": round(latency.min, 6) if latency.count else None,
-        "buckets": latency.encode(),
-    }
-
-
-def _csv(rows: Sequence[dict[str, Any]]) -> str:
-    """Return rows with a heading; a field that is not known is empty."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue().rstrip("\n")
-
-
-def _missing_of(answers: Sequence[Answer]) -> dict[str, int]:
-    """Return how many reports of each device are missing, most first."""
-    total: Counter[str] = Counter()
-    for answer in answers:
-        total.update(answer.missing)
-    return dict(total.most_common())
-
-
-def _warnings(answers: Sequence[Answer], unsynced: Sequence[str], newest_ms: int, now_ms: int) -> Iterator[str]:
-    """Yield what a reader of the answers must know of their reports."""
-    missing = _missing_of(answers)
+def _warnings(answer: Mapping[str, Any], now_ms: int) -> Iterator[str]:
+    """Yield what a reader of the answer must know of its reports."""
+    missing, unsynced, newest_ms = (answer[key] for key in ("missing_devices", "clocks_not_synchronised", "newest_ms"))
     if missing:
-        lost, came = sum(missing.values()), sum(answer.windows for answer in answers)
+        lost, came = sum(missing.values()), sum(row["windows"] for row in answer["groups"])
         yield (
             f"{lost} of {lost + came} reports ({lost / (lost + came):.1%}) were sent and never came, from "
             f"{_named([f'{device} ({count})' for device, count in missing.items()])}"

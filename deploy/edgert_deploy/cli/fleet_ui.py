@@ -21,6 +21,7 @@ from edgert_deploy.cli.output import emit, say
 from edgert_deploy.cli.stopping import stopping
 from edgert_deploy.cli.team import open_rollouts
 from edgert_deploy.cli.types import Size
+from edgert_deploy.common.project import find_project
 from edgert_deploy.common.quantities import size_text
 from edgert_deploy.fleet.store.query import FleetQuery
 from edgert_deploy.fleet.store.recorder import Recorder
@@ -31,7 +32,7 @@ from edgert_deploy.fleet.subscriber import CONNECTED_AGAIN, FleetSubscriber
 from edgert_deploy.fleet.ui.access import Access, is_loopback, new_token
 from edgert_deploy.fleet.ui.answers import Answers
 from edgert_deploy.fleet.ui.board import Board
-from edgert_deploy.fleet.ui.history import History, versions_seen
+from edgert_deploy.fleet.ui.history import History, baselines, versions_seen
 from edgert_deploy.fleet.ui.hub import Hub
 from edgert_deploy.fleet.ui.rollouts import Rollouts
 from edgert_deploy.fleet.ui.server import PageServer
@@ -41,6 +42,7 @@ PORT = 8765
 TICK_S = 1.0
 TEAM_S = 5.0
 PRUNE_EVERY_S = 600.0
+BASELINES_EVERY_S = 3600.0
 OWN_SIZE = "2GB"
 TOKEN_CHARS_MIN = 16
 
@@ -109,19 +111,21 @@ def ui(
     access = access_for(host, names, token_file)
     own = None if store_url else _OwnStore(own_store(settings), size_bytes)
     query = FleetQuery(store_url or own_store(settings))
-    board = Board(_wall_ms)
+    targets = find_project().p99_target_ms
+    board = Board(_wall_ms, targets)
     begin(board, query)
     rollouts = open_rollouts()
     hub = Hub(board, Rollouts(rollouts.without_team()), time.monotonic, _wall_ms)
     subscriber = FleetSubscriber(settings, _Both(board, own), site, log=_Trouble(hub).note)
     subscriber.open()
-    server = PageServer(Answers(hub, History(query, _wall_ms), site), access, host, port)
+    server = PageServer(Answers(hub, History(query, _wall_ms, targets=targets), site), access, host, port)
     _announce(settings, own, address_of(access, host, server.port), as_json)
     if not is_loopback(host):
         _say(
             f"warning: the network can reach {host}, and the connection is not encrypted: whoever has the token can read it"
         )
     stop = stopping(for_s)
+    threading.Thread(target=_compare, args=(board, query), daemon=True).start()
     if rollouts.has_team:
         threading.Thread(target=_follow, args=(rollouts,), daemon=True).start()
     try:
@@ -174,6 +178,14 @@ def begin(board: Board, query: FleetQuery) -> None:
     """Fill the board from the store: stale devices, alarms, versions."""
     board.remember(query.devices(), time.monotonic())
     board.remember_versions(versions_seen(query, _wall_ms()))
+
+
+def _compare(board: Board, query: FleetQuery) -> None:
+    """Tell the board again and again what models usually take, until the process ends."""
+    while True:
+        with contextlib.suppress(EdgeRTError):  # the page compares with what it knows
+            board.remember_baselines(baselines(query, _wall_ms()))
+        time.sleep(BASELINES_EVERY_S)
 
 
 def _follow(rollouts: RolloutStore) -> None:

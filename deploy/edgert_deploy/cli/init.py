@@ -39,6 +39,9 @@ PROJECT = """\
 
 # [trial.digits]                       # the same for one model
 # p99_ms = 8
+
+# [p99_target_ms]                      # 99 % of a model's requests should be answered within so many milliseconds
+# digits = 20
 """
 FLEET = """\
 # The fleet: one table for each device. `edgert device add NAME USER@HOST` writes here and keeps comments and order.

@@ -75,6 +75,7 @@ class Project:
     profiles: Path | None = None
     broker: BrokerDefaults = BrokerDefaults()
     trial: dict[str, Any] = field(default_factory=dict)  # as edgert_deploy.common.trial_limits reads it
+    p99_target_ms: dict[str, float] = field(default_factory=dict)  # by model
 
     @property
     def is_users(self) -> bool:
@@ -175,10 +176,11 @@ def find_bundle(given: Path) -> Path:
 
 def _project(file: Path, value: dict[str, Any]) -> Project:
     root = file.parent
-    broker, trial = value.pop("broker", {}), value.pop("trial", {})
+    broker, trial, targets = value.pop("broker", {}), value.pop("trial", {}), value.pop("p99_target_ms", {})
     known = ("inventory", "selector", "bundles", "keys", "profiles", "store")
     if unknown := sorted(set(value) - set(known)):
-        raise ConfigInvalid(f"{file} has an unknown key {unknown[0]!r}; known: {', '.join(known)}, [broker], [trial]")
+        tables = "[broker], [trial], [p99_target_ms]"
+        raise ConfigInvalid(f"{file} has an unknown key {unknown[0]!r}; known: {', '.join(known)}, {tables}")
     for key, given in value.items():
         if not isinstance(given, str) or not given:
             raise ConfigInvalid(f"{file}: {key} must be text, got {given!r}")
@@ -203,6 +205,7 @@ def _project(file: Path, value: dict[str, Any]) -> Project:
         profiles=profiles,
         broker=_broker(file, broker),
         trial=trial,
+        p99_target_ms=_targets(file, targets),
     )
 
 
@@ -224,6 +227,18 @@ def _store(file: Path, text: str) -> str:
     if parts.password or "password" in parse_qs(parts.query):
         raise ConfigInvalid(f"{file}: store holds a password, and a team commits this file: keep it in ~/.pgpass")
     return text
+
+
+def _targets(file: Path, table: Any) -> dict[str, float]:
+    """Return the latency target of each model. Raises ConfigInvalid."""
+    if not isinstance(table, dict):
+        raise ConfigInvalid(f"{file}: [p99_target_ms] must be a table, got {table!r}")
+    for model, given in table.items():
+        if isinstance(given, bool) or not isinstance(given, (int, float)) or not 0 < given < float("inf"):
+            raise ConfigInvalid(
+                f"{file}: [p99_target_ms] {model} = {given!r}: write milliseconds, such as {model} = 20"
+            )
+    return {model: float(given) for model, given in table.items()}
 
 
 def _broker(file: Path, table: Any) -> BrokerDefaults:

@@ -20,6 +20,8 @@ from edgert_deploy.fleet.reports import PROFILE_UNKNOWN, storable
 MODELS_PER_DEVICE_MAX = 64
 ALARMS_MAX = 32  # of one model; a device names them as it likes
 STALE_AFTER_WINDOWS = 2.5
+P99S_KEPT = 3
+P99_REQUESTS_MIN = 20
 WINDOW_S_DEFAULT = 60.0
 _ALARMS = "_alarms"  # the end of the field of `deploy` that names a model's
 _ALARMS_CHARS_MAX = ALARMS_MAX * (ID_CHARS_MAX + 1)
@@ -29,7 +31,8 @@ _ALARMS_CHARS_MAX = ALARMS_MAX * (ID_CHARS_MAX + 1)
 class ModelState:
     """One model on one device, by its newest report. `stages_ms` are its own p99s of that window.
 
-    A figure that a window without requests leaves out is None.
+    A figure that a window without requests leaves out is None. `p99s` are those of the last windows with enough requests,
+    the oldest first.
     """
 
     version: str = ""
@@ -39,6 +42,7 @@ class ModelState:
     stages_ms: tuple[float | None, ...] = ()
     p50_ms: float | None = None
     p99_ms: float | None = None
+    p99s: tuple[float, ...] = ()
     per_s: float | None = None
     requests: int = 0
     errors: int = 0
@@ -50,6 +54,7 @@ class ModelState:
     def update(self, metrics: MetricsMessage) -> None:
         """Take the figures of a report that is newer than the last."""
         requests = int(metrics.number("req_total"))
+        self._note_p99(requests - self.requests, metrics)
         self.per_s = self._rate(requests, metrics)
         self.version, self.boot = intern(metrics.model_version), intern(metrics.boot)
         self.ts_ms, self.window_s = metrics.ts_ms, metrics.window_s
@@ -58,6 +63,14 @@ class ModelState:
         self.requests, self.errors = requests, int(metrics.number("err_total"))
         self.shed, self.cache_hits = int(metrics.number("shed_total")), int(metrics.number("cache_hit_total"))
         self.batch_mean, self.rss_bytes = metrics.reading("batch_mean"), int(metrics.number("rss_bytes"))
+
+    def _note_p99(self, requests: int, metrics: MetricsMessage) -> None:
+        """Keep the p99 of this window. A few requests say nothing; a window without any begins anew."""
+        if metrics.model_version != self.version or requests <= 0:
+            self.p99s = ()
+        p99_ms = metrics.reading("lat_p99_ms")
+        if requests >= P99_REQUESTS_MIN and p99_ms is not None:
+            self.p99s = (*self.p99s, p99_ms)[-P99S_KEPT:]
 
     def _rate(self, requests: int, metrics: MetricsMessage) -> float | None:
         """Return the requests a second of this window; the last rate if the window before is not known."""

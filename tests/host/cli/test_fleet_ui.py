@@ -107,16 +107,16 @@ def test_a_page_shows_what_recorders_write_to_a_store_that_is_shared(store_url: 
         publish(broker, window + happened)
 
         def answer(path: str) -> Any:
-            return json.loads(get(port, f"/api/{path}").body)
+            return json.loads(get(port, f"/api/v1/{path}").body)
 
         until(lambda: answer("devices?state=alarmed")["total"] == 1, "the device is alarmed")
-        until(lambda: answer("history?window=15m")["models"][0]["answered"] == 7, "both windows are in the curves")
-        for path in ("history?window=7d&site=plant-a&profile=pi", "history?window=24h&device=pi-1"):
+        until(lambda: answer("latency?window=15m")["models"][0]["answered"] == 7, "both windows are in the curves")
+        for path in ("latency?window=7d&site=plant-a&profile=pi", "latency?window=24h&device=pi-1"):
             assert answer(path)["models"][0]["answered"] == 7
         until(
             lambda: [each["alarm"] for each in answer("events?model=&profile=pi")["events"]] == ["temp_c"], "the event"
         )
-        assert get(port, "/api/history?window=1h&site=nowhere").status == 200
+        assert get(port, "/api/v1/latency?window=1h&site=nowhere").status == 200
 
 
 @pytest.mark.parametrize("width", [390, 1440])

@@ -94,6 +94,7 @@ def test_every_default_that_init_shows_can_be_switched_on(folder: Path) -> None:
         password_file=str(Path("~/.config/edgert/mqtt-password").expanduser()),
     )
     assert project.trial == {"watch": "10m", "error_rate": "0.1%", "digits": {"p99_ms": 8}}
+    assert project.p99_target_ms == {"digits": 20.0}
 
 
 def test_it_is_found_from_below_and_the_nearest_counts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,6 +190,8 @@ def test_devices_are_told_no_login_of_another_broker(folder: Path, capfd: pytest
         ("store = 'postgresql://db/fleet?user=ops&password=x'", "password"),
         ("store = 'mysql://db/fleet'", "is not a store"),
         ("broker = 'x'", "must be a table"),
+        ("p99_target_ms = 20", "must be a table"),
+        ("[p99_target_ms]\ndigits = 0", "write milliseconds"),
         ("[broker]\nhost = 'x'", "unknown key 'host'"),
         ("[broker]\ntls = 'yes'", "tls must be a bool"),
         ("selector = ", "not TOML"),

@@ -140,7 +140,7 @@ def test_the_page_is_given_json_that_a_browser_reads(tmp_path: Path) -> None:
     for topic, payload in spoilt():
         board.apply(topic, payload, False, 0.0)
         hub.tick()
-        strict([hub.view(Filter()).whole(), answers.devices(Filter(), {}), board.stages(Filter())])
+        strict([hub.view(Filter()).whole(), answers.devices({}), board.stages(Filter())])
         with contextlib.suppress(NotHere):  # an empty retained message removes the device
             strict(answers.device({"site": "plant-a", "device": "pi-1"}))
     for message in Pi("pi-1").info():

@@ -13,24 +13,28 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
 from edgert.errors import ConfigInvalid
+from edgert.telemetry.messages import Scalar
 from edgert.telemetry.sketch import Sketch
 from edgert_deploy.fleet.packed import MERGED, WINDOW, Pool
 from edgert_deploy.fleet.reports import PROFILE_UNKNOWN
 from edgert_deploy.fleet.store import gaps, schema
 from edgert_deploy.fleet.store.batch import HOUR_MIN, MINUTE_MS
+from edgert_deploy.fleet.store.payload import unpack_fields
 from edgert_deploy.fleet.store.schema import COUNTERS
 from edgert_deploy.fleet.store.store import FINE_HOURS
 
 DIMENSIONS = ("site", "device", "model", "version", "profile")
 STEPS_MAX = 2_000
 EVENTS_MAX = 10_000
+STAGE_STREAMS_MAX = 40  # of each model
+STAGE_REPORTS_MAX = 5_000  # of each model
 _FETCHED_AT_ONCE = 20_000
 # More than these are filtered here: for a long list a database would look each one up.
 _KEYS_MAX = 50
@@ -85,6 +89,16 @@ class _Part:
     first: int
     end: int
     minutes: int
+
+
+class StageReport(NamedTuple):
+    """One window of one model on one device; `fields` is its `metrics` message."""
+
+    at_ms: int
+    model: str
+    site: str
+    device: str
+    fields: Mapping[str, Scalar]
 
 
 class FleetQuery:
@@ -155,23 +169,44 @@ class FleetQuery:
     def events(
         self, since_ms: int, until_ms: int, limit: int = EVENTS_MAX, where: Mapping[str, str] | None = None
     ) -> list[dict[str, Any]]:
-        """Return at most `limit` events, the newest first. `where` may name a site, device, model or profile."""
+        """Return at most `limit` events, the newest first. `where` may name a site, device, model, profile or event."""
         table, owner = schema.event, schema.device
         columns = (owner.c.site, owner.c.device, table.c.at_ms, table.c.fields)
-        asked = (
-            sa.select(*columns)
-            .join(owner, owner.c.id == table.c.device_id)
-            .where(table.c.at_ms >= since_ms, table.c.at_ms < until_ms)
-            .order_by(table.c.at_ms.desc(), table.c.seq.desc())
-            .limit(limit)
-        )
-        profile = sa.case((owner.c.profile == "", PROFILE_UNKNOWN), else_=owner.c.profile)
-        of_name = {"site": owner.c.site, "device": owner.c.device, "model": table.c.model, "profile": profile}
-        for name, value in (where or {}).items():
-            asked = asked.where(of_name[name] == value)
+        asked = _of_events(sa.select(*columns), since_ms, until_ms, where or {})
         with self._reading() as connection:
-            rows = connection.execute(asked).all()
+            rows = connection.execute(asked.order_by(table.c.at_ms.desc(), table.c.seq.desc()).limit(limit)).all()
         return [{"site": row.site, "device": row.device, "at_ms": row.at_ms, **json.loads(row.fields)} for row in rows]
+
+    def event_types(self, since_ms: int, until_ms: int, where: Mapping[str, str]) -> dict[str, int]:
+        """Return how many events of each type there are, by name. `where` is that of `events`."""
+        kind = schema.event.c.event
+        asked = _of_events(sa.select(kind, sa.func.count()), since_ms, until_ms, where).group_by(kind).order_by(kind)
+        with self._reading() as connection:
+            return {row[0]: row[1] for row in connection.execute(asked)}
+
+    def stages(self, question: Question, now_ms: int) -> Iterator[StageReport]:
+        """Yield windows with the p99 of their stages, while windows are kept.
+
+        Reports of stages cannot be merged, so the cost follows their number. It has a limit: of a large fleet,
+        STAGE_STREAMS_MAX processes of each model, and of their windows every nth.
+        """
+        first, end = _stretch(question, now_ms)
+        table, heard = schema.metrics_window, schema.stream_heard
+        with self._reading() as connection:
+            keys = _keys(connection, replace(question, by=("model", "site", "device")), True)
+            alive = connection.scalars(sa.select(heard.c.owner).where(heard.c.hour >= first // HOUR_MIN))
+            streams: dict[str, list[int]] = {}
+            for stream in sorted(set(alive) & keys.keys()):
+                streams.setdefault(keys[stream][0], []).append(stream)
+            for model, mine in streams.items():
+                chosen = mine[:: -(-len(mine) // STAGE_STREAMS_MAX)]
+                fits = (table.c.stream.in_(chosen), table.c.minute >= first, table.c.minute < end)
+                count = connection.scalar(sa.select(sa.func.count()).where(*fits)) or 0
+                every = table.c.seq % max(1, -(-count // STAGE_REPORTS_MAX)) == 0
+                asked = sa.select(table.c.minute, table.c.stream, table.c.fields).where(*fits, every)
+                for row in connection.execute(asked):
+                    _, site, device = keys[row.stream]
+                    yield StageReport(row.minute * MINUTE_MS, model, site, device, unpack_fields(row.fields))
 
     @contextmanager
     def _reading(self) -> Iterator[sa.Connection]:
@@ -232,6 +267,25 @@ class _Gathered:
             )
             for (step, key), number in sorted(self._numbers.items(), key=lambda item: (item[0][1], item[0][0]))
         ]
+
+
+def _of_events(asked: sa.Select[Any], since_ms: int, until_ms: int, where: Mapping[str, str]) -> sa.Select[Any]:
+    """Return `asked` with the events of a period that fit `where`."""
+    table, owner = schema.event, schema.device
+    profile = sa.case((owner.c.profile == "", PROFILE_UNKNOWN), else_=owner.c.profile)
+    of_name = {
+        "site": owner.c.site,
+        "device": owner.c.device,
+        "model": table.c.model,
+        "profile": profile,
+        "event": table.c.event,
+    }
+    asked = asked.join(owner, owner.c.id == table.c.device_id).where(
+        table.c.at_ms >= since_ms, table.c.at_ms < until_ms
+    )
+    for name, value in where.items():
+        asked = asked.where(of_name[name] == value)
+    return asked
 
 
 def _add_up(counted: Counter[int], groups: Sequence[int], values: Sequence[int]) -> None:

@@ -1,20 +1,25 @@
-"""The answers of the page's API besides its stream: lists of devices, one device, curves, events. Plain JSON values."""
+"""The answers of the page's API besides its stream. Each is a JSON value; all but `device` are also rows, for CSV."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 from edgert.errors import ConfigInvalid
 from edgert.names import ID, ID_CHARS_MAX
 from edgert.telemetry.spans import STAGES
+from edgert_deploy.common.quantities import duration_s
 from edgert_deploy.fleet.model import DeviceState
+from edgert_deploy.fleet.store.query import Question
+from edgert_deploy.fleet.store.tables import PERCENTILES_DEFAULT, Asked, dimensions_of, shares_of, time_text
 from edgert_deploy.fleet.ui.board import ATTENTION, STATES, Filter, Seen
-from edgert_deploy.fleet.ui.history import History
+from edgert_deploy.fleet.ui.history import EVENTS_EXPORTED_MAX, EVENTS_MAX, History
 from edgert_deploy.fleet.ui.hub import Hub
+from edgert_deploy.fleet.ui.span import Span
 
 A_PAGE = 50
+GROUPS_DEFAULT, GROUPS_MAX = 20, 50_000  # of each model in a breakdown
 SEARCH_CHARS_MAX = 100
 # The orders of a list of devices.
 SORTS: dict[str, Callable[[Seen], Any]] = {
@@ -34,6 +39,10 @@ class NotHere(ConfigInvalid):
     """Nothing has that name."""
 
 
+Asking = Mapping[str, str]
+Rows = list[dict[str, Any]]
+
+
 @dataclass(frozen=True)
 class Answers:
     """Answers the page's requests. `site` is the only one that is received, if there is one."""
@@ -42,37 +51,101 @@ class Answers:
     history: History
     site: str | None = None
 
-    def filter(self, asked: Mapping[str, str]) -> Filter:
+    def filter(self, asked: Asking) -> Filter:
         """Raises ConfigInvalid."""
-        words = {each.name: asked.get(each.name, "") for each in fields(Filter)}
-        for name, word in words.items():
-            if word and (len(word) > ID_CHARS_MAX or not ID.match(word)):
-                raise ConfigInvalid(f"{name}={word[:80]!r} is not a valid name")
+        words = {each.name: _name(asked, each.name) for each in fields(Filter)}
         if self.site is not None:
             words["site"] = self.site
         return Filter(**words)
 
-    def answer(self, path: str, asked: Mapping[str, str]) -> dict[str, Any]:
-        """Raises NotHere, ConfigInvalid or StoreFailed."""
-        chosen, window = self.filter(asked), asked.get("window", "1h")
-        if path == "history":
-            curves = self.history.curves(window, {**chosen.where(), **self._device(asked)})
-            numbers = {each["model"]: self.hub.board.numbers(each["model"]) for each in curves["models"]}
-            return {**curves, "numbers": numbers, "newest_ms": self.history.newest_ms()}
-        if path == "events":
-            return self.history.events(window, {**chosen.where(), **self._device(asked)})
-        if path == "stages":
-            return {"stages": self.hub.board.stages(chosen)}
-        if path == "devices":
-            return self.devices(chosen, asked)
-        if path == "rollouts":
-            return {"rollouts": self.hub.rollouts.shown}
-        if path == "device":
-            return self.device(asked)
-        raise NotHere(f"no such address: /api/{path[:80]}")
+    def answer(self, path: str, asked: Asking) -> dict[str, Any]:
+        """Return the answer as a JSON value. Raises NotHere, ConfigInvalid or StoreFailed."""
+        ways: dict[str, Callable[[Asking], dict[str, Any]]] = {
+            "latency": self.latency,
+            "breakdown": self.breakdown,
+            "stages": self.stages,
+            "query": self.query,
+            "events": self.events,
+            "devices": self.devices,
+            "device": self.device,
+            "rollouts": lambda _: {"rollouts": self.hub.rollouts.shown},
+        }
+        if path not in ways:
+            raise NotHere(f"no such address: /api/v1/{path[:80]}; known: live, {', '.join(ways)}")
+        return ways[path](asked)
 
-    def devices(self, chosen: Filter, asked: Mapping[str, str]) -> dict[str, Any]:
+    def rows(self, path: str, asked: Asking) -> Rows:
+        """Return the answer as rows without nested values. Raises NotHere, ConfigInvalid or StoreFailed."""
+        if path == "latency":
+            return self.history.rows(Span.parse(asked), self._where(asked))
+        if path == "breakdown":
+            said = self.breakdown({**asked, "limit": str(GROUPS_MAX)})
+            return [{"model": each["model"], **group} for each in said["models"] for group in each["groups"]]
+        if path == "stages":
+            return list(_stage_rows(self.stages(asked)))
+        if path == "query":
+            return list(self.query(asked)["groups"])
+        if path == "events":
+            found = self.history.events(Span.parse(asked), self._events_where(asked), EVENTS_EXPORTED_MAX)["events"]
+            return [{**_moment(each, "at_ms"), **each} for each in found]
+        if path == "devices":
+            return [row for seen in self._found(asked) for row in _device_rows(seen)]
+        if path == "rollouts":
+            return [_flat({**_moment(each, "started_ms"), **each}) for each in self.hub.rollouts.shown]
+        raise ConfigInvalid(f"/api/v1/{path[:80]} has no rows: leave format=csv out")
+
+    def latency(self, asked: Asking) -> dict[str, Any]:
+        """Return the curves and heat-map of each model and version."""
+        curves = self.history.curves(Span.parse(asked), self._where(asked))
+        numbers = {each["model"]: self.hub.board.numbers(each["model"]) for each in curves["models"]}
+        return {**curves, "numbers": numbers, "newest_ms": self.history.newest_ms()}
+
+    def breakdown(self, asked: Asking) -> dict[str, Any]:
+        """Return the groups of each model, the slowest of them first, at most `limit` of each model."""
+        limit, lines = _number(asked, "limit", GROUPS_DEFAULT, GROUPS_MAX), self.hub.board.lines(self.filter(asked))
+        said = self.history.breakdown(Span.parse(asked), asked.get("by", "device"), self._where(asked), lines)
+        models = [{**each, "groups_count": len(each["groups"]), "groups": each["groups"][:limit]} for each in said["models"]]  # fmt: skip
+        return {**said, "models": models}
+
+    def stages(self, asked: Asking) -> dict[str, Any]:
+        """Return the stages of each model over time, and `now`: those of the last window by version."""
+        stages = self.history.stages(Span.parse(asked), self._where(asked))
+        return {**stages, "now": self.hub.board.stages(self.filter(asked))}
+
+    def query(self, asked: Asking) -> dict[str, Any]:
+        """Return what `edgert fleet query --json` prints."""
+        since_ms, until_ms = Span.parse(asked).bounds_ms(self.hub.wall_ms())
+        step_s = duration_s(asked.get("step", "0"))
+        if step_s % 60:
+            raise ConfigInvalid(f"step={asked['step'][:20]!r} is not a number of whole minutes: write 1m, 15m or 1h")
+        by = dimensions_of(asked.get("by", "model,version"))
+        question = Question(since_ms, until_ms, by, self._where(asked), int(step_s) // 60)
+        shares = shares_of(asked.get("percentiles", PERCENTILES_DEFAULT))
+        lines = self.hub.board.lines(self.filter(asked))
+        return self.history.ask(Asked(question, shares, asked.get("buckets", "") not in ("", "0")), lines)
+
+    def events(self, asked: Asking) -> dict[str, Any]:
+        """Return the newest events, and how many of each type there are."""
+        return self.history.events(Span.parse(asked), self._events_where(asked), EVENTS_MAX)
+
+    def devices(self, asked: Asking) -> dict[str, Any]:
         """Return a page of devices. `state` is one of STATES, `attention` for all but online, or ""; `q` is part of a name."""
+        found = self._found(asked)
+        pages = max(1, -(-len(found) // A_PAGE))
+        page = _number(asked, "page", 1, pages)
+        rows = [_row(seen) for seen in found[(page - 1) * A_PAGE : page * A_PAGE]]
+        return {"total": len(found), "page": page, "pages": pages, "devices": rows}
+
+    def device(self, asked: Asking) -> dict[str, Any]:
+        """Return everything that is known of one device."""
+        site, device = asked.get("site", ""), asked.get("device", "")
+        seen = self.hub.board.seen_device(site, device, self.hub.clock())
+        if seen is None:
+            raise NotHere(f"no device {site[:64]}/{device[:64]} is known here")
+        said = {name: dict(seen.held.fields.get(name, {})) for name in ("info", "sys", "deploy")}
+        return {**_row(seen), "late_s": round(seen.held.late_s), "window_s": seen.held.window_s, **said}
+
+    def _found(self, asked: Asking) -> list[Seen]:
         state, part, sort = asked.get("state", ""), asked.get("q", "")[:SEARCH_CHARS_MAX].lower(), asked.get("sort", "state")  # fmt: skip
         if state not in ("", "attention", *STATES):
             raise ConfigInvalid(
@@ -83,29 +156,60 @@ class Answers:
         states = ATTENTION if state == "attention" else (state,) if state else STATES
         found = [
             seen
-            for seen in self.hub.board.seen(chosen, self.hub.clock())
+            for seen in self.hub.board.seen(self.filter(asked), self.hub.clock())
             if seen.state in states and part in f"{seen.held.site}/{seen.held.device}".lower()
         ]
-        found.sort(key=SORTS[sort])
-        pages = max(1, -(-len(found) // A_PAGE))
-        page = min(max(1, _number(asked.get("page", "1"))), pages)
-        rows = [_row(seen) for seen in found[(page - 1) * A_PAGE : page * A_PAGE]]
-        return {"total": len(found), "page": page, "pages": pages, "devices": rows}
+        return sorted(found, key=SORTS[sort])
 
-    def device(self, asked: Mapping[str, str]) -> dict[str, Any]:
-        """Return everything that is known of one device."""
-        site, device = asked.get("site", ""), asked.get("device", "")
-        seen = self.hub.board.seen_device(site, device, self.hub.clock())
-        if seen is None:
-            raise NotHere(f"no device {site[:64]}/{device[:64]} is known here")
-        said = {name: dict(seen.held.fields.get(name, {})) for name in ("info", "sys", "deploy")}
-        return {**_row(seen), "late_s": round(seen.held.late_s), "window_s": seen.held.window_s, **said}
+    def _where(self, asked: Asking) -> dict[str, str]:
+        device = _name(asked, "device")
+        return {**self.filter(asked).where(), **({"device": device} if device else {})}
 
-    def _device(self, asked: Mapping[str, str]) -> dict[str, str]:
-        device = asked.get("device", "")
-        if device and (len(device) > ID_CHARS_MAX or not ID.match(device)):
-            raise ConfigInvalid(f"device={device[:80]!r} is not a valid name")
-        return {"device": device} if device else {}
+    def _events_where(self, asked: Asking) -> dict[str, str]:
+        event = _name(asked, "event")
+        return {**self._where(asked), **({"event": event} if event else {})}
+
+
+def _name(asked: Asking, key: str) -> str:
+    word = asked.get(key, "")
+    if word and (len(word) > ID_CHARS_MAX or not ID.match(word)):
+        raise ConfigInvalid(f"{key}={word[:80]!r} is not a valid name")
+    return word
+
+
+def _number(asked: Asking, key: str, default: int, most: int) -> int:
+    text = asked.get(key, "")
+    if not text:
+        return default
+    if not text.isdecimal() or not text.isascii() or len(text) > 8 or int(text) < 1:
+        raise ConfigInvalid(f"{key}={text[:20]!r} is not a number from 1 on")
+    return min(int(text), most)
+
+
+def _moment(row: Mapping[str, Any], name: str) -> dict[str, Any]:
+    return {"time": time_text(row[name])}
+
+
+def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in row.items() if not isinstance(value, (list, dict))}
+
+
+def _stage_rows(said: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    for model in said["models"]:
+        for each in model["stages"]:
+            for step, middle_ms in enumerate(each["middle_ms"]):
+                if middle_ms is not None:
+                    slowest = {"slowest_ms": each["slowest_ms"][step], "slowest_device": each["slowest_device"][step]}
+                    begin = time_text(said["since_ms"] + step * said["step_ms"])
+                    yield {"begin": begin, "model": model["model"], "stage": each["stage"], "middle_ms": middle_ms, **slowest}  # fmt: skip
+
+
+def _device_rows(seen: Seen) -> Iterator[dict[str, Any]]:
+    """Yield a row for each model of a device, or one without a model."""
+    row = _flat(_row(seen))
+    for model in _models(seen.held) or [{}]:
+        said = {**row, **_flat(model), "alarms": " ".join(model.get("alarms", seen.alarms))}
+        yield said | {f"{stage}_p99_ms": ms for stage, ms in model.get("stages_ms", {}).items()}
 
 
 def _row(seen: Seen) -> dict[str, Any]:
@@ -141,7 +245,3 @@ def _models(held: DeviceState) -> list[dict[str, Any]]:
         for model, line in sorted(held.models.items())
         if line.version
     ]
-
-
-def _number(text: str) -> int:
-    return int(text) if text.isdecimal() and len(text) < 9 else 1

@@ -17,14 +17,15 @@ from edgert_deploy.fleet.model import DeviceState, Fleet, ModelState
 from edgert_deploy.fleet.reports import EventMessage
 from edgert_deploy.fleet.store.batch import trusted_ms
 from edgert_deploy.fleet.store.recorder import REMOVED
+from edgert_deploy.fleet.ui.pace import Pace
 
 DEVICES_MAX = 50_000
 VERSIONS_MAX = 10_000
 GONE_AFTER_WINDOWS = 10  # a model without reports while others of its device report was removed
 LATE_S = 300.0  # reports older than this when they come: the device sends its spool
 # Worst first: a device is in the first state that applies.
-STATES = ("lost", "offline", "stale", "alarmed", "behind", "online")
-LETTERS = {"lost": "l", "offline": "f", "stale": "s", "alarmed": "a", "behind": "b", "online": "o"}
+STATES = ("lost", "offline", "stale", "alarmed", "slow", "behind", "online")
+LETTERS = {"lost": "l", "offline": "f", "stale": "s", "alarmed": "a", "slow": "w", "behind": "b", "online": "o"}
 ATTENTION = STATES[:-1]
 
 
@@ -58,9 +59,10 @@ class Board(Fleet):
 
     decodes_hist = False  # the store answers for latencies; here a histogram only announces news
 
-    def __init__(self, wall_ms: Callable[[], int]) -> None:
+    def __init__(self, wall_ms: Callable[[], int], targets: Mapping[str, float] | None = None) -> None:
         super().__init__(wall_ms, DEVICES_MAX)
         self.reports = self.events = 0
+        self._pace = Pace(targets or {})
         # When each version of a model first reported: since then devices with an older one are behind.
         self._versions: dict[str, dict[str, int]] = {}
         self._lock = threading.Lock()
@@ -87,6 +89,11 @@ class Board(Fleet):
         with self._lock:
             for model, version, at_ms in seen:
                 self._note_version(model, version, at_ms)
+
+    def remember_baselines(self, usual_ms: Mapping[tuple[str, str], float]) -> None:
+        """Take the p99 that each (model, profile) usually has, from a store."""
+        with self._lock:
+            self._pace.usual_ms = usual_ms
 
     def apply(self, topic: str, payload: bytes, retained: bool, now: float) -> None:
         with self._lock:
@@ -121,6 +128,7 @@ class Board(Fleet):
     def seen(self, chosen: Filter, now: float) -> list[Seen]:
         """Return the devices that fit the filter, ordered by site and name, with their states."""
         with self._lock:
+            self._pace.compare(self.devices.values(), now)
             newest = self._newest(now)
             ordered = [self.devices[key] for key in sorted(self.devices)]
             return [self._seen(held, newest, now) for held in ordered if _fits(held, chosen)]
@@ -128,6 +136,7 @@ class Board(Fleet):
     def seen_device(self, site: str, device: str, now: float) -> Seen | None:
         """Return one device with its state, None if it is unknown."""
         with self._lock:
+            self._pace.compare(self.devices.values(), now)
             held = self.devices.get((site, device))
             return None if held is None else self._seen(held, self._newest(now), now)
 
@@ -148,6 +157,12 @@ class Board(Fleet):
     def device_names(self) -> set[str]:
         with self._lock:
             return {held.device for held in self.devices.values()}
+
+    def lines(self, chosen: Filter) -> int:
+        """Count the models on devices that fit."""
+        with self._lock:
+            fitting = (held for held in self.devices.values() if _fits(held, chosen))
+            return sum(line_fits(model, line, chosen) for held in fitting for model, line in held.models.items())
 
     def numbers(self, model: str) -> dict[str, int]:
         """Return a number for each version of `model`. A version's colour follows it, whatever the filter."""
@@ -195,6 +210,8 @@ class Board(Fleet):
             return Seen(held, "stale", "online, but sends nothing", heard_ms, alarms)
         if alarms:
             return Seen(held, "alarmed", ", ".join(alarms), held.alarms_ms, alarms)
+        if slow := self._pace.slow(held, wall_ms):
+            return Seen(held, "slow", *slow, alarms)
         for model, line in sorted(held.models.items()):
             version, since_ms = newest.get(model, ("", 0))
             if line.version and release(line.version) < release(version):

@@ -12,13 +12,18 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median_low
 from typing import Any
 
 from edgert.errors import ConfigInvalid
 from edgert.telemetry.sketch import PER_OCTAVE, Sketch, merged
-from edgert_deploy.fleet.store.batch import MINUTE_MS
+from edgert_deploy.fleet.store.batch import HOUR_MIN, MINUTE_MS
 from edgert_deploy.fleet.store.query import Answer, FleetQuery, Question
+from edgert_deploy.fleet.store.tables import DEFAULT_SHARES, Asked, answer_row
 from edgert_deploy.fleet.ui.board import release
+from edgert_deploy.fleet.ui.breakdown import dimensions_of_breakdown, groups_of, share_within
+from edgert_deploy.fleet.ui.span import Span, fresh_s
+from edgert_deploy.fleet.ui.stages import stages_of
 
 PERCENTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 MODELS_MAX = 6
@@ -26,32 +31,16 @@ VERSIONS_MAX = 6
 INDICES_A_ROW = 8  # of the heat-map: a quarter of an octave, 19 %
 KEPT_MAX = 128
 NEWEST_FRESH_S = 5.0
+BREAKDOWN_FRESH_S = 20.0
 DEVICES_NAMED_MAX = 5
 EVENTS_MAX = 200
+EVENTS_EXPORTED_MAX = 10_000
+BASELINE_STEP_MIN, BASELINE_STEPS, BASELINE_STEPS_MIN = 360, 28, 4
+BASELINE_REQUESTS_MIN = 100
 AHEAD_MAX_MS = 60 * MINUTE_MS  # a device's clock may be ahead by this much
 ROWS_MAX = 60_000  # the rows of minutes for one answer: about a second
 ASKED_AT_ONCE_MAX = 2  # each query takes a connection with its own cache
-
-
-@dataclass(frozen=True)
-class Span:
-    """A period that a page shows, in steps of `step_min` minutes, queried at most every `fresh_s` seconds.
-
-    Steps are `coarse_min` long if minutes would be too many rows: whole hours have rows of their own.
-    """
-
-    minutes: int
-    step_min: int
-    coarse_min: int
-    fresh_s: float
-
-
-SPANS = {
-    "15m": Span(15, 1, 1, 1.0),
-    "1h": Span(60, 1, 1, 2.0),
-    "24h": Span(24 * 60, 15, 60, 30.0),
-    "7d": Span(7 * 24 * 60, 60, 60, 120.0),
-}
+STREAM_ROWS_MAX = 400_000  # the rows of processes on devices for one answer: about eight seconds
 
 
 @dataclass
@@ -64,7 +53,10 @@ class _Kept:
 
 
 class History:
-    """Queries the store for any number of pages at once. Every method raises StoreFailed."""
+    """Queries the store for any number of pages at once. Every method raises StoreFailed.
+
+    `targets` are the p99 (ms) that models should hold, by their names.
+    """
 
     def __init__(
         self,
@@ -72,58 +64,121 @@ class History:
         wall_ms: Callable[[], int],
         clock: Callable[[], float] = time.monotonic,
         rows_max: int = ROWS_MAX,
+        targets: Mapping[str, float] | None = None,
     ) -> None:
         self._query, self._wall_ms, self._clock, self._rows_max = query, wall_ms, clock, rows_max
+        self._targets = targets or {}
         self._kept: dict[object, _Kept] = {}
         self._lock = threading.Lock()
         self._turn = threading.BoundedSemaphore(ASKED_AT_ONCE_MAX)
 
-    def curves(self, window: str, where: Mapping[str, str]) -> dict[str, Any]:
-        """Return percentiles and heat-maps of the models that fit `where`, the busiest first. Raises ConfigInvalid."""
-        span = span_of(window)
+    def curves(self, span: Span, where: Mapping[str, str]) -> dict[str, Any]:
+        """Return percentiles and heat-maps of the models that fit `where`, the busiest first."""
 
         def asked() -> dict[str, Any]:
-            now_ms = self._wall_ms()
-            step_min = self._step_min(span, where, now_ms)
-            step_ms = step_min * MINUTE_MS
-            until_ms = (now_ms // step_ms + 1) * step_ms
-            since_ms = until_ms - span.minutes * MINUTE_MS
-            question = Question(since_ms, until_ms, ("model", "version"), where, step_min)
-            curves = curves_of(self._query.answer(question, now_ms), since_ms, until_ms, step_ms)
+            question, now_ms = self._stepped(span, where)
+            step_ms = question.step_min * MINUTE_MS
+            answers = self._query.answer(question, now_ms)
             unsynced = self._query.unsynced(question, now_ms)
             return {
                 "now_ms": now_ms,
-                **curves,
+                **curves_of(answers, question.since_ms, question.until_ms, step_ms, self._targets),
                 "unsynced": unsynced[:DEVICES_NAMED_MAX],
                 "unsynced_count": len(unsynced),
             }
 
-        found: dict[str, Any] = self._fresh(("curves", window, *sorted(where.items())), span.fresh_s, asked)
+        found: dict[str, Any] = self._fresh(("curves", span, *sorted(where.items())), self._fresh_s(span), asked)
         return found
+
+    def rows(self, span: Span, where: Mapping[str, str]) -> list[dict[str, Any]]:
+        """Return what `curves` draws, as rows by step, model and version."""
+        question, now_ms = self._stepped(span, where)
+        with self._turn:
+            answers = self._query.answer(question, now_ms)
+        return [answer_row(answer, DEFAULT_SHARES, stepped=True) for answer in answers]
+
+    def breakdown(self, span: Span, by: str, where: Mapping[str, str], devices: int) -> dict[str, Any]:
+        """Return each group of each model beside the rest of its model. `devices` is how many fit. Raises ConfigInvalid."""
+        names = dimensions_of_breakdown(by)
+
+        def asked() -> dict[str, Any]:
+            now_ms = self._wall_ms()
+            since_ms, until_ms = span.stepped_ms(now_ms, 1)
+            if by == "device" and "device" not in where and devices * span.minutes > self._rows_max:
+                since_ms, until_ms = self._whole_hours(since_ms, until_ms, devices)
+            question = Question(since_ms, until_ms, ("model", *names), where)
+            models = groups_of(self._query.answer(question, now_ms), self._targets)
+            return {"since_ms": since_ms, "until_ms": until_ms, "by": by, "models": models}
+
+        found: dict[str, Any] = self._fresh(
+            ("breakdown", span, by, *sorted(where.items())), max(BREAKDOWN_FRESH_S, self._fresh_s(span)), asked
+        )
+        return found
+
+    def stages(self, span: Span, where: Mapping[str, str]) -> dict[str, Any]:
+        """Return the middle device's and the slowest device's p99 of each stage, step by step."""
+
+        def asked() -> dict[str, Any]:
+            question, now_ms = self._stepped(span, where)
+            step_ms = question.step_min * MINUTE_MS
+            reports = self._query.stages(question, now_ms)
+            return stages_of(reports, question.since_ms, question.until_ms, step_ms)
+
+        found: dict[str, Any] = self._fresh(
+            ("stages", span, *sorted(where.items())), max(BREAKDOWN_FRESH_S, self._fresh_s(span)), asked
+        )
+        return found
+
+    def ask(self, asked: Asked, devices: int) -> dict[str, Any]:
+        """Return what `edgert fleet query --json` prints. `devices` is how many fit. Raises ConfigInvalid."""
+        question = asked.question
+        if question.names_devices and "device" not in question.where:
+            self._whole_hours(question.since_ms, question.until_ms, devices)
+        with self._turn:
+            return asked.of(self._query, self._wall_ms())
 
     def newest_ms(self) -> int:
         """Return when the newest message of any device was stored; 0 in an empty store."""
         found: int = self._fresh("newest", NEWEST_FRESH_S, self._query.newest_ms)
         return found
 
-    def events(self, window: str, where: Mapping[str, str]) -> dict[str, Any]:
-        """Return events, the newest first. Raises ConfigInvalid."""
-        span, named = span_of(window), {name: value for name, value in where.items() if name != "version"}
+    def events(self, span: Span, where: Mapping[str, str], limit: int = EVENTS_MAX) -> dict[str, Any]:
+        """Return the newest events, and how many of each type there are. `where` may name an `event`."""
+        named = {name: value for name, value in where.items() if name != "version"}
+        untyped = {name: value for name, value in named.items() if name != "event"}
 
-        def asked() -> list[dict[str, Any]]:
-            now_ms = self._wall_ms()
-            since_ms, until_ms = now_ms - span.minutes * MINUTE_MS, now_ms + AHEAD_MAX_MS
-            found = self._query.events(since_ms, until_ms, EVENTS_MAX + 1, named)
-            return [said for said in found if where.get("version") in (None, said.get("model_version"))]
+        def asked() -> tuple[list[dict[str, Any]], dict[str, int]]:
+            since_ms, until_ms = span.bounds_ms(self._wall_ms())
+            until_ms += AHEAD_MAX_MS if span.window_ms else 0
+            found = self._query.events(since_ms, until_ms, limit + 1, named)
+            found = [said for said in found if where.get("version") in (None, said.get("model_version"))]
+            return found, self._query.event_types(since_ms, until_ms, untyped)
 
-        found = self._fresh(("events", window, *sorted(where.items())), 1.0, asked)
-        return {"events": found[:EVENTS_MAX], "more": len(found) > EVENTS_MAX}
+        found, types = self._fresh(("events", span, limit, *sorted(where.items())), 1.0, asked)
+        return {"events": found[:limit], "more": len(found) > limit, "types": types}
 
-    def _step_min(self, span: Span, where: Mapping[str, str], now_ms: int) -> int:
-        if span.step_min == span.coarse_min or "device" in where:  # a device has few rows
-            return span.step_min
-        rows = self._query.groups_reporting(where, now_ms) * span.minutes
-        return span.coarse_min if rows > self._rows_max else span.step_min
+    def _stepped(self, span: Span, where: Mapping[str, str]) -> tuple[Question, int]:
+        """Return the question for curves, and the time now."""
+        now_ms = self._wall_ms()
+        step_min = span.step_min(now_ms)
+        if 1 < step_min < HOUR_MIN and "device" not in where:  # a device has few rows
+            rows = self._query.groups_reporting(where, now_ms) * span.minutes
+            step_min = HOUR_MIN if rows > self._rows_max else step_min
+        since_ms, until_ms = span.stepped_ms(now_ms, step_min)
+        return Question(since_ms, until_ms, ("model", "version"), where, step_min), now_ms
+
+    def _whole_hours(self, since_ms: int, until_ms: int, devices: int) -> tuple[int, int]:
+        """Return the whole hours around a period, which have rows of their own. Raises ConfigInvalid if they are too many."""
+        hour_ms = HOUR_MIN * MINUTE_MS
+        first, end = since_ms // hour_ms, -(-until_ms // hour_ms)
+        if devices * (end - first) > STREAM_ROWS_MAX:
+            raise ConfigInvalid(
+                f"{devices} devices over {end - first} h are too many to compare: choose a shorter time, a site or a model"
+            )
+        return first * hour_ms, end * hour_ms
+
+    def _fresh_s(self, span: Span) -> float:
+        return fresh_s(span.step_min(self._wall_ms()))
 
     def _fresh(self, key: object, fresh_s: float, ask: Callable[[], Any]) -> Any:
         with self._lock:
@@ -140,13 +195,6 @@ class History:
             return kept.value
 
 
-def span_of(window: str) -> Span:
-    """Raises ConfigInvalid."""
-    if window not in SPANS:
-        raise ConfigInvalid(f"window={window[:20]!r} is unknown; known: {', '.join(SPANS)}")
-    return SPANS[window]
-
-
 def versions_seen(query: FleetQuery, now_ms: int) -> list[tuple[str, str, int]]:
     """Return (model, version, time of its first report) of the last week, to the hour, for the board's start."""
     hour_ms = 60 * MINUTE_MS
@@ -155,14 +203,35 @@ def versions_seen(query: FleetQuery, now_ms: int) -> list[tuple[str, str, int]]:
     return [(each.group["model"], each.group["version"], each.start_ms) for each in query.answer(question, now_ms)]
 
 
-def curves_of(answers: Sequence[Answer], since_ms: int, until_ms: int, step_ms: int) -> dict[str, Any]:
+def baselines(query: FleetQuery, now_ms: int) -> dict[tuple[str, str], float]:
+    """Return what p99 (ms) each (model, profile) usually had in the last week: the median of quarters of days.
+
+    It is not known before there are BASELINE_STEPS_MIN of them with enough requests.
+    """
+    step_ms = BASELINE_STEP_MIN * MINUTE_MS
+    until_ms = (now_ms // step_ms + 1) * step_ms
+    question = Question(until_ms - BASELINE_STEPS * step_ms, until_ms, ("model", "profile"), {}, BASELINE_STEP_MIN)
+    found: dict[tuple[str, str], list[float]] = {}
+    for each in query.answer(question, now_ms):
+        if each.latency.count >= BASELINE_REQUESTS_MIN:
+            key = each.group["model"], each.group["profile"]
+            found.setdefault(key, []).append(each.latency.quantile(0.99))
+    return {key: median_low(p99s) for key, p99s in found.items() if len(p99s) >= BASELINE_STEPS_MIN}
+
+
+def curves_of(
+    answers: Sequence[Answer], since_ms: int, until_ms: int, step_ms: int, targets: Mapping[str, float]
+) -> dict[str, Any]:
     """Build the models' charts from answers by model, version and step."""
     by_model: dict[str, dict[str, list[Answer]]] = {}
     for answer in answers:
         versions = by_model.setdefault(answer.group["model"], {})
         versions.setdefault(answer.group["version"], []).append(answer)
     steps = (until_ms - since_ms) // step_ms
-    models = [_model(name, versions, since_ms, step_ms, steps) for name, versions in by_model.items()]
+    models = [
+        {**_model(name, versions, since_ms, step_ms, steps), **target_of(name, versions, targets)}
+        for name, versions in by_model.items()
+    ]
     models.sort(key=lambda model: (-model["answered"], model["model"]))
     return {
         "since_ms": since_ms,
@@ -171,6 +240,14 @@ def curves_of(answers: Sequence[Answer], since_ms: int, until_ms: int, step_ms: 
         "models": models[:MODELS_MAX],
         "left_out": [model["model"] for model in models[MODELS_MAX:]],
     }
+
+
+def target_of(name: str, versions: Mapping[str, Sequence[Answer]], targets: Mapping[str, float]) -> dict[str, Any]:
+    """Return a model's target, and the share of its requests within it; nothing where it has none."""
+    if name not in targets:
+        return {}
+    latency = merged(answer.latency for answers in versions.values() for answer in answers)
+    return {"p99_target_ms": targets[name], "within_target": share_within(latency, targets[name])}
 
 
 def _model(

@@ -129,7 +129,7 @@ class Hub:
             names.setdefault(held.site, []).append(held.device)
             letters.setdefault(held.site, []).append(LETTERS[seen.state])
             counts[seen.state] += 1
-            if seen.state in ("online", "alarmed", "behind"):
+            if seen.state in ("online", "alarmed", "slow", "behind"):
                 lines = [line for model, line in list(held.models.items()) if line_fits(model, line, chosen)]
                 rates += [line.per_s for line in lines if line.per_s is not None]
         return View(

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from edgert.errors import EdgeRTError
+from edgert.errors import ConfigInvalid, EdgeRTError
 from edgert.http.browsers import READING
 from edgert.http.messages import HttpRequest, HttpResponse
 from edgert_deploy.fleet.store.schema import StoreFailed
+from edgert_deploy.fleet.store.tables import csv_text
 from edgert_deploy.fleet.ui.access import Access
 from edgert_deploy.fleet.ui.answers import Answers, NotHere
 from edgert_deploy.fleet.ui.board import Filter
@@ -27,6 +28,7 @@ from edgert_deploy.fleet.web import WebServer
 
 ASSETS = Path(__file__).parent / "assets"
 TYPES = {".js": "text/javascript", ".css": "text/css", ".html": "text/html", ".svg": "image/svg+xml"}
+API = ["api", "v1"]
 PAGES = ("", "devices", "events", "rollouts", "device")  # one file: the script shows the page
 STREAMS_MAX = 32
 KEEP_ALIVE_S = 15.0
@@ -74,17 +76,25 @@ class PageServer:
         parts = [unquote(part) for part in url.path.split("/")[1:]]
         if parts[0] == "assets" and len(parts) == 2 and parts[1] in self._files:
             return self._files[parts[1]].response(headers)
-        if parts == ["api", "live"] and request.method == "GET":
+        if parts == [*API, "live"] and request.method == "GET":
             return self._live(asked)
-        if parts[0] == "api":
-            return self._api("/".join(parts[1:]), asked)
+        if parts[0] == API[0]:
+            return self._api("/".join(parts[2:]) if parts[: len(API)] == API else "", asked)
         if parts[0] in PAGES:
             return self._files["index.html"].response(headers)
         return _text(HTTPStatus.NOT_FOUND, "no such page: open /")
 
     def _api(self, path: str, asked: Mapping[str, str]) -> HttpResponse:
+        """Answer as JSON; `format` makes it a file to keep, as JSON or CSV."""
+        form = asked.get("format", "")
         try:
-            return _json(HTTPStatus.OK, self._answers.answer(path, asked))
+            if form not in ("", "csv", "json"):
+                raise ConfigInvalid(f"format={form[:20]!r} is unknown; known: json, csv")
+            file = {"Content-Disposition": f'attachment; filename="edgert-{path}.{form}"'} if form else {}
+            if form == "csv":
+                body = csv_text(self._answers.rows(path, asked)).encode()
+                return _response(HTTPStatus.OK, "text/csv; charset=utf-8; header=present", body, file)
+            return _json(HTTPStatus.OK, self._answers.answer(path, asked), file)
         except EdgeRTError as error:
             code = (
                 HTTPStatus.NOT_FOUND
@@ -150,8 +160,8 @@ class _File:
         return _response(HTTPStatus.OK, self.kind, self.body, {"ETag": self.tag, "Cache-Control": "no-cache"})
 
 
-def _json(code: HTTPStatus, value: Any) -> HttpResponse:
-    return _response(code, "application/json", _dumped(value).encode())
+def _json(code: HTTPStatus, value: Any, more: Mapping[str, str] | None = None) -> HttpResponse:
+    return _response(code, "application/json", _dumped(value).encode(), more)
 
 
 def _dumped(value: Any) -> str:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
 from edgert.telemetry import messages
 from edgert.telemetry.spans import STAGES
 from edgert_deploy.fleet.state import FleetState
 from edgert_deploy.fleet.store.batch import MINUTE_MS
 from edgert_deploy.fleet.store.query import FleetQuery
 from edgert_deploy.fleet.ui.board import Filter
+from edgert_deploy.fleet.ui.history import baselines
 from tests.support.brokers import until
 from tests.support.browser import Page
 from tests.support.fleet import NOW_MS, Pi, Sent, Watched, feed, record
@@ -121,3 +124,56 @@ def test_an_idle_device_has_no_percentile_in_any_list() -> None:
     line = seen.held.models["digits"]
     assert (line.p50_ms, line.p99_ms, line.batch_mean) == (None, None, None)
     assert {each["middle_ms"] for each in board.stages(Filter())[0]["stages"]} == {None}
+
+
+def paced(pi: Pi, *p99s_ms: float, begin: int = 0, requests: int = 30) -> Sent:
+    """Windows with these p99s, a minute each."""
+    sent: Sent = []
+    for number, p99_ms in enumerate(p99s_ms, start=begin):
+        window = pi.window(NOW_MS + number * MINUTE_MS, [1.0] * requests)
+        sent += window[:1] + changed(window[1:], lat_p99_ms=p99_ms)
+    return sent
+
+
+def test_a_device_that_stays_far_from_its_peers_is_slow_and_says_how_far() -> None:
+    board = Watched()
+    fleet = [Pi(f"pi-{n}") for n in range(4)]
+    other = Pi("nuc", profile="nuc")
+    for pi in (*fleet, other):
+        feed(board, pi.info())
+    for pi in fleet[:3]:
+        feed(board, paced(pi, 10.0, 10.0, 10.0, 10.0))
+    feed(board, paced(other, 90.0, 90.0, 90.0))  # another profile has its own baseline
+    feed(board, paced(fleet[3], 10.0, 10.0, 31.0, 32.0))
+    assert state_of(board, "pi-3")[0] == "online", "two windows are not enough"
+    feed(board, paced(fleet[3], 33.0, begin=4))
+    assert state_of(board, "pi-3", NOW + 1)[:2] == ("slow", "digits p99 33 ms, 3.3 times its baseline")
+    since_ms = state_of(board, "pi-3", NOW + 2)[2]
+    assert since_ms == state_of(board, "pi-3", NOW + 60)[2]
+    assert state_of(board, "nuc")[0] == "online"
+    assert state_of(board, "pi-0")[0] == "online"
+    feed(board, paced(fleet[3], 15.0, begin=5))
+    assert state_of(board, "pi-3")[0] == "online"
+
+
+def test_a_model_that_is_slower_than_in_the_last_week_or_than_its_target_is_slow(store_url: str) -> None:
+    pi, sent = Pi("pi-1"), list[tuple[str, bytes]]()
+    for quarter in range(20, 0, -1):
+        sent += pi.window(NOW_MS - quarter * 360 * MINUTE_MS, [10.0] * 120)
+    for batch in (sent[:16], sent[16:]):  # windows of more than three days ago count when they come
+        record(store_url, pi.info() + batch, json.loads(batch[-1][1])["ts"])
+    query = FleetQuery(store_url)
+    usual_ms = baselines(query, NOW_MS)
+    assert usual_ms == {("digits", "pi"): pytest.approx(10.0, rel=0.011)}
+    query.close()
+    board, wanted = Watched(), Watched({"digits": 50.0})
+    for each in (board, wanted):
+        again = Pi("pi-1", boot="b2")
+        each.remember_baselines(usual_ms)
+        feed(each, again.info() + paced(again, 40.0, 40.0, 40.0))
+    assert state_of(board, "pi-1")[:2] == ("slow", "digits p99 40 ms, 4.0 times its baseline")
+    assert state_of(wanted, "pi-1")[0] == "online", "the target counts where there is one"
+    feed(wanted, paced(again, 60.0, 60.0, 60.0, begin=3))
+    assert state_of(wanted, "pi-1")[:2] == ("slow", "digits p99 60 ms, target 50 ms")
+    feed(wanted, paced(again, 60.0, begin=6, requests=0))
+    assert state_of(wanted, "pi-1")[0] == "online", "a model that nobody asks is not slow"

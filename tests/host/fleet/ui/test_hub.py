@@ -34,5 +34,5 @@ def test_a_stream_says_only_what_has_changed_and_all_of_it_where_devices_came(tm
     feed(board, Pi("zz").info())
     hub.tick()
     assert hub.view(Filter()).since(first) is None
-    listed = Answers(hub, None).devices(Filter(), {"state": "", "page": "3", "sort": "device"})  # type: ignore[arg-type]
+    listed = Answers(hub, None).devices({"state": "", "page": "3", "sort": "device"})  # type: ignore[arg-type]
     assert (listed["total"], len(listed["devices"]), listed["devices"][0]["device"]) == (10_001, A_PAGE, "pi-00100")

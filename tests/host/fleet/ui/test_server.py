@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import http.client
+import io
+import json
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from edgert.errors import ConfigInvalid
+from edgert_deploy.cli.fleet_query import query
 from edgert_deploy.cli.fleet_ui import access_for
 from edgert_deploy.fleet.store.query import FleetQuery
 from edgert_deploy.fleet.ui import server as page_server
@@ -31,7 +36,7 @@ TOKEN = "a-token-of-this-test"
 @pytest.fixture
 def answers(tmp_path: Path) -> Iterator[Answers]:
     url, pi, board = str(tmp_path / "fleet.db"), Pi("pi-1"), Watched()
-    record(url, pi.info() + pi.window(NOW_MS, [1.0]))
+    record(url, pi.info() + pi.window(NOW_MS - 1, [1.0]))
     feed(board, pi.info() + pi.window(NOW_MS, [1.0]))
     query = FleetQuery(url)
     hub = Hub(board, Rollouts(RolloutStore(tmp_path / "none")), lambda: NOW, lambda: NOW_MS)
@@ -66,10 +71,10 @@ def test_other_sites_and_names_that_were_made_to_point_here_are_refused(answers:
             {"Origin": "null"},
             {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "cors"},
         ):
-            assert get(port, "/api/devices", headers).status == 403, headers
+            assert get(port, "/api/v1/devices", headers).status == 403, headers
         for headers in ({}, {"Host": "localhost"}, {"Host": f"[::1]:{port}"}, {"Host": f"FLEET.lan:{port}"},
                         {"Origin": f"http://127.0.0.1:{port}"}, {"Sec-Fetch-Site": "same-origin"}):  # fmt: skip
-            assert get(port, "/api/devices", headers).status == 200, headers
+            assert get(port, "/api/v1/devices", headers).status == 200, headers
         # A link on another page may lead here: it shows the page, and nobody else reads it.
         assert get(port, "/devices", {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}).status == 200
 
@@ -94,22 +99,28 @@ def test_nothing_but_the_page_s_own_files_is_handed_out_and_nothing_can_be_writt
             assert get(port, path).status == 404, path
         assert get(port, "http://[").status == 400
         for verb in ("POST", "PUT", "DELETE", "OPTIONS"):
-            assert get(port, "/api/devices", verb=verb).status == 405
+            assert get(port, "/api/v1/devices", verb=verb).status == 405
         for path, code in (
-            ("/api/history?window=9y", 400), ("/api/devices?state=odd", 400), ("/api/devices?sort=odd", 400),
-            ("/api/history?site=%00", 400), ("/api/device?site=a&device=b", 404), ("/api/nothing", 404),
-            ("/api/devices?page=99999999999", 200), (f"/api/devices?q={'x' * 3000}", 200),
-            ("/api/devices?" + "a=1&" * 50, 400), ("/api/live?site=%00", 400),
+            ("/api/v1/latency?window=9y", 400), ("/api/v1/devices?state=odd", 400), ("/api/v1/devices?sort=odd", 400),
+            ("/api/v1/latency?site=%00", 400), ("/api/v1/device?site=a&device=b", 404), ("/api/v1/nothing", 404),
+            ("/api/v1/devices?page=99999999999", 400), ("/api/v1/devices?page=999", 200), (f"/api/v1/devices?q={'x' * 3000}", 200),
+            ("/api/v1/devices?" + "a=1&" * 50, 400), ("/api/v1/live?site=%00", 400),
+            ("/api/devices", 404), ("/api/v2/devices", 404), ("/api/v1/devices?format=xml", 400),
+            ("/api/v1/device?site=plant-a&device=pi-1&format=csv", 400), ("/api/v1/breakdown?by=colour", 400),
+            ("/api/v1/latency?window=90m", 200), ("/api/v1/latency?window=90", 400), ("/api/v1/latency?window=10s", 400),
+            ("/api/v1/latency?from=2026-11-22T10:00Z", 400), ("/api/v1/query?by=colour", 400), ("/api/v1/query?step=7s", 400),
+            ("/api/v1/latency?from=2026-11-22T10:00Z&to=2026-11-22T09:00Z", 400), ("/api/v1/query?percentiles=x", 400),
+            ("/api/v1/latency?from=2026-11-22T10:00&to=2026-11-22T11:00", 400), ("/api/v1/events?event=%3D1", 400),
         ):  # fmt: skip
             assert get(port, path).status == code, path
 
 
 def test_what_a_request_has_for_a_body_is_no_request_of_its_own(answers: Answers) -> None:
-    hidden = b"GET /api/devices HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    hidden = b"GET /api/v1/devices HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with serving(answers, Access(frozenset())) as port:
         for length in (f"Content-Length: {len(hidden)}", "Transfer-Encoding: chunked"):
             with socket.create_connection(("127.0.0.1", port), timeout=10) as sock, sock.makefile("rb") as answer:
-                sock.sendall(f"GET /api/rollouts HTTP/1.1\r\nHost: localhost\r\n{length}\r\n\r\n".encode() + hidden)
+                sock.sendall(f"GET /api/v1/rollouts HTTP/1.1\r\nHost: localhost\r\n{length}\r\n\r\n".encode() + hidden)
                 assert answer.read().count(b"HTTP/1.1 ") == 1
 
 
@@ -119,9 +130,9 @@ def test_beyond_loopback_only_those_with_the_token_read(answers: Answers, tmp_pa
     access = access_for("0.0.0.0", (), str(file))
     with serving(answers, access) as port:
         assert get(port, "/").status == 401
-        assert get(port, "/api/devices", {"Authorization": "Bearer wrong-token-wrong"}).status == 401
+        assert get(port, "/api/v1/devices", {"Authorization": "Bearer wrong-token-wrong"}).status == 401
         assert get(port, "/?token=wrong").status == 401
-        assert get(port, "/api/devices", {"Authorization": f"Bearer {TOKEN}"}).status == 200
+        assert get(port, "/api/v1/devices", {"Authorization": f"Bearer {TOKEN}"}).status == 200
         let_in = get(port, f"//evil.example/?token={TOKEN}")
         assert (let_in.status, let_in.headers["Location"]) == (303, "/")
         cookie = let_in.headers["Set-Cookie"]
@@ -148,13 +159,45 @@ def test_only_so_many_streams_are_open_at_once(answers: Answers) -> None:
         open_ones = []
         for _ in range(page_server.STREAMS_MAX):
             connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
-            connection.request("GET", "/api/live")
+            connection.request("GET", "/api/v1/live")
             answer = connection.getresponse()
             assert answer.readline() == b"retry: 2000\n"
             assert answer.readline() == b"event: fleet\n"
             open_ones.append((connection, answer))
-        assert get(port, "/api/live").status == 503
-        assert get(port, "/api/devices").status == 200
+        assert get(port, "/api/v1/live").status == 503
+        assert get(port, "/api/v1/devices").status == 200
         for connection, answer in open_ones:
             answer.close()
             connection.close()
+
+
+def test_every_list_can_be_kept_as_csv_and_json(answers: Answers) -> None:
+    with serving(answers, Access(frozenset())) as port:
+        for path, columns in (
+            ("latency", {"begin", "model", "version", "answered", "p99_ms", "missing"}),
+            ("breakdown?by=profile", {"model", "profile", "p99_ms", "rest_p99_ms", "distance"}),
+            ("query?by=device&buckets=1&step=1h&percentiles=99.9", {"begin", "device", "p99.9_ms", "buckets"}),
+            ("devices", {"site", "device", "state", "model", "version", "p99_ms", "engine_p99_ms"}),
+        ):
+            link = f"/api/v1/{path}{'&' if '?' in path else '?'}format="
+            kept = get(port, link + "csv")
+            assert kept.headers["Content-Type"].startswith("text/csv")
+            assert kept.headers["Content-Disposition"] == f'attachment; filename="edgert-{path.partition("?")[0]}.csv"'
+            (row,) = csv.DictReader(io.StringIO(kept.body.decode()))
+            assert columns <= row.keys(), path
+            assert "json" in get(port, link + "json").headers["Content-Type"]
+        for path in ("events", "rollouts", "stages"):
+            assert get(port, f"/api/v1/{path}?format=csv").status == 200
+
+
+def test_the_api_answers_a_query_as_the_command_does(
+    answers: Answers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("time.time_ns", lambda: NOW_MS * 1_000_000)
+    with serving(answers, Access(frozenset())) as port:
+        asked = "by=site,version&percentiles=50&window=2h&model=digits&step=1h&buckets=1"
+        said = json.loads(get(port, f"/api/v1/query?{asked}").body)
+    words = ["--by", "site,version", "--percentiles", "50", "--window", "2h", "--model", "digits", "--step", "1h"]
+    told = CliRunner().invoke(query, ["--store", str(tmp_path / "fleet.db"), *words, "--buckets", "--json"])
+    assert said == json.loads(told.stdout)
+    assert said["groups"][0]["answered"] == 1

@@ -40,7 +40,7 @@ class App {
   deviceLink(site, device) { return this.link(`/device/${encodeURIComponent(site)}/${encodeURIComponent(device)}`); }
 
   async ask(what, more = {}) {
-    const response = await fetch(`/api/${what}${this.query({window: this.window, ...more})}`);
+    const response = await fetch(`/api/v1/${what}${this.query({window: this.window, ...more})}`);
     const value = response.headers.get("Content-Type")?.startsWith("application/json") ? await response.json() : {error: {message: await response.text()}};
     if (value.error) throw new Error(value.error.message);
     return value;
@@ -115,7 +115,7 @@ class App {
 
   listen() {
     const words = Object.keys(FILTERS).filter((name) => this.params.get(name)).map((name) => [name, this.params.get(name)]);
-    const address = `/api/live?${new URLSearchParams(words)}`;
+    const address = `/api/v1/live?${new URLSearchParams(words)}`;
     if (address === this.address) return;
     this.address = address;
     this.source?.close();

@@ -134,7 +134,7 @@ export class DevicePage extends Page {
     const own = {site, device, profile: ""};
     this.feeds = [
       new Feed(() => app.ask("device", own), (said) => this.show(said), this.head),
-      new Feed(() => app.ask("history", own), (said) => this.models.show(said), this.models.list, 3000),
+      new Feed(() => app.ask("latency", own), (said) => this.models.show(said), this.models.list, 3000),
       new Feed(() => app.ask("events", own), ({events}) => replace(this.events, eventList(app, events.slice(0, 30))), this.events),
     ];
   }

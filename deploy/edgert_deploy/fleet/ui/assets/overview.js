@@ -29,8 +29,8 @@ export class Overview {
       this.models.element,
       h("div", {class: "two even"}, card("events", "Events", "/events", this.events), card("rollouts", "Rollouts", "/rollouts", this.rollouts)));
     this.feeds = [
-      new Feed(() => app.ask("history"), (said) => this.models.show(said), this.models.list, 3000),
-      new Feed(() => app.ask("stages"), ({stages}) => this.models.showStages(stages), h("div"), 3000),
+      new Feed(() => app.ask("latency"), (said) => this.models.show(said), this.models.list, 3000),
+      new Feed(() => app.ask("stages"), ({now}) => this.models.showStages(now), h("div"), 3000),
       new Feed(() => app.ask("devices", {state: "attention"}), (said) => this.showAttention(said), this.attention),
       new Feed(() => app.ask("events"), ({events}) => replace(this.events, eventList(app, events.slice(0, FEW))), this.events),
       new Feed(() => app.ask("rollouts"), ({rollouts}) => replace(this.rollouts, rolloutList(app, rollouts.slice(0, 3))), this.rollouts),

@@ -1,0 +1,130 @@
+"""Answers of the store as JSON and as CSV: what `edgert fleet query` prints and the page's API serves."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from edgert.errors import ConfigInvalid
+from edgert.telemetry.sketch import Sketch
+from edgert_deploy.fleet.store.query import Answer, FleetQuery, Question
+
+PERCENTILES_DEFAULT = "50,95,99"
+PERCENTILES_MAX = 20
+_DECIMAL = re.compile(r"[0-9]{1,9}(\.[0-9]{1,20})?", re.ASCII)
+_FORMULA = re.compile(r"[=+\-@\t\r](?![0-9:,.]*\Z)")
+
+Shares = Sequence[tuple[str, Fraction]]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A question, and the form of its answer. With `buckets` each group has its histogram."""
+
+    question: Question
+    shares: Shares
+    buckets: bool = False
+
+    def of(self, fleet: FleetQuery, now_ms: int) -> dict[str, Any]:
+        """Return the answer as JSON values. Raises StoreFailed."""
+        question = self.question
+        answers = fleet.answer(question, now_ms)
+        groups = [
+            {
+                **answer_row(answer, self.shares, stepped=bool(question.step_min)),
+                **(_histogram(answer.latency) if self.buckets else {}),
+            }
+            for answer in answers
+        ]
+        return {
+            "since_ms": question.since_ms,
+            "until_ms": question.until_ms,
+            "by": list(question.by),
+            "newest_ms": fleet.newest_ms(),
+            "missing_devices": _missing_of(answers),
+            "clocks_not_synchronised": fleet.unsynced(question, now_ms),
+            "groups": groups,
+        }
+
+
+def shares_of(percentiles: str) -> list[tuple[str, Fraction]]:
+    """Return the name and exact share of each percentile: `99.9` is ("p99.9_ms", 999/1000). Raises ConfigInvalid."""
+    words = [word.strip() for word in percentiles.split(",") if word.strip()]
+    if not 0 < len(words) <= PERCENTILES_MAX:
+        raise ConfigInvalid(f"percentiles {percentiles!r}: write 1 to {PERCENTILES_MAX} numbers, such as 50,95,99.9")
+    if not all(_DECIMAL.fullmatch(word) for word in words):
+        raise ConfigInvalid(f"percentiles {percentiles!r} is not a list of numbers, such as 50,95,99.9")
+    shares = [(f"p{word}_ms", Fraction(word) / 100) for word in words]
+    if any(share > 1 for _, share in shares):
+        raise ConfigInvalid(f"percentiles {percentiles!r}: percentiles are between 0 and 100")
+    return shares
+
+
+DEFAULT_SHARES = shares_of(PERCENTILES_DEFAULT)
+
+
+def dimensions_of(by: str) -> tuple[str, ...]:
+    """Return the words of `model,version`."""
+    return tuple(dict.fromkeys(word.strip() for word in by.split(",") if word.strip()))
+
+
+def answer_row(answer: Answer, shares: Shares, *, stepped: bool = False) -> dict[str, Any]:
+    """Return one group as a flat row. With `stepped` it begins with the time of its step."""
+    latency = answer.latency
+    return {
+        **({"begin": time_text(answer.start_ms)} if stepped else {}),
+        **answer.group,
+        "windows": answer.windows,
+        "missing": sum(answer.missing.values()),
+        "answered": latency.count,
+        "rate_per_s": round(latency.count / answer.duration_s, 3),
+        **{name: round(latency.quantile(share), 4) if latency.count else None for name, share in shares},
+        "max_ms": round(latency.max, 4) if latency.count else None,
+        **{name: answer.counters[name] for name in ("errors", "shed", "cache_hits")},
+    }
+
+
+def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return rows with a heading; a field that is not known is empty. The rows need not have the same fields.
+
+    A spreadsheet runs text that begins like a formula, and devices send text: such text gets an apostrophe in front.
+    """
+    text = io.StringIO()
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(map(_cell, names))
+    writer.writerows([_cell(row.get(name)) for name in names] for row in rows)
+    return text.getvalue()
+
+
+def time_text(at_ms: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%MZ", time.gmtime(at_ms / 1000))
+
+
+def _histogram(latency: Sketch) -> dict[str, Any]:
+    """Return the rest of the group's histogram, in the form of the telemetry contract: it merges with others."""
+    return {
+        "zero": latency.zero,
+        "sum_ms": round(latency.sum, 6),
+        "min_ms": round(latency.min, 6) if latency.count else None,
+        "buckets": latency.encode(),
+    }
+
+
+def _missing_of(answers: Sequence[Answer]) -> dict[str, int]:
+    """Return how many reports of each device are missing, most first."""
+    total: Counter[str] = Counter()
+    for answer in answers:
+        total.update(answer.missing)
+    return dict(total.most_common())
+
+
+def _cell(value: object) -> object:
+    return f"'{value}" if isinstance(value, str) and _FORMULA.match(value) else value

@@ -1,0 +1,62 @@
+"""Which devices are slow: their p99 beside the model's target, or beside what the model usually takes. Pure.
+
+Theory of operation: a model with a target is slow above it. Any other has a baseline for each profile: the lower one of
+what it took in the last week, by the store, and what the middle device takes now. It is slow above SLOW_FACTOR times the
+baseline. A device is slow when all of its last P99S_KEPT windows with enough requests are above the limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from statistics import median_low
+
+from edgert_deploy.fleet.model import P99S_KEPT, DeviceState
+
+SLOW_FACTOR = 2.0
+PEERS_MIN = 3  # so many devices have a middle one
+COMPARED_EVERY_S = 5.0
+
+
+class Pace:
+    """The limits of each (model, profile), and since when devices are above them."""
+
+    def __init__(self, targets: Mapping[str, float]) -> None:
+        self._targets = targets
+        self.usual_ms: Mapping[tuple[str, str], float] = {}
+        self._middle_ms: dict[tuple[str, str], float] = {}
+        self._since_ms: dict[tuple[str, str], int] = {}
+        self._compared_at = float("-inf")
+
+    def compare(self, devices: Iterable[DeviceState], now: float) -> None:
+        """Find the middle device of each model and profile, at most every COMPARED_EVERY_S."""
+        if now - self._compared_at < COMPARED_EVERY_S:
+            return
+        self._compared_at = now
+        found: dict[tuple[str, str], list[float]] = {}
+        for held in devices:
+            for model, line in held.models.items():
+                if line.p99s:
+                    found.setdefault((model, held.profile), []).append(line.p99s[-1])
+        self._middle_ms = {key: median_low(p99s) for key, p99s in found.items() if len(p99s) >= PEERS_MIN}
+
+    def slow(self, held: DeviceState, wall_ms: int) -> tuple[str, int] | None:
+        """Return why a device is slow and since when (ms since 1970), None if it is not."""
+        why = next((why for model in sorted(held.models) if (why := self._why(held, model))), None)
+        key = (held.site, held.device)
+        if why is None:
+            self._since_ms.pop(key, None)
+            return None
+        return why, self._since_ms.setdefault(key, wall_ms)
+
+    def _why(self, held: DeviceState, model: str) -> str | None:
+        p99s, target_ms = held.models[model].p99s, self._targets.get(model)
+        if len(p99s) < P99S_KEPT:
+            return None
+        key = (model, held.profile)
+        known = [each[key] for each in (self.usual_ms, self._middle_ms) if key in each]
+        said = f"{model} p99 {p99s[-1]:.3g} ms"
+        if target_ms is not None:
+            return f"{said}, target {target_ms:g} ms" if min(p99s) > target_ms else None
+        if known and min(p99s) > SLOW_FACTOR * min(known):
+            return f"{said}, {p99s[-1] / min(known):.1f} times its baseline"
+        return None

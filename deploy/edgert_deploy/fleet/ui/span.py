@@ -1,0 +1,89 @@
+"""The period that a page or a program asks for, and its steps. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from edgert.errors import ConfigInvalid
+from edgert_deploy.common.quantities import duration_s, duration_text
+from edgert_deploy.fleet.store.batch import HOUR_MIN, MINUTE_MS
+from edgert_deploy.fleet.store.store import FINE_HOURS
+
+WINDOW_DEFAULT = "1h"
+LEAST_S, MOST_S = 300, 400 * 86_400
+STEPS_MIN = (1, 5, 15, 60, 240, 720, 1440, 4320)  # minutes
+STEPS_MAX = 180
+FRESH_SHARE = 1 / 30  # of a step: how old an answer may be
+
+
+@dataclass(frozen=True)
+class Span:
+    """The last `window_ms` or, where that is 0, the time from `since_ms` to `until_ms` (ms since 1970)."""
+
+    window_ms: int = 0
+    since_ms: int = 0
+    until_ms: int = 0
+
+    @classmethod
+    def parse(cls, asked: Mapping[str, str]) -> Span:
+        """Read `window`, or `from` and `to`. Raises ConfigInvalid."""
+        window, since, until = (asked.get(name, "") for name in ("window", "from", "to"))
+        if not since and not until:
+            return cls(_checked(duration_s(window or WINDOW_DEFAULT)))
+        if window or not since or not until:
+            raise ConfigInvalid("a period is `window`, or `from` and `to`: give one of the two")
+        since_ms, until_ms = _moment_ms("from", since), _moment_ms("to", until)
+        _checked((until_ms - since_ms) / 1000)
+        return cls(0, since_ms, until_ms)
+
+    @property
+    def minutes(self) -> float:
+        return (self.window_ms or self.until_ms - self.since_ms) / MINUTE_MS
+
+    def bounds_ms(self, now_ms: int) -> tuple[int, int]:
+        """Return the beginning and the end."""
+        return (now_ms - self.window_ms, now_ms) if self.window_ms else (self.since_ms, self.until_ms)
+
+    def step_min(self, now_ms: int) -> int:
+        """Return the shortest step, in minutes, of which there are not too many.
+
+        Before FINE_HOURS the store may have whole hours only.
+        """
+        old = self.bounds_ms(now_ms)[0] < now_ms - FINE_HOURS * HOUR_MIN * MINUTE_MS
+        least = HOUR_MIN if old else 1
+        return next(step for step in STEPS_MIN if step >= least and self.minutes / step <= STEPS_MAX)
+
+    def stepped_ms(self, now_ms: int, step_min: int) -> tuple[int, int]:
+        """Return the beginning and the end at whole steps; a window's last step is the one that has begun."""
+        step_ms = step_min * MINUTE_MS
+        if self.window_ms:
+            until_ms = (now_ms // step_ms + 1) * step_ms
+            return until_ms + -self.window_ms // step_ms * step_ms, until_ms
+        return self.since_ms // step_ms * step_ms, -(-self.until_ms // step_ms) * step_ms
+
+
+def fresh_s(step_min: int) -> float:
+    """Return for how long an answer with such steps holds."""
+    return step_min * 60 * FRESH_SHARE
+
+
+def _checked(seconds: float) -> int:
+    if not LEAST_S <= seconds <= MOST_S:
+        raise ConfigInvalid(
+            f"a period of {duration_text(seconds)} cannot be shown: choose {duration_text(LEAST_S)} to {duration_text(MOST_S)}"
+        )
+    return int(seconds * 1000)
+
+
+def _moment_ms(name: str, text: str) -> int:
+    try:
+        moment = datetime.fromisoformat(text[:40].replace("Z", "+00:00"))
+        if moment.tzinfo is None:
+            raise ValueError
+        return int(moment.timestamp() * 1000)
+    except (ValueError, OverflowError) as error:
+        raise ConfigInvalid(
+            f"{name}={text[:40]!r} is not a time: write it with its zone, such as 2026-11-22T14:05Z"
+        ) from error

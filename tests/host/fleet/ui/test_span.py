@@ -1,0 +1,51 @@
+"""A period is a window or two times, and has steps that are not too many."""
+
+from __future__ import annotations
+
+import pytest
+
+from edgert.errors import ConfigInvalid
+from edgert_deploy.fleet.store.batch import MINUTE_MS
+from edgert_deploy.fleet.ui.span import STEPS_MAX, Span
+from tests.support.fleet import NOW_MS
+
+HOUR_MS = 60 * MINUTE_MS
+
+
+@pytest.mark.parametrize(
+    ("window", "step_min", "steps"),
+    [("5m", 1, 5), ("90m", 1, 90), ("1h", 1, 60), ("24h", 15, 96), ("7d", 60, 168), ("400d", 4320, 134)],
+)
+def test_a_window_of_any_length_ends_with_the_step_that_has_begun(window: str, step_min: int, steps: int) -> None:
+    span = Span.parse({"window": window})
+    assert span.step_min(NOW_MS) == step_min
+    since_ms, until_ms = span.stepped_ms(NOW_MS, step_min)
+    step_ms = step_min * MINUTE_MS
+    assert (until_ms - since_ms) // step_ms == steps <= STEPS_MAX
+    assert NOW_MS < until_ms <= NOW_MS + step_ms
+    assert (since_ms % step_ms, until_ms % step_ms) == (0, 0)
+
+
+def test_two_times_are_the_same_period_whenever_it_is_asked_for() -> None:
+    span = Span.parse({"from": "2026-09-21T13:50Z", "to": "2026-09-21T16:20:30+02:00"})
+    for now_ms in (NOW_MS, NOW_MS + 10 * HOUR_MS):
+        since_ms, until_ms = span.stepped_ms(now_ms, span.step_min(now_ms))
+        assert (until_ms - since_ms) / MINUTE_MS == 31
+    late_ms = NOW_MS + 100 * HOUR_MS
+    assert span.step_min(late_ms) == 60, "the store may have whole hours only"
+    since_ms, until_ms = span.stepped_ms(late_ms, 60)
+    assert (until_ms - since_ms) / HOUR_MS == 2
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"window": "soon"}, {"window": "90"}, {"window": "1m"}, {"window": "500d"}, {"from": "2026-09-21T13:50Z"},
+        {"from": "2026-09-21T13:50", "to": "2026-09-21T14:50"}, {"from": "x", "to": "y"},
+        {"from": "2026-09-21T13:50Z", "to": "2026-09-21T13:40Z"}, {"from": "0001-01-01T00:00+23:00", "to": "2026-09-21T13:40Z"},
+        {"window": "1h", "from": "2026-09-21T13:50Z", "to": "2026-09-21T14:50Z"},
+    ],
+)  # fmt: skip
+def test_what_is_no_period_is_refused(asked: dict[str, str]) -> None:
+    with pytest.raises(ConfigInvalid):
+        Span.parse(asked)
