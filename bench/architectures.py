@@ -117,6 +117,24 @@ def _inverted_residual(graph: Graph, x: str, inputs: int, outputs: int, expansio
     return graph.add("Add", [x, y]) if stride == 1 and inputs == outputs else y
 
 
+def mlp(inputs: int = 256, width: int = 256, classes: int = 10) -> Any:
+    """Return two fully connected layers over [N, inputs], as for a few sensor values."""
+    graph = Graph(1)
+    return graph.model(
+        (inputs,), graph.gemm(graph.add("Relu", [graph.gemm("x", inputs, width)]), width, classes), classes
+    )
+
+
+def cnn(side: int = 96, classes: int = 10) -> Any:
+    """Return four plain convolutions over an image, as teams write their first one."""
+    graph, channels, x = Graph(3), 3, "x"
+    for outputs in (16, 32, 64, 128):
+        x = graph.add("Relu", [graph.conv(x, channels, outputs, 3, stride=1 if channels == 3 else 2)])
+        channels = outputs
+    x = graph.add("Flatten", [graph.add("GlobalAveragePool", [x])])
+    return graph.model((3, side, side), graph.gemm(x, channels, classes), classes)
+
+
 def resnet_50(side: int = 224, classes: int = 1000) -> Any:
     graph, channels = Graph(50), 64
     x = graph.add("Relu", [graph.conv("x", 3, 64, 7, stride=2)])
@@ -169,7 +187,13 @@ def _gelu(graph: Graph, x: str) -> str:
     return graph.add("Mul", [graph.add("Mul", [x, half]), graph.add("Add", [error, one])])
 
 
-ARCHITECTURES: dict[str, Callable[[], Any]] = {"mobilenet_v2": mobilenet_v2, "resnet_50": resnet_50, "encoder": encoder}
+ARCHITECTURES: dict[str, Callable[[], Any]] = {
+    "mlp": mlp,
+    "cnn": cnn,
+    "mobilenet_v2": mobilenet_v2,
+    "resnet_50": resnet_50,
+    "encoder": encoder,
+}
 
 
 def write_model(name: str, folder: Path, calibration: int = 32, holdout: int = 64) -> tuple[Path, Path, Path]:

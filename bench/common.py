@@ -22,6 +22,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from bench.bundles import make_null_bundle
@@ -39,23 +40,52 @@ class Load:
 
     p50_us: float
     p99_us: float
+    p999_us: float
     requests_per_s: float
+
+
+@dataclass(frozen=True)
+class BenchModel:
+    """A model to build and serve: its file and samples, one of which is sent. INT8 unless `precision` says otherwise."""
+
+    name: str
+    source: Path
+    calibration: Path
+    holdout: Path
+    precision: str = "int8"
+
+    def item(self) -> NDArray[Any]:
+        """Return one sample [1, ...], contiguous."""
+        (values,) = (values for name, values in np.load(self.holdout).items() if name != "labels")
+        return np.ascontiguousarray(values[:1])
+
+
+DIGITS_MODEL = BenchModel("digits", DIGITS / "digits.onnx", DIGITS / "calibration.npz", DIGITS / "holdout.npz")
 
 
 @contextmanager
 def digits_device(config: str = "") -> Iterator[tuple[Path, Path]]:
     """Run a daemon that serves digits; yield its state folder and socket, which are removed afterwards."""
+    with device_with([DIGITS_MODEL], config) as (state, path):
+        yield state, path
+
+
+@contextmanager
+def device_with(models: Sequence[BenchModel], config: str = "") -> Iterator[tuple[Path, Path]]:
+    """Run a daemon that serves the models; yield its state folder and socket, which are removed afterwards."""
     folder = Path(tempfile.mkdtemp(prefix="edgert-bench-"))
     state = folder / "state"
     try:
         edgert("keys", "new", "--dir", str(folder / "keys"))
-        edgert(
-            "build", str(DIGITS / "digits.onnx"), "--calibration", str(DIGITS / "calibration.npz"),
-            "--holdout", str(DIGITS / "holdout.npz"), "--target", "this-machine",
-            "--key", str(folder / "keys/default.key.pem"), "--out", str(folder / "digits.edgert"),
-        )  # fmt: skip
         start(state, (folder / "keys/default.pem").read_bytes(), config)
-        deploy(state, "digits", folder / "digits.edgert")
+        for model in models:
+            bundle = folder / f"{model.name}.edgert"
+            edgert(
+                "build", str(model.source), "--name", model.name, "--precision", model.precision,
+                "--calibration", str(model.calibration), "--holdout", str(model.holdout), "--target", "this-machine",
+                "--key", str(folder / "keys/default.key.pem"), "--out", str(bundle),
+            )  # fmt: skip
+            deploy(state, model.name, bundle)
         yield state, state / "edgert.sock"
     finally:
         if state.exists():
@@ -175,6 +205,7 @@ class Clients:
         return Load(
             p50_us=times[len(times) // 2],
             p99_us=times[min(len(times) - 1, int(len(times) * 0.99))],
+            p999_us=times[min(len(times) - 1, int(len(times) * 0.999))],
             requests_per_s=len(times) / seconds,
         )
 
@@ -206,7 +237,7 @@ def median_load(loads: Sequence[Load]) -> Load:
     return Load(
         *(
             statistics.median(values)
-            for values in zip(*((x.p50_us, x.p99_us, x.requests_per_s) for x in loads), strict=True)
+            for values in zip(*((x.p50_us, x.p99_us, x.p999_us, x.requests_per_s) for x in loads), strict=True)
         )
     )
 

@@ -48,8 +48,8 @@ WITH_ENGINE = """
 import sys
 from pathlib import Path
 import numpy
-from bench.peer_servers.session import open_spec
-session = open_spec(Path(sys.argv[1]))
+from bench.peer_servers.session import open_first
+session = open_first(Path(sys.argv[1]))
 session.run([numpy.zeros((1, *session.inputs[0].item_shape), session.inputs[0].dtype)])
 print("ready", flush=True)
 sys.stdin.read()
@@ -78,7 +78,7 @@ def memory(state: Path, path: Path) -> list[dict[str, Any]]:
     ask(path, 200)
     supervisor, worker = edgertd(state, "status")["daemon"]["pid"], serving(state, "digits")["pid"]
     spec = state.parent / "spec.json"
-    write_spec(spec, live_artifact(state), serving(state, "digits")["threads"])
+    write_spec(spec, {"digits": (live_artifact(state), serving(state, "digits")["threads"])})
     with bare(WITH_NUMPY) as plain, bare(WITH_ENGINE, str(spec)) as loaded:
         engine_mb = mb(loaded) - mb(plain)
         supervisor_mb, worker_mb = mb(supervisor), mb(worker)

@@ -26,13 +26,13 @@ ROUNDS, REQUESTS = 30, 20
 CONFIG = '[serving]\ncache_mb = 0\n[http]\nlisten = "127.0.0.1:0"\n'
 
 
-def http_asker(port: int, values: NDArray[np.float32]) -> HttpAsker:
+def http_asker(port: int, values: NDArray[np.float32], model: str = "echo", tensor_name: str = "x") -> HttpAsker:
     size = {"binary_data_size": values.nbytes}
-    tensor = {"name": "x", "datatype": "FP32", "shape": list(values.shape), "parameters": size}
+    tensor = {"name": tensor_name, "datatype": "FP32", "shape": list(values.shape), "parameters": size}
     head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
     fields = {"Inference-Header-Content-Length": str(len(head))}
     return HttpAsker(
-        ("127.0.0.1", port), "/v2/models/echo/infer", fields, head + values.tobytes(), 2 * values.nbytes + 4096
+        ("127.0.0.1", port), f"/v2/models/{model}/infer", fields, head + values.tobytes(), 2 * values.nbytes + 4096
     )
 
 

@@ -36,7 +36,7 @@ from edgert_deploy.packager.builders import Artifact, Order, Precision, builder_
 from edgert_deploy.packager.samples.samples import CalibrationSet, load_samples
 from edgert_deploy.packager.sources.source_model import SourceModel, load_source
 
-MODELS = ("digits", *ARCHITECTURES)
+MODELS = ("digits", "mobilenet_v2", "resnet_50", "encoder")
 ENGINES = {"tflite": "raspberry-pi-4", "openvino": "intel-nuc", "onnxruntime": "generic-x86-64"}
 PUBLISHED = "2x to 4x, 4x, under 1 %"
 COLUMNS = (

@@ -1,163 +1,276 @@
-"""EdgeRT beside popular servers with the same engine and model (digits, INT8 on ONNX Runtime).
+"""EdgeRT beside other servers with the same engine and models: overhead, tail, requests, processor and memory.
 
-FastAPI + uvicorn over TCP and over a Unix socket, LitServe and MLServer, each in its own environment, made at first
-use below `--envs`; a peer that cannot be installed or does not start is named and left out. Each peer is tuned as for
-a small model, and its clients are as fast as possible: one kept connection each, the request made beforehand, binary
-bodies where the peer accepts them. EdgeRT is used through its own client without tuning, the cache off.
+The peers: `minimal`, a socket loop without any feature; FastAPI + uvicorn over TCP and over a Unix socket; LitServe and
+MLServer. Each of the last three gets its own environment, made at first use below `--envs`; a peer that cannot be installed
+or does not start is named and left out. Each is tuned as for a small model, and its clients are as fast as possible:
+one kept connection each, the request made beforehand, binary bodies where the peer accepts them. EdgeRT is used through
+its own client without tuning, and once more over HTTP with binary tensors (`EdgeRT HTTP`); its
+cache is off.
+
+The models, all on ONNX Runtime: digits (INT8, trained) and three in FP32 with random weights, from microseconds to
+milliseconds. Each server serves all of them at once, but LitServe and MLServer, which get digits alone.
 
 Every client is its own process; rounds of all servers are interleaved, and a figure is the median over the rounds.
-`over_us` is the p50 of one client minus that of `Session.run` in its own process. Memory is the sum of the server's
-processes (PSS), engine and model included, after all rounds.
+`over_us` is the p50 of one client minus that of `Session.run` in its own process; `cpu_us` is the processor time of all
+the server's processes a request. Memory is the sum of the server's processes (PSS), after all rounds.
 
-    python -m bench.peers                             # a table, and the ratios
-    python -m bench.peers --peers fastapi-unix --json
-    python -m bench.peers --peers                     # EdgeRT alone
+    python -m bench.peers                                    # a table, and the ratios
+    python -m bench.peers --models mlp --peers minimal,fastapi-unix --json
+    python -m bench.peers --peers                            # EdgeRT alone
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import statistics
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.common import DIGITS, Ask, Clients, Load, digits_device, edgertd, emit, pin, processes
+from bench.architectures import write_model
+from bench.common import (
+    DIGITS_MODEL,
+    Ask,
+    BenchModel,
+    Clients,
+    Load,
+    device_with,
+    edgertd,
+    emit,
+    free_port,
+    pin,
+    processes,
+)
+from bench.http import http_asker
 from bench.peer_servers.environments import default_folder
-from bench.peer_servers.servers import PEERS, running
+from bench.peer_servers.servers import ONE_MODEL, PEERS, running
 from bench.peer_servers.session import write_spec
 from bench.raw import live_artifact, open_session
 from edgert import Client
 from edgert.daemon.memory import process_mb
 
-OURS, RAW = "EdgeRT", "Session.run"
+OURS, HTTP, RAW = "EdgeRT", "EdgeRT HTTP", "Session.run"
+MODELS = ("digits", "mlp", "cnn", "mobilenet_v2")
 PLACEMENTS: dict[str, set[int] | None] = {"one core": {0}, "free": None}
-COLUMNS = ("placement", "clients", "server", "p50_us", "p99_us", "over_us", "requests_per_s", "memory_mb")
-TARGETS = {"overhead": 5.0, "requests": 5.0, "memory": 0.5}
+COLUMNS = (
+    "placement", "clients", "model", "server", "p50_us", "p99_us", "p999_us", "over_us", "requests_per_s", "cpu_us",
+    "memory_mb",
+)  # fmt: skip
+TICK_US = 1e6 / os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A server under measurement: its processes, and the clients' requests by model."""
+
+    pids: tuple[int, ...]
+    makes: Mapping[str, Callable[[int], Ask]]
+
+    def cpu_us(self) -> float:
+        """Return the processor time of its processes so far."""
+        return sum(_cpu_ticks(pid) for pid in self.pids) * TICK_US
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="JSON lines on stdout")
     parser.add_argument("--peers", type=lambda text: text.split(","), nargs="?", const=[], default=list(PEERS))
+    parser.add_argument(
+        "--models", type=lambda text: text.split(","), default=list(MODELS), help=f"of {', '.join(MODELS)}"
+    )
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=0.6, help="length of one round of one contender")
     parser.add_argument("--envs", type=Path, default=default_folder(), help="where the peers' environments lie")
     options = parser.parse_args()
-    if unknown := sorted(set(options.peers) - set(PEERS)):
-        parser.error(f"no peer is called {', '.join(unknown)}; known: {', '.join(PEERS)}")
+    for kind, chosen, known in (("peer", options.peers, PEERS), ("model", options.models, MODELS)):
+        if unknown := sorted(set(chosen) - set(known)):
+            parser.error(f"no {kind} is called {', '.join(unknown)}; known: {', '.join(known)}")
     rows: list[dict[str, Any]] = []
-    image = np.ascontiguousarray(np.load(DIGITS / "holdout.npz")["image"][:1])
-    with digits_device() as (state, path), contextlib.ExitStack() as stack:
-        status = edgertd(state, "status")
-        serving = status["models"][0]["serving"]
-        servers = {OURS: [status["daemon"]["pid"], serving["pid"]]}
-        makes = {RAW: asking_raw(state, serving["threads"], image), OURS: asking_ours(path, image)}
-        spec = state.parent / "spec.json"
-        write_spec(spec, live_artifact(state), serving["threads"])
-        for name in options.peers:
-            try:
-                server = stack.enter_context(running(name, options.envs, state.parent, spec, image))
-            except OSError as error:
-                print(f"{name} is left out: {error}", file=sys.stderr)
-                continue
-            servers[name] = processes(server.pid)
-            makes[name] = asking_peer(server.asking, image)
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="edgert-peers-")))
+        models = [_model(name, folder) for name in options.models]
+        port = free_port()
+        config = f'[serving]\ncache_mb = 0\n[http]\nlisten = "127.0.0.1:{port}"\n'
+        state, path = stack.enter_context(device_with(models, config))
+        contenders = _contenders(stack, state, path, port, models, options)
         for placement, cores in PLACEMENTS.items():
-            for pids in servers.values():
-                pin(pids, cores)
-            for clients in options.clients:
-                print(f"{placement}, {clients} clients", file=sys.stderr)
-                rows += measure(makes, clients, placement, cores, options.rounds, options.seconds)
-        memory_mb = {name: sum(process_mb(pid) or 0.0 for pid in pids) for name, pids in servers.items()}
+            for contender in contenders.values():
+                pin(contender.pids, cores)
+            for model in models:
+                for clients in options.clients:
+                    print(f"{placement}, {model.name}, {clients} clients", file=sys.stderr)
+                    seen = measure(contenders, model.name, clients, cores, options.rounds, options.seconds)
+                    rows += [{"placement": placement, "clients": clients, "model": model.name, **row} for row in seen]
+        memory_mb = {
+            name: sum(process_mb(pid) or 0.0 for pid in contender.pids) for name, contender in contenders.items()
+        }
     rows = [row | {"memory_mb": round(memory_mb[row["server"]], 1)} for row in rows]
     emit(rows, COLUMNS, options.json)
-    if len(servers) > 1:
+    if len(contenders) > 3:
         if not options.json:
             print()
-        emit(ratios(rows), ("what", "best_peer", "ratio", "target", "met"), options.json)
+        emit(ratios(rows), ("what", "model", "best_peer", "ratio", "target", "met"), options.json)
+
+
+def _model(name: str, folder: Path) -> BenchModel:
+    if name == DIGITS_MODEL.name:
+        return DIGITS_MODEL
+    return BenchModel(name, *write_model(name, folder, calibration=16, holdout=16), precision="fp32")
+
+
+def _contenders(
+    stack: contextlib.ExitStack, state: Path, path: Path, port: int, models: list[BenchModel], options: Any
+) -> dict[str, Contender]:
+    """Start the peers; return every contender by name, `Session.run` included, without processes of its own."""
+    status = edgertd(state, "status")
+    threads = {entry["model"]: entry["serving"]["threads"] for entry in status["models"]}
+    items = {model.name: model.item() for model in models}
+    pids = tuple(processes(status["daemon"]["pid"]))
+    found = {
+        RAW: Contender((), {name: asking_raw(state, threads[name], name, item) for name, item in items.items()}),
+        OURS: Contender(pids, {name: asking_ours(path, name, item) for name, item in items.items()}),
+        HTTP: Contender(pids, {name: asking_http(port, name, item) for name, item in items.items()}),
+    }
+    spec = state.parent / "spec.json"
+    write_spec(spec, {name: (live_artifact(state, name), threads[name]) for name in items})
+    for name in options.peers:
+        served = items if name not in ONE_MODEL else {models[0].name: items[models[0].name]}
+        try:
+            server = stack.enter_context(
+                running(name, options.envs, state.parent, spec, models[0].name, items[models[0].name])
+            )
+        except OSError as error:
+            print(f"{name} is left out: {error}", file=sys.stderr)
+            continue
+        makes = {model: asking_peer(server.asking, model, item) for model, item in served.items()}
+        found[name] = Contender(tuple(processes(server.pid)), makes)
+    return found
 
 
 def measure(
-    makes: dict[str, Callable[[int], Ask]],
-    clients: int,
-    placement: str,
-    cores: set[int] | None,
-    rounds: int,
-    seconds: float,
+    contenders: Mapping[str, Contender], model: str, clients: int, cores: set[int] | None, rounds: int, seconds: float
 ) -> list[dict[str, Any]]:
-    groups = {name: Clients(1 if name == RAW else clients, make, cores) for name, make in makes.items()}
+    groups = {
+        name: Clients(1 if name == RAW else clients, contender.makes[model], cores)
+        for name, contender in contenders.items()
+        if model in contender.makes
+    }
     loads: dict[str, list[Load]] = {name: [] for name in groups}
+    cpu_us = dict.fromkeys(groups, 0.0)
     for _ in range(rounds):
         for name, group in groups.items():
+            before = contenders[name].cpu_us()
             loads[name].append(group.round(seconds))
+            cpu_us[name] += contenders[name].cpu_us() - before
     for group in groups.values():
         group.close()
     raw = [load.p50_us for load in loads.pop(RAW)]
     return [
         {
-            "placement": placement,
-            "clients": clients,
             "server": name,
             "p50_us": round(statistics.median(load.p50_us for load in seen), 1),
             "p99_us": round(statistics.median(load.p99_us for load in seen), 1),
+            "p999_us": round(statistics.median(load.p999_us for load in seen), 1),
             "raw_p50_us": round(statistics.median(raw), 1),
             "over_us": round(statistics.median(s.p50_us - r for s, r in zip(seen, raw, strict=True)), 1),
             "requests_per_s": round(statistics.median(load.requests_per_s for load in seen)),
+            "cpu_us": round(cpu_us[name] / max(1.0, sum(load.requests_per_s * seconds for load in seen)), 1),
         }
         for name, seen in loads.items()
     ]
 
 
 def ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return EdgeRT against the best of its peers: overhead of one client, rate of several, memory."""
+    """Return EdgeRT against its peers, cell by cell: requests, tail, processor time, HTTP; and the share of memory."""
     found = []
-    for placement, clients in dict.fromkeys((row["placement"], row["clients"]) for row in rows):
-        here = [row for row in rows if (row["placement"], row["clients"]) == (placement, clients)]
-        ours = next(row for row in here if row["server"] == OURS)
-        peers = [row for row in here if row["server"] != OURS]
-        if clients == 1:
-            best = min(peers, key=lambda row: row["over_us"])
-            ratio, kind, what = best["over_us"] / max(0.1, ours["over_us"]), "overhead", "times less overhead"
-        else:
-            best = max(peers, key=lambda row: row["requests_per_s"])
-            ratio, kind, what = ours["requests_per_s"] / best["requests_per_s"], "requests", "times the requests"
-        found.append(_ratio(f"{what}, {clients} clients, {placement}", best, ratio, TARGETS[kind]))
+    for placement, clients, model in dict.fromkeys((row["placement"], row["clients"], row["model"]) for row in rows):
+        here = {
+            row["server"]: row
+            for row in rows
+            if (row["placement"], row["clients"], row["model"]) == (placement, clients, model)
+        }
+        ours, others = here[OURS], [row for name, row in here.items() if name not in (OURS, HTTP)]
+        where = f"{clients} clients, {placement}"
+        best = max(others, key=lambda row: row["requests_per_s"])
+        found.append(_ratio(f"times the requests, {where}", model, ours, best, "requests_per_s", 1.0))
+        if minimal := here.get("minimal"):
+            for tail in ("p99_us", "p999_us"):
+                found.append(_ratio(f"share of {tail}, {where}", model, ours, minimal, tail, 1.2, at_most=True))
+        plain = here.get("fastapi-unix")
+        if plain and plain["raw_p50_us"] < SMALL_US:
+            found.append(_ratio(f"times FastAPI's requests, {where}", model, ours, plain, "requests_per_s", 4.0))
+        if tcp := here.get("fastapi"):
+            found.append(_ratio(f"HTTP: times the requests, {where}", model, here[HTTP], tcp, "requests_per_s", 1.0))
+            found.append(_ratio(f"HTTP: share of p99_us, {where}", model, here[HTTP], tcp, "p99_us", 1.0, at_most=True))
     ours = next(row for row in rows if row["server"] == OURS)
-    best = min((row for row in rows if row["server"] != OURS), key=lambda row: row["memory_mb"])
-    share = ours["memory_mb"] / best["memory_mb"]
-    return [*found, _ratio("share of the memory", best, share, TARGETS["memory"], at_most=True)]
+    whole = [row for row in rows if row["server"] not in (OURS, HTTP, *ONE_MODEL)]
+    if whole:
+        best = min(whole, key=lambda row: row["memory_mb"])
+        found.append(_ratio("share of the memory", "all", ours, best, "memory_mb", 1.2, at_most=True))
+    return found
 
 
-def _ratio(what: str, best: dict[str, Any], ratio: float, target: float, *, at_most: bool = False) -> dict[str, Any]:
+SMALL_US = 100.0  # a model of this time or less: the server's own cost is most of a request
+
+
+def _ratio(
+    what: str,
+    model: str,
+    ours: dict[str, Any],
+    peer: dict[str, Any],
+    key: str,
+    target: float,
+    *,
+    at_most: bool = False,
+) -> dict[str, Any]:
+    ratio = ours[key] / max(0.1, peer[key])
     met = ratio <= target if at_most else ratio >= target
-    return {"what": what, "best_peer": best["server"], "ratio": f"{ratio:.2f}", "target": target, "met": met}
+    return {
+        "what": what, "model": model, "best_peer": peer["server"], "ratio": f"{ratio:.2f}", "target": target, "met": met,
+    }  # fmt: skip
 
 
-def asking_raw(state: Path, threads: int, image: NDArray[np.float32]) -> Callable[[int], Ask]:
+def asking_raw(state: Path, threads: int, model: str, item: NDArray[np.float32]) -> Callable[[int], Ask]:
     def make(_: int) -> Ask:
-        session = open_session(state, threads)
-        return lambda: session.run([image])
+        session = open_session(state, threads, model)
+        return lambda: session.run([item])
 
     return make
 
 
-def asking_ours(path: Path, image: NDArray[np.float32]) -> Callable[[int], Ask]:
+def asking_ours(path: Path, model: str, item: NDArray[np.float32]) -> Callable[[int], Ask]:
     def make(_: int) -> Ask:
         client = Client(path)
-        return lambda: client.infer("digits", image, cache=False)
+        return lambda: client.infer(model, item, cache=False)
 
     return make
 
 
-def asking_peer(asking: Callable[[NDArray[Any]], Ask], image: NDArray[np.float32]) -> Callable[[int], Ask]:
-    return lambda _: asking(image)
+def asking_http(port: int, model: str, item: NDArray[np.float32]) -> Callable[[int], Ask]:
+    return lambda _: http_asker(port, item, model, "image" if model == DIGITS_MODEL.name else "x").ask
+
+
+def asking_peer(
+    asking: Callable[[str, NDArray[Any]], Ask], model: str, item: NDArray[np.float32]
+) -> Callable[[int], Ask]:
+    return lambda _: asking(model, item)
+
+
+def _cpu_ticks(pid: int) -> int:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except OSError:  # it has ended
+        return 0
+    return int(fields[11]) + int(fields[12])
 
 
 if __name__ == "__main__":

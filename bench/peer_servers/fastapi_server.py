@@ -1,4 +1,4 @@
-"""FastAPI + uvicorn (uvloop, httptools, one worker): POST /infer with raw FP32 bytes, raw FP32 bytes back.
+"""FastAPI + uvicorn (uvloop, httptools, one worker): POST /infer/MODEL with raw FP32 bytes, raw FP32 bytes back.
 
 Run it as `python -m bench.peer_servers.fastapi_server SPEC PORT`, or with the path of a Unix socket instead of the
 port. The endpoint runs in the event loop and reads the body itself: for a model of a few microseconds that is faster
@@ -18,14 +18,14 @@ from bench.peer_servers.session import open_spec
 
 
 def main() -> None:
-    session = open_spec(Path(sys.argv[1]))
+    sessions = open_spec(Path(sys.argv[1]))
     where = {"port": int(sys.argv[2])} if sys.argv[2].isdigit() else {"uds": sys.argv[2]}
-    shape = session.inputs[0].item_shape
     app = FastAPI()
 
-    @app.post("/infer")  # type: ignore[untyped-decorator]  # FastAPI is not followed
-    async def infer(request: Request) -> Response:
-        array = np.frombuffer(await request.body(), np.float32).reshape(-1, *shape)
+    @app.post("/infer/{model}")  # type: ignore[untyped-decorator]  # FastAPI is not followed
+    async def infer(model: str, request: Request) -> Response:
+        session = sessions[model]
+        array = np.frombuffer(await request.body(), np.float32).reshape(-1, *session.inputs[0].item_shape)
         return Response(session.run([array])[0].tobytes(), media_type="application/octet-stream")
 
     uvicorn.run(app, host="127.0.0.1", log_level="error", http="httptools", loop="uvloop", access_log=False, **where)

@@ -12,7 +12,7 @@ import litserve
 import numpy as np
 from fastapi import Body, Response
 
-from bench.peer_servers.session import open_spec
+from bench.peer_servers.session import open_first
 
 
 class Digits(litserve.LitAPI):  # type: ignore[misc]  # LitServe is not followed
@@ -21,7 +21,7 @@ class Digits(litserve.LitAPI):  # type: ignore[misc]  # LitServe is not followed
         self._note = spec
 
     def setup(self, device: str) -> None:
-        self._session = open_spec(self._note)
+        self._session = open_first(self._note)
         self._shape = self._session.inputs[0].item_shape
 
     def decode_request(self, request: Annotated[bytes, Body(media_type="application/octet-stream")]) -> Any:

@@ -11,12 +11,12 @@ import numpy as np
 from mlserver import MLModel
 from mlserver.types import InferenceRequest, InferenceResponse, ResponseOutput
 
-from bench.peer_servers.session import open_spec
+from bench.peer_servers.session import open_first
 
 
 class Digits(MLModel):  # type: ignore[misc]  # MLServer is not followed
     async def load(self) -> bool:
-        self._session = open_spec(Path(self.settings.parameters.uri))
+        self._session = open_first(Path(self.settings.parameters.uri))
         return True
 
     async def predict(self, payload: InferenceRequest) -> InferenceResponse:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -18,36 +19,50 @@ from numpy.typing import NDArray
 from bench.common import ROOT, Ask, free_port
 from bench.http_client import HttpAsker
 from bench.peer_servers.environments import environment
+from bench.peer_servers.minimal_server import minimal_asker
 
 START_S_MAX = 60.0
+Asking = Callable[[str, NDArray[Any]], Ask]
 BINARY = {"Content-Type": "application/octet-stream"}
 
 
 @dataclass(frozen=True)
 class Server:
-    """A peer that answers: its first process, and a factory of clients for one array."""
+    """A peer that answers: its first process, and a factory of clients for a model and an array."""
 
     name: str
     pid: int
-    asking: Callable[[NDArray[Any]], Ask]
+    asking: Asking
 
 
-def fastapi_tcp(folder: Path, spec: Path) -> tuple[list[str], Callable[[NDArray[Any]], Ask]]:
+def minimal(folder: Path, spec: Path) -> tuple[list[str], Asking]:
+    path = folder / "minimal.sock"
+    models = list(json.loads(spec.read_text()))
+
+    def asking(model: str, array: NDArray[Any]) -> Ask:
+        return minimal_asker(path, models.index(model), array)
+
+    return ["-m", "bench.peer_servers.minimal_server", str(spec), str(path)], asking
+
+
+def fastapi_tcp(folder: Path, spec: Path) -> tuple[list[str], Asking]:
     port = free_port()
-    return ["-m", "bench.peer_servers.fastapi_server", str(spec), str(port)], _binary(("127.0.0.1", port), "/infer")
+    return ["-m", "bench.peer_servers.fastapi_server", str(spec), str(port)], _binary(
+        ("127.0.0.1", port), "/infer/{model}"
+    )
 
 
-def fastapi_unix(folder: Path, spec: Path) -> tuple[list[str], Callable[[NDArray[Any]], Ask]]:
+def fastapi_unix(folder: Path, spec: Path) -> tuple[list[str], Asking]:
     path = folder / "fastapi.sock"
-    return ["-m", "bench.peer_servers.fastapi_server", str(spec), str(path)], _binary(path, "/infer")
+    return ["-m", "bench.peer_servers.fastapi_server", str(spec), str(path)], _binary(path, "/infer/{model}")
 
 
-def litserve(folder: Path, spec: Path) -> tuple[list[str], Callable[[NDArray[Any]], Ask]]:
+def litserve(folder: Path, spec: Path) -> tuple[list[str], Asking]:
     port = free_port()
     return ["-m", "bench.peer_servers.litserve_server", str(spec), str(port)], _binary(("127.0.0.1", port), "/predict")
 
 
-def mlserver(folder: Path, spec: Path) -> tuple[list[str], Callable[[NDArray[Any]], Ask]]:
+def mlserver(folder: Path, spec: Path) -> tuple[list[str], Asking]:
     place = folder / "mlserver"
     place.mkdir()
     ports = {f"{kind}_port": free_port() for kind in ("http", "grpc", "metrics")}
@@ -60,7 +75,7 @@ def mlserver(folder: Path, spec: Path) -> tuple[list[str], Callable[[NDArray[Any
     }
     (place / "model-settings.json").write_text(json.dumps(model))
 
-    def asking(array: NDArray[Any]) -> Ask:
+    def asking(_: str, array: NDArray[Any]) -> Ask:
         tensor = {"name": "image", "datatype": "FP32", "shape": list(array.shape), "data": array.ravel().tolist()}
         body = json.dumps({"inputs": [tensor]}, separators=(",", ":")).encode()
         asker = HttpAsker(
@@ -71,28 +86,32 @@ def mlserver(folder: Path, spec: Path) -> tuple[list[str], Callable[[NDArray[Any
     return ["-c", "from mlserver.cli import main; main()", "start", str(place)], asking
 
 
-def _binary(address: tuple[str, int] | Path, target: str) -> Callable[[NDArray[Any]], Ask]:
-    def asking(array: NDArray[Any]) -> Ask:
-        asker = HttpAsker(address, target, BINARY, array.tobytes())
+def _binary(address: tuple[str, int] | Path, target: str) -> Asking:
+    def asking(model: str, array: NDArray[Any]) -> Ask:
+        asker = HttpAsker(address, target.format(model=model), BINARY, array.tobytes())
         return lambda: np.frombuffer(asker.ask(), np.float32).copy()
 
     return asking
 
 
-# name -> its environment, its start command and its client
+# name -> its environment ("": this one), its start command and its client
 PEERS = {
+    "minimal": ("", minimal),
     "fastapi": ("fastapi", fastapi_tcp),
     "fastapi-unix": ("fastapi", fastapi_unix),
     "litserve": ("litserve", litserve),
     "mlserver": ("mlserver", mlserver),
 }
+ONE_MODEL = ("litserve", "mlserver")  # they serve the first model of the spec
 
 
 @contextmanager
-def running(name: str, environments: Path, folder: Path, spec: Path, item: NDArray[Any]) -> Iterator[Server]:
-    """Run the peer `name` with its files in `folder`. Raises OSError if it does not start."""
+def running(
+    name: str, environments: Path, folder: Path, spec: Path, first: str, item: NDArray[Any]
+) -> Iterator[Server]:
+    """Run the peer `name` with its files in `folder`, and ask its model `first` once. Raises OSError if it does not start."""
     home, make = PEERS[name]
-    python = environment(environments, home)
+    python = environment(environments, home) if home else Path(sys.executable)
     words, asking = make(folder, spec)
     log = (folder / f"{name}.log").open("wb")
     # The peers' path has only what they import: of ours the engine's wrapper and the model.
@@ -106,7 +125,7 @@ def running(name: str, environments: Path, folder: Path, spec: Path, item: NDArr
         start_new_session=True,
     )
     try:
-        _first_answer(server, lambda: asking(item), folder / f"{name}.log")
+        _first_answer(server, lambda: asking(first, item), folder / f"{name}.log")
         yield Server(name, server.pid, asking)
     finally:
         log.close()
