@@ -3,7 +3,9 @@
 Theory of operation: threads are tried as 1, 2, 4, ... up to the number of processors, and more are taken only while
 they gain MORE_THREADS_GAIN: a small model runs in 13 us on one thread and in 26 us on two. One session is open at a
 time, so learning takes no more memory than serving. Then batches of 1, 2, 4, ... are timed on the session that won; the
-cap is the largest batch that is still cheaper per item than the smaller ones.
+cap is the largest batch that is still cheaper per item than the smaller ones. A size that would take the process more than
+LEARN_MB_MAX is not tried: its activations would stay in memory while it serves. Engines keep the memory of their largest
+batch, so a session that grew by more than KEPT_MB_MAX is opened anew.
 
 All of it ends within about LEARN_S_MAX: a measurement that would not fit is not begun, and the figures so far decide. The
 result is kept in the device's state, for the artifact, the engine's version, the processors and the configuration, so the
@@ -48,6 +50,8 @@ BATCH_ROUNDS = 3
 # A larger batch must be cheaper per item by at least this share; it also saves wake-ups. With 0.10, the learned cap
 # reached 0.81 of the best fixed cap at 64 clients on a fully connected model, and 0.94 on INT8 convolutions.
 BATCH_GAIN_MIN = 0.05
+LEARN_MB_MAX = 64.0
+KEPT_MB_MAX = 8.0
 BATCH_MISSES_MAX = 2  # sizes in a row without that gain before no larger one is tried
 
 Arrays = list[NDArray[Any]]
@@ -144,12 +148,13 @@ def learn(
     circumstances: Circumstances,
     clock: Clock = time.perf_counter,
     busy: Callable[[], tuple[float, float]] = lambda: processor_times(),
+    memory_mb: Callable[[], float] = lambda: resident_mb(),
 ) -> tuple[list[Session], Learned]:
     """Measure, and return the sessions to serve with.
 
     `first` was loaded with the least of `threads_to_try`; `load` opens the artifact with a number of threads, and
     `sample` is one item. `busy` returns the seconds that all processors had so far, and those that other processes
-    used. Raises the errors of `load` and of the sessions; then no session is left open.
+    used; `memory_mb` returns this process's memory. Raises the errors of `load` and of the sessions; then no session is left open.
     """
     began, (all_before_s, others_before_s) = clock(), busy()
     until = began + LEARN_S_MAX
@@ -161,7 +166,10 @@ def learn(
         run_us: dict[int, float] = {}
         cap = circumstances.batch_max
         if not cap:
-            cap, run_us = learn_batch_cap(sessions[0], sample, until, clock)
+            before_mb = memory_mb()
+            cap, run_us = learn_batch_cap(sessions[-1], sample, until, clock, memory_mb)
+            if memory_mb() - before_mb > KEPT_MB_MAX:
+                _replace(sessions, load, threads)
     except BaseException:
         for session in sessions:
             session.close()
@@ -180,24 +188,34 @@ def learn(
 
 
 def learn_batch_cap(
-    session: Session, sample: Arrays, until_s: float, clock: Clock = time.perf_counter
+    session: Session,
+    sample: Arrays,
+    until_s: float,
+    clock: Clock = time.perf_counter,
+    memory_mb: Callable[[], float] = lambda: resident_mb(),
 ) -> tuple[int, dict[int, float]]:
     """Return the largest batch that is cheaper per item than every smaller one, and the time of each batch in us.
 
     Sizes are 1, 2, 4, ... up to BATCH_CAP_MAX, in BATCH_ROUNDS rounds. The shortest of all runs of a size counts: longer
-    ones measure the device's other work. Ends soon after `until_s` on `clock`.
+    ones measure the device's other work. Ends soon after `until_s` on `clock`, and before a size that is expected to
+    take LEARN_MB_MAX more than the first.
     """
     if not can_batch(session.inputs, session.outputs):
         return 1, {}
     times_us: dict[int, float] = {}
+    largest, first_mb = BATCH_CAP_MAX, 0.0
     for _ in range(BATCH_ROUNDS):
         size, misses = 1, 0
-        while size <= BATCH_CAP_MAX and misses < BATCH_MISSES_MAX:
+        while size <= largest and misses < BATCH_MISSES_MAX:
             known_s = times_us.get(size, 2 * times_us.get(size // 2, 0.0)) / 1e6
             if times_us and clock() + (BATCH_RUNS[0] + 1) * 1.5 * known_s > until_s:
                 return cap_of(times_us), times_us
             inputs = [np.ascontiguousarray(np.resize(array, (size, *array.shape[1:]))) for array in sample]
             time_us = 1e6 * min(_timed_runs(session, inputs, BATCH_RUNS, BATCH_S_MAX, clock))
+            if size not in times_us:
+                first_mb = first_mb or memory_mb()
+                if 2 * (memory_mb() - first_mb) > LEARN_MB_MAX:  # activations grow with the batch
+                    largest = size
             times_us[size] = min(time_us, times_us.get(size, float("inf")))
             misses = 0 if cap_of(times_us) >= size else misses + 1
             size *= 2
@@ -211,6 +229,14 @@ def cap_of(times_us: Mapping[int, float]) -> int:
         if time_us / size <= best_per_item * (1 - BATCH_GAIN_MIN):
             cap, best_per_item = size, time_us / size
     return cap
+
+
+def resident_mb() -> float:
+    """Return the memory of this process in MB (10^6 bytes), shared pages included; 0 where the system does not tell."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE") / 1e6
+    except (OSError, ValueError):
+        return 0.0
 
 
 def processor_times() -> tuple[float, float]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -57,6 +59,7 @@ def load_model(
         version, lambda artifact: _open(version, artifact, state, config, progress), strict=config.serving.strict
     )
     engine_version, (session, *more), learned = working.value
+    _return_free_memory()
     return LoadedModel(
         version, working.artifact, session, tuple(more), engine_version, learned, clock() - began, working.tried
     )
@@ -103,6 +106,12 @@ def _open(
     if learned != known:
         kept.write(circumstances, learned)
     return engine_version, sessions, learned
+
+
+def _return_free_memory() -> None:
+    """Give back to the system what loading used and freed. The C library keeps it: 24 MB for a model of 14 MB."""
+    with contextlib.suppress(OSError, AttributeError):  # a C library other than glibc has no such function
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _close_to(sessions: list[Session], count: int) -> None:

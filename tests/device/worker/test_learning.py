@@ -33,12 +33,14 @@ class Machine:
         self.fixed_s, self.item_s, self.useful, self.thread_s, self.load_s = fixed_s, item_s, useful, thread_s, load_s
         self.now_s = 0.0
         self.open = self.open_max = self.loads = self.runs = 0
+        self.item_mb = self.held_mb = 0.0  # what a session takes for each item of its largest batch
 
     def clock(self) -> float:
         return self.now_s
 
     def load(self, threads: int) -> SimulatedSession:
         self.now_s += self.load_s
+        self.held_mb = 0.0
         self.loads += 1
         self.open += 1
         self.open_max = max(self.open, self.open_max)
@@ -54,6 +56,7 @@ class SimulatedSession:
     def run(self, tensors: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
         machine = self.machine
         machine.runs += 1
+        machine.held_mb = max(machine.held_mb, machine.item_mb * len(tensors[0]))
         busy_s = (machine.fixed_s + machine.item_s * len(tensors[0])) / min(self.threads, machine.useful)
         machine.now_s += busy_s + machine.thread_s * (self.threads - 1)
         return list(tensors)
@@ -88,6 +91,17 @@ def test_the_cap_is_the_largest_batch_that_still_gains_a_twentieth_per_item(
     fixed_s: float, item_s: float, cap: int
 ) -> None:
     assert learned_on(Machine(fixed_s, item_s)).batch_cap == cap
+
+
+@pytest.mark.parametrize(("item_mb", "cap", "loads"), [(0.0, 32, 1), (1.0, 32, 2), (12.0, 4, 2), (100.0, 2, 2)])
+def test_no_batch_is_tried_that_takes_much_memory_and_none_is_kept(item_mb: float, cap: int, loads: int) -> None:
+    machine = Machine(4e-3, 0.1e-3)
+    machine.item_mb = item_mb
+    sessions, learned = learn(
+        machine.load, machine.load(1), SAMPLE, circumstances(threads=1), machine.clock, memory_mb=lambda: machine.held_mb
+    )
+    assert (learned.batch_cap, machine.loads, machine.held_mb) == (cap, loads, 0.0 if loads > 1 else item_mb)
+    assert machine.open == len(sessions) == 1
 
 
 def test_a_size_that_gains_nothing_does_not_hide_the_next_that_does() -> None:
