@@ -98,7 +98,12 @@ def test_no_batch_is_tried_that_takes_much_memory_and_none_is_kept(item_mb: floa
     machine = Machine(4e-3, 0.1e-3)
     machine.item_mb = item_mb
     sessions, learned = learn(
-        machine.load, machine.load(1), SAMPLE, circumstances(threads=1), machine.clock, memory_mb=lambda: machine.held_mb
+        machine.load,
+        machine.load(1),
+        SAMPLE,
+        circumstances(threads=1),
+        machine.clock,
+        memory_mb=lambda: machine.held_mb,
     )
     assert (learned.batch_cap, machine.loads, machine.held_mb) == (cap, loads, 0.0 if loads > 1 else item_mb)
     assert machine.open == len(sessions) == 1
