@@ -22,7 +22,7 @@ EYE = np.eye(3, dtype=np.float32)
 
 
 def reference_to(specs: tuple[TensorSpec, ...], reference: list[Any], labels: Any = None, **more: Any) -> Reference:
-    holdout = {key: more.pop(key) for key in ("slices", "boxes") if key in more}
+    holdout = {key: more.pop(key) for key in ("slices", "boxes", "transcripts", "recordings") if key in more}
     return Reference(specs, reference, CalibrationSet({"x": reference[0]}, labels, **holdout), **more)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -200,6 +201,9 @@ def build(
       top1    top-1 with labels; without, how often both name the same class.
       top5    whether the right class is among the first five; needs labels.
       map     a detector's mean average precision; needs --postprocess and `boxes` in the hold-out.
+      wer     1 - the word error rate; needs --postprocess with [ctc], and texts in the hold-out.
+      cer     1 - the character error rate; needs the same.
+      window_f1, event_f1   F1 of the answered classes, by window or by event; needs labels and [classify].
       cosine  the mean cosine of the artifact's outputs to FP32's, of the worst output.
       module:function   your own, called with (outputs, inputs, labels), higher is better.
 
@@ -285,7 +289,13 @@ def _request(source: SourceModel, profiles: tuple[DeviceProfile, ...], given: di
     for name in ("licence", "notes"):
         if len(given[name]) > TEXT_LETTERS_MAX:
             raise ConfigInvalid(f"--{name} has {len(given[name])} letters; at most {TEXT_LETTERS_MAX}: shorten it")
-    names = after.labels if after is not None else ()
+    reading = partial(
+        load_samples,
+        source=source,
+        preprocess=before,
+        class_names=after.labels if isinstance(after, Classify | Detect) else (),
+        transcripts=isinstance(after, Ctc),
+    )
     now_s, expires = time.time(), given["expires"] or (DOWNGRADE_EXPIRES if given["downgrade_from"] else "")
     same = (
         *("release", "max_drop", "max_class_drop", "engines", "metric", "allow_overlap", "licence"),
@@ -293,8 +303,8 @@ def _request(source: SourceModel, profiles: tuple[DeviceProfile, ...], given: di
     )
     return BuildRequest(
         source=source,
-        calibration=load_samples(given["calibration"], source, before, names, at_least=CALIBRATION_SAMPLES_MIN),
-        holdout=load_samples(given["holdout"], source, before, names, at_least=HOLDOUT_SAMPLES_MIN),
+        calibration=reading(given["calibration"], at_least=CALIBRATION_SAMPLES_MIN),
+        holdout=reading(given["holdout"], at_least=HOLDOUT_SAMPLES_MIN),
         targets=profiles,
         model=model,
         expires=expiry_from(expires, now_s) if expires else "",

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -15,6 +15,7 @@ from edgert.bundle.rules import Classify, Smooth
 from edgert.processing.classify import Classifier, best_classes, softmax, top_k
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(-50, 50, width=32), min_size=1, max_size=20), st.integers(1, 5), st.booleans())
 def test_one_row_gets_the_classes_that_a_batch_gets(row: list[float], k: int, probabilities: bool) -> None:
     scores = np.array([row], np.float32)
@@ -71,6 +72,7 @@ def test_the_mean_is_that_of_the_last_windows_of_one_signal() -> None:
     assert answered(rule, ROWS)[0] == [[0], [-1], [2]], "items that are no windows are not smoothed"
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=12), st.integers(2, 5), st.sampled_from(["majority", "all"]))
 def test_votes_count_the_decisions_of_the_last_windows(best: list[int], count: int, rule: str) -> None:
     rows = np.where(np.eye(3, dtype=bool)[best], 0.8, 0.1).astype(np.float32)
@@ -85,6 +87,7 @@ def test_votes_count_the_decisions_of_the_last_windows(best: list[int], count: i
         assert got == want
 
 
+@settings(deadline=None)
 @given(st.integers(0, 2**32), st.integers(2, 6), st.sampled_from(["mean", "majority", "all"]), st.integers(1, 4))
 def test_windows_that_come_one_after_the_other_give_the_same_bits(seed: int, count: int, rule: str, part: int) -> None:
     rows = np.random.default_rng(seed).dirichlet(np.ones(4), 11).astype(np.float32)

@@ -33,6 +33,8 @@ from edgert_deploy.packager.accuracy.metrics import (
     sqnr_db,
 )
 from edgert_deploy.packager.accuracy.reference import Outputs, Reference
+from edgert_deploy.packager.accuracy.text_metrics import ErrorRate
+from edgert_deploy.packager.accuracy.window_metrics import AnswerF1
 from edgert_deploy.packager.builders import Artifact
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.source_model import SourceModel, reference_artifact
@@ -255,6 +257,13 @@ def _also(metric: Metric, reference: Reference, answers: Outputs) -> tuple[tuple
         other = TopK(reference, reference.holdout.labels, 1 if metric.name == "top5" else 5)
         others.append((other.name, other.score(reference.answers, rows), other.score(answers, rows)))
         others.append((Agreement.name, None, Agreement(reference).score(answers, rows)))
+    if isinstance(metric, ErrorRate):
+        other_rate = ErrorRate(reference, "characters" if metric.unit == "words" else "words")
+        others.append((other_rate.name, other_rate.score(reference.answers, rows), other_rate.score(answers, rows)))
+    if isinstance(metric, AnswerF1):
+        fp32, artifact = (metric.counts(a, rows) for a in (reference.answers, answers))
+        others.append(("precision", fp32.precision, artifact.precision))
+        others.append(("recall", fp32.recall, artifact.recall))
     if isinstance(metric, Decisions) and len(metric.judgements) > 1:
         others += [(name, 1.0, score) for name, score in metric.parts(answers, rows)]
     if not isinstance(metric, Cosine):

@@ -2,6 +2,9 @@
 
     top1, top5       the share of samples whose class comes first, or among the first five; needs labels
     map              mean average precision of a detector, over IoU 0.5 to 0.95 as in COCO; needs boxes
+    wer, cer         1 - the word or character error rate of the texts that CTC reads; needs `transcript`
+    window_f1, event_f1
+                     F1 of the classes that a device answers, by window or by event; needs labels
     top1_agreement   how often artifact and FP32 put the same class first; needs class scores, no labels
     decisions        what apps read from each output, recognized by its shape (decisions.py); needs nothing
     cosine           the mean over samples of the cosine to FP32's output (of integer outputs: the share of equal
@@ -25,9 +28,11 @@ from edgert.tensors import TensorSpec
 from edgert_deploy.packager.accuracy.decisions import judgements
 from edgert_deploy.packager.accuracy.detection_metric import MeanAveragePrecision
 from edgert_deploy.packager.accuracy.reference import Outputs, Reference, Rows
+from edgert_deploy.packager.accuracy.text_metrics import ErrorRate
+from edgert_deploy.packager.accuracy.window_metrics import AnswerF1
 from edgert_deploy.packager.user_function import is_function, plain_name, user_function
 
-NAMES = ("auto", "top1", "top5", "map", "decisions", "cosine")
+NAMES = ("auto", "top1", "top5", "map", "wer", "cer", "window_f1", "event_f1", "decisions", "cosine")
 PROBABILITY_TOLERANCE = 1e-3
 SQNR_DB_MAX = 200.0  # of equal answers
 
@@ -52,7 +57,7 @@ class Metric(Protocol):
 
 
 def metric_for(name: str, reference: Reference) -> Metric:
-    """Return the metric called `name`; "auto" is the first that fits: map, top1, top1_agreement, decisions.
+    """Return the metric called `name`; "auto" is the first that fits: map, cer, top1, top1_agreement, decisions.
 
     Raises ConfigInvalid for an unknown name, CalibrationInvalid if the hold-out or the outputs lack what it needs.
     """
@@ -63,6 +68,10 @@ def metric_for(name: str, reference: Reference) -> Metric:
         raise ConfigInvalid(f"unknown metric {name[:80]!r}: give {', '.join(NAMES)}, or your own as module:function")
     if name == "map" or (name == "auto" and reference.detect is not None and holdout.boxes is not None):
         return MeanAveragePrecision(reference)
+    if name in ("wer", "cer") or (name == "auto" and reference.ctc is not None and holdout.transcripts is not None):
+        return ErrorRate(reference, "words" if name == "wer" else "characters")
+    if name in ("window_f1", "event_f1"):
+        return AnswerF1(reference, name == "event_f1")
     if name == "top5" or (labels is not None and name in ("auto", "top1")):
         if labels is None:
             raise CalibrationInvalid("--metric top5 needs `labels` in the hold-out, one class a sample")

@@ -1,30 +1,55 @@
-"""The classes of files in a folder: by a table `labels.csv`, or by the names of their folders."""
+"""The labels of files in a folder: by a table `labels.csv`, or by the names of their folders."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgert.errors import CalibrationInvalid
-from edgert_deploy.packager.samples.sample_files import LABELS_TABLE, read_label_table
+from edgert_deploy.packager.samples.sample_files import (
+    LABELS,
+    LABELS_TABLE,
+    TRANSCRIPTS,
+    Arrays,
+    read_label_table,
+    read_transcripts,
+)
 
 LABELS_NAMED_MAX = 5
 
+T = TypeVar("T")
 
-def labels_of(folder: Path, files: Sequence[Path], class_names: Sequence[str]) -> NDArray[np.int64] | None:
-    """Return the class of each file by the table, else by its folder; None where no file is in a folder of a class."""
-    if (folder / LABELS_TABLE).is_file():
-        table = read_label_table(folder / LABELS_TABLE, class_names)
-        listed = [file.relative_to(folder).as_posix() for file in files]
-        if missing := [name for name in listed if name not in table]:
-            raise CalibrationInvalid(
-                f"{folder / LABELS_TABLE} has no line for {missing[0]} ({len(missing)} of {len(files)} files): "
-                "add `file,label` for each"
-            )
-        return np.array([table[name] for name in listed], np.int64)
+
+def labels_of(folder: Path, files: Sequence[Path], class_names: Sequence[str], transcripts: bool = False) -> Arrays:
+    """Return the array LABELS with the class of each file: by the table, else by its folder.
+
+    Where the model writes text, the table holds the text of each file, and the array is TRANSCRIPTS. Empty where there is
+    no table, and no file is in a folder of a class. Raises CalibrationInvalid.
+    """
+    path = folder / LABELS_TABLE
+    if transcripts:
+        texts = _of_files(path, files, read_transcripts(path)) if path.is_file() else None
+        return {} if texts is None else {TRANSCRIPTS: np.array(texts, np.str_)}
+    if path.is_file():
+        return {LABELS: np.array(_of_files(path, files, read_label_table(path, class_names)), np.int64)}
+    classes = _by_folder(folder, files, class_names)
+    return {} if classes is None else {LABELS: classes}
+
+
+def _of_files(path: Path, files: Sequence[Path], table: Mapping[str, T]) -> list[T]:
+    listed = [file.relative_to(path.parent).as_posix() for file in files]
+    if missing := [name for name in listed if name not in table]:
+        raise CalibrationInvalid(
+            f"{path} has no line for {missing[0]} ({len(missing)} of {len(files)} files): add `file,label` for each"
+        )
+    return [table[name] for name in listed]
+
+
+def _by_folder(folder: Path, files: Sequence[Path], class_names: Sequence[str]) -> NDArray[np.int64] | None:
     names = [file.parent.name for file in files if file.parent != folder]
     if not names:
         return None

@@ -33,6 +33,7 @@ from edgert_deploy.packager.sources.git_lfs import pointer_problem
 
 SAMPLES_BYTES_MAX = 8 * 1024**3  # unpacked
 LABELS_TABLE = "labels.csv"
+LABELS, TRANSCRIPTS, RECORDINGS = "labels", "transcript", "recording"  # names of arrays beside the inputs
 TABLE_BYTES_MAX = 64 * 1024**2
 FILES_MAX = 1_000_000
 
@@ -128,6 +129,22 @@ def read_label_table(path: Path, class_names: Sequence[str]) -> dict[str, int]:
     """Return {file name: class} of a CSV of files and labels (names or numbers). Raises CalibrationInvalid."""
     numbers = {name: i for i, name in enumerate(class_names)}
     found: dict[str, int] = {}
+    for i, name, text in _table_lines(path):
+        label = text.strip()
+        if label not in numbers and not re.fullmatch(r"[0-9]{1,9}", label):
+            known = f"not one of the {len(numbers)} labels, and " if numbers else ""
+            raise CalibrationInvalid(f"line {i} of {path}: label {label[:80]!r} is {known}not a class number")
+        found[name] = numbers[label] if label in numbers else int(label)
+    return found
+
+
+def read_transcripts(path: Path) -> dict[str, str]:
+    """Return {file name: text} of a CSV of files and the texts that they hold. Raises CalibrationInvalid."""
+    return {name: text for _, name, text in _table_lines(path)}
+
+
+def _table_lines(path: Path) -> Iterator[tuple[int, str, str]]:
+    """Yield number, file name and label of each line, without a first line `file,label`."""
     with _as_samples(path, "table of labels", "write a line `file,label` for each sample"):
         if path.stat().st_size > TABLE_BYTES_MAX:
             raise CalibrationInvalid(
@@ -138,13 +155,10 @@ def read_label_table(path: Path, class_names: Sequence[str]) -> dict[str, int]:
                 if not row or (i == 1 and [cell.strip().lower() for cell in row] == ["file", "label"]):
                     continue
                 if len(row) != 2:
-                    raise CalibrationInvalid(f"line {i} of {path} has {len(row)} columns; give two: file,label")
-                name, label = (cell.strip() for cell in row)
-                if label not in numbers and not re.fullmatch(r"[0-9]{1,9}", label):
-                    known = f"not one of the {len(numbers)} labels, and " if numbers else ""
-                    raise CalibrationInvalid(f"line {i} of {path}: label {label[:80]!r} is {known}not a class number")
-                found[name] = numbers[label] if label in numbers else int(label)
-    return found
+                    raise CalibrationInvalid(
+                        f"line {i} of {path} has {len(row)} columns; give two: file,label. Put a text with a comma in quotes"
+                    )
+                yield i, row[0].strip(), row[1]
 
 
 _NPZ_ADVICE = "write it with numpy.savez_compressed(path, input_name=samples, labels=labels)"

@@ -19,6 +19,9 @@ from edgert.tensors import TensorSpec
 from edgert_deploy.packager.samples.file_labels import labels_of
 from edgert_deploy.packager.samples.lengths import in_buckets
 from edgert_deploy.packager.samples.sample_files import (
+    LABELS,
+    RECORDINGS,
+    TRANSCRIPTS,
     Arrays,
     as_recording,
     check_form,
@@ -33,11 +36,10 @@ from edgert_deploy.packager.samples.signal_samples import features_of, read_sign
 from edgert_deploy.packager.sources.source_model import SourceModel
 from edgert_deploy.packager.user_function import is_function
 
-LABELS = "labels"
 LENGTHS = "lengths"
 SLICES = "slice"
 BOXES = "boxes"
-NAMES = (LABELS, SLICES, BOXES)
+NAMES = (LABELS, SLICES, BOXES, TRANSCRIPTS, RECORDINGS)
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png")
 IMAGE_BYTES_MAX = 64 * 1024**2
 
@@ -50,6 +52,9 @@ class CalibrationSet:
     from (a camera, a time of day); `boxes` [samples, M, 5] a detector's truth (detection_metric.py). `raw` holds the
     windows [samples, length(, channels)] of the signals from which an input was made.
 
+    `transcripts` holds the text that a model should write for each sample. `recordings` numbers the recording that each
+    window is from: equal numbers that follow each other are windows of one signal, in order.
+
     Of a model with `buckets`, every row of `inputs` is padded to the largest, and `lengths` (int64) holds its own.
     """
 
@@ -60,6 +65,8 @@ class CalibrationSet:
     raw: NDArray[np.float32] | None = None
     lengths: NDArray[np.int64] | None = None
     buckets: Buckets | None = None
+    transcripts: NDArray[np.str_] | None = None
+    recordings: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(next(iter(self.inputs.values())))
@@ -98,13 +105,14 @@ def load_samples(
     class_names: Sequence[str] = (),
     *,
     at_least: int,
+    transcripts: bool = False,
 ) -> CalibrationSet:
-    """Read samples, with `labels`, `slice` and `boxes` where there are any.
+    """Read samples, with `labels`, `slice`, `boxes`, `transcript` and `recording` where there are any.
 
     `path` is an .npz with an array for each input, one .npy for a model with one input, a folder of .npy
     (sample_files.py), a folder of images or of signals, or `module:function` (sample_function.py). Images and signals are
     preprocessed by the code that devices run. A table `labels.csv` gives their classes, or the names of their folders do,
-    in the order of `class_names` or else of the alphabet.
+    in the order of `class_names` or else of the alphabet. With `transcripts` that table holds texts.
 
     Raises CalibrationInvalid: unreadable, an input missing, an array of another name, wrong dtype or item shape, fewer
     than `at_least` samples, NaN or infinity, a different number of labels.
@@ -123,10 +131,9 @@ def load_samples(
     elif has_npy(path, specs):
         arrays = read_npy_folder(path, specs, names, source.buckets)
     elif signal_rule is not None:
-        arrays, labels = read_signal_files(path, source.inputs, signal_rule, class_names, at_least)
-        arrays |= {} if labels is None else {LABELS: labels}
+        arrays = read_signal_files(path, source.inputs, signal_rule, class_names, at_least, transcripts)
     else:
-        arrays = _images(path, source, image_rule, class_names, at_least)
+        arrays = _images(path, source, image_rule, class_names, at_least, transcripts)
     raw = None
     if signal_rule is not None:
         raw = arrays[signal_rule.input]
@@ -153,6 +160,8 @@ def load_samples(
         raw,
         lengths,
         source.buckets,
+        _checked_texts(path, more[TRANSCRIPTS], count) if TRANSCRIPTS in more else None,
+        _checked_recordings(path, more[RECORDINGS], count) if RECORDINGS in more else None,
     )
 
 
@@ -180,7 +189,12 @@ def _preprocessors(source: SourceModel, rule: Preprocess | None) -> dict[str, Pr
 
 
 def _images(
-    folder: Path, source: SourceModel, rule: Preprocess | None, class_names: Sequence[str], at_least: int
+    folder: Path,
+    source: SourceModel,
+    rule: Preprocess | None,
+    class_names: Sequence[str],
+    at_least: int,
+    transcripts: bool,
 ) -> Arrays:
     if rule is None or not rule.decode or len(source.inputs) != 1:
         raise CalibrationInvalid(
@@ -190,14 +204,14 @@ def _images(
     files = sorted(p for p in (*folder.glob("*"), *folder.glob("*/*")) if p.suffix.lower() in IMAGE_SUFFIXES)
     if len(files) < at_least:
         raise CalibrationInvalid(f"{folder} has {len(files)} images; at least {at_least} are needed: add more")
-    labels = labels_of(folder, files, class_names)
+    labels = labels_of(folder, files, class_names, transcripts)
     preprocessor = Preprocessor(rule, source.inputs[0])
     first = _image(preprocessor, files[0])
     check_size(folder, first.nbytes * len(files))
     arrays = np.empty((len(files), *first.shape[1:]), first.dtype)
     for row, file in zip(arrays, files, strict=True):
         row[...] = _image(preprocessor, file)[0]
-    return {source.inputs[0].name: arrays} | ({} if labels is None else {LABELS: labels})
+    return {source.inputs[0].name: arrays, **labels}
 
 
 def _image(preprocessor: Preprocessor, path: Path) -> NDArray[Any]:
@@ -234,6 +248,23 @@ def _checked_slices(path: Path, slices: NDArray[Any], count: int) -> NDArray[Any
             f"per sample: [{count}]"
         )
     return slices.astype(np.str_)
+
+
+def _checked_texts(path: Path, texts: NDArray[Any], count: int) -> NDArray[np.str_]:
+    if texts.shape != (count,) or texts.dtype.kind != "U":
+        raise CalibrationInvalid(
+            f"{TRANSCRIPTS} of {path} is {texts.dtype} of shape {list(texts.shape)}; give one text per sample: [{count}]"
+        )
+    return texts
+
+
+def _checked_recordings(path: Path, numbers: NDArray[Any], count: int) -> NDArray[np.int64]:
+    if numbers.shape != (count,) or numbers.dtype.kind not in "iu":
+        raise CalibrationInvalid(
+            f"{RECORDINGS} of {path} is {numbers.dtype} of shape {list(numbers.shape)}; give the number of each window's "
+            f"recording: [{count}]"
+        )
+    return numbers.astype(np.int64)
 
 
 def _checked_boxes(path: Path, boxes: NDArray[Any], count: int) -> NDArray[Any]:

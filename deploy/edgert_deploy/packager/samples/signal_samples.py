@@ -15,7 +15,15 @@ from edgert.processing.csv_table import read_csv
 from edgert.processing.signals import SignalPreprocessor
 from edgert.tensors import TensorSpec
 from edgert_deploy.packager.samples.file_labels import labels_of
-from edgert_deploy.packager.samples.sample_files import LABELS_TABLE, Arrays, as_recording, check_form, check_size
+from edgert_deploy.packager.samples.sample_files import (
+    LABELS_TABLE,
+    RECORDINGS,
+    TRANSCRIPTS,
+    Arrays,
+    as_recording,
+    check_form,
+    check_size,
+)
 
 FILE_BYTES_MAX = 256 * 1024**2
 _ROWS = 64  # of features at once
@@ -46,9 +54,14 @@ def features_of(path: Path, inputs: Sequence[TensorSpec], rule: Rule, windows: N
 
 
 def read_signal_files(
-    folder: Path, inputs: Sequence[TensorSpec], rule: Rule, class_names: Sequence[str], at_least: int
-) -> tuple[Arrays, NDArray[np.int64] | None]:
-    """Return the windows of all WAV or CSV files in `folder`, and the class of each window if files have classes.
+    folder: Path,
+    inputs: Sequence[TensorSpec],
+    rule: Rule,
+    class_names: Sequence[str],
+    at_least: int,
+    transcripts: bool = False,
+) -> Arrays:
+    """Return the windows of all WAV or CSV files in `folder`, with the file's number as RECORDINGS and the file's label.
 
     Raises CalibrationInvalid.
     """
@@ -58,7 +71,7 @@ def read_signal_files(
     files = sorted({*folder.glob(f"*{suffix}"), *folder.glob(f"*/*{suffix}")} - {folder / LABELS_TABLE})
     if not files:
         raise CalibrationInvalid(f"{folder} holds neither .npy nor {suffix} files; give one file for each recording")
-    labels = labels_of(folder, files, class_names)
+    labels = labels_of(folder, files, class_names, transcripts)
     preprocessor = SignalPreprocessor(rule, inputs[0])
     found = [_windows(preprocessor, rule, file) for file in files]
     count = sum(map(len, found))
@@ -67,8 +80,14 @@ def read_signal_files(
             f"{folder} has {count} windows in {len(files)} files; at least {at_least} are needed: add more"
         )
     check_size(folder, sum(windows.nbytes for windows in found))
-    repeated = None if labels is None else np.repeat(labels, [len(windows) for windows in found])
-    return {rule.input: np.concatenate(found)}, repeated
+    counts = [len(windows) for windows in found]
+    if TRANSCRIPTS in labels and (several := [file for file, n in zip(files, counts, strict=True) if n > 1]):
+        raise CalibrationInvalid(
+            f"{several[0]} has several windows, and {LABELS_TABLE} one text for all ({len(several)} of {len(files)} files): "
+            "give recordings of one window each"
+        )
+    beside = {RECORDINGS: np.arange(len(files)), **labels}
+    return {rule.input: np.concatenate(found), **{name: np.repeat(array, counts) for name, array in beside.items()}}
 
 
 def _window_spec(spec: TensorSpec, rule: Rule) -> TensorSpec:

@@ -237,3 +237,16 @@ def test_an_archive_that_unpacks_beyond_the_limit_is_refused_before_it_is_unpack
     monkeypatch.setattr("edgert_deploy.packager.samples.sample_files.SAMPLES_BYTES_MAX", 10_000)
     with pytest.raises(CalibrationInvalid, match="unpacks to"):
         load_samples(path, SOURCE, at_least=10)
+
+
+def test_an_archive_may_hold_texts_and_numbers_of_recordings(tmp_path: Path) -> None:
+    texts, numbers = np.array([f"text {i}" for i in range(len(GOOD))]), np.arange(len(GOOD)) // 4
+    samples = load_samples(
+        models.write_samples(tmp_path / "s.npz", x=GOOD, transcript=texts, recording=numbers), SOURCE, at_least=10
+    )
+    assert samples.transcripts is not None
+    assert samples.recordings is not None
+    assert (samples.transcripts.tolist(), samples.recordings.tolist()) == (texts.tolist(), numbers.tolist())
+    for more, says in (({"transcript": numbers}, "one text per sample"), ({"recording": texts}, "number of each window")):
+        with pytest.raises(CalibrationInvalid, match=says):
+            load_samples(models.write_samples(tmp_path / "t.npz", x=GOOD, **more), SOURCE, at_least=10)

@@ -35,11 +35,34 @@ def test_wav_files_are_cut_like_on_a_device_and_each_window_has_the_files_class(
     samples = load(tmp_path, SOUND, 5, 7)
     assert samples.labels is not None
     assert samples.labels.tolist() == [0, 1, 1, 1]
+    assert samples.recordings is not None
+    assert samples.recordings.tolist() == [0, 1, 1, 1]
     assert samples.raw is not None
     assert samples.raw.shape == (4, 1000)
     device = SignalPreprocessor(SOUND, source(5, 7).inputs[0])
     files = [np.fromfile(tmp_path / label / "a.wav", np.uint8)[None] for label in ("no", "yes")]
     np.testing.assert_array_equal(samples.inputs["x"], np.concatenate([device(file)[0] for file in files]))
+
+
+def test_a_table_holds_the_text_of_each_recording(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        wavfile.write(tmp_path / f"{name}.wav", 8000, np.zeros(1000, np.int16))
+
+    def transcripts() -> list[str]:
+        samples = load_samples(tmp_path, source(5, 7), SOUND, at_least=1, transcripts=True)
+        assert samples.labels is None
+        return [] if samples.transcripts is None else samples.transcripts.tolist()
+
+    assert transcripts() == []
+    (tmp_path / "labels.csv").write_text('file,label\nb.wav,stop\na.wav,"go, now"\n')
+    assert transcripts() == ["go, now", "stop"]
+    (tmp_path / "labels.csv").write_text("b.wav,stop\na.wav,go, now\n")
+    with pytest.raises(CalibrationInvalid, match=r"line 2 .* has 3 columns.*Put a text with a comma in quotes"):
+        transcripts()
+    (tmp_path / "labels.csv").write_text("a.wav,go\nb.wav,stop\n")
+    wavfile.write(tmp_path / "b.wav", 8000, np.zeros(2000, np.int16))
+    with pytest.raises(CalibrationInvalid, match=r"b\.wav has several windows, .* one text for all \(1 of 2 files\)"):
+        transcripts()
 
 
 def test_csv_files_have_a_line_for_each_moment_and_empty_cells_are_missing(tmp_path: Path) -> None:

@@ -1,0 +1,74 @@
+"""Word and character error rates of the texts that a model writes, as jiwer computes them.
+
+A rate is the least number of insertions, deletions and substitutions that make a text the true one, over all samples,
+divided by the number of true words or characters. Words are what spaces separate; spaces around a text do not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from edgert.errors import CalibrationInvalid, ConfigInvalid
+from edgert.processing.ctc import CtcReader, text_of
+from edgert_deploy.packager.accuracy.reference import Outputs, Reference, Rows
+
+
+class ErrorRate:
+    """1 - the error rate, so that higher is better; below 0 where there are more errors than words."""
+
+    counts_samples = False
+
+    def __init__(self, reference: Reference, unit: str) -> None:
+        metric = UNITS[unit]
+        if reference.ctc is None:
+            raise ConfigInvalid(
+                f"--metric {metric} needs a model that writes text: give --postprocess with a table [ctc]"
+            )
+        if reference.holdout.transcripts is None:
+            raise CalibrationInvalid(
+                f"--metric {metric} needs the true texts: give labels.csv beside the hold-out's files, with a line "
+                "`file,text` for each, or an array `transcript` in its .npz"
+            )
+        self.name, self.unit = f"1-{metric}", unit
+        self._split = _words if unit == "words" else _characters
+        self._truth = [self._split(str(text)) for text in reference.holdout.transcripts]
+        self._read = CtcReader(reference.ctc)
+        self._at = [spec.name for spec in reference.specs].index(reference.ctc.output)
+
+    def score(self, answers: Outputs, rows: Rows, of_class: str = "") -> float:
+        texts, _ = self._read(answers[self._at][rows])
+        found = [self._split(text_of(text)) for text in texts]
+        truth = [self._truth[row] for row in rows]
+        errors = sum(edits(one, other) for one, other in zip(found, truth, strict=True))
+        return 1.0 - errors / max(1, sum(map(len, truth)))
+
+    def classes(self) -> dict[str, Rows]:
+        return {}
+
+    def drops(self, answers: Outputs) -> None:
+        """Return None: the rate counts words, not samples."""
+
+
+UNITS = {"words": "wer", "characters": "cer"}
+
+
+def edits(one: Sequence[str], other: Sequence[str]) -> int:
+    """Return the Levenshtein distance: the least insertions, deletions and substitutions from `one` to `other`."""
+    numbers = {unit: i for i, unit in enumerate(dict.fromkeys((*one, *other)))}
+    target = np.array([numbers[unit] for unit in other], np.int64)
+    places = np.arange(len(other) + 1)
+    row = places
+    for unit in one:
+        changed = np.concatenate(([row[0] + 1], np.minimum(row[1:] + 1, row[:-1] + (target != numbers[unit]))))
+        row = np.minimum.accumulate(changed - places) + places  # insertions
+    return int(row[-1])
+
+
+def _words(text: str) -> Sequence[str]:
+    return text.split()
+
+
+def _characters(text: str) -> Sequence[str]:
+    return text.strip()

@@ -1,0 +1,141 @@
+"""Precision, recall and F1 of the classes that a device answers for the windows of recordings.
+
+Answers are made by the rule that devices use: with its thresholds and labels of no class, and smoothed over the windows
+of each recording. All classes count together; windows of no class, true or answered, are no hits.
+
+- By window: an answered class is right where it is the window's label.
+- By event: a run of windows with one label is an event. An answered event is right if it has the class of a true one
+  and overlaps it, or begins in the `windows - 1` windows after it, by which smoothing may be late. Each event counts once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgert.errors import CalibrationInvalid, ConfigInvalid
+from edgert.processing.classify import NONE, Classifier
+from edgert_deploy.packager.accuracy.reference import Outputs, Reference, Rows
+
+
+class Counts(NamedTuple):
+    """How many windows or events are answered rightly, are answered, and are true."""
+
+    right: int
+    answered: int
+    true: int
+
+    @property
+    def precision(self) -> float:
+        return self.right / self.answered if self.answered else 1.0
+
+    @property
+    def recall(self) -> float:
+        return self.right / self.true if self.true else 1.0
+
+    @property
+    def f1(self) -> float:
+        return 2 * self.right / (self.answered + self.true) if self.answered + self.true else 1.0
+
+
+class Event(NamedTuple):
+    """The windows `begin` to before `end` of one recording, with one class."""
+
+    begin: int
+    end: int
+    label: int
+
+
+class AnswerF1:
+    """F1 by window, or with `events` by event."""
+
+    counts_samples = False
+
+    def __init__(self, reference: Reference, events: bool) -> None:
+        self.name = "event_f1" if events else "window_f1"
+        rule, labels = reference.classify, reference.holdout.labels
+        if rule is None:
+            raise ConfigInvalid(
+                f"--metric {self.name} needs the classes: give --labels, or --postprocess with [classify]"
+            )
+        if labels is None:
+            raise CalibrationInvalid(f"--metric {self.name} needs `labels` in the hold-out, one class a window")
+        if events and reference.holdout.recordings is None:
+            raise CalibrationInvalid(
+                f"--metric {self.name} needs recordings in the hold-out: give a folder of recordings, or an array `recording` "
+                "in its .npz with the number of each window's recording"
+            )
+        none = [i for i, label in enumerate(rule.labels) if label in rule.none]
+        self._truth = np.where(np.isin(labels, none), NONE, labels)
+        self._recordings = reference.holdout.recordings
+        self._classifier, self._names, self._events = Classifier(rule), rule.labels, events
+        self._late = rule.smooth.windows - 1 if rule.smooth is not None else 0
+        self._at = [spec.name for spec in reference.specs].index(rule.output)
+
+    def score(self, answers: Outputs, rows: Rows, of_class: str = "") -> float:
+        return self.counts(answers, rows, of_class).f1
+
+    def counts(self, answers: Outputs, rows: Rows, of_class: str = "") -> Counts:
+        """Return the counts for the windows `rows`; for a class, those of that class in all windows."""
+        rows = np.arange(len(self._truth)) if of_class else rows
+        answered, truth = self._answered(answers)[rows], self._truth[rows]
+        if of_class:
+            number = self._names.index(of_class) if of_class in self._names else int(of_class)
+            answered, truth = (np.where(one == number, one, NONE) for one in (answered, truth))
+        if not self._events:
+            right = (answered == truth) & (truth != NONE)
+            return Counts(int(right.sum()), int((answered != NONE).sum()), int((truth != NONE).sum()))
+        found = [matched(events(answered[part]), events(truth[part]), self._late) for part in self._parts(rows)]
+        return Counts(*(sum(column) for column in zip(*found, strict=True)))
+
+    def classes(self) -> dict[str, Rows]:
+        """Return the windows of each class."""
+        named = {
+            int(c): self._names[c] if c < len(self._names) else str(c) for c in np.unique(self._truth) if c != NONE
+        }
+        return {name: np.flatnonzero(self._truth == number) for number, name in named.items()}
+
+    def drops(self, answers: Outputs) -> None:
+        """Return None: F1 is no share of windows."""
+
+    def _answered(self, answers: Outputs) -> NDArray[np.int64]:
+        lengths = None
+        if self._recordings is not None:
+            ends = np.flatnonzero(np.diff(self._recordings, append=np.nan))
+            lengths = np.diff(ends, prepend=-1).tolist()
+        classes, _ = self._classifier(answers[self._at], lengths)
+        return classes[:, 0]
+
+    def _parts(self, rows: Rows) -> Iterator[slice]:
+        """Yield the parts of `rows` that are windows of one recording, one after the other."""
+        assert self._recordings is not None  # checked at the beginning
+        apart = (np.diff(rows) != 1) | (np.diff(self._recordings[rows]) != 0)
+        ends = [*(np.flatnonzero(apart) + 1).tolist(), len(rows)]
+        yield from (slice(begin, end) for begin, end in zip([0, *ends], ends, strict=False))
+
+
+def events(classes: NDArray[Any]) -> list[Event]:
+    """Return the runs of equal classes in the windows of one recording, without those of no class."""
+    ends = [*(np.flatnonzero(np.diff(classes)) + 1).tolist(), len(classes)]
+    runs = [Event(begin, end, int(classes[begin])) for begin, end in zip([0, *ends], ends, strict=False) if end > begin]
+    return [run for run in runs if run.label != NONE]
+
+
+def matched(answered: list[Event], true: list[Event], late: int) -> Counts:
+    """Return the counts of one recording's events; a true event may be answered up to `late` windows after its end."""
+    left = list(true)
+    for event in answered:
+        hit = next(
+            (
+                one
+                for one in left
+                if one.label == event.label and event.begin < one.end + late and one.begin < event.end
+            ),
+            None,
+        )
+        if hit is not None:
+            left.remove(hit)
+    return Counts(len(true) - len(left), len(answered), len(true))

@@ -1,0 +1,65 @@
+"""Word and character error rates: those of jiwer."""
+
+from __future__ import annotations
+
+import jiwer
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from edgert.bundle.rules import Ctc
+from edgert.errors import CalibrationInvalid, ConfigInvalid
+from edgert.tensors import TensorSpec
+from edgert_deploy.packager.accuracy.metrics import metric_for
+from edgert_deploy.packager.accuracy.text_metrics import edits
+from tests.support.metrics import reference_to, result_of
+
+LETTERS = "ab c"
+RULE = Ctc("steps", ("", *LETTERS))
+SPECS = (TensorSpec("steps", "FP32", (-1, 24, 5)),)
+TEXTS = st.text(LETTERS, min_size=1, max_size=12).filter(lambda text: text.strip() != "")
+
+
+def steps_of(texts: list[str]) -> NDArray[np.float32]:
+    """Return scores [N, 24, classes] that read as `texts`: each letter and a blank after it."""
+    path = np.zeros((len(texts), 24), int)
+    for row, text in zip(path, texts, strict=True):
+        row[: 2 * len(text) : 2] = [1 + LETTERS.index(letter) for letter in text]
+    return 9 * np.eye(5, dtype=np.float32)[path]
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(TEXTS, TEXTS), min_size=1, max_size=6))
+def test_the_rates_are_those_of_jiwer(pairs: list[tuple[str, str]]) -> None:
+    truth, found = ([pair[i] for pair in pairs] for i in (0, 1))
+    answers = [steps_of(found)]
+    asked = reference_to(SPECS, answers, ctc=RULE, transcripts=np.array(truth))
+    rows = asked.all_rows
+    assert metric_for("wer", asked).score(answers, rows) == pytest.approx(1 - jiwer.wer(truth, found))
+    assert metric_for("cer", asked).score(answers, rows) == pytest.approx(1 - jiwer.cer(truth, found))
+
+
+def test_edits_of_sequences_that_are_known() -> None:
+    assert edits("kitten", "sitting") == 3
+    assert edits("", "abc") == edits("abc", "") == 3
+    assert edits("", "") == 0
+    assert edits(["a", "b"], ["b"]) == 1
+
+
+def test_true_texts_choose_the_metric_and_the_other_rate_is_shown() -> None:
+    asked = reference_to(SPECS, [steps_of(["ab c", "b"])], ctc=RULE, transcripts=np.array(["ab c", "b"]))
+    result = result_of(asked, [steps_of(["ab a", "b"])])
+    assert (result.accuracy.metric, result.accuracy.fp32, result.accuracy.artifact) == ("1-cer", 1.0, 0.8)
+    assert result.also[0] == ("1-wer", 1.0, 1 - 1 / 3)
+    assert result_of(asked, [steps_of(["", ""])], metric="wer").accuracy.artifact == 0.0
+    assert metric_for("auto", reference_to(SPECS, asked.answers, ctc=RULE)).name == "texts"
+
+
+def test_a_rate_needs_texts_and_the_rule_that_reads_them() -> None:
+    answers = [steps_of(["a"])]
+    with pytest.raises(CalibrationInvalid, match=r"labels.csv beside the hold-out"):
+        metric_for("wer", reference_to(SPECS, answers, ctc=RULE))
+    with pytest.raises(ConfigInvalid, match=r"--postprocess with a table \[ctc\]"):
+        metric_for("cer", reference_to(SPECS, answers, transcripts=np.array(["a"])))
