@@ -247,6 +247,9 @@ def test_an_archive_may_hold_texts_and_numbers_of_recordings(tmp_path: Path) -> 
     assert samples.transcripts is not None
     assert samples.recordings is not None
     assert (samples.transcripts.tolist(), samples.recordings.tolist()) == (texts.tolist(), numbers.tolist())
-    for more, says in (({"transcript": numbers}, "one text per sample"), ({"recording": texts}, "number of each window")):
+    for more, says in (
+        ({"transcript": numbers}, "one text per sample"),
+        ({"recording": texts}, "number of each window"),
+    ):
         with pytest.raises(CalibrationInvalid, match=says):
             load_samples(models.write_samples(tmp_path / "t.npz", x=GOOD, **more), SOURCE, at_least=10)
