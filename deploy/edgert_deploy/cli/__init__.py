@@ -24,6 +24,12 @@ COMMANDS = {
     ),
     "uninstall": ("edgert_deploy.cli.uninstall:uninstall", "Remove from devices what bootstrap made."),
     "deploy": ("edgert_deploy.cli.deploy:deploy", "Ship a bundle to devices and make it live, or roll back."),
+    "publish": ("edgert_deploy.cli.publish:publish", "Put a bundle into a registry, and into a channel there."),
+    "promote": (
+        "edgert_deploy.cli.promote:promote",
+        "Offer a release of a channel to another one, or to more devices.",
+    ),
+    "channel": ("edgert_deploy.cli.channel:channel", "Show, halt, resume, renew and watch the channels of a registry."),
     "rollout": ("edgert_deploy.cli.rollout:rollout", "Show, resume or abort rollouts."),
     "rollback": ("edgert_deploy.cli.rollback:rollback", "Make the version before live again."),
     "status": ("edgert_deploy.cli.status:status", "Show what is live on devices, and what drifted."),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,20 @@ def Size(least_bytes: int = 0) -> _Quantity:
 def Rate(least_bytes_per_s: float = 0.0) -> _Quantity:
     """`500KB/s` or `2MB/s`, as bytes a second."""
     return _Quantity("rate", rate_bytes_per_s, lambda rate: f"{rate / 1e3:g}KB/s", least_bytes_per_s, float("inf"))
+
+
+class DeviceShare(click.ParamType):  # type: ignore[type-arg]
+    """A share of all devices, such as 5%, as a number from 0 to 1."""
+
+    name = "share"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, float):
+            return value
+        found = re.fullmatch(r"(\d{1,3}(?:\.\d{1,6})?)%", value.strip())
+        if found is None or not 0 < float(found[1]) <= 100:
+            self.fail(f"{value!r} is no share of the devices: write 5%, 50% or 100%", param, ctx)
+        return float(found[1]) / 100
 
 
 class Selector(click.types.StringParamType):

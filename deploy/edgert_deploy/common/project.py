@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import parse_qs, urlsplit
 
 from edgert.errors import ConfigInvalid
@@ -37,7 +37,15 @@ _LISTEN: tuple[tuple[str, ...], ...] = (
     ("fleet", "ui"),
     ("fleet", "forget"),
 )
-_STORE: tuple[tuple[str, ...], ...] = (("fleet", "record"), ("fleet", "query"), ("fleet", "ui"), ("fleet", "forget"))
+_STORE: tuple[tuple[str, ...], ...] = (
+    *(("fleet", "record"), ("fleet", "query"), ("fleet", "ui"), ("fleet", "forget")),
+    *(("channel", "show"), ("channel", "watch")),
+)
+_PUBLISH: tuple[tuple[str, ...], ...] = (
+    *(("publish",), ("promote",)),
+    *(("channel", "show"), ("channel", "halt"), ("channel", "resume"), ("channel", "renew"), ("channel", "remove")),
+    ("channel", "watch"),
+)
 _SELECT = ("status", "doctor", "bootstrap", "deploy", "bench")
 _PROFILES: tuple[tuple[str, ...], ...] = (
     *(("profiles",), ("build",), ("bootstrap",), ("doctor",)),
@@ -60,6 +68,18 @@ class BrokerDefaults:
 
 
 @dataclass(frozen=True)
+class RegistryDefaults:
+    """`[registry]`. `address` is oci://HOST/REPOSITORY; `ca` and `login` are paths of files, "" for the usual ones."""
+
+    address: str = ""
+    ca: str = ""
+    login: str = ""
+
+
+Defaults = TypeVar("Defaults", BrokerDefaults, RegistryDefaults)
+
+
+@dataclass(frozen=True)
 class Project:
     """A project's folder and the content of its `edgert.toml`, with absolute paths; None and "" for missing keys.
 
@@ -74,6 +94,7 @@ class Project:
     bundles: Path | None = None
     profiles: Path | None = None
     broker: BrokerDefaults = BrokerDefaults()
+    registry: RegistryDefaults = RegistryDefaults()
     trial: dict[str, Any] = field(default_factory=dict)  # as edgert_deploy.common.trial_limits reads it
     p99_target_ms: dict[str, float] = field(default_factory=dict)  # by model
 
@@ -117,6 +138,9 @@ class Project:
             reporting = {"mqtt_username": broker.username, "mqtt_password_file": broker.password_file}
             secured = {"mqtt_tls": broker.tls, "mqtt_ca": broker.ca}
             give(("bootstrap",), {"broker": broker.address, **secured, **reporting})
+        registry = {"address": self.registry.address, "ca": self.registry.ca, "login": self.registry.login}
+        for command in _PUBLISH:
+            give(command, registry)
         for command in _STORE:
             give(command, {"store_url": self.store})
         for name in _SELECT:
@@ -176,11 +200,12 @@ def find_bundle(given: Path) -> Path:
 
 def _project(file: Path, value: dict[str, Any]) -> Project:
     root = file.parent
-    broker, trial, targets = value.pop("broker", {}), value.pop("trial", {}), value.pop("p99_target_ms", {})
+    tables = ("broker", "registry", "trial", "p99_target_ms")
+    broker, registry, trial, targets = (value.pop(table, {}) for table in tables)
     known = ("inventory", "selector", "bundles", "keys", "profiles", "store")
     if unknown := sorted(set(value) - set(known)):
-        tables = "[broker], [trial], [p99_target_ms]"
-        raise ConfigInvalid(f"{file} has an unknown key {unknown[0]!r}; known: {', '.join(known)}, {tables}")
+        shown = ", ".join((*known, *(f"[{table}]" for table in tables)))
+        raise ConfigInvalid(f"{file} has an unknown key {unknown[0]!r}; known: {shown}")
     for key, given in value.items():
         if not isinstance(given, str) or not given:
             raise ConfigInvalid(f"{file}: {key} must be text, got {given!r}")
@@ -204,6 +229,7 @@ def _project(file: Path, value: dict[str, Any]) -> Project:
         keys=keys or config_folder().resolve() / KEYS,
         profiles=profiles,
         broker=_broker(file, broker),
+        registry=_registry(file, registry),
         trial=trial,
         p99_target_ms=_targets(file, targets),
     )
@@ -243,11 +269,22 @@ def _targets(file: Path, table: Any) -> dict[str, float]:
 
 def _broker(file: Path, table: Any) -> BrokerDefaults:
     given = from_table(BrokerDefaults, table, f"[broker] in {file}")
-    files = ("ca", "cert", "key", "password_file")
-    paths: dict[str, Any] = {key: str(_path(file.parent, getattr(given, key))) for key in files if getattr(given, key)}
-    for key in ("key", "password_file"):
+    return _with_files(file, "broker", given, ("ca", "cert"), ("key", "password_file"))
+
+
+def _registry(file: Path, table: Any) -> RegistryDefaults:
+    given = from_table(RegistryDefaults, table, f"[registry] in {file}")
+    return _with_files(file, "registry", given, ("ca",), ("login",))
+
+
+def _with_files(file: Path, table: str, given: Defaults, files: tuple[str, ...], secrets: tuple[str, ...]) -> Defaults:
+    """Return `given` with absolute paths for its files. Raises ConfigInvalid for a secret in the project."""
+    paths: dict[str, Any] = {
+        key: str(_path(file.parent, getattr(given, key))) for key in (*files, *secrets) if getattr(given, key)
+    }
+    for key in secrets:
         if key in paths:
-            _check_secret(file, f"[broker] {key}", Path(paths[key]))
+            _check_secret(file, f"[{table}] {key}", Path(paths[key]))
     return replace(given, **paths)
 
 

@@ -1,0 +1,78 @@
+"""`edgert promote`: offer a release of one channel to another one, or to more devices of the same."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import click
+
+from edgert.errors import ConfigInvalid
+from edgert_deploy.cli.channel_options import (
+    Chosen,
+    Reach,
+    Signing,
+    channels_of,
+    devices_text,
+    entry_options,
+    reach_options,
+    signing_options,
+    statement_json,
+)
+from edgert_deploy.cli.options import json_option
+from edgert_deploy.cli.output import emit
+from edgert_deploy.cli.types import ModelName
+from edgert_deploy.rollout.channel_entries import newest_of, with_release
+from edgert_deploy.rollout.channels import Change
+
+
+@click.command()
+@click.argument("model", type=ModelName())
+@click.option("--from", "source", metavar="NAME", help="The channel that has the release [default: that of --to].")
+@click.option("--to", "target", metavar="NAME", required=True, help="The channel that gets it.")
+@entry_options
+@reach_options
+@signing_options
+@json_option
+def promote(
+    model: str,
+    source: str | None,
+    target: str,
+    chosen: Chosen,
+    reach: Reach,
+    signing: Signing,
+    as_json: bool,
+) -> None:
+    """Offer the newest release of MODEL in one channel to the devices of another, or to more of the same.
+
+    No byte of the release is sent: it is in the registry. Its limits stay as they were, unless you give others; within
+    one channel so do the sites, profiles and tags. A higher --share only adds devices. A release that is halted is not
+    promoted.
+
+    \b
+    Examples:
+      edgert promote digits --from canary --to stable
+      edgert promote digits --from canary --to stable --share 10%
+      edgert promote digits --to stable --share 50%
+    """
+    key = signing.key()
+    with reach.opened() as client:
+        channels = channels_of(client)
+        name = source or target
+        entry = newest_of(channels.read(name).entries, model, name)
+        if entry.halted:
+            raise ConfigInvalid(
+                f"release {entry.release} of {model} is halted in channel {name}: publish a fixed release, or resume it "
+                f"first (edgert channel resume {name} {model})"
+            )
+        trial = chosen.trial(model) if chosen.limits or chosen.watch_s is not None else {}
+        devices = chosen.devices()
+        if name == target and not (chosen.sites or chosen.profiles or chosen.tags):
+            devices = {"share": chosen.share}  # more devices of the same
+        entry = replace(entry, **devices, **trial)
+        change = Change(signing.lasts_s)
+        statement = channels.change(target, lambda entries: with_release(entries, entry), key, change)
+    text = (
+        f"release {entry.release} of {model} is in channel {target} for {devices_text(entry)}: counter "
+        f"{statement.counter}, until {statement.expires}"
+    )
+    emit({"ok": True, "channel": statement_json(statement)}, text, as_json)

@@ -1,0 +1,77 @@
+"""The entries of a channel's next statement: a release is added, its share grows, it is halted. Pure.
+
+Of a model, a channel keeps the releases under way in front and the one for everybody behind them: a device takes the
+first entry that selects it (edgert.bundle.channel).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from edgert.bundle.channel import Entry
+from edgert.errors import ConfigInvalid
+
+Entries = tuple[Entry, ...]
+
+
+def with_release(entries: Entries, new: Entry) -> Entries:
+    """Return the entries with `new` before the others of its model.
+
+    It replaces what it supersedes: of the entries with the same selectors those that are halted, are for a share, or
+    hold its own release; all of them where it is itself for everybody it selects; all of the model where it is for every
+    device. Raises ConfigInvalid for a release below one of these.
+    """
+    others = [entry for entry in entries if entry.model != new.model]
+    ours = [entry for entry in entries if entry.model == new.model]
+    newest = max((entry.release for entry in ours if _selectors(entry) == _selectors(new)), default=0)
+    if new.release < newest:
+        raise ConfigInvalid(
+            f"the channel has release {newest} of {new.model}, and devices refuse to go back to release {new.release}: "
+            "publish the older model as a new release (edgert build)"
+        )
+    return (new, *(entry for entry in ours if not _supersedes(new, entry)), *others)
+
+
+def with_halt(entries: Entries, model: str, halted: bool) -> Entries:
+    """Return the entries with the newest release of `model` ("": of every model) halted or not. Raises ConfigInvalid."""
+    newest = [entry for entry in _first_of_each(entries) if model in ("", entry.model)]
+    if not newest:
+        raise ConfigInvalid(f"the channel has no model {model}: it has {_models(entries)}")
+    return tuple(replace(entry, halted=halted) if entry in newest else entry for entry in entries)
+
+
+def without_model(entries: Entries, model: str) -> Entries:
+    """Return the entries without those of `model`. Raises ConfigInvalid where there are none."""
+    kept = tuple(entry for entry in entries if entry.model != model)
+    if len(kept) == len(entries):
+        raise ConfigInvalid(f"the channel has no model {model}: it has {_models(entries)}")
+    return kept
+
+
+def newest_of(entries: Entries, model: str, channel: str) -> Entry:
+    """Return the entry of the newest release of `model`. Raises ConfigInvalid where there is none."""
+    found = next((entry for entry in entries if entry.model == model), None)
+    if found is None:
+        raise ConfigInvalid(f"channel {channel} has no model {model}: it has {_models(entries)}")
+    return found
+
+
+def _first_of_each(entries: Entries) -> list[Entry]:
+    return list({entry.model: entry for entry in reversed(entries)}.values())
+
+
+def _supersedes(new: Entry, old: Entry) -> bool:
+    whole = new.share >= 1
+    if whole and not any(_selectors(new)):
+        return True
+    same = _selectors(new) == _selectors(old)
+    return same and (whole or old.halted or old.share < 1 or old.release == new.release)
+
+
+def _selectors(entry: Entry) -> tuple[Sequence[str], ...]:
+    return entry.sites, entry.profiles, entry.tags
+
+
+def _models(entries: Entries) -> str:
+    return ", ".join(sorted({entry.model for entry in entries})) or "none"

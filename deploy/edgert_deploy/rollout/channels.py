@@ -1,0 +1,163 @@
+"""Channels in a registry, as hosts write them: read the statement, change its entries, sign the next, put it.
+
+A registry has no operation "replace if unchanged". So a writer reads the channel again right before it writes and right
+after. It notices another writer except within the few milliseconds between these two requests; then both statements are
+signed, one of them stands, and the writer of the other one is told.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgert.bundle.channel import Statement, read_statement, sign_statement
+from edgert.bundle.expiry import expiry_time, time_text
+from edgert.bundle.signing import PublicKey, SigningKey
+from edgert.durable import replace_file
+from edgert.errors import ChannelTooOld, ConfigInvalid, EdgeRTError, NotInRegistry, StorageFailed
+from edgert.registry.address import Repository
+from edgert.registry.artifacts import EMPTY, channel_manifest, channel_tag, read_channel
+from edgert.registry.client import Registry
+from edgert_deploy.rollout.channel_entries import Entries
+from edgert_deploy.rollout.publish import put_small
+
+EXPIRES_S = 30 * 86_400.0
+SEEN_BYTES_MAX = 1024**2
+
+
+class ChannelChanged(EdgeRTError):
+    """Another host changed the channel at the same time."""
+
+    code = "channel.changed"
+    exit_code = 6
+    retryable = True
+
+
+@dataclass(frozen=True)
+class Change:
+    """What changes in a channel besides its entries: how long it is valid, and which keys devices no longer trust."""
+
+    lasts_s: float = EXPIRES_S
+    revoked: tuple[str, ...] = ()
+
+
+class Seen:
+    """The highest counter of each channel that this user has seen, so that a registry cannot pass off an older statement.
+
+    A host without the file has seen nothing yet.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def counter(self, repository: Repository, channel: str) -> int:
+        return self._read().get(f"{repository} {channel}", 0)
+
+    def keep(self, repository: Repository, channel: str, counter: int) -> None:
+        """Raises StorageFailed."""
+        found = self._read()
+        if found.get(f"{repository} {channel}", 0) < counter:
+            try:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                text = json.dumps(found | {f"{repository} {channel}": counter}, indent=1, sort_keys=True)
+                replace_file(self._path, text.encode(), shared=True)
+            except OSError as error:
+                raise StorageFailed(f"cannot write {self._path}: {error.strerror}") from error
+
+    def _read(self) -> dict[str, int]:
+        try:
+            with self._path.open("rb") as file:
+                value = json.loads(file.read(SEEN_BYTES_MAX))
+            return {str(name): int(counter) for name, counter in value.items()}
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, AttributeError, TypeError) as error:
+            raise ConfigInvalid(f"{self._path} cannot be read: {error}. Remove it, if it is damaged") from error
+
+
+class Channels:
+    """The channels of one repository. `trusted` are the keys that may have signed them; `clock` is Unix time."""
+
+    def __init__(
+        self, registry: Registry, trusted: tuple[PublicKey, ...], seen: Seen, clock: Callable[[], float] = time.time
+    ) -> None:
+        self.registry, self._trusted, self._seen, self._clock = registry, trusted, seen, clock
+
+    def read(self, channel: str) -> Statement:
+        """Return the channel's statement, verified. Raises NotInRegistry, SignatureInvalid, ChannelError, RegistryError.
+
+        An expired one is returned: a host signs it again. Raises ChannelTooOld where this user saw a newer one.
+        """
+        return self._read(channel)[1]
+
+    def change(
+        self, channel: str, edit: Callable[[Entries], Entries], key: SigningKey, change: Change | None = None
+    ) -> Statement:
+        """Sign and put the channel's next statement, whose entries `edit` makes of the present ones; return it.
+
+        A channel that is not there begins with no entry. Raises ChannelChanged, and what `read` does.
+        """
+        change = change or Change()
+        known, before = "", None
+        try:
+            known, before = self._read(channel)
+        except NotInRegistry:
+            if counter := self._seen.counter(self.registry.repository, channel):
+                raise ConfigInvalid(
+                    f"{self.registry.repository} has no channel {channel} any more; this user saw it with counter "
+                    f"{counter}. Restore the registry, or begin it anew under another name"
+                ) from None
+        statement = self._next(channel, before, edit, change)
+        envelope = sign_statement(statement, key)
+        manifest = channel_manifest(envelope, channel, statement.counter, statement.expires)
+        put_small(self.registry, EMPTY, envelope)
+        self._check_unchanged(channel, known)
+        digest = self.registry.put_manifest(channel_tag(channel), manifest)
+        self._check_unchanged(channel, digest)
+        self._seen.keep(self.registry.repository, channel, statement.counter)
+        return statement
+
+    def _read(self, channel: str) -> tuple[str, Statement]:
+        found = read_channel(self.registry, channel)
+        assert found is not None  # no digest was known
+        statement = read_statement(found[1], channel, self._trusted)
+        repository = self.registry.repository
+        if statement.counter < (counter := self._seen.counter(repository, channel)):
+            raise ChannelTooOld(
+                f"{repository} gives channel {channel} with counter {statement.counter}, and this user saw {counter}: the "
+                "registry was restored from a copy, or is hostile"
+            )
+        self._seen.keep(repository, channel, statement.counter)
+        return found[0], statement
+
+    def _next(
+        self, channel: str, before: Statement | None, edit: Callable[[Entries], Entries], change: Change
+    ) -> Statement:
+        now_s = self._clock()
+        if before is not None and expiry_time(before.issued) > now_s:
+            raise ConfigInvalid(
+                f"channel {channel} was signed at {before.issued}, and it is {time_text(now_s)} on this host: set its clock"
+            )
+        return Statement(
+            channel=channel,
+            counter=max(before.counter + 1 if before else 1, int(now_s)),
+            issued=time_text(now_s),
+            expires=time_text(now_s + change.lasts_s),
+            entries=edit(before.entries if before else ()),
+            revoked=tuple(dict.fromkeys((*(before.revoked if before else ()), *change.revoked))),
+        )
+
+    def _check_unchanged(self, channel: str, digest: str) -> None:
+        """Raise ChannelChanged unless the channel's manifest has this digest ("": there is none)."""
+        try:
+            there = self.registry.manifest(channel_tag(channel))
+        except NotInRegistry:
+            there = None
+        if (there.digest if there else "") != digest:
+            raise ChannelChanged(
+                f"another host changed channel {channel} at the same time, and its statement stands: look at it (edgert "
+                f"channel show {channel}), then repeat this command"
+            )

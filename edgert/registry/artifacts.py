@@ -1,0 +1,117 @@
+"""How releases and channels lie in a repository: OCI image manifests with media types of their own.
+
+A release is one manifest: a layer for the signed envelope of its bundle and one for each file of it, named by its path,
+as `oras` and `skopeo` expect. Releases share the files that are equal. A channel is a manifest with one layer, the signed
+statement. Nothing here is trusted: a device takes the statement's signature, from it the digest of the envelope, and from
+that the digest of each file; so it reads no manifest of a release.
+
+    MODEL-RELEASE    a release
+    channel.NAME     the newest statement of a channel; no model's name holds a dot
+
+https://github.com/opencontainers/image-spec/blob/v1.1.1/manifest.md#guidelines-for-artifact-usage
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from edgert.bundle.channel import STATEMENT_BYTES_MAX
+from edgert.bundle.envelope import ENVELOPE_NAME, Envelope
+from edgert.bundle.manifest import FileEntry, Manifest
+from edgert.errors import RegistryCorrupt
+from edgert.registry.address import DIGEST, digest_of
+from edgert.registry.client import MANIFEST_TYPE, Blob, Registry
+
+RELEASE_TYPE = "application/vnd.edgert.bundle.v1"
+ENVELOPE_TYPE = "application/vnd.edgert.envelope.v1+json"
+FILE_TYPE = "application/vnd.edgert.file.v1"
+CHANNEL_TYPE = "application/vnd.edgert.channel.v1"
+STATEMENT_TYPE = "application/vnd.edgert.statement.v1+json"
+EMPTY = b"{}"  # the configuration of an artifact that has none
+_EMPTY_TYPE = "application/vnd.oci.empty.v1+json"
+_TITLE = "org.opencontainers.image.title"
+
+
+def release_tag(model: str, release: int) -> str:
+    return f"{model}-{release}"
+
+
+def channel_tag(channel: str) -> str:
+    return f"channel.{channel}"
+
+
+def blob_of(data: bytes) -> Blob:
+    return Blob(digest_of(data), len(data))
+
+
+def file_blob(entry: FileEntry) -> Blob:
+    """Return the blob that holds a file of a bundle."""
+    return Blob(f"sha256:{entry.sha256}", entry.size_bytes)
+
+
+def release_manifest(manifest: Manifest, envelope: Envelope, digest: str) -> bytes:
+    """Return the manifest of a release; the same bundle always gives the same bytes. `digest` is the bundle's."""
+    layers = [_layer(blob_of(envelope.raw), ENVELOPE_TYPE, ENVELOPE_NAME)]
+    layers += [_layer(file_blob(entry), FILE_TYPE, entry.path) for entry in manifest.files]
+    annotations = {
+        "org.opencontainers.image.version": str(manifest.release),
+        "edgert.model": manifest.model,
+        "edgert.release": str(manifest.release),
+        "edgert.targets": ",".join(target.profile for target in manifest.targets),
+        "edgert.digest": digest,
+        "edgert.keys": ",".join(envelope.key_ids),
+    }
+    return _manifest(RELEASE_TYPE, layers, annotations)
+
+
+def channel_manifest(statement: bytes, channel: str, counter: int, expires: str) -> bytes:
+    """Return the manifest of a channel whose signed statement is `statement`."""
+    annotations = {"edgert.channel": channel, "edgert.counter": str(counter), "edgert.expires": expires}
+    return _manifest(CHANNEL_TYPE, [_layer(blob_of(statement), STATEMENT_TYPE, "channel.dsse.json")], annotations)
+
+
+def read_channel(registry: Registry, channel: str, known: str = "") -> tuple[str, bytes] | None:
+    """Return the digest of a channel's manifest and its signed statement; None where the digest is still `known`.
+
+    The caller verifies the statement (edgert.bundle.channel). Raises RegistryError.
+    """
+    fetched = registry.manifest(channel_tag(channel), known)
+    if fetched is None:
+        return None
+    where = f"channel {channel} in {registry.repository}"
+    try:
+        value = json.loads(fetched.data)
+        (layer,) = value["layers"]
+        blob = Blob(layer["digest"], layer["size"])
+        if (
+            value["artifactType"] != CHANNEL_TYPE
+            or not DIGEST.fullmatch(blob.digest)
+            or type(blob.size_bytes) is not int
+        ):
+            raise ValueError
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise RegistryCorrupt(f"{where} is no manifest of a channel: another program wrote this tag") from error
+    return fetched.digest, registry.read(blob, STATEMENT_BYTES_MAX)
+
+
+def _layer(blob: Blob, media_type: str, title: str) -> dict[str, Any]:
+    return {
+        "mediaType": media_type,
+        "digest": blob.digest,
+        "size": blob.size_bytes,
+        "annotations": {_TITLE: title},
+    }
+
+
+def _manifest(artifact_type: str, layers: list[dict[str, Any]], annotations: dict[str, str]) -> bytes:
+    empty = blob_of(EMPTY)
+    value = {
+        "schemaVersion": 2,
+        "mediaType": MANIFEST_TYPE,
+        "artifactType": artifact_type,
+        "config": {"mediaType": _EMPTY_TYPE, "digest": empty.digest, "size": empty.size_bytes},
+        "layers": layers,
+        "annotations": annotations,
+    }
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
