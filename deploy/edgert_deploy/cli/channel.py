@@ -17,6 +17,7 @@ from edgert_deploy.cli.channel_options import (
 )
 from edgert_deploy.cli.options import json_option
 from edgert_deploy.cli.output import emit
+from edgert_deploy.cli.types import ChannelName
 from edgert_deploy.rollout.channel_entries import Entries, with_halt, without_model
 from edgert_deploy.rollout.channels import Change
 
@@ -37,7 +38,7 @@ def channel() -> None:
 
 
 @channel.command()
-@click.argument("name")
+@click.argument("name", type=ChannelName())
 @reach_options
 @json_option
 def show(name: str, reach: Reach, as_json: bool) -> None:
@@ -54,7 +55,7 @@ def show(name: str, reach: Reach, as_json: bool) -> None:
 
 
 @channel.command()
-@click.argument("name")
+@click.argument("name", type=ChannelName())
 @click.argument("model", required=False, default="")
 @reach_options
 @signing_options
@@ -79,7 +80,7 @@ def halt(
 
 
 @channel.command()
-@click.argument("name")
+@click.argument("name", type=ChannelName())
 @click.argument("model", required=False, default="")
 @reach_options
 @signing_options
@@ -103,7 +104,7 @@ def resume(
 
 
 @channel.command()
-@click.argument("name")
+@click.argument("name", type=ChannelName())
 @click.option(
     "--revoke",
     "revoked",
@@ -136,7 +137,7 @@ def renew(
 
 
 @channel.command()
-@click.argument("name")
+@click.argument("name", type=ChannelName())
 @click.argument("model")
 @reach_options
 @signing_options

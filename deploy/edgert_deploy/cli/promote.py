@@ -20,15 +20,21 @@ from edgert_deploy.cli.channel_options import (
 )
 from edgert_deploy.cli.options import json_option
 from edgert_deploy.cli.output import emit
-from edgert_deploy.cli.types import ModelName
+from edgert_deploy.cli.types import ChannelName, ModelName
 from edgert_deploy.rollout.channel_entries import newest_of, with_release
 from edgert_deploy.rollout.channels import Change
 
 
 @click.command()
 @click.argument("model", type=ModelName())
-@click.option("--from", "source", metavar="NAME", help="The channel that has the release [default: that of --to].")
-@click.option("--to", "target", metavar="NAME", required=True, help="The channel that gets it.")
+@click.option(
+    "--from",
+    "source",
+    type=ChannelName(),
+    metavar="NAME",
+    help="The channel that has the release [default: that of --to].",
+)
+@click.option("--to", "target", type=ChannelName(), metavar="NAME", required=True, help="The channel that gets it.")
 @entry_options
 @reach_options
 @signing_options

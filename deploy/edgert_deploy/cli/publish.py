@@ -24,7 +24,7 @@ from edgert_deploy.cli.channel_options import (
 )
 from edgert_deploy.cli.options import json_option
 from edgert_deploy.cli.output import emit, say
-from edgert_deploy.cli.types import BundlePath
+from edgert_deploy.cli.types import BundlePath, ChannelName
 from edgert_deploy.common.quantities import size_text
 from edgert_deploy.rollout.channel_entries import with_release
 from edgert_deploy.rollout.channels import Change
@@ -36,7 +36,7 @@ from edgert_deploy.rollout.request import read_offer
 @click.command()
 @click.argument("bundle", type=BundlePath())
 @click.argument("address", metavar="[REGISTRY]", required=False)
-@click.option("--channel", metavar="NAME", help="Offer it to the devices that follow this channel.")
+@click.option("--channel", type=ChannelName(), metavar="NAME", help="Offer it to the devices that follow this channel.")
 @entry_options
 @signing_options
 @reach_of_argument
@@ -66,7 +66,8 @@ def publish(
       edgert publish digits.edgert --channel canary --limit p99_ms=8 --watch 10m
       edgert publish digits.edgert --channel stable --site plant-a --tag line=3
     """
-    read_offer(bundle)  # verified before anything is asked
+    offer = read_offer(bundle)  # verified before anything is asked
+    trial = chosen.trial(offer.manifest.model)
     key = signing.key() if channel else None
     with reach.opened() as client:
         with UploadProgress(str(client.repository)) as progress:
@@ -80,7 +81,7 @@ def publish(
                 envelope=release.envelope,
                 manifest=release.oci_manifest,
                 **chosen.devices(),
-                **chosen.trial(release.manifest.model),
+                **trial,
             )
             statement = channels_of(client).change(
                 channel, lambda entries: with_release(entries, entry), key, Change(signing.lasts_s)

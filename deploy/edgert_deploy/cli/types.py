@@ -11,6 +11,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
+from edgert.bundle.channel import CHANNEL_NAME
 from edgert.errors import ConfigInvalid, EdgeRTError
 from edgert_deploy.common.project import find_bundle, find_project
 from edgert_deploy.common.quantities import duration_s, duration_text, rate_bytes_per_s, size_bytes
@@ -62,6 +63,17 @@ class DeviceShare(click.ParamType):  # type: ignore[type-arg]
         if found is None or not 0 < float(found[1]) <= 100:
             self.fail(f"{value!r} is no share of the devices: write 5%, 50% or 100%", param, ctx)
         return float(found[1]) / 100
+
+
+class ChannelName(click.types.StringParamType):
+    """The name of a channel in a registry."""
+
+    name = "name"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if not CHANNEL_NAME.fullmatch(value):
+            self.fail(f"{value[:80]!r} is no name of a channel: use a letter, then at most 39 of a-z 0-9 -", param, ctx)
+        return str(value)
 
 
 class Selector(click.types.StringParamType):

@@ -19,7 +19,14 @@ from edgert_deploy.cli import edgert, main
 from edgert_deploy.cli.init import PROJECT
 from edgert_deploy.cli.types import NewBundlePath
 from edgert_deploy.common.keys import keys_dir
-from edgert_deploy.common.project import BrokerDefaults, Project, find_bundle, find_project, read_project
+from edgert_deploy.common.project import (
+    BrokerDefaults,
+    Project,
+    RegistryDefaults,
+    find_bundle,
+    find_project,
+    read_project,
+)
 from edgert_deploy.devices.inventory import find_inventory
 from tests.support.brokers import Broker, until
 from tests.support.devices import nothing_may_be_written
@@ -217,14 +224,26 @@ def test_a_file_of_another_user_decides_nothing(folder: Path, monkeypatch: pytes
 
 def test_every_command_that_could_have_a_default_has_one(tmp_path: Path) -> None:
     broker = BrokerDefaults("h", True, "a", "b", "c", "d", "e", "v5")
-    project = Project(tmp_path, tmp_path / "i", tmp_path, "s", "all", profiles=tmp_path, broker=broker)
+    project = Project(
+        tmp_path, tmp_path / "i", tmp_path, "s", "all", None, tmp_path, broker, RegistryDefaults("r", "c", "l")
+    )
     defaults = project.option_defaults()
     for words, command in _commands(edgert, ()):
         table: Any = defaults
         for word in words:
             table = table.get(word, {})
         names = {parameter.name for parameter in command.params}
-        for name in names & {"broker", "tls", "ca", "cert", "password_file", "mqtt_ca", "profiles_dir", "store_url"}:
+        for name in names & {
+            "broker",
+            "tls",
+            "ca",
+            "cert",
+            "password_file",
+            "mqtt_ca",
+            "profiles_dir",
+            "store_url",
+            "login",
+        }:
             assert name in table, (words, name)
         assert not {k for k, v in table.items() if not isinstance(v, dict)} - names - {"protocol"}, words
 

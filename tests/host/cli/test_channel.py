@@ -1,0 +1,133 @@
+"""`edgert publish`, `promote` and `channel`, against a real registry with TLS and a login."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgert.bundle.signing import SigningKey, new_key, write_key_pair
+from edgert_deploy.cli import main
+from edgert_deploy.common.keys import key_paths
+from edgert_deploy.devices.inventory import Inventory
+from tests.support.bundles import make_null_bundle
+from tests.support.commands import Edgert
+from tests.support.registries import RegistryServer
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RegistryServer]:
+    with RegistryServer.in_folder(tmp_path_factory.mktemp("registry"), secured=True) as running:
+        yield running
+
+
+@pytest.fixture
+def project(inventory: Inventory, tmp_path: Path, server: RegistryServer) -> SigningKey:
+    """A project with a repository of the test's own and a key."""
+    key = new_key()
+    write_key_pair(key, *key_paths(tmp_path / "conf" / "keys", "default"))
+    name = f"oci://localhost:{server.port}/{tmp_path.name.replace('_', '-').strip('-').lower()}"
+    (tmp_path / "edgert.toml").write_text(
+        f'[registry]\naddress = "{name}"\nca = "{server.ca}"\nlogin = "{server.login_file}"\n'
+    )
+    for release in (1, 2, 3):
+        make_null_bundle(tmp_path, key, "digits", release)
+    return key
+
+
+def entries(answer: dict[str, Any]) -> list[tuple[int, float, bool]]:
+    return [(one["release"], one["share"], one["halted"]) for one in answer["channel"]["entries"]]
+
+
+def test_a_release_goes_from_a_share_of_the_canary_to_everybody(project: SigningKey, edgert: Edgert) -> None:
+    code, answer = edgert("publish", "digits-1.edgert", "--channel", "stable")
+    assert (code, entries(answer)) == (0, [(1, 1.0, False)])
+    code, answer = edgert(
+        "publish", "digits-2.edgert", "--channel", "canary", "--share", "5%", "--limit", "p99_ms=8", "--watch", "10m"
+    )
+    assert (code, entries(answer)) == (0, [(2, 0.05, False)])
+    assert answer["channel"]["entries"][0]["limits"] == {"p99_ms": 8}
+    code, answer = edgert("channel", "halt", "canary", "digits")
+    assert (code, entries(answer)) == (0, [(2, 0.05, True)])
+    code, answer = edgert("promote", "digits", "--from", "canary", "--to", "stable")
+    assert code == 4
+    assert "is halted" in answer["error"]["message"]
+    assert edgert("publish", "digits-3.edgert", "--channel", "canary", "--share", "5%", "--site", "plant-a")[0] == 0
+    code, answer = edgert("promote", "digits", "--to", "canary", "--share", "50%")
+    assert answer["channel"]["entries"][0]["sites"] == ["plant-a"]  # more devices of the same
+    assert (code, entries(answer)[0]) == (0, (3, 0.5, False))
+    code, answer = edgert("promote", "digits", "--from", "canary", "--to", "stable", "--share", "50%")
+    assert (code, entries(answer)) == (0, [(3, 0.5, False), (1, 1.0, False)])
+    code, answer = edgert("promote", "digits", "--to", "stable")
+    assert (code, entries(answer)) == (0, [(3, 1.0, False)])
+    code, shown = edgert("channel", "show", "stable")
+    assert (code, shown["channel"]) == (0, answer["channel"])
+
+
+def test_a_channel_is_renewed_resumed_and_loses_a_model(project: SigningKey, edgert: Edgert, tmp_path: Path) -> None:
+    assert edgert("publish", "digits-1.edgert", "--channel", "stable")[0] == 0
+    second = new_key()
+    write_key_pair(second, *key_paths(tmp_path / "conf" / "keys", "second"))
+    own = project.public.key_id
+    code, answer = edgert("channel", "renew", "stable", "--revoke", own)
+    assert code == 5  # a key cannot revoke itself
+    assert "another trusted key" in answer["error"]["message"]
+    key_file = key_paths(tmp_path / "conf" / "keys", "second")[0]
+    code, answer = edgert("channel", "renew", "stable", "--revoke", own, "--key", key_file, "--expires", "60d")
+    assert (code, answer["channel"]["revoked"]) == (0, [own])
+    assert edgert("channel", "resume", "stable")[0] == 5  # signed by the revoked key again
+    code, answer = edgert("channel", "remove", "stable", "digits", "--key", key_file)
+    assert (code, entries(answer)) == (0, [])
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "text"),
+    [
+        (("publish", "digits-1.edgert", "https://example.org/models"), 4, "write oci://HOST/REPOSITORY"),
+        (("publish", "digits-1.edgert", "--channel", "Bad Name"), 2, "no name of a channel"),
+        (("publish", "digits-1.edgert", "--channel", "stable", "--limit", "speed=1"), 4, "unknown limit"),
+        (("publish", "missing.edgert"), 4, "there is no bundle"),
+        (("channel", "show", "nothing"), 6, "has no manifest channel.nothing"),
+        (("channel", "halt", "nothing"), 6, "has no manifest channel.nothing"),
+        (("promote", "digits", "--from", "nothing", "--to", "stable"), 6, "has no manifest channel.nothing"),
+        (("channel", "show", "stable", "--registry", "oci://localhost:1/models"), 6, "connection refused"),
+        (("channel", "show", "stable", "--ca", "missing.pem"), 4, "cannot read the certificates"),
+        (("channel", "show", "stable", "--login", "missing.json"), 4, "cannot read the login file"),
+    ],
+)
+def test_what_cannot_be_done_is_said(
+    project: SigningKey, edgert: Edgert, words: tuple[str, ...], code: int, text: str
+) -> None:
+    found, answer = edgert(*words)
+    assert (found, text in answer["error"]["message"]) == (code, True), answer
+
+
+def test_without_a_registry_the_message_names_the_key_of_the_project(
+    project: SigningKey, edgert: Edgert, tmp_path: Path
+) -> None:
+    (tmp_path / "edgert.toml").write_text("")
+    code, answer = edgert("channel", "show", "stable")
+    assert code == 4
+    assert "[registry]" in answer["error"]["message"]
+
+
+def test_a_login_in_the_project_is_refused(project: SigningKey, edgert: Edgert, tmp_path: Path) -> None:
+    (tmp_path / "login.json").write_text("{}")
+    (tmp_path / "edgert.toml").write_text('[registry]\nlogin = "login.json"\n')
+    code, answer = edgert("channel", "show", "stable")
+    assert code == 4
+    assert "a team commits" in answer["error"]["message"]
+
+
+def test_the_text_is_for_people(project: SigningKey, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["publish", "digits-1.edgert", "--channel", "stable", "--share", "25%", "--tag", "line=3"]) == 0
+    out, err = capfd.readouterr()
+    assert "digits-1 in oci://" in out
+    assert "for 25% of tag line=3" in out
+    assert "sending to oci://" in err
+    assert main(["channel", "show", "stable"]) == 0
+    table = capfd.readouterr().out
+    assert "25% of tag line=3" in table
+    assert "open" in table

@@ -1,0 +1,62 @@
+"""What of a model stays in a channel when a release comes, is halted, or goes to more devices."""
+
+from __future__ import annotations
+
+import pytest
+
+from edgert.bundle.channel import Entry
+from edgert.errors import ConfigInvalid
+from edgert_deploy.rollout.channel_entries import Entries, newest_of, with_halt, with_release, without_model
+
+
+def entry(release: int, share: float = 1.0, *sites: str, model: str = "digits", halted: bool = False) -> Entry:
+    digest = f"{release:064x}"
+    return Entry(model, release, digest, digest, digest, share, sites, halted=halted)
+
+
+OTHER = entry(3, model="echo")
+
+
+@pytest.mark.parametrize(
+    ("before", "new", "after"),
+    [
+        ((), entry(1), (entry(1),)),
+        ((entry(1),), entry(2, 0.05), (entry(2, 0.05), entry(1))),  # the others keep the old one
+        ((entry(2, 0.05), entry(1)), entry(2, 0.5), (entry(2, 0.5), entry(1))),
+        ((entry(2, 0.5), entry(1)), entry(2), (entry(2),)),
+        ((entry(2, 0.5), entry(1)), entry(3, 0.05), (entry(3, 0.05), entry(1))),  # superseded before everybody had it
+        ((entry(2, 0.5, halted=True), entry(1)), entry(3, 0.05), (entry(3, 0.05), entry(1))),
+        ((entry(2, halted=True),), entry(3, 0.05), (entry(3, 0.05),)),
+        ((entry(1),), entry(2, 1.0, "plant-a"), (entry(2, 1.0, "plant-a"), entry(1))),
+        ((entry(2, 1.0, "plant-a"), entry(1)), entry(3, 0.5), (entry(3, 0.5), entry(2, 1.0, "plant-a"), entry(1))),
+        ((entry(2, 1.0, "plant-a"), entry(1)), entry(3), (entry(3),)),
+    ],
+)
+def test_a_release_replaces_what_it_supersedes(before: Entries, new: Entry, after: Entries) -> None:
+    assert with_release((*before, OTHER), new) == (*after, OTHER)
+
+
+def test_a_lower_release_is_refused_as_devices_refuse_it() -> None:
+    with pytest.raises(ConfigInvalid, match="refuse to go back to release 1"):
+        with_release((entry(2),), entry(1))
+    assert with_release((entry(2, 1.0, "plant-a"),), entry(1))[0].release == 1  # the others may not have it
+
+
+def test_only_the_newest_release_is_halted() -> None:
+    before = (entry(2, 0.05), entry(1), OTHER)
+    assert with_halt(before, "digits", True) == (entry(2, 0.05, halted=True), entry(1), OTHER)
+    every = with_halt(before, "", True)
+    assert [one.halted for one in every] == [True, False, True]
+    assert with_halt(every, "", False) == before
+
+
+def test_a_model_that_is_not_there_is_named() -> None:
+    for change in (lambda: with_halt((OTHER,), "digits", True), lambda: without_model((OTHER,), "digits")):
+        with pytest.raises(ConfigInvalid, match="no model digits: it has echo"):
+            change()
+    with pytest.raises(ConfigInvalid, match="channel canary has no model digits: it has none"):
+        newest_of((), "digits", "canary")
+
+
+def test_a_model_leaves_the_channel_with_all_its_releases() -> None:
+    assert without_model((entry(2, 0.05), entry(1), OTHER), "digits") == (OTHER,)

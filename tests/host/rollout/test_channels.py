@@ -1,0 +1,124 @@
+"""Channels that hosts write, in a real registry."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from edgert.bundle.channel import Entry
+from edgert.bundle.signing import SigningKey, new_key
+from edgert.errors import ChannelTooOld, ConfigInvalid, NotInRegistry, SignatureInvalid
+from edgert.registry.artifacts import channel_tag
+from edgert_deploy.rollout.channel_entries import Entries
+from edgert_deploy.rollout.channels import Change, ChannelChanged, Channels, Seen
+from tests.support.registries import RegistryServer
+
+NOW_S = 1_800_000_000.0
+DIGEST = "1" * 64
+ENTRY = Entry("digits", 1, DIGEST, DIGEST, DIGEST)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RegistryServer]:
+    with RegistryServer.in_folder(tmp_path_factory.mktemp("registry")) as running:
+        yield running
+
+
+@pytest.fixture
+def key() -> SigningKey:
+    return new_key()
+
+
+def host(server: RegistryServer, key: SigningKey, seen: Path, now_s: float = NOW_S) -> Channels:
+    return Channels(server.registry(), (key.public,), Seen(seen), lambda: now_s)
+
+
+def one(entries: Entries) -> Entries:
+    return (ENTRY,)
+
+
+def same(entries: Entries) -> Entries:
+    return entries
+
+
+def test_each_change_raises_the_counter(server: RegistryServer, key: SigningKey, tmp_path: Path) -> None:
+    channels = host(server, key, tmp_path / "seen")
+    first = channels.change("first", one, key)
+    assert (first.counter, first.entries) == (int(NOW_S), (ENTRY,))
+    second = channels.change("first", same, key)
+    assert second.counter == first.counter + 1  # in the same second
+    later = host(server, key, tmp_path / "seen", NOW_S + 1000).change("first", same, key)
+    assert later.counter == int(NOW_S) + 1000
+    assert channels.read("first") == later
+
+
+def test_keys_stay_revoked(server: RegistryServer, key: SigningKey, tmp_path: Path) -> None:
+    channels = host(server, key, tmp_path / "seen")
+    channels.change("revoking", one, key, Change(3600, ("0" * 16,)))
+    assert channels.change("revoking", same, key).revoked == ("0" * 16,)
+
+
+def test_a_statement_of_another_key_is_not_the_base_of_the_next(
+    server: RegistryServer, key: SigningKey, tmp_path: Path
+) -> None:
+    host(server, key, tmp_path / "one").change("foreign", one, key)
+    other = new_key()
+    with pytest.raises(SignatureInvalid):
+        host(server, other, tmp_path / "two").change("foreign", same, other)
+
+
+def test_a_channel_that_is_not_there_is_named(server: RegistryServer, key: SigningKey, tmp_path: Path) -> None:
+    with pytest.raises(NotInRegistry, match=r"channel\.nothing"):
+        host(server, key, tmp_path / "seen").read("nothing")
+
+
+def test_a_registry_that_gives_an_older_statement_is_noticed(
+    server: RegistryServer, key: SigningKey, tmp_path: Path
+) -> None:
+    channels, registry = host(server, key, tmp_path / "seen"), server.registry()
+    channels.change("old", one, key)
+    older = registry.manifest(channel_tag("old"))
+    channels.change("old", same, key)
+    assert older is not None
+    registry.put_manifest(channel_tag("old"), older.data)
+    with pytest.raises(ChannelTooOld, match="restored from a copy"):
+        channels.change("old", same, key)
+    assert host(server, key, tmp_path / "another user").read("old").entries == (ENTRY,)
+
+
+def test_a_registry_that_lost_the_channel_is_noticed(server: RegistryServer, key: SigningKey, tmp_path: Path) -> None:
+    Seen(tmp_path / "seen").keep(server.repository, "lost", 7)
+    with pytest.raises(ConfigInvalid, match="any more"):
+        host(server, key, tmp_path / "seen").change("lost", one, key)
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_change_of_another_host_at_the_same_time_is_not_overwritten(
+    server: RegistryServer, key: SigningKey, tmp_path: Path, begun: bool
+) -> None:
+    name = f"race-{str(begun).lower()}"
+    channels, other = host(server, key, tmp_path / "one"), host(server, key, tmp_path / "two", NOW_S + 5)
+    if begun:
+        channels.change(name, one, key)
+
+    def meanwhile(entries: Entries) -> Entries:
+        other.change(name, one, key)
+        return ()
+
+    with pytest.raises(ChannelChanged):
+        channels.change(name, meanwhile, key)
+    assert channels.read(name).entries == (ENTRY,)
+
+
+def test_a_host_whose_clock_is_behind_signs_nothing(server: RegistryServer, key: SigningKey, tmp_path: Path) -> None:
+    host(server, key, tmp_path / "seen").change("clock", one, key)
+    with pytest.raises(ConfigInvalid, match="set its clock"):
+        host(server, key, tmp_path / "seen", NOW_S - 1000).change("clock", same, key)
+
+
+def test_a_damaged_file_of_counters_is_named(tmp_path: Path, server: RegistryServer, key: SigningKey) -> None:
+    (tmp_path / "seen").write_text("{")
+    with pytest.raises(ConfigInvalid, match="seen cannot be read"):
+        host(server, key, tmp_path / "seen").change("damaged", one, key)

@@ -1,0 +1,121 @@
+"""A bundle becomes a release in a real registry, which other people's tools understand."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from edgert.bundle.bundle_file import open_bundle
+from edgert.bundle.signing import SigningKey, new_key
+from edgert.errors import BundleCorrupt, ConfigInvalid, NotInRegistry, RegistryLoginRefused
+from edgert.registry.artifacts import RELEASE_TYPE, blob_of, file_blob
+from edgert_deploy.rollout.publish import Release, publish
+from tests.support.bundles import make_null_bundle
+from tests.support.registries import RegistryServer, program
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RegistryServer]:
+    with RegistryServer.in_folder(tmp_path_factory.mktemp("registry"), secured=True) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def key() -> SigningKey:
+    return new_key()
+
+
+def test_a_release_is_there_with_every_file(server: RegistryServer, key: SigningKey, tmp_path: Path) -> None:
+    path = make_null_bundle(tmp_path, key, "whole", padding_bytes=200_000)
+    counts: list[tuple[int, int]] = []
+    release = publish(server.registry(), path, lambda sent, total: counts.append((sent, total)))
+    assert release.tag == "whole-1"
+    assert counts[-1] == (release.sent_bytes, release.sent_bytes)
+    registry = server.registry()
+    with open_bundle(path, None) as bundle:
+        assert registry.has(blob_of(bundle.envelope.raw))
+        assert all(registry.has(file_blob(entry)) for entry in bundle.manifest.files)
+
+
+def test_what_is_equal_is_sent_once(server: RegistryServer, key: SigningKey, tmp_path: Path) -> None:
+    weights = bytes(range(256)) * 1000
+    first = publish(server.registry(), make_null_bundle(tmp_path, key, "shared", padding=weights))
+    second = publish(server.registry(), make_null_bundle(tmp_path, key, "shared", 2, padding=weights))
+    assert first.sent_bytes >= len(weights)
+    assert second.sent_bytes < 10_000
+    assert publish(server.registry(), tmp_path / "shared-1.edgert").sent_bytes == 0
+
+
+def test_a_release_is_immutable(server: RegistryServer, key: SigningKey, tmp_path: Path) -> None:
+    publish(server.registry(), make_null_bundle(tmp_path / "a", key, "fixed"))
+    with pytest.raises(ConfigInvalid, match="release 1 of fixed already"):
+        publish(server.registry(), make_null_bundle(tmp_path / "b", key, "fixed", op="sum"))
+
+
+def test_a_damaged_bundle_leaves_no_release(server: RegistryServer, key: SigningKey, tmp_path: Path) -> None:
+    path = make_null_bundle(tmp_path, key, "damaged", padding_bytes=50_000)
+    data = bytearray(path.read_bytes())
+    data[-20_000] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(BundleCorrupt):
+        publish(server.registry(), path)
+    with pytest.raises(NotInRegistry):
+        server.registry().manifest("damaged-1")
+
+
+def test_a_login_that_is_refused_is_said(server: RegistryServer, key: SigningKey, tmp_path: Path) -> None:
+    server.write_login("wrong")
+    try:
+        with pytest.raises(RegistryLoginRefused, match="publisher"):
+            publish(server.registry(), make_null_bundle(tmp_path, key, "refused"))
+    finally:
+        server.write_login("right horse")
+
+
+# --- other people's tools -------------------------------------------------------------------
+
+
+def skopeo(server: RegistryServer, *words: str) -> str:
+    done = subprocess.run([program("skopeo"), *words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def published(server: RegistryServer, key: SigningKey, tmp_path_factory: pytest.TempPathFactory) -> Release:
+    folder = tmp_path_factory.mktemp("bundle")
+    return publish(server.registry(), make_null_bundle(folder, key, "tools", padding_bytes=100_000))
+
+
+def reach(server: RegistryServer, side: str = "") -> list[str]:
+    certificates = server.folder / "certificates"
+    certificates.mkdir(exist_ok=True)
+    (certificates / "ca.crt").write_bytes(server.ca.read_bytes())
+    return ["--authfile", str(server.login_file), f"--{side}cert-dir", str(certificates)]
+
+
+def test_skopeo_inspects_a_release(server: RegistryServer, published: Release) -> None:
+    where = f"docker://{server.address.removeprefix('oci://')}:tools-1"
+    raw = json.loads(skopeo(server, "inspect", "--raw", *reach(server), where))
+    assert raw["artifactType"] == RELEASE_TYPE
+    assert raw["annotations"]["edgert.model"] == "tools"
+    assert raw["annotations"]["edgert.digest"] == published.digest
+    titles = [layer["annotations"]["org.opencontainers.image.title"] for layer in raw["layers"]]
+    assert titles[0] == "manifest.dsse.json"
+    assert "null/model.json" in titles
+
+
+def test_skopeo_copies_a_release_out_and_to_another_repository(
+    server: RegistryServer, published: Release, tmp_path: Path
+) -> None:
+    where = f"docker://{server.address.removeprefix('oci://')}:tools-1"
+    skopeo(server, "copy", *reach(server, "src-"), where, f"dir:{tmp_path}/out")
+    assert {entry.sha256 for entry in published.manifest.files} <= {path.name for path in (tmp_path / "out").iterdir()}
+    copied = f"docker://localhost:{server.port}/mirror/models:tools-1"
+    skopeo(server, "copy", *reach(server, "src-"), *reach(server, "dest-")[2:], where, copied)
+    raw = skopeo(server, "inspect", "--raw", *reach(server), copied)
+    assert f"sha256:{published.oci_manifest}" == blob_of(raw.encode()).digest  # byte for byte
