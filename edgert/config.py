@@ -66,7 +66,8 @@ class ServingConfig:
 
     `run_s_max` is the longest engine run before the worker is killed. `worker_mb_max` limits one worker's memory,
     `memory_mb` that of all workers; 0 is no limit. `strict` serves a version on its preferred artifact or not at all.
-    `allow_uids` and `allow_gids` are the users and groups that may connect; where both are empty, only the socket's mode
+    At most `sessions_max` sessions of a model keep up to `session_mb` together; one ends after `session_idle_s` seconds
+    without a request. `allow_uids` and `allow_gids` are the users and groups that may connect; where both are empty, only the socket's mode
     decides.
     """
 
@@ -84,6 +85,9 @@ class ServingConfig:
     worker_mb_max: float = 0.0
     memory_mb: float = 0.0
     strict: bool = False
+    sessions_max: int = 256
+    session_mb: float = 64.0
+    session_idle_s: float = 300.0
     allow_uids: tuple[int, ...] = ()
     allow_gids: tuple[int, ...] = ()
 
@@ -370,6 +374,9 @@ _RANGES: dict[str, tuple[float, float]] = {
     "run_s_max": (0, 86_400),
     "worker_mb_max": (0, 1e7),
     "memory_mb": (0, 1e7),
+    "sessions_max": (0, 100_000),
+    "session_mb": (0, 1e6),
+    "session_idle_s": (0.1, 1e9),
 }
 
 

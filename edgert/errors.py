@@ -57,6 +57,13 @@ class DeadlineExceeded(RequestError):
     wire_code = 13
 
 
+class SessionLost(RequestError):
+    """What the daemon kept of a session is gone, so that no request can continue it: begin a new one."""
+
+    code = "request.session_lost"
+    wire_code = 15
+
+
 class NotAllowed(RequestError):
     """The device's configuration does not let this user connect."""
 

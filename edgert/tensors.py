@@ -30,6 +30,7 @@ NUMPY_NAMES = {
     "FP32": "float32",
     "FP64": "float64",
 }
+ITEM_BYTES = {name: 1 if name == "BOOL" else int(name.lstrip("UINTFP")) // 8 for name in NUMPY_NAMES}
 DATATYPES = {numpy_name: name for name, numpy_name in NUMPY_NAMES.items()}
 MAX_RANK = 8
 

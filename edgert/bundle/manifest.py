@@ -15,6 +15,7 @@ from edgert.bundle.buckets import Buckets, check_buckets
 from edgert.bundle.expiry import expiry_time
 from edgert.bundle.rules import Classify, Ctc, Detect, Preprocess, Resize, Smooth, check_rules
 from edgert.bundle.signal_rules import Series, Sound, check_series, check_smoothing, check_sound
+from edgert.bundle.state import State, check_state
 from edgert.errors import BundleError, NotCompatible
 from edgert.tensors import TensorSpec
 from edgert.typed_json import Mistyped, from_json
@@ -99,6 +100,8 @@ class Manifest:
     give the same bytes. A downgrade always expires.
     `golden_raw` holds the windows of sound or of series from which the golden inputs were made.
     `buckets` are the lengths of the axis, besides the batch, that the inputs leave open.
+    `state` binds outputs to the inputs that get them in a session's next item; apps see neither. Versions with the same
+    `state_id` continue each other's sessions.
     """
 
     model: str
@@ -122,6 +125,8 @@ class Manifest:
     expires: str = ""
     signed_at: str = ""
     buckets: Buckets | None = None
+    state: tuple[State, ...] = ()
+    state_id: str = ""
 
     def __post_init__(self) -> None:
         _check(self)
@@ -134,6 +139,16 @@ class Manifest:
     def input_rule(self) -> Preprocess | Sound | Series | None:
         """The rule for an input that devices preprocess."""
         return self.preprocess or self.sound or self.series
+
+    @property
+    def app_inputs(self) -> tuple[TensorSpec, ...]:
+        """The inputs that a request has: those that are no state."""
+        return tuple(spec for spec in self.inputs if spec.name not in {one.input for one in self.state})
+
+    @property
+    def app_outputs(self) -> tuple[TensorSpec, ...]:
+        """The outputs of the model that an answer may have: those that are no state."""
+        return tuple(spec for spec in self.outputs if spec.name not in {one.output for one in self.state})
 
     def artifact(self, artifact_id: str) -> ArtifactEntry:
         return next(a for a in self.artifacts if a.id == artifact_id)
@@ -222,15 +237,17 @@ def _check(manifest: Manifest) -> None:
     if sum(rule is not None for rule in (manifest.preprocess, manifest.sound, manifest.series)) > 1:
         raise BundleError("a manifest has one rule for an input: preprocess, sound or series")
     if manifest.sound is not None:
-        check_sound(manifest.sound, manifest.inputs)
+        check_sound(manifest.sound, manifest.app_inputs)
     if manifest.series is not None:
-        check_series(manifest.series, manifest.inputs)
+        check_series(manifest.series, manifest.app_inputs)
     if manifest.buckets is not None:
         check_buckets(manifest.buckets, manifest.inputs, manifest.outputs)
-    check_rules(
-        manifest.preprocess, manifest.classify, manifest.detect, manifest.inputs, manifest.outputs, manifest.ctc
-    )
+    specs = manifest.app_inputs, manifest.app_outputs
+    check_rules(manifest.preprocess, manifest.classify, manifest.detect, *specs, manifest.ctc)
     check_smoothing(manifest.classify, manifest.sound or manifest.series)
+    check_state(manifest.state, manifest.state_id, manifest.inputs, manifest.outputs)
+    if manifest.state and manifest.buckets is not None:
+        raise BundleError("a model with state has no buckets: fix the axis to the length of a chunk")
 
 
 def _check_times(manifest: Manifest) -> None:
@@ -287,6 +304,7 @@ def check_known(manifest: Mapping[str, Any]) -> None:
         ("ctc", Ctc, manifest.get("ctc")),
         ("detection", Detect, manifest.get("detect")),
         ("the buckets", Buckets, manifest.get("buckets")),
+        *(("the state", State, one) for one in manifest.get("state") or ()),
     )
     for what, cls, rule in rules:
         if unknown := sorted(set(rule or ()) - {field.name for field in fields(cls)}):

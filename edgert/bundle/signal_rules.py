@@ -30,7 +30,7 @@ class Sound:
     """How mono sound becomes features, with librosa's definitions and, apart from `rate_hz`, its names for them.
 
     A window has `length` samples at `rate_hz`. With `step` 0 a request holds one window, padded with zeros at its end;
-    else a new window begins every `step` samples, and each is an item. `features` is "samples", "log_mel" or "mfcc".
+    else a new window begins every `step` samples, and each is an item. `lead` zeros go before a signal. `features` is "samples", "log_mel" or "mfcc".
     `log` is "db", "ln" or "log10" of max(floor, power) + offset. The features are then (value - mean) / std, with one
     number, or one for each band or coefficient. `time_axis` says whether time is the model's "first" or "last" axis.
     """
@@ -39,6 +39,7 @@ class Sound:
     rate_hz: int
     length: int
     step: int = 0
+    lead: int = 0
     features: str = "log_mel"
     n_fft: int = 512
     win_length: int = 0  # 0: n_fft
@@ -108,6 +109,8 @@ class Series:
     feature_std: tuple[float, ...] = (1.0,)
     time_axis: str = "first"
 
+    lead: ClassVar[int] = 0
+
     @property
     def features_per_channel(self) -> int:
         counts = {
@@ -128,6 +131,7 @@ def check_sound(rule: Sound, inputs: Sequence[TensorSpec]) -> None:
     check_choice("sound", "time_axis", rule.time_axis, TIME_AXES)
     _check_range("sound", "rate_hz", rule.rate_hz, RATE_HZ_MIN, RATE_HZ_MAX)
     _check_window("sound", rule.length, rule.step, 1)
+    _check_range("sound", "lead", rule.lead, 0, rule.length - 1)
     _check_normalisation("sound", rule.mean, rule.std, rule.bins, "band or coefficient")
     if rule.features != "samples":
         _check_range("sound", "n_fft", rule.n_fft, 2, FFT_MAX)

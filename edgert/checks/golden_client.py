@@ -26,7 +26,9 @@ class GoldenClient:
         manifest = version.manifest
         self.samples = list(golden.samples(version, as_sent=True))
         self._model = manifest.model
-        self._inputs, self._outputs = ([spec.name for spec in specs] for specs in (manifest.inputs, manifest.outputs))
+        self._inputs, self._outputs = (
+            [spec.name for spec in specs] for specs in (manifest.app_inputs, manifest.app_outputs)
+        )
         self._client = Client(state.socket(config), timeout_s=ASK_S_MAX, probe=True)
 
     def __enter__(self) -> GoldenClient:

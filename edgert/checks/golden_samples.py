@@ -21,12 +21,16 @@ def samples(version: InstalledVersion, *, as_sent: bool = False) -> Iterator[Arr
     """Yield the golden inputs, one sample at a time, each in its own length.
 
     A model with a fixed batch of one takes no other. With `as_sent` they are what an app sends: the windows of a signal
-    instead of their features.
+    instead of their features, and no state, which is zero in them.
     """
     manifest, padder = version.manifest, _padder(version)
     arrays = [_read(version, path) for path in manifest.golden_inputs]
-    if as_sent and manifest.golden_raw and (rule := manifest.input_rule) is not None:
-        arrays[[spec.name for spec in manifest.inputs].index(rule.input)] = _read(version, manifest.golden_raw)
+    if as_sent:
+        rule, by_name = manifest.input_rule, dict(zip((spec.name for spec in manifest.inputs), arrays, strict=True))
+        if manifest.golden_raw and rule is not None:
+            lead = manifest.sound.lead if manifest.sound is not None else 0  # the device adds it
+            by_name[rule.input] = _read(version, manifest.golden_raw)[:, lead:]
+        arrays = [by_name[spec.name] for spec in manifest.app_inputs]
     for i, sample in enumerate(_rows(arrays)):
         yield sample if padder is None else padder.trimmed(sample, padder.buckets.golden_lengths[i])
 
@@ -36,6 +40,8 @@ def check(
 ) -> list[float]:
     """Pass every golden sample (as `samples`) to `ask` and return the largest absolute difference per output.
 
+    With `as_sent`, `ask` answers the outputs that apps get.
+
     Raises HealthCheckFailed where one is beyond the signed tolerance, and what `ask` raises.
     """
     answers = [ask(sample) for sample in samples(version, as_sent=as_sent)]
@@ -43,8 +49,12 @@ def check(
     if len(wanted) != len(answers):
         raise HealthCheckFailed(f"{artifact.id} has {len(wanted)} golden answers for {len(answers)} golden samples")
     worst = []
-    for i, (spec, atol) in enumerate(zip(version.manifest.outputs, artifact.golden_atol, strict=True)):
-        differences = [_difference(spec.name, want[i], got[i]) for want, got in zip(wanted, answers, strict=True)]
+    manifest = version.manifest
+    specs = manifest.app_outputs if as_sent else manifest.outputs
+    for at, spec in enumerate(specs):
+        i = manifest.outputs.index(spec)
+        atol = artifact.golden_atol[i]
+        differences = [_difference(spec.name, want[i], got[at]) for want, got in zip(wanted, answers, strict=True)]
         worst.append(float(np.max(differences, initial=0.0)))
         if not worst[-1] <= atol:  # written so that NaN fails
             raise HealthCheckFailed(

@@ -121,7 +121,8 @@ class BatcherStatus:
 class WorkerFigures:
     """The counters of a worker. `runs` has, by items per run, the number of runs and their sum in ns.
 
-    `shared_bytes` is the shared memory of its clients, which is not part of the worker's memory.
+    `shared_bytes` is the shared memory of its clients, which is not part of the worker's memory. `session_bytes` is what
+    the `sessions` may keep at most.
     """
 
     connections: int
@@ -136,6 +137,8 @@ class WorkerFigures:
     alarms: tuple[str, ...]
     requests: LiveStats
     shared_bytes: int = 0
+    sessions: int = 0
+    session_bytes: int = 0
 
     @property
     def inferences(self) -> int:

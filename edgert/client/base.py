@@ -16,12 +16,17 @@ TRANSPORTS = ("auto", "socket")
 Priority = Literal["normal", "high"]
 
 
-class CallOptions(TypedDict, total=False):
-    """The options of `infer`: its own time-out, whether caches may answer, and whether it goes before other requests."""
+class SessionOptions(TypedDict, total=False):
+    """The options of a session's `infer`: its own time-out, and whether it goes before other requests."""
 
     timeout_s: float | None
-    cache: bool
     priority: Priority
+
+
+class CallOptions(SessionOptions, total=False):
+    """The options of `infer`: those of a session, and whether caches may answer."""
+
+    cache: bool
 
 
 class BaseClient:

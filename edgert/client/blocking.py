@@ -17,10 +17,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from edgert.client.base import IDLE_CONNECTIONS_MAX, BaseClient, CallOptions, Priority, request_flags
-from edgert.client.conversation import RETRY_PAUSE_S, Conversation, Outputs, Retry, timeout_us
+from edgert.client.base import (
+    IDLE_CONNECTIONS_MAX,
+    BaseClient,
+    CallOptions,
+    Priority,
+    SessionOptions,
+    request_flags,
+)
+from edgert.client.conversation import RETRY_PAUSE_S, Conversation, Outputs, Retry, session_lost, timeout_us
 from edgert.client.model_interface import Inputs
-from edgert.errors import EdgeRTError
+from edgert.errors import EdgeRTError, SessionLost, WorkerLost
 from edgert.protocol import wire
 from edgert.protocol.local_socket import SEND_BUFFER_BYTES, dial, timeval
 from edgert.protocol.sharing import receive_with_descriptor
@@ -99,6 +106,15 @@ class Client(BaseClient):
             finally:
                 self._give_back(idle, connection)
 
+    def session(self, model: str) -> Session:
+        """Begin a session of `model`: the daemon keeps, from one of its requests to the next, the model's state and
+        the values that the next window needs (docs/streams.md). Close it, or use it in a `with` block.
+
+        Raises Overloaded (too many sessions), RequestError (the model keeps nothing), Unavailable, DeadlineExceeded.
+        """
+        deadline = time.monotonic() + self.timeout_s
+        return Session(self, self._connected(model, deadline, session=True), model)
+
     def models(self) -> list[dict[str, Any]]:
         """Return the name, release and state of each model that the daemon serves."""
         connection = self._connected(None, time.monotonic() + self.timeout_s)
@@ -130,12 +146,12 @@ class Client(BaseClient):
     ) -> None:
         self.close()
 
-    def _connected(self, model: str | None, deadline: float) -> _Connection:
+    def _connected(self, model: str | None, deadline: float, *, session: bool = False) -> _Connection:
         """Return a new connection, once the daemon accepts one."""
         while True:
             self._check_open()
             try:
-                return _Connection(self.path, model, deadline, share=self._share, probe=self._probe)
+                return _Connection(self.path, model, deadline, share=self._share, probe=self._probe, session=session)
             except Retry as retry:
                 time.sleep(retry.wait_s(deadline - time.monotonic()))
 
@@ -146,12 +162,68 @@ class Client(BaseClient):
             idle.append(connection)
 
 
+class Session:
+    """Requests of `model` that continue each other, on a connection of their own. For one thread at a time.
+
+    It follows the model to another worker, and to a new version that continues its sessions. Made by `Client.session`.
+    """
+
+    def __init__(self, client: Client, connection: _Connection, model: str) -> None:
+        self._client, self._connection, self._model = client, connection, model
+
+    @overload
+    def infer(self, inputs: Inputs, *, trace: Literal[False] = False, **options: Unpack[SessionOptions]) -> Outputs: ...
+
+    @overload
+    def infer(self, inputs: Inputs, *, trace: Literal[True], **options: Unpack[SessionOptions]) -> InferResponse: ...
+
+    def infer(
+        self, inputs: Inputs, *, timeout_s: float | None = None, priority: Priority = "normal", trace: bool = False
+    ) -> Outputs | InferResponse:
+        """Answer the next chunk: arrays by output name, with one item for each window that it completed, maybe none.
+
+        Inputs and options are those of `Client.infer`. After an error of the daemon the session goes on without this
+        chunk. Raises SessionLost where it cannot go on: begin a new one.
+        """
+        flags = request_flags(True, priority)
+        timeout_s = self._client.timeout_s if timeout_s is None else timeout_s
+        deadline = time.monotonic() + timeout_s
+        while True:
+            if self._connection.closed:
+                raise SessionLost("the session is closed, or a request of it ran out of time: begin a new one")
+            try:
+                return self._connection.ask(inputs, timeout_s, deadline, flags, trace)
+            except (Retry, WorkerLost) as error:
+                self._connection = self._moved(error, deadline)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _moved(self, error: Retry | WorkerLost, deadline: float) -> _Connection:
+        """Return a connection to the worker that continues the session. Raises SessionLost where none does."""
+        if not (resume := self._connection.resume):
+            raise session_lost(error) from error
+        connection = self._client._connected(self._model, deadline, session=True)
+        connection.send_resume(resume)
+        return connection
+
+
 class _Connection:
     """One connection, which its hello binds to one model (None: to the daemon itself)."""
 
-    def __init__(self, path: Path, model: str | None, deadline: float, *, share: bool, probe: bool) -> None:
+    def __init__(
+        self, path: Path, model: str | None, deadline: float, *, share: bool, probe: bool, session: bool
+    ) -> None:
         self.closed = False
-        self._conversation = Conversation(model, share=share, probe=probe)
+        self._conversation = Conversation(model, share=share, probe=probe, session=session)
         self._timeout_s, self._timeout_us = 0.0, 0
         self._sock = dial(path, deadline)
         try:
@@ -183,6 +255,15 @@ class _Connection:
                 self.close()
             raise event
         return event
+
+    @property
+    def resume(self) -> bytes:
+        return self._conversation.resume
+
+    def send_resume(self, frame: bytes) -> None:
+        """Hand a session's memory to its new worker, which answers nothing unless it refuses."""
+        with contextlib.suppress(OSError):  # the next request finds the reason
+            self._sock.sendall(frame)
 
     def close(self) -> None:
         self.closed = True

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgert.client.model_interface import Inputs, ModelInterface
-from edgert.errors import DaemonUnreachable, DeadlineExceeded, EdgeRTError, Unavailable, WorkerLost
+from edgert.errors import DaemonUnreachable, DeadlineExceeded, EdgeRTError, SessionLost, Unavailable, WorkerLost
 from edgert.protocol import wire
 from edgert.protocol.arrays import from_wire, looks_of
 from edgert.protocol.frame_buffer import FrameBuffer
@@ -52,15 +52,19 @@ Event = Outputs | InferResponse | EdgeRTError | Retry
 class Conversation:
     """A hello to `model` (None: to the daemon itself), then requests and their answers, one after the other.
 
-    `over` is whether the connection must be closed. After `request`, `size_bytes` is how much is to be sent.
+    `over` is whether the connection must be closed. After `request`, `size_bytes` is how much is to be sent. With
+    `session`, the requests continue each other; when the daemon moves the session, `resume` is the frame to send after
+    the next connection's hello.
     """
 
-    def __init__(self, model: str | None, *, share: bool, probe: bool = False) -> None:
+    def __init__(self, model: str | None, *, share: bool, probe: bool = False, session: bool = False) -> None:
         self.frames = FrameBuffer()
         self.welcome: dict[str, Any] = {}
         self.over = False
         self.size_bytes = 0
         self._model, self._share, self._probe = model, share and model is not None, probe
+        self._session = session
+        self.resume = b""
         self._area: SharedArea | None = None
         self._interface: ModelInterface | None = None  # None until the daemon has greeted
         # The last request: the shapes and dtypes of the app's arrays, if they could be sent as they are.
@@ -74,8 +78,8 @@ class Conversation:
 
     def hello(self) -> bytes:
         """Return the frame that begins the connection; it asks for shared memory where that may be used."""
-        asked = {name: True for name, wanted in (("shared", self._share), ("probe", self._probe)) if wanted}
-        return wire.json_frame(wire.HELLO, {"model": self._model, **asked})
+        asked = {"shared": self._share, "probe": self._probe, "session": self._session}
+        return wire.json_frame(wire.HELLO, {"model": self._model, **{name: True for name in asked if asked[name]}})
 
     def take_memory(self, descriptor: int | None) -> None:
         """Use the shared memory whose descriptor came with the first bytes, if one came. Closes the descriptor."""
@@ -123,6 +127,8 @@ class Conversation:
             error = wire.error_of(frame)
             return Retry() if error.retryable else error
         if frame.kind == wire.MOVED:
+            if self._session and interface is not None:
+                self.resume = wire.resumed(frame)
             return _restarting() if interface is None else Retry()
         if frame.kind == wire.WELCOME and interface is None:
             self.over = False
@@ -178,6 +184,13 @@ class Conversation:
         views = [(names[tensor.number], from_wire(tensor)) for tensor in tensors]
         self._views = [(name, view[0, ...]) for name, view in views] if self._added_axis else views
         self._tensors = tensors
+
+
+def session_lost(cause: Retry | WorkerLost) -> SessionLost:
+    """Return what the end of a session's connection means to the app."""
+    error = cause.error if isinstance(cause, Retry) else cause
+    why = "the model's worker ended" if error is None else error.message
+    return SessionLost(f"{why}. What the session kept is lost with it: begin a new session")
 
 
 def timeout_us(timeout_s: float) -> int:

@@ -29,6 +29,7 @@ class ModelInterface:
         pre = welcome.get("preprocess") or {}
         # A model with preprocessing also takes frames or a signal, or files, for one of its inputs.
         self._forms = [TensorSpec.from_json(pre[key]) for key in ("input", "integers", "files") if key in pre]
+        self._has_windows = bool(pre.get("step"))  # one signal may become several items
 
     def arrays(self, inputs: Inputs) -> tuple[list[NDArray[Any]], bool]:
         """Return C-contiguous arrays in the model's order, and whether a batch axis was added to them."""
@@ -43,7 +44,7 @@ class ModelInterface:
             raise RequestError(f"model {self.model} takes inputs {names}: give a dict by name")
         fitted = [self._fit(array, spec) for array, spec in zip(given, self.inputs, strict=True)]
         added = {was_added for _, was_added in fitted}
-        if len(added) > 1:
+        if len(added) > 1 and not self._has_windows:
             raise RequestError("give the batch axis on every input, or on none")
         arrays = [array for array, _ in fitted]
         size = sum(array.nbytes for array in arrays)
@@ -64,7 +65,7 @@ class ModelInterface:
                 if fits(wanted, wanted.datatype, shaped.shape):
                     return shaped, False
                 if fits(wanted, wanted.datatype, (1, *shaped.shape)):
-                    return shaped[None], True
+                    return shaped[None], wanted is spec or not self._has_windows
         wants = " or ".join(f"{w.datatype} {list(w.shape)}" for w in accepted)
         got = DATATYPES.get(array.dtype.name, str(array.dtype))
         takes_files = any(w.datatype == "UINT8" and len(w.shape) == 2 for w in accepted)

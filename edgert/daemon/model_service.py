@@ -113,8 +113,12 @@ class ModelService:
         elif loading is None:
             self._bring_up(slots, version)
 
-    def connect(self, client: socket.socket, *, shared: bool = False, probe: bool = False) -> None:
-        """Pass a client's connection to the worker that serves; `shared` asks for shared memory, `probe` is a check.
+    def connect(
+        self, client: socket.socket, *, shared: bool = False, probe: bool = False, session: bool = False
+    ) -> None:
+        """Pass a client's connection to the worker that serves.
+
+        `shared` asks for shared memory, `probe` is a check, and the requests of a `session` continue each other.
 
         Raises EdgeRTError while none serves.
         """
@@ -123,7 +127,7 @@ class ModelService:
             self._demand()
             raise self._unavailable()
         try:
-            order = {"op": "connection", "shared": shared, "probe": probe}
+            order = {"op": "connection", "shared": shared, "probe": probe, "session": session}
             channel.send(worker.channel, order, (client.fileno(),))
         except BlockingIOError as error:
             raise Overloaded(f"model {self.model} takes no more connections now", retry_after_s=0.5) from error

@@ -200,7 +200,7 @@ class Supervisor:
                 sock.send(wire.json_frame(wire.WELCOME, {"edgert": __version__, "models": self._model_list()}))
             elif isinstance(model, str) and model in self._services:
                 sock.setblocking(True)
-                asked = {name: hello.get(name) is True for name in ("shared", "probe")}
+                asked = {name: hello.get(name) is True for name in ("shared", "probe", "session")}
                 self._services[model].connect(sock, **asked)
             else:
                 known = ", ".join(sorted(self._services)) or "none"

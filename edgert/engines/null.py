@@ -1,7 +1,7 @@
 """The null engine: the specification of the seam, without a vendor.
 
 Its artifact is a JSON file. `{"op": "copy"}` copies input i to output i; `{"op": "sum"}` fills each output, per item, with
-the sum of input 0; `{"op": "zeros"}` ignores the inputs. One run takes `delay_s` plus `item_s` per item.
+the sum of input 0; `{"op": "add"}` gives each output the sum of all inputs; `{"op": "zeros"}` ignores them. One run takes `delay_s` plus `item_s` per item.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from edgert.engines import EngineOptions, LocalArtifact
 from edgert.errors import EngineFailed
 from edgert.tensors import TensorSpec
+
+OPS = ("copy", "sum", "add", "zeros")
 
 
 class NullEngine:
@@ -37,8 +39,8 @@ class NullEngine:
             raise EngineFailed(
                 f"null engine cannot read {artifact.path.name}: {error}; give {{'op': 'copy'}}"
             ) from error
-        if op not in ("copy", "sum", "zeros"):
-            raise EngineFailed(f"null engine knows 'copy', 'sum' and 'zeros', not {op!r}")
+        if op not in OPS:
+            raise EngineFailed(f"null engine knows {', '.join(OPS)}, not {op!r}")
         return NullSession(artifact.inputs, artifact.outputs, op, delay_s, item_s)
 
 
@@ -61,6 +63,8 @@ class NullSession:
             return [array.astype(spec.dtype) for array, spec in zip(tensors, self.outputs, strict=False)]
         if self._op == "zeros":
             return [np.zeros((len(tensors[0]), *spec.item_shape), spec.dtype) for spec in self.outputs]
+        if self._op == "add":
+            return [np.sum(tensors, axis=0, dtype=spec.dtype) for spec in self.outputs]
         first = tensors[0]
         sums = first.reshape(len(first), -1).sum(axis=1)
         return [_spread(sums, spec) for spec in self.outputs]

@@ -71,6 +71,7 @@ enum {
     EDGERT_MODEL_NOT_FOUND = 12,   /* no such model is active */
     EDGERT_DEADLINE_EXCEEDED = 13, /* the time-out passed */
     EDGERT_NOT_ALLOWED = 14,       /* the device's configuration does not let this user connect */
+    EDGERT_SESSION_LOST = 15,      /* what the daemon kept of the session is gone: begin a new one */
     EDGERT_UNAVAILABLE = 20,       /* the model is loading or failing; see retry_after_ms */
     EDGERT_OVERLOADED = 21,        /* a queue or the connections are at their limit; see retry_after_ms */
     EDGERT_WORKER_LOST = 22,       /* the worker ended during the request; the app decides whether to repeat it */
@@ -242,7 +243,8 @@ enum {
     EDGERT__ERROR,
     EDGERT__PING,
     EDGERT__PONG,
-    EDGERT__MOVED
+    EDGERT__MOVED,
+    EDGERT__RESUME
 };
 enum {
     EDGERT__FLAG_NO_CACHE = 1,
@@ -316,6 +318,7 @@ const char *edgert_code_name(int code) {
     case EDGERT_MODEL_NOT_FOUND: return "request.model_not_found";
     case EDGERT_DEADLINE_EXCEEDED: return "request.deadline_exceeded";
     case EDGERT_NOT_ALLOWED: return "request.not_allowed";
+    case EDGERT_SESSION_LOST: return "request.session_lost";
     case EDGERT_UNAVAILABLE: return "unavailable";
     case EDGERT_OVERLOADED: return "unavailable.overloaded";
     case EDGERT_WORKER_LOST: return "unavailable.worker_lost";
@@ -422,7 +425,7 @@ static const char *edgert__get_header(const unsigned char *at, edgert__frame *fr
     for (i = 0; i < 6; i++) frame->stage_us[i] = (uint32_t)edgert__get(at + 40 + 4 * i, 4);
     if (memcmp(at, "ERT1", 4)) return "the frame does not begin with ERT1";
     if (at[4] != 1) return "the frame is not of version 1";
-    if (frame->kind < EDGERT__HELLO || frame->kind > EDGERT__MOVED) return "the frame's kind is not known";
+    if (frame->kind < EDGERT__HELLO || frame->kind > EDGERT__RESUME) return "the frame's kind is not known";
     if (frame->body_bytes > EDGERT_FRAME_BYTES_MAX - 64) return "the frame is longer than EDGERT_FRAME_BYTES_MAX";
     if (frame->meta_bytes > EDGERT__META_BYTES_MAX || frame->tensors > EDGERT_TENSORS_MAX)
         return "the frame has more meta or tensors than allowed";

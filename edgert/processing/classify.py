@@ -26,9 +26,15 @@ class Classifier:
         self._always = not rule.threshold and not rule.none
 
     def __call__(
-        self, scores: NDArray[Any], windows: Sequence[int] | None = None
+        self,
+        scores: NDArray[Any],
+        windows: Sequence[int] | None = None,
+        before: NDArray[np.float32] | None = None,
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Return classes and their scores. Items are smoothed if `windows` counts those of each signal, in order."""
+        """Return classes and their scores. Items are smoothed if `windows` counts those of each signal, in order.
+
+        `before` holds the shares of the last windows before those of the one signal.
+        """
         rule = self._rule
         if self._always and rule.smooth is None:
             return best_classes(scores, rule.top_k, rule.softmax)
@@ -36,7 +42,7 @@ class Classifier:
         if rule.smooth is None or windows is None:
             return self._decided(shares)
         ends = np.cumsum(windows)[:-1]
-        found = [self.smoothed(signal) for signal in np.split(shares, ends)]
+        found = [self.smoothed(signal, before) for signal in np.split(shares, ends)]
         return np.concatenate([classes for classes, _ in found]), np.concatenate([shares for _, shares in found])
 
     def shares(self, scores: NDArray[Any]) -> NDArray[np.float32]:

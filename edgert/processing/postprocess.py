@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from edgert.bundle.manifest import Manifest
@@ -47,15 +48,17 @@ class Postprocessor:
         placements: Sequence[Placement] | None,
         shown: tuple[int, ...],
         windows: Sequence[int] | None = None,
+        before: NDArray[np.float32] | None = None,
     ) -> Arrays:
         """Return `outputs` followed by the results of the rules.
 
         `shown` is the shape of the model's image tensor, `placements` map from it back to the sent images, `windows`
-        counts the items of each sent signal (None: the app sent the tensor itself).
+        counts the items of each sent signal (None: the app sent the tensor itself). `before` are the class scores of the
+        signal's windows before, as `last_shares` returns them.
         """
         added = list(outputs)
         if self._classify is not None:
-            added += self._classifier(outputs[self._classified], windows)
+            added += self._classifier(outputs[self._classified], windows, before)
         if self._detect is not None:
             height, width = shown[1:3] if self._nhwc else shown[2:]
             arrays = [outputs[i] for i in self._detected]
@@ -63,6 +66,14 @@ class Postprocessor:
         if self._ctc is not None:
             added += self._reader(outputs[self._read])
         return added
+
+    def last_shares(self, outputs: Arrays, before: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return what the next windows' smoothing needs: the class scores of the last windows."""
+        shares = self._classifier.shares(outputs[self._classified])
+        smooth = self._classify.smooth if self._classify is not None else None
+        assert smooth is not None  # only it has scores before
+        kept = np.concatenate((before, shares)) if len(before) else shares
+        return np.array(kept[max(0, len(kept) - smooth.windows + 1) :], np.float32)
 
     def sent(self, raw: bool) -> list[int]:
         """Return the positions of the outputs in an answer.

@@ -39,6 +39,8 @@ class SignalPreprocessor:
 
     def __init__(self, rule: Sound | Series, spec: TensorSpec) -> None:
         self._rule, self._spec = rule, spec
+        self.step = rule.step
+        self.held_max = rule.length  # values that a session holds between requests
         self.files: TensorSpec | None = None
         if isinstance(rule, Sound):
             shape: tuple[int, ...] = (-1, -1)
@@ -74,16 +76,48 @@ class SignalPreprocessor:
     def windows(self, array: NDArray[Any]) -> tuple[Floats, list[int]]:
         """Return the windows [items, length(, channels)] of all signals, and how many each has. Raises RequestError."""
         rule = self._rule
-        found = [self._cut(signal) for signal in self._signals(array)]
+        found = [self._cut(signal, rule.lead) for signal in self._signals(array)]
         if sum(map(len, found)) > WINDOWS_MAX:
             raise RequestError(f"the request has {sum(map(len, found))} windows, at most {WINDOWS_MAX}: split it")
-        windows = found[0] if len(found) == 1 else np.concatenate(found)
+        counts = [len(one) for one in found]
+        return self._bounded(found[0] if len(found) == 1 else np.concatenate(found)), counts
+
+    @property
+    def nothing_held(self) -> Floats:
+        """The values that a session begins with: those before its signal."""
+        shape = (self._rule.lead,) if isinstance(self._rule, Sound) else (0, self._rule.channels)
+        return np.zeros(shape, np.float32)
+
+    def next_windows(self, array: NDArray[Any], held: Floats, skip: int) -> tuple[Floats, Floats, int]:
+        """Return the windows that `array`, one signal after the values `held`, completes, and what a session holds then.
+
+        The first `skip` values are left out, and as many as the last number says of those to come. Raises RequestError.
+        """
+        rule = self._rule
+        if not rule.step:
+            return self.windows(array)[0], held, skip
+        if len(array) != 1 or array.dtype == np.uint8:
+            raise RequestError("a session takes one signal in a request, and values, not a file: send [1, time]")
+        signal = next(self._signals(array))
+        allowed = isinstance(rule, Series) and rule.missing != "refuse"
+        if np.isinf(signal).any() or (not allowed and np.isnan(signal).any()):  # held values would spoil later requests
+            raise RequestError("the signal has values that are not finite: send it without them")
+        values = np.concatenate((held, signal[skip:]))
+        if len(values) < rule.length:
+            return np.empty((0, rule.length, *held.shape[1:]), np.float32), values, max(0, skip - len(signal))
+        windows = self._bounded(self._cut(values, 0))
+        begin = len(windows) * rule.step  # of the next window
+        return windows, values[begin:].copy(), max(0, begin - len(values))
+
+    def _bounded(self, windows: Floats) -> Floats:
+        """Return `windows` in memory of their own. Raises RequestError where they take too much."""
+        rule = self._rule
         size = len(windows) * max(rule.length * rule.channels, math.prod(self._made)) * 4
         if len(windows) > 1 and size > EXPANDED_BYTES_MAX:
             raise RequestError(
                 f"the request's windows take {size} bytes, at most {EXPANDED_BYTES_MAX}: split the request"
             )
-        return np.ascontiguousarray(windows), [len(one) for one in found]
+        return np.ascontiguousarray(windows)
 
     def features(self, windows: Floats) -> Floats:
         """Return the model's tensor for `windows`. Raises RequestError for values that are not finite."""
@@ -112,13 +146,15 @@ class SignalPreprocessor:
         samples, rate_hz = read_wav(file)
         if not RATE_HZ_MIN <= rate_hz <= RATE_HZ_MAX:
             raise RequestError(f"the file has {rate_hz} samples a second; {RATE_HZ_MIN} to {RATE_HZ_MAX} are read")
-        self._count(resampled_length(len(samples), rate_hz, rule.rate_hz))  # before the work
+        self._count(resampled_length(len(samples), rate_hz, rule.rate_hz), rule.lead)  # before the work
         return resample(samples, rate_hz, rule.rate_hz)
 
-    def _cut(self, signal: Floats) -> Floats:
-        """Return the windows of one signal as [windows, length(, channels)]."""
+    def _cut(self, signal: Floats, lead: int) -> Floats:
+        """Return the windows of one signal, after `lead` zeros, as [windows, length(, channels)]."""
         rule = self._rule
-        count = self._count(len(signal))
+        count = self._count(len(signal), lead)
+        if lead:
+            signal = np.concatenate((np.zeros(lead, np.float32), signal))
         if len(signal) < rule.length:
             signal = np.concatenate((signal, np.zeros(rule.length - len(signal), np.float32)))
         if count == 1:
@@ -126,11 +162,12 @@ class SignalPreprocessor:
         windows = sliding_window_view(signal, rule.length, axis=0)[:: rule.step]
         return windows if windows.ndim == 2 else windows.transpose(0, 2, 1)
 
-    def _count(self, length: int) -> int:
-        """Return the windows of a signal of `length` values. Raises RequestError."""
+    def _count(self, length: int, lead: int) -> int:
+        """Return the windows of a signal of `length` values after `lead` zeros. Raises RequestError."""
         rule, unit = self._rule, "samples" if isinstance(self._rule, Sound) else "values"
         if not length:
             raise RequestError(f"the signal is empty; send {rule.length} {unit}")
+        length += lead
         if length < rule.length and isinstance(rule, Series):
             raise RequestError(f"the series has {length} values per channel, and a window has {rule.length}: send more")
         if length > rule.length and not rule.step:

@@ -20,16 +20,15 @@ from edgert.protocol.wire import (
     FRAME_BYTES_MAX,
     HEADER,
     HELLO,
-    ITEM_BYTES,
     MAGIC,
     META_BYTES_MAX,
-    MOVED,
+    RESUME,
     TENSORS_MAX,
     VERSION,
     Frame,
     WireTensor,
 )
-from edgert.tensors import MAX_RANK
+from edgert.tensors import ITEM_BYTES, MAX_RANK
 
 KEEP_BYTES_MAX = 4 * 1024**2  # a buffer up to this size is kept for the next frame
 
@@ -172,7 +171,7 @@ class FrameBuffer:
             raise ProtocolError(f"a frame begins with {magic!r}, not {MAGIC!r}: this is not the EdgeRT protocol")
         if version != VERSION:
             raise ProtocolError(f"protocol version {version} is not supported; this side speaks {VERSION}")
-        if not HELLO <= kind <= MOVED:
+        if not HELLO <= kind <= RESUME:
             raise ProtocolError(f"frame kind {kind} is not known")
         if body_bytes > self._body_bytes_max:
             raise ProtocolError(

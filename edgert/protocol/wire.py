@@ -26,7 +26,7 @@ META_BYTES_MAX = 1024**2
 TENSORS_MAX = 32
 FRAME_BYTES_MAX = 64 * 1024**2
 
-HELLO, WELCOME, INFER, RESULT, ERROR, PING, PONG, MOVED = range(1, 9)
+HELLO, WELCOME, INFER, RESULT, ERROR, PING, PONG, MOVED, RESUME = range(1, 10)
 
 FLAG_NO_CACHE = 1  # INFER: the engine answers, and the answer is not cached
 FLAG_CACHE_HIT = 2  # RESULT: the answer came from the cache
@@ -41,7 +41,6 @@ DESCRIPTOR = struct.Struct("<BBB5xQ8I16x")
 
 DATATYPE_CODES = {name: code for code, name in enumerate(NUMPY_NAMES, start=1)}
 DATATYPES_BY_CODE = {code: name for name, code in DATATYPE_CODES.items()}
-ITEM_BYTES = {name: 1 if name == "BOOL" else int(name.lstrip("UINTFP")) // 8 for name in NUMPY_NAMES}
 
 _PAD = bytes(ALIGNMENT)
 NO_STAGES = StageTimes()
@@ -156,8 +155,18 @@ def share(parts: Sequence[Buffer], area: memoryview) -> bytes | None:
 
 def json_frame(kind: int, value: dict[str, Any], *, request_id: int = 0, status: int = 0, arg: int = 0) -> bytes:
     """Return a frame whose only content is a JSON object."""
-    meta = json.dumps(value, separators=(",", ":")).encode()
-    return b"".join(frame(kind, request_id=request_id, status=status, arg=arg, meta=meta))
+    return b"".join(frame(kind, request_id=request_id, status=status, arg=arg, meta=json_meta(value)))
+
+
+def json_meta(value: dict[str, Any]) -> bytes:
+    """Return a JSON object as the meta of a frame."""
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def resumed(moved: Frame) -> bytes:
+    """Return the RESUME frame that takes what a MOVED frame brought of a session to the next worker."""
+    tensors = [OutTensor(descriptor(t.number, t.datatype, t.shape, len(t.data)), t.data) for t in moved.tensors]
+    return b"".join(frame(RESUME, meta=moved.meta, tensors=tensors))
 
 
 def error_frame(error: EdgeRTError, *, request_id: int = 0) -> bytes:

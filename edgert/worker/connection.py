@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from edgert.errors import EdgeRTError, Moved, Overloaded, ProtocolError, RequestError
+from edgert.errors import EdgeRTError, Moved, Overloaded, ProtocolError, RequestError, SessionLost
 from edgert.protocol import wire
 from edgert.protocol.frame_buffer import KEEP_BYTES_MAX, FrameBuffer
 from edgert.protocol.kept_frame import KeptFrame
@@ -19,6 +19,7 @@ from edgert.protocol.sharing import SharedArea, send_with_descriptor
 from edgert.telemetry.recorder import WindowRecorder
 from edgert.telemetry.spans import RequestSpan
 from edgert.worker.pipeline import Answer, ModelInputs, Pipeline
+from edgert.worker.sessions import ClientSession
 
 FIRST_BUFFER_BYTES = 8192
 BUFFERS_BYTES_MAX = 256 * 1024**2  # the receive buffers of all connections of a worker together
@@ -73,6 +74,7 @@ class Connection:
         budget.resize(0, FIRST_BUFFER_BYTES)
         self._reply = KeptFrame(wire.RESULT)
         self.area: SharedArea | None = None
+        self.session: ClientSession | None = None
         self._tensors: tuple[wire.WireTensor, ...] | None = None  # the tensors that `_inputs` was made of
         self._inputs: ModelInputs | None = None
         stall = timeval(STALL_S)
@@ -80,6 +82,11 @@ class Connection:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, stall)
         with contextlib.suppress(OSError):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+
+    def begin(self, session: ClientSession) -> None:
+        """Serve the requests of `session`."""
+        self.session = session
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval(min(STALL_S, session.idle_s)))
 
     def greet(self, welcome: bytes, made: tuple[SharedArea, int] | None) -> None:
         """Send the frame `welcome`, with shared memory and its descriptor, which is closed, if there is some."""
@@ -104,7 +111,7 @@ class Connection:
         sock, frames, infer, clock, now = (
             self.sock,
             self.frames,
-            self._pipeline.infer,
+            self._pipeline.infer if self.session is None else self.session.infer,
             time.monotonic,
             time.perf_counter_ns,
         )
@@ -121,7 +128,7 @@ class Connection:
                 try:
                     count = sock.recv_into(frames.room)
                 except BlockingIOError:  # an idle client may stay, and its thread sleeps
-                    _wait_until_readable(sock)
+                    self._wait_until_readable()
                     continue
                 began_ns = now()
                 if not count:
@@ -130,7 +137,7 @@ class Connection:
                 if request is None:
                     return False
             if request.kind != wire.INFER:
-                sock.sendall(pong(request))
+                self._take(request)
                 continue
             try:
                 deadline_s = clock() + request.arg * 1e-6 if request.arg else None
@@ -170,6 +177,8 @@ class Connection:
         reply = self._reply
         parts = reply.parts(outputs, numbers, flags, request.request_id, batch, stages)
         if reply.frame_bytes > self._frame_bytes_max:
+            if self.session is not None:
+                self.session.undo()
             raise RequestError(
                 f"the answer takes {reply.frame_bytes} bytes, a frame at most {self._frame_bytes_max}: ask for fewer items"
             )
@@ -203,6 +212,29 @@ class Connection:
         """Return the connection's part of the buffer budget."""
         self._budget.resize(self.frames.size_bytes, 0)
 
+    def _take(self, frame: wire.Frame) -> None:
+        """Handle a frame that is no request. Raises ProtocolError, SessionLost."""
+        if frame.kind == wire.RESUME and self.session is not None:
+            self.session.resume(frame)
+        else:
+            self.sock.sendall(pong(frame))
+
+    def _wait_until_readable(self) -> None:
+        """Sleep until bytes, or the end, have come: the socket's own time-out is for pauses inside a frame.
+
+        Raises SessionLost where a session's client sent nothing for too long.
+        """
+        poll = select.poll()
+        poll.register(self.sock, select.POLLIN)
+        if self.session is None:
+            poll.poll()
+            return
+        idle_s = self.session.idle_s
+        if not poll.poll(max(0.0, idle_s - STALL_S) * 1000):
+            raise SessionLost(
+                f"the session had no request for {idle_s:g} s, the limit ([serving] session_idle_s): begin a new session"
+            )
+
     def _rest(self) -> wire.Frame | None:
         """Return the frame whose beginning has come, or None if the client ends inside it."""
         frames = self.frames
@@ -223,10 +255,3 @@ def pong(request: wire.Frame) -> bytes:
     if request.kind != wire.PING:
         raise ProtocolError(f"frame kind {request.kind} is not for the daemon; send INFER or PING")
     return wire.json_frame(wire.PONG, {}, request_id=request.request_id)
-
-
-def _wait_until_readable(sock: socket.socket) -> None:
-    """Sleep until bytes, or the end, have come: the socket's own time-out is for pauses inside a frame."""
-    poll = select.poll()
-    poll.register(sock, select.POLLIN)
-    poll.poll()

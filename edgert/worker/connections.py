@@ -12,16 +12,19 @@ import time
 from edgert.errors import EdgeRTError, Moved, Overloaded, ProtocolError
 from edgert.log import log
 from edgert.protocol import wire
+from edgert.protocol.local_socket import send_all
 from edgert.telemetry.recorder import WindowRecorder
 from edgert.worker.admission import Admission, Peer
 from edgert.worker.area_budget import AreaBudget
 from edgert.worker.connection import BufferBudget, Connection, ReactorSwitch
 from edgert.worker.pipeline import Pipeline
 from edgert.worker.reactor import Departure, Reactor
+from edgert.worker.sessions import Sessions
 
 PROTOCOL_ERROR_PAUSE_S = 0.01  # before the answer: a client cannot break the protocol more than 100 times a second
 MANY_MIN = 4  # connections; two are served as well by two threads (decision 17)
 DRAIN_STEP_S = 0.002
+MOVED = wire.json_frame(wire.MOVED, {})
 
 
 class Connections:
@@ -40,7 +43,9 @@ class Connections:
         connections_max: int,
         reactor_cap: int | None,
         areas: AreaBudget,
+        sessions: Sessions,
     ) -> None:
+        self._sessions = sessions
         self._pipeline, self._recorder, self._probes = pipeline, recorder, probes
         self._welcome, self._frame_bytes_max = welcome, frame_bytes_max
         self._budget, self._areas = BufferBudget(), areas
@@ -50,7 +55,7 @@ class Connections:
         self._reactor: Reactor | None = None
         if reactor_cap is not None:
             self._reactor = Reactor(pipeline, reactor_cap, self._switch, self._departs, log)
-        self.final_frame = wire.json_frame(wire.MOVED, {})
+        self.final_frame = MOVED
         self._stopping = False
 
     def __len__(self) -> int:
@@ -64,7 +69,7 @@ class Connections:
         if self._reactor is not None:
             self._reactor.start()
 
-    def accept(self, sock: socket.socket, shared: bool, probe: bool = False) -> None:
+    def accept(self, sock: socket.socket, *, shared: bool, probe: bool = False, session: bool = False) -> None:
         """Serve `sock` in a thread of its own, or refuse it; `shared`: its client can use shared memory."""
         why = ", the limit ([serving] connections_max), and none has more than its share"
         with self._lock:
@@ -74,7 +79,7 @@ class Connections:
                 try:
                     # threading.Thread would make this thread wait for the new one to begin, which costs more than
                     # all else here when many connect at once.
-                    _thread.start_new_thread(self._serve, (sock, peer.uid, shared, probe))
+                    _thread.start_new_thread(self._serve, (sock, peer.uid, shared, probe, session))
                     return
                 except RuntimeError:
                     why = ", and the system gives no more threads: see TasksMax of the unit"
@@ -99,12 +104,14 @@ class Connections:
         while not self._admission.empty and time.monotonic() < until:
             time.sleep(DRAIN_STEP_S)
 
-    def _serve(self, sock: socket.socket, uid: int, shared: bool, probe: bool) -> None:
+    def _serve(self, sock: socket.socket, uid: int, shared: bool, probe: bool, session: bool) -> None:
         """Greet and serve one connection; the first function of its thread."""
         connection = None
         try:
             recorder = self._probes if probe else self._recorder
             connection = Connection(sock, self._pipeline, recorder, self._frame_bytes_max, self._budget, log)
+            if session:
+                connection.begin(self._sessions.open())
             connection.greet(self._welcome, self._areas.make(uid, self._pipeline.shared_bytes) if shared else None)
         except (EdgeRTError, OSError) as error:
             self._end(sock, connection, error)
@@ -118,7 +125,8 @@ class Connections:
             if error is None:
                 if departure.unsent:
                     connection.sock.sendall(departure.unsent)
-                if connection.serve(self._switch):
+                # A session keeps its thread: the reactor's requests are independent.
+                if connection.serve(self._switch if connection.session is None else ReactorSwitch()):
                     assert self._reactor is not None  # or the switch would be off
                     self._reactor.add(connection)
                     return
@@ -144,7 +152,9 @@ class Connections:
         with contextlib.suppress(OSError):  # the client is gone or takes nothing
             if error is None or isinstance(error, Moved):
                 if self._stopping or self._admission.is_leaving(sock):
-                    sock.sendall(self.final_frame)
+                    session = None if connection is None else connection.session
+                    moves = self.final_frame is MOVED
+                    send_all(sock, session.moved() if session is not None and moves else [self.final_frame])
             elif isinstance(error, EdgeRTError):
                 if isinstance(error, ProtocolError):
                     time.sleep(PROTOCOL_ERROR_PAUSE_S)
@@ -155,6 +165,8 @@ class Connections:
         if connection is not None:
             if connection.area is not None:
                 self._areas.end(connection.area, unread=not _has_closed(sock))
+            if connection.session is not None:
+                self._sessions.close(connection.session)
             connection.close()
         sock.close()
 

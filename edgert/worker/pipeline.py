@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 from numpy.typing import NDArray
 
 from edgert.engines.padding import Padder
@@ -29,6 +30,7 @@ from edgert.protocol.arrays import from_wire
 from edgert.tensors import StageTimes, TensorSpec, batchable, fits
 from edgert.worker.batcher import Batcher, EngineAnswer
 from edgert.worker.cache import PredictionCache, tag_of
+from edgert.worker.memory import Keeper, Memory
 from edgert.worker.model import LoadedModel
 from edgert.worker.near_cache import NearCache
 from edgert.worker.shadow import Shadow
@@ -67,7 +69,10 @@ class Answer(NamedTuple):
 
 @dataclass(slots=True)
 class _Request:
-    """One request under way: `arrays` are the client's, then the model's. Durations are nanoseconds."""
+    """One request under way: `arrays` are the client's, then the model's. Durations are nanoseconds.
+
+    `memory` is the session's, before and then after; None outside of a session.
+    """
 
     arrays: Arrays
     items: int
@@ -76,6 +81,7 @@ class _Request:
     deadline_s: float | None
     high: bool
     came_ns: int
+    memory: Memory | None = None
     placements: list[Placement] | None = None
     windows: list[int] | None = None
     preprocess_ns: int = 0
@@ -94,7 +100,7 @@ class Pipeline:
         shadows: Sequence[Shadow] = (),
     ) -> None:
         manifest = model.version.manifest
-        self.inputs = manifest.inputs
+        self.inputs = manifest.app_inputs
         self._batcher, self._cache = batcher, cache
         self._near, self._shadows = near, tuple(shadows)
         self._batchable = batchable(manifest.inputs)
@@ -104,16 +110,24 @@ class Pipeline:
         self._image = 0  # the index of the input that is preprocessed
         self._pre: Preprocessor | SignalPreprocessor | None = None
         if (rule := manifest.input_rule) is not None:
-            self._image = next(i for i, s in enumerate(manifest.inputs) if s.name == rule.input)
-            self._pre = preprocessor(rule, manifest.inputs[self._image])
+            self._image = next(i for i, s in enumerate(self.inputs) if s.name == rule.input)
+            self._pre = preprocessor(rule, self.inputs[self._image])
+        self.keeper = Keeper(manifest, self._pre)
+        self._in_turn = self.keeper.in_turn
         self._post: Postprocessor | None = None
-        self.outputs = manifest.outputs
+        computed = manifest.outputs
         self._labels: tuple[str, ...] = ()
         if any(rule is not None for rule in (manifest.classify, manifest.detect, manifest.ctc)):
             self._post = Postprocessor(manifest)
-            self.outputs, self._labels = self._post.outputs, self._post.labels
-        # The indices into `outputs` that are sent, by whether the inputs are raw.
-        self._numbers = (self._numbers_for(False), self._numbers_for(True))
+            computed, self._labels = self._post.outputs, self._post.labels
+        self._bare = self._post is None and not self._in_turn
+        states = {one.output for one in manifest.state}
+        places = [i for i, spec in enumerate(computed) if spec.name not in states]
+        self.outputs = tuple(self._any_number(computed[i]) for i in places)
+        # Which computed outputs are sent, and their indices in `outputs`, by whether the inputs are raw.
+        sent = [places if self._post is None else self._post.sent(raw) for raw in (False, True)]
+        self._places = tuple([i for i in places if i in each] for each in sent)
+        self._numbers = tuple([places.index(i) for i in each] for each in self._places)
         item_bytes = [sum(map(self._item_bytes, specs)) for specs in (self.inputs, self.outputs)]
         self._item_bytes_max = max(item_bytes)
 
@@ -140,6 +154,8 @@ class Pipeline:
         if self._pre is not None:
             named = {"input": self._pre.frames, "integers": self._pre.integers, "files": self._pre.files}
             value["preprocess"] = {name: form.as_json() for name, form in named.items() if form is not None}
+            if self.keeper.pre is not None:
+                value["preprocess"]["step"] = self.keeper.pre.step
         if self._labels and sum(map(len, self._labels)) < wire.META_BYTES_MAX // 8:
             value["labels"] = list(self._labels)
         return value
@@ -163,14 +179,14 @@ class Pipeline:
     def is_bare(self, inputs: ModelInputs, flags: int) -> bool:
         """Return whether the request needs the engine only: no cache, no pre- and no postprocessing."""
         cached = not flags & wire.FLAG_NO_CACHE and (self._cache.on or self._near is not None)
-        return not cached and not inputs.raw and self._post is None
+        return not cached and not inputs.raw and self._bare
 
     def infer(self, inputs: ModelInputs, flags: int, came_ns: int, deadline_s: float | None) -> Answer:
         """Answer one request that came at `came_ns` with the frame's `flags`. Raises EdgeRTError for the client."""
         began_ns = time.perf_counter_ns()
         high = flags & wire.FLAG_HIGH_PRIORITY != 0
         cached = not flags & wire.FLAG_NO_CACHE and (self._cache.on or self._near is not None)
-        if not cached and not inputs.raw and self._post is None:  # as `is_bare`
+        if not cached and not inputs.raw and self._bare:  # as `is_bare`
             engine = self._ask_engine(inputs.arrays, inputs.items, deadline_s, high, came_ns)
             return self._bare_answer(engine, (began_ns - came_ns) // 1000, engine.queue_ns // 1000)
         request = _Request(*inputs, deadline_s, high, came_ns)
@@ -182,15 +198,30 @@ class Pipeline:
             engine, hit_flags = ask(request)
             around_ns = engine.queue_ns + engine.engine_ns + request.preprocess_ns + request.postprocess_ns
             cache_ns = time.perf_counter_ns() - began_ns - around_ns
+        return self._answer(request, engine, began_ns, cache_ns, hit_flags)
+
+    def infer_next(
+        self, inputs: ModelInputs, flags: int, came_ns: int, deadline_s: float | None, memory: Memory
+    ) -> tuple[Answer, Memory]:
+        """Answer a request of the session that has `memory`, as `infer` without caches; also return its memory then."""
+        began_ns = time.perf_counter_ns()
+        high = flags & wire.FLAG_HIGH_PRIORITY != 0
+        request = _Request(*inputs, deadline_s, high, came_ns, memory)
+        answer = self._answer(request, self._run(request), began_ns)
+        return answer, request.memory or memory
+
+    def _answer(
+        self, request: _Request, engine: EngineAnswer, began_ns: int, cache_ns: int = 0, hit_flags: int = 0
+    ) -> Answer:
         stages = StageTimes(
-            decode_us=(began_ns - came_ns) // 1000,
+            decode_us=(began_ns - request.came_ns) // 1000,
             preprocess_us=request.preprocess_ns // 1000,
             cache_us=cache_ns // 1000,
             queue_us=engine.queue_ns // 1000,
             engine_us=engine.engine_ns // 1000,
             postprocess_us=request.postprocess_ns // 1000,
         )
-        return Answer(engine.outputs, self._numbers[inputs.raw], engine.batch, hit_flags, stages)
+        return Answer(engine.outputs, self._numbers[request.raw], engine.batch, hit_flags, stages)
 
     def infer_together(
         self, requests: Sequence[ModelInputs], times_ns: Sequence[tuple[int, int]], deadline_s: float | None
@@ -218,8 +249,27 @@ class Pipeline:
     def _run(self, request: _Request) -> EngineAnswer:
         """Return the client's answer, computed by the engine."""
         self._preprocess(request)
+        if not request.items:  # a session's windows are not complete yet
+            empty = [np.empty((0, *(max(0, n) for n in spec.item_shape)), spec.dtype) for spec in self.outputs]
+            return EngineAnswer([empty[i] for i in self._numbers[request.raw]], 0, 0, 0)
+        if self._in_turn:
+            return self._postprocessed(request, self._ask_in_turn(request))
         answer = self._ask_engine(request.arrays, request.items, request.deadline_s, request.high, request.came_ns)
         return self._postprocessed(request, answer)
+
+    def _ask_in_turn(self, request: _Request) -> EngineAnswer:
+        """Run the items one after the other, each with the state that the one before it left."""
+        keeper, memory = self.keeper, request.memory or self.keeper.first
+        state, answers = memory.state, []
+        for i in range(request.items):
+            arrays = keeper.with_state([array[i : i + 1] for array in request.arrays], state)
+            answers.append(self._ask_engine(arrays, 1, request.deadline_s, request.high, request.came_ns))
+            state = keeper.state_of(answers[-1].outputs)
+        if request.memory is not None:
+            request.memory = memory._replace(state=state)
+        outputs = [np.concatenate(parts) for parts in zip(*(one.outputs for one in answers), strict=True)]
+        queue_ns, engine_ns = sum(one.queue_ns for one in answers), sum(one.engine_ns for one in answers)
+        return EngineAnswer(outputs, queue_ns, engine_ns, max(one.batch for one in answers))
 
     def _ask_engine(
         self, arrays: Arrays, items: int, deadline_s: float | None, high: bool, came_ns: int
@@ -239,28 +289,43 @@ class Pipeline:
             return
         assert self._pre is not None  # only it calls inputs raw
         began_ns, i = time.perf_counter_ns(), self._image
-        if isinstance(self._pre, Preprocessor):
+        if request.memory is not None and (signals := self.keeper.pre) is not None:
+            array = self._next_windows(request, signals)
+        elif isinstance(self._pre, Preprocessor):
             array, request.placements = self._pre(request.arrays[i], request.deadline_s)
         else:
             array, request.windows = self._pre(request.arrays[i], request.deadline_s)
+            if self.keeper.first.state and len(request.windows or ()) > 1:
+                raise RequestError("a request of this model takes one signal, as its state goes from window to window")
         request.arrays = [*request.arrays[:i], array, *request.arrays[i + 1 :]]
-        if self._batchable:
-            request.items = self._items(request.arrays)  # a signal may hold several windows
+        # A signal may hold several windows; in a session also none that is complete.
+        request.items = self._items(request.arrays) if len(array) else 0
         request.preprocess_ns = time.perf_counter_ns() - began_ns
+
+    def _next_windows(self, request: _Request, signals: SignalPreprocessor) -> NDArray[Any]:
+        """Return the model's tensor for the windows that a session's request completes, maybe none."""
+        assert request.memory is not None  # the caller has looked
+        windows, held, skip = signals.next_windows(
+            request.arrays[self._image], request.memory.held, request.memory.skip
+        )
+        request.memory = request.memory._replace(held=held, skip=skip)
+        request.windows = [len(windows)]
+        return signals.features(windows) if len(windows) else windows
 
     def _postprocessed(self, request: _Request, answer: EngineAnswer) -> EngineAnswer:
         """Return the outputs that are sent: the model's, and what the manifest's rules compute from them."""
-        if self._post is None:
+        if self._bare:
             return answer
-        began_ns = time.perf_counter_ns()
-        shape = request.arrays[self._image].shape
-        computed = self._post(answer.outputs, request.placements, shape, request.windows)
-        sent = [computed[i] for i in self._numbers[request.raw]]
+        began_ns, computed = time.perf_counter_ns(), answer.outputs
+        if self._post is not None:
+            shape, memory = request.arrays[self._image].shape, request.memory
+            before = None if memory is None else memory.shares
+            computed = self._post(computed, request.placements, shape, request.windows, before)
+            if memory is not None and before is not None and request.windows is not None:
+                request.memory = memory._replace(shares=self._post.last_shares(answer.outputs, before))
+        sent = [computed[i] for i in self._places[request.raw]]
         request.postprocess_ns = time.perf_counter_ns() - began_ns
         return answer._replace(outputs=sent)
-
-    def _numbers_for(self, raw: bool) -> list[int]:
-        return list(range(len(self.outputs))) if self._post is None else self._post.sent(raw)
 
     def _ask_cache(self, request: _Request) -> tuple[EngineAnswer, int]:
         """Return the answer, and the flags that tell whether it came from the cache or another request's run."""
@@ -307,9 +372,13 @@ class Pipeline:
             cache.keep(lookup, answer.outputs)
         return self._postprocessed(request, answer), 0
 
+    def _any_number(self, spec: TensorSpec) -> TensorSpec:
+        """Return an output as answers have it: with an item for each one that ran, also of a model for one."""
+        return TensorSpec(spec.name, spec.datatype, (-1, *spec.item_shape)) if self._in_turn else spec
+
     def _items(self, arrays: Arrays) -> int:
         """Return the number of items in a request. Raises RequestError."""
-        if not self._batchable:
+        if not (self._batchable or self._in_turn):
             return 1
         counts = {len(array) for array in arrays}
         if len(counts) != 1:

@@ -46,6 +46,7 @@ from edgert.worker.connections import Connections
 from edgert.worker.model import LoadedModel, load_model
 from edgert.worker.near_cache import NearCache, image_axes
 from edgert.worker.pipeline import Pipeline
+from edgert.worker.sessions import Sessions
 from edgert.worker.shadow import ReferenceProcess, Shadow
 from edgert.worker_link import channel
 from edgert.worker_link.run_page import RunPage
@@ -150,6 +151,7 @@ class Worker:
             "frame_bytes_max": frame_bytes_max,
             **pipeline.welcome(),
         }
+        self._sessions = Sessions(pipeline, manifest, model.version.digest, serving)
         self._areas = AreaBudget(areas_bytes_max(serving))
         self._connections = Connections(
             pipeline,
@@ -160,6 +162,7 @@ class Worker:
             serving.connections_max,
             reactor_cap=self._batcher.cap if _answers_quickly(model, self._batcher) else None,
             areas=self._areas,
+            sessions=self._sessions,
         )
 
     def start(self, end: socket.socket) -> None:
@@ -184,7 +187,8 @@ class Worker:
                 for descriptor in descriptors:
                     # With family and type given, Python does not ask the kernel for them.
                     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, descriptor)
-                    self._connections.accept(sock, bool(message.get("shared")), bool(message.get("probe")))
+                    asked = {name: bool(message.get(name)) for name in ("shared", "probe", "session")}
+                    self._connections.accept(sock, **asked)
             elif message["op"] == "stats":
                 value = {"loaded": to_json(self._loaded()), "figures": to_json(self._figures_now())}
                 _send(end, {"op": "stats", "id": message["id"], **value})
@@ -288,6 +292,8 @@ class Worker:
             alarms=() if self._reporter is None else self._reporter.alarms,
             requests=self._recorder.snapshot(),
             shared_bytes=self._areas.reserved_bytes,
+            sessions=self._sessions.count,
+            session_bytes=self._sessions.reserved_bytes,
         )
 
 
@@ -381,6 +387,7 @@ def _answers_quickly(model: LoadedModel, batcher: Batcher) -> bool:
         batcher.tuner is None
         and batcher.instances == 1
         and not batcher.is_open
+        and not model.version.manifest.state
         and model.version.manifest.input_rule is None
     )
     return plain and run_us <= QUICK_US_MAX

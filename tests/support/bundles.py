@@ -15,9 +15,11 @@ from numpy.typing import NDArray
 from edgert.bundle.bundle_file import write_bundle
 from edgert.bundle.manifest import Accuracy, ArtifactEntry, FileEntry, Manifest, TargetEntry
 from edgert.bundle.signing import SigningKey
+from edgert.bundle.state import State
 from edgert.tensors import TensorSpec
 
 INPUT_NAME, OUTPUT_NAME = "x", "y"
+STATE_NAME, NEXT_NAME = "s", "next_s"
 
 
 def make_null_bundle(
@@ -45,6 +47,7 @@ def make_null_bundle(
     signed_at: str = "2019-12-01T08:00:00Z",
     receipt: dict[str, Any] | None = None,
     rules: dict[str, Any] | None = None,
+    state_id: str | None = None,
 ) -> Path:
     """Write `folder/<model>-<release>.edgert` and return its path.
 
@@ -54,7 +57,8 @@ def make_null_bundle(
     artifact to compare answers with. `golden_off_by` makes the golden outputs wrong by that much, so that the health
     check fails. `padding_bytes` of incompressible data make the bundle larger; `padding` is given data.
     `foreign_bytes` belong to no target. `signed_at` counts where it `expires`. `receipt` is what the build found out.
-    `rules` are fields of the manifest: those of pre- and postprocessing.
+    `rules` are fields of the manifest: those of pre- and postprocessing. With a `state_id`, maybe "", the model also
+    adds the state `s`, which becomes `y` ("add").
     """
     folder.mkdir(parents=True, exist_ok=True)
     count = 2 * int(np.prod(item_shape))
@@ -83,9 +87,14 @@ def make_null_bundle(
         contents["reference/model.json"] = json.dumps(reference).encode()
         contents["golden/reference/output-0.npy"] = _npy(_answer(reference["op"], golden))
         engines["reference"] = reference_engine
+    if state_id is not None:
+        contents["golden/input-1.npy"] = _npy(np.zeros_like(golden))
+        contents |= {f"golden/{name}/output-1.npy": contents[f"golden/{name}/output-0.npy"] for name in engines}
     manifest = _manifest(model, release, profile, machines, engines, item_shape, contents)
     signed_at = signed_at if expires else ""
     manifest = replace(manifest, downgrade_from=downgrade_from, expires=expires, signed_at=signed_at, **rules or {})
+    if state_id is not None:
+        manifest = replace(manifest, state=(State(STATE_NAME, NEXT_NAME),), state_id=state_id)
     path = folder / f"{model}-{release}.edgert"
     write_bundle(path, manifest, _laid_out(folder / f".{model}-{release}", contents), key)
     return path
@@ -110,11 +119,13 @@ def _manifest(
     contents: dict[str, bytes],
 ) -> Manifest:
     program = contents["null/model.json"]
+    inputs = tuple(sorted(path for path in contents if path.startswith("golden/input-")))
+    shape = (-1, *item_shape)
     return Manifest(
         model=model,
         release=release,
-        inputs=(TensorSpec(INPUT_NAME, "FP32", (-1, *item_shape)),),
-        outputs=(TensorSpec(OUTPUT_NAME, "FP32", (-1, *item_shape)),),
+        inputs=tuple(TensorSpec(name, "FP32", shape) for name in (INPUT_NAME, STATE_NAME)[: len(inputs)]),
+        outputs=tuple(TensorSpec(name, "FP32", shape) for name in (OUTPUT_NAME, NEXT_NAME)[: len(inputs)]),
         files=tuple(FileEntry(p, len(data), hashlib.sha256(data).hexdigest()) for p, data in contents.items()),
         artifacts=tuple(
             ArtifactEntry(
@@ -123,8 +134,8 @@ def _manifest(
                 precision="fp32",
                 entry=f"{name}/model.json",
                 files=tuple(p for p in contents if p.startswith(f"{name}/")),
-                golden_outputs=(f"golden/{name}/output-0.npy",),
-                golden_atol=(1e-6,),
+                golden_outputs=tuple(f"golden/{name}/output-{i}.npy" for i in range(len(inputs))),
+                golden_atol=(1e-6,) * len(inputs),
                 accuracy=Accuracy("top1", samples=2, fp32=1.0, artifact=1.0, max_drop=0.01),
                 tools={"null": "1"},
             )
@@ -138,14 +149,14 @@ def _manifest(
                 "reference" if "reference" in engines else "",
             ),
         ),
-        golden_inputs=("golden/input-0.npy",),
+        golden_inputs=inputs,
         source_sha256=hashlib.sha256(program).hexdigest(),
         source_size_bytes=len(program),
     )
 
 
 def _answer(op: str, golden: NDArray[np.float32]) -> NDArray[np.float32]:
-    if op == "copy":
+    if op in ("copy", "add"):
         return golden
     if op == "zeros":
         return np.zeros_like(golden)

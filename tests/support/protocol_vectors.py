@@ -18,4 +18,5 @@ KINDS = {
     "PING": wire.PING,
     "PONG": wire.PONG,
     "MOVED": wire.MOVED,
+    "RESUME": wire.RESUME,
 }

@@ -157,6 +157,7 @@ def connections(pipeline: Pipeline) -> Iterator[Connections]:
         2,
         reactor_cap=None,
         areas=AreaBudget(0),
+        sessions=None,  # type: ignore[arg-type]  # no test here begins one
     )
     yield connections
     connections.stop_reading()

@@ -1,0 +1,54 @@
+"""State: what a model's output hands to one of its inputs, from one item of a session to the next."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from edgert.errors import BundleError
+from edgert.tensors import ITEM_BYTES, TensorSpec
+
+STATE_BYTES_MAX = 16 * 1024**2  # of one session, over all tensors
+STATE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+
+
+@dataclass(frozen=True)
+class State:
+    """The output `output` of an item becomes the input `input` of the session's next item. The first item gets zeros."""
+
+    input: str
+    output: str
+
+
+def check_state(
+    state: Sequence[State], state_id: str, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
+) -> None:
+    """Raise BundleError unless each state names an input and an output of one datatype and shape."""
+    if state_id and not (state and STATE_ID.fullmatch(state_id)):
+        raise BundleError(f"state_id {state_id[:80]!r}: give letters, digits and . _ - with a state that it names")
+    given, made = ({spec.name: spec for spec in specs} for specs in (inputs, outputs))
+    for kind, names, known in (("input", [s.input for s in state], given), ("output", [s.output for s in state], made)):
+        if missing := [name for name in names if name not in known]:
+            raise BundleError(f"state names {kind} {missing[0][:80]!r}, which the model does not have")
+        if len(set(names)) < len(names):
+            raise BundleError(f"state names the same {kind} twice")
+        if state and len(names) == len(known):
+            raise BundleError(f"every {kind} of the model is state: it needs one more, for the app")
+    for one in state:
+        before, after = given[one.input], made[one.output]
+        if (before.datatype, before.shape) != (after.datatype, after.shape):
+            raise BundleError(f"state {one.input!r} is {before.form}, and output {one.output!r} is {after.form}")
+        if before.shape[:1] not in ((-1,), (1,)) or -1 in before.item_shape:
+            raise BundleError(f"state {one.input!r} is {before.form}: only its first axis, the batch, may be open")
+    if state and (flat := [spec.name for spec in outputs if not spec.shape]):
+        raise BundleError(f"output {flat[0]!r} has no axes, so that it cannot hold an item for each that runs in turn")
+    if (size := state_bytes(state, inputs)) > STATE_BYTES_MAX:
+        raise BundleError(f"the state takes {size} bytes a session, at most {STATE_BYTES_MAX}")
+
+
+def state_bytes(state: Sequence[State], inputs: Sequence[TensorSpec]) -> int:
+    """Return the bytes of a session's state."""
+    names = {one.input for one in state}
+    return sum(math.prod(spec.item_shape) * ITEM_BYTES[spec.datatype] for spec in inputs if spec.name in names)

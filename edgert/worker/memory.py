@@ -1,0 +1,97 @@
+"""The memory of a session: what its next request needs of those before, and how an item of a request uses it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgert.bundle.manifest import Manifest
+from edgert.errors import BundleError
+from edgert.processing.preprocess import Preprocessor
+from edgert.processing.signals import SignalPreprocessor
+from edgert.protocol.wire import WireTensor
+from edgert.tensors import DATATYPES, batchable
+
+Arrays = list[NDArray[Any]]
+
+
+class Memory(NamedTuple):
+    """The model's state, one item each, in the manifest's order; and the values that the next window needs.
+
+    The first `skip` values to come belong to no window. `shares` are the class scores of the last windows, if answers are
+    smoothed.
+    """
+
+    state: tuple[NDArray[Any], ...]
+    held: NDArray[np.float32]
+    skip: int = 0
+    shares: NDArray[np.float32] | None = None
+
+    @property
+    def arrays(self) -> Arrays:
+        """All arrays, in the order in which a session is handed over."""
+        return [*self.state, self.held, *(() if self.shares is None else (self.shares,))]
+
+    def with_arrays(self, arrays: Arrays, skip: int) -> Memory:
+        """Return a memory of this form with other content."""
+        count = len(self.state)
+        return Memory(tuple(arrays[:count]), arrays[count], skip, None if self.shares is None else arrays[count + 1])
+
+
+class Keeper:
+    """Knows what a model's sessions keep. With `in_turn`, the items of a request run one after the other.
+
+    `first` is the memory that a session begins with, `size_bytes` the most that one takes.
+    """
+
+    def __init__(self, manifest: Manifest, pre: Preprocessor | SignalPreprocessor | None) -> None:
+        inputs = {spec.name: (i, spec) for i, spec in enumerate(manifest.inputs)}
+        outputs = [spec.name for spec in manifest.outputs]
+        self._inputs = [inputs[one.input][0] for one in manifest.state]
+        self._outputs = [outputs.index(one.output) for one in manifest.state]
+        self.pre = pre if isinstance(pre, SignalPreprocessor) and pre.step else None
+        self.in_turn = bool(manifest.state) or (self.pre is not None and not batchable(manifest.inputs))
+        specs = [inputs[one.input][1] for one in manifest.state]
+        zeros = tuple(np.zeros((1, *spec.item_shape), spec.dtype) for spec in specs)
+        held = np.zeros(0, np.float32) if self.pre is None else self.pre.nothing_held
+        held_max = 0 if self.pre is None else self.pre.held_max
+        self.first, self._lengths = Memory(zeros, held), [*(1 for _ in zeros), held_max]
+        if (rule := manifest.classify) is not None and rule.smooth is not None and self.pre is not None:
+            classes = next(spec.shape[-1] for spec in manifest.outputs if spec.name == rule.output)
+            if classes == -1:
+                raise BundleError(f"smoothing needs an output with a fixed number of classes; {rule.output!r} has any")
+            self.first = self.first._replace(shares=np.zeros((0, classes), np.float32))
+            self._lengths.append(rule.smooth.windows - 1)
+        sizes = zip(self.first.arrays, self._lengths, strict=True)
+        self.size_bytes = sum(math.prod((length, *array.shape[1:])) * array.itemsize for array, length in sizes)
+
+    @property
+    def keeps(self) -> bool:
+        """Whether a request of this model can depend on those before it."""
+        return bool(self._inputs) or self.pre is not None
+
+    def fits(self, tensors: Sequence[WireTensor]) -> bool:
+        """Return whether tensors have the form of a session's memory."""
+        arrays = self.first.arrays
+        return len(tensors) == len(arrays) and all(
+            (tensor.number, tensor.datatype) == (i, DATATYPES[array.dtype.name])
+            and len(tensor.shape) == array.ndim
+            and tensor.shape[1:] == array.shape[1:]
+            and (tensor.shape[0] == length if i < len(self._inputs) else tensor.shape[0] <= length)
+            for i, (tensor, array, length) in enumerate(zip(tensors, arrays, self._lengths, strict=True))
+        )
+
+    def with_state(self, arrays: Sequence[NDArray[Any]], state: Sequence[NDArray[Any]]) -> Arrays:
+        """Return the model's inputs: those of a request, and the state at its places."""
+        whole = list(arrays)
+        for i, array in sorted(zip(self._inputs, state, strict=True), key=lambda pair: pair[0]):
+            whole.insert(i, array)
+        return whole
+
+    def state_of(self, outputs: Sequence[NDArray[Any]]) -> tuple[NDArray[Any], ...]:
+        """Return the state that one item's outputs leave, in memory of its own."""
+        return tuple(outputs[i].copy() for i in self._outputs)

@@ -1,0 +1,171 @@
+"""Sessions on a real device: what the daemon keeps between the requests of a connection, and when that ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from edgert import Client
+from edgert.bundle.rules import Classify, Smooth
+from edgert.bundle.signal_rules import Sound
+from edgert.errors import Overloaded, RequestError, SessionLost
+from tests.support.devices import Device, a_device, wait_until
+
+CONFIG = "[serving]\nsessions_max = 20\n"
+WINDOWS = Sound("x", 16_000, 8, step=4, lead=2, features="samples")
+
+
+@pytest.fixture(scope="module")
+def device() -> Iterator[Device]:
+    with a_device(CONFIG) as device:
+        device.put(model="sums", op="add", state_id="")
+        device.put(model="windows", op="add", state_id="", item_shape=(8,), rules={"sound": WINDOWS})
+        device.put(model="overlap", op="copy", item_shape=(8,), rules={"sound": WINDOWS})
+        rules = {"sound": WINDOWS, "classify": Classify("y", threshold=(0.2,), smooth=Smooth("majority", 3))}
+        device.put(model="smooth", op="copy", item_shape=(8,), rules=rules)
+        device.put(model="echo")
+        yield device
+
+
+@pytest.fixture
+def client(device: Device) -> Iterator[Client]:
+    with device.client() as client:
+        yield client
+
+
+def item(value: float) -> NDArray[np.float32]:
+    return np.full(4, value, np.float32)
+
+
+def test_a_request_begins_with_the_state_that_the_one_before_left(client: Client) -> None:
+    with client.session("sums") as stream:
+        assert [stream.infer(item(n))["y"][0] for n in (1, 2, 3)] == [1, 3, 6]
+        assert stream.infer(np.stack([item(10), item(20)]))["y"][:, 0].tolist() == [16, 36]  # one after the other
+    with client.session("sums") as stream:
+        assert stream.infer(item(1))["y"][0] == 1
+
+
+def test_state_is_no_tensor_of_the_app(client: Client) -> None:
+    told = client.metadata("sums")
+    assert [[spec["name"] for spec in told[key]] for key in ("inputs", "outputs")] == [["x"], ["y"]]
+    assert list(client.infer("sums", item(1))) == ["y"]
+
+
+def test_a_request_without_a_session_begins_with_zeros(client: Client) -> None:
+    for _ in range(2):
+        assert client.infer("sums", np.stack([item(1), item(2)]), cache=False)["y"][:, 0].tolist() == [1, 3]
+
+
+@pytest.mark.parametrize("size", [1, 3, 4, 9, 40])
+@pytest.mark.parametrize("model", ["overlap", "windows"])
+def test_chunks_of_any_length_give_the_windows_of_the_whole_signal(client: Client, model: str, size: int) -> None:
+    signal = np.random.default_rng(0).random(40).astype(np.float32)
+    whole = client.infer(model, signal)["y"]
+    assert whole.shape == (9, 8)
+    with client.session(model) as stream:
+        answers = [stream.infer(signal[at : at + size])["y"] for at in range(0, len(signal), size)]
+    np.testing.assert_array_equal(np.concatenate(answers), whole)
+    assert answers[0].shape == (len(answers[0]), 8)  # also where no window is complete
+
+
+@pytest.mark.parametrize("size", [1, 5, 16])
+def test_windows_are_smoothed_over_the_requests_of_a_session(client: Client, size: int) -> None:
+    signal = np.random.default_rng(1).random(40).astype(np.float32) * 3
+    whole = client.infer("smooth", signal)["y_classes"]
+    with client.session("smooth") as stream:
+        answers = [stream.infer(signal[at : at + size])["y_classes"] for at in range(0, len(signal), size)]
+    np.testing.assert_array_equal(np.concatenate([answer for answer in answers if len(answer)]), whole)
+    assert {-1} < set(whole.reshape(-1).tolist())
+
+
+def test_a_request_that_fails_changes_nothing(client: Client) -> None:
+    with client.session("windows") as stream:
+        first = stream.infer(np.ones(7, np.float32))["y"]
+        with pytest.raises(RequestError, match="not finite"):
+            stream.infer(np.array([np.nan], np.float32))
+        with pytest.raises(RequestError):
+            stream.infer(np.zeros((2, 3), np.float32))
+        with pytest.raises(RequestError, match="not a file"):
+            stream.infer(b"RIFF")
+        again = stream.infer(np.ones(3, np.float32))["y"]
+    assert first[0].tolist() == [0, 0, 1, 1, 1, 1, 1, 1]
+    assert again[0].tolist() == [1, 1, 2, 2, 2, 2, 2, 2]
+
+
+def test_a_model_that_keeps_nothing_has_no_sessions(client: Client) -> None:
+    with pytest.raises(RequestError, match="keeps nothing between requests"):
+        client.session("echo")
+
+
+def test_interleaved_sessions_give_the_same_as_alone(device: Device, client: Client) -> None:
+    def sums(seed: int) -> list[float]:
+        values = np.random.default_rng(seed).integers(1, 100, 200)
+        with device.client() as own, own.session("sums") as stream:
+            got = [float(stream.infer(item(value))["y"][0]) for value in values]
+        assert got == np.cumsum(values).tolist()
+        return got
+
+    with ThreadPoolExecutor(8) as pool:
+        assert len(list(pool.map(sums, range(8)))) == 8
+    wait_until(lambda: device.serving("sums")["sessions"] == 0, "all sessions have ended")
+
+
+def test_more_sessions_than_the_limit_are_refused_with_its_name(device: Device, client: Client) -> None:
+    streams = [client.session("sums") for _ in range(20)]
+    figures = device.serving("sums")
+    assert (figures["sessions"], figures["session_bytes"]) == (20, 20 * 16)
+    with pytest.raises(Overloaded, match=r"20 sessions, the limit \(\[serving\] sessions_max\)"):
+        client.session("sums")
+    assert client.infer("sums", item(1))["y"][0] == 1
+    streams.pop().close()
+    wait_until(lambda: device.serving("sums")["sessions"] == 19, "a place is free")
+    client.session("sums").close()
+    for stream in streams:
+        stream.close()
+
+
+@pytest.mark.parametrize(("before", "after", "goes_on"), [("", "", False), ("v1", "v2", False), ("v1", "v1", True)])
+def test_a_session_survives_a_new_version_only_if_that_continues_it(before: str, after: str, goes_on: bool) -> None:
+    with a_device() as device, device.client() as client:
+        device.put(model="sums", op="add", state_id=before)
+        with client.session("sums") as stream:
+            assert stream.infer(item(1))["y"][0] == 1
+            device.put(model="sums", op="add", state_id=after, release=2)
+            if goes_on:
+                assert stream.infer(item(2), trace=True).outputs["y"][0] == 3
+                assert stream.infer(item(2), trace=True).release == 2
+                return
+            with pytest.raises(SessionLost, match="began with release 1, which no longer serves"):
+                stream.infer(item(2))
+            with pytest.raises(SessionLost):
+                stream.infer(item(2))
+        with client.session("sums") as stream:
+            assert stream.infer(item(2))["y"][0] == 2
+
+
+def test_a_session_ends_with_its_worker(device: Device) -> None:
+    with a_device() as device, device.client() as client:
+        device.put(model="sums", op="add", state_id="v1")
+        with client.session("sums") as stream:
+            stream.infer(item(1))
+            os.kill(device.serving("sums")["pid"], signal.SIGKILL)
+            with pytest.raises(SessionLost, match="begin a new session"):
+                stream.infer(item(1))
+        with client.session("sums") as stream:
+            assert stream.infer(item(2))["y"][0] == 2
+
+
+def test_an_idle_session_ends_with_the_limits_name() -> None:
+    with a_device("[serving]\nsession_idle_s = 0.2\n") as device, device.client() as client:
+        device.put(model="sums", op="add", state_id="")
+        with client.session("sums") as stream:
+            stream.infer(item(1))
+            wait_until(lambda: device.serving("sums")["sessions"] == 0, "the session has ended")
+            with pytest.raises(SessionLost, match=r"session_idle_s\): begin a new session"):
+                stream.infer(item(1))
