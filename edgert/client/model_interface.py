@@ -57,7 +57,8 @@ class ModelInterface:
     def _fit(self, array: NDArray[Any], spec: TensorSpec) -> tuple[NDArray[Any], bool]:
         if not array.dtype.isnative:
             array = array.astype(array.dtype.newbyteorder("="))
-        accepted = [spec, *(form for form in self._forms if form.name == spec.name)]
+        forms = [form for form in self._forms if form.name == spec.name]
+        accepted = [*forms, spec] if self._has_windows else [spec, *forms]  # a signal first, as the worker takes it
         for wanted in accepted:
             # Python floats and NumPy's default are FP64, which stands for the model's FP32.
             if array.dtype == wanted.dtype or (array.dtype == np.float64 and wanted.datatype == "FP32"):
