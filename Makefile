@@ -139,6 +139,7 @@ servers:
 	PATH="$$PATH:/usr/sbin" command -v sshd >/dev/null || missing="$$missing openssh-server"; \
 	ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || command -v initdb >/dev/null || missing="$$missing postgresql"; \
 	command -v prometheus >/dev/null || missing="$$missing prometheus"; \
+	command -v prometheus-alertmanager >/dev/null || missing="$$missing prometheus-alertmanager"; \
 	test "$$(uname -m)" != x86_64 || PATH="$$PATH:/usr/sbin:/sbin" ldconfig -p | grep -q libb64 || missing="$$missing libb64-0d"; \
 	command -v docker-registry >/dev/null || missing="$$missing docker-registry"; \
 	command -v skopeo >/dev/null || missing="$$missing skopeo"; \

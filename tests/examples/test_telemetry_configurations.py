@@ -127,7 +127,8 @@ def test_mosquitto_accepts_the_configuration(tmp_path: Path) -> None:
 
 def test_prometheus_accepts_the_rules_and_each_alert_fires_when_it_should() -> None:
     promtool = tool("promtool", "apt-get install prometheus")
-    for words in (("check", "config", "prometheus.yml"), ("check", "rules", "alerts.yml"), ("test", "rules", "alerts_test.yml")):  # fmt: skip
+    checks = (("check", "config", "prometheus.yml"), ("test", "rules", "alerts_test.yml"), ("test", "rules", "slo_test.yml"))  # fmt: skip
+    for words in checks:
         done = subprocess.run([promtool, *words], cwd=FOLDER, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
 
@@ -144,7 +145,7 @@ def test_every_query_of_the_dashboard_is_valid_and_names_series_of_the_exporter(
     done = subprocess.run([promtool, "check", "rules", str(tmp_path / "rules.yml")], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     served = set(re.findall(r"`(edgert_\w+)`", (FOLDER.parents[1] / "docs" / "fleet.md").read_text()))
-    asked = {name for text in [*queries, (FOLDER / "alerts.yml").read_text()] for name in re.findall(r"edgert_\w+", text)}  # fmt: skip
+    asked = {name for text in [*queries, (FOLDER / "alerts.yml").read_text(), (FOLDER / "slo.yml").read_text()] for name in re.findall(r"edgert_\w+", text)}  # fmt: skip
     assert {name for name in asked if not name.startswith("edgert_exporter_")} <= served
 
 

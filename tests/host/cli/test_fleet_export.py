@@ -5,17 +5,8 @@ from __future__ import annotations
 import json
 import math
 import random
-import re
-import shutil
-import signal
-import subprocess
-import sys
 import time
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +20,7 @@ from edgert_deploy.cli.fleet_export import export
 from edgert_deploy.fleet.export.exporter import Exporter
 from tests.support.brokers import Broker, free_port, until
 from tests.support.fleet import NOW_MS, Pi, Sent, publish, scraped
+from tests.support.prometheus import exporter_process, prometheus, promql
 
 _MAIN = "import sys; from edgert_deploy.cli import main; sys.exit(main())"
 
@@ -49,31 +41,8 @@ def counted(exporters: list[Exporter]) -> tuple[Sketch, list[int]]:
     return total, counters
 
 
-@contextmanager
-def exporter_process(broker: Broker, *words: str) -> Iterator[int]:
-    """`edgert fleet export` on a free port; it must end with 0 when it is told to."""
-    command = [sys.executable, "-c", _MAIN, "fleet", "export", "--broker", broker.settings.address]
-    process = subprocess.Popen([*command, "--listen", "127.0.0.1:0", *words], stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    try:
-        line = process.stderr.readline()
-        found = re.search(r"reads port (\d+)", line)
-        assert found, line + process.stderr.read()
-        yield int(found[1])
-    finally:
-        process.send_signal(signal.SIGTERM)
-        said = process.stderr.read()
-        assert process.wait(10) == 0, said
-
-
-@contextmanager
-def a_prometheus(folder: Path, ports: list[int], *more: str, late: str = "") -> Iterator[str]:
-    """Run a Prometheus that scrapes `ports`; `late` is how late a written point may be."""
-    binary = shutil.which("prometheus")
-    if binary is None:
-        pytest.skip("Prometheus is not installed: apt-get install prometheus")
-    port = free_port()
-    folder.mkdir()
+def scraping(ports: list[int], late: str = "") -> str:
+    """Return a configuration of Prometheus that scrapes `ports`; `late` is how late a written point may be."""
     targets = [f"127.0.0.1:{target}" for target in ports]
     configuration: dict[str, Any] = {
         "global": {"scrape_interval": "500ms", "scrape_timeout": "500ms"},
@@ -81,32 +50,7 @@ def a_prometheus(folder: Path, ports: list[int], *more: str, late: str = "") -> 
     }
     if late:
         configuration["storage"] = {"tsdb": {"out_of_order_time_window": late}}
-    (folder / "prometheus.yml").write_text(json.dumps(configuration))  # JSON is YAML
-    words = [f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data"]
-    words += [f"--web.listen-address=127.0.0.1:{port}", "--enable-feature=native-histograms", *more]
-    with open(folder / "log", "wb") as log:
-        process = subprocess.Popen([binary, *words], stdout=log, stderr=log)
-    try:
-        until(lambda: ready(f"http://127.0.0.1:{port}/-/ready"), f"Prometheus answers; see {folder}/log", 60.0)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        process.wait(20)
-
-
-def ready(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=2) as answer:
-            return bool(answer.status == 200)
-    except (OSError, urllib.error.URLError):
-        return False
-
-
-def promql(server: str, expression: str, at_s: float = 0.0) -> float | None:
-    query = urllib.parse.urlencode({"query": expression, **({"time": at_s} if at_s else {})})
-    with urllib.request.urlopen(f"{server}/api/v1/query?{query}", timeout=10) as answer:
-        result: list[Any] = json.load(answer)["data"]["result"]
-    return float(result[0]["value"][1]) if result else None
+    return json.dumps(configuration)  # JSON is YAML
 
 
 def test_prometheus_reads_the_quantiles_of_the_pooled_requests_from_the_exporters_of_two_sites(
@@ -131,7 +75,7 @@ def test_prometheus_reads_the_quantiles_of_the_pooled_requests_from_the_exporter
             return sum(scraped(port, "edgert_latency_milliseconds_count") for port in (one, two)) >= total
 
         until(arrived, "all reports are counted", 20.0)
-        with a_prometheus(tmp_path / "prometheus", [one, two]) as server:
+        with prometheus(tmp_path / "prometheus", scraping([one, two])) as server:
             count = "sum(histogram_count(edgert_latency_milliseconds))"
             until(lambda: promql(server, count) == total, "Prometheus has scraped all histograms", 30.0)
             until(lambda: promql(server, "sum(edgert_requests_total)") == total + 30, "and all counters", 30.0)
@@ -156,7 +100,7 @@ def test_late_reports_stand_in_prometheus_at_the_time_at_which_they_were_made(br
     now_ms = time.time_ns() // 1_000_000 // 60_000 * 60_000
     steady, away = Pi("pi-1"), Pi("pi-2")
     words = ("--web.enable-remote-write-receiver",)
-    with a_prometheus(tmp_path / "prometheus", [], *words, late="1d") as server:
+    with prometheus(tmp_path / "prometheus", scraping([], late="1d"), *words) as server:
         with exporter_process(broker, "--remote-write", server):
             publish(broker, steady.info() + away.info(), retain=True)
             for minute in range(10, -1, -1):
