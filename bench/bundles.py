@@ -28,8 +28,9 @@ def make_bundle(
     *,
     precision: str = "fp32",
     release: int = 1,
+    output: str = "y",
 ) -> Path:
-    """Make a signed bundle for this machine from the engine's `program`: input `x`, output `y`, any batch.
+    """Make a signed bundle for this machine from the engine's `program`: input `x`, output `output`, any batch.
 
     `item` and `answer` (both of batch 1) give shapes and datatypes, and are the golden sample.
     """
@@ -48,7 +49,7 @@ def make_bundle(
         model=model,
         release=release,
         inputs=(_spec("x", item),),
-        outputs=(_spec("y", answer),),
+        outputs=(_spec(output, answer),),
         files=tuple(entries.values()),
         artifacts=(
             ArtifactEntry(
