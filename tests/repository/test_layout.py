@@ -17,6 +17,7 @@ NAMED_AFTER_NO_MODULE = {
     "tests/device/client/test_c_client.py": "the C client is edgert/include/edgert.h",
     "tests/device/protocol/test_protocol_vectors.py": "docs/protocol-vectors.json",
     "tests/device/versions/test_crash_points.py": "every crash point of install, slots and claims: hil/crash_points.py",
+    "tests/host/fleet/store/test_backup.py": "copies by the tools of SQLite and PostgreSQL",
     "tests/host/fleet/test_hostile.py": "hostile devices against every subscriber",
     "tests/host/fleet/test_sessions.py": "recorder and exporter with a session at a real broker",
     "tests/host/packager/sources/test_source_model_fuzz.py": "hostile models against every reader",
