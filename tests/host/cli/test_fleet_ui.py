@@ -186,17 +186,17 @@ def test_a_deployment_s_effect_appears_without_a_reload(opened: Any, running: Ru
 
 def test_a_device_that_falls_silent_or_is_lost_changes_its_tile(opened: Any, running: Running) -> None:
     page = opened()
-    label = "document.querySelector('.tile canvas')?.getAttribute('aria-label') ?? ''"
+    label = "document.querySelector('.tile')?.innerText ?? ''"
     until(lambda: "of 4 online" in page.evaluate(label), "the tile")
-    drawn = "document.querySelector('.tile canvas').toDataURL()"
-    before = page.evaluate(drawn)
+    shapes = "[...document.querySelectorAll('.tile path')].map((each) => each.getAttribute('d')).join()"
+    before = page.evaluate(shapes)
     belt, oven = running.fleet["belt"], running.fleet["oven"]
     # A device whose windows last a second is silent after two and a half.
     publish(running.broker, changed(belt.window(running.now_ms + 1000, [1.0]), window_s=1.0))
     until(lambda: "1 stale" in page.evaluate(label), "the tile shows a stale device")
     publish(running.broker, [(oven.topics.status, b"lost")], retain=True)
     until(lambda: "1 lost" in page.evaluate(label), "the tile says that a device is lost")
-    assert page.evaluate(drawn) != before
+    assert page.evaluate(shapes) != before
     seen(page, "online, but sends nothing")
     assert page.problems == []
 
@@ -226,7 +226,7 @@ def test_the_keyboard_does_it_all_and_the_address_keeps_it(opened: Any) -> None:
     assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
     page.tab.locator(".stage").first.focus()
     page.tab.keyboard.press("End")
-    told = "document.querySelector('[aria-live]').textContent"
+    told = "document.querySelector('.chart [aria-live]').textContent"
     until(lambda: page.tab.keyboard.press("ArrowLeft") or "r7: p50 " in page.evaluate(told), "a step with requests")
     assert "whole time" not in page.evaluate("document.querySelector('.readout').innerText")
     page.tab.locator("button:has-text('15 min')").focus()

@@ -33,7 +33,7 @@ from edgert_deploy.fleet.store.store import FINE_HOURS
 DIMENSIONS = ("site", "device", "model", "version", "profile")
 STEPS_MAX = 2_000
 EVENTS_MAX = 10_000
-STAGE_STREAMS_MAX = 40  # of each model
+STAGE_DEVICES_MAX = 40  # of each model
 STAGE_REPORTS_MAX = 5_000  # of each model
 _FETCHED_AT_ONCE = 20_000
 # More than these are filtered here: for a long list a database would look each one up.
@@ -92,12 +92,13 @@ class _Part:
 
 
 class StageReport(NamedTuple):
-    """One window of one model on one device; `fields` is its `metrics` message."""
+    """One window of one model on one device, of `devices`; `fields` is its `metrics` message."""
 
     at_ms: int
     model: str
     site: str
     device: str
+    devices: int
     fields: Mapping[str, Scalar]
 
 
@@ -188,25 +189,29 @@ class FleetQuery:
         """Yield windows with the p99 of their stages, while windows are kept.
 
         Reports of stages cannot be merged, so the cost follows their number. It has a limit: of a large fleet,
-        STAGE_STREAMS_MAX processes of each model, and of their windows every nth.
+        STAGE_DEVICES_MAX devices of each model, and of their windows every nth.
         """
         first, end = _stretch(question, now_ms)
         table, heard = schema.metrics_window, schema.stream_heard
         with self._reading() as connection:
             keys = _keys(connection, replace(question, by=("model", "site", "device")), True)
             alive = connection.scalars(sa.select(heard.c.owner).where(heard.c.hour >= first // HOUR_MIN))
-            streams: dict[str, list[int]] = {}
+            owners: dict[str, dict[tuple[str, ...], list[int]]] = {}
             for stream in sorted(set(alive) & keys.keys()):
-                streams.setdefault(keys[stream][0], []).append(stream)
-            for model, mine in streams.items():
-                chosen = mine[:: -(-len(mine) // STAGE_STREAMS_MAX)]
-                fits = (table.c.stream.in_(chosen), table.c.minute >= first, table.c.minute < end)
+                model, *device_key = keys[stream]
+                owners.setdefault(model, {}).setdefault(tuple(device_key), []).append(stream)
+            for model, devices in owners.items():
+                chosen = sorted(devices)[:: -(-len(devices) // STAGE_DEVICES_MAX)]
+                streams = [stream for key in chosen for stream in devices[key]]
+                fits = (table.c.stream.in_(streams), table.c.minute >= first, table.c.minute < end)
                 count = connection.scalar(sa.select(sa.func.count()).where(*fits)) or 0
                 every = table.c.seq % max(1, -(-count // STAGE_REPORTS_MAX)) == 0
                 asked = sa.select(table.c.minute, table.c.stream, table.c.fields).where(*fits, every)
                 for row in connection.execute(asked):
                     _, site, device = keys[row.stream]
-                    yield StageReport(row.minute * MINUTE_MS, model, site, device, unpack_fields(row.fields))
+                    yield StageReport(
+                        row.minute * MINUTE_MS, model, site, device, len(devices), unpack_fields(row.fields)
+                    )
 
     @contextmanager
     def _reading(self) -> Iterator[sa.Connection]:

@@ -14,15 +14,20 @@ from edgert_deploy.fleet.store.query import StageReport
 
 
 def stages_of(reports: Iterable[StageReport], since_ms: int, until_ms: int, step_ms: int) -> dict[str, Any]:
-    """Return the middle and the greatest p99 of each stage in each step, for each model, and whose the greatest is."""
+    """Return the middle and the greatest p99 of each stage in each step, for each model, and whose the greatest is.
+
+    `devices` of `of_devices` are counted: of a large fleet, a sample.
+    """
     steps = (until_ms - since_ms) // step_ms
     readings: dict[str, dict[tuple[str, int], list[tuple[float, str]]]] = {}
     devices: dict[str, set[str]] = {}
+    of: dict[str, int] = {}
     for report in reports:
         step, name = (report.at_ms - since_ms) // step_ms, f"{report.site}/{report.device}"
         if not 0 <= step < steps:
             continue
         devices.setdefault(report.model, set()).add(name)
+        of[report.model] = report.devices
         found = readings.setdefault(report.model, {})
         for stage in STAGES:
             reading = report.fields.get(f"{stage}_p99_ms")
@@ -32,6 +37,7 @@ def stages_of(reports: Iterable[StageReport], since_ms: int, until_ms: int, step
         {
             "model": model,
             "devices": len(devices[model]),
+            "of_devices": of[model],
             "stages": [_stage(stage, found, steps) for stage in STAGES if any(stage == key for key, _ in found)],
         }
         for model, found in sorted(readings.items())

@@ -22,12 +22,13 @@ def changed(sent: Sent, **fields: Any) -> Sent:
 
 
 def recorded(url: str, devices: int) -> FleetQuery:
-    """Each device's engine takes as many ms as its number, its queue a hundred times that after four minutes."""
+    """Each device's engine takes as many ms as its number, its queue a hundred times that, until a new version begins."""
     sent: Sent = []
     for number in range(devices):
         pi = Pi(f"pi-{number:03}")
         sent += pi.info()
         for minute in range(10, 0, -1):
+            pi.version = "r1" if minute > 4 else "r2"
             queue = {"queue_p99_ms": 100.0 * number} if minute > 4 else {}
             window = pi.window(NOW_MS - minute * MINUTE_MS, [1.0])
             sent += window[:1] + changed(window[1:], engine_p99_ms=float(number), **queue)
@@ -53,10 +54,10 @@ def test_each_step_has_the_middle_and_the_slowest_device(store_url: str) -> None
 
 def test_a_large_fleet_is_sampled(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     query = recorded(store_url, 30)
-    monkeypatch.setattr(store_query, "STAGE_STREAMS_MAX", 6)
+    monkeypatch.setattr(store_query, "STAGE_DEVICES_MAX", 6)
     monkeypatch.setattr(store_query, "STAGE_REPORTS_MAX", 20)
     (model,) = History(query, lambda: NOW_MS).stages(QUARTER, {})["models"]
-    assert model["devices"] == 6
+    assert (model["devices"], model["of_devices"]) == (6, 30)
     drawn = [ms for ms in model["stages"][1]["middle_ms"] if ms is not None]
     assert 3 <= len(drawn) < 10
     query.close()

@@ -4,12 +4,13 @@ import {empty, h, replace} from "./dom.js";
 import {ago, moment} from "./format.js";
 import {Overview} from "./overview.js";
 import {DevicePage, Devices, Events, RolloutsPage} from "./lists.js";
+import {Period, fixed, periodTools} from "./period.js";
+import {BREAKDOWNS} from "./breakdown.js";
 
 const PAGES = {"": ["Overview", Overview], devices: ["Devices", Devices], events: ["Events", Events], rollouts: ["Rollouts", RolloutsPage]};
 const FILTERS = {site: "All sites", model: "All models", version: "All versions", profile: "All profiles"};
-const WINDOWS = {"15m": "15 min", "1h": "1 h", "24h": "24 h", "7d": "7 d"};
 const STORE_OLD_MS = 150_000; // two and a half windows of 60 s
-const KEPT = [...Object.keys(FILTERS), "window"];
+const KEPT = [...Object.keys(FILTERS), "window", "from", "to", "by"];
 
 class App {
   constructor() {
@@ -24,7 +25,8 @@ class App {
   }
 
   get params() { return new URLSearchParams(location.search); }
-  get window() { return WINDOWS[this.params.get("window")] ? this.params.get("window") : "1h"; }
+  get period() { return new Period(this.params); }
+  get by() { return BREAKDOWNS[this.params.get("by")] ? this.params.get("by") : "device"; }
   get filtered() { return Object.keys(FILTERS).some((name) => this.params.get(name)); }
   get now_ms() { return Date.now() + this.skew_ms; }
 
@@ -40,28 +42,36 @@ class App {
   deviceLink(site, device) { return this.link(`/device/${encodeURIComponent(site)}/${encodeURIComponent(device)}`); }
 
   async ask(what, more = {}) {
-    const response = await fetch(`/api/v1/${what}${this.query({window: this.window, ...more})}`);
+    const response = await fetch(`/api/v1/${what}${this.query(more)}`);
     const value = response.headers.get("Content-Type")?.startsWith("application/json") ? await response.json() : {error: {message: await response.text()}};
     if (value.error) throw new Error(value.error.message);
     return value;
   }
 
-  go(address, {quiet = false} = {}) {
-    history.pushState(null, "", address);
+  // Links to the same answer as files. `about` says to a screen reader what they hold.
+  exports(what, more, about, title = "") {
+    const file = (format) => h("a", {href: `/api/v1/${what}${this.query({...more, format})}`, download: `edgert-${what}.${format}`, "aria-label": `${about} as ${format.toUpperCase()}`, "data-key": `${about}-${what}-${format}`}, format.toUpperCase());
+    return h("span", {class: "export small"}, title, " ", file("csv"), " ", file("json"));
+  }
+
+  zoom(since_ms, until_ms) { this.set(fixed(since_ms, until_ms)); }
+
+  go(address, {quiet = false, replaces = false} = {}) {
+    history[replaces ? "replaceState" : "pushState"](null, "", address);
     this.open(false, quiet);
   }
 
   // Change words of the address, and stay where the keyboard is.
-  set(words) {
+  set(words, {replaces = false} = {}) {
     const params = this.params;
     for (const [name, value] of Object.entries(words)) value ? params.set(name, value) : params.delete(name);
     if (!("page" in words)) params.delete("page");
-    this.go(`${location.pathname}${params.size ? `?${params}` : ""}`, {quiet: true});
+    this.go(`${location.pathname}${params.size ? `?${params}` : ""}`, {quiet: true, replaces});
   }
 
   clicked(event) {
     const link = event.target.closest?.("a[href]");
-    if (!link || event.defaultPrevented || event.button || event.metaKey || event.ctrlKey || event.shiftKey || link.origin !== location.origin || link.hash) return;
+    if (!link || event.defaultPrevented || event.button || event.metaKey || event.ctrlKey || event.shiftKey || link.origin !== location.origin || link.hash || link.download) return;
     event.preventDefault();
     this.go(link.getAttribute("href") === "/" ? this.link("/") : link.href);
   }
@@ -71,11 +81,13 @@ class App {
     const key = location.pathname;
     this.drawNav(name);
     this.drawFilters();
+    this.drawPeriod();
     this.listen();
     if (key !== this.key) {
       this.key = key;
       this.view?.close();
       const View = name === "device" ? DevicePage : PAGES[name]?.[1];
+      this.datesOpen = false;
       this.view = View ? new View(this, site, device) : new Nowhere();
       this.main.replaceChildren(this.view.element);
       document.title = `${this.view.title} · EdgeRT fleet`;
@@ -101,14 +113,21 @@ class App {
       return h("label", {class: chosen ? "set" : null}, h("span", {class: "hidden"}, name), h("select", {"data-key": `filter-${name}`, onchange: (event) => this.set({[name]: event.target.value})},
         h("option", {value: ""}, all), offered.map((word) => h("option", {value: word, selected: word === chosen}, word))));
     });
-    const windows = h("div", {class: "segments", role: "group", "aria-label": "Time"}, Object.entries(WINDOWS).map(([name, title]) =>
-      h("button", {type: "button", "data-key": `window-${name}`, "aria-pressed": String(name === this.window), onclick: () => this.set({window: name === "1h" ? "" : name})}, title)));
     const clear = this.filtered ? h("button", {type: "button", class: "plain", "data-key": "clear", onclick: () => this.set(Object.fromEntries(Object.keys(FILTERS).map((name) => [name, ""])))}, "Clear") : null;
     const here = page + location.search, drawn = JSON.stringify([words, here]);
     // A list that is open is not taken from under the hand because a device came.
     if (drawn === this.drawnFilters || here === this.drawnFor && form.contains(document.activeElement) && document.activeElement.matches("select")) return;
     [this.drawnFilters, this.drawnFor] = [drawn, here];
-    replace(form, selects, clear, windows);
+    const chosen = selects.filter((each) => each.classList.contains("set")).length;
+    // On a phone only the chosen ones show, until the button is pressed.
+    const more = h("button", {type: "button", class: "phone", "data-key": "filters", "aria-expanded": String(form.classList.contains("open")), onclick: (event) => event.target.setAttribute("aria-expanded", String(form.classList.toggle("open")))}, chosen ? `Filters (${chosen})` : "Filters");
+    replace(form, more, selects, clear);
+  }
+
+  drawPeriod() {
+    const place = document.querySelector("#period");
+    place.hidden = ["rollouts", "devices"].includes(location.pathname.split("/")[1]);
+    replace(place, periodTools(this));
   }
 
   // --- the stream -------------------------------------------------------------------------

@@ -1,9 +1,10 @@
 // A model's latency over time: percentiles by version, requests, and the histogram as a heat-map, one time axis for all.
 
 import {colour, h, replace, s} from "./dom.js";
-import {clock, count, day, digits, moment, ms} from "./format.js";
+import {clock, count, digits, ms} from "./format.js";
+import {RIGHT, TimeChart, logAxis, logTicks, momentOf, runs, stepWords, tickWords} from "./timechart.js";
 
-const LEFT = 46, RIGHT = 34, TOP = 26, LINES = 210, VOLUME = 38, HEAT = 150, GAP = 26, AXIS = 22;
+const TOP = 26, LINES = 210, VOLUME = 38, HEAT = 150, GAP = 26;
 const PERCENTILES = ["p99", "p95", "p50"];
 
 const SERIES = 6;
@@ -20,51 +21,31 @@ export function colourVersions(model, numbers) {
   });
 }
 
-export class LatencyChart {
-  constructor(label) {
-    this.cursor = null;
-    this.drawing = h("div", {class: "drawing"});
+export class LatencyChart extends TimeChart {
+  constructor(label, zoom) {
+    super(`${label}: latency over time`, zoom);
     this.canvas = h("canvas", {class: "heat", "aria-hidden": "true"});
-    this.stage = h("div", {class: "stage", tabindex: "0", role: "group", "aria-label": `${label}: latency over time; the arrow keys move through it`,
-      onkeydown: (event) => this.key(event), onpointerdown: (event) => this.point(event), onpointermove: (event) => this.point(event), onpointerleave: () => this.move(null), onblur: () => this.move(null)}, this.canvas, this.drawing);
+    this.stage.prepend(this.canvas);
     this.readout = h("div", {class: "readout"});
-    this.told = h("p", {class: "hidden", "aria-live": "polite"}); // only what the keyboard asked for: news would never end
     this.element = h("div", {class: "chart"}, this.readout, this.stage, this.told);
-    this.label = label;
-    new ResizeObserver(() => this.draw()).observe(this.stage);
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw());
   }
 
   show(curves, model) {
-    [this.curves, this.model] = [curves, model];
-    if (this.cursor !== null && this.cursor >= curves.steps) this.cursor = null;
-    this.draw();
-    this.read();
+    this.model = model;
+    this.showSteps(curves);
   }
 
-  draw() {
-    const width = this.stage.clientWidth;
-    if (!width || !this.model) return;
-    const {curves, model} = this;
-    this.width = width;
-    const plot = {x: LEFT, width: width - LEFT - RIGHT};
-    this.x = (step) => plot.x + (step + 0.5) / curves.steps * plot.width;
-    this.plot = plot;
+  paint(plot) {
     const volumeTop = TOP + LINES + GAP, heatTop = volumeTop + VOLUME + GAP, bottom = heatTop + HEAT;
-    this.height = bottom + AXIS;
-    this.bottom = bottom;
-    const svg = s("svg", {viewBox: `0 0 ${width} ${this.height}`, width, height: this.height, role: "img", "aria-label": this.summary()},
-      this.holes(plot, bottom), this.lines(plot), this.volume(plot, volumeTop), this.heatAxis(plot, heatTop), this.times(plot, bottom), this.marks(plot, bottom),
-      this.rule = s("line", {class: "cursor", y1: TOP - 6, y2: bottom, x1: -9, x2: -9}));
-    replace(this.drawing, svg);
     this.paintHeat(plot, heatTop);
-    this.place();
+    return {top: TOP, bottom, nodes: [this.holes(plot, bottom), this.lines(plot), this.volume(plot, volumeTop), this.heatAxis(plot, heatTop), this.marks(plot, bottom)]};
   }
 
   summary() {
     const said = this.model.versions.map((each) => `${each.version}: p50 ${ms(each.p50_ms)}, p95 ${ms(each.p95_ms)}, p99 ${ms(each.p99_ms)}`);
+    const target = this.model.p99_target_ms ? [`p99 target ${ms(this.model.p99_target_ms)}`] : [];
     const deployed = this.model.marks.map(({version, at_ms}) => `${version} first reported at ${clock(at_ms)}`);
-    return `${this.label}. ${[...said, ...deployed].join(". ")}`;
+    return `${this.label}. ${[...said, ...target, ...deployed].join(". ")}`;
   }
 
   // A stretch of steps in which reports are missing is hatched.
@@ -78,14 +59,10 @@ export class LatencyChart {
   }
 
   lines(plot) {
+    const target = this.model.p99_target_ms;
     const values = this.model.versions.flatMap((each) => [...each.p50, ...each.p99]).filter((value) => value > 0);
     if (!values.length) return s("text", {x: plot.x, y: TOP + 20, class: "tick"}, "no request was answered in this time");
-    const low = Math.log2(Math.min(...values)) - 0.15, high = Math.max(Math.log2(Math.max(...values)) + 0.15, low + 1);
-    const y = (value) => TOP + (1 - (Math.log2(Math.max(value, 1e-9)) - low) / (high - low)) * LINES;
-    const ticks = logTicks(2 ** low, 2 ** high);
-    const grid = ticks.map((value) => [
-      s("line", {class: "grid", x1: plot.x, x2: plot.x + plot.width, y1: y(value), y2: y(value)}),
-      s("text", {class: "tick", x: plot.x - 6, y: y(value) + 4, "text-anchor": "end"}, tickWords(value))]);
+    const [y, axis] = logAxis(target ? [...values, target] : values, plot, TOP, LINES);
     const last = {};
     const drawn = this.model.versions.map((version) => {
       const group = s("g", {class: seriesClass(version.series)});
@@ -104,7 +81,8 @@ export class LatencyChart {
       }
       return group;
     });
-    return s("g", null, s("text", {class: "tick", x: plot.x - 6, y: TOP - 10, "text-anchor": "end"}, "ms"), grid, drawn, endLabels(last, plot));
+    const goal = target ? s("g", {class: "target"}, s("line", {x1: plot.x, x2: plot.x + plot.width, y1: y(target), y2: y(target)}), s("text", {x: plot.x + 4, y: y(target) - 4}, `p99 target ${ms(target)}`)) : null;
+    return s("g", null, axis, drawn, goal, endLabels(last, plot));
   }
 
   volume(plot, top) {
@@ -117,7 +95,7 @@ export class LatencyChart {
       model.versions.forEach((version) => {
         const height = version.counts[step] / most * VOLUME;
         y -= height;
-        if (height) bars.append(s("rect", {class: `bar ${seriesClass(version.series)}${step === curves.steps - 1 ? " partial" : ""}`, x: this.x(step) - wide / 2, y, width: wide, height: Math.max(height, 1)}));
+        if (height) bars.append(s("rect", {class: `bar ${seriesClass(version.series)}${curves.since_ms + (step + 1) * curves.step_ms > curves.now_ms ? " partial" : ""}`, x: this.x(step) - wide / 2, y, width: wide, height: Math.max(height, 1)}));
       });
     });
     return s("g", null, s("text", {class: "tick", x: plot.x, y: top - 7}, `requests a ${stepWords(curves.step_ms)}`),
@@ -152,20 +130,6 @@ export class LatencyChart {
     }
   }
 
-  times(plot, bottom) {
-    const {since_ms, step_ms, steps} = this.curves;
-    const span = since_ms + steps * step_ms;
-    const room = Math.max(2, Math.floor(plot.width / 80));
-    const choices = [1, 2, 5, 10, 15, 30, 60, 120, 240, 360, 720, 1440, 2880].map((minutes) => minutes * 60_000);
-    const every = choices.find((each) => (span - since_ms) / each <= room) ?? choices.at(-1);
-    const zone = new Date(since_ms).getTimezoneOffset() * 60_000;
-    const ticks = [];
-    for (let at = Math.ceil((since_ms - zone) / every) * every + zone; at < span; at += every) ticks.push(at);
-    const x = (at) => plot.x + (at - since_ms) / (span - since_ms) * plot.width;
-    return ticks.map((at) => [s("line", {class: "grid time", x1: x(at), x2: x(at), y1: TOP, y2: bottom + 4}),
-      s("text", {class: "tick", x: x(at), y: bottom + 17, "text-anchor": "middle"}, every >= 86_400_000 ? day(at) : clock(at))]);
-  }
-
   marks(plot, bottom) {
     const {since_ms, step_ms, steps} = this.curves;
     let free = -Infinity;
@@ -180,39 +144,11 @@ export class LatencyChart {
     });
   }
 
-  key(event) {
-    const last = this.curves.steps - 1, at = this.cursor ?? last + 1;
-    const to = {ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: last}[event.key];
-    if (to === undefined) return;
-    event.preventDefault();
-    this.move(Math.min(Math.max(to, 0), last));
-    this.told.textContent = this.words();
-  }
-
-  point(event) {
-    const box = this.stage.getBoundingClientRect();
-    const step = Math.floor((event.clientX - box.left - this.plot.x) / this.plot.width * this.curves.steps);
-    this.move(step >= 0 && step < this.curves.steps ? step : null);
-  }
-
-  move(step) {
-    if (step === this.cursor) return;
-    this.cursor = step;
-    this.place();
-    this.read();
-  }
-
   words() {
     const said = this.model.versions.filter((each) => each.counts[this.cursor]).map((each) =>
       `${each.version}: p50 ${ms(each.p50[this.cursor])}, p95 ${ms(each.p95[this.cursor])}, p99 ${ms(each.p99[this.cursor])}`);
     const missing = this.model.missing[this.cursor];
     return `${momentOf(this.curves, this.cursor)}. ${said.join(". ") || "no requests"}${missing ? `. ${count(missing)} reports missing` : ""}`;
-  }
-
-  place() {
-    const x = this.cursor === null ? -9 : this.x(this.cursor);
-    this.rule?.setAttribute("x1", x);
-    this.rule?.setAttribute("x2", x);
   }
 
   // The legend, which bears the numbers of the step under the cursor, or of the whole time.
@@ -228,34 +164,6 @@ export class LatencyChart {
       h("thead", null, h("tr", null, h("th", {scope: "col"}, when), ["p50 ms", "p95", "p99", "requests"].map((name) => h("th", {scope: "col", class: "n"}, name)))), h("tbody", null, rows)));
   }
 }
-
-export const momentOf = (curves, step) => moment(curves.since_ms + step * curves.step_ms).slice(0, -3);
-export const stepWords = (step_ms) => step_ms >= 3_600_000 ? (step_ms === 3_600_000 ? "hour" : `${step_ms / 3_600_000} h`) : step_ms === 60_000 ? "minute" : `${step_ms / 60_000} min`;
-
-// The steps that hold values, as runs without a gap.
-function runs(values) {
-  const found = [];
-  values.forEach((value, step) => {
-    if (value === null) return;
-    if (found.length && found.at(-1).at(-1) === step - 1) found.at(-1).push(step);
-    else found.push([step]);
-  });
-  return found;
-}
-
-// 1, 2 and 5 times powers of ten between the two; fewer where they would be too many.
-function logTicks(low, high, most = 7) {
-  const of = (factors) => {
-    const found = [];
-    for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high); power++)
-      for (const factor of factors) if (factor * 10 ** power >= low && factor * 10 ** power <= high) found.push(factor * 10 ** power);
-    return found;
-  };
-  const choices = [[1, 1.5, 2, 3, 4, 5, 6, 8], [1, 2, 3, 5], [1, 2, 5], [1]].map(of);
-  return choices.find((ticks) => ticks.length <= most) ?? choices.at(-1).filter((_, i, all) => i % Math.ceil(all.length / most) === 0);
-}
-
-const tickWords = (value) => value >= 1000 ? `${value / 1000} s` : String(Number(value.toPrecision(2)));
 
 function endLabels(last, plot) {
   let y = -Infinity;

@@ -43,6 +43,7 @@ export function lasting(seconds) {
 }
 
 const two = (number) => String(number).padStart(2, "0");
+const MONTHS = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
 const DAYS = ["Sun", "Mon", "Tue", "Wed", "Thu", "Fri", "Sat"];
 
 export function clock(at_ms) {
@@ -51,8 +52,31 @@ export function clock(at_ms) {
 }
 
 export function day(at_ms) {
-  const date = new Date(at_ms);
-  return `${DAYS[date.getDay()]} ${date.getDate()}`;
+  const at = new Date(at_ms);
+  return `${DAYS[at.getDay()]} ${at.getDate()}`;
+}
+
+export function date(at_ms) {
+  const at = new Date(at_ms);
+  return `${at.getDate()} ${MONTHS[at.getMonth()]}`;
+}
+
+// As an address has it: to the minute, in UTC.
+export const isoMinute = (at_ms) => `${new Date(at_ms).toISOString().slice(0, 16)}Z`;
+
+// As an input for date and time has it: to the minute, in the zone of this browser.
+export const localMinute = (at_ms) => moment(at_ms).slice(0, 16).replace(" ", "T");
+
+// The milliseconds of `90s`, `15m`, `1.5h` or `7d`; NaN for other words.
+export function duration_ms(words) {
+  const [, number, unit] = /^(\d+(?:\.\d+)?)([smhd])$/.exec(words) ?? [];
+  return Number(number) * {s: 1000, m: 60_000, h: 3_600_000, d: 86_400_000}[unit];
+}
+
+export function zone() {
+  const minutes = -new Date().getTimezoneOffset(), size = Math.abs(minutes);
+  const name = Intl.DateTimeFormat().resolvedOptions().timeZone;
+  return name === "UTC" ? name : `${name} (UTC${minutes < 0 ? "−" : "+"}${two(Math.floor(size / 60))}:${two(size % 60)})`;
 }
 
 export function moment(at_ms) {

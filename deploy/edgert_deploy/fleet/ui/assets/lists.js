@@ -65,8 +65,8 @@ export class Devices extends Page {
     this.pager = h("nav", {class: "pager", "aria-label": "Pages of the list"});
     this.status = h("p", {class: "soft", role: "status"});
     this.element = h("div", null, h("h1", null, "Devices"), h("div", {class: "card"}, this.tools, this.status, this.list, this.pager));
-    const words = () => Object.fromEntries(["state", "q", "sort", "page"].map((name) => [name, app.params.get(name)]));
-    this.feeds = [new Feed(() => app.ask("devices", words()), (said) => this.show(said), this.list)];
+    this.words = () => Object.fromEntries(["state", "q", "sort"].map((name) => [name, app.params.get(name)]));
+    this.feeds = [new Feed(() => app.ask("devices", {...this.words(), page: app.params.get("page")}), (said) => this.show(said), this.list)];
     this.drawTools();
   }
 
@@ -86,12 +86,12 @@ export class Devices extends Page {
 
   search(text) {
     clearTimeout(this.typed);
-    this.typed = setTimeout(() => this.app.set({q: text}), 250);
+    this.typed = setTimeout(() => this.app.set({q: text}, {replaces: true}), 250);
   }
 
   show({devices, total, page, pages}) {
     const {app} = this;
-    this.status.textContent = `${count(total)} ${total === 1 ? "device" : "devices"}`;
+    replace(this.status, `${count(total)} ${total === 1 ? "device" : "devices"} `, app.exports("devices", this.words(), "the devices"));
     replace(this.list, devices.length ? deviceTable(app, devices) : empty("No device fits", "Take a filter or the search away; devices show up as soon as they connect to the broker."));
     const turn = (to, words) => h("button", {type: "button", "data-key": words, disabled: to < 1 || to > pages, onclick: () => app.set({page: to > 1 ? String(to) : ""})}, words);
     replace(this.pager, pages > 1 ? [turn(page - 1, "Previous"), h("span", null, `${page} of ${count(pages)}`), turn(page + 1, "Next")] : "");
@@ -103,9 +103,18 @@ export class Events extends Page {
 
   constructor(app) {
     super();
+    this.app = app;
+    this.tools = h("div", {class: "tools"});
     this.list = h("div");
-    this.element = h("div", null, h("h1", null, "Events"), h("div", {class: "card"}, this.list));
-    this.feeds = [new Feed(() => app.ask("events"), ({events, more}) => replace(this.list, eventList(app, events), more ? h("p", {class: "soft"}, "Older ones are left out: choose a shorter time or a site.") : null), this.list)];
+    this.element = h("div", null, h("h1", null, "Events"), h("div", {class: "card"}, this.tools, this.list));
+    this.feeds = [new Feed(() => app.ask("events", {event: app.params.get("event")}), (said) => this.show(said), this.list)];
+  }
+
+  show({events, more, types}) {
+    const {app} = this, chosen = app.params.get("event") ?? "", offered = {...types, ...(chosen && !types[chosen] ? {[chosen]: 0} : {})};
+    if (!this.tools.contains(document.activeElement)) replace(this.tools, h("label", null, h("span", {class: "hidden"}, "Type of event"), h("select", {"data-key": "event", onchange: (event) => { event.target.blur(); app.set({event: event.target.value}); }},
+      h("option", {value: ""}, "all types"), Object.entries(offered).map(([name, number]) => h("option", {value: name, selected: name === chosen}, `${name.replaceAll("_", " ")} (${count(number)})`)))), app.exports("events", {event: chosen}, "the events"));
+    replace(this.list, eventList(app, events), more ? h("p", {class: "soft"}, "Older ones are left out: choose a shorter time, a type or a site.") : null);
   }
 }
 
@@ -115,7 +124,7 @@ export class RolloutsPage extends Page {
   constructor(app) {
     super();
     this.list = h("div");
-    this.element = h("div", null, h("h1", null, "Rollouts"), h("div", {class: "card"}, this.list));
+    this.element = h("div", null, h("h1", null, "Rollouts"), h("div", {class: "card"}, h("p", {class: "soft"}, app.exports("rollouts", {}, "the rollouts")), this.list));
     this.feeds = [new Feed(() => app.ask("rollouts"), ({rollouts}) => replace(this.list, rolloutList(app, rollouts, {full: true})), this.list)];
   }
 }
@@ -126,22 +135,23 @@ export class DevicePage extends Page {
     Object.assign(this, {app, site, name: device, title: device});
     this.head = h("div", {class: "device-head"});
     this.about = h("div");
-    this.models = new ModelCards(app, {stages: false});
+    this.models = new ModelCards(app, {whole: false});
     this.events = h("div");
     this.element = h("div", null, h("h1", null, h("span", {class: "soft"}, `${site} / `), device), this.head, this.models.element,
-      h("div", {class: "halves"}, h("section", {class: "card", "aria-labelledby": "about"}, h("h2", {id: "about"}, "What it says of itself"), this.about),
+      h("div", {class: "halves"}, h("section", {class: "card", "aria-labelledby": "about"}, h("div", {class: "card-head"}, h("h2", {id: "about"}, "What it says of itself"), h("a", {class: "export small", href: `/api/v1/device?${new URLSearchParams({site, device, format: "json"})}`, download: "edgert-device.json", "aria-label": "the device as JSON"}, "JSON")), this.about),
         h("section", {class: "card", "aria-labelledby": "its-events"}, h("h2", {id: "its-events"}, "Events"), this.events)));
-    const own = {site, device, profile: ""};
+    const own = this.own = {site, device, profile: ""};
     this.feeds = [
       new Feed(() => app.ask("device", own), (said) => this.show(said), this.head),
       new Feed(() => app.ask("latency", own), (said) => this.models.show(said), this.models.list, 3000),
+      new Feed(() => app.ask("stages", own), (said) => this.models.showStages(said), h("div"), 20_000),
       new Feed(() => app.ask("events", own), ({events}) => replace(this.events, eventList(app, events.slice(0, 30))), this.events),
     ];
   }
 
   show(said) {
     const {sys, info, deploy} = said;
-    replace(this.head, h("p", null, badge(said.state), " ", said.why ? `${said.why}, ` : "", said.state === "alarmed" || said.state === "behind" ? "since " : "last heard ", when(this.app, said.since_ms)));
+    replace(this.head, h("p", null, badge(said.state), " ", said.why ? `${said.why}, ` : "", ["alarmed", "slow", "behind"].includes(said.state) ? "since " : "last heard ", when(this.app, said.since_ms)));
     const facts = [
       ["profile", said.profile], ["EdgeRT", info.edgert], ["machine", info.machine], ["processors", sys.cpus], ["up for", sys.uptime_s && lasting(sys.uptime_s)],
       ["load, 1 min", sys.load_1m !== undefined ? digits(sys.load_1m) : null], ["memory free", sys.mem_available_bytes && bytes(sys.mem_available_bytes)], ["disk free", sys.disk_free_bytes && bytes(sys.disk_free_bytes)],
