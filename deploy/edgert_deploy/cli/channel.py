@@ -15,7 +15,8 @@ from edgert_deploy.cli.channel_options import (
     statement_json,
     statement_table,
 )
-from edgert_deploy.cli.options import json_option
+from edgert_deploy.cli.channel_watch import progress_json, progress_table, read_progress, watch
+from edgert_deploy.cli.options import json_option, store_option
 from edgert_deploy.cli.output import emit
 from edgert_deploy.cli.types import ChannelName
 from edgert_deploy.rollout.channel_entries import Entries, with_halt, without_model
@@ -24,7 +25,7 @@ from edgert_deploy.rollout.channels import Change
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def channel() -> None:
-    """Show a channel of a registry, halt and resume its releases, renew it.
+    """Show and watch a channel of a registry, halt and resume its releases, renew it.
 
     Devices follow a channel with edgertd follow; edgert publish and edgert promote put releases into it. Each change is a
     new statement that you sign, with a counter that only rises.
@@ -37,21 +38,35 @@ def channel() -> None:
     """
 
 
+channel.add_command(watch)
+
+
 @channel.command()
 @click.argument("name", type=ChannelName())
+@click.option("--fleet", is_flag=True, help="Show how far each release is, by what devices report to the store.")
+@store_option
 @reach_options
 @json_option
-def show(name: str, reach: Reach, as_json: bool) -> None:
-    """Show the statement of channel NAME, its signature verified.
+def show(name: str, fleet: bool, store_url: str, reach: Reach, as_json: bool) -> None:
+    """Show the statement of channel NAME, its signature verified; with --fleet its progress.
+
+    A device took a release, has it on trial, went back from it or refused it, waits, or is silent: not heard of for 15
+    minutes.
 
     \b
     Examples:
       edgert channel show stable
+      edgert channel show stable --fleet --store fleet.db
       edgert channel show stable --registry oci://registry.example.org/plant/models --json
     """
     with reach.opened() as client:
         statement = channels_of(client).read(name)
-    emit({"ok": True, "channel": statement_json(statement)}, statement_table(statement), as_json)
+    value, text = {"ok": True, "channel": statement_json(statement)}, statement_table(statement)
+    if fleet:
+        found = read_progress(statement, store_url)
+        value |= progress_json(found)
+        text += f"\n\n{progress_table(found)}"
+    emit(value, text, as_json)
 
 
 @channel.command()

@@ -37,10 +37,14 @@ _LISTEN: tuple[tuple[str, ...], ...] = (
     ("fleet", "ui"),
     ("fleet", "forget"),
 )
-_STORE: tuple[tuple[str, ...], ...] = (("fleet", "record"), ("fleet", "query"), ("fleet", "ui"), ("fleet", "forget"))
+_STORE: tuple[tuple[str, ...], ...] = (
+    *(("fleet", "record"), ("fleet", "query"), ("fleet", "ui"), ("fleet", "forget")),
+    *(("channel", "show"), ("channel", "watch")),
+)
 _PUBLISH: tuple[tuple[str, ...], ...] = (
     *(("publish",), ("promote",)),
     *(("channel", "show"), ("channel", "halt"), ("channel", "resume"), ("channel", "renew"), ("channel", "remove")),
+    ("channel", "watch"),
 )
 _SELECT = ("status", "doctor", "bootstrap", "deploy", "bench")
 _PROFILES: tuple[tuple[str, ...], ...] = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,13 @@ from typing import Any
 import pytest
 
 from edgert.bundle.signing import SigningKey, new_key, write_key_pair
+from edgert.telemetry import messages
 from edgert_deploy.cli import main
 from edgert_deploy.common.keys import key_paths
 from edgert_deploy.devices.inventory import Inventory
 from tests.support.bundles import make_null_bundle
 from tests.support.commands import Edgert
+from tests.support.fleet import NOW_MS, Pi, Sent, record
 from tests.support.registries import RegistryServer
 
 
@@ -80,6 +83,65 @@ def test_a_channel_is_renewed_resumed_and_loses_a_model(project: SigningKey, edg
     assert edgert("channel", "resume", "stable")[0] == 5  # signed by the revoked key again
     code, answer = edgert("channel", "remove", "stable", "digits", "--key", key_file)
     assert (code, entries(answer)) == (0, [])
+
+
+class FollowingDevice(Pi):
+    """A device that reports the channel that it follows, and which release it has or went back from."""
+
+    def info(self) -> Sent:
+        said = messages.envelope(ts_ms=NOW_MS, boot=self.boot) | {"profile": self.profile, "channel": "canary"}
+        return [(self.topics.info, messages.dump(said))]
+
+    def went_back(self, release: int, reason: str) -> Sent:
+        self.seq += 1
+        said = messages.envelope(ts_ms=NOW_MS, boot=self.boot, seq=self.seq)
+        said |= {"event": "rolled_back", "model": "digits", "release": release, "reason": reason}
+        return [(self.topics.event, messages.dump(said))]
+
+
+def stored(url: Path, took: int, back: int) -> None:
+    now_ms = time.time_ns() // 1_000_000
+    for i in range(took):
+        device = FollowingDevice(f"took-{i}", "r2")
+        record(str(url), [*device.info(), *device.deploy(now_ms)], now_ms)
+    for i in range(back):
+        device = FollowingDevice(f"back-{i}")
+        sent = [
+            *device.info(),
+            *device.deploy(now_ms),
+            *device.went_back(2, "p99_ms is 9 ms, the limit is at most 8 ms"),
+        ]
+        record(str(url), sent, now_ms)
+
+
+def test_a_release_is_halted_where_too_many_devices_went_back(
+    project: SigningKey, edgert: Edgert, tmp_path: Path
+) -> None:
+    store = tmp_path / "fleet.db"
+    assert edgert("publish", "digits-2.edgert", "--channel", "canary")[0] == 0
+    stored(store, took=3, back=1)
+    code, answer = edgert("channel", "show", "canary", "--fleet", "--store", store)
+    (release,) = answer["releases"]
+    assert (code, release["took"], release["back"], release["halted"]) == (0, 3, 1, False)
+    assert release["failed"] == [{"device": "plant-a/back-0", "reason": "p99_ms is 9 ms, the limit is at most 8 ms"}]
+    code, answer = edgert("channel", "watch", "canary", "--max-failures", "50%", "--store", store)
+    assert (code, answer["halted"]) == (0, [])
+    assert "3 took, 1 back" in edgert.stderr
+    code, answer = edgert("channel", "watch", "canary", "--max-failures", "10%", "--store", store)
+    assert (code, answer["halted"]) == (9, ["digits"])
+    assert "halted release 2 of digits" in edgert.stderr
+    assert entries(edgert("channel", "show", "canary")[1]) == [(2, 1.0, True)]
+
+
+def test_the_progress_is_for_people(
+    project: SigningKey, edgert: Edgert, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert edgert("publish", "digits-2.edgert", "--channel", "canary")[0] == 0
+    stored(tmp_path / "fleet.db", took=1, back=2)
+    assert main(["channel", "show", "canary", "--fleet", "--store", str(tmp_path / "fleet.db")]) == 0
+    out = capfd.readouterr().out
+    assert "TOOK" in out
+    assert "2 devices [digits r2]: p99_ms is 9 ms" in out
 
 
 @pytest.mark.parametrize(
