@@ -1,0 +1,95 @@
+"""How far a channel is, by what devices reported."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from edgert.bundle.channel import Entry, Statement
+from edgert_deploy.fleet.channels import SILENT_MS, Progress, progress_of
+
+NOW_MS = 1_800_000_000_000
+SHA = "ab" * 32
+
+
+def entry(release: int, share: float = 1.0, **fields: Any) -> Entry:
+    return Entry("digits", release, SHA, SHA, SHA, share, **fields)
+
+
+def statement(*entries: Entry) -> Statement:
+    return Statement("stable", 1, "2026-11-22T08:00:00Z", "2026-12-22T08:00:00Z", entries)
+
+
+def device(
+    name: str, release: int = 1, state: str = "steady", channel: str = "stable", heard_ms: int = NOW_MS, tags: str = ""
+) -> dict[str, Any]:
+    return {
+        "site": "lab",
+        "device": name,
+        "profile": "generic-x86",
+        "heard_ms": heard_ms,
+        "info": {"channel": channel, "channel_tags": tags},
+        "deploy": {"digits_state": state, "digits_active": f"r{release}"},
+    }
+
+
+def event(name: str, kind: str, release: int, reason: str) -> dict[str, Any]:
+    return {"site": "lab", "device": name, "event": kind, "model": "digits", "release": release, "reason": reason}
+
+
+def states(progress: Progress) -> dict[str, str]:
+    return {one.device: one.state for one in progress.standings}
+
+
+def test_each_device_is_in_one_state() -> None:
+    devices = [
+        device("took", 2),
+        device("trial", 2, "trial"),
+        device("first-trial", 2, "first-trial"),
+        device("went-back", 1),
+        device("refused", 1),
+        device("waits", 1),
+        device("silent", 1, heard_ms=NOW_MS - SILENT_MS - 1),
+        device("follows-another", 1, channel="canary"),
+    ]
+    events = [
+        event("went-back", "rolled_back", 2, "p99_ms is 9 ms"),
+        event("refused", "refused", 2, "it is signed by ..."),
+    ]
+    (found,) = progress_of(statement(entry(2)), devices, events, NOW_MS)
+    assert states(found) == {
+        "took": "took",
+        "trial": "trial",
+        "first-trial": "trial",
+        "went-back": "back",
+        "refused": "back",
+        "waits": "waits",
+        "silent": "silent",
+    }
+    assert found.counts == {"took": 1, "trial": 2, "back": 2, "waits": 1, "silent": 1}
+    assert [one.reason for one in found.failed] == ["p99_ms is 9 ms", "it is signed by ..."]
+    assert (found.begun, found.done) == (5, False)
+
+
+def test_a_release_that_was_taken_at_last_counts_as_taken() -> None:
+    (found,) = progress_of(statement(entry(2)), [device("late", 2)], [event("late", "rolled_back", 2, "why")], NOW_MS)
+    assert (states(found), found.done) == ({"late": "took"}, True)
+
+
+def test_the_failure_of_another_release_counts_for_that() -> None:
+    (found,) = progress_of(statement(entry(3)), [device("one")], [event("one", "rolled_back", 2, "why")], NOW_MS)
+    assert states(found) == {"one": "waits"}
+
+
+def test_each_device_belongs_to_the_entry_that_selects_it() -> None:
+    devices = [device(f"d-{i}", 1) for i in range(200)]
+    part, rest = progress_of(statement(entry(2, 0.25), entry(1)), devices, [], NOW_MS)
+    assert 25 < len(part.standings) < 75
+    assert len(part.standings) + len(rest.standings) == 200
+    assert part.counts["waits"] == len(part.standings)
+    assert rest.counts["took"] == len(rest.standings)
+
+
+def test_tags_are_those_that_the_device_reports() -> None:
+    devices = [device("a", 2, tags="line=3,rack"), device("b", 1, tags="line=4"), device("c", 1)]
+    tagged, _ = progress_of(statement(entry(2, tags=("line=3",)), entry(1)), devices, [], NOW_MS)
+    assert states(tagged) == {"a": "took"}
