@@ -6,6 +6,7 @@ STATE/models/<model>/        slots (edgert.versions.slot_store)
 STATE/incoming/              bundles and deltas that are being received
 STATE/cache/                 files that engines compiled; may be removed at any time
 STATE/learned/               measurements of loaded models; may be removed at any time
+STATE/follow/                what the follower of a channel remembers (edgert.follow.record)
 STATE/spool/telemetry.db     reports that the broker has not acknowledged
 """
 
@@ -15,6 +16,7 @@ import errno
 import hashlib
 import os
 import platform
+import re
 import stat
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -158,6 +160,44 @@ class ModelConfig:
 
 
 @dataclass(frozen=True)
+class FollowConfig:
+    """`[follow]`: the channel in an OCI registry that this device follows (docs/channels.md), off without `registry`.
+
+    `registry` is the repository, as oci://HOST/REPOSITORY. The device asks for the channel once in `interval_s`, and
+    fetches with at most `kbit_max` kbit/s (0: no limit) in the `window` of its local time, such as 22:00-05:00 ("": at any
+    time). `ca` is a file with the authority of the registry's certificate ("": the system's), `credentials` a file with its
+    login. `tags` are those that a channel may select devices by.
+    """
+
+    registry: str = ""
+    channel: str = "stable"
+    interval_s: float = 3600.0
+    window: str = ""
+    kbit_max: float = 0.0
+    ca: str = ""
+    credentials: str = ""
+    tags: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.interval_s <= 30 * 86400:
+            raise ConfigInvalid(f"[follow] interval_s is {self.interval_s:g}; give 1 second to 30 days")
+        if not 0 <= self.kbit_max <= 1e9:
+            raise ConfigInvalid(f"[follow] kbit_max is {self.kbit_max:g}; give kilobits per second, or 0 for no limit")
+        if self.window and self.minutes is None:
+            raise ConfigInvalid(f"[follow] window is {self.window[:40]!r}; give local hours such as 22:00-05:00")
+
+    @property
+    def minutes(self) -> tuple[int, int] | None:
+        """The minutes of the day at which the window begins and ends; None for no window."""
+        if (found := re.fullmatch(r"(\d\d):(\d\d)-(\d\d):(\d\d)", self.window)) is None:
+            return None
+        hours = [int(text) for text in found.groups()]
+        begin, end = hours[0] * 60 + hours[1], hours[2] * 60 + hours[3]
+        whole = max(hours[0], hours[2]) < 24 and max(hours[1], hours[3]) < 60 and begin != end
+        return (begin, end) if whole else None
+
+
+@dataclass(frozen=True)
 class DeviceConfig:
     """`config.toml`. `device` and `site` are parts of MQTT topics; apps connect to `socket`.
 
@@ -174,6 +214,7 @@ class DeviceConfig:
     mqtt: MqttConfig = field(default_factory=MqttConfig)
     http: HttpConfig = field(default_factory=HttpConfig)
     alarms: AlarmConfig = field(default_factory=AlarmConfig)
+    follow: FollowConfig = field(default_factory=FollowConfig)
     models: dict[str, ModelConfig] = field(default_factory=dict)
 
     def model(self, name: str) -> ModelConfig:
@@ -210,6 +251,10 @@ class StateDir:
     @property
     def learned(self) -> Path:
         return self.root / "learned"
+
+    @property
+    def follow(self) -> Path:
+        return self.root / "follow"
 
     @property
     def spool(self) -> Path:
@@ -347,11 +392,12 @@ def parse_config(text: str, where: str) -> DeviceConfig:
     mqtt = from_table(MqttConfig, value.pop("mqtt", {}), f"[mqtt] in {where}")
     http = from_table(HttpConfig, value.pop("http", {}), f"[http] in {where}")
     alarms = from_table(AlarmConfig, value.pop("alarms", {}), f"[alarms] in {where}")
+    follow = from_table(FollowConfig, value.pop("follow", {}), f"[follow] in {where}")
     tables = value.pop("models", {})
     if not isinstance(tables, dict):
         raise ConfigInvalid(f"{where}: models must be tables, [models.NAME], got {tables!r}")
     models = {name: from_table(ModelConfig, table, f"[models.{name}] in {where}") for name, table in tables.items()}
-    tables = {"serving": serving, "mqtt": mqtt, "http": http, "alarms": alarms, "models": models}
+    tables = {"serving": serving, "mqtt": mqtt, "http": http, "alarms": alarms, "follow": follow, "models": models}
     config = from_table(DeviceConfig, {**value, **tables}, where)
     for what in ("device", "site"):
         try:

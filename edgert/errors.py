@@ -238,6 +238,13 @@ class DeployUnderWay(DeviceError):
     retryable = True
 
 
+class FollowerBusy(DeviceError):
+    """Another process follows the channel on this device at this moment."""
+
+    code = "device.follower_busy"
+    retryable = True
+
+
 class NotBootstrapped(DeviceError):
     """The device has no edgertd, or edgertd has no configuration."""
 

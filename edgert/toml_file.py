@@ -69,6 +69,6 @@ def _is_a(value: Any, wanted: str) -> bool:
         return isinstance(value, bool)
     if wanted in ("int", "float"):
         return isinstance(value, int if wanted == "int" else (int, float)) and not isinstance(value, bool)
-    if wanted == "tuple[int, ...]":
-        return isinstance(value, list) and all(_is_a(entry, "int") for entry in value)
+    if wanted in ("tuple[int, ...]", "tuple[str, ...]"):
+        return isinstance(value, list) and all(_is_a(entry, wanted[6:9]) for entry in value)
     return isinstance(value, str) if wanted == "str" else True

@@ -51,7 +51,8 @@ class Entry:
     `digest` is the bundle's digest. `envelope` and `manifest` are the SHA-256 of the bundle's envelope and of the OCI
     manifest, which are the names of both in the registry. Empty selectors select every device; a tag `rack=3` is also
     selected by `rack`. `share` is the share of all devices, from 0 to 1. `limits` are trial limits, watched for `watch_s`
-    seconds. A device that has not begun with a `halted` release does not begin.
+    seconds. A device that has not begun with a `halted` release does not begin. A device that went back from a release
+    tries it again once its limits, its `watch_s` or the number of its `attempt` change.
     """
 
     model: str
@@ -66,6 +67,7 @@ class Entry:
     limits: dict[str, float] = field(default_factory=dict)
     watch_s: float = 60.0
     halted: bool = False
+    attempt: int = 1
 
     def __post_init__(self) -> None:
         _check_entry(self)
@@ -225,8 +227,8 @@ def _check_entry(entry: Entry) -> None:
     if not MODEL_NAME.fullmatch(entry.model):
         raise ChannelInvalid(f"model name {entry.model[:80]!r}: use a letter, then at most 62 of a-z 0-9 _ -")
     name = f"release {entry.release} of {entry.model}"
-    if not 1 <= entry.release < _COUNTER_MAX:
-        raise ChannelInvalid(f"{name}: give a whole number from 1 up")
+    if not (1 <= entry.release < _COUNTER_MAX and 1 <= entry.attempt < _COUNTER_MAX):
+        raise ChannelInvalid(f"{name}, attempt {entry.attempt}: give whole numbers from 1 up")
     if not all(map(_SHA256.fullmatch, (entry.digest, entry.envelope, entry.manifest))):
         raise ChannelInvalid(f"{name} has no SHA-256 of its bundle")
     if not 0 <= entry.share <= 1:

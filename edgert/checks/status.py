@@ -280,6 +280,21 @@ class TelemetryStatus:
 
 
 @dataclass(frozen=True)
+class ChannelStatus:
+    """The channel that the device follows ("": none): the counter and the expiry of the newest statement that it kept,
+    when the registry last answered (seconds since 1970, 0: never yet), why the last question failed, and what came of
+    each model."""
+
+    registry: str = ""
+    channel: str = ""
+    counter: int = 0
+    expires: str = ""
+    asked_at: int = 0
+    error: str = ""
+    steps: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class ClaimStatus:
     """A deployment in progress. Its claim ends in `left_s` unless its host renews it."""
 
@@ -314,6 +329,7 @@ class DeviceStatus:
     http: HttpStatus = HttpStatus()
     telemetry: TelemetryStatus = TelemetryStatus()
     claims: tuple[ClaimStatus, ...] = ()
+    channel: ChannelStatus = ChannelStatus()
 
     @classmethod
     def from_json(cls, value: Any) -> DeviceStatus:

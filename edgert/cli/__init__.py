@@ -27,6 +27,7 @@ COMMANDS = {
     "rollback": ("edgert.cli.rollback:rollback", "Make the good version before live again."),
     "bench": ("edgert.cli.bench:bench", "Measure artifacts or the live version."),
     "infer": ("edgert.cli.infer:infer", "Send a request to a model."),
+    "follow": ("edgert.cli.follow:follow", "Ask the device's channel now, and do what it says."),
     "keys": ("edgert.cli.keys:keys", "List the keys whose bundles this device accepts, or remove one."),
     "status": ("edgert.cli.status:status", "Show the device, its engines and its models."),
     "top": ("edgert.cli.top:top", "Show rates, percentiles, batches, stages and caches live."),

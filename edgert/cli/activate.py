@@ -5,10 +5,11 @@ from __future__ import annotations
 import click
 
 from edgert.checks.trial_preparation import fit_for
-from edgert.cli.claim import claim_option, under_claim
+from edgert.cli.claim import claim_option
 from edgert.cli.output import emit, json_option, progress
 from edgert.cli.slot_commands import follow, store_of
 from edgert.config import StateDir, read_config
+from edgert.versions.claims import under_claim
 from edgert.versions.trial_limits import LIMIT_NAMES, WATCH_S, TrialLimits, parse_limits
 
 

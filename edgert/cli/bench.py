@@ -7,11 +7,11 @@ from typing import Any
 
 import click
 
-from edgert.cli.claim import claiming
 from edgert.cli.output import emit, json_option, progress
 from edgert.cli.slot_commands import store_of
 from edgert.config import StateDir, read_config
 from edgert.errors import TransitionRefused
+from edgert.versions.claims import claiming
 from edgert.versions.installed import load_live
 from edgert.versions.slot_store import SlotStore
 

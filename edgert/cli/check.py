@@ -6,12 +6,13 @@ import contextlib
 
 import click
 
-from edgert.cli.claim import claim_option, under_claim
+from edgert.cli.claim import claim_option
 from edgert.cli.output import emit, json_option
 from edgert.cli.slot_commands import store_of
 from edgert.config import StateDir, read_config
 from edgert.errors import EdgeRTError
 from edgert.protocol.control import ask
+from edgert.versions.claims import under_claim
 
 
 @click.command()

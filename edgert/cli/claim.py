@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
@@ -13,10 +10,8 @@ import click
 from edgert.bundle.manifest import MODEL_NAME
 from edgert.cli.output import emit, json_option
 from edgert.config import StateDir, read_config
-from edgert.errors import ConfigInvalid, EdgeRTError
+from edgert.errors import ConfigInvalid
 from edgert.versions.claims import LASTS_S_MAX, Claims
-
-CLAIMING_S = 60.0  # renewed in time; a claim of a killed command ends after this
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -74,41 +69,3 @@ def claim_option(command: F) -> F:
     return click.option(
         "--claim", "token", default="", metavar="TOKEN", help="The token of your claim (edgertd claim)."
     )(command)
-
-
-@contextmanager
-def claiming(state: StateDir, model: str, by: str) -> Iterator[None]:
-    """Claim `model` for the block. Raises DeployUnderWay if a deployment has it."""
-    claims = Claims(state.root, read_config(state).device)
-    token = claims.take(model, by, CLAIMING_S).token
-    try:
-        with under_claim(state, token):
-            yield
-    finally:
-        claims.release(token)
-
-
-@contextmanager
-def under_claim(state: StateDir, token: str) -> Iterator[None]:
-    """Renew the claim, if one is given, during the block: an engine may compile for many minutes.
-
-    Raises DeployUnderWay if another one replaced it.
-    """
-    if not token:
-        yield
-        return
-    claims, ended = Claims(state.root, read_config(state).device), threading.Event()
-    pause_s = claims.show(token).lasts_s / 3
-
-    def renew() -> None:
-        while not ended.wait(pause_s):
-            with contextlib.suppress(EdgeRTError):
-                claims.show(token)
-
-    renewal = threading.Thread(target=renew, daemon=True)
-    renewal.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        renewal.join()

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import click
 
-from edgert.cli.claim import claim_option, under_claim
+from edgert.cli.claim import claim_option
 from edgert.cli.output import emit, json_option, progress
 from edgert.config import StateDir, read_config
+from edgert.versions.claims import under_claim
 
 
 @click.command()

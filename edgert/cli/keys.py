@@ -6,11 +6,11 @@ import os
 
 import click
 
-from edgert.bundle.signing import read_keyring
 from edgert.cli.output import emit, json_option
 from edgert.config import StateDir, read_config
 from edgert.durable import sync_folder
 from edgert.errors import ConfigInvalid, StorageFailed, TransitionRefused
+from edgert.versions.trust import trusted_keys
 
 
 @click.group()
@@ -35,7 +35,7 @@ def list_(state: StateDir, as_json: bool) -> None:
       edgertd keys list --json
     """
     read_config(state)  # raises if the device was not set up
-    ring = read_keyring(state.keys)
+    ring = trusted_keys(state)
     rows = [{"key_id": key.key_id, "file": str(path)} for path, key in ring.keys.items()]
     lines = [*(f"{row['key_id']}  {row['file']}" for row in rows), *(f"warning: {c}" for c in ring.complaints)]
     emit({"keys": rows, "damaged": ring.complaints}, "\n".join(lines) or f"{state.keys} holds no key", as_json)
@@ -60,7 +60,7 @@ def remove(state: StateDir, key: str, force: bool, as_json: bool) -> None:
       edgertd keys remove damaged.pem
     """
     read_config(state)
-    ring = read_keyring(state.keys)
+    ring = trusted_keys(state)
     going = [path for path, held in ring.keys.items() if key in (held.key_id, path.name)]
     staying = [path for path in ring.keys if path not in going]
     going += [path for path in ring.damaged if path.name == key]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import click
 
-from edgert.cli.claim import claim_option, under_claim
+from edgert.cli.claim import claim_option
 from edgert.cli.output import emit, json_option
 from edgert.cli.slot_commands import follow, store_of
 from edgert.config import StateDir
+from edgert.versions.claims import under_claim
 
 
 @click.command("mark-good")

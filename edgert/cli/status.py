@@ -10,11 +10,12 @@ import shutil
 import click
 
 from edgert import __version__
-from edgert.bundle.signing import read_keyring
+from edgert.bundle.expiry import time_text
 from edgert.checks.status import (
     DAMAGED,
     DELTA_FORMAT,
     LIMITS_FORMAT,
+    ChannelStatus,
     ClaimStatus,
     DaemonState,
     DeviceStatus,
@@ -28,12 +29,14 @@ from edgert.cli.output import emit, json_option
 from edgert.config import DeviceConfig, StateDir, read_config
 from edgert.engines.present import engine_versions
 from edgert.errors import ConfigInvalid, DaemonUnreachable, EdgeRTError, StorageFailed
+from edgert.follow.record import RecordStore
 from edgert.machine import temp_c
 from edgert.telemetry.link import read_link
 from edgert.telemetry.spool import Spool, SpoolStats
 from edgert.versions.boot_clock import BootClock
 from edgert.versions.claims import Claims
 from edgert.versions.slot_store import SlotStore
+from edgert.versions.trust import trusted_keys
 
 
 @click.command()
@@ -57,7 +60,7 @@ def device_status(state: StateDir, config: DeviceConfig) -> DeviceStatus:
     except DaemonUnreachable:
         daemon = None
     serving = {} if daemon is None else daemon.models
-    ring = read_keyring(state.keys)
+    ring = trusted_keys(state)
     return DeviceStatus(
         edgert=__version__,
         delta_format=DELTA_FORMAT,
@@ -79,6 +82,7 @@ def device_status(state: StateDir, config: DeviceConfig) -> DeviceStatus:
         http=_http(config),
         telemetry=_telemetry(state, config),
         claims=_claims(state, config),
+        channel=_channel(state, config),
         models=tuple(_model(state, name, serving.get(name)) for name in state.model_names()),
     )
 
@@ -86,6 +90,15 @@ def device_status(state: StateDir, config: DeviceConfig) -> DeviceStatus:
 def _claims(state: StateDir, config: DeviceConfig) -> tuple[ClaimStatus, ...]:
     claims = Claims(state.root, config.device)
     return tuple(ClaimStatus(one.model, one.by, one.since, round(claims.left_s(one), 1)) for one in claims.under_way())
+
+
+def _channel(state: StateDir, config: DeviceConfig) -> ChannelStatus:
+    follow = config.follow
+    return (
+        ChannelStatus(follow.registry, follow.channel, **vars(RecordStore(state).note()))
+        if follow.registry
+        else ChannelStatus()
+    )
 
 
 def _http(config: DeviceConfig) -> HttpStatus:
@@ -147,8 +160,19 @@ def _text(status: DeviceStatus) -> str:
         lines.append(f"memory   the models use {memory.used_mb:.0f} MB{limit}{shared}")
     if status.http.listen:
         lines.append(f"http     {status.http.fault or status.http.listen}")
+    lines += _channel_lines(status.channel)
     lines += [f"warning  {complaint}" for complaint in status.damaged_keys]
     return "\n".join([*lines, *(_model_line(model) for model in status.models)])
+
+
+def _channel_lines(channel: ChannelStatus) -> list[str]:
+    if not channel.registry:
+        return []
+    asked = f"last asked {time_text(channel.asked_at)}" if channel.asked_at else "never asked with success"
+    kept = f"statement {channel.counter}, which expires {channel.expires}" if channel.counter else "no statement yet"
+    lines = [f"channel  {channel.channel} in {channel.registry}: {kept}; {asked}"]
+    lines += [f"channel  the last question failed: {channel.error}"] if channel.error else []
+    return [*lines, *(f"channel  {step}" for step in channel.steps)]
 
 
 def _model_line(model: ModelStatus) -> str:

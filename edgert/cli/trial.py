@@ -8,12 +8,13 @@ from typing import Any
 import click
 
 from edgert.checks.status import ask_daemon
-from edgert.cli.claim import claim_option, under_claim
+from edgert.cli.claim import claim_option
 from edgert.cli.output import emit, json_option
 from edgert.cli.slot_commands import store_of
 from edgert.config import StateDir
 from edgert.errors import DaemonUnreachable, EdgeRTError, RolledBack
 from edgert.typed_json import to_json
+from edgert.versions.claims import under_claim
 from edgert.versions.slot_store import SlotStore
 
 POLL_S = 0.2

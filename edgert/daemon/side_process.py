@@ -1,4 +1,4 @@
-"""A process beside the workers: the telemetry forwarder or the HTTP server.
+"""A process beside the workers: the telemetry forwarder, the HTTP server, or a round of the follower.
 
 No request on the local socket waits for it, so the supervisor restarts it after a growing pause. Its standard input is
 a pipe that closes when the supervisor dies; then the process ends too.
@@ -17,12 +17,15 @@ from edgert.backoff import Backoff, doubling
 PAUSE_S_MIN = 5.0
 PAUSE_S_MAX = 300.0
 STABLE_S = 60.0  # a process that ran this long makes earlier ends forgotten
+AGAIN = 75  # the exit code of a round that waits for something: begin another one soon (EX_TEMPFAIL)
 CHECK_S = 5.0  # between checks where the kernel has no pidfd (before 5.3)
 STOP_S_MAX = 5.0
 
 
 class SideProcess:
     """Keeps `command` running until `stop`. `clock` is monotonic seconds.
+
+    With `rest_s` the command makes rounds: the next one begins `rest_s()` after a good end. Its output is not kept.
 
     All methods run on the supervisor's thread. It learns of an end through `selector` or, without a pidfd, `tick`.
     """
@@ -34,12 +37,17 @@ class SideProcess:
         selector: selectors.BaseSelector,
         log: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
+        *,
+        pause_s_max: float = PAUSE_S_MAX,
+        rest_s: Callable[[], float] | None = None,
     ) -> None:
+        self._rest_s = rest_s
         self._name, self._command, self._selector, self._log, self._clock = name, command, selector, log, clock
         self._process: subprocess.Popen[bytes] | None = None
         self._pidfd = -1
-        self._backoff = Backoff(doubling(PAUSE_S_MIN, PAUSE_S_MAX), STABLE_S, clock)
+        self._backoff = Backoff(doubling(min(PAUSE_S_MIN, pause_s_max), pause_s_max), STABLE_S, clock)
         self._due_s: float | None = None
+        self._wanted_in_s: float | None = None
 
     @property
     def pid(self) -> int | None:
@@ -51,7 +59,8 @@ class SideProcess:
         self._due_s = None
         self._backoff.started()
         try:
-            self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE)
+            out = None if self._rest_s is None else subprocess.DEVNULL
+            self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=out)
         except OSError as error:  # no memory, no process
             self._plan_restart(f"cannot be started: {error.strerror}")
             return
@@ -60,6 +69,13 @@ class SideProcess:
             self._selector.register(self._pidfd, selectors.EVENT_READ, self._check)
         except (AttributeError, OSError):
             self._due_s = self._clock() + CHECK_S
+
+    def start_in(self, pause_s: float) -> None:
+        """Start the process after a pause; where it runs, so long after its end."""
+        if self._process is None:
+            self._due_s = self._clock() + pause_s
+        else:
+            self._wanted_in_s = pause_s
 
     def due_s(self) -> float | None:
         """Return when `tick` is due, on `clock`; None while there is nothing to do."""
@@ -93,11 +109,18 @@ class SideProcess:
             self._due_s = self._clock() + CHECK_S
             return
         self._forget()
-        self._plan_restart(f"ended with {code}")
+        if self._wanted_in_s is not None:
+            self._due_s, self._wanted_in_s = self._clock() + self._wanted_in_s, None
+        elif self._rest_s is not None and code == 0:
+            self._backoff.reset()
+            self._due_s = self._clock() + self._rest_s()
+        else:
+            self._plan_restart(f"ended with {code}", quiet=code == AGAIN)
 
-    def _plan_restart(self, what: str) -> None:
+    def _plan_restart(self, what: str, *, quiet: bool = False) -> None:
         pause_s = self._backoff.failed()
-        self._log(f"{self._name} {what}; next start in {pause_s:.0f} s")
+        if not quiet:
+            self._log(f"{self._name} {what}; next start in {pause_s:.0f} s")
         self._due_s = self._clock() + pause_s
 
     def _forget(self) -> None:

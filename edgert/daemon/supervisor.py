@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import selectors
 import signal
 import socket
@@ -48,6 +49,8 @@ from edgert.versions.latest_time import LatestTime
 from edgert.worker_link import channel
 
 STOP_S_MAX = 30.0
+FIRST_ROUND_S_MAX = 60.0  # until the follower's first round
+HINT_S_MAX = 10.0  # until the round after a hint, which all devices of a channel get at once
 STATE_CHECK_S = 30.0  # between checks whether the state folder still exists
 
 
@@ -70,6 +73,7 @@ class Supervisor:
         self._control_server = ControlServer(self._selector, self._obey, clock)
         self._stop_by_s: float | None = None
         self._side_processes: list[SideProcess] = []
+        self._follower: SideProcess | None = None
         self._incoming = IncomingFolder(state.incoming, log, clock)
         self._latest_time = LatestTime(state, clock=clock)
         self._reported_ready = False
@@ -296,6 +300,10 @@ class Supervisor:
                 control.reply(answer_of(to_json(service.status())) if error is None else error_answer(error))
 
             service.sync(settled)
+        elif op == "follow":  # a hint: the channel may have changed
+            if self._follower is not None:
+                self._follower.start_in(random.uniform(0.0, HINT_S_MAX))
+            control.reply(answer_of({}))
         elif op == "checked":
             samples = int(request["samples"])
             if (known := self._services.get(str(request["model"]))) is not None:
@@ -307,7 +315,7 @@ class Supervisor:
     # --- processes beside the workers ---------------------------------------------------------
 
     def _start_side_processes(self) -> None:
-        """Start the forwarder and the HTTP server if they are configured."""
+        """Start the forwarder, the HTTP server and the follower if they are configured."""
         commands = {}
         if self._config.mqtt.host:
             commands["telemetry: the forwarder"] = ["edgert.telemetry.forwarder", "--boot", self._boot]
@@ -318,6 +326,24 @@ class Supervisor:
             process = SideProcess(name, command, self._selector, log, self._clock)
             self._side_processes.append(process)
             process.start()
+        if self._config.follow.registry:
+            self._follower = self._new_follower(self._config.follow.interval_s)
+            self._side_processes.append(self._follower)
+
+    def _new_follower(self, interval_s: float) -> SideProcess:
+        """Plan the rounds of the follower. Devices that start together must not ask together."""
+        command = [sys.executable, "-m", "edgert.cli", "--state", os.fspath(self._state.root), "follow"]
+        follower = SideProcess(
+            "channel: the follower",
+            command,
+            self._selector,
+            log,
+            self._clock,
+            pause_s_max=interval_s,
+            rest_s=lambda: interval_s * random.uniform(0.75, 1.25),
+        )
+        follower.start_in(random.uniform(0.0, min(FIRST_ROUND_S_MAX, interval_s)))
+        return follower
 
     # --- set-up -------------------------------------------------------------------------------
 

@@ -11,19 +11,23 @@ permission.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from edgert.config import StateDir, read_config
 from edgert.durable import locked, make_private, replace_file
-from edgert.errors import DeployUnderWay, StorageFailed
+from edgert.errors import DeployUnderWay, EdgeRTError, StorageFailed
 from edgert.versions.boot_clock import BootClock
 
 LASTS_S_MAX = 24 * 3600.0
+CLAIMING_S = 60.0  # renewed in time; a claim of a killed command ends after this
 
 
 @dataclass(frozen=True)
@@ -124,3 +128,41 @@ class Claims:
             raise StorageFailed(f"cannot use {self.folder}: {error.strerror}") from error
         with lock:
             yield
+
+
+@contextmanager
+def claiming(state: StateDir, model: str, by: str) -> Iterator[None]:
+    """Claim `model` for the block. Raises DeployUnderWay if a deployment has it."""
+    claims = Claims(state.root, read_config(state).device)
+    token = claims.take(model, by, CLAIMING_S).token
+    try:
+        with under_claim(state, token):
+            yield
+    finally:
+        claims.release(token)
+
+
+@contextmanager
+def under_claim(state: StateDir, token: str) -> Iterator[None]:
+    """Renew the claim, if one is given, during the block: an engine may compile for many minutes.
+
+    Raises DeployUnderWay if another one replaced it.
+    """
+    if not token:
+        yield
+        return
+    claims, ended = Claims(state.root, read_config(state).device), threading.Event()
+    pause_s = claims.show(token).lasts_s / 3
+
+    def renew() -> None:
+        while not ended.wait(pause_s):
+            with contextlib.suppress(EdgeRTError):
+                claims.show(token)
+
+    renewal = threading.Thread(target=renew, daemon=True)
+    renewal.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        renewal.join()

@@ -12,7 +12,6 @@ from edgert.bundle.delta import Delta, open_delivery
 from edgert.bundle.envelope import ENVELOPE_NAME, parse_envelope
 from edgert.bundle.expiry import check_expiry, expiry_time
 from edgert.bundle.manifest import FileEntry, Manifest
-from edgert.bundle.signing import read_keyring
 from edgert.config import DeviceConfig, StateDir
 from edgert.durable import sync_file
 from edgert.engines import EngineOptions, engine_by_name
@@ -30,6 +29,7 @@ from edgert.versions.installed import InstalledVersion, load_version
 from edgert.versions.latest_time import LatestTime
 from edgert.versions.slot_store import STAGE_NAME, SlotStore
 from edgert.versions.slots import ON_TRIAL, SLOT_NAMES, SlotState, Version
+from edgert.versions.trust import trusted_keys
 
 SPARE_BYTES = 16 * 1024**2  # left free for state, logs and the spool
 
@@ -57,13 +57,13 @@ def install(
     on serving, and the version to roll back to stays, until the whole bundle is verified and on disk.
     Raises BundleError and its subclasses, StorageFailed, TransitionRefused, EngineFailed.
     """
-    ring = read_keyring(state.keys)
+    ring = trusted_keys(state)
     for complaint in ring.complaints:
         progress(complaint)
     trusted = ring.trusted
     if not trusted:
         raise ConfigInvalid(f"{state.keys} holds no public key: run edgert bootstrap from the host")
-    with open_delivery(path, trusted, lambda manifest: held_files(state, manifest.model)) as bundle:
+    with open_delivery(path, trusted, lambda manifest: _there(state, manifest)) as bundle:
         manifest = bundle.manifest
         target = manifest.target_for(config.profile, config.machine)
         latest = latest or LatestTime(state)
@@ -85,6 +85,11 @@ def install(
     return Installed(manifest.model, manifest.release, bundle.digest, already_live=False)
 
 
+def fetched_path(state: StateDir, sha256: str) -> Path:
+    """Return where a file of a bundle is fetched to, by its content, before an install that lacks it."""
+    return state.incoming / f"{sha256}.fetched.part"
+
+
 def held_files(state: StateDir, model: str) -> dict[str, Path]:
     """Return the files of the model's versions by the SHA-256 in their manifests, the live version's first.
 
@@ -104,6 +109,16 @@ def held_files(state: StateDir, model: str) -> dict[str, Path]:
             path = folder / entry.path
             if path.is_file() and path.stat().st_size == entry.size_bytes:
                 found.setdefault(entry.sha256, path)
+    return found
+
+
+def _there(state: StateDir, manifest: Manifest) -> dict[str, Path]:
+    """Return the files of `manifest` that were fetched, and else those of the model's versions."""
+    found = held_files(state, manifest.model)
+    for entry in manifest.files:
+        path = fetched_path(state, entry.sha256)
+        if path.is_file() and path.stat().st_size == entry.size_bytes:  # else it is still being fetched
+            found[entry.sha256] = path
     return found
 
 

@@ -14,12 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgert.cli.claim import claiming
 from edgert.config import read_config
 from edgert.daemon.trial_watch import Phase
 from edgert.errors import DeployUnderWay, DeviceUnreachable, EdgeRTError
 from edgert.versions.boot_clock import BOOT_ID_VARIABLE
-from edgert.versions.claims import Claims
+from edgert.versions.claims import Claims, claiming
 from edgert.versions.install import install
 from edgert.versions.slot_store import SlotStore
 from edgert.versions.slots import State

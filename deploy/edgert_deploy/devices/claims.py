@@ -45,7 +45,7 @@ KNOWN = (
     r"keys|models|incoming|spool|claims|cache|learned|config\.toml|control\.sock|edgert\.sock|edgertd\.(pid|log|log\.1)"
     r"|mqtt-(password|ca\.pem)|restart-due|lost\+found|\..*\.part|venvs?|wheels|previous|runtime\.sh|receipt|lock|setup"
     r"|working|trial|outcome|unit\.before|(venv|previous|trial|outcome|setup|unit\.before)\.new"
-    r"|latest_time\.json|\.latest_time\.json\.new"
+    r"|(latest_time|revoked_keys)\.json|\.(latest_time|revoked_keys)\.json\.new|follow"
 )
 _SET_UP = "/setup"  # no model has this name
 _TAKEN, _FOREIGN, _RUNTIME_TRIAL = 75, 73, 76  # exit codes of the script

@@ -152,6 +152,7 @@ def test_a_device_takes_the_first_entry_that_selects_it() -> None:
         lambda v: v["entries"][0].update(envelope=SHA.upper()),
         lambda v: v["entries"][0].update(share=1.5),
         lambda v: v["entries"][0].update(watch_s=0),
+        lambda v: v["entries"][0].update(attempt=0),
         lambda v: v["entries"][0].update(limits={"p99_ms": -1}),
         lambda v: v["entries"][0].update(limits={f"l{i}": 1 for i in range(20)}),
         lambda v: v["entries"][0].update(tags=[""]),

@@ -1,0 +1,147 @@
+"""Fetch from the registry what this device lacks of a release.
+
+Nothing here trusts the registry. The signed statement names the envelope by its SHA-256, the envelope is signed, too, and
+names the SHA-256 and the size of each file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from edgert.bundle.bundle_file import ENVELOPE_BYTES_MAX
+from edgert.bundle.channel import Entry
+from edgert.bundle.delta import Delta, open_delivery, write_delta
+from edgert.bundle.envelope import parse_envelope
+from edgert.bundle.expiry import check_expiry
+from edgert.bundle.manifest import FileEntry, Manifest
+from edgert.bundle.signing import PublicKey
+from edgert.config import DeviceConfig, StateDir
+from edgert.durable import replacing
+from edgert.errors import BundleError, ChannelMismatch, ReleaseTooOld, StorageFailed
+from edgert.follow.pace import Pace
+from edgert.registry.artifacts import file_blob
+from edgert.registry.client import Blob, Registry
+from edgert.versions.install import SPARE_BYTES, fetched_path, held_files
+from edgert.versions.slots import SlotState
+
+_CHUNK_BYTES = 1024**2
+
+
+class ReleaseFetcher:
+    """Fetches releases to STATE/incoming, one at a time. What was fetched stays there for the next attempt."""
+
+    def __init__(self, registry: Registry, state: StateDir, config: DeviceConfig, pace: Pace) -> None:
+        self._registry, self._state, self._config, self._pace = registry, state, config, pace
+
+    def fetch(self, entry: Entry, slots: SlotState, trusted: tuple[PublicKey, ...], now_s: float) -> Path:
+        """Fetch what this device lacks of a release; return the file that `edgertd install` takes.
+
+        Raises RegistryError, BundleError and ChannelMismatch where the release cannot be installed here, StorageFailed,
+        and Paused.
+        """
+        self._pace.check()
+        path = self._delivery(entry.model)
+        manifest = _held_manifest(path, entry, trusted)
+        if manifest is None:
+            data = self._registry.read(Blob(f"sha256:{entry.envelope}", ENVELOPE_BYTES_MAX), ENVELOPE_BYTES_MAX)
+            manifest = _signed_manifest(data, entry, trusted)
+            _write_delivery(path, data)
+        _check_fits(manifest, self._config, slots, now_s)
+        wanted = manifest.files_for(manifest.target_for(self._config.profile, self._config.machine))
+        lacking = self._lacking(manifest.model, wanted)
+        self._remove_fetched_but({self._fetched(file) for file in lacking})
+        self._check_space(manifest, wanted, lacking)
+        for file in lacking:
+            self._pace.check()
+            self._registry.download(file_blob(file), self._fetched(file), self._pace.took)
+        return path
+
+    def remove(self, model: str) -> None:
+        """Remove what was fetched for a release that is installed, or refused."""
+        self._delivery(model).unlink(missing_ok=True)
+        self._remove_fetched_but(set())
+
+    def _delivery(self, model: str) -> Path:
+        return self._state.incoming / f"{model}.channel.part"
+
+    def _fetched(self, file: FileEntry) -> Path:
+        return fetched_path(self._state, file.sha256)
+
+    def _lacking(self, model: str, wanted: Sequence[FileEntry]) -> list[FileEntry]:
+        """Return the files to fetch, each content once. A file of a slot that flash memory has changed is among them."""
+        files = {file.sha256: file for file in wanted}
+        held = {sha256: path for sha256, path in held_files(self._state, model).items() if sha256 in files}
+        return [file for sha256, file in files.items() if sha256 not in held or _sha256(held[sha256]) != sha256]
+
+    def _check_space(self, manifest: Manifest, wanted: Sequence[FileEntry], lacking: Sequence[FileEntry]) -> None:
+        there = sum(path.stat().st_size for file in lacking if (path := self._fetched(file)).is_file())
+        need = sum(file.size_bytes for file in (*wanted, *lacking)) - there + SPARE_BYTES
+        free = shutil.disk_usage(self._state.root).free
+        if free < need:
+            raise StorageFailed(
+                f"release {manifest.release} of {manifest.model} needs {need // 1024**2 + 1} MB to be fetched and "
+                f"installed, and {free // 1024**2} MB are free: free some space"
+            )
+
+    def _remove_fetched_but(self, wanted: set[Path]) -> None:
+        for path in self._state.incoming.glob(fetched_path(self._state, "*").name):
+            if path not in wanted:
+                path.unlink(missing_ok=True)
+
+
+def _held_manifest(path: Path, entry: Entry, trusted: tuple[PublicKey, ...]) -> Manifest | None:
+    """Return the manifest in a delivery that an earlier attempt wrote for the same entry."""
+    try:
+        with open_delivery(path, trusted, lambda _: {}) as opened:
+            if isinstance(opened, Delta) and hashlib.sha256(opened.envelope.raw).hexdigest() == entry.envelope:
+                return _checked(opened.manifest, opened.digest, entry)
+    except BundleError:  # none, or another
+        pass
+    return None
+
+
+def _signed_manifest(data: bytes, entry: Entry, trusted: tuple[PublicKey, ...]) -> Manifest:
+    envelope = parse_envelope(data)
+    envelope.verify(trusted)
+    return _checked(Manifest.from_bytes(envelope.payload), hashlib.sha256(envelope.payload).hexdigest(), entry)
+
+
+def _checked(manifest: Manifest, digest: str, entry: Entry) -> Manifest:
+    if (manifest.model, manifest.release, digest) != (entry.model, entry.release, entry.digest):
+        raise ChannelMismatch(
+            f"the channel names release {entry.release} of {entry.model}, and its bundle is release {manifest.release} "
+            f"of {manifest.model} or has other content: publish it again"
+        )
+    return manifest
+
+
+def _check_fits(manifest: Manifest, config: DeviceConfig, slots: SlotState, now_s: float) -> None:
+    """Refuse before a file is fetched what an install would refuse after it."""
+    name = f"release {manifest.release} of {manifest.model}"
+    manifest.target_for(config.profile, config.machine)
+    check_expiry(manifest.expires, name, now_s)
+    if not manifest.may_follow(slots.ratchet):
+        raise ReleaseTooOld(f"{name} is older than {slots.ratchet}, which was live here")
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    try:
+        with path.open("rb") as file:
+            while chunk := file.read(_CHUNK_BYTES):
+                digest.update(chunk)
+    except OSError:
+        return ""
+    return digest.hexdigest()
+
+
+def _write_delivery(path: Path, envelope: bytes) -> None:
+    """Write a delta without parts: the files are in the slots, or were fetched."""
+    try:
+        with replacing(path) as out:
+            write_delta(out, envelope, [])
+    except OSError as error:
+        raise StorageFailed(f"cannot write {path}: {error.strerror}; free some space") from error

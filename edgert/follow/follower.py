@@ -1,0 +1,292 @@
+"""The follower of one channel: it asks for the statement, and brings each model a step further.
+
+Theory of operation: `ask` and `work` read everything from disk (the record, the kept statement, the slots) and decide from
+that. So one that was cut off anywhere is repeated and goes on where it was; nothing else has to be restored.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from edgert.bundle.channel import CHANNEL_NAME, Entry, Follower, Statement, check_next, read_statement
+from edgert.bundle.expiry import expiry_time
+from edgert.bundle.signing import PublicKey
+from edgert.checks.trial_preparation import fit_for
+from edgert.config import DeviceConfig, StateDir
+from edgert.durable import locked, make_private
+from edgert.errors import (
+    BundleError,
+    ChannelMismatch,
+    ChannelTooOld,
+    ConfigInvalid,
+    DeployUnderWay,
+    EdgeRTError,
+    EngineFailed,
+    EngineMissing,
+    FollowerBusy,
+    RegistryUnreachable,
+    StorageFailed,
+    TransitionRefused,
+)
+from edgert.follow.decision import Decision, Do, decide
+from edgert.follow.fetch import ReleaseFetcher
+from edgert.follow.pace import Pace
+from edgert.follow.record import RecordStore
+from edgert.log import log
+from edgert.protocol.control import ask
+from edgert.registry.address import parse_repository
+from edgert.registry.artifacts import read_channel
+from edgert.registry.client import Registry
+from edgert.registry.login import read_credentials
+from edgert.versions.claims import claiming
+from edgert.versions.install import install
+from edgert.versions.latest_time import LatestTime
+from edgert.versions.slot_store import SlotStore
+from edgert.versions.slots import SlotState
+from edgert.versions.trial_limits import TrialLimits
+from edgert.versions.trust import revoke, trusted_keys
+
+LOCK_S_MAX = 10.0  # how long a round waits for one of another process
+RESUME_S = 2.0  # at most, before a link that broke is used again
+SYNC_S_MAX = 240.0  # longer than a worker may take to load
+
+Report = Callable[[str, str | None, dict[str, str | int]], None]  # an event, its model, and its fields
+
+
+@dataclass(frozen=True)
+class Step:
+    """What came of one model, as text. `soon`: look again soon. `error`: why its step failed, and is tried again."""
+
+    text: str
+    soon: bool = False
+    error: EdgeRTError | None = None
+
+
+@dataclass(frozen=True)
+class Round:
+    """What came of a round: why the question failed, and a step for each model."""
+
+    error: EdgeRTError | None
+    steps: tuple[Step, ...]
+
+    @property
+    def failure(self) -> EdgeRTError | None:
+        """The first error."""
+        return next((error for error in (self.error, *(step.error for step in self.steps)) if error is not None), None)
+
+
+class ChannelFollower:
+    """Follows the channel that `config` names. `report` tells telemetry."""
+
+    def __init__(
+        self,
+        state: StateDir,
+        config: DeviceConfig,
+        registry: Registry,
+        report: Report = lambda event, model, fields: None,
+        pace: Pace | None = None,
+        latest: LatestTime | None = None,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self._state, self._config, self._registry, self._report = state, config, registry, report
+        self._channel = config.follow.channel
+        self._source = f"{config.follow.registry} {self._channel}"
+        self._device = Follower(config.site, config.device, config.profile, config.follow.tags)
+        self._records = RecordStore(state)
+        self._latest = latest or LatestTime(state)
+        self._pace, self._jitter = pace or Pace(config.follow), jitter
+        self._fetcher = ReleaseFetcher(registry, state, config, self._pace)
+
+    def round(self) -> Round:
+        """Ask, then work. Without an answer the kept statement still counts, until it expires.
+
+        Raises FollowerBusy and StorageFailed.
+        """
+        with self._alone():
+            error = self._asked()
+            steps = self.work()
+            self._note(steps=tuple(step.text for step in steps))
+        return Round(error, tuple(steps))
+
+    def ask(self) -> None:
+        """Ask the registry for the channel, and keep a new statement.
+
+        Raises RegistryError, SignatureInvalid, ChannelInvalid and its subclasses, and StorageFailed; then the statement
+        before is kept.
+        """
+        record, trusted = self._records.read(), self._trusted()
+        kept = self._records.statement(self._channel, trusted)
+        known = record.manifest if kept is not None and record.source == self._source else ""
+        found = read_channel(self._registry, self._channel, known)
+        if found is None:
+            return
+        manifest, envelope = found
+        statement = read_statement(envelope, self._channel, trusted)
+        check_next(statement, record.counters.get(self._channel, 0), self._latest.now_s())
+        if kept is not None and kept.counter == statement.counter and kept != statement:
+            raise ChannelTooOld(
+                f"channel {self._channel} has two statements with counter {statement.counter}, and the first was kept: "
+                "publish the channel again"
+            )
+        # In this order: a power cut between two of them only repeats the question.
+        revoke(self._state, statement.revoked)
+        self._latest.saw(expiry_time(statement.issued))
+        self._records.accept(envelope, record.accepting(statement, self._source, manifest))
+
+    def statement(self) -> Statement | None:
+        """Return the statement that is followed; None before the first."""
+        return self._records.statement(self._channel, self._trusted())
+
+    def work(self) -> list[Step]:
+        """Bring each model of the kept statement a step further; return what came of each."""
+        statement = self.statement()
+        if statement is None:
+            return []
+        if statement.expired(self._latest.now_s()):
+            self._report_stale(statement)
+            return [Step(f"channel {self._channel} expired at {statement.expires}, and the registry has no newer one")]
+        return [self._work(model, statement.entry_for(model, self._device)) for model in statement.models]
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keep other processes from following meanwhile. Raises FollowerBusy and StorageFailed."""
+        try:
+            make_private(self._state.follow)
+            make_private(self._state.incoming)
+            lock = locked(self._records.lock, LOCK_S_MAX)
+        except BlockingIOError as error:
+            raise FollowerBusy(
+                "the follower of this device is at work; see what it does with: edgertd status"
+            ) from error
+        except OSError as error:
+            raise StorageFailed(f"cannot use {self._state.follow}: {error.strerror}") from error
+        with lock:
+            yield
+
+    def _asked(self) -> EdgeRTError | None:
+        """Ask, and note how it ended; return why it failed."""
+        try:
+            self.ask()
+        except EdgeRTError as error:
+            if not error.retryable and self._records.note().error != error.message:
+                self._report("channel_refused", None, {"code": error.code, "reason": error.message})
+            self._note(error=error.message)
+            return error
+        statement = self.statement()
+        assert statement is not None  # a question that succeeds has kept one
+        self._note(asked_at=int(time.time()), counter=statement.counter, expires=statement.expires, error="")
+        return None
+
+    def _note(self, **changes: Any) -> None:
+        """Keep what happened for `edgertd status`, and log the steps that are new."""
+        before = self._records.note()
+        after = replace(before, **changes)
+        for text in after.steps:
+            if text not in before.steps:
+                log(f"channel: {text}")
+        if after != before:
+            self._records.write_note(after)
+
+    def _work(self, model: str, entry: Entry | None) -> Step:
+        if entry is None:
+            return Step(f"{model} has no release for this device")
+        try:
+            return self._bring(entry)
+        except DeployUnderWay as error:
+            return Step(f"release {entry.release} of {model} waits: {error.message}", soon=True)
+        except EdgeRTError as error:
+            return Step(f"release {entry.release} of {model} waits: {error.message}", error=error)
+
+    def _bring(self, entry: Entry) -> Step:
+        decision = self._decide(entry)
+        path = None
+        if decision.do is Do.FETCH:
+            try:
+                path = self._fetch(entry)
+            except (BundleError, ChannelMismatch) as error:
+                return self._refuse(entry, error)
+        if decision.do in (Do.FETCH, Do.ACTIVATE):
+            with claiming(self._state, entry.model, f"channel {self._channel}"):
+                self._apply(entry, path)
+            decision = self._decide(entry)
+        return Step(decision.text, soon=decision.do is not Do.NOTHING)
+
+    def _fetch(self, entry: Entry) -> Path:
+        """Fetch a release. A link that breaks is used again at once, as long as each attempt brings something."""
+        while True:
+            before = self._pace.fetched_bytes
+            try:
+                return self._fetcher.fetch(entry, self._slots(entry), self._trusted(), self._latest.now_s())
+            except RegistryUnreachable as error:
+                if self._pace.fetched_bytes == before:
+                    raise
+                self._pace.wait(max(RESUME_S * self._jitter(), error.retry_after_s or 0.0))
+
+    def _apply(self, entry: Entry, path: Path | None) -> None:
+        """Install and activate under the claim, if that is still to be done: a deployment may have come before."""
+        try:
+            if path is not None and self._decide(entry).do is Do.FETCH:
+                install(path, self._state, self._config, latest=self._latest)
+            if self._decide(entry).do is Do.ACTIVATE:
+                self._fetcher.remove(entry.model)
+                self._activate(entry)
+        except (BundleError, ConfigInvalid, EngineFailed, EngineMissing) as error:
+            self._refuse(entry, error)
+
+    def _activate(self, entry: Entry) -> None:
+        """Begin the trial. The daemon watches the limits, and then marks the version good or rolls it back by itself."""
+        store = SlotStore(self._state.models / entry.model)
+        limits = TrialLimits(dict(entry.limits), entry.watch_s, unattended=True)
+        try:
+            limits, _ = fit_for(limits, store, self._config)
+        except TransitionRefused as error:
+            raise ConfigInvalid(error.message) from error
+        # Written first: whatever ends the trial, this release is not tried a second time.
+        self._records.write(self._records.read().trying(entry))
+        store.activate(limits.confirm_s, limits)
+        with contextlib.suppress(EdgeRTError):  # the slots say what came of it
+            ask(self._state.control_socket, {"op": "sync", "model": entry.model}, SYNC_S_MAX)
+
+    def _refuse(self, entry: Entry, error: EdgeRTError) -> Step:
+        """Note that this release cannot be installed here; it is not tried again until its entry changes."""
+        self._records.write(self._records.read().trying(entry, error.message))
+        self._fetcher.remove(entry.model)
+        self._report("refused", entry.model, {"release": entry.release, "code": error.code, "reason": error.message})
+        return Step(self._decide(entry).text)
+
+    def _decide(self, entry: Entry) -> Decision:
+        return decide(entry, self._slots(entry), self._records.read().tried_of(entry))
+
+    def _slots(self, entry: Entry) -> SlotState:
+        return SlotStore(self._state.models / entry.model).read()
+
+    def _report_stale(self, statement: Statement) -> None:
+        record = self._records.read()
+        if not record.stale:
+            fields: dict[str, str | int] = {"channel": statement.channel, "counter": statement.counter}
+            self._report("channel_stale", None, {**fields, "expired": statement.expires})
+            self._records.write(replace(record, stale=True))
+
+    def _trusted(self) -> tuple[PublicKey, ...]:
+        return trusted_keys(self._state).trusted
+
+
+def open_registry(config: DeviceConfig) -> Registry:
+    """Return the registry that `[follow]` names. Raises ConfigInvalid."""
+    follow = config.follow
+    if not follow.registry:
+        raise ConfigInvalid(
+            "this device follows no channel: set [follow] registry, or run edgert bootstrap --follow oci://HOST/REPOSITORY"
+        )
+    if not CHANNEL_NAME.fullmatch(follow.channel):
+        raise ConfigInvalid(f"[follow] channel is {follow.channel[:80]!r}: a letter, then at most 39 of a-z 0-9 -")
+    repository = parse_repository(follow.registry)
+    login = Path(follow.credentials) if follow.credentials else None
+    return Registry(repository, read_credentials(login, repository.host), Path(follow.ca) if follow.ca else None)

@@ -1,0 +1,52 @@
+"""When and how fast the follower may fetch: a window of hours, and a limited rate."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from edgert.config import FollowConfig
+from edgert.errors import EdgeRTError
+
+
+class WindowClosed(EdgeRTError):
+    """A download stops here, and goes on when the window of `[follow]` opens."""
+
+    code = "channel.window_closed"
+    exit_code = 75
+    retryable = True
+
+
+class Pace:
+    """Counts what is fetched. `clock` is monotonic seconds; `local_minute` is the minute of the device's day."""
+
+    def __init__(
+        self,
+        config: FollowConfig,
+        clock: Callable[[], float] = time.monotonic,
+        local_minute: Callable[[], int] = lambda: time.localtime().tm_hour * 60 + time.localtime().tm_min,
+        wait: Callable[[float], object] = time.sleep,
+    ) -> None:
+        self.fetched_bytes = 0
+        self.wait = wait
+        self._window, self._clock, self._local_minute = config.minutes, clock, local_minute
+        self._bytes_per_s = config.kbit_max * 1000 / 8
+        self._free_at_s = clock()
+
+    def check(self) -> None:
+        """Raise WindowClosed unless the follower may fetch now."""
+        if self._window is None:
+            return
+        (begin, end), now = self._window, self._local_minute()
+        if not (begin <= now < end if begin < end else now >= begin or now < end):
+            texts = (f"{minute // 60:02}:{minute % 60:02}" for minute in self._window)
+            raise WindowClosed("the download waits for the window from {} to {}".format(*texts))
+
+    def took(self, count: int) -> None:
+        """Note that `count` bytes were fetched, and wait where that was too fast. Raises WindowClosed."""
+        self.fetched_bytes += count
+        self.check()
+        if self._bytes_per_s:
+            now_s = self._clock()
+            self._free_at_s = max(self._free_at_s, now_s) + count / self._bytes_per_s
+            self.wait(self._free_at_s - now_s)

@@ -1,0 +1,159 @@
+"""What the follower remembers over a restart.
+
+    STATE/follow/statement.dsse.json    the newest statement that was accepted
+    STATE/follow/record.json            the counters seen, and which releases were tried
+    STATE/follow/note.json              what it does and what went wrong, for `edgertd status`
+    STATE/follow/lock                   locked during a round
+
+The statement is written before the record that names it. Where a power cut comes between the two, the registry is asked
+for the statement again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from edgert.bundle.channel import Entry, Statement, read_statement
+from edgert.bundle.signing import PublicKey
+from edgert.config import StateDir
+from edgert.durable import make_private, replace_file
+from edgert.errors import EdgeRTError, StorageFailed
+from edgert.typed_json import from_json, to_json
+
+CHANNELS_MAX = 64  # whose counters are kept
+REASON_LENGTH_MAX = 500
+
+
+@dataclass(frozen=True)
+class Tried:
+    """The last attempt with a model. `reason` says why it was refused; "" where the slots say how it went."""
+
+    attempt: str
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Record:
+    """`counters` has the highest counter of each channel, the newest channel last. `manifest` is the digest of the OCI
+    manifest of the kept statement, which came from `source`. `stale` once it was reported that the channel expired."""
+
+    counters: dict[str, int] = field(default_factory=dict)
+    source: str = ""
+    manifest: str = ""
+    tried: dict[str, Tried] = field(default_factory=dict)
+    stale: bool = False
+
+    def accepting(self, statement: Statement, source: str, manifest: str) -> Record:
+        """Return the record after `statement` was accepted."""
+        name = statement.channel
+        counters = {
+            **{other: count for other, count in self.counters.items() if other != name},
+            name: statement.counter,
+        }
+        tried = {model: tried for model, tried in self.tried.items() if model in statement.models}
+        last = dict(list(counters.items())[-CHANNELS_MAX:])
+        return Record(last, source, manifest, tried, stale=False)
+
+    def trying(self, entry: Entry, reason: str = "") -> Record:
+        """Return the record after the release of `entry` was tried, or was refused for `reason`."""
+        tried = Tried(attempt_of(entry), reason[:REASON_LENGTH_MAX])
+        return replace(self, tried={**self.tried, entry.model: tried})
+
+    def tried_of(self, entry: Entry) -> Tried | None:
+        """Return the attempt with exactly this entry; None where there was none."""
+        tried = self.tried.get(entry.model)
+        return tried if tried is not None and tried.attempt == attempt_of(entry) else None
+
+
+@dataclass(frozen=True)
+class Note:
+    """What the follower last did. `asked_at` is when the registry last answered (seconds since 1970, 0: never yet), `error`
+    why the last question failed, `steps` what came of each model."""
+
+    asked_at: int = 0
+    counter: int = 0
+    expires: str = ""
+    error: str = ""
+    steps: tuple[str, ...] = ()
+
+
+class RecordStore:
+    """The files of `state` that hold the record."""
+
+    def __init__(self, state: StateDir) -> None:
+        self.folder = state.follow
+
+    def read(self) -> Record:
+        """Return the record; an empty one where there is none, or where it is damaged."""
+        try:
+            return from_json(Record, json.loads(self._record.read_bytes()))
+        except (OSError, ValueError, RecursionError):  # Mistyped is a ValueError
+            return Record()
+
+    def write(self, record: Record) -> None:
+        """Replace the record durably. Raises StorageFailed."""
+        self._replace(self._record, json.dumps(to_json(record)).encode())
+
+    def accept(self, envelope: bytes, record: Record) -> None:
+        """Keep a statement's envelope, and the record that names it. Raises StorageFailed."""
+        self._replace(self._statement, envelope)
+        self.write(record)
+
+    def statement(self, channel: str, trusted: tuple[PublicKey, ...]) -> Statement | None:
+        """Return the kept statement; None where there is none that `trusted` signed for `channel`."""
+        try:
+            return read_statement(self._statement.read_bytes(), channel, trusted)
+        except (OSError, EdgeRTError):
+            return None
+
+    def statement_digest(self) -> str:
+        """Return the SHA-256 of the kept envelope; "" where there is none."""
+        try:
+            return hashlib.sha256(self._statement.read_bytes()).hexdigest()
+        except OSError:
+            return ""
+
+    def note(self) -> Note:
+        """Return the last note; an empty one where there is none."""
+        try:
+            return from_json(Note, json.loads(self._note.read_bytes()))
+        except (OSError, ValueError, RecursionError):
+            return Note()
+
+    def write_note(self, note: Note) -> None:
+        """Replace the note. A full disk costs only the note."""
+        with contextlib.suppress(OSError):
+            replace_file(self._note, json.dumps(to_json(note)).encode(), durable=False)
+
+    @property
+    def lock(self) -> Path:
+        return self.folder / "lock"
+
+    @property
+    def _note(self) -> Path:
+        return self.folder / "note.json"
+
+    @property
+    def _record(self) -> Path:
+        return self.folder / "record.json"
+
+    @property
+    def _statement(self) -> Path:
+        return self.folder / "statement.dsse.json"
+
+    def _replace(self, path: Path, data: bytes) -> None:
+        try:
+            make_private(self.folder)
+            replace_file(path, data)
+        except OSError as error:
+            raise StorageFailed(f"cannot write {path}: {error.strerror}") from error
+
+
+def attempt_of(entry: Entry) -> str:
+    """Return the identity of an attempt: the content, its limits, and the number of the attempt; not the share."""
+    what = (entry.digest, sorted(entry.limits.items()), entry.watch_s, entry.attempt)
+    return hashlib.sha256(repr(what).encode()).hexdigest()[:32]

@@ -1,0 +1,55 @@
+"""The keys that this device trusts: those of its key folder, less those that a channel revoked.
+
+STATE/revoked_keys.json    ids of revoked keys; a bootstrap that brings such a key again does not make it trusted
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from edgert.bundle.signing import Keyring, read_keyring
+from edgert.config import StateDir
+from edgert.durable import replace_file
+from edgert.errors import StorageFailed
+
+KEYS_MAX = 1024
+
+
+def trusted_keys(state: StateDir) -> Keyring:
+    """Return the keys of the device; a revoked one is listed as damaged, with the reason."""
+    ring, revoked = read_keyring(state.keys), revoked_keys(state)
+    gone = {
+        path: f"key {key.key_id} in {path} was revoked by a channel"
+        for path, key in ring.keys.items()
+        if key.key_id in revoked
+    }
+    return Keyring({path: key for path, key in ring.keys.items() if path not in gone}, {**ring.damaged, **gone})
+
+
+def revoked_keys(state: StateDir) -> frozenset[str]:
+    """Return the ids of the keys that channels revoked."""
+    try:
+        return frozenset(str(each) for each in json.loads(_path(state).read_bytes()))
+    except (OSError, ValueError, TypeError, RecursionError):
+        return frozenset()
+
+
+def revoke(state: StateDir, key_ids: Iterable[str]) -> None:
+    """Trust these keys no more, also after a power cut. Raises StorageFailed."""
+    before = revoked_keys(state)
+    after = before.union(key_ids)
+    if after == before:
+        return
+    if len(after) > KEYS_MAX:
+        raise StorageFailed(f"channels revoked more than {KEYS_MAX} keys: set this device up again")
+    path = _path(state)
+    try:
+        replace_file(path, json.dumps(sorted(after)).encode())
+    except OSError as error:
+        raise StorageFailed(f"cannot write {path}: {error.strerror}") from error
+
+
+def _path(state: StateDir) -> Path:
+    return state.root / "revoked_keys.json"

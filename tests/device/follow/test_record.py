@@ -1,0 +1,56 @@
+"""What the follower remembers, and that it is whole or missing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from edgert.bundle.channel import Statement, sign_statement
+from edgert.bundle.signing import SigningKey, new_key
+from edgert.config import StateDir
+from edgert.follow.record import CHANNELS_MAX, Note, Record, RecordStore, Tried
+
+TIMES = ("2026-01-01T00:00:00Z", "2099-01-01T00:00:00Z")
+
+
+def statement(channel: str = "stable", counter: int = 1) -> Statement:
+    return Statement(channel, counter, *TIMES, ())
+
+
+def test_a_record_is_read_back_and_a_damaged_one_is_empty(tmp_path: Path) -> None:
+    records = RecordStore(StateDir(tmp_path))
+    record = Record({"stable": 7}, "oci://r/x stable", "sha256:ab", {"digits": Tried("a", "why")}, stale=True)
+    records.write(record)
+    assert records.read() == record
+    (tmp_path / "follow" / "record.json").write_bytes(b'{"counters": 5}')
+    assert records.read() == Record()
+
+
+def test_the_kept_statement_is_verified_each_time_it_is_read(tmp_path: Path, signing_key: SigningKey) -> None:
+    records = RecordStore(StateDir(tmp_path))
+    assert records.statement("stable", (signing_key.public,)) is None
+    records.accept(sign_statement(statement(), signing_key), Record())
+    assert records.statement("stable", (signing_key.public,)) == statement()
+    assert records.statement("stable", (new_key().public,)) is None
+    assert records.statement("canary", (signing_key.public,)) is None
+
+
+def test_each_channel_has_its_own_counter_which_outlives_a_visit_to_another() -> None:
+    record = Record().accepting(statement("stable", 7), "s", "m").accepting(statement("canary", 2), "c", "n")
+    assert record.counters == {"stable": 7, "canary": 2}
+    for number in range(CHANNELS_MAX):
+        record = record.accepting(statement(f"c{number}"), "s", "m")
+    assert len(record.counters) == CHANNELS_MAX
+
+
+def test_a_model_that_the_channel_has_no_more_is_forgotten() -> None:
+    record = Record(tried={"digits": Tried("a")}, stale=True).accepting(statement(), "s", "m")
+    assert (record.tried, record.stale) == ({}, False)
+
+
+def test_a_note_is_kept_for_people(tmp_path: Path) -> None:
+    records = RecordStore(StateDir(tmp_path))
+    records.write_note(Note(error="lost for want of a folder"))
+    assert records.note() == Note()
+    records.write(Record())
+    records.write_note(Note(5, 7, TIMES[1], "", ("release 8 of digits is live",)))
+    assert records.note().steps == ("release 8 of digits is live",)
