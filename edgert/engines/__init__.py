@@ -27,6 +27,13 @@ ENGINES = {
     "onnxruntime": "edgert.engines.onnxruntime:ONNXRuntimeEngine",
     "tensorrt": "edgert.engines.tensorrt:TensorRTEngine",
 }
+# The SDK's packages, of which one is enough; null and fault need none.
+SDK_PACKAGES = {
+    "tflite": ("ai_edge_litert", "tflite_runtime"),
+    "openvino": ("openvino",),
+    "onnxruntime": ("onnxruntime",),
+    "tensorrt": ("tensorrt",),
+}
 UNTHREADED = ("null", "fault", "tensorrt")  # these engines ignore `threads`
 
 
