@@ -27,8 +27,11 @@ from edgert_deploy.fleet.ui.hub import View
 from edgert_deploy.fleet.web import WebServer
 
 ASSETS = Path(__file__).parent / "assets"
-TYPES = {".js": "text/javascript", ".css": "text/css", ".html": "text/html", ".svg": "image/svg+xml"}
+TYPES = {
+    ".js": "text/javascript", ".css": "text/css", ".html": "text/html", ".svg": "image/svg+xml", ".json": "application/json"
+}  # fmt: skip
 API = ["api", "v1"]
+DESCRIPTION = "openapi.json"
 PAGES = ("", "devices", "events", "rollouts", "device")  # one file: the script shows the page
 STREAMS_MAX = 32
 KEEP_ALIVE_S = 15.0
@@ -76,6 +79,8 @@ class PageServer:
         parts = [unquote(part) for part in url.path.split("/")[1:]]
         if parts[0] == "assets" and len(parts) == 2 and parts[1] in self._files:
             return self._files[parts[1]].response(headers)
+        if parts == [*API, DESCRIPTION]:
+            return self._files[DESCRIPTION].response(headers)
         if parts == [*API, "live"] and request.method == "GET":
             return self._live(asked)
         if parts[0] == API[0]:
