@@ -120,7 +120,9 @@ def test_an_answer_is_what_the_file_says(port: int, asked: str) -> None:
         assert (status, kind) == (200, "text/csv")
 
 
-@pytest.mark.parametrize("asked", ["latency?window=1s", "device?site=a&device=b", "query?by=colour", "devices?format=xml"])
+@pytest.mark.parametrize(
+    "asked", ["latency?window=1s", "device?site=a&device=b", "query?by=colour", "devices?format=xml"]
+)
 def test_a_refusal_is_what_the_file_says(port: int, asked: str) -> None:
     _, _, said = get(port, "openapi.json")
     schema = tight({**said["components"]["schemas"]["Error"], "components": said["components"]})
