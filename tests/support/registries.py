@@ -1,7 +1,8 @@
-"""A real OCI registry for tests: Debian's docker-registry on a free loopback port, in its own folder.
+"""Real OCI registries for tests: Debian's docker-registry on a free loopback port, in its own folder.
 
 with RegistryServer.in_folder(tmp_path) as server: ...                 # without TLS, for everybody
 secured = RegistryServer.in_folder(tmp_path, secured=True)             # TLS, a user and a password
+with Mirror(folder, secured) as mirror: ...                            # nginx in front of it
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from edgert.registry.client import Registry
 from edgert.registry.login import read_credentials
 from tests.support.brokers import free_port, until, write_authority_and_server
 
-CONFIGURATION = Path(__file__).parents[2] / "examples" / "registry" / "registry.yml"
+EXAMPLES = Path(__file__).parents[2] / "examples" / "registry"
+CONFIGURATION, MIRROR = EXAMPLES / "registry.yml", EXAMPLES / "nginx.conf"
 USER = "publisher"
 PASSWORD = "right horse"
 STARTS_WITHIN_S = 20.0
@@ -106,7 +108,8 @@ class RegistryServer:
         with open(self.folder / "log", "ab") as log:
             words = [program("docker-registry"), "serve", str(configuration)]
             self._process = subprocess.Popen(words, stdout=log, stderr=log, env=environment)
-        until(self._answers, f"docker-registry listens on {self.port}; see {self.folder}/log", STARTS_WITHIN_S)
+        what = f"docker-registry listens on {self.port}; see {self.folder}/log"
+        until(lambda: answers(self._process, self.port, self.folder / "log"), what, STARTS_WITHIN_S)
 
     def stop(self) -> None:
         """Stop it by its pid, if it runs."""
@@ -114,12 +117,6 @@ class RegistryServer:
             self._process.terminate()
             self._process.wait(10)
             self._process = None
-
-    def _answers(self) -> bool:
-        assert self._process is not None
-        assert self._process.poll() is None, (self.folder / "log").read_text()
-        with socket.socket() as probe:
-            return probe.connect_ex(("127.0.0.1", self.port)) == 0
 
     def __enter__(self) -> RegistryServer:
         self.start()
@@ -129,3 +126,63 @@ class RegistryServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+
+@dataclass
+class Mirror:
+    """nginx as in examples/registry, in front of a secured server; its certificate is of the same authority."""
+
+    folder: Path
+    server: RegistryServer
+    port: int = field(default_factory=free_port)
+    _process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def address(self) -> str:
+        return self.server.address.replace(str(self.server.port), str(self.port))
+
+    def registry(self) -> Registry:
+        """Return a client without a login: the mirror has its own."""
+        return Registry(parse_repository(self.address), None, self.server.ca)
+
+    def __enter__(self) -> Mirror:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        auth = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
+        (self.server.folder / "login.conf").write_text(f'proxy_set_header Authorization "Basic {auth}";\n')
+        text = MIRROR.read_text()
+        for theirs, ours in (
+            ("/etc/nginx/edgert", str(self.server.folder)),
+            ("/var/cache/nginx/edgert", f"{self.folder}/cache"),
+            ("listen 443", f"listen 127.0.0.1:{self.port}"),
+            ("registry.internal:5000", f"localhost:{self.server.port}"),
+            ("registry.internal", "localhost"),
+        ):
+            assert theirs in text
+            text = text.replace(theirs, ours)
+        paths = " ".join(
+            f"{kind}_temp_path {self.folder}/{kind};" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+        )
+        user = "user root; " if os.geteuid() == 0 else ""
+        main = f"{user}daemon off; worker_processes 1; pid {self.folder}/pid; error_log {self.folder}/log;"
+        configuration = self.folder / "nginx.conf"
+        configuration.write_text(f"{main}\nevents {{}}\nhttp {{ access_log off; {paths}\n{text}\n}}\n")
+        words = [program("nginx"), "-p", str(self.folder), "-e", f"{self.folder}/log", "-c", str(configuration)]
+        with open(self.folder / "log", "ab") as log:
+            self._process = subprocess.Popen(words, stdout=log, stderr=log)
+        until(lambda: answers(self._process, self.port, self.folder / "log"), f"nginx listens on {self.port}")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait(10)
+
+
+def answers(process: subprocess.Popen[bytes] | None, port: int, log: Path) -> bool:
+    """Return whether somebody listens on the port; fail the test with the log where the process ended."""
+    assert process is not None
+    assert process.poll() is None, log.read_text()
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0

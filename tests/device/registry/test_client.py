@@ -22,7 +22,7 @@ from edgert.registry.address import Repository, digest_of
 from edgert.registry.client import Blob, Registry
 from edgert.registry.connection import Connection
 from edgert.registry.login import Credentials
-from tests.support.registries import RegistryServer
+from tests.support.registries import Mirror, RegistryServer
 
 CONTENT = os.urandom(300_000)
 BLOB = Blob(digest_of(CONTENT), len(CONTENT))
@@ -146,6 +146,29 @@ def test_a_registry_that_is_down_is_unreachable(server: RegistryServer) -> None:
     nobody = Repository("https", "localhost:1", "plant/models")
     with pytest.raises(RegistryUnreachable, match="connection refused"):
         Registry(nobody, None, server.ca).manifest("steady")
+
+
+def test_a_caching_mirror_asks_the_registry_once(server: RegistryServer, tmp_path: Path) -> None:
+    digest = server.registry().put_manifest("mirrored", manifest_of(BLOB))
+    with Mirror(tmp_path / "mirror", server) as mirror:
+        before = len(server.requests)
+        for i in range(3):
+            mirror.registry().download(BLOB, tmp_path / f"part-{i}")
+            assert mirror.registry().manifest("mirrored", digest) is None
+        (tmp_path / "part-0").write_bytes(CONTENT[:100_000])
+        mirror.registry().download(BLOB, tmp_path / "part-0")  # continues
+        assert (tmp_path / "part-0").read_bytes() == CONTENT
+        # The requests of the mirror, each perhaps with a first one without the login.
+        assert len([line for line in server.requests[before:] if "/blobs/" in line]) == 1
+        assert len([line for line in server.requests[before:] if "/manifests/" in line]) <= 2
+        with pytest.raises(RegistryError):
+            mirror.registry().put_manifest("written", manifest_of(BLOB))
+        server.stop()
+        try:
+            assert mirror.registry().read(BLOB, len(CONTENT)) == CONTENT
+            assert mirror.registry().manifest("mirrored", digest) is None
+        finally:
+            server.start()
 
 
 # --- hostile ones ---------------------------------------------------------------------------
