@@ -24,12 +24,11 @@ from edgert_deploy.cli.options import for_option, json_option, store_option
 from edgert_deploy.cli.output import columns, emit, errors_by_cause, say
 from edgert_deploy.cli.stopping import stopping
 from edgert_deploy.cli.types import ChannelName, Duration, ModelName
-from edgert_deploy.fleet.channels import FAILED, STATES, Progress, progress_of
+from edgert_deploy.fleet.channels import EVENTS_MS, STATES, Progress, progress_of
 from edgert_deploy.rollout.channel_entries import with_halt
 from edgert_deploy.rollout.channels import Change, Channels
 from edgert_deploy.rollout.waves import Share
 
-EVENTS_S = 90 * 86_400.0
 STOP_S = 0.2
 
 
@@ -131,10 +130,7 @@ def read_progress(statement: Statement, store_url: str) -> list[Progress]:
     now_ms = time.time_ns() // 1_000_000
     fleet = FleetQuery(store_url)
     try:
-        since_ms = now_ms - int(EVENTS_S * 1000)
-        events = [event for kind in FAILED for event in fleet.events(since_ms, now_ms, where={"event": kind})]
-        events.sort(key=lambda event: -event["at_ms"])
-        return progress_of(statement, fleet.devices(), events, now_ms)
+        return progress_of(statement, fleet.devices(), fleet.failures(now_ms - EVENTS_MS, now_ms), now_ms)
     finally:
         fleet.close()
 

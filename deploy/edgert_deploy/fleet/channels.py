@@ -18,6 +18,9 @@ from edgert.versions.slots import State
 # was not heard of since it does not have it.
 TOOK, TRIAL, BACK, WAITS, SILENT = STATES = ("took", "trial", "back", "waits", "silent")
 SILENT_MS = 15 * 60_000
+EVENTS_MS = 90 * 86_400_000  # how far back events count
+FAILED_SHOWN_MAX = 200  # of each release
+_ACTIVE = "_active"  # the end of the field of `deploy` that names a model's live release
 FAILED = ("rolled_back", "refused")  # events
 
 
@@ -62,10 +65,7 @@ def progress_of(
     statement: Statement, devices: Iterable[Mapping[str, Any]], events: Sequence[Mapping[str, Any]], now_ms: int
 ) -> list[Progress]:
     """Return the progress of each entry. `devices` and `events` (the newest first) are those of FleetQuery."""
-    failed: dict[tuple[Any, ...], str] = {}
-    for event in reversed(events):
-        key = (event["site"], event["device"], event.get("model"), event.get("release"))
-        failed[key] = str(event.get("reason", ""))
+    failed = _newest_failures(events)
     found: dict[int, list[Standing]] = {i: [] for i in range(len(statement.entries))}
     for device in devices:
         if device["info"].get("channel") != statement.channel:
@@ -79,12 +79,57 @@ def progress_of(
     return [Progress(entry, tuple(found[i])) for i, entry in enumerate(statement.entries)]
 
 
+def releases_of(
+    devices: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]], now_ms: int
+) -> list[dict[str, Any]]:
+    """Return, without the statements, a row for each release that devices of a channel have or went back from.
+
+    `silent` counts devices that have it and were not heard of. `failed` names at most FAILED_SHOWN_MAX devices.
+    """
+    followers = {(each["site"], each["device"]): each for each in devices if each["info"].get("channel")}
+    found: dict[tuple[str, str, str], dict[str, Any]] = {}
+
+    def row(device: Mapping[str, Any], model: str, version: str) -> dict[str, Any]:
+        channel = str(device["info"]["channel"])
+        named = {"channel": channel, "model": model, "version": version}
+        counts = {TOOK: 0, TRIAL: 0, BACK: 0, SILENT: 0}
+        return found.setdefault((channel, model, version), {**named, **counts, "failed": []})
+
+    for device in followers.values():
+        for key, version in device["deploy"].items():
+            if key.endswith(_ACTIVE) and version != "none":
+                model = key.removesuffix(_ACTIVE)
+                silent = now_ms - device["heard_ms"] > SILENT_MS
+                state = SILENT if silent else TRIAL if _on_trial(device, model) else TOOK
+                row(device, model, str(version))[state] += 1
+    for (site, name, model, release), reason in _newest_failures(events).items():
+        follower = followers.get((site, name))
+        if follower is not None and follower["deploy"].get(f"{model}{_ACTIVE}") != f"r{release}":
+            failed = row(follower, str(model), f"r{release}")
+            failed[BACK] += 1
+            if len(failed["failed"]) < FAILED_SHOWN_MAX:
+                failed["failed"].append({"site": site, "device": name, "reason": reason})
+    return [found[key] for key in sorted(found, key=lambda key: (*key[:2], -_number(key[2])))]
+
+
+def _number(version: str) -> int:
+    digits = version.removeprefix("r")
+    return int(digits) if digits.isdecimal() and len(digits) < 20 else 0
+
+
+def _newest_failures(events: Sequence[Mapping[str, Any]]) -> dict[tuple[Any, ...], str]:
+    """Return the newest reason by site, device, model and release."""
+    keys = ("site", "device", "model", "release")
+    return {tuple(event.get(key) for key in keys): str(event.get("reason", "")) for event in reversed(events)}
+
+
+def _on_trial(device: Mapping[str, Any], model: str) -> bool:
+    return device["deploy"].get(f"{model}_state") in (State.TRIAL.value, State.FIRST_TRIAL.value)
+
+
 def _standing(device: Mapping[str, Any], follower: Follower, entry: Entry, failed: str | None, now_ms: int) -> Standing:
-    deploy = device["deploy"]
-    live = deploy.get(f"{entry.model}_active") == f"r{entry.release}"
-    on_trial = deploy.get(f"{entry.model}_state") in (State.TRIAL.value, State.FIRST_TRIAL.value)
-    if live:
-        return Standing(follower.site, follower.device, TRIAL if on_trial else TOOK)
+    if device["deploy"].get(f"{entry.model}{_ACTIVE}") == f"r{entry.release}":
+        return Standing(follower.site, follower.device, TRIAL if _on_trial(device, entry.model) else TOOK)
     if failed is not None:
         return Standing(follower.site, follower.device, BACK, failed)
     silent = now_ms - device["heard_ms"] > SILENT_MS

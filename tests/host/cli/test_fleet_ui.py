@@ -69,6 +69,8 @@ def _begun(broker: Broker, url: str, rollouts: Path) -> Running:
     said += event(fleet["saw"], 1, now_ms, event="alarm_raised", alarm="temp_c", value=91.0, limit=85.0)
     said += fleet["saw"].deploy(now_ms, "temp_c")
     said += event(fleet["belt"], 1, now_ms, event="recycled", model="digits", reason=HOSTILE)
+    said += changed(fleet["press"].info()[:1], channel="stable") + fleet["press"].deploy(now_ms)
+    said += event(fleet["press"], 1, now_ms, event="rolled_back", model="digits", release=8, reason="p99_ms is 9 ms")
     for first in range(0, len(said), 50):  # a client takes no more at once
         publish(broker, said[first : first + 50])
     names = tuple(fleet)
@@ -253,6 +255,7 @@ def test_the_keyboard_does_it_all_and_the_address_keeps_it(opened: Any) -> None:
         ("device/plant-a/saw", "p99 of each stage, ms"),
         ("device/plant-a/nobody", "is known here"),
         ("rollouts", "edgert rollout resume digits-1"),
+        ("rollouts", "Devices that went back from digits r8"),
         ("events?window=7d", "alarm raised"),
         ("?site=nowhere", "No device fits"),
     ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from edgert.bundle.channel import Entry, Statement
-from edgert_deploy.fleet.channels import SILENT_MS, Progress, progress_of
+from edgert_deploy.fleet.channels import SILENT_MS, Progress, progress_of, releases_of
 
 NOW_MS = 1_800_000_000_000
 SHA = "ab" * 32
@@ -93,3 +93,19 @@ def test_tags_are_those_that_the_device_reports() -> None:
     devices = [device("a", 2, tags="line=3,rack"), device("b", 1, tags="line=4"), device("c", 1)]
     tagged, _ = progress_of(statement(entry(2, tags=("line=3",)), entry(1)), devices, [], NOW_MS)
     assert states(tagged) == {"a": "took"}
+
+
+def test_the_page_counts_releases_without_a_statement() -> None:
+    devices = [
+        device("a", 2),
+        device("b", 2, "trial"),
+        device("c", 1),
+        device("d", 1, heard_ms=NOW_MS - SILENT_MS - 1),
+        device("e", 2, channel="canary"),
+        device("by-ssh", 2, channel=""),
+    ]
+    events = [event("c", "rolled_back", 2, "p99_ms is 9 ms"), event("by-ssh", "rolled_back", 1, "why")]
+    rows = releases_of(devices, events, NOW_MS)
+    shown = [(row["channel"], row["version"], row["took"], row["trial"], row["back"], row["silent"]) for row in rows]
+    assert shown == [("canary", "r2", 1, 0, 0, 0), ("stable", "r2", 1, 1, 1, 0), ("stable", "r1", 1, 0, 0, 1)]
+    assert rows[1]["failed"] == [{"site": "lab", "device": "c", "reason": "p99_ms is 9 ms"}]

@@ -22,6 +22,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from edgert.errors import ConfigInvalid
 from edgert.telemetry.messages import Scalar
 from edgert.telemetry.sketch import Sketch
+from edgert_deploy.fleet.channels import FAILED
 from edgert_deploy.fleet.packed import MERGED, WINDOW, Pool
 from edgert_deploy.fleet.reports import PROFILE_UNKNOWN
 from edgert_deploy.fleet.store import gaps, schema
@@ -177,6 +178,11 @@ class FleetQuery:
         with self._reading() as connection:
             rows = connection.execute(asked.order_by(table.c.at_ms.desc(), table.c.seq.desc()).limit(limit)).all()
         return [{"site": row.site, "device": row.device, "at_ms": row.at_ms, **json.loads(row.fields)} for row in rows]
+
+    def failures(self, since_ms: int, until_ms: int) -> list[dict[str, Any]]:
+        """Return the newest events of releases that devices went back from or refused, the newest first."""
+        found = [event for kind in FAILED for event in self.events(since_ms, until_ms, where={"event": kind})]
+        return sorted(found, key=lambda event: -event["at_ms"])
 
     def event_types(self, since_ms: int, until_ms: int, where: Mapping[str, str]) -> dict[str, int]:
         """Return how many events of each type there are, by name. `where` is that of `events`."""

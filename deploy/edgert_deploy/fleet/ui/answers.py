@@ -69,6 +69,7 @@ class Answers:
             "devices": self.devices,
             "device": self.device,
             "rollouts": lambda _: {"rollouts": self.hub.rollouts.shown},
+            "channels": lambda _: {"channels": self.history.channels(self.site)},
         }
         if path not in ways:
             raise NotHere(f"no such address: /api/v1/{path[:80]}; known: live, {', '.join(ways)}")
@@ -92,6 +93,8 @@ class Answers:
             return [row for seen in self._found(asked) for row in _device_rows(seen)]
         if path == "rollouts":
             return [_flat({**_moment(each, "started_ms"), **each}) for each in self.hub.rollouts.shown]
+        if path == "channels":
+            return [_flat(each) for each in self.history.channels(self.site)]
         raise ConfigInvalid(f"/api/v1/{path[:80]} has no rows: leave format=csv out")
 
     def latency(self, asked: Asking) -> dict[str, Any]:

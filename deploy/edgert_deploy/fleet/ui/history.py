@@ -17,6 +17,7 @@ from typing import Any
 
 from edgert.errors import ConfigInvalid
 from edgert.telemetry.sketch import PER_OCTAVE, Sketch, merged
+from edgert_deploy.fleet.channels import EVENTS_MS, releases_of
 from edgert_deploy.fleet.store.batch import HOUR_MIN, MINUTE_MS
 from edgert_deploy.fleet.store.query import Answer, FleetQuery, Question
 from edgert_deploy.fleet.store.tables import DEFAULT_SHARES, Asked, answer_row
@@ -136,6 +137,17 @@ class History:
             self._whole_hours(question.since_ms, question.until_ms, devices)
         with self._turn:
             return asked.of(self._query, self._wall_ms())
+
+    def channels(self, site: str | None) -> list[dict[str, Any]]:
+        """Return how many devices took, try or went back from each release of each channel, at one site or all."""
+
+        def asked() -> list[dict[str, Any]]:
+            now_ms = self._wall_ms()
+            devices = [each for each in self._query.devices() if site in (None, each["site"])]
+            return releases_of(devices, self._query.failures(now_ms - EVENTS_MS, now_ms), now_ms)
+
+        found: list[dict[str, Any]] = self._fresh(("channels", site), BREAKDOWN_FRESH_S, asked)
+        return found
 
     def newest_ms(self) -> int:
         """Return when the newest message of any device was stored; 0 in an empty store."""

@@ -186,7 +186,7 @@ def test_every_list_can_be_kept_as_csv_and_json(answers: Answers) -> None:
             (row,) = csv.DictReader(io.StringIO(kept.body.decode()))
             assert columns <= row.keys(), path
             assert "json" in get(port, link + "json").headers["Content-Type"]
-        for path in ("events", "rollouts", "stages"):
+        for path in ("events", "rollouts", "stages", "channels"):
             assert get(port, f"/api/v1/{path}?format=csv").status == 200
 
 

@@ -48,6 +48,13 @@ export function rolloutList(app, rollouts, {full = false} = {}) {
   }));
 }
 
+export function channelTable(channels) {
+  if (!channels.length) return empty("No device follows a channel", h("span", null, code("edgert bootstrap --follow"), " lets a device fetch releases from a registry itself."));
+  return h("div", null, table("Releases of channels, by what devices report", [["channel"], ["release"], ["took it", "n"], ["on trial", "n"], ["went back", "n"], ["not heard of", "n"]],
+    channels.map(({channel, model, version, took, trial, back, silent}) => [channel, `${model} ${version}`, count(took), count(trial), count(back), count(silent)])),
+    channels.filter(({failed}) => failed.length).map(({model, version, back, failed}) => table(`Devices that went back from ${model} ${version}${back > failed.length ? `, the first ${failed.length}` : ""}`, [["device"], ["why"]], failed.map(({site, device, reason}) => [`${site}/${device}`, reason || "–"]))));
+}
+
 class Page {
   changed() {}
   refresh(now) { this.feeds.forEach((feed) => feed.poke(now)); }
@@ -124,8 +131,10 @@ export class RolloutsPage extends Page {
   constructor(app) {
     super();
     this.list = h("div");
-    this.element = h("div", null, h("h1", null, "Rollouts"), h("div", {class: "card"}, h("p", {class: "soft"}, app.exports("rollouts", {}, "the rollouts")), this.list));
-    this.feeds = [new Feed(() => app.ask("rollouts"), ({rollouts}) => replace(this.list, rolloutList(app, rollouts, {full: true})), this.list)];
+    this.channels = h("div");
+    this.element = h("div", null, h("h1", null, "Rollouts"), h("div", {class: "card"}, h("p", {class: "soft"}, app.exports("rollouts", {}, "the rollouts")), this.list),
+      h("div", {class: "card"}, h("h2", null, "Channels"), h("p", {class: "soft"}, app.exports("channels", {}, "the channels")), this.channels));
+    this.feeds = [new Feed(() => app.ask("channels"), ({channels}) => replace(this.channels, channelTable(channels)), this.channels), new Feed(() => app.ask("rollouts"), ({rollouts}) => replace(this.list, rolloutList(app, rollouts, {full: true})), this.list)];
   }
 }
 
