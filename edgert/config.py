@@ -29,7 +29,8 @@ from edgert.toml_file import from_table, parse_toml
 
 SYSTEM_SOCKET = Path("/run/edgert/edgert.sock")  # of the system's service
 OBJECTIVES = ("latency", "throughput")
-PASSWORD_CREDENTIAL = "mqtt-password"  # systemd passes the broker's password under this name (LoadCredential)
+# systemd passes the broker's password and the registry's login under these names (LoadCredential).
+PASSWORD_CREDENTIAL, LOGIN_CREDENTIAL = "mqtt-password", "registry-login"
 SOCKET_PATH_BYTES_MAX = 107  # sun_path of AF_UNIX on Linux, without its terminating zero
 
 
@@ -344,6 +345,12 @@ def _belongs(folder: Path, root: Path) -> bool:
     except FileNotFoundError:
         return False
     return stat.S_ISDIR(found.st_mode) and found.st_uid == root.stat().st_uid and not found.st_mode & 0o022
+
+
+def credential(name: str, configured: str) -> str:
+    """Return the path of the secret `name`: where systemd passed it, else the `configured` one."""
+    passed = Path(os.environ.get("CREDENTIALS_DIRECTORY") or "/nonexistent", name)
+    return os.fspath(passed) if passed.exists() else configured
 
 
 def default_state_dir() -> Path:

@@ -50,6 +50,7 @@ from edgert.worker_link import channel
 
 STOP_S_MAX = 30.0
 FIRST_ROUND_S_MAX = 60.0  # until the follower's first round
+HINT_PAUSE_S = 60.0  # between two rounds for hints
 HINT_S_MAX = 10.0  # until the round after a hint, which all devices of a channel get at once
 STATE_CHECK_S = 30.0  # between checks whether the state folder still exists
 
@@ -74,6 +75,7 @@ class Supervisor:
         self._stop_by_s: float | None = None
         self._side_processes: list[SideProcess] = []
         self._follower: SideProcess | None = None
+        self._hint_free_at_s = 0.0
         self._incoming = IncomingFolder(state.incoming, log, clock)
         self._latest_time = LatestTime(state, clock=clock)
         self._reported_ready = False
@@ -301,8 +303,7 @@ class Supervisor:
 
             service.sync(settled)
         elif op == "follow":  # a hint: the channel may have changed
-            if self._follower is not None:
-                self._follower.start_in(random.uniform(0.0, HINT_S_MAX))
+            self._follow_hint()
             control.reply(answer_of({}))
         elif op == "checked":
             samples = int(request["samples"])
@@ -344,6 +345,14 @@ class Supervisor:
         )
         follower.start_in(random.uniform(0.0, min(FIRST_ROUND_S_MAX, interval_s)))
         return follower
+
+    def _follow_hint(self) -> None:
+        """Begin a round soon; a broker that floods hints gets no more than one in HINT_PAUSE_S."""
+        now_s = self._clock()
+        if self._follower is not None:
+            at_s = max(now_s + random.uniform(0.0, HINT_S_MAX), self._hint_free_at_s)
+            self._hint_free_at_s = at_s + HINT_PAUSE_S
+            self._follower.start_in(at_s - now_s)
 
     # --- set-up -------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from edgert.bundle.channel import CHANNEL_NAME, Entry, Follower, Statement, chec
 from edgert.bundle.expiry import expiry_time
 from edgert.bundle.signing import PublicKey
 from edgert.checks.trial_preparation import fit_for
-from edgert.config import DeviceConfig, StateDir
+from edgert.config import LOGIN_CREDENTIAL, DeviceConfig, StateDir, credential
 from edgert.durable import locked, make_private
 from edgert.errors import (
     BundleError,
@@ -288,5 +288,6 @@ def open_registry(config: DeviceConfig) -> Registry:
     if not CHANNEL_NAME.fullmatch(follow.channel):
         raise ConfigInvalid(f"[follow] channel is {follow.channel[:80]!r}: a letter, then at most 39 of a-z 0-9 -")
     repository = parse_repository(follow.registry)
-    login = Path(follow.credentials) if follow.credentials else None
-    return Registry(repository, read_credentials(login, repository.host), Path(follow.ca) if follow.ca else None)
+    login = credential(LOGIN_CREDENTIAL, follow.credentials)
+    found = read_credentials(Path(login) if login else None, repository.host)
+    return Registry(repository, found, Path(follow.ca) if follow.ca else None)

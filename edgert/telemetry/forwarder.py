@@ -12,7 +12,7 @@ changed. A look costs about 0.1 ms of processor time.
 from __future__ import annotations
 
 import argparse
-import os
+import contextlib
 import random
 import select
 import sys
@@ -24,15 +24,24 @@ from pathlib import Path
 from edgert import __version__
 from edgert import machine as host
 from edgert.backoff import Backoff, doubling
-from edgert.config import PASSWORD_CREDENTIAL, DeviceConfig, StateDir, read_config
+from edgert.config import PASSWORD_CREDENTIAL, DeviceConfig, StateDir, credential, read_config
 from edgert.errors import EdgeRTError, StorageFailed
 from edgert.log import log
 from edgert.names import checked_id
+from edgert.protocol.control import ask
 from edgert.telemetry import messages
 from edgert.telemetry.home_assistant import discovery, discovery_topic
 from edgert.telemetry.link import CONNECTED, STOPPED, write_link
 from edgert.telemetry.messages import Topics
-from edgert.telemetry.mqtt import IN_FLIGHT_MAX, KEEPALIVE_S, BrokerUnreachable, Connection, MqttSettings, Will
+from edgert.telemetry.mqtt import (
+    IN_FLIGHT_MAX,
+    KEEPALIVE_S,
+    BrokerRefused,
+    BrokerUnreachable,
+    Connection,
+    MqttSettings,
+    Will,
+)
 from edgert.telemetry.retained import clear
 from edgert.telemetry.sketch import SCALE
 from edgert.telemetry.spool import Spool
@@ -51,13 +60,15 @@ ONLINE_AGAIN_S = 2 * KEEPALIVE_S
 DRAIN_ON_STOP_S = 0.7
 GOODBYE_S = 0.4
 SYS_INTERVAL_S = 60.0
+HINT_BYTES_MAX = 64
+HINT_ANSWER_S_MAX = 1.0
 
 
 class Forwarder:
     """Sends one device's reports from the spool to the broker, and keeps its `status` true.
 
     An unreachable broker is no error: `run` retries until told to stop, after a growing pause with jitter, and logs
-    each change once. `clock` is monotonic seconds, `wall_clock` seconds since 1970.
+    each change once. `on_hint` is called when the message on `hint_topic` changes: that carries no authority. `clock` is monotonic seconds, `wall_clock` seconds since 1970.
     """
 
     def __init__(
@@ -71,6 +82,8 @@ class Forwarder:
         sys_fields: Callable[[], Mapping[str, object]] = dict,
         sys_interval_s: float = SYS_INTERVAL_S,
         home_assistant: str = "",
+        hint_topic: str = "",
+        on_hint: Callable[[], None] = lambda: None,
         rate_per_s: float = RATE_PER_S,
         retry_pauses_s: Sequence[float] = RETRY_PAUSES_S,
         clock: Callable[[], float] = time.monotonic,
@@ -84,6 +97,7 @@ class Forwarder:
         self._info = dict(info)
         self._sys_fields = sys_fields
         self._sys_interval_s, self._home_assistant = sys_interval_s, home_assistant
+        self._hint_topic, self._on_hint, self._hint = hint_topic, on_hint, b""
         self._rate_per_s = rate_per_s
         self._backoff = Backoff(retry_pauses_s, STABLE_AFTER_S, clock)
         self._clock, self._wall_clock, self._jitter = clock, wall_clock, jitter
@@ -94,6 +108,7 @@ class Forwarder:
             settings,
             topics.client_id,
             will=Will(topics.status, b"lost"),
+            on_message=self._hinted,
             on_acknowledged=self._acknowledged,
         )
         self._reset()
@@ -135,6 +150,17 @@ class Forwarder:
         self._connection.publish(self._topics.info, self._payload(self._info), 1, retain=True)
         self._connection.publish(self._topics.status, b"online", 1, retain=True)
         self._online_again_at = self._clock() + ONLINE_AGAIN_S
+        if self._hint_topic:
+            try:
+                self._connection.subscribe((self._hint_topic,), 1)
+            except BrokerRefused as error:  # the device then asks at its interval only
+                self._log(f"telemetry: {error.message}")
+
+    def _hinted(self, topic: str, payload: bytes, retained: bool) -> None:
+        """Pass on a hint that is new: the broker sends the retained one again at each connection."""
+        if topic == self._hint_topic and payload[:HINT_BYTES_MAX] != self._hint:
+            self._hint = payload[:HINT_BYTES_MAX]
+            self._on_hint()
 
     def _forward_until(self, stop: Stop) -> None:
         while not stop.is_set():
@@ -283,7 +309,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def forward(state: StateDir, config: DeviceConfig, boot: str, stop: Stop) -> None:
     """Forward until `stop` is set. Raises ConfigInvalid, and StorageFailed where the spool cannot be opened."""
-    settings, topics = broker_settings(config), Topics(config.site, config.device)
+    settings, topics, follow = broker_settings(config), Topics(config.site, config.device), config.follow
+    following = {"channel": follow.channel, "channel_tags": ",".join(follow.tags)} if follow.registry else {}
+
+    def hinted() -> None:
+        with contextlib.suppress(EdgeRTError, OSError):  # the interval comes in any case
+            ask(state.control_socket, {"op": "follow"}, HINT_ANSWER_S_MAX)
+
     # Units and scale, so that a subscriber need not guess what this device's numbers mean.
     units = {"lat_unit": "ms", "sketch_scale": SCALE}
     spool = Spool(state.spool, log=log)
@@ -292,10 +324,12 @@ def forward(state: StateDir, config: DeviceConfig, boot: str, stop: Stop) -> Non
         topics,
         spool,
         boot=boot,
-        info={**units, "edgert": __version__, "profile": config.profile, "machine": config.machine},
+        info={**units, "edgert": __version__, "profile": config.profile, "machine": config.machine, **following},
         sys_fields=lambda: host.sys_fields(state.spool.parent),
         sys_interval_s=config.serving.window_s,
         home_assistant=config.mqtt.home_assistant,
+        hint_topic=messages.hint_topic(follow.channel) if follow.registry else "",
+        on_hint=hinted,
         log=log,
     ).run(stop)
     spool.close()
@@ -322,9 +356,7 @@ def _cleared(state: StateDir, *, remove: bool) -> str:
 def broker_settings(config: DeviceConfig) -> MqttSettings:
     """Return the settings in `[mqtt]`, with the password from the service manager where it has one."""
     values = {field.name: getattr(config.mqtt, field.name) for field in fields(MqttSettings)}
-    credentials = os.environ.get("CREDENTIALS_DIRECTORY", "")
-    if credentials and (Path(credentials) / PASSWORD_CREDENTIAL).exists():
-        values["password_file"] = os.fspath(Path(credentials) / PASSWORD_CREDENTIAL)
+    values["password_file"] = credential(PASSWORD_CREDENTIAL, config.mqtt.password_file)
     return MqttSettings(**values)
 
 

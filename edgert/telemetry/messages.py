@@ -19,6 +19,7 @@ from edgert.telemetry.spans import SLO_BOUNDS_MS, WindowReport
 
 VERSION = 1
 ROOT = "edgert/v1"
+HINT_ROOT = "edgert/hint"
 PAYLOAD_BYTES_MAX = 64 * 1024
 NUMBER_END = 2**63  # a number is smaller, with either sign: sums of them stay finite, and fit a database's column
 
@@ -75,6 +76,11 @@ class Topics:
 
     def _of_device(self, rest: str) -> str:
         return f"{ROOT}/{self.site}/{self.device}/{rest}"
+
+
+def hint_topic(channel: str) -> str:
+    """Return the topic on which a host hints, retained, that a channel has a new statement."""
+    return f"{HINT_ROOT}/{checked_id('channel', channel)}"
 
 
 @dataclass(frozen=True)

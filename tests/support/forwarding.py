@@ -28,9 +28,11 @@ class ForwardingDevice:
         home_assistant: str = "",
         topics: Topics = TOPICS,
         clock: Callable[[], float] = time.monotonic,
+        hint_topic: str = "",
     ) -> None:
         self.spool = Spool(folder / "telemetry.db")
         self.said: list[str] = []
+        self.hints = 0
         self._stop = Stop()
         self.forwarder = Forwarder(
             settings,
@@ -44,8 +46,13 @@ class ForwardingDevice:
             rate_per_s=rate_per_s,
             home_assistant=home_assistant,
             clock=clock,
+            hint_topic=hint_topic,
+            on_hint=self._hinted,
         )
         self._thread = threading.Thread(target=lambda: self.forwarder.run(self._stop), daemon=True)
+
+    def _hinted(self) -> None:
+        self.hints += 1
 
     def start(self) -> None:
         self._thread.start()

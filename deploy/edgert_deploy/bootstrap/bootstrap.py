@@ -42,6 +42,7 @@ from edgert_deploy.devices.claims import note_folders, setting_up
 from edgert_deploy.devices.device_files import (
     Broker,
     DeviceFile,
+    Following,
     broker_doubt,
     check_config,
     config_there,
@@ -83,6 +84,7 @@ class BootstrapOptions:
     upgrade: bool = False
     trial_s: float = TRIAL_S
     unlocked: bool = False
+    following: Following | None = None
 
     def __post_init__(self) -> None:
         """Raise ConfigInvalid for an engine that does not exist."""
@@ -213,7 +215,15 @@ def plan_bootstrap(
         _check_machine(device, profile, facts, transport)
         there, house, plan = _plan_runtime(Runtimes(device, transport, progress), facts, options, profile)
     files, config = wanted_files(
-        device, profile, facts, options.keys, options.broker, options.settings, unit is not None, transport
+        device,
+        profile,
+        facts,
+        options.keys,
+        options.broker,
+        options.following,
+        options.settings,
+        unit is not None,
+        transport,
     )
     if unit is not None:
         unit = service.unit_for(device, facts, (*profile.engines, *options.engines_of(profile)), config)
@@ -403,7 +413,10 @@ class _Work:
         if any(file.path.startswith(self.device.state) for file in wanted):
             for folder in (self.device.state, f"{self.device.state}/keys"):
                 self.runtimes.must(in_folder(folder, ["chmod", "755", "."], make=True))
-        if any(file.change in ("configuration", "unit") or file.change.startswith("mqtt-") for file in wanted):
+        if any(
+            file.change in ("configuration", "unit") or file.change.startswith(("mqtt-", "registry-"))
+            for file in wanted
+        ):
             self._mark()
         for file in wanted:
             if file.change == "configuration":

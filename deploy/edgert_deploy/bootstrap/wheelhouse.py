@@ -40,8 +40,8 @@ PINS_NAME = "pins.txt"  # the SHA-256 and the name of each wheel, as they were d
 # These engines are part of edgert.
 ENGINES_WITHOUT_WHEELS = ("null", "fault")
 # Installed in advance, because pip on the device cannot reach an index later. 32-bit ARM has no wheels of it.
-EXTRAS_ALONG = ("http",)
-MACHINES_WITHOUT_EXTRAS = ("armv7l", "armv6l")
+EXTRAS_ALONG = ("http", "channels")
+WITHOUT_EXTRAS = {"armv7l": ("http",), "armv6l": ("http",)}
 
 
 @dataclass(frozen=True)
@@ -306,7 +306,9 @@ def _direct_requirements(wheel: Path, engines: Sequence[str], target: WheelTarge
     """Return what edgert and `engines` need on `target`. Raises EngineMissing for an engine without wheels there."""
     # pip is included: the Python of many systems comes without it.
     found = [Requirement("pip"), *_needs(wheel, "", target)]
-    for extra in EXTRAS_ALONG if target.machine not in MACHINES_WITHOUT_EXTRAS else ():
+    for extra in EXTRAS_ALONG:
+        if extra in WITHOUT_EXTRAS.get(target.machine, ()):
+            continue
         found += _needs(wheel, extra, target)
     known = _metadata(wheel).get_all("Provides-Extra") or []
     for engine in engines:

@@ -31,7 +31,7 @@ from edgert_deploy.cli.output import say
 from edgert_deploy.cli.types import Duration
 from edgert_deploy.common.keys import public_key
 from edgert_deploy.common.quantities import duration_text
-from edgert_deploy.devices.device_files import Broker, check_settings
+from edgert_deploy.devices.device_files import Broker, Following, check_settings
 from edgert_deploy.devices.inventory import Device, find_inventory, refuse_same_machine
 from edgert_deploy.devices.profiles import load_profile
 from edgert_deploy.devices.transports import Transport
@@ -74,6 +74,12 @@ FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option("--mqtt-tls", is_flag=True, help="Use TLS; the system's authorities check the broker's certificate.")
 @click.option("--mqtt-ca", type=FILE, help="Authority that signed the broker's certificate; turns TLS on.")
 @click.option(
+    "--follow", "registry", metavar="oci://HOST/REPOSITORY", help="The registry whose channel devices follow."
+)
+@click.option("--channel", default="stable", show_default=True, help="The channel in that registry.")
+@click.option("--registry-ca", type=FILE, help="Authority that signed the registry's certificate.")
+@click.option("--registry-login", type=FILE, help="Login file for the registry (docker login); the devices get a copy.")
+@click.option(
     "--service",
     type=click.Choice(["auto", "systemd", "monitor"]),
     default="auto",
@@ -108,6 +114,10 @@ def bootstrap(
     mqtt_password_file: Path | None,
     mqtt_tls: bool,
     mqtt_ca: Path | None,
+    registry: str | None,
+    channel: str,
+    registry_ca: Path | None,
+    registry_login: Path | None,
     service: str,
     settings: tuple[str, ...],
     refresh: bool,
@@ -134,6 +144,7 @@ def bootstrap(
       edgert bootstrap kitchen --previous-runtime
       edgert bootstrap kitchen --set serving.window_s=10 --set serving.cache_mb=0
       edgert bootstrap all --broker 10.0.0.1:8883 --mqtt-ca ca.pem --mqtt-username edge --mqtt-password-file pw
+      edgert bootstrap all --follow oci://registry.example.org/plant/models --channel stable --registry-login login.json
     """
     if not any(name.strip() for name in engines.split(",")):
         raise click.UsageError(f"--engines {engines!r} names none: write all, first, or names with commas")
@@ -144,10 +155,17 @@ def bootstrap(
     if not same_machine:
         refuse_same_machine(devices, inventory.devices())
     reports_to = _reports_to(broker, mqtt_username, mqtt_password_file, mqtt_ca, mqtt_tls) if broker else None
+    if registry is None and (registry_ca or registry_login):
+        raise click.UsageError(
+            "--registry-ca and --registry-login are for a registry: add --follow oci://HOST/REPOSITORY"
+        )
+    following = Following.parse(registry, channel, registry_ca, registry_login) if registry else None
     given = parse_settings(settings)
     check_settings(given)
     keys = trusted_keys(key_names or ("default",))
-    options = BootstrapOptions(keys, reports_to, engines, refresh, service, given, upgrade, trial_s, unlocked)
+    options = BootstrapOptions(
+        keys, reports_to, engines, refresh, service, given, upgrade, trial_s, unlocked, following
+    )
 
     def plan(device: Device, transport: Transport) -> Row:
         profile = load_profile(device.profile, profiles_dir)

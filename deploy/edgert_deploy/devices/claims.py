@@ -43,8 +43,8 @@ TOKEN_BYTES_MAX = 200
 # What EdgeRT makes in STATE and in HOME, which may be the same folder; `grep -xE` reads it.
 KNOWN = (
     r"keys|models|incoming|spool|claims|cache|learned|config\.toml|control\.sock|edgert\.sock|edgertd\.(pid|log|log\.1)"
-    r"|mqtt-(password|ca\.pem)|restart-due|lost\+found|\..*\.part|venvs?|wheels|previous|runtime\.sh|receipt|lock|setup"
-    r"|working|trial|outcome|unit\.before|(venv|previous|trial|outcome|setup|unit\.before)\.new"
+    r"|mqtt-(password|ca\.pem)|registry-(login|ca\.pem)|restart-due|lost\+found|\..*\.part|venvs?|wheels"
+    r"|previous|runtime\.sh|receipt|lock|setup|working|trial|outcome|unit\.before|(venv|previous|trial|outcome|setup|unit\.before)\.new"
     r"|(latest_time|revoked_keys)\.json|\.(latest_time|revoked_keys)\.json\.new|follow"
 )
 _SET_UP = "/setup"  # no model has this name

@@ -16,9 +16,12 @@ from typing import Any
 import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
+from edgert.bundle.channel import CHANNEL_NAME
 from edgert.bundle.signing import PublicKey
 from edgert.config import DeviceConfig, parse_config
 from edgert.errors import ConfigInvalid, StorageFailed
+from edgert.registry.address import parse_repository
+from edgert.registry.login import read_credentials
 from edgert_deploy.common.addresses import PORT_PLAIN, PORT_TLS, host_and_port
 from edgert_deploy.devices.facts import MachineFacts
 from edgert_deploy.devices.inventory import Device
@@ -28,6 +31,7 @@ from edgert_deploy.devices.transports import PutOptions, Transport, in_folder, s
 QUICK_S_MAX = 60.0
 BROKER_S_MAX = 5.0
 PASSWORD_NAME = "mqtt-password"
+LOGIN_NAME, CA_NAME = "registry-login", "registry-ca.pem"
 REACHED = "reached"
 CONFIG_BYTES_MAX = 1024**2
 _IF_PLAIN = 'test -f "$1" && test ! -L "$1" && shift && exec "$@"'
@@ -66,6 +70,26 @@ class Broker:
 
 
 @dataclass(frozen=True)
+class Following:
+    """The channel that a device follows. `ca` and `login` are the content of files, which devices get as they are."""
+
+    registry: str
+    channel: str
+    ca: bytes | None = None
+    login: bytes | None = field(default=None, repr=False)
+
+    @classmethod
+    def parse(cls, registry: str, channel: str, ca: Path | None, login: Path | None) -> Following:
+        """Check the address and the channel's name, and read the files. Raises ConfigInvalid."""
+        repository = parse_repository(registry)
+        if not CHANNEL_NAME.fullmatch(channel):
+            raise ConfigInvalid(f"{channel[:80]!r} is no channel: use a letter, then at most 39 of a-z 0-9 -")
+        if login is not None and read_credentials(login, repository.host) is None:
+            raise ConfigInvalid(f"{login} has no login for {repository.host}: log in there first, or leave it out")
+        return cls(registry, channel, _content(ca), _content(login))
+
+
+@dataclass(frozen=True)
 class DeviceFile:
     """A file that the device should have; `change` names its change for people."""
 
@@ -81,6 +105,7 @@ def wanted_files(
     facts: MachineFacts,
     keys: Sequence[PublicKey],
     broker: Broker | None,
+    following: Following | None,
     settings: Mapping[str, Any],
     has_unit: bool,
     transport: Transport,
@@ -99,6 +124,12 @@ def wanted_files(
     if broker is not None:
         ours["mqtt"], secrets = _broker_files(broker, state)
         wanted += secrets
+    if following is not None:
+        table = {"registry": following.registry, "channel": following.channel, "tags": list(device.tags)}
+        ours["follow"], named = _named_files(
+            table, state, ((following.login, LOGIN_NAME, "credentials", 0o600), (following.ca, CA_NAME, "ca", 0o644))
+        )
+        wanted += named
     for name, value in settings.items():
         ours[name] = {**ours.get(name, {}), **value} if isinstance(value, dict) else value
     present = config_text(state, transport)
@@ -195,15 +226,17 @@ def _broker_files(broker: Broker, state: str) -> tuple[dict[str, Any], list[Devi
     table: dict[str, Any] = {"host": broker.host, "port": broker.port, "tls": broker.tls or broker.ca is not None}
     if broker.username:
         table["username"] = broker.username
-    wanted = []
-    for data, name, key, mode in (
-        (broker.password, PASSWORD_NAME, "password_file", 0o600),
-        (broker.ca, "mqtt-ca.pem", "ca", 0o644),
-    ):
-        if data is not None:
-            table[key] = f"{state}/{name}"
-            wanted.append(DeviceFile(table[key], data, name, mode))
-    return table, wanted
+    files = ((broker.password, PASSWORD_NAME, "password_file", 0o600), (broker.ca, "mqtt-ca.pem", "ca", 0o644))
+    return _named_files(table, state, files)
+
+
+def _named_files(
+    table: dict[str, Any], state: str, files: Sequence[tuple[bytes | None, str, str, int]]
+) -> tuple[dict[str, Any], list[DeviceFile]]:
+    """Return `table` with the paths of those `files` (content, name, key, mode) that are given, and these files."""
+    given = [each for each in files if each[0] is not None]
+    paths = {key: f"{state}/{name}" for _, name, key, _ in given}
+    return table | paths, [DeviceFile(paths[key], data or b"", name, mode) for data, name, key, mode in given]
 
 
 def _content(file: Path | None) -> bytes | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from string import Template
 
-from edgert.config import PASSWORD_CREDENTIAL, DeviceConfig
+from edgert.config import LOGIN_CREDENTIAL, PASSWORD_CREDENTIAL, DeviceConfig
 from edgert.errors import DeviceError
 from edgert_deploy.devices.facts import MachineFacts
 from edgert_deploy.devices.inventory import Device
@@ -68,7 +68,7 @@ def unit_for(
         group=USER if config is None else config.socket_group or USER,  # the socket is this group's
         protect_home="read-only" if _in_a_home(device.home) or _in_a_home(device.state) else "yes",
         devices=_devices(engines),
-        credential=_credential("" if config is None else config.mqtt.password_file),
+        credential=_credentials(config),
     )
     if user:
         path = f"{facts.home}/.config/systemd/user/{UNIT}"
@@ -206,7 +206,7 @@ id -u "$2" >/dev/null 2>&1 || {
   echo user
 }
 mkdir -p "$1"
-find "$1" -path "$1/keys" -prune -o -path "$1/incoming" -prune -o -path "$1/config.toml" -prune -o -path "$1/mqtt-*" -prune -o ! -user "$2" \\
+find "$1" -path "$1/keys" -prune -o -path "$1/incoming" -prune -o -path "$1/config.toml" -prune -o -path "$1/mqtt-*" -prune -o -path "$1/registry-*" -prune -o ! -user "$2" \\
   -execdir chown --no-dereference "$2:$2" {} + -exec echo owner {} +
 """
 
@@ -217,15 +217,21 @@ def _devices(engines: Sequence[str]) -> str:
     return "PrivateDevices=yes\nDevicePolicy=closed"
 
 
-def _credential(password_file: str) -> str:
-    """Return the lines by which systemd passes on a password file that only root may read.
+def _credentials(config: DeviceConfig | None) -> str:
+    """Return the lines by which systemd passes on secrets in files that only root may read.
 
-    The daemon must not put a link to another file of root's in its place.
+    The daemon must not put a link to another file of root's in their place.
     """
-    if not password_file:
-        return "# No broker's password is configured."
-    load = f"LoadCredential={PASSWORD_CREDENTIAL}:{password_file.replace('%', '%%')}"
-    return f"{load}\nReadOnlyPaths={_quoted(f'-{password_file}')}"
+    named = {} if config is None else {PASSWORD_CREDENTIAL: config.mqtt.password_file}
+    if config is not None:
+        named[LOGIN_CREDENTIAL] = config.follow.credentials
+    lines = [
+        line
+        for name, file in named.items()
+        if file
+        for line in (f"LoadCredential={name}:{file.replace('%', '%%')}", f"ReadOnlyPaths={_quoted(f'-{file}')}")
+    ]
+    return "\n".join(lines) or "# No broker's password and no registry's login is configured."
 
 
 def _in_a_home(path: str) -> bool:

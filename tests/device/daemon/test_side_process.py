@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from edgert.daemon.side_process import PAUSE_S_MIN, SideProcess
+from edgert.daemon.side_process import AGAIN, PAUSE_S_MIN, SideProcess
 from tests.support.devices import wait_until
 
 ENDS = [sys.executable, "-S", "-c", "raise SystemExit(3)"]
@@ -84,3 +84,53 @@ def test_stop_ends_it_for_good(loop: Loop) -> None:
 def test_what_cannot_be_started_is_tried_again(loop: Loop) -> None:
     assert "cannot be started" in loop.said[0]
     assert loop.process.due_s() == loop.now_s + PAUSE_S_MIN
+
+
+class Rounds(Loop):
+    """A loop whose process ends with `code` when it has nothing to do, and then rests for an hour."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__([sys.executable, "-S", "-c", f"raise SystemExit({code})"])
+        self.process = SideProcess(
+            "it",
+            [sys.executable, "-S", "-c", f"raise SystemExit({code})"],
+            self.selector,
+            self.said.append,
+            lambda: self.now_s,
+            pause_s_max=900.0,
+            rest_s=lambda: 3600.0,
+        )
+
+    def until_due_in(self, pause_s: float) -> None:
+        def due() -> bool:
+            self.turn()
+            return self.process.pid is None and self.process.due_s() == self.now_s + pause_s
+
+        wait_until(due, f"the next round is due in {pause_s} s")
+
+
+def test_rounds_rest_after_a_good_end() -> None:
+    loop = Rounds(0)
+    loop.process.start_in(60.0)
+    assert loop.process.pid is None
+    loop.now_s += 60.0
+    loop.until_due_in(3600.0)
+    assert loop.said == []
+
+
+def test_a_round_that_waits_comes_again_soon_and_then_later_without_a_line_in_the_log() -> None:
+    loop = Rounds(AGAIN)
+    loop.process.start()
+    for pause_s in (5.0, 10.0, 20.0, 40.0):
+        loop.until_due_in(pause_s)
+        loop.now_s += pause_s
+    assert loop.said == []
+
+
+def test_a_round_that_is_wanted_begins_after_the_one_in_progress() -> None:
+    loop = Rounds(0)
+    loop.process.start()
+    loop.process.start_in(3.0)
+    loop.until_due_in(3.0)
+    loop.process.start_in(1.0)
+    assert loop.process.due_s() == loop.now_s + 1.0

@@ -407,3 +407,24 @@ def stop_within(process: subprocess.Popen[bytes], seconds: float) -> None:
     assert process.wait(seconds + 1.0) == 0
     if process.stderr:
         process.stderr.close()
+
+
+def test_a_hint_is_passed_on_once_though_the_broker_sends_it_at_each_connection(tmp_path: Path, broker: Broker) -> None:
+    device = ForwardingDevice(tmp_path, broker.settings, hint_topic="edgert/hint/stable")
+    publisher = Connection(broker.settings)
+    device.start()
+    try:
+        for number in (1, 2):
+            publisher.open()
+            publisher.publish("edgert/hint/stable", b"%d" % number, 0, retain=True)
+            publisher.close()
+            until(lambda: device.hints == number, f"hint {number}")  # noqa: B023
+        broker.stop()
+        broker.start()
+        publisher.open()
+        publisher.publish("edgert/hint/stable", b"2", 0, retain=True)
+        publisher.close()
+        until(lambda: "connected" in device.said[-1] and len(device.said) >= 3, "it is connected again")
+        assert device.hints == 2
+    finally:
+        device.stop()

@@ -8,7 +8,7 @@ import pytest
 import tomlkit
 
 from edgert.errors import ConfigInvalid
-from edgert_deploy.devices.device_files import Broker, merged_config
+from edgert_deploy.devices.device_files import Broker, Following, merged_config
 
 
 def test_what_the_user_wrote_into_the_devices_configuration_stays() -> None:
@@ -52,3 +52,15 @@ def test_a_password_file_that_is_missing_is_named_and_a_password_is_not_shown(tm
         Broker.parse("broker", "edge", tmp_path / "none", None)
     (tmp_path / "pw").write_text("xyzzy7\n")
     assert "xyzzy7" not in repr(Broker.parse("broker", "edge", tmp_path / "pw", None))
+
+
+def test_a_login_for_another_registry_and_a_wrong_channel_are_refused(tmp_path: Path) -> None:
+    login = tmp_path / "login.json"
+    login.write_text('{"auths": {"other.example.org": {"auth": "dTpwYXNz"}}}')
+    with pytest.raises(ConfigInvalid, match="no login for registry"):
+        Following.parse("oci://registry.example.org/models", "stable", None, login)
+    with pytest.raises(ConfigInvalid, match="no channel"):
+        Following.parse("oci://registry.example.org/models", "Stable!", None, None)
+    login.write_text('{"auths": {"registry.example.org": {"auth": "dTpwYXNz"}}}')
+    following = Following.parse("oci://registry.example.org/models", "stable", None, login)
+    assert "dTpwYXNz" not in repr(following)

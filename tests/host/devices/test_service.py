@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from edgert.config import DeviceConfig, MqttConfig, StateDir
+from edgert.config import DeviceConfig, FollowConfig, MqttConfig, StateDir
 from edgert.daemon import service_manager
 from edgert.errors import DeviceError
 from edgert_deploy.devices.facts import MachineFacts
@@ -94,6 +94,13 @@ def test_the_password_is_handed_over_only_where_there_is_one() -> None:
     lines = system_unit(config=WITH_PASSWORD).text.splitlines()
     assert line in lines
     assert lines[lines.index(line) + 1] == "ReadOnlyPaths=-/var/lib/edgert/mqtt-password"
+
+
+def test_the_registrys_login_is_handed_over_beside_the_password() -> None:
+    config = replace(WITH_PASSWORD, follow=FollowConfig("oci://r/x", credentials="/var/lib/edgert/registry-login"))
+    lines = system_unit(config=config).text.splitlines()
+    assert "LoadCredential=registry-login:/var/lib/edgert/registry-login" in lines
+    assert "LoadCredential=mqtt-password:/var/lib/edgert/mqtt-password" in lines
 
 
 def test_the_daemon_is_in_the_group_that_its_socket_is_given_to() -> None:
