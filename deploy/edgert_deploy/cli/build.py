@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from edgert_deploy.packager.pack import build_bundle
 from edgert_deploy.packager.request import BUDGET, BuildRequest
 from edgert_deploy.packager.samples.processing import OutputRule, read_classify, read_postprocess, read_preprocess
 from edgert_deploy.packager.samples.samples import load_samples
+from edgert_deploy.packager.samples.streams import read_state
 from edgert_deploy.packager.sources.bucket_axis import read_buckets
 from edgert_deploy.packager.sources.convert import Conversion, read_inputs
 from edgert_deploy.packager.sources.source_model import SourceModel, load_source
@@ -269,7 +271,11 @@ def _request(source: SourceModel, profiles: tuple[DeviceProfile, ...], given: di
         raise ConfigInvalid(
             "--buckets keeps an axis open, and --preprocess and --postprocess need fixed sizes: leave one of them out"
         )
-    before = None if given["preprocess"] is None else read_preprocess(given["preprocess"], source)
+    before, state_id = None, ""
+    if given["preprocess"] is not None:
+        state, state_id = read_state(given["preprocess"], source)
+        source = replace(source, state=state)
+        before = read_preprocess(given["preprocess"], source)
     if given["fold_preprocess"]:
         if not isinstance(before, Preprocess):
             raise ConfigInvalid(
@@ -311,6 +317,7 @@ def _request(source: SourceModel, profiles: tuple[DeviceProfile, ...], given: di
         downgrade_from=given["downgrade_from"] or 0,
         signed_at=time_text(now_s) if expires else "",
         preprocess=before,
+        state_id=state_id,
         classify=after if isinstance(after, Classify) else None,
         detect=after if isinstance(after, Detect) else None,
         ctc=after if isinstance(after, Ctc) else None,

@@ -95,9 +95,9 @@ class CandidateBuilder:
         samples = len(reference.holdout)
         self.progress(f"{order.profile.name}: judging it in {artifact.judged_by} on {samples} samples")
         answers = artifact_outputs(artifact, evaluation.source, reference.holdout)
-        _check_answers(artifact, reference.answers, answers)
-        result = judge(evaluation.metric, reference, answers, evaluation.limits)
-        golden = [array[evaluation.golden] for array in answers]
+        _check_answers(artifact, evaluation.answers, answers)
+        result = judge(evaluation.metric, reference, evaluation.of_apps(answers), evaluation.limits)
+        golden = evaluation.golden_answers(artifact, answers)
         return Candidate(order, artifact, result, golden, artifact.size_bytes(), build_s)
 
 

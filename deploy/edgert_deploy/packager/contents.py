@@ -50,12 +50,12 @@ class Contents:
 
 def golden_samples(evaluation: Evaluation, choices: Sequence[Choice], progress: Callable[[str], None]) -> Golden:
     """Answer the golden samples in every way that each packed artifact's engine can."""
-    samples, found = evaluation.reference.holdout.rows(evaluation.golden), {}
+    samples, found = evaluation.golden_set, {}
     for name, candidate in all_packed(choices).items():
         progress(f"{name}: comparing its answers between the ways to compute them")
-        answers = evaluation.reference.answers
+        answers = evaluation.answers
         found[name] = tolerances(candidate.artifact, evaluation.source, samples, candidate.golden, answers)
-    return Golden(evaluation.golden_inputs(), found, evaluation.golden_raw(), samples.lengths)
+    return Golden(evaluation.golden_inputs(), found, samples.raw, samples.lengths)
 
 
 def write_contents(
@@ -115,6 +115,8 @@ def write_contents(
         expires=request.expires,
         signed_at=request.signed_at,
         buckets=_buckets(request.source, golden),
+        state=request.source.state,
+        state_id=request.state_id,
     )
     return Contents(manifest, files)
 

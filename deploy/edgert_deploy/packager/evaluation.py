@@ -2,41 +2,56 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edgert.bundle.rules import Preprocess
+from edgert.bundle.signal_rules import Sound
 from edgert.errors import CalibrationInvalid, SourceInvalid
-from edgert_deploy.packager.accuracy.accuracy_gate import Limits, reference_outputs
+from edgert_deploy.packager.accuracy.accuracy_gate import Limits, artifact_outputs, reference_outputs
 from edgert_deploy.packager.accuracy.golden_samples import golden_rows
 from edgert_deploy.packager.accuracy.metrics import Metric, metric_for
 from edgert_deploy.packager.accuracy.reference import Outputs, Reference, Rows
+from edgert_deploy.packager.builders import Artifact
 from edgert_deploy.packager.request import BuildRequest
 from edgert_deploy.packager.samples.samples import CalibrationSet
+from edgert_deploy.packager.samples.signal_samples import features_of
 from edgert_deploy.packager.sources.source_model import SourceModel
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The inputs and the gate that all candidates share. `golden` are the hold-out's rows that become golden samples."""
+    """The inputs and the gate that all candidates share.
+
+    `answers` are the source's, of all outputs; `reference` has those that apps get. `golden` are the hold-out's rows that
+    become golden samples: `golden_set`, each as the first of a session.
+    """
 
     source: SourceModel
     calibration: CalibrationSet
+    answers: Outputs
     reference: Reference
     metric: Metric
     limits: Limits
     golden: Rows
+    golden_set: CalibrationSet
 
     def golden_inputs(self, count: int | None = None) -> Outputs:
         """Return the golden samples, one array for each input of the model; with `count` the first of them."""
-        return [self.reference.holdout.inputs[spec.name][self.golden[:count]] for spec in self.source.inputs]
+        return [self.golden_set.inputs[spec.name][:count] for spec in self.source.inputs]
 
-    def golden_raw(self) -> NDArray[np.float32] | None:
-        """Return the windows of signals from which the golden samples were made, if there are any."""
-        raw = self.reference.holdout.raw
-        return None if raw is None else raw[self.golden]
+    def golden_answers(self, artifact: Artifact, answers: Outputs) -> Outputs:
+        """Return the artifact's answers to the golden samples; `answers` are those to the hold-out."""
+        inputs, holdout = self.golden_set.inputs, self.reference.holdout.inputs
+        if all(np.array_equal(array, holdout[name][self.golden]) for name, array in inputs.items()):
+            return [array[self.golden] for array in answers]
+        return artifact_outputs(artifact, self.source, self.golden_set)
+
+    def of_apps(self, answers: Outputs) -> Outputs:
+        """Return the answers of the outputs that apps get."""
+        return [array for spec, array in zip(self.source.outputs, answers, strict=True) if spec in self.reference.specs]
 
 
 def evaluate_source(request: BuildRequest) -> Evaluation:
@@ -47,8 +62,8 @@ def evaluate_source(request: BuildRequest) -> Evaluation:
     _check_rows_are_independent(source, holdout, answers)
     after = request.classify or request.detect
     reference = Reference(
-        source.outputs,
-        answers,
+        source.app_outputs,
+        [array for spec, array in zip(source.outputs, answers, strict=True) if spec in source.app_outputs],
         holdout,
         class_names=() if after is None else after.labels,
         classify=request.classify,
@@ -57,7 +72,25 @@ def evaluate_source(request: BuildRequest) -> Evaluation:
         image_size=_image_size(request),
     )
     metric = metric_for(request.metric, reference)
-    return Evaluation(source, request.calibration, reference, metric, request.limits, _golden(answers, holdout))
+    golden = _golden(reference.answers, holdout)
+    return Evaluation(
+        source, request.calibration, answers, reference, metric, request.limits, golden, _first_ones(request, golden)
+    )
+
+
+def _first_ones(request: BuildRequest, rows: Rows) -> CalibrationSet:
+    """Return golden samples as the first items of sessions: from zero state, after the zeros that lead a signal."""
+    holdout, rule = request.holdout, request.preprocess
+    samples = holdout.rows(rows)
+    inputs = {name: array.copy() for name, array in samples.inputs.items()}
+    for one in holdout.state:
+        inputs[one.input][:] = 0
+    raw = None if holdout.raw is None else holdout.raw[rows]
+    if raw is not None and isinstance(rule, Sound) and rule.lead:
+        raw = raw.copy()
+        raw[:, : rule.lead] = 0
+        inputs[rule.input] = features_of(Path("hold-out"), request.source.app_inputs, rule, raw)
+    return replace(samples, inputs=inputs, raw=raw)
 
 
 def _golden(answers: Outputs, holdout: CalibrationSet) -> Rows:

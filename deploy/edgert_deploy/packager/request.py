@@ -40,7 +40,7 @@ class BuildRequest:
     `precision` None takes each profile's own, or "auto" for a model of classical machine learning. `engines` "all" packs an artifact for every engine of a profile that
     takes the model, "first" one for the first. `with_reference` adds an FP32 artifact of the same engine for each
     target whose own is not FP32: devices can compare their live answers with it (docs/serving.md). `downgrade_from`,
-    `expires` and `signed_at` are the manifest's. `allow_overlap` accepts hold-out samples that are calibration samples
+    `state_id`, `expires` and `signed_at` are the manifest's. `allow_overlap` accepts hold-out samples that are calibration samples
     too. `metric` is a name from metrics.py. `budget` is how many artifacts all searches for layers that must stay in
     float may build. `recipe` is the one that INT8 is quantized with, in each engine that has it; "" tries them.
     `measure` times candidates, and the fastest that passes is packed. `jobs` is how many
@@ -63,6 +63,7 @@ class BuildRequest:
     detect: Detect | None = None
     ctc: Ctc | None = None
     downgrade_from: int = 0
+    state_id: str = ""
     expires: str = ""
     signed_at: str = ""
     licence: str = ""

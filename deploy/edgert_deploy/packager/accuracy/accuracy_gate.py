@@ -37,6 +37,7 @@ from edgert_deploy.packager.accuracy.text_metrics import ErrorRate
 from edgert_deploy.packager.accuracy.window_metrics import AnswerF1
 from edgert_deploy.packager.builders import Artifact
 from edgert_deploy.packager.samples.samples import CalibrationSet
+from edgert_deploy.packager.samples.streams import run_in_turn
 from edgert_deploy.packager.sources.source_model import SourceModel, reference_artifact
 from edgert_deploy.packager.vendor_output import quiet
 
@@ -137,13 +138,16 @@ def run_artifact(
 ) -> Outputs:
     """Load the artifact, run all samples through it, and close it.
 
-    Samples of a model with buckets are sent in their own lengths, as by an app.
+    Samples of a model with buckets are sent in their own lengths, as by an app. Those of a model with state run in turn, each
+    with the state that the artifact itself has reached.
     """
     with quiet():  # TFLite prints the name of its delegate
         session = load_session(artifact, options)
     try:
         if samples.buckets is not None and samples.lengths is not None:
             return _run_lengths(session, samples, samples.buckets, samples.lengths)
+        if samples.state and samples.recordings is not None:
+            return run_in_turn(session, samples.inputs, samples.recordings, samples.state)[0]
         return run_samples(session, [samples.inputs[spec.name] for spec in artifact.inputs], batch)
     finally:
         session.close()

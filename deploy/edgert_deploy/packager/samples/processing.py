@@ -32,6 +32,7 @@ FILE_BYTES_MAX = 16 * 1024**2
 KEYS = tuple(field.name for field in fields(Preprocess))
 OutputRule = Classify | Detect | Ctc
 SIGNAL_TABLES = ("sound", "series")
+STATE_KEYS = ("state", "state_id")  # read by streams.py
 RESIZE_KEYS = tuple(field.name for field in fields(Resize))
 DETECT_KEYS = tuple(field.name for field in fields(Detect) if field.name != "labels")
 CLASSIFY_KEYS = tuple(field.name for field in fields(Classify) if field.name != "labels")
@@ -44,8 +45,8 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 IMAGENET_MARGIN = 256 / 224  # of the shorter side, before the crop
 
 
-def read_preprocess(path: Path, source: SourceModel) -> InputRule:
-    """Return the preset `path`, or the rule of a file. Raises ConfigInvalid.
+def read_preprocess(path: Path, source: SourceModel) -> InputRule | None:
+    """Return the preset `path`, or the rule of a file; None where it only binds state. Raises ConfigInvalid.
 
     A file has a table `sound` or `series`, or else the keys of `Preprocess` and a table `resize`. Of an image's keys only
     `input` is required. The default of `model_layout` is "nhwc" where only the last axis can be the channels.
@@ -53,12 +54,15 @@ def read_preprocess(path: Path, source: SourceModel) -> InputRule:
     if str(path) in PREPROCESS_PRESETS:
         return _checked(str(path), _preset(str(path), source), source)
     _check_there(path, PREPROCESS_PRESETS)
-    values = _toml(path, (*KEYS, *SIGNAL_TABLES))
+    values = _toml(path, (*KEYS, *SIGNAL_TABLES, *STATE_KEYS))
+    if set(values) and not set(values) - set(STATE_KEYS):
+        return None
+    values = {key: value for key, value in values.items() if key not in STATE_KEYS}
     if set(values) & set(SIGNAL_TABLES):
         return _signal(path, values, source)
-    spec = next((spec for spec in source.inputs if spec.name == values.get("input")), None)
+    spec = next((spec for spec in source.app_inputs if spec.name == values.get("input")), None)
     if spec is None:
-        names = ", ".join(spec.name for spec in source.inputs)
+        names = ", ".join(spec.name for spec in source.app_inputs)
         raise ConfigInvalid(
             f"{path}: input = {values.get('input')!r} is not an input of the model; its inputs: {names}"
         )
@@ -121,14 +125,14 @@ def _signal(path: Path, values: dict[str, Any], source: SourceModel) -> Sound | 
     _refuse_unknown(path, table, tuple(field.name for field in fields(rule_class)))
     lists = ("mean", "std", "feature_mean", "feature_std")
     table = {key: [value] if key in lists and not isinstance(value, list) else value for key, value in table.items()}
-    if len(source.inputs) == 1:
-        table = {"input": source.inputs[0].name, **table}
+    if len(source.app_inputs) == 1:
+        table = {"input": source.app_inputs[0].name, **table}
     try:
         rule = from_json(rule_class, table)
         if isinstance(rule, Sound):
-            check_sound(rule, source.inputs)
+            check_sound(rule, source.app_inputs)
         else:
-            check_series(rule, source.inputs)
+            check_series(rule, source.app_inputs)
     except Mistyped as error:
         raise ConfigInvalid(f"{path}, table [{kind}]: {error}") from error
     except BundleError as error:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from edgert.bundle.buckets import Buckets
 from edgert.bundle.rules import Preprocess
+from edgert.bundle.state import State
 from edgert.errors import CalibrationInvalid
 from edgert.processing.preprocess import Preprocessor
 from edgert.processing.preprocessors import InputRule
@@ -33,6 +34,7 @@ from edgert_deploy.packager.samples.sample_files import (
 )
 from edgert_deploy.packager.samples.sample_function import read_function
 from edgert_deploy.packager.samples.signal_samples import features_of, read_signal_files, sample_specs
+from edgert_deploy.packager.samples.streams import with_state
 from edgert_deploy.packager.sources.source_model import SourceModel
 from edgert_deploy.packager.user_function import is_function
 
@@ -67,6 +69,7 @@ class CalibrationSet:
     buckets: Buckets | None = None
     transcripts: NDArray[np.str_] | None = None
     recordings: NDArray[np.int64] | None = None
+    state: tuple[State, ...] = ()
 
     def __len__(self) -> int:
         return len(next(iter(self.inputs.values())))
@@ -119,7 +122,8 @@ def load_samples(
     """
     image_rule = preprocess if isinstance(preprocess, Preprocess) else None
     signal_rule = None if isinstance(preprocess, Preprocess) else preprocess
-    specs = sample_specs(source.inputs, signal_rule)
+    given = source.app_inputs
+    specs = sample_specs(given, signal_rule)
     names = (*NAMES, LENGTHS) if source.buckets is not None else NAMES
     if is_function(str(path)):
         arrays, labels = read_function(str(path), specs, _preprocessors(source, image_rule), source.buckets)
@@ -131,14 +135,14 @@ def load_samples(
     elif has_npy(path, specs):
         arrays = read_npy_folder(path, specs, names, source.buckets)
     elif signal_rule is not None:
-        arrays = read_signal_files(path, source.inputs, signal_rule, class_names, at_least, transcripts)
+        arrays = read_signal_files(path, given, signal_rule, class_names, at_least, transcripts)
     else:
         arrays = _images(path, source, image_rule, class_names, at_least, transcripts)
     raw = None
     if signal_rule is not None:
         raw = arrays[signal_rule.input]
-        arrays[signal_rule.input] = features_of(path, source.inputs, signal_rule, raw)
-    inputs = {spec.name: _checked(path, spec, arrays[spec.name]) for spec in source.inputs}
+        arrays[signal_rule.input] = features_of(path, given, signal_rule, raw)
+    inputs = {spec.name: _checked(path, spec, arrays[spec.name]) for spec in given}
     counts = {name: len(array) for name, array in inputs.items()}
     if len(set(counts.values())) > 1:
         raise CalibrationInvalid(
@@ -152,6 +156,9 @@ def load_samples(
         inputs, lengths = in_buckets(path, inputs, arrays.get(LENGTHS), source.buckets)
     # An input of the model may have one of these names.
     more = {name: array for name, array in arrays.items() if name not in inputs}
+    recordings = _checked_recordings(path, more[RECORDINGS], count) if RECORDINGS in more else None
+    if source.state:
+        inputs = with_state(path, source, inputs, recordings)
     return CalibrationSet(
         inputs,
         _checked_labels(path, more[LABELS], count) if LABELS in more else None,
@@ -161,7 +168,8 @@ def load_samples(
         lengths,
         source.buckets,
         _checked_texts(path, more[TRANSCRIPTS], count) if TRANSCRIPTS in more else None,
-        _checked_recordings(path, more[RECORDINGS], count) if RECORDINGS in more else None,
+        recordings,
+        source.state,
     )
 
 

@@ -86,7 +86,7 @@ def move_input_batches(proto: Any) -> tuple[str, ...]:
     """Bring the batch axis of inputs such as `[layers, N, H]` to the front. Returns a remark for each input.
 
     The batch is the axis that bears the name of another input's open axis 0; or, where the others' axis 0 is 1, the
-    first axis of length 1. An input whose axis 0 may be the batch stays as it is.
+    first axis of length 1. An input whose axis 0 is the batch then stays as it is.
     """
     inputs, remarks = list(model_inputs(proto)), []
     firsts = [value.type.tensor_type.shape.dim[0] for value in inputs if value.type.tensor_type.shape.dim]
@@ -94,16 +94,11 @@ def move_input_batches(proto: Any) -> tuple[str, ...]:
     fixed = any(not is_open(dim) and dim.dim_value == 1 for dim in firsts) and not batches
     for value in inputs:
         dims = value.type.tensor_type.shape.dim
-        if not dims or is_open(dims[0]) or dims[0].dim_value == 1:
+        if not dims or is_open(dims[0]):
             continue
-        axis = next(
-            (
-                i
-                for i, dim in enumerate(dims)
-                if i and (dim.dim_param in batches if is_open(dim) else fixed and dim.dim_value == 1)
-            ),
-            0,
-        )
+        named = [i for i, dim in enumerate(dims) if i and is_open(dim) and dim.dim_param in batches]
+        ones = [i for i, dim in enumerate(dims) if fixed and dim.dim_value == 1]
+        axis = (named or ones or [0])[0]
         if axis:
             before = described(dims)
             _move_input(proto, value, axis)

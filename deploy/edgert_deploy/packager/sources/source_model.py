@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgert.bundle.buckets import Buckets
+from edgert.bundle.state import State
 from edgert.engines import LocalArtifact
 from edgert.errors import BuildFailed, SourceInvalid
 from edgert.tensors import TensorSpec
@@ -67,7 +68,8 @@ class SourceModel:
     ModelProto of an ONNX model, in an opset that every runtime takes; `tflite` is the file of a TFLite model.
     `sha256` and `size_bytes` are those of the given file. `quantised`: the user's training or converter quantised it,
     and that is kept. `fold`: its first layers are preprocessing that was folded in. `remarks`: how its
-    contract differs from the file. `buckets`: one axis besides the batch stays open, for these lengths.
+    contract differs from the file. `buckets`: one axis besides the batch stays open, for these lengths. `state`: outputs
+    that become inputs of the next item, so that apps see neither.
     """
 
     path: Path
@@ -82,6 +84,15 @@ class SourceModel:
     fold: Fold | None = None
     remarks: tuple[str, ...] = ()
     buckets: Buckets | None = None
+    state: tuple[State, ...] = ()
+
+    @property
+    def app_inputs(self) -> tuple[TensorSpec, ...]:
+        return tuple(spec for spec in self.inputs if spec.name not in {one.input for one in self.state})
+
+    @property
+    def app_outputs(self) -> tuple[TensorSpec, ...]:
+        return tuple(spec for spec in self.outputs if spec.name not in {one.output for one in self.state})
 
 
 def load_source(path: Path, how: Conversion | None = None) -> SourceModel:

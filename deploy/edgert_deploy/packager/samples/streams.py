@@ -1,0 +1,92 @@
+"""Recordings whose samples follow each other, through a model with state: run in turn, with the state carried along."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgert.bundle.state import State, check_state
+from edgert.engines import EngineOptions, Session, engine_by_name
+from edgert.errors import BundleError, CalibrationInvalid, ConfigInvalid
+from edgert.toml_file import parse_toml, read_text
+from edgert.typed_json import Mistyped, from_json
+from edgert_deploy.packager.sources.source_model import SourceModel, reference_artifact
+from edgert_deploy.packager.vendor_output import quiet
+
+TABLE, ID = "state", "state_id"  # keys of a processing file
+FILE_BYTES_MAX = 16 * 1024**2
+TOGETHER = 32  # recordings that run side by side, if the batch axis is open
+
+Arrays = dict[str, NDArray[Any]]
+
+
+def read_state(path: Path, source: SourceModel) -> tuple[tuple[State, ...], str]:
+    """Return the state that a processing file binds, and its `state_id`. Raises ConfigInvalid."""
+    if not path.is_file():
+        return (), ""
+    values = parse_toml(read_text(path, FILE_BYTES_MAX), str(path))
+    try:
+        state = from_json(tuple[State, ...], values.get(TABLE, []))
+        state_id = from_json(str, values.get(ID, ""))
+        check_state(state, state_id, source.inputs, source.outputs)
+    except Mistyped as error:
+        raise ConfigInvalid(f"{path}, tables [[{TABLE}]] and key {ID}: {error}") from error
+    except BundleError as error:
+        raise ConfigInvalid(f"{path}: {error.message}") from error
+    if unknown := {key for table in values.get(TABLE, []) for key in table} - {"input", "output"}:
+        raise ConfigInvalid(f"{path}: [[{TABLE}]] has the unknown key {min(unknown)!r}; it has input and output")
+    return state, state_id
+
+
+def with_state(path: Path, source: SourceModel, inputs: Arrays, recordings: NDArray[np.int64] | None) -> Arrays:
+    """Return the samples with the state that the FP32 source reaches before each. Raises CalibrationInvalid."""
+    if recordings is None:
+        raise CalibrationInvalid(
+            f"{path} does not say which samples follow each other, and the model has state: give a folder of recordings, or "
+            "an array `recording` with one number for each sample, in the order of time"
+        )
+    with tempfile.TemporaryDirectory(prefix="edgert-state-") as folder:
+        artifact = reference_artifact(source, Path(folder))
+        with quiet():
+            session = engine_by_name(artifact.engine).load(artifact, EngineOptions(threads=0))
+        try:
+            _, met = run_in_turn(session, inputs, recordings, source.state)
+        finally:
+            session.close()
+    return {**inputs, **met}
+
+
+def run_in_turn(
+    session: Session, inputs: Mapping[str, NDArray[Any]], recordings: NDArray[np.int64], state: Sequence[State]
+) -> tuple[list[NDArray[Any]], Arrays]:
+    """Run the samples of each recording in order, each with the state that the one before left, the first with zeros.
+
+    Returns an array for each output, and one for each state with what each sample met; both in the order of the samples.
+    """
+    specs = {spec.name: spec for spec in session.inputs}
+    places = {one.input: [spec.name for spec in session.outputs].index(one.output) for one in state}
+    rows = sorted((np.flatnonzero(recordings == number) for number in np.unique(recordings)), key=len, reverse=True)
+    together = TOGETHER if session.inputs[0].shape[0] == -1 else 1
+    count = len(recordings)
+    met = {name: np.zeros((count, *specs[name].item_shape), specs[name].dtype) for name in places}
+    answers: list[NDArray[Any]] = []
+    for begin in range(0, len(rows), together):
+        group = rows[begin : begin + together]
+        for step in range(len(group[0])):
+            now = np.array([one[step] for one in group if step < len(one)])  # the longest come first
+            feeds = [met[name][now] if name in met else inputs[name][now] for name in specs]
+            outputs = session.run(feeds)
+            if not answers:
+                answers = [np.empty((count, *array.shape[1:]), array.dtype) for array in outputs]
+            for whole, array in zip(answers, outputs, strict=True):
+                whole[now] = array
+            following = [(i, one[step + 1]) for i, one in enumerate(group) if step + 1 < len(one)]
+            for name, at in places.items():
+                for i, row in following:
+                    met[name][row] = outputs[at][i]
+    return answers, met

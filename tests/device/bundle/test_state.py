@@ -1,0 +1,50 @@
+"""The state of a manifest: what may be bound to what."""
+
+from __future__ import annotations
+
+import pytest
+
+from edgert.bundle.state import State, check_state, state_bytes
+from edgert.errors import BundleError
+from edgert.tensors import TensorSpec
+
+X, Y = TensorSpec("x", "FP32", (-1, 4)), TensorSpec("y", "FP32", (-1, 2))
+STATE = (State("s", "t"),)
+
+
+def spec(name: str, shape: tuple[int, ...] = (-1, 2, 8), datatype: str = "FP32") -> TensorSpec:
+    return TensorSpec(name, datatype, shape)
+
+
+def test_state_of_one_form_is_accepted_and_measured() -> None:
+    check_state(STATE, "v1", (X, spec("s")), (Y, spec("t")))
+    check_state((), "", (X,), (Y,))
+    assert state_bytes(STATE, (X, spec("s"))) == 64
+    assert state_bytes(STATE, (X, spec("s", datatype="FP16"))) == 32
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        (spec("s"), spec("t", (-1, 8, 2)), r"state 's' is FP32 \[N, 2, 8\], and output 't' is FP32 \[N, 8, 2\]"),
+        (spec("s"), spec("t", datatype="FP16"), "and output 't' is FP16"),
+        (spec("s", (2, 8)), spec("t", (2, 8)), "only its first axis, the batch, may be open"),
+        (spec("s", (-1, -1)), spec("t", (-1, -1)), "only its first axis, the batch, may be open"),
+        (spec("s", ()), spec("t", ()), "only its first axis, the batch, may be open"),
+        (spec("s", (-1, 2**23)), spec("t", (-1, 2**23)), "33554432 bytes a session, at most"),
+    ],
+)
+def test_state_that_no_item_could_hand_on_is_refused(before: TensorSpec, after: TensorSpec, message: str) -> None:
+    with pytest.raises(BundleError, match=message):
+        check_state(STATE, "", (X, before), (Y, after))
+
+
+def test_names_must_be_the_models_and_each_stands_once() -> None:
+    with pytest.raises(BundleError, match="names input 's'"):
+        check_state(STATE, "", (X,), (Y, spec("t")))
+    with pytest.raises(BundleError, match="the same output twice"):
+        check_state((State("s", "t"), State("r", "t")), "", (X, spec("s"), spec("r")), (Y, spec("t")))
+    with pytest.raises(BundleError, match="every output of the model is state"):
+        check_state(STATE, "", (X, spec("s")), (spec("t"),))
+    with pytest.raises(BundleError, match="no axes"):
+        check_state(STATE, "", (X, spec("s")), (spec("y", ()), spec("t")))

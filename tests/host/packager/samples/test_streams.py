@@ -1,0 +1,85 @@
+"""Recordings through a model with state, and the file that binds the state."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from edgert.bundle.state import State
+from edgert.engines.null import NullSession
+from edgert.errors import CalibrationInvalid, ConfigInvalid
+from edgert.tensors import TensorSpec
+from edgert_deploy.packager.samples.streams import read_state, run_in_turn, with_state
+from edgert_deploy.packager.sources.source_model import SourceModel
+
+STATE = (State("s", "next_s"),)
+
+
+def sums(batch: int = -1) -> NullSession:
+    """A model whose `y` and next state are its input and its state added."""
+    inputs, outputs = (
+        [TensorSpec(name, "FP32", (batch, 1)) for name in names] for names in (("x", "s"), ("y", "next_s"))
+    )
+    return NullSession(tuple(inputs), tuple(outputs), "add", 0.0)
+
+
+def source(batch: int = -1) -> SourceModel:
+    session = sums(batch)
+    return SourceModel(Path("sums.onnx"), None, "", 0, session.inputs, session.outputs, state=STATE)
+
+
+@pytest.mark.parametrize("batch", [-1, 1])
+def test_each_recording_carries_its_own_state_in_the_order_of_its_samples(batch: int) -> None:
+    recordings = np.array([5, 5, 2, 5, 2, 9] * 20)  # 9 has the fewest
+    values = np.random.default_rng(0).integers(1, 9, (120, 1)).astype(np.float32)
+    (y, next_s), met = run_in_turn(sums(batch), {"x": values}, recordings, STATE)
+    for number in (2, 5, 9):
+        rows = recordings == number
+        total: NDArray[np.float32] = np.cumsum(values[rows], axis=0)
+        np.testing.assert_array_equal(y[rows], total)
+        np.testing.assert_array_equal(met["s"][rows], total - values[rows])
+    np.testing.assert_array_equal(y, next_s)
+
+
+def test_more_recordings_than_run_together_are_run() -> None:
+    recordings = np.repeat(np.arange(100), 2)
+    (y, _), _ = run_in_turn(sums(), {"x": np.ones((200, 1), np.float32)}, recordings, STATE)
+    np.testing.assert_array_equal(y[:, 0], np.tile([1, 2], 100))
+
+
+def test_samples_without_an_order_are_refused() -> None:
+    with pytest.raises(CalibrationInvalid, match="does not say which samples follow each other"):
+        with_state(Path("samples.npz"), source(), {"x": np.ones((3, 1), np.float32)}, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('[[state]]\ninput = "z"\noutput = "next_s"', "names input 'z', which the model does not have"),
+        ('[[state]]\ninput = "s"\noutput = "z"', "names output 'z', which the model does not have"),
+        ('[[state]]\ninput = "s"', "output"),
+        ('[[state]]\ninput = "s"\noutput = "next_s"\nzero = 1', "unknown key 'zero'"),
+        ('state_id = "v1"', "with a state that it names"),
+        ('state_id = "a b"\n[[state]]\ninput = "s"\noutput = "next_s"', "give letters, digits"),
+        ("state = 3", "state"),
+        (
+            '[[state]]\ninput = "s"\noutput = "next_s"\n[[state]]\ninput = "x"\noutput = "y"',
+            "every input of the model is state",
+        ),
+    ],
+)
+def test_a_file_that_binds_no_state_of_the_model_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "rules.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigInvalid, match=message):
+        read_state(path, source())
+
+
+def test_a_file_binds_state(tmp_path: Path) -> None:
+    path = tmp_path / "rules.toml"
+    path.write_text('state_id = "v1"\n[[state]]\ninput = "s"\noutput = "next_s"\n')
+    assert read_state(path, source()) == (STATE, "v1")
+    assert read_state(Path("imagenet"), source()) == ((), "")
