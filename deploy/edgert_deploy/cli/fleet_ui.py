@@ -67,6 +67,12 @@ Exit codes: 0 done (Ctrl-C), 4 refused or misconfigured, 6 the broker or the sto
 """
 
 
+def _web_address(_context: click.Context, _option: click.Parameter, text: str | None) -> str:
+    if text and not text.startswith(("http://", "https://")):
+        raise ConfigInvalid(f"--alerts {text!r} is not a web address: write http://HOST:9093")
+    return text or ""
+
+
 @click.command(epilog=EPILOG, context_settings={"max_content_width": 110})
 @broker_options
 @click.option(
@@ -93,6 +99,7 @@ Exit codes: 0 done (Ctrl-C), 4 refused or misconfigured, 6 the broker or the sto
     show_default=True,
     help="The largest size of its own store; the oldest windows are removed first.",
 )
+@click.option("--alerts", metavar="URL", callback=_web_address, help="An Alertmanager, to which the page links.")
 @json_option
 @for_option
 def ui(
@@ -104,6 +111,7 @@ def ui(
     names: tuple[str, ...],
     token_file: str | None,
     size_bytes: int,
+    alerts: str,
     as_json: bool,
     for_s: float | None,
 ) -> None:
@@ -118,7 +126,7 @@ def ui(
     hub = Hub(board, Rollouts(rollouts.without_team()), time.monotonic, _wall_ms)
     subscriber = FleetSubscriber(settings, _Both(board, own), site, log=_Trouble(hub).note)
     subscriber.open()
-    server = PageServer(Answers(hub, History(query, _wall_ms, targets=targets), site), access, host, port)
+    server = PageServer(Answers(hub, History(query, _wall_ms, targets=targets), site), access, host, port, alerts)
     _announce(settings, own, address_of(access, host, server.port), as_json)
     if not is_loopback(host):
         _say(

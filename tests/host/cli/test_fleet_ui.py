@@ -11,7 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from edgert.errors import ConfigInvalid
+from edgert_deploy.cli.fleet_ui import ui
 from edgert_deploy.fleet.store.batch import MINUTE_MS
 from edgert_deploy.rollout.rollout_record import Rollout
 from edgert_deploy.rollout.rollout_store import RolloutStore
@@ -131,9 +134,10 @@ def test_holes_old_stores_and_clocks_are_shown(browser: Browser, tmp_path: Path,
     record(url, holed.info() + unsure.info() + sent, ago_ms)
     with (
         Broker.in_folder(tmp_path / "broker") as broker,
-        page_of(broker, tmp_path, ["--store", url, "--port", "0"]) as at,
+        page_of(broker, tmp_path, ["--store", url, "--port", "0", "--alerts", 'http://alerts.lan/?"']) as at,
     ):
         page = browser.open(at, width=width, scheme="light")
+        assert page.evaluate("document.querySelector('header .alerts').href") == "http://alerts.lan/?%22"
         for words in (
             "7 of 21 reports (33.3 %) were sent and never came, from plant-a/pi-1 (7)",
             "The newest report in the store came 10 min ago",
@@ -266,3 +270,9 @@ def test_every_page_can_be_opened_by_its_address(opened: Any, path: str, words: 
     assert page.overflow_px() == 0
     assert page.violations() == []
     assert page.contrast_min()[0] >= 4.5
+
+
+def test_an_address_of_alerts_that_a_browser_would_run_is_refused() -> None:
+    error = CliRunner().invoke(ui, ["--broker", "127.0.0.1:1", "--alerts", "javascript:alert(1)"]).exception
+    assert isinstance(error, ConfigInvalid)
+    assert "http://HOST:9093" in error.message

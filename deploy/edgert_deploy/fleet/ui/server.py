@@ -10,6 +10,7 @@ import hashlib
 import json
 import threading
 from collections.abc import Generator, Mapping
+from html import escape
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -49,11 +50,18 @@ HEADERS = {
 
 
 class PageServer:
-    """Serves `answers` on `host`:`port` from threads; port 0 takes a free one. Raises ConfigInvalid."""
+    """Serves `answers` on `host`:`port` from threads; port 0 takes a free one. Raises ConfigInvalid.
 
-    def __init__(self, answers: Answers, access: Access, host: str, port: int) -> None:
+    `alerts` is the address of an Alertmanager, to which the page links.
+    """
+
+    def __init__(self, answers: Answers, access: Access, host: str, port: int, alerts: str = "") -> None:
         self._answers, self._access = answers, access
         self._files = {path.name: _File.of(path) for path in ASSETS.iterdir() if path.suffix in TYPES}
+        if alerts:
+            page = self._files["index.html"].body
+            link = f'<a class="alerts" href="{escape(alerts)}">Alerts</a>'
+            self._files["index.html"] = _File("index.html", page.replace(b"<!-- alerts -->", link.encode()))
         self._streams = threading.BoundedSemaphore(STREAMS_MAX)
         self._server = WebServer(self._answer, host, port, f"--host {host} --port {port}", "ui")
         self.port, self.close = self._server.port, self._server.close
