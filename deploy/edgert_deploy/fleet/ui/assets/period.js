@@ -5,7 +5,7 @@ import {duration_ms, isoMinute, localMinute, moment, zone} from "./format.js";
 
 export const WINDOW = "1h";
 const WINDOWS = {"15m": "15 min", "1h": "1 h", "24h": "24 h", "7d": "7 d"};
-const LEAST_MS = 300_000;
+const MINUTE_MS = 60_000, LEAST_MS = 300_000;
 
 // What an address asks for: `window`, or `from` and `to`. The server refuses what it cannot show.
 export class Period {
@@ -31,7 +31,9 @@ export function periodTools(app) {
   const {period} = app, [since_ms, until_ms] = period.bounds(app.now_ms), length = until_ms - since_ms, known = Number.isFinite(length);
   const windows = {...WINDOWS, ...(period.fixed || WINDOWS[period.window] ? {} : {[period.window]: period.window})};
   const button = (key, words, title, act) => h("button", {type: "button", "data-key": key, title, "aria-label": title, disabled: !known, onclick: act}, words);
-  const move = (earlier, later) => () => { const [from_ms, to_ms] = app.period.bounds(app.now_ms); app.set(fixed(from_ms + earlier * length, Math.min(to_ms + later * length, Math.max(to_ms, app.now_ms)))); };
+  const half = Math.max(MINUTE_MS, Math.round(length / 2 / MINUTE_MS) * MINUTE_MS);
+  // By halves of what is shown; a button acts on what is shown when it is pressed.
+  const move = (earlier, later) => () => { const [from_ms, to_ms] = app.period.bounds(app.now_ms); app.set(fixed(from_ms + earlier * half, to_ms + later * half)); };
   const from = h("input", {type: "datetime-local", "aria-label": "From", required: true, "data-key": "from", value: known ? localMinute(since_ms) : ""});
   const to = h("input", {type: "datetime-local", "aria-label": "To", required: true, "data-key": "to", value: known ? localMinute(until_ms) : ""});
   const dates = h("form", {class: "dates", hidden: !app.datesOpen, onsubmit: (event) => { event.preventDefault(); app.datesOpen = false; app.set({window: "", from: isoMinute(Date.parse(from.value)), to: isoMinute(Date.parse(to.value))}); }}, from, " to ", to, h("button", null, "Show"));
@@ -39,7 +41,7 @@ export function periodTools(app) {
   return [h("div", {class: "row"},
     h("div", {class: "segments", role: "group", "aria-label": "Time"}, Object.entries(windows).map(([name, title]) =>
       h("button", {type: "button", "data-key": `window-${name}`, "aria-pressed": String(name === period.window), onclick: () => app.set({window: name === WINDOW ? "" : name, from: "", to: ""})}, title))),
-    h("div", {class: "segments", role: "group", "aria-label": "Move in time"}, button("earlier", "‹", "Earlier", move(-0.5, -0.5)), button("later", "›", "Later", move(0.5, 0.5)), button("wider", "–", "Zoom out", move(-0.5, 0.5))),
+    h("div", {class: "segments", role: "group", "aria-label": "Move in time"}, button("earlier", "‹", "Earlier", move(-1, -1)), button("later", "›", "Later", move(1, 1)), button("wider", "–", "Zoom out", move(-1, 1))),
     opener,
     period.fixed ? null : h("button", {type: "button", "data-key": "keep", disabled: !known, title: "The address then shows the same time to everyone, whenever it is opened", onclick: move(0, 0)}, "Keep this time"),
     h("p", {class: "soft small"}, period.fixed && known ? `${moment(since_ms).slice(0, -3)} to ${moment(until_ms).slice(0, -3)}, ` : "times in ", zone())), dates];
