@@ -15,12 +15,12 @@ export class Breakdown {
     this.element = h("div", {class: "breakdown"}, this.tools, this.list);
   }
 
-  // `model` is undefined where nothing was answered.
-  show(model) {
-    this.model = model;
-    const {app, name} = this, {by} = app;
+  // `model` is undefined where nothing was answered; `by` is what its groups are.
+  show(model, by) {
+    Object.assign(this, {model, by});
+    const {app, name} = this;
     replace(this.tools, h("h3", null, "Which is slow"), h("div", {class: "segments", role: "group", "aria-label": `${name} by`}, Object.entries(BREAKDOWNS).map(([key, title]) =>
-      h("button", {type: "button", "data-key": `by-${name}-${key}`, "aria-pressed": String(key === by), onclick: () => app.set({by: key === "device" ? "" : key})}, title))), app.exports("breakdown", {by, model: name}, `${name} by ${by}`));
+      h("button", {type: "button", "data-key": `by-${name}-${key}`, "aria-pressed": String(key === app.by), onclick: () => { app.set({by: key === "device" ? "" : key}); this.show(this.model, this.by); }}, title))), app.exports("breakdown", {by: app.by, model: name}, `${name} by ${app.by}`));
     const groups = model?.groups ?? [];
     if (groups.length < 2) return replace(this.list, h("p", {class: "soft small"}, groups.length ? `One ${by} alone answered: there is none to compare it with.` : "No request was answered in this time."));
     const shown = this.all ? groups : groups.slice(0, FEW), targeted = groups[0].within_target !== undefined;
@@ -39,6 +39,6 @@ export class Breakdown {
   more(given, total) {
     if (total <= FEW) return null;
     const words = this.all && total > given ? `These are the ${given} slowest of ${count(total)}; CSV has all.` : "";
-    return h("p", {class: "small"}, h("button", {type: "button", class: "plain", "data-key": `all-${this.name}`, onclick: () => { this.all = !this.all; this.show(this.model); }}, this.all ? "Show few" : `Show ${Math.min(given, total)} of ${count(total)}`), h("span", {class: "soft"}, words));
+    return h("p", {class: "small"}, h("button", {type: "button", class: "plain", "data-key": `all-${this.name}`, onclick: () => { this.all = !this.all; this.show(this.model, this.by); }}, this.all ? "Show few" : `Show ${Math.min(given, total)} of ${count(total)}`), h("span", {class: "soft"}, words));
   }
 }

@@ -48,7 +48,7 @@ export class ModelCards {
 
   showGroups(groups) {
     this.groups = groups;
-    for (const [name, card] of this.cards) card.breakdown?.show(groups.models.find(({model}) => model === name));
+    for (const [name, card] of this.cards) card.breakdown?.show(groups.models.find(({model}) => model === name), groups.by);
   }
 }
 
