@@ -217,8 +217,11 @@ class Registry:
 
     def _read_all(self, response: urllib3.BaseHTTPResponse, what: str, bytes_max: int) -> bytes:
         """Return a whole small body."""
+        data = b""
         with self._connection.limited(self.repository.url, self._connection.answer_s):
-            data = response.read(bytes_max + 1)
+            # A link that breaks gives the bytes until then, and its error with the next read.
+            while len(data) <= bytes_max and (piece := response.read(bytes_max + 1 - len(data))):
+                data += piece
         if len(data) > bytes_max:
             raise RegistryCorrupt(
                 f"{what} in {self.repository} is longer than {bytes_max} bytes: the rest was not read"

@@ -36,6 +36,7 @@ class HostileRegistry:
     fault: Fault = lambda request: False
     asked: list[str] = field(default_factory=list)
     sent_bytes: int = 0
+    stopping: threading.Event = field(default_factory=threading.Event)
 
     @property
     def address(self) -> str:
@@ -126,6 +127,7 @@ def hostile_registry() -> Iterator[HostileRegistry]:
     try:
         yield registry
     finally:
+        registry.stopping.set()
         server.shutdown()
         server.server_close()
         thread.join()

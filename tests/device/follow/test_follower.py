@@ -7,11 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from edgert.config import read_config
-from edgert.follow.follower import ChannelFollower, open_registry
-from edgert.versions.latest_time import LatestTime
 from edgert.versions.slot_store import SlotStore
 from tests.support.devices import Device, a_device, wait_until
+from tests.support.following import Events, followed, following
 from tests.support.hostile_registry import HostileRegistry, hostile_registry
 
 
@@ -27,39 +25,16 @@ def device() -> Iterator[Device]:
         yield prepared
 
 
-class Events(list[tuple[str, str | None, dict[str, str | int]]]):
-    def __call__(self, event: str, model: str | None, fields: dict[str, str | int]) -> None:
-        self.append((event, model, fields))
-
-
-def following(device: Device, registry: HostileRegistry, events: Events | None = None) -> ChannelFollower:
-    """A follower of the running device, which this test drives in place of the daemon's own."""
-    with device.state.config.open("a") as config:
-        config.write(f'[follow]\nregistry = "{registry.address}"\n')
-    config_read = read_config(device.state)
-    return ChannelFollower(
-        device.state, config_read, open_registry(config_read), Events() if events is None else events
-    )
-
-
-def texts(follower: ChannelFollower) -> list[str]:
-    """Make a round, and return what came of each model."""
-    done = follower.round()
-    if done.failure is not None:
-        raise done.failure
-    return [step.text for step in done.steps]
-
-
 def until_kept(device: Device) -> None:
     wait_until(lambda: not SlotStore(device.state.models / "echo").read().on_trial, "the trial is over")
 
 
 def test_a_release_is_fetched_installed_tried_and_kept(device: Device, registry: HostileRegistry) -> None:
-    follower = following(device, registry)
+    follower = following(device, registry.address)
     registry.put_channel(device.key, 1, registry.put_release(device.bundle(release=3)))
-    assert texts(follower) == ["release 3 of echo is on trial"]
+    assert followed(follower) == ["release 3 of echo is on trial"]
     until_kept(device)
-    assert texts(follower) == ["release 3 of echo is live"]
+    assert followed(follower) == ["release 3 of echo is live"]
     assert device.model()["live"]["release"] == 3
     assert not list(device.state.incoming.iterdir()), "nothing that was fetched is left"
 
@@ -67,96 +42,90 @@ def test_a_release_is_fetched_installed_tried_and_kept(device: Device, registry:
 def test_what_is_installed_is_not_fetched_and_an_unchanged_channel_costs_one_request(
     device: Device, registry: HostileRegistry
 ) -> None:
-    follower = following(device, registry)
+    follower = following(device, registry.address)
     device.put(release=1, padding=b"w" * 200_000)
     registry.put_channel(device.key, 1, registry.put_release(device.bundle(release=2, padding=b"w" * 200_000)))
-    assert texts(follower) == ["release 2 of echo is on trial"]
+    assert followed(follower) == ["release 2 of echo is on trial"]
     assert registry.sent_bytes < 20_000
     until_kept(device)
     registry.asked.clear()
-    assert texts(follower) == ["release 2 of echo is live"]
+    assert followed(follower) == ["release 2 of echo is live"]
     assert len(registry.asked) == 1
 
 
 def test_a_release_that_breaks_a_limit_goes_back_and_is_not_tried_again(
     device: Device, registry: HostileRegistry
 ) -> None:
-    follower = following(device, registry)
+    follower = following(device, registry.address)
     device.put(release=1)
     bad = replace(registry.put_release(device.bundle(release=2)), limits={"min_requests": 1000.0})
     registry.put_channel(device.key, 1, bad)
-    assert texts(follower) == ["release 2 of echo is on trial"]
+    assert followed(follower) == ["release 2 of echo is on trial"]
     until_kept(device)
     assert device.model()["live"]["release"] == 1
     registry.asked.clear()
-    (text,) = texts(follower)
+    (text,) = followed(follower)
     assert text.startswith("release 2 of echo is not tried again: it was rolled back (min_requests is 0")
     registry.put_channel(device.key, 2, replace(bad, share=0.999999))
-    assert "not tried again" in texts(follower)[0]
+    assert "not tried again" in followed(follower)[0]
     registry.put_channel(device.key, 3, replace(bad, attempt=2))
-    assert texts(follower) == ["release 2 of echo is on trial"]
+    assert followed(follower) == ["release 2 of echo is on trial"]
 
 
 def test_a_halted_release_is_not_begun(device: Device, registry: HostileRegistry) -> None:
-    follower = following(device, registry)
+    follower = following(device, registry.address)
     entry = registry.put_release(device.bundle(release=2))
     registry.put_channel(device.key, 1, replace(entry, halted=True))
-    assert texts(follower) == ["release 2 of echo is halted"]
+    assert followed(follower) == ["release 2 of echo is halted"]
     registry.put_channel(device.key, 2, entry)
-    assert texts(follower) == ["release 2 of echo is on trial"]
+    assert followed(follower) == ["release 2 of echo is on trial"]
 
 
 def test_a_bundle_that_is_not_for_this_device_is_refused_once(device: Device, registry: HostileRegistry) -> None:
     events = Events()
-    follower = following(device, registry, events)
+    follower = following(device, registry.address, events)
     registry.put_channel(device.key, 1, registry.put_release(device.bundle(profile="other-profile")))
     for _ in range(2):
-        assert "is not tried again: the bundle is built for other-profile" in texts(follower)[0]
+        assert "is not tried again: the bundle is built for other-profile" in followed(follower)[0]
     assert [(event, model, fields["code"]) for event, model, fields in events] == [
         ("refused", "echo", "bundle.not_compatible")
     ]
 
 
 def test_a_deployment_over_ssh_makes_the_channel_wait(device: Device, registry: HostileRegistry) -> None:
-    follower = following(device, registry)
+    follower = following(device, registry.address)
     registry.put_channel(device.key, 1, registry.put_release(device.bundle(release=2)))
     token = device.run("claim", "echo", "--by", "me@host")["token"]
-    (text,) = texts(follower)
+    (text,) = followed(follower)
     assert text.startswith("release 2 of echo waits: another deploy of echo is under way")
     device.run("release", token)
-    assert texts(follower) == ["release 2 of echo is on trial"]
+    assert followed(follower) == ["release 2 of echo is on trial"]
 
 
 def test_a_release_that_a_deployment_replaced_is_left_alone(device: Device, registry: HostileRegistry) -> None:
-    follower = following(device, registry)
+    follower = following(device, registry.address)
     registry.put_channel(device.key, 1, registry.put_release(device.bundle(release=2)))
-    texts(follower)
+    followed(follower)
     until_kept(device)
     device.put(release=3)
-    assert texts(follower) == ["release 2 of echo is not tried again: another release was made live here after it"]
+    assert followed(follower) == ["release 2 of echo is not tried again: another release was made live here after it"]
     assert device.model()["live"]["release"] == 3
 
 
 def test_a_channel_that_expires_without_a_successor_is_reported_once(device: Device, registry: HostileRegistry) -> None:
     events = Events()
-    follower = following(device, registry, events)
+    follower = following(device, registry.address, events)
     registry.put_channel(device.key, 1, registry.put_release(device.bundle(release=2)))
     follower.ask()
-    late = ChannelFollower(
-        device.state,
-        read_config(device.state),
-        open_registry(read_config(device.state)),
-        events,
-        latest=_in_2100(device),
-    )
+    late = following(device, registry.address, events, now_s=4102444800.0)  # in 2100
     for _ in range(2):
-        assert "expired at 2099" in texts(late)[0]
-    assert [event for event, _, _ in events] == ["channel_stale"]
+        assert "expired at 2099" in followed(late)[0]
+    assert events.names == ["channel_stale"]
     assert not device.state.model_names()
 
 
 def test_edgertd_follow_does_a_round_and_status_shows_the_channel(device: Device, registry: HostileRegistry) -> None:
-    following(device, registry)
+    following(device, registry.address)
     registry.put_channel(device.key, 7, registry.put_release(device.bundle(release=2)))
     assert device.run("follow", code=75) == {"channel": "stable", "steps": ["release 2 of echo is on trial"]}
     until_kept(device)
@@ -174,7 +143,3 @@ def test_the_daemon_starts_the_follower(registry: HostileRegistry) -> None:
         channel = device.run("status")["channel"]
         assert (channel["counter"], channel["error"]) == (7, "")
         assert channel["asked_at"] > 0
-
-
-def _in_2100(device: Device) -> LatestTime:
-    return LatestTime(device.state, wall_clock=lambda: 4102444800.0)

@@ -1,0 +1,347 @@
+"""A hostile registry, and whoever is between it and a device: each attack of TUF's list is refused with its own error.
+
+The list: https://theupdateframework.github.io/specification/latest/#goals-to-protect-against-specific-attacks. Nothing but
+what a trusted key signed is ever installed, and what is live goes on serving.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+
+import pytest
+
+from edgert.bundle.channel import Entry, sign_statement
+from edgert.bundle.envelope import CHANNEL_PAYLOAD_TYPE, sign
+from edgert.bundle.expiry import expiry_time
+from edgert.bundle.signing import new_key
+from edgert.config import read_config
+from edgert.errors import (
+    ChannelExpired,
+    ChannelInvalid,
+    ChannelMismatch,
+    ChannelTooOld,
+    EdgeRTError,
+    RegistryCorrupt,
+    RegistryError,
+    RegistryUnreachable,
+    SignatureInvalid,
+)
+from edgert.registry.address import digest_of
+from edgert.versions.install import install
+from edgert.versions.slot_store import SlotStore
+from tests.support.devices import Device
+from tests.support.following import Events, failure_of, followed, following
+from tests.support.hostile_registry import STATEMENT, HostileRegistry, hostile_registry, send
+
+ENDLESS_BYTES = 64 * 1024**2  # what an attacker is ready to send
+
+
+@pytest.fixture
+def registry() -> Iterator[HostileRegistry]:
+    with hostile_registry() as running:
+        yield running
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> Device:
+    """A device whose daemon does not run: what the follower lets in is in its slots."""
+    device = Device(tmp_path)
+    device.prepare()
+    return device
+
+
+@pytest.fixture
+def entry(device: Device, registry: HostileRegistry) -> Entry:
+    """A release that the registry has."""
+    return registry.put_release(device.bundle(release=5, padding=b"w" * 100_000))
+
+
+def release(device: Device) -> int | None:
+    """The release that is live, or on trial."""
+    live = SlotStore(device.state.models / "echo").read().live
+    return None if live is None else live.release
+
+
+def answering(path_part: str, answer: Callable[[BaseHTTPRequestHandler], object]) -> Callable[..., bool]:
+    """A fault that answers requests with this part in their path."""
+
+    def fault(request: BaseHTTPRequestHandler) -> bool:
+        if path_part in request.path:
+            answer(request)
+            return True
+        return False
+
+    return fault
+
+
+# --- statements -----------------------------------------------------------------------------------
+
+
+def test_rollback_an_older_statement_is_refused(device: Device, registry: HostileRegistry, entry: Entry) -> None:
+    registry.put_channel(device.key, 7)
+    followed(following(device, registry.address))
+    registry.put_channel(device.key, 6, entry)
+    assert isinstance(failure_of(following(device, registry.address)), ChannelTooOld)
+    assert release(device) is None
+
+
+def test_rollback_two_statements_with_one_counter_are_noticed(
+    device: Device, registry: HostileRegistry, entry: Entry
+) -> None:
+    registry.put_channel(device.key, 7)
+    followed(following(device, registry.address))
+    registry.put_channel(device.key, 7, entry)
+    assert isinstance(failure_of(following(device, registry.address)), ChannelTooOld)
+    assert release(device) is None
+
+
+def test_rollback_to_an_older_release_needs_a_signed_downgrade(
+    device: Device, registry: HostileRegistry, entry: Entry
+) -> None:
+    install(device.bundle(release=6), device.state, read_config(device.state))
+    store = SlotStore(device.state.models / "echo")
+    store.activate(60)
+    store.mark_good()
+    registry.put_channel(device.key, 1, entry)
+    assert "older than 6" in followed(following(device, registry.address))[0]
+    assert release(device) == 6
+
+
+def test_freeze_an_expired_statement_is_refused_and_a_kept_one_installs_nothing_after_its_expiry(
+    device: Device, registry: HostileRegistry, entry: Entry
+) -> None:
+    events = Events()
+    before, after = expiry_time("2026-06-01T00:00:00Z"), expiry_time("2026-08-01T00:00:00Z")
+    times = {"issued": "2026-05-01T00:00:00Z", "expires": "2026-07-01T00:00:00Z"}
+    registry.put_channel(device.key, 1, **times)
+    follower = following(device, registry.address, events, now_s=before)
+    _set_files_to_1970(device)
+    followed(follower)
+    registry.put_channel(device.key, 2, entry, **times)
+    assert isinstance(failure_of(following(device, registry.address, events, now_s=after)), ChannelExpired)
+    assert events.names == ["channel_refused", "channel_stale"]
+    assert release(device) is None
+
+
+def test_freeze_a_clock_that_is_set_back_makes_no_expired_statement_valid(
+    device: Device, registry: HostileRegistry, entry: Entry
+) -> None:
+    _set_files_to_1970(device)
+    registry.put_channel(device.key, 2, issued="2026-09-01T00:00:00Z")
+    followed(following(device, registry.address, now_s=0.0))
+    _set_files_to_1970(device)
+    registry.put_channel(device.key, 3, entry, issued="2026-05-01T00:00:00Z", expires="2026-07-01T00:00:00Z")
+    assert isinstance(failure_of(following(device, registry.address, now_s=0.0)), ChannelExpired)
+    assert release(device) is None
+
+
+def test_a_foreign_key_is_refused(device: Device, registry: HostileRegistry, entry: Entry) -> None:
+    registry.put_channel(new_key(), 1, entry)
+    assert isinstance(failure_of(following(device, registry.address)), SignatureInvalid)
+    assert release(device) is None
+
+
+def test_a_signed_manifest_of_a_bundle_is_no_statement(device: Device, registry: HostileRegistry, entry: Entry) -> None:
+    registry.put_envelope(registry.blobs[f"sha256:{entry.envelope}"])
+    assert isinstance(failure_of(following(device, registry.address)), ChannelInvalid)
+
+
+def test_mix_and_match_the_statement_of_another_channel_is_refused(
+    device: Device, registry: HostileRegistry, entry: Entry
+) -> None:
+    canary = replace(STATEMENT, channel="canary", entries=(entry,))
+    registry.put_envelope(sign_statement(canary, device.key), "stable")
+    failure = failure_of(following(device, registry.address))
+    assert isinstance(failure, ChannelInvalid)
+    assert "channel canary for channel stable" in failure.message
+    assert release(device) is None
+
+
+def test_a_revoked_key_signs_neither_a_statement_nor_a_bundle(device: Device, registry: HostileRegistry) -> None:
+    stolen, safe = device.key, new_key()
+    (device.state.keys / "safe.pem").write_bytes(safe.public.pem())
+    entry = registry.put_release(device.bundle(release=5))
+    registry.put_channel(safe, 2, revoked=(stolen.public.key_id,))
+    followed(following(device, registry.address))
+    registry.put_channel(stolen, 3, entry)
+    assert isinstance(failure_of(following(device, registry.address)), SignatureInvalid)
+    registry.put_channel(safe, 4, entry)
+    assert "is not tried again: the bundle is signed by key" in followed(following(device, registry.address))[0]
+    with pytest.raises(SignatureInvalid):
+        install(device.bundle(release=5), device.state, read_config(device.state))
+    assert release(device) is None
+
+
+def test_a_stolen_key_cannot_revoke_itself_to_look_harmless(device: Device, registry: HostileRegistry) -> None:
+    statement = replace(STATEMENT, revoked=(device.key.public.key_id,))
+    registry.put_envelope(sign(statement.to_bytes(), device.key, CHANNEL_PAYLOAD_TYPE))
+    assert isinstance(failure_of(following(device, registry.address)), SignatureInvalid)
+
+
+# --- releases -------------------------------------------------------------------------------------
+
+
+def test_mix_and_match_the_envelope_of_another_release_is_refused(
+    device: Device, registry: HostileRegistry, entry: Entry
+) -> None:
+    other = registry.put_release(device.bundle(release=4))
+    registry.blobs[f"sha256:{entry.envelope}"] = registry.blobs[f"sha256:{other.envelope}"]
+    registry.put_channel(device.key, 1, entry)
+    assert isinstance(failure_of(following(device, registry.address)), RegistryCorrupt)
+    assert release(device) is None
+
+
+def test_mix_and_match_a_statement_that_names_another_release_than_its_bundle_is_refused(
+    device: Device, registry: HostileRegistry, entry: Entry
+) -> None:
+    events = Events()
+    other = registry.put_release(device.bundle(release=4))
+    registry.put_channel(device.key, 1, replace(entry, envelope=other.envelope))
+    followed(following(device, registry.address, events))
+    assert [fields["code"] for _, _, fields in events] == [ChannelMismatch.code]
+    assert release(device) is None
+
+
+def test_a_file_with_other_bytes_is_refused_removed_and_fetched_again(
+    device: Device, registry: HostileRegistry, entry: Entry
+) -> None:
+    registry.put_channel(device.key, 1, entry)
+    digest, weights = max(registry.blobs.items(), key=lambda item: len(item[1]))
+    registry.blobs[digest] = b"X" + weights[1:]
+    assert isinstance(failure_of(following(device, registry.address)), RegistryCorrupt)
+    assert release(device) is None
+    registry.blobs[digest] = weights
+    assert followed(following(device, registry.address)) == ["release 5 of echo is on trial"]
+
+
+def test_truncated_files_are_continued_and_never_installed_as_they_are(
+    device: Device, registry: HostileRegistry, entry: Entry
+) -> None:
+    registry.put_channel(device.key, 1, entry)
+    digest, weights = max(registry.blobs.items(), key=lambda item: len(item[1]))
+
+    def cut(request: BaseHTTPRequestHandler) -> None:
+        at = int(request.headers.get("Range", "bytes=0-").removeprefix("bytes=").partition("-")[0])
+        request.send_response(206 if at else 200)
+        request.send_header("Content-Length", str(len(weights) - at))
+        request.send_header("Content-Range", f"bytes {at}-{len(weights) - 1}/{len(weights)}")
+        request.end_headers()
+        request.wfile.write(weights[at : at + 10_000])
+        request.close_connection = True
+
+    registry.fault = answering(digest, cut)
+    assert followed(following(device, registry.address)) == ["release 5 of echo is on trial"]
+    assert sum(digest in path for path in registry.asked) == 10
+
+
+def test_a_registry_that_has_only_a_part_of_a_release_installs_nothing(
+    device: Device, registry: HostileRegistry, entry: Entry
+) -> None:
+    registry.put_channel(device.key, 1, entry)
+    digest = max(registry.blobs, key=lambda each: len(registry.blobs[each]))
+    del registry.blobs[digest]
+    assert failure_of(following(device, registry.address)).code == "registry.not_found"
+    assert release(device) is None
+
+
+# --- answers without end, without haste, without sense --------------------------------------------
+
+
+def _endless(request: BaseHTTPRequestHandler) -> None:
+    request.send_response(200)
+    request.send_header("Transfer-Encoding", "chunked")
+    request.end_headers()
+    piece = b"%x\r\n" % 65536 + b" " * 65536 + b"\r\n"
+    with contextlib.suppress(OSError):
+        for _ in range(ENDLESS_BYTES // 65536):
+            request.wfile.write(piece)
+    request.close_connection = True
+
+
+@pytest.mark.parametrize("part", ["manifests/", "blobs/"])
+def test_endless_data_is_not_read(device: Device, registry: HostileRegistry, entry: Entry, part: str) -> None:
+    registry.put_channel(device.key, 1, entry)
+    registry.fault = answering(part, _endless)
+    assert isinstance(failure_of(following(device, registry.address)), RegistryCorrupt)
+    assert release(device) is None
+
+
+def test_endless_data_for_a_file_stops_at_its_signed_size(
+    device: Device, registry: HostileRegistry, entry: Entry
+) -> None:
+    registry.put_channel(device.key, 1, entry)
+    digest = max(registry.blobs, key=lambda each: len(registry.blobs[each]))
+    registry.fault = answering(digest, _endless)
+    assert isinstance(failure_of(following(device, registry.address)), RegistryCorrupt)
+    assert sum(path.stat().st_size for path in device.state.incoming.iterdir()) < 200_000
+
+
+def test_slow_retrieval_ends_at_its_limit(device: Device, registry: HostileRegistry) -> None:
+    def drip(request: BaseHTTPRequestHandler) -> None:
+        request.send_response(200)
+        request.send_header("Content-Length", "1000")
+        request.end_headers()
+        for _ in range(1000):  # each byte long before a time-out of the next byte
+            request.wfile.write(b" ")
+            if registry.stopping.wait(0.05):
+                return
+
+    registry.fault = answering("manifests/", drip)
+    assert isinstance(failure_of(following(device, registry.address, answer_s=0.5)), RegistryUnreachable)
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (lambda request: send(request, 500, b"oops"), RegistryUnreachable),
+        (lambda request: send(request, 418, b"oops"), RegistryError),
+        (lambda request: send(request, 200, b"\x00garbage"), RegistryCorrupt),
+        (lambda request: send(request, 200, b"[" * 100_000), RegistryCorrupt),
+        (lambda request: send(request, 200, json.dumps({"layers": []}).encode()), RegistryCorrupt),
+        (lambda request: request.wfile.write(b"SSH-2.0-OpenSSH\r\n\r\n"), RegistryUnreachable),
+        (lambda request: send(request, 307, b"", {"Location": request.path}), RegistryError),
+        (lambda request: send(request, 307, b"", {"Location": "file:///etc/passwd"}), RegistryError),
+        (lambda request: send(request, 401, b"", {"WWW-Authenticate": "Basic"}), RegistryError),
+    ],
+)
+def test_senseless_answers_are_refused(
+    device: Device,
+    registry: HostileRegistry,
+    answer: Callable[[BaseHTTPRequestHandler], object],
+    error: type[EdgeRTError],
+) -> None:
+    registry.fault = answering("manifests/", answer)
+    assert isinstance(failure_of(following(device, registry.address)), error)
+    assert release(device) is None
+
+
+def test_a_registry_that_says_that_nothing_changed_cannot_make_a_device_forget(
+    device: Device, registry: HostileRegistry, entry: Entry
+) -> None:
+    registry.put_channel(device.key, 1, entry)
+    registry.fault = answering("manifests/", lambda request: send(request, 304))
+    assert isinstance(failure_of(following(device, registry.address)), RegistryError)
+    registry.fault = lambda request: False
+    assert followed(following(device, registry.address)) == ["release 5 of echo is on trial"]
+
+
+def test_a_layer_that_lies_about_its_size_is_refused(device: Device, registry: HostileRegistry, entry: Entry) -> None:
+    statement = registry.put_channel(device.key, 1, entry)
+    digest = digest_of(sign_statement(statement, device.key))
+    for size in (-1, 10**12, "1", None):
+        oci = json.loads(registry.manifests["channel.stable"])
+        oci["layers"] = [{**oci["layers"][0], "size": size, "digest": digest}]
+        registry.manifests["channel.stable"] = json.dumps(oci).encode()
+        assert isinstance(failure_of(following(device, registry.address)), RegistryCorrupt)
+
+
+def _set_files_to_1970(device: Device) -> None:
+    """Give every file of the device the time of a clock that was never set."""
+    for path in device.state.root.rglob("*"):
+        os.utime(path, (0, 0))
