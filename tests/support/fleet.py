@@ -36,8 +36,9 @@ class Pi:
         self.seq = self.requests = self.errors = 0
         self.sketches: list[tuple[int, Sketch]] = []
 
-    def info(self) -> Sent:
+    def info(self, channel: str = "") -> Sent:
         said = messages.envelope(ts_ms=NOW_MS, boot=self.boot) | {"profile": self.profile}
+        said |= {"channel": channel, "channel_tags": ""} if channel else {}
         return [(self.topics.info, messages.dump(said)), (self.topics.status, b"online")]
 
     def deploy(self, ts_ms: int, *alarms: str) -> Sent:
@@ -47,6 +48,11 @@ class Pi:
             "digits_active": self.version,
         }
         return [(self.topics.deploy, messages.dump({**said, "digits_alarms": ",".join(alarms) or None}))]
+
+    def went_back(self, release: int, reason: str, ts_ms: int = NOW_MS) -> Sent:
+        said = messages.envelope(ts_ms=ts_ms, boot=self.boot, seq=1)
+        said |= {"event": "rolled_back", "model": "digits", "release": release, "reason": reason}
+        return [(self.topics.event, messages.dump(said))]
 
     def window(
         self, ts_ms: int, latencies_ms: Sequence[float], errors: int = 0, uptime_s: float = 1e6, clock_synced: int = 1

@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 
 from edgert.bundle.signing import SigningKey, new_key, write_key_pair
-from edgert.telemetry import messages
 from edgert_deploy.cli import main
 from edgert_deploy.common.keys import key_paths
 from edgert_deploy.devices.inventory import Inventory
 from tests.support.bundles import make_null_bundle
 from tests.support.commands import Edgert
-from tests.support.fleet import NOW_MS, Pi, Sent, record
+from tests.support.fleet import Pi, record
 from tests.support.registries import RegistryServer
 
 
@@ -85,32 +84,15 @@ def test_a_channel_is_renewed_resumed_and_loses_a_model(project: SigningKey, edg
     assert (code, entries(answer)) == (0, [])
 
 
-class FollowingDevice(Pi):
-    """A device that reports the channel that it follows, and which release it has or went back from."""
-
-    def info(self) -> Sent:
-        said = messages.envelope(ts_ms=NOW_MS, boot=self.boot) | {"profile": self.profile, "channel": "canary"}
-        return [(self.topics.info, messages.dump(said))]
-
-    def went_back(self, release: int, reason: str) -> Sent:
-        self.seq += 1
-        said = messages.envelope(ts_ms=NOW_MS, boot=self.boot, seq=self.seq)
-        said |= {"event": "rolled_back", "model": "digits", "release": release, "reason": reason}
-        return [(self.topics.event, messages.dump(said))]
-
-
 def stored(url: Path, took: int, back: int) -> None:
     now_ms = time.time_ns() // 1_000_000
     for i in range(took):
-        device = FollowingDevice(f"took-{i}", "r2")
-        record(str(url), [*device.info(), *device.deploy(now_ms)], now_ms)
+        device = Pi(f"took-{i}", "r2")
+        record(str(url), [*device.info("canary"), *device.deploy(now_ms)], now_ms)
     for i in range(back):
-        device = FollowingDevice(f"back-{i}")
-        sent = [
-            *device.info(),
-            *device.deploy(now_ms),
-            *device.went_back(2, "p99_ms is 9 ms, the limit is at most 8 ms"),
-        ]
+        device = Pi(f"back-{i}")
+        sent = device.went_back(2, "p99_ms is 9 ms, the limit is at most 8 ms", now_ms)
+        sent = [*device.info("canary"), *device.deploy(now_ms), *sent]
         record(str(url), sent, now_ms)
 
 

@@ -72,8 +72,8 @@ def _begun(broker: Broker, url: str, rollouts: Path) -> Running:
     said += event(fleet["saw"], 1, now_ms, event="alarm_raised", alarm="temp_c", value=91.0, limit=85.0)
     said += fleet["saw"].deploy(now_ms, "temp_c")
     said += event(fleet["belt"], 1, now_ms, event="recycled", model="digits", reason=HOSTILE)
-    said += changed(fleet["press"].info()[:1], channel="stable") + fleet["press"].deploy(now_ms)
-    said += event(fleet["press"], 1, now_ms, event="rolled_back", model="digits", release=8, reason="p99_ms is 9 ms")
+    said += fleet["press"].info("stable")[:1] + fleet["press"].deploy(now_ms)
+    said += fleet["press"].went_back(8, "p99_ms is 9 ms", now_ms)
     for first in range(0, len(said), 50):  # a client takes no more at once
         publish(broker, said[first : first + 50])
     names = tuple(fleet)

@@ -33,7 +33,9 @@ NOW = 1000.0  # monotonic seconds
 def a_day() -> Sent:
     """Two devices of two versions: stages, an alarm, a missing report, an event, a device with an open clock."""
     one, two, open_clock = Pi("pi-1"), Pi("pi-2", version="r2"), Pi("pi-3")
-    sent = one.info() + two.info() + one.deploy(NOW_MS, "p99_ms")
+    sent = (
+        one.info() + two.info("stable") + one.deploy(NOW_MS, "p99_ms") + two.went_back(3, "p99_ms is 9 ms", NOW_MS - 5)
+    )
     for minute in range(5, 0, -1):
         hist, (topic, payload) = one.window(NOW_MS - minute * MINUTE_MS, [1.0, 2.0] * 20, errors=1)
         figures = {"lat_p50_ms": 1.0, "lat_p99_ms": 2.0, "engine_p99_ms": 1.5, "batch_mean": 1.0, "rss_bytes": 9}
@@ -100,6 +102,7 @@ def test_the_file_is_valid_and_its_addresses_are_those_that_the_server_answers(p
         "latency", "latency?device=pi-1&window=24h", "breakdown", "breakdown?by=site&limit=1", "stages", "query",
         "query?by=&step=15m&percentiles=50,99.9&buckets=1", "query?by=site,device,model,version,profile", "events",
         "events?event=crashed", "devices", "devices?state=attention&sort=p99", "device?site=plant-a&device=pi-1", "rollouts",
+        "channels",
     ],
 )  # fmt: skip
 def test_an_answer_is_what_the_file_says(port: int, asked: str) -> None:
