@@ -77,11 +77,12 @@ fuzz: setup
 # a device are among those that the tests run with.
 COMPILE := pip compile --quiet --upgrade --universal --generate-hashes --no-header --python-version 3.10 pyproject.toml
 WHEELS := deploy/edgert_deploy/bootstrap/locked_wheels.txt
+# A device downloads no tokenizer, so it gets no huggingface-hub (wheelhouse.py).
 lock: setup
 	$(BIN)/uv $(COMPILE) --extra dev --output-file requirements/dev.txt
 	$(BIN)/uv $(COMPILE) --extra host --extra demo --constraint requirements/dev.txt --output-file requirements/demo.txt
-	echo pip | $(BIN)/uv $(COMPILE) - $(addprefix --extra ,tflite openvino onnxruntime tensorrt http channels) \
-		--constraint requirements/dev.txt --output-file $(WHEELS)
+	echo pip | $(BIN)/uv $(COMPILE) - $(addprefix --extra ,tflite openvino onnxruntime tensorrt http channels text) \
+		--override <(echo "huggingface-hub; sys_platform == 'none'") --constraint requirements/dev.txt --output-file $(WHEELS)
 
 # Asks PyPI's database of vulnerabilities.
 audit: setup

@@ -6,7 +6,9 @@ line to install it with, wherever the import stands.
 
 from __future__ import annotations
 
-from edgert.errors import ConfigInvalid
+import importlib.util
+
+from edgert.errors import ConfigInvalid, EngineMissing
 
 # top-level module -> the extras that install it, the usual one first
 EXTRAS = {
@@ -31,6 +33,7 @@ EXTRAS = {
     "sympy": ("host",),
     "tensorflow": ("keras",),
     "tf2onnx": ("keras",),
+    "tokenizers": ("text",),
     "tomlkit": ("host", "fleet"),
     "torch": ("torch",),
     "urllib3": ("host", "channels"),
@@ -50,3 +53,17 @@ def missing_package(error: Exception, extra: str = "") -> ConfigInvalid | None:
     return ConfigInvalid(
         f"this command needs the package {module}, which is not installed here: pip install 'edgert[{chosen}]'"
     )
+
+
+def has_tokenizers() -> bool:
+    """Return whether the library `tokenizers` is here, without its import."""
+    return importlib.util.find_spec("tokenizers") is not None
+
+
+def check_tokenizers() -> None:
+    """Raise EngineMissing, which says how to install it, where the library `tokenizers` is missing."""
+    if not has_tokenizers():
+        raise EngineMissing(
+            "the model takes text, and the package tokenizers is not installed here: run edgert bootstrap DEVICE --with text "
+            "on the host, or pip install 'edgert[text]' here"
+        )

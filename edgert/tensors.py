@@ -93,6 +93,16 @@ def batchable(specs: Sequence[TensorSpec]) -> bool:
     return all(spec.shape and spec.shape[0] == -1 for spec in specs)
 
 
+def byte_rows(values: Sequence[bytes]) -> NDArray[np.uint8]:
+    """Return files or texts as UINT8 [N, bytes], one in each row; shorter ones are padded with zeros."""
+    import numpy as np
+
+    rows = np.zeros((len(values), max(map(len, values), default=0)), np.uint8)
+    for row, value in zip(rows, values, strict=True):
+        row[: len(value)] = np.frombuffer(value, np.uint8)
+    return rows
+
+
 def fits(spec: TensorSpec, datatype: str, shape: Sequence[int]) -> bool:
     """Return whether a tensor of `datatype` and `shape` fits `spec`."""
     return (

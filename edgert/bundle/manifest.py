@@ -16,6 +16,7 @@ from edgert.bundle.expiry import expiry_time
 from edgert.bundle.rules import Classify, Ctc, Detect, Preprocess, Resize, Smooth, check_rules
 from edgert.bundle.signal_rules import Series, Sound, check_series, check_smoothing, check_sound
 from edgert.bundle.state import State, check_state
+from edgert.bundle.text_rules import Embed, Text, check_embed, check_text
 from edgert.errors import BundleError, NotCompatible
 from edgert.tensors import TensorSpec
 from edgert.typed_json import Mistyped, from_json
@@ -98,7 +99,7 @@ class Manifest:
     `expires` ends the time for installing it, as 2027-02-19T08:00:00Z; "" means no end. An installed version goes on
     serving after it. A bundle that expires was `signed_at` that time; it is "" for others, so that the same inputs
     give the same bytes. A downgrade always expires.
-    `golden_raw` holds the windows of sound or of series from which the golden inputs were made.
+    `golden_raw` holds the windows of sound or of series, or the texts, from which the golden inputs were made.
     `buckets` are the lengths of the axis, besides the batch, that the inputs leave open.
     `state` binds outputs to the inputs that get them in a session's next item; apps see neither. Versions with the same
     `state_id` continue each other's sessions.
@@ -117,10 +118,12 @@ class Manifest:
     preprocess: Preprocess | None = None
     sound: Sound | None = None
     series: Series | None = None
+    text: Text | None = None
     golden_raw: str = ""
     classify: Classify | None = None
     detect: Detect | None = None
     ctc: Ctc | None = None
+    embed: Embed | None = None
     downgrade_from: int = 0
     expires: str = ""
     signed_at: str = ""
@@ -136,9 +139,15 @@ class Manifest:
         return self.release >= ratchet or self.downgrade_from >= ratchet
 
     @property
-    def input_rule(self) -> Preprocess | Sound | Series | None:
+    def input_rule(self) -> Preprocess | Sound | Series | Text | None:
         """The rule for an input that devices preprocess."""
-        return self.preprocess or self.sound or self.series
+        return self.preprocess or self.sound or self.series or self.text
+
+    @property
+    def sent_inputs(self) -> tuple[str, ...]:
+        """The inputs of a request whose input devices preprocess: a text stands for several of the model's."""
+        made = self.text.inputs[1:] if self.text is not None else ()
+        return tuple(spec.name for spec in self.app_inputs if spec.name not in made)
 
     @property
     def app_inputs(self) -> tuple[TensorSpec, ...]:
@@ -158,7 +167,7 @@ class Manifest:
 
     def files_for(self, target: TargetEntry) -> list[FileEntry]:
         """Return the files that a device of `target` keeps: its artifacts, the reference, and their golden samples."""
-        paths = {*self.golden_inputs, self.golden_raw}
+        paths = {*self.golden_inputs, self.golden_raw, "" if self.text is None else self.text.tokenizer}
         for name in (*target.artifacts, target.reference or target.artifacts[0]):
             artifact = self.artifact(name)
             paths |= {*artifact.files, *artifact.golden_outputs}
@@ -232,14 +241,25 @@ def _check(manifest: Manifest) -> None:
             raise BundleError(f"target {target.profile} names artifacts that the bundle does not hold")
     if len(manifest.golden_inputs) != len(manifest.inputs) or not set(manifest.golden_inputs) <= paths:
         raise BundleError("golden inputs must be one file of the bundle per input")
-    if manifest.golden_raw and (manifest.golden_raw not in paths or not (manifest.sound or manifest.series)):
-        raise BundleError("golden_raw must be a file of the bundle, and the manifest must have a rule for signals")
-    if sum(rule is not None for rule in (manifest.preprocess, manifest.sound, manifest.series)) > 1:
-        raise BundleError("a manifest has one rule for an input: preprocess, sound or series")
+    rules = (manifest.preprocess, manifest.sound, manifest.series, manifest.text)
+    if manifest.golden_raw and (manifest.golden_raw not in paths or not any(rules[1:])):
+        raise BundleError(
+            "golden_raw must be a file of the bundle, and the manifest must have a rule for signals or text"
+        )
+    if sum(rule is not None for rule in rules) > 1:
+        raise BundleError("a manifest has one rule for an input: preprocess, sound, series or text")
     if manifest.sound is not None:
         check_sound(manifest.sound, manifest.app_inputs)
     if manifest.series is not None:
         check_series(manifest.series, manifest.app_inputs)
+    if manifest.text is not None:
+        check_text(manifest.text, manifest.app_inputs, manifest.buckets)
+        if manifest.text.tokenizer not in paths:
+            raise BundleError(
+                f"text names the tokenizer {manifest.text.tokenizer[:80]!r}, which the bundle does not hold"
+            )
+    if manifest.embed is not None:
+        check_embed(manifest.embed, manifest.app_inputs, manifest.app_outputs)
     if manifest.buckets is not None:
         check_buckets(manifest.buckets, manifest.inputs, manifest.outputs)
     specs = manifest.app_inputs, manifest.app_outputs
@@ -298,6 +318,8 @@ def check_known(manifest: Mapping[str, Any]) -> None:
         ("preprocessing", Preprocess, preprocess),
         ("sound", Sound, manifest.get("sound")),
         ("series", Series, manifest.get("series")),
+        ("text", Text, manifest.get("text")),
+        ("embedding", Embed, manifest.get("embed")),
         ("resizing", Resize, preprocess and preprocess.get("resize")),
         ("classification", Classify, classify),
         ("smoothing", Smooth, classify and classify.get("smooth")),

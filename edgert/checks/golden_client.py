@@ -29,6 +29,8 @@ class GoldenClient:
         self._inputs, self._outputs = (
             [spec.name for spec in specs] for specs in (manifest.app_inputs, manifest.app_outputs)
         )
+        if manifest.golden_raw:
+            self._inputs = list(manifest.sent_inputs)
         self._client = Client(state.socket(config), timeout_s=ASK_S_MAX, probe=True)
 
     def __enter__(self) -> GoldenClient:

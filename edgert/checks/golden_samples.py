@@ -21,16 +21,18 @@ def samples(version: InstalledVersion, *, as_sent: bool = False) -> Iterator[Arr
     """Yield the golden inputs, one sample at a time, each in its own length.
 
     A model with a fixed batch of one takes no other. With `as_sent` they are what an app sends: the windows of a signal
-    instead of their features, and no state, which is zero in them.
+    instead of their features, a text instead of its tokens, and no state, which is zero in them.
     """
     manifest, padder = version.manifest, _padder(version)
     arrays = [_read(version, path) for path in manifest.golden_inputs]
     if as_sent:
         rule, by_name = manifest.input_rule, dict(zip((spec.name for spec in manifest.inputs), arrays, strict=True))
+        names = [spec.name for spec in manifest.app_inputs]
         if manifest.golden_raw and rule is not None:
             lead = manifest.sound.lead if manifest.sound is not None else 0  # the device adds it
             by_name[rule.input] = _read(version, manifest.golden_raw)[:, lead:]
-        arrays = [by_name[spec.name] for spec in manifest.app_inputs]
+            names, padder = list(manifest.sent_inputs), None  # a text has its own length
+        arrays = [by_name[name] for name in names]
     for i, sample in enumerate(_rows(arrays)):
         yield sample if padder is None else padder.trimmed(sample, padder.buckets.golden_lengths[i])
 

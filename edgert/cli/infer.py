@@ -19,7 +19,7 @@ FILE = click.Path(dir_okay=False, path_type=Path)
     "source",
     required=True,
     type=FILE,
-    help="A .npy array, an .npz with one array per input name, or a JPEG, PNG, WAV or CSV file.",
+    help="A .npy array, an .npz with one array per input name, or a JPEG, PNG, WAV, CSV or .txt file.",
 )
 @click.option("--out", type=FILE, help="Write the outputs to this .npz file; --json then leaves the values out.")
 @json_option

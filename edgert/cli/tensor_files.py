@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from edgert.errors import InputError, StorageFailed
 from edgert.processing.csv_table import read_csv
+from edgert.processing.text import text_in_file
 from edgert.protocol.arrays import FILE_STARTS
 
 INPUT_BYTES_MAX = 1024**3
@@ -24,13 +25,15 @@ def read_inputs(source: Path) -> NDArray[Any] | Arrays:
     """Return the array of an .npy file, or the arrays of an .npz by name, without unpickling. Raises InputError.
 
     A JPEG, PNG or WAV file becomes the array of its bytes, UINT8 [bytes], for a model with `decode`. A CSV file becomes
-    FP32 [lines, columns].
+    FP32 [lines, columns], and a .txt file its text.
     """
-    advice = "give a .npy array (numpy.save), an .npz with one array per input (numpy.savez), or a JPEG, PNG, WAV or CSV file"
+    advice = "give a .npy array (numpy.save), an .npz with one array per input (numpy.savez), or a JPEG, PNG, WAV, CSV or .txt file"
     try:
         size = source.stat().st_size
         if size > INPUT_BYTES_MAX:
             raise InputError(f"{source} has {size} bytes; at most {INPUT_BYTES_MAX} are sent")
+        if source.suffix == ".txt":
+            return np.frombuffer(text_in_file(source), np.uint8)
         with source.open("rb") as file:
             if file.read(max(map(len, FILE_STARTS))).startswith(FILE_STARTS):
                 return np.fromfile(source, np.uint8)

@@ -101,7 +101,7 @@ class Conversation:
             return frame.again(given, flags, request_id, timeout_us)
         self._looks = self._tensors = None  # answers to this request may have another axis
         arrays, self._added_axis = interface.arrays(inputs)
-        parts = frame.parts(arrays, self._numbers, flags, request_id, timeout_us)
+        parts = frame.parts(arrays, interface.numbers(len(arrays)), flags, request_id, timeout_us)
         self.size_bytes = frame.sent_bytes
         if [array.dtype for array in given] == [array.dtype for array in arrays]:  # nothing was converted
             self._looks = looks
@@ -165,7 +165,6 @@ class Conversation:
     def _greeted(self, frame: wire.Frame) -> None:
         self.welcome = frame.json()
         self._interface = ModelInterface(self._model or "", self.welcome)
-        self._numbers = tuple(range(len(self._interface.inputs)))
         self._frame = KeptFrame(wire.INFER, frame.model_id, None if self._area is None else self._area.request)
         self.frames.limit(self._interface.frame_bytes_max)
 

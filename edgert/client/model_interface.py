@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from edgert.errors import RequestError
 from edgert.protocol import wire
 from edgert.protocol.arrays import FILE_STARTS
-from edgert.tensors import DATATYPES, TensorSpec, fits
+from edgert.tensors import DATATYPES, TensorSpec, byte_rows, fits
 
 FRAME_OVERHEAD_BYTES = 4096  # header and descriptors
 
@@ -27,22 +27,32 @@ class ModelInterface:
         self.outputs = tuple(str(v["name"]) for v in welcome.get("outputs", ()))
         self.frame_bytes_max = int(welcome.get("frame_bytes_max", wire.FRAME_BYTES_MAX))
         pre = welcome.get("preprocess") or {}
-        # A model with preprocessing also takes frames or a signal, or files, for one of its inputs.
-        self._forms = [TensorSpec.from_json(pre[key]) for key in ("input", "integers", "files") if key in pre]
+        # A model with preprocessing also takes frames, a signal, text or files for one of its inputs.
+        self._forms = [TensorSpec.from_json(pre[key]) for key in ("input", "integers", "files", "text") if key in pre]
+        # A text stands for all inputs that are made of it.
+        made = [name for name in pre.get("text_for", ()) if name != self._forms[0].name]
+        self._with_text = tuple(spec for spec in self.inputs if spec.name not in made) if made else ()
+        self._numbers = tuple(range(len(self.inputs)))
+        self._numbers_with_text = tuple(self.inputs.index(spec) for spec in self._with_text)
         self._has_windows = bool(pre.get("step"))  # one signal may become several items
 
     def arrays(self, inputs: Inputs) -> tuple[list[NDArray[Any]], bool]:
         """Return C-contiguous arrays in the model's order, and whether a batch axis was added to them."""
-        names = [spec.name for spec in self.inputs]
+        names, short = ([spec.name for spec in specs] for specs in (self.inputs, self._with_text))
+        specs = self.inputs
         if isinstance(inputs, Mapping):
-            if set(inputs) != set(names):
-                raise RequestError(f"model {self.model} takes inputs {names}, got {sorted(inputs)}")
-            given = [_array(inputs[name]) for name in names]
-        elif len(names) == 1:
+            if short and set(inputs) == set(short):
+                specs = self._with_text
+            elif set(inputs) != set(names):
+                also = f", or {short} with text as {self._forms[0].name!r}" if short else ""
+                raise RequestError(f"model {self.model} takes inputs {names}{also}, got {sorted(inputs)}")
+            given = [_array(inputs[spec.name]) for spec in specs]
+        elif 1 in (len(names), len(short)):
+            specs = specs if len(names) == 1 else self._with_text
             given = [_array(inputs)]
         else:
             raise RequestError(f"model {self.model} takes inputs {names}: give a dict by name")
-        fitted = [self._fit(array, spec) for array, spec in zip(given, self.inputs, strict=True)]
+        fitted = [self._fit(array, spec) for array, spec in zip(given, specs, strict=True)]
         added = {was_added for _, was_added in fitted}
         if len(added) > 1 and not self._has_windows:
             raise RequestError("give the batch axis on every input, or on none")
@@ -53,6 +63,10 @@ class ModelInterface:
                 f"the inputs take {size} bytes, a request at most {self.frame_bytes_max}: send less at once"
             )
         return arrays, added == {True}
+
+    def numbers(self, count: int) -> tuple[int, ...]:
+        """Return the numbers of the inputs in a request of `count` arrays."""
+        return self._numbers if count == len(self._numbers) else self._numbers_with_text
 
     def _fit(self, array: NDArray[Any], spec: TensorSpec) -> tuple[NDArray[Any], bool]:
         if not array.dtype.isnative:
@@ -77,16 +91,23 @@ class ModelInterface:
 
 
 def _array(value: ArrayLike) -> NDArray[Any]:
-    """Return `value` as an array. A file's bytes are UINT8 [bytes]; several files are rows, padded with zeros."""
-    if isinstance(value, bytes):
-        return np.frombuffer(value, np.uint8)
-    if isinstance(value, list | tuple) and value and isinstance(value[0], bytes | bytearray | memoryview):
-        files = [np.frombuffer(file, np.uint8) for file in value]
-        padded = np.zeros((len(files), max(map(len, files))), np.uint8)
-        for place, file in zip(padded, files, strict=True):
-            place[: len(file)] = file
-        return padded
+    """Return `value` as an array. A file's bytes, or a text's, are UINT8 [bytes]; several are rows, padded with zeros."""
+    if isinstance(value, np.ndarray) and value.dtype.kind == "U":
+        value = value.tolist()
+    if isinstance(value, bytes | str):
+        return np.frombuffer(_bytes(value), np.uint8)
+    if isinstance(value, list | tuple) and value and isinstance(value[0], bytes | bytearray | memoryview | str):
+        return byte_rows([_bytes(one) for one in value])
     return np.asarray(value)
+
+
+def _bytes(value: Any) -> bytes:
+    if not isinstance(value, str):
+        return bytes(value)
+    try:
+        return value.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(f"the text is not valid Unicode: {error.reason} at letter {error.start}") from error
 
 
 def _is_file(array: NDArray[Any]) -> bool:

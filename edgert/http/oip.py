@@ -204,7 +204,8 @@ def _input(entry: Any, data: memoryview, at: int) -> tuple[str, Given, int]:
     parameters = _object(entry, "parameters", f"input {name!r}")
     _check("shared_memory_region" not in parameters, "shared memory regions are not supported: send the data")
     if "binary_data_size" not in parameters:
-        _check(datatype != "BYTES", f"input {name!r}: send BYTES as binary data")
+        if datatype == "BYTES":
+            return name, _texts(name, entry.get("data"), math.prod(shape)), at
         return name, _from_json(name, entry.get("data"), np.dtype(NUMPY_NAMES[datatype]), datatype, shape), at
     size = _whole(parameters["binary_data_size"], f"'binary_data_size' of input {name!r}")
     _check("data" not in entry, f"input {name!r} has both 'data' and 'binary_data_size'")
@@ -218,6 +219,18 @@ def _input(entry: Any, data: memoryview, at: int) -> tuple[str, Given, int]:
     return name, np.frombuffer(own, dtype).reshape(shape), at + size
 
 
+def _texts(name: str, data: Any, count: int) -> list[bytes]:
+    """Return the strings of a BYTES tensor in JSON: texts, for models that take text."""
+    strings = isinstance(data, list) and len(data) == count and all(isinstance(text, str) for text in data)
+    _check(strings, f"the data of input {name!r} is not {count} strings; send other BYTES as binary data")
+    _check(0 < count <= FILES_MAX, f"input {name!r} has {count} texts; it may have 1 to {FILES_MAX}")
+    try:
+        texts = [text.encode() for text in data]
+    except UnicodeEncodeError as error:
+        raise RequestError(f"a text of input {name!r} is not valid Unicode: {error.reason}") from error
+    return _padded_alike(name, texts, sum(map(len, texts)))
+
+
 def _files(name: str, data: memoryview, count: int) -> list[bytes]:
     """Return the elements of a BYTES tensor, each after its length in 4 bytes: files, for models that decode images."""
     _check(0 < count <= FILES_MAX, f"input {name!r} has {count} files; it may have 1 to {FILES_MAX}")
@@ -228,9 +241,13 @@ def _files(name: str, data: memoryview, count: int) -> list[bytes]:
         files.append(bytes(data[at + 4 : at + 4 + length]))
         at += 4 + length
     _check(at == len(data) and len(files) == count, f"the lengths in the BYTES of input {name!r} do not add up")
+    return _padded_alike(name, files, len(data))
+
+
+def _padded_alike(name: str, files: list[bytes], sent_bytes: int) -> list[bytes]:
     _check(
-        count * max(map(len, files)) <= max(PADDED_BYTES_MIN, PADDED_TIMES_MAX * len(data)),
-        f"the files of input {name!r} differ too much in length: send one at a time",
+        len(files) * max(map(len, files)) <= max(PADDED_BYTES_MIN, PADDED_TIMES_MAX * sent_bytes),
+        f"the elements of input {name!r} differ too much in length: send one at a time",
     )
     return files
 

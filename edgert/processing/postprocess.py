@@ -13,6 +13,7 @@ from edgert.bundle.rules import DETECTED
 from edgert.processing.classify import Classifier
 from edgert.processing.ctc import CtcReader
 from edgert.processing.detect import detections
+from edgert.processing.embedding import embedded
 from edgert.processing.placement import Placement
 from edgert.tensors import TensorSpec
 
@@ -38,6 +39,13 @@ class Postprocessor:
             self._reader = CtcReader(self._ctc)
             text, probability = self._ctc.added
             self.outputs += (TensorSpec(text, "UINT8", (-1, -1)), TensorSpec(probability, "FP32", (-1,)))
+        self._embed, self._mask = manifest.embed, 0
+        if self._embed is not None:
+            self._states = names.index(self._embed.output)
+            if self._embed.pooling == "mean":
+                self._mask = [spec.name for spec in manifest.app_inputs].index(self._embed.mask)
+            size = manifest.outputs[self._states].shape[-1]
+            self.outputs = (*self.outputs, TensorSpec(self._embed.name, "FP32", (-1, size)))
         self._nhwc = manifest.preprocess is not None and manifest.preprocess.model_layout == "nhwc"
         labels = self._classify or self._detect  # the texts of CTC's classes are in the answer itself
         self.labels: tuple[str, ...] = labels.labels if labels is not None else ()
@@ -46,25 +54,29 @@ class Postprocessor:
         self,
         outputs: Arrays,
         placements: Sequence[Placement] | None,
-        shown: tuple[int, ...],
+        inputs: Sequence[NDArray[Any]],
+        image: int,
         windows: Sequence[int] | None = None,
         before: NDArray[np.float32] | None = None,
     ) -> Arrays:
         """Return `outputs` followed by the results of the rules.
 
-        `shown` is the shape of the model's image tensor, `placements` map from it back to the sent images, `windows`
-        counts the items of each sent signal (None: the app sent the tensor itself). `before` are the class scores of the
+        `inputs` are the model's; number `image` is the preprocessed one. `placements` map from it back to the sent images,
+        `windows` counts the items of each sent signal (None: the app sent the tensor itself). `before` are the class scores of the
         signal's windows before, as `last_shares` returns them.
         """
         added = list(outputs)
         if self._classify is not None:
             added += self._classifier(outputs[self._classified], windows, before)
         if self._detect is not None:
+            shown = inputs[image].shape
             height, width = shown[1:3] if self._nhwc else shown[2:]
             arrays = [outputs[i] for i in self._detected]
             added += detections(self._detect, arrays, (height, width), placements)
         if self._ctc is not None:
             added += self._reader(outputs[self._read])
+        if self._embed is not None:
+            added.append(embedded(self._embed, outputs[self._states], inputs[self._mask]))
         return added
 
     def last_shares(self, outputs: Arrays, before: NDArray[np.float32]) -> NDArray[np.float32]:

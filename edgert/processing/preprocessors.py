@@ -1,16 +1,28 @@
-"""The preprocessor of a manifest's rule, for images or for signals."""
+"""The preprocessor of a manifest's rule, for images, signals or text."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from edgert.bundle.rules import Preprocess
 from edgert.bundle.signal_rules import Series, Sound
+from edgert.bundle.text_rules import Text
 from edgert.processing.preprocess import Preprocessor
 from edgert.processing.signals import SignalPreprocessor
+from edgert.processing.text import TextPreprocessor
 from edgert.tensors import TensorSpec
 
-InputRule = Preprocess | Sound | Series
+InputRule = Preprocess | Sound | Series | Text
 
 
-def preprocessor(rule: InputRule, spec: TensorSpec) -> Preprocessor | SignalPreprocessor:
-    """Return what applies `rule` to the input `spec`. Raises EngineMissing where a codec is missing."""
+def preprocessor(
+    rule: InputRule, inputs: Sequence[TensorSpec], read: Callable[[str], bytes]
+) -> Preprocessor | SignalPreprocessor | TextPreprocessor:
+    """Return what applies `rule` to one of `inputs`; `read` returns the content of a file that the rule names.
+
+    Raises EngineMissing where a package is missing.
+    """
+    if isinstance(rule, Text):
+        return TextPreprocessor(rule, inputs, read(rule.tokenizer))
+    spec = next(spec for spec in inputs if spec.name == rule.input)
     return Preprocessor(rule, spec) if isinstance(rule, Preprocess) else SignalPreprocessor(rule, spec)

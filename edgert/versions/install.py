@@ -25,6 +25,7 @@ from edgert.errors import (
     StorageFailed,
     TransitionRefused,
 )
+from edgert.extras import check_tokenizers
 from edgert.versions.installed import InstalledVersion, load_version
 from edgert.versions.latest_time import LatestTime
 from edgert.versions.slot_store import STAGE_NAME, SlotStore
@@ -66,6 +67,8 @@ def install(
     with open_delivery(path, trusted, lambda manifest: _there(state, manifest)) as bundle:
         manifest = bundle.manifest
         target = manifest.target_for(config.profile, config.machine)
+        if manifest.text is not None:
+            check_tokenizers()
         latest = latest or LatestTime(state)
         check_expiry(manifest.expires, f"release {manifest.release} of {manifest.model}", latest.now_s())
         store = SlotStore(state.models / manifest.model)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -95,12 +95,23 @@ def first_working(version: InstalledVersion, use: Callable[[ArtifactEntry], T], 
 def check_files(version: InstalledVersion, artifact: ArtifactEntry) -> None:
     """Compare the artifact's files on disk with their signed hashes. Raises BundleCorrupt: flash memory decays."""
     for path in artifact.files:
-        digest = hashlib.sha256()
-        try:
-            with (version.folder / path).open("rb") as file:
-                while chunk := file.read(1024**2):
-                    digest.update(chunk)
-        except OSError as error:
-            raise BundleCorrupt(f"{version.folder / path} cannot be read: {error.strerror}; deploy it again") from error
-        if digest.hexdigest() != version.manifest.file(path).sha256:
-            raise BundleCorrupt(f"{version.folder / path} changed on disk since it was installed: deploy it again")
+        for _ in _checked_chunks(version, path):
+            pass
+
+
+def read_file(version: InstalledVersion, path: str) -> bytes:
+    """Return a file of the version, compared with its signed hash. Raises BundleCorrupt."""
+    return b"".join(_checked_chunks(version, path))
+
+
+def _checked_chunks(version: InstalledVersion, path: str) -> Iterator[bytes]:
+    digest = hashlib.sha256()
+    try:
+        with (version.folder / path).open("rb") as file:
+            while chunk := file.read(1024**2):
+                digest.update(chunk)
+                yield chunk
+    except OSError as error:
+        raise BundleCorrupt(f"{version.folder / path} cannot be read: {error.strerror}; deploy it again") from error
+    if digest.hexdigest() != version.manifest.file(path).sha256:
+        raise BundleCorrupt(f"{version.folder / path} changed on disk since it was installed: deploy it again")

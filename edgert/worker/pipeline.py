@@ -25,9 +25,11 @@ from edgert.processing.postprocess import Postprocessor
 from edgert.processing.preprocess import Preprocessor
 from edgert.processing.preprocessors import preprocessor
 from edgert.processing.signals import SignalPreprocessor
+from edgert.processing.text import TextPreprocessor
 from edgert.protocol import wire
 from edgert.protocol.arrays import from_wire
 from edgert.tensors import StageTimes, TensorSpec, batchable, fits
+from edgert.versions.installed import read_file
 from edgert.worker.batcher import Batcher, EngineAnswer
 from edgert.worker.cache import PredictionCache, tag_of
 from edgert.worker.memory import Keeper, Memory
@@ -48,7 +50,7 @@ _new = tuple.__new__  # makes a NamedTuple without the Python function in betwee
 class ModelInputs(NamedTuple):
     """The tensors of a request as arrays; valid for every request whose tensors are at the same place.
 
-    `raw`: they hold an image or a signal that needs preprocessing. `tag` stands for dtypes and shapes.
+    `raw`: they hold an image, a signal or a text that needs preprocessing. `tag` stands for dtypes and shapes.
     """
 
     arrays: Arrays
@@ -108,16 +110,18 @@ class Pipeline:
         if manifest.buckets is not None:
             self._padder = Padder(manifest.buckets, manifest.inputs, manifest.outputs)
         self._image = 0  # the index of the input that is preprocessed
-        self._pre: Preprocessor | SignalPreprocessor | None = None
+        self._pre: Preprocessor | SignalPreprocessor | TextPreprocessor | None = None
+        # The inputs of a request with raw input: a text stands for several of the model's.
+        self._sent = [i for i, spec in enumerate(self.inputs) if spec.name in manifest.sent_inputs]
         if (rule := manifest.input_rule) is not None:
             self._image = next(i for i, s in enumerate(self.inputs) if s.name == rule.input)
-            self._pre = preprocessor(rule, self.inputs[self._image])
+            self._pre = preprocessor(rule, self.inputs, lambda path: read_file(model.version, path))
         self.keeper = Keeper(manifest, self._pre)
         self._in_turn = self.keeper.in_turn
         self._post: Postprocessor | None = None
         computed = manifest.outputs
         self._labels: tuple[str, ...] = ()
-        if any(rule is not None for rule in (manifest.classify, manifest.detect, manifest.ctc)):
+        if any((manifest.classify, manifest.detect, manifest.ctc, manifest.embed)):
             self._post = Postprocessor(manifest)
             computed, self._labels = self._post.outputs, self._post.labels
         self._bare = self._post is None and not self._in_turn
@@ -153,28 +157,43 @@ class Pipeline:
         }
         if self._pre is not None:
             named = {"input": self._pre.frames, "integers": self._pre.integers, "files": self._pre.files}
+            if isinstance(self._pre, TextPreprocessor):
+                named = {"text": self._pre.files}
             value["preprocess"] = {name: form.as_json() for name, form in named.items() if form is not None}
             if self.keeper.pre is not None:
                 value["preprocess"]["step"] = self.keeper.pre.step
+            if len(self._sent) < len(self.inputs):
+                made = [spec.name for i, spec in enumerate(self.inputs) if i not in self._sent or i == self._image]
+                value["preprocess"]["text_for"] = made
         if self._labels and sum(map(len, self._labels)) < wire.META_BYTES_MAX // 8:
             value["labels"] = list(self._labels)
         return value
 
     def read(self, tensors: tuple[wire.WireTensor, ...]) -> ModelInputs:
         """Return a frame's tensors as arrays, without a copy. Raises RequestError if the model does not take them."""
-        if len(tensors) != len(self.inputs):
+        numbers = self._sent if len(tensors) == len(self._sent) else range(len(self.inputs))
+        if len(tensors) != len(numbers):
             raise RequestError(f"the model takes {len(self.inputs)} inputs, the request has {len(tensors)}")
-        arrays = []
-        for i, (tensor, spec) in enumerate(zip(tensors, self.inputs, strict=True)):
-            forms = self._pre.forms if self._pre is not None and i == self._image else (spec,)
+        arrays, raw = [], False
+        for tensor, i in zip(tensors, numbers, strict=True):
+            spec, forms = self.inputs[i], self._forms(i, len(numbers))
             if tensor.number != i or not any(fits(form, tensor.datatype, tensor.shape) for form in forms):
                 wanted = " or ".join(f"{form.datatype} {list(form.shape)}" for form in forms)
                 raise RequestError(
                     f"input {i} ({spec.name!r}) takes {wanted}, got {tensor.datatype} {list(tensor.shape)}"
                 )
             arrays.append(from_wire(tensor))
-        raw = self._pre is not None and self._pre.wants(arrays[self._image])
+            if self._pre is not None and i == self._image:
+                raw = self._pre.wants(arrays[-1])
         return ModelInputs(arrays, self._items(arrays), raw, tag_of(arrays))
+
+    def _forms(self, number: int, count: int) -> tuple[TensorSpec, ...]:
+        """Return what input `number` may be in a request of `count` tensors."""
+        if self._pre is None or number != self._image:
+            return (self.inputs[number],)
+        if len(self._sent) == len(self.inputs):
+            return self._pre.forms
+        return self._pre.forms[1:] if count == len(self._sent) else self._pre.forms[:1]
 
     def is_bare(self, inputs: ModelInputs, flags: int) -> bool:
         """Return whether the request needs the engine only: no cache, no pre- and no postprocessing."""
@@ -288,18 +307,23 @@ class Pipeline:
         if not request.raw:
             return
         assert self._pre is not None  # only it calls inputs raw
-        began_ns, i = time.perf_counter_ns(), self._image
-        if request.memory is not None and (signals := self.keeper.pre) is not None:
-            array = self._next_windows(request, signals)
+        began_ns = time.perf_counter_ns()
+        given = dict(zip(self._sent, request.arrays, strict=True))
+        made: dict[int, NDArray[Any]] = {}
+        if isinstance(self._pre, TextPreprocessor):
+            tokens = self._pre(given[self._image])
+            made = {i: tokens[spec.name] for i, spec in enumerate(self.inputs) if spec.name in tokens}
+        elif request.memory is not None and (signals := self.keeper.pre) is not None:
+            made[self._image] = self._next_windows(request, signals)
         elif isinstance(self._pre, Preprocessor):
-            array, request.placements = self._pre(request.arrays[i], request.deadline_s)
+            made[self._image], request.placements = self._pre(given[self._image], request.deadline_s)
         else:
-            array, request.windows = self._pre(request.arrays[i], request.deadline_s)
+            made[self._image], request.windows = self._pre(given[self._image], request.deadline_s)
             if self.keeper.first.state and len(request.windows or ()) > 1:
                 raise RequestError("a request of this model takes one signal, as its state goes from window to window")
-        request.arrays = [*request.arrays[:i], array, *request.arrays[i + 1 :]]
+        request.arrays = [made[i] if i in made else given[i] for i in range(len(self.inputs))]
         # A signal may hold several windows; in a session also none that is complete.
-        request.items = self._items(request.arrays) if len(array) else 0
+        request.items = self._items(request.arrays) if len(made[self._image]) else 0
         request.preprocess_ns = time.perf_counter_ns() - began_ns
 
     def _next_windows(self, request: _Request, signals: SignalPreprocessor) -> NDArray[Any]:
@@ -318,9 +342,9 @@ class Pipeline:
             return answer
         began_ns, computed = time.perf_counter_ns(), answer.outputs
         if self._post is not None:
-            shape, memory = request.arrays[self._image].shape, request.memory
+            memory = request.memory
             before = None if memory is None else memory.shares
-            computed = self._post(computed, request.placements, shape, request.windows, before)
+            computed = self._post(computed, request.placements, request.arrays, self._image, request.windows, before)
             if memory is not None and before is not None and request.windows is not None:
                 request.memory = memory._replace(shares=self._post.last_shares(answer.outputs, before))
         sent = [computed[i] for i in self._places[request.raw]]

@@ -15,6 +15,7 @@ from edgert.bundle.expiry import time_text
 from edgert.bundle.rules import Classify, Ctc, Detect, Preprocess
 from edgert.bundle.signal_rules import Series, Sound, check_smoothing
 from edgert.bundle.signing import read_signing_key
+from edgert.bundle.text_rules import Embed, Text
 from edgert.errors import BundleError, ConfigInvalid
 from edgert_deploy.cli import build_output
 from edgert_deploy.cli.options import inventory_option, json_option, profiles_option
@@ -63,7 +64,7 @@ def _read_model_argument(ctx: click.Context, param: click.Parameter, path: Path)
 @click.option(
     "--calibration",
     type=FILE,
-    help="Samples to quantize with: .npz, .npy, a folder of .npy or of images, or module:function.",
+    help="Samples to quantize with: .npz, .npy, a folder of .npy, images, sound, series or texts, or module:function.",
 )
 @click.option("--holdout", type=FILE, help="Samples to judge by, none of them used for training.")
 @click.option(
@@ -116,7 +117,9 @@ def _read_model_argument(ctx: click.Context, param: click.Parameter, path: Path)
     help="The engines of a profile to build for.",
 )
 @click.option("--with-reference", is_flag=True, help="Add FP32 artifacts that devices compare live answers with.")
-@click.option("--preprocess", type=FILE, help="From images to the model's input: imagenet, yolo or a .toml.")
+@click.option(
+    "--preprocess", type=FILE, help="From images, signals or text to the model's input: imagenet, yolo or a .toml."
+)
 @click.option("--fold-preprocess", is_flag=True, help="Make preprocessing part of the model: it takes UINT8 frames.")
 @click.option("--postprocess", type=FILE, help="From the model's outputs to results: yolo or a .toml.")
 @click.option("--labels", type=FILE, help="Names of the classes, one a line.")
@@ -267,15 +270,15 @@ def _check_given(ctx: click.Context) -> None:
 def _request(source: SourceModel, profiles: tuple[DeviceProfile, ...], given: dict[str, Any]) -> BuildRequest:
     """Read the files that the options name, and return the request."""
     model = given["name"] or name_from(source.path)
-    if source.buckets is not None and (given["preprocess"] is not None or given["postprocess"] is not None):
-        raise ConfigInvalid(
-            "--buckets keeps an axis open, and --preprocess and --postprocess need fixed sizes: leave one of them out"
-        )
     before, state_id = None, ""
     if given["preprocess"] is not None:
         state, state_id = read_state(given["preprocess"], source)
         source = replace(source, state=state)
         before = read_preprocess(given["preprocess"], source)
+    if source.buckets is not None and (source.state or not isinstance(before, Text | None)):
+        raise ConfigInvalid(
+            "--buckets keeps an axis open, and only text has a --preprocess for that: give the axis a length with --input"
+        )
     if given["fold_preprocess"]:
         if not isinstance(before, Preprocess):
             raise ConfigInvalid(
@@ -284,7 +287,11 @@ def _request(source: SourceModel, profiles: tuple[DeviceProfile, ...], given: di
         source, before = folded(source, before)
     after: OutputRule | None = None
     if given["postprocess"] is not None:
-        after = read_postprocess(given["postprocess"], source, given["labels"])
+        after = read_postprocess(given["postprocess"], source, given["labels"], before)
+        if source.buckets is not None and isinstance(after, Detect):
+            raise ConfigInvalid(
+                "--buckets keeps an axis open, and a detector's boxes need fixed sizes: leave one of them out"
+            )
     elif given["labels"] is not None:
         after = read_classify(given["labels"], source)
     if isinstance(after, Classify) and after.smooth is not None:
@@ -321,6 +328,7 @@ def _request(source: SourceModel, profiles: tuple[DeviceProfile, ...], given: di
         classify=after if isinstance(after, Classify) else None,
         detect=after if isinstance(after, Detect) else None,
         ctc=after if isinstance(after, Ctc) else None,
+        embed=after if isinstance(after, Embed) else None,
         measure=_measurer(given["measure"], given["measure_on"], given["inventory_file"], profiles),
         cache=None if given["no_cache"] else default_cache(),
         **{name: given[name] for name in same},

@@ -13,6 +13,7 @@ from edgert.bundle.bundle_file import open_bundle
 from edgert.bundle.manifest import ArtifactEntry
 from edgert.bundle.rules import Classify, Detect, Preprocess
 from edgert.bundle.signal_rules import signal_text
+from edgert.bundle.text_rules import embed_text, text_text
 from edgert_deploy.cli.options import json_option
 from edgert_deploy.cli.output import emit
 from edgert_deploy.cli.types import BundlePath
@@ -62,8 +63,12 @@ def _lines(report: Report) -> Iterator[str]:
         yield from _preprocess(manifest.preprocess)
     if (rule := manifest.sound or manifest.series) is not None:
         yield f"before    {rule.input}: {signal_text(rule)}"
+    if manifest.text is not None:
+        yield f"before    {text_text(manifest.text)}"
     if (classify := manifest.classify) is not None:
         yield from _classify(classify)
+    if manifest.embed is not None:
+        yield f"after     {manifest.embed.output}: {embed_text(manifest.embed)}"
     if manifest.detect is not None:
         yield from _detect(manifest.detect)
         yield f"labels    {_first(manifest.detect.labels)}"

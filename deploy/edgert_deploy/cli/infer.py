@@ -31,10 +31,10 @@ QUICK_S_MAX = 60.0
 @click.option(
     "--input",
     "source",
-    required=True,
     type=click.Path(dir_okay=False, path_type=Path),
-    help="A .npy array, an .npz with one array for each input name, or a JPEG, PNG, WAV or CSV file.",
+    help="A .npy array, an .npz with one array for each input name, or a JPEG, PNG, WAV, CSV or .txt file.",
 )
+@click.option("--text", help="A text, in place of --input.")
 @click.option(
     "--socket",
     type=click.Path(path_type=Path),
@@ -50,7 +50,8 @@ QUICK_S_MAX = 60.0
 def infer(
     model: str,
     selector: str | None,
-    source: Path,
+    source: Path | None,
+    text: str | None,
     socket: Path | None,
     out: Path | None,
     inventory_file: Path | None,
@@ -65,16 +66,23 @@ def infer(
     Examples:
       edgert infer digits kitchen --input images.npy
       edgert infer classifier kitchen --input photo.jpg
+      edgert infer intents kitchen --text "switch on the lamp"
       edgert infer detector --input frame.npz --socket /run/edgert/edgert.sock --json
     """
     if socket is not None and selector is not None:
         raise click.UsageError("SELECTOR and --socket exclude each other: choose one")
-    inputs = read_inputs(source)  # reports an unreadable file before it is sent
-    if selector is not None:
-        outputs = ask_device(find_inventory(inventory_file).device(selector), model, source)
-    else:
-        with Client(socket or default_socket()) as client:
-            outputs = client.infer(model, inputs)
+    if (source is None) == (text is None):
+        raise click.UsageError("give either --input or --text")
+    with tempfile.TemporaryDirectory(prefix="edgert-infer-") as folder:
+        if source is None:
+            source = Path(folder) / "text.txt"
+            source.write_bytes((text or "").encode(errors="surrogateescape"))
+        inputs = read_inputs(source)  # reports an unreadable file before it is sent
+        if selector is not None:
+            outputs = ask_device(find_inventory(inventory_file).device(selector), model, source)
+        else:
+            with Client(socket or default_socket()) as client:
+                outputs = client.infer(model, inputs)
     if out is not None:
         write_outputs(out, outputs)
     emit(described(model, outputs, values=out is None), as_text(outputs), as_json)
@@ -84,14 +92,14 @@ def ask_device(device: Device, model: str, source: Path) -> Arrays:
     """Send the file, run `edgertd infer` on the device, and fetch the outputs. Nothing stays on the device."""
     transport = open_transport(device)
     incoming, name = f"{device.state}/incoming", f"infer-{uuid.uuid4().hex}"
-    remote = f"{incoming}/{name}"
+    given, answer = f"{name}.in{'.txt' if source.suffix == '.txt' else ''}", f"{name}.out"
     try:
-        transport.put(source, f"{remote}.in")  # the daemon may run as another user
-        words = ("infer", model, "--input", f"{remote}.in", "--out", f"{remote}.out")
+        transport.put(source, f"{incoming}/{given}")  # the daemon may run as another user
+        words = ("infer", model, "--input", f"{incoming}/{given}", "--out", f"{incoming}/{answer}")
         RemoteDaemon(transport, device).call(*words, timeout_s=ASK_S_MAX)
         with tempfile.TemporaryDirectory(prefix="edgert-infer-") as folder:
             back = Path(folder) / "outputs.npz"
-            transport.get(f"{remote}.out", back)
+            transport.get(f"{incoming}/{answer}", back)
             outputs = read_inputs(back)
         if not isinstance(outputs, dict):
             raise InputError(
@@ -100,5 +108,5 @@ def ask_device(device: Device, model: str, source: Path) -> Arrays:
         return outputs
     finally:
         with contextlib.suppress(EdgeRTError):
-            transport.run(in_folder(incoming, ["rm", "-f", f"./{name}.in", f"./{name}.out"]), QUICK_S_MAX)
+            transport.run(in_folder(incoming, ["rm", "-f", f"./{given}", f"./{answer}"]), QUICK_S_MAX)
         transport.close()

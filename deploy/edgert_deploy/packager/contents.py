@@ -16,6 +16,7 @@ from edgert.bundle.buckets import Buckets
 from edgert.bundle.manifest import ArtifactEntry, FileEntry, Manifest, TargetEntry
 from edgert.bundle.rules import Preprocess
 from edgert.bundle.signal_rules import Series, Sound
+from edgert.bundle.text_rules import TOKENIZER, Text
 from edgert_deploy.packager import receipt
 from edgert_deploy.packager.accuracy.golden_samples import tolerances
 from edgert_deploy.packager.accuracy.reference import Outputs
@@ -30,13 +31,13 @@ from edgert_deploy.packager.sources.source_model import SourceModel
 class Golden:
     """The golden samples, and by artifact how far a device's answers may differ, for each output.
 
-    `raw` holds the windows of the signals from which an input was made.
+    `raw` holds the windows of the signals, or the texts, from which inputs were made.
     `lengths` are those of the samples of a model with buckets.
     """
 
     inputs: Outputs
     tolerances: Mapping[str, tuple[float, ...]]
-    raw: NDArray[np.float32] | None
+    raw: NDArray[Any] | None
     lengths: NDArray[np.int64] | None = None
 
 
@@ -90,6 +91,9 @@ def write_contents(
         )
 
     before = request.preprocess
+    if isinstance(before, Text):
+        files[TOKENIZER] = Path(before.tokenizer)
+        before = replace(before, tokenizer=TOKENIZER)
     inputs = tuple(save(f"golden/inputs/{i}.npy", array) for i, array in enumerate(golden.inputs))
     raw = "" if golden.raw is None else save("golden/raw.npy", golden.raw)
     artifacts = tuple(entry(name, candidate) for name, candidate in all_packed(choices).items())
@@ -107,10 +111,12 @@ def write_contents(
         preprocess=before if isinstance(before, Preprocess) else None,
         sound=before if isinstance(before, Sound) else None,
         series=before if isinstance(before, Series) else None,
+        text=before if isinstance(before, Text) else None,
         golden_raw=raw,
         classify=request.classify,
         detect=request.detect,
         ctc=request.ctc,
+        embed=request.embed,
         downgrade_from=request.downgrade_from,
         expires=request.expires,
         signed_at=request.signed_at,

@@ -69,9 +69,10 @@ def evaluate_source(request: BuildRequest) -> Evaluation:
         classify=request.classify,
         detect=request.detect,
         ctc=request.ctc,
+        embed=request.embed,
         image_size=_image_size(request),
     )
-    metric = metric_for(request.metric, reference)
+    metric = metric_for(request.metric, reference.as_judged())
     golden = _golden(reference.answers, holdout)
     return Evaluation(
         source, request.calibration, answers, reference, metric, request.limits, golden, _first_ones(request, golden)

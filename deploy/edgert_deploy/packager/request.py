@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from edgert.bundle.manifest import MODEL_NAME
 from edgert.bundle.rules import Classify, Ctc, Detect
+from edgert.bundle.text_rules import Embed
 from edgert.errors import CalibrationInvalid, ConfigInvalid
 from edgert.processing.preprocessors import InputRule
 from edgert_deploy.devices.profiles import DeviceProfile
@@ -62,6 +63,7 @@ class BuildRequest:
     classify: Classify | None = None
     detect: Detect | None = None
     ctc: Ctc | None = None
+    embed: Embed | None = None
     downgrade_from: int = 0
     state_id: str = ""
     expires: str = ""

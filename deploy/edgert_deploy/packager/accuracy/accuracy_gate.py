@@ -185,6 +185,7 @@ def _run_lengths(session: Session, samples: CalibrationSet, buckets: Buckets, le
 
 def judge(metric: Metric, reference: Reference, answers: Outputs, limits: Limits) -> GateResult:
     """Compare `answers` with FP32's."""
+    answers, reference = reference.judged(answers), reference.as_judged()
     rows = reference.all_rows
     # The agreement of FP32 with itself is known, even if its answers hold a NaN.
     fp32 = 1.0 if isinstance(metric, Agreement | Cosine | Decisions) else metric.score(reference.answers, rows)
@@ -206,7 +207,7 @@ def judge(metric: Metric, reference: Reference, answers: Outputs, limits: Limits
 
 def warnings(metric: Metric, reference: Reference, limits: Limits) -> list[str]:
     """Return why the gate may prove less than it seems to, one sentence each."""
-    return [*_meaning_warnings(metric, reference), *_count_warnings(metric, reference, limits)]
+    return [*_meaning_warnings(metric, reference.as_judged()), *_count_warnings(metric, reference, limits)]
 
 
 def _count_warnings(metric: Metric, reference: Reference, limits: Limits) -> list[str]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgert.bundle.rules import Classify, Ctc, Detect
+from edgert.bundle.text_rules import Embed
+from edgert.processing.embedding import embedded
 from edgert.tensors import TensorSpec
 from edgert_deploy.packager.samples.samples import CalibrationSet
 
@@ -22,6 +24,7 @@ class Reference:
 
     `classify`, `detect` and `ctc` are the rules by which devices make answers. `class_names` are the labels of the
     first two. `image_size` is the height and width of a detector's input.
+    With `embed`, what is judged is the vectors that devices make of an output.
     """
 
     specs: tuple[TensorSpec, ...]
@@ -31,7 +34,28 @@ class Reference:
     classify: Classify | None = None
     detect: Detect | None = None
     ctc: Ctc | None = None
+    embed: Embed | None = None
     image_size: tuple[int, int] | None = None
+
+    def judged(self, answers: Outputs) -> Outputs:
+        """Return answers to the hold-out with the vectors of `embed` in place of the output that they are made of."""
+        if self.embed is None:
+            return answers
+        mask, index = self.holdout.inputs.get(self.embed.mask), self._embedded
+        return [embedded(self.embed, array, mask) if i == index else array for i, array in enumerate(answers)]
+
+    def as_judged(self) -> Reference:
+        """Return the reference with its own answers `judged`."""
+        if self.embed is None:
+            return self
+        size = self.specs[self._embedded].shape[-1]
+        vectors = TensorSpec(self.embed.name, "FP32", (-1, size))
+        specs = tuple(vectors if i == self._embedded else spec for i, spec in enumerate(self.specs))
+        return replace(self, specs=specs, answers=self.judged(self.answers), embed=None)
+
+    @property
+    def _embedded(self) -> int:
+        return next(i for i, spec in enumerate(self.specs) if self.embed is not None and spec.name == self.embed.output)
 
     @property
     def all_rows(self) -> Rows:

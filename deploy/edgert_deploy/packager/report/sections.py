@@ -7,6 +7,7 @@ from html import escape
 from typing import Any
 
 from edgert.bundle.signal_rules import signal_text
+from edgert.bundle.text_rules import embed_text, text_text
 from edgert_deploy.common.quantities import share_text, size_text
 from edgert_deploy.packager.report import Report
 from edgert_deploy.packager.report.plots import Scale, bars, segments, spread
@@ -263,6 +264,10 @@ def _meaning(report: Report) -> str:
         facts.append(("Preprocessing", f"{before.input}: {size}{value}, {before.colour}, {before.model_layout}{files}"))
     if (signal := manifest.sound or manifest.series) is not None:
         facts.append(("Preprocessing", f"{signal.input}: {signal_text(signal)}"))
+    if manifest.text is not None:
+        facts.append(("Preprocessing", text_text(manifest.text)))
+    if manifest.embed is not None:
+        facts.append(("Postprocessing", f"{manifest.embed.output}: {embed_text(manifest.embed)}"))
     after = manifest.classify or manifest.detect or manifest.ctc
     if after is not None:
         more = " ..." if len(after.labels) > ROWS_SHOWN_MAX else ""

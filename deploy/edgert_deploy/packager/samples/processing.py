@@ -21,24 +21,27 @@ from edgert.bundle.rules import (
     check_preprocess,
 )
 from edgert.bundle.signal_rules import Series, Sound, check_series, check_sound
+from edgert.bundle.text_rules import Embed, Text
 from edgert.errors import BundleError, ConfigInvalid
 from edgert.processing.preprocessors import InputRule
 from edgert.tensors import TensorSpec
 from edgert.toml_file import parse_toml, read_text
 from edgert.typed_json import Mistyped, from_json
+from edgert_deploy.packager.samples.text_rule import read_embed, read_text_rule
 from edgert_deploy.packager.sources.source_model import SourceModel
 
 FILE_BYTES_MAX = 16 * 1024**2
 KEYS = tuple(field.name for field in fields(Preprocess))
-OutputRule = Classify | Detect | Ctc
-SIGNAL_TABLES = ("sound", "series")
 STATE_KEYS = ("state", "state_id")  # read by streams.py
+OutputRule = Classify | Detect | Ctc | Embed
+INPUT_TABLES: dict[str, type[Sound] | type[Series] | type[Text]] = {"sound": Sound, "series": Series, "text": Text}
 RESIZE_KEYS = tuple(field.name for field in fields(Resize))
 DETECT_KEYS = tuple(field.name for field in fields(Detect) if field.name != "labels")
 CLASSIFY_KEYS = tuple(field.name for field in fields(Classify) if field.name != "labels")
 SMOOTH_KEYS = tuple(field.name for field in fields(Smooth))
 CTC_KEYS = tuple(field.name for field in fields(Ctc) if field.name != "labels")
-POSTPROCESS_KEYS = {"classify": CLASSIFY_KEYS, "detect": DETECT_KEYS, "ctc": CTC_KEYS}
+EMBED_KEYS = tuple(field.name for field in fields(Embed))
+POSTPROCESS_KEYS = {"classify": CLASSIFY_KEYS, "detect": DETECT_KEYS, "ctc": CTC_KEYS, "embed": EMBED_KEYS}
 PREPROCESS_PRESETS = ("imagenet", "yolo")
 POSTPROCESS_PRESETS = ("yolo",)
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -48,18 +51,18 @@ IMAGENET_MARGIN = 256 / 224  # of the shorter side, before the crop
 def read_preprocess(path: Path, source: SourceModel) -> InputRule | None:
     """Return the preset `path`, or the rule of a file; None where it only binds state. Raises ConfigInvalid.
 
-    A file has a table `sound` or `series`, or else the keys of `Preprocess` and a table `resize`. Of an image's keys only
+    A file has a table `sound`, `series` or `text`, or else the keys of `Preprocess` and a table `resize`. Of an image's keys only
     `input` is required. The default of `model_layout` is "nhwc" where only the last axis can be the channels.
     """
     if str(path) in PREPROCESS_PRESETS:
         return _checked(str(path), _preset(str(path), source), source)
     _check_there(path, PREPROCESS_PRESETS)
-    values = _toml(path, (*KEYS, *SIGNAL_TABLES, *STATE_KEYS))
+    values = _toml(path, (*KEYS, *INPUT_TABLES, *STATE_KEYS))
     if set(values) and not set(values) - set(STATE_KEYS):
         return None
     values = {key: value for key, value in values.items() if key not in STATE_KEYS}
-    if set(values) & set(SIGNAL_TABLES):
-        return _signal(path, values, source)
+    if set(values) & set(INPUT_TABLES):
+        return _of_table(path, values, source)
     spec = next((spec for spec in source.app_inputs if spec.name == values.get("input")), None)
     if spec is None:
         names = ", ".join(spec.name for spec in source.app_inputs)
@@ -86,8 +89,10 @@ def read_preprocess(path: Path, source: SourceModel) -> InputRule | None:
     return _checked(str(path), preprocess, source)
 
 
-def read_postprocess(path: Path, source: SourceModel, labels: Path | None) -> OutputRule:
-    """Return the preset `path`, or a file with one table: `classify`, `detect` or `ctc`. Raises ConfigInvalid."""
+def read_postprocess(
+    path: Path, source: SourceModel, labels: Path | None, before: InputRule | None = None
+) -> OutputRule:
+    """Return the preset `path`, or a file with one table of POSTPROCESS_KEYS. Raises ConfigInvalid."""
     if str(path) in POSTPROCESS_PRESETS:
         return _checked_detect(str(path), _yolo(source, () if labels is None else _labels(labels)), source)
     _check_there(path, POSTPROCESS_PRESETS)
@@ -98,6 +103,8 @@ def read_postprocess(path: Path, source: SourceModel, labels: Path | None) -> Ou
     _refuse_unknown(path, table, POSTPROCESS_KEYS[kind])
     if kind == "ctc":
         return _ctc(path, table, source, labels)
+    if kind == "embed":
+        return read_embed(path, table, source, before)
     if kind == "detect":
         return _checked_detect(str(path), _detect(path, table, () if labels is None else _labels(labels)), source)
     return _classify(path, table, source, labels)
@@ -116,22 +123,24 @@ def read_classify(path: Path, source: SourceModel) -> Classify:
     )
 
 
-def _signal(path: Path, values: dict[str, Any], source: SourceModel) -> Sound | Series:
-    """Return the rule of a file with one table, `sound` or `series`; a number may stand for a list of one."""
+def _of_table(path: Path, values: dict[str, Any], source: SourceModel) -> Sound | Series | Text:
+    """Return the rule of a file with one table of INPUT_TABLES; a number may stand for a list of one."""
     kind, table = next(iter(values.items()))
     if len(values) != 1 or not isinstance(table, dict):
-        raise ConfigInvalid(f"{path} needs exactly one table, [sound] or [series], and nothing else")
-    rule_class: type[Sound] | type[Series] = Sound if kind == "sound" else Series
+        raise ConfigInvalid(f"{path} needs exactly one table, [sound], [series] or [text], and nothing else")
+    rule_class = INPUT_TABLES[kind]
     _refuse_unknown(path, table, tuple(field.name for field in fields(rule_class)))
     lists = ("mean", "std", "feature_mean", "feature_std")
     table = {key: [value] if key in lists and not isinstance(value, list) else value for key, value in table.items()}
     if len(source.app_inputs) == 1:
         table = {"input": source.app_inputs[0].name, **table}
     try:
+        if kind == "text":
+            return read_text_rule(path, table, source)
         rule = from_json(rule_class, table)
         if isinstance(rule, Sound):
             check_sound(rule, source.app_inputs)
-        else:
+        elif isinstance(rule, Series):
             check_series(rule, source.app_inputs)
     except Mistyped as error:
         raise ConfigInvalid(f"{path}, table [{kind}]: {error}") from error

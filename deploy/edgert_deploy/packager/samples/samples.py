@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 
 from edgert.bundle.buckets import Buckets
 from edgert.bundle.rules import Preprocess
+from edgert.bundle.signal_rules import Series, Sound
 from edgert.bundle.state import State
+from edgert.bundle.text_rules import Text
 from edgert.errors import CalibrationInvalid
 from edgert.processing.preprocess import Preprocessor
 from edgert.processing.preprocessors import InputRule
@@ -35,6 +37,7 @@ from edgert_deploy.packager.samples.sample_files import (
 from edgert_deploy.packager.samples.sample_function import read_function
 from edgert_deploy.packager.samples.signal_samples import features_of, read_signal_files, sample_specs
 from edgert_deploy.packager.samples.streams import with_state
+from edgert_deploy.packager.samples.text_samples import SUFFIX, read_texts, tokens_of
 from edgert_deploy.packager.sources.source_model import SourceModel
 from edgert_deploy.packager.user_function import is_function
 
@@ -52,7 +55,7 @@ class CalibrationSet:
 
     `labels` holds one class index (int64) per sample; `slices` the name of the part of the field that the sample is
     from (a camera, a time of day); `boxes` [samples, M, 5] a detector's truth (detection_metric.py). `raw` holds the
-    windows [samples, length(, channels)] of the signals from which an input was made.
+    windows [samples, length(, channels)] of the signals, or the texts UINT8 [samples, bytes], from which inputs were made.
 
     `transcripts` holds the text that a model should write for each sample. `recordings` numbers the recording that each
     window is from: equal numbers that follow each other are windows of one signal, in order.
@@ -64,7 +67,7 @@ class CalibrationSet:
     labels: NDArray[Any] | None
     slices: NDArray[Any] | None = None
     boxes: NDArray[Any] | None = None
-    raw: NDArray[np.float32] | None = None
+    raw: NDArray[Any] | None = None
     lengths: NDArray[np.int64] | None = None
     buckets: Buckets | None = None
     transcripts: NDArray[np.str_] | None = None
@@ -113,21 +116,26 @@ def load_samples(
     """Read samples, with `labels`, `slice`, `boxes`, `transcript` and `recording` where there are any.
 
     `path` is an .npz with an array for each input, one .npy for a model with one input, a folder of .npy
-    (sample_files.py), a folder of images or of signals, or `module:function` (sample_function.py). Images and signals are
-    preprocessed by the code that devices run. A table `labels.csv` gives their classes, or the names of their folders do,
-    in the order of `class_names` or else of the alphabet. With `transcripts` that table holds texts.
+    (sample_files.py), a folder of images, signals or texts, a .txt with a text on each line, or `module:function`
+    (sample_function.py). Images, signals and texts are preprocessed by the code that devices run. A table `labels.csv`
+    gives their classes, or the names of their folders do, in the order of `class_names` or else of the alphabet. With
+    `transcripts` that table holds texts.
 
     Raises CalibrationInvalid: unreadable, an input missing, an array of another name, wrong dtype or item shape, fewer
     than `at_least` samples, NaN or infinity, a different number of labels.
     """
     image_rule = preprocess if isinstance(preprocess, Preprocess) else None
-    signal_rule = None if isinstance(preprocess, Preprocess) else preprocess
+    signal_rule = preprocess if isinstance(preprocess, Sound | Series) else None
+    raw: NDArray[Any] | None = None
     given = source.app_inputs
     specs = sample_specs(given, signal_rule)
     names = (*NAMES, LENGTHS) if source.buckets is not None else NAMES
     if is_function(str(path)):
         arrays, labels = read_function(str(path), specs, _preprocessors(source, image_rule), source.buckets)
         arrays |= {} if labels is None else {LABELS: labels}
+    elif isinstance(preprocess, Text) and _is_text(path, specs):
+        raw, labels_of_texts = read_texts(path, class_names, at_least)
+        arrays = tokens_of(path, given, preprocess, raw, source.buckets) | labels_of_texts
     elif path.suffix == ".npy" and path.is_file():
         arrays = read_npy(path, specs)
     elif not path.is_dir():
@@ -138,7 +146,6 @@ def load_samples(
         arrays = read_signal_files(path, given, signal_rule, class_names, at_least, transcripts)
     else:
         arrays = _images(path, source, image_rule, class_names, at_least, transcripts)
-    raw = None
     if signal_rule is not None:
         raw = arrays[signal_rule.input]
         arrays[signal_rule.input] = features_of(path, given, signal_rule, raw)
@@ -171,6 +178,10 @@ def load_samples(
         recordings,
         source.state,
     )
+
+
+def _is_text(path: Path, specs: Sequence[TensorSpec]) -> bool:
+    return path.suffix == SUFFIX if path.is_file() else path.is_dir() and not has_npy(path, specs)
 
 
 def constant_inputs(samples: CalibrationSet) -> list[str]:

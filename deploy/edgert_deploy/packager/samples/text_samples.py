@@ -1,0 +1,75 @@
+"""Samples of text, made into tokens by the code that devices run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgert.bundle.buckets import Buckets
+from edgert.bundle.text_rules import Text
+from edgert.errors import CalibrationInvalid, RequestError
+from edgert.processing.text import TEXT_BYTES_MAX, TextPreprocessor, text_in_file, texts_of
+from edgert.tensors import TensorSpec, byte_rows
+from edgert_deploy.packager.samples.file_labels import labels_of
+from edgert_deploy.packager.samples.lengths import stack_all
+from edgert_deploy.packager.samples.sample_files import Arrays, as_recording, check_size
+
+SUFFIX = ".txt"
+LINES_BYTES_MAX = 256 * 1024**2
+
+
+def read_texts(path: Path, class_names: Sequence[str], at_least: int) -> tuple[NDArray[np.uint8], Arrays]:
+    """Return texts as UINT8 [N, bytes], and their labels: the lines of a .txt file, or the .txt files of a folder.
+
+    Raises CalibrationInvalid.
+    """
+    labels: Arrays = {}
+    if path.is_file():
+        with as_recording(path, LINES_BYTES_MAX, "split it"):
+            texts = [line for line in map(bytes.strip, text_in_file(path).splitlines()) if line]
+    else:
+        files = sorted({*path.glob(f"*{SUFFIX}"), *path.glob(f"*/*{SUFFIX}")})
+        labels = labels_of(path, files, class_names)
+        texts = [_file(file) for file in files]
+    if len(texts) < at_least:
+        raise CalibrationInvalid(
+            f"{path} has {len(texts)} texts; at least {at_least} are needed: give a folder with one {SUFFIX} file for each "
+            f"text, or a {SUFFIX} file with one text on each line"
+        )
+    check_size(path, len(texts) * max(map(len, texts)))
+    return byte_rows(texts), labels
+
+
+def tokens_of(
+    path: Path, inputs: Sequence[TensorSpec], rule: Text, texts: NDArray[np.uint8], buckets: Buckets | None
+) -> Arrays:
+    """Return the model's tensors for texts; with `buckets` their `lengths` too. Raises CalibrationInvalid."""
+    if set(rule.inputs) != {spec.name for spec in inputs}:
+        raise CalibrationInvalid(
+            f"{path} holds text, which becomes {', '.join(rule.inputs)}, and the model has other inputs too: "
+            "give an .npz with all of them"
+        )
+    preprocessor = text_preprocessor(rule, inputs)
+    rows = []
+    for i, text in enumerate(texts):
+        try:
+            rows.append(preprocessor.tokens(texts_of(text[None])))
+        except RequestError as error:
+            raise CalibrationInvalid(f"sample {i} of {path}: {error.message}") from error
+    columns = [[row[spec.name][0] for row in rows] for spec in inputs]
+    if buckets is not None:
+        return stack_all(str(path), inputs, columns, buckets)
+    return {spec.name: np.stack(column) for spec, column in zip(inputs, columns, strict=True)}
+
+
+def text_preprocessor(rule: Text, inputs: Sequence[TensorSpec]) -> TextPreprocessor:
+    """Return what devices make tokens with; `rule` names the tokenizer's file on this host."""
+    return TextPreprocessor(rule, inputs, Path(rule.tokenizer).read_bytes())
+
+
+def _file(path: Path) -> bytes:
+    with as_recording(path, TEXT_BYTES_MAX, "cut it"):
+        return text_in_file(path)

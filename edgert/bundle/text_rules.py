@@ -1,0 +1,149 @@
+"""Rules for text: how a device turns it into token ids, and the model's token states into an embedding.
+
+They are values and a part of the manifest, like the rules for images in `edgert.bundle.rules`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from edgert.bundle.buckets import Buckets
+from edgert.bundle.rules import check_choice
+from edgert.errors import BundleError
+from edgert.tensors import TensorSpec
+
+TOKENIZER = "tokenizer.json"  # its name in a bundle
+TOKENS_MAX = 2**20  # of one text
+TRUNCATIONS = ("right", "left", "none")
+POOLINGS = ("mean", "cls", "none")
+DATATYPES = ("INT64", "INT32")
+
+
+@dataclass(frozen=True)
+class Text:
+    """How UTF-8 text becomes token ids, by a file of the library `tokenizers`.
+
+    `tokenizer` is that file's path: in a manifest its name in the bundle, on the host a path there. The model's `input`
+    gets the ids, `mask` 1 for a token and 0 for padding, `types` the type ids; "" for what the model does not take.
+
+    A text of more than `max_tokens`, special tokens included, loses its end ("right") or its beginning ("left") by
+    `truncation`; with "none" it is refused. Shorter texts are padded at their end, with `pad_id`, to the length of the
+    model's input; if that is open, to the longest of the request, and then to a bucket.
+    """
+
+    tokenizer: str
+    input: str
+    max_tokens: int
+    mask: str = ""
+    types: str = ""
+    truncation: str = "right"
+    special_tokens: bool = True
+    pad_id: int = 0
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The inputs that a text becomes: ids, mask, types."""
+        return tuple(name for name in (self.input, self.mask, self.types) if name)
+
+
+@dataclass(frozen=True)
+class Embed:
+    """How the output `output` becomes one vector for each item, the output `<output>_embedding`.
+
+    Of token states [N, T, D], `pooling` "mean" takes the mean over the tokens that the input `mask` marks with 1, and "cls"
+    the first token's. With "none" the output is [N, D] already. With `normalise` each vector has the length 1.
+    """
+
+    output: str
+    pooling: str = "mean"
+    mask: str = ""
+    normalise: bool = True
+
+    @property
+    def name(self) -> str:
+        """The name of the output with the vectors."""
+        return f"{self.output}_embedding"
+
+
+def check_text(rule: Text, inputs: Sequence[TensorSpec], buckets: Buckets | None) -> None:
+    """Raise BundleError unless `rule` can be applied to `inputs`."""
+    check_choice("text", "truncation", rule.truncation, TRUNCATIONS)
+    specs = [_spec(rule, name, inputs) for name in rule.inputs]
+    if len(set(rule.inputs)) < len(rule.inputs):
+        raise BundleError(f"text names an input twice: {', '.join(rule.inputs)}; give each its own")
+    if len({spec.shape for spec in specs}) > 1:
+        raise BundleError(f"text needs inputs of one shape; they are {', '.join(spec.form for spec in specs)}")
+    length = specs[0].shape[1]
+    if length == -1:
+        length = _open_length(rule, inputs, buckets)
+    if not 1 <= rule.max_tokens <= min(length, TOKENS_MAX):
+        raise BundleError(f"text has max_tokens = {rule.max_tokens}; the model takes 1 to {min(length, TOKENS_MAX)}")
+    if not 0 <= rule.pad_id < 2**31:
+        raise BundleError(f"text has pad_id = {rule.pad_id}; give a token's number, from 0")
+
+
+def check_embed(rule: Embed, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> None:
+    """Raise BundleError unless `rule` can be applied to one of `outputs`."""
+    check_choice("embedding", "pooling", rule.pooling, POOLINGS)
+    spec = next((spec for spec in outputs if spec.name == rule.output), None)
+    if spec is None:
+        raise BundleError(f"embedding names output {rule.output[:80]!r}, which the model does not have")
+    axes = 2 if rule.pooling == "none" else 3
+    if len(spec.shape) != axes or not spec.datatype.startswith("FP"):
+        form = "[N, D]" if axes == 2 else "[N, T, D]"
+        raise BundleError(f"pooling {rule.pooling!r} needs floats {form}; output {spec.name!r} is {spec.form}")
+    if rule.name in {one.name for one in outputs}:
+        raise BundleError(f"the model has an output {rule.name!r} already: leave the embedding's rule out")
+    if rule.pooling != "mean":
+        return
+    mask = next((one for one in inputs if one.name == rule.mask), None)
+    if mask is None or len(mask.shape) != 2 or mask.shape[1] != spec.shape[1]:
+        raise BundleError(
+            f"pooling 'mean' needs the model's attention mask [N, T], an input; {rule.mask[:80]!r} is none of output "
+            f"{rule.output!r}: give mask = the input's name"
+        )
+
+
+def text_text(rule: Text) -> str:
+    """Return a rule in one line, for people."""
+    longer = "longer ones are refused" if rule.truncation == "none" else f"cut on the {rule.truncation}"
+    return (
+        f"text, at most {rule.max_tokens} tokens, {longer}; becomes {', '.join(rule.inputs)}, padded with {rule.pad_id}"
+    )
+
+
+def embed_text(rule: Embed) -> str:
+    """Return a rule in one line, for people."""
+    pooled = {"mean": f"the mean over {rule.mask}", "cls": "the first token's", "none": "as it is"}[rule.pooling]
+    return f"embedding, {pooled}{', of length 1' if rule.normalise else ''}"
+
+
+def _spec(rule: Text, name: str, inputs: Sequence[TensorSpec]) -> TensorSpec:
+    spec = next((spec for spec in inputs if spec.name == name), None)
+    if spec is None:
+        raise BundleError(f"text names input {name[:80]!r}, which the model does not have")
+    if spec.datatype not in DATATYPES or len(spec.shape) != 2:
+        raise BundleError(f"text makes {' or '.join(DATATYPES)} [N, tokens]; input {name!r} is {spec.form}")
+    return spec
+
+
+def _open_length(rule: Text, inputs: Sequence[TensorSpec], buckets: Buckets | None) -> int:
+    """Return the largest bucket. Raises BundleError unless the buckets are those of the text."""
+    if buckets is None:
+        raise BundleError(
+            f"input {rule.input!r} has an open length: build with --buckets AXIS=SIZES, or fix it with --input"
+        )
+    pads = {one.name: one.value for one in buckets.inputs}
+    if set(pads) != set(rule.inputs):
+        raise BundleError(
+            f"the buckets of {buckets.axis!r} are those of {', '.join(pads)}, and a text becomes {', '.join(rule.inputs)}: "
+            "they must be the same inputs"
+        )
+    wanted = {name: rule.pad_id if name == rule.input else 0 for name in rule.inputs}
+    for name, value in wanted.items():
+        if pads[name] != value:
+            raise BundleError(
+                f"input {name!r} is padded with {value} in a text, and with {pads[name]:g} in a bucket: give --pad {name}={value}"
+            )
+    return buckets.largest

@@ -1,0 +1,29 @@
+"""From a model's token states to one vector for each item: pure functions on arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgert.bundle.text_rules import Embed
+
+LENGTH_MIN = 1e-12  # of a vector that is divided by its length, as in PyTorch's normalize
+
+
+def embedded(rule: Embed, states: NDArray[Any], mask: NDArray[Any] | None) -> NDArray[np.float32]:
+    """Return FP32 [N, D] of `states` [N, T, D], or [N, D] without pooling; `mask` [N, T] is for the mean alone."""
+    states = states.astype(np.float32, copy=False)
+    if rule.pooling == "cls":
+        vectors = states[:, 0]
+    elif rule.pooling == "mean":
+        assert mask is not None  # the manifest names it
+        weights = mask.astype(np.float32)
+        # Without a token the sum is 0, and so is the vector.
+        vectors = np.matmul(weights[:, None], states)[:, 0] / np.maximum(weights.sum(axis=1, keepdims=True), 1e-9)
+    else:
+        vectors = states
+    if rule.normalise:
+        vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), LENGTH_MIN)
+    return np.ascontiguousarray(vectors, np.float32)

@@ -1,0 +1,152 @@
+"""A model of text, from `edgert build` to clients that send plain text, on each engine."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+pytest.importorskip("tokenizers")
+
+from edgert import Client
+from edgert.errors import RequestError
+from tests.support.devices import Device, a_device, http_port
+from tests.support.intents import LABELS, sentences, tokens, write_model, write_sentences
+from tests.support.profiles import ONE_ENGINE
+from tests.support.shell import Shell
+
+ENGINES = {"onnxruntime": "onnxruntime", "openvino": "nncf", "tflite": "ai_edge_litert"}
+ROWS = sentences(190, 7)
+CALIBRATION, HOLDOUT, TEXTS = ROWS[:60], ROWS[60:160], ROWS[160:]
+
+
+@pytest.fixture(scope="module")
+def shell(tmp_path_factory: pytest.TempPathFactory) -> Shell:
+    shell = Shell(tmp_path_factory.mktemp("text"))
+    assert shell("keys", "new", "--dir", "keys").returncode == 0
+    write_model(shell.folder)
+    write_sentences(shell.folder / "calibration", CALIBRATION)
+    write_sentences(shell.folder / "holdout", HOLDOUT)
+    (shell.folder / "text.toml").write_text('[text]\ntokenizer = "tokenizer.json"\n')
+    return shell
+
+
+def installed(device: Device, shell: Shell, engine: str, *options: str) -> None:
+    """Build the model for one engine and make it live on `device`."""
+    profiles = shell.folder / f"profiles-{engine}"
+    profiles.mkdir(exist_ok=True)
+    (profiles / "this-machine.toml").write_text(ONE_ENGINE.format(engine=engine))
+    done = shell(
+        "build", "intents.onnx", "--preprocess", "text.toml", "--calibration", "calibration", "--holdout", "holdout",
+        "--target", "this-machine", "--profiles", str(profiles), "--key", "keys/default.key.pem", "--json", *options,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads(done.stdout)["targets"][0]["engine"] == engine
+    (device.state.keys / "builder.pem").write_bytes((shell.folder / "keys/default.pem").read_bytes())
+    device.run("start")
+    device.run("install", str(shell.folder / "intents.edgert"))
+    device.run("activate", "intents")
+    assert device.run("check", "intents")["ok"]  # golden texts through the socket, tokens made there
+    device.run("mark-good", "intents")
+
+
+@pytest.fixture(scope="module", params=list(ENGINES))
+def device(request: pytest.FixtureRequest, shell: Shell) -> Iterator[Device]:
+    pytest.importorskip(ENGINES[request.param])
+    with a_device('[http]\nlisten = "127.0.0.1:0"\n', started=False) as device:
+        installed(device, shell, request.param, "--buckets", "tokens=8,16", "--labels", "labels.txt")
+        yield device
+
+
+@pytest.fixture
+def client(device: Device) -> Iterator[Client]:
+    with device.client() as client:
+        yield client
+
+
+def wanted(client: Client, text: str | bytes | dict[str, object]) -> str:
+    return client.labels("intents")[int(client.infer("intents", text)["scores_classes"][0])]  # type: ignore[arg-type]
+
+
+def test_plain_text_gives_the_right_answer(client: Client) -> None:
+    found = [wanted(client, text) for text, _ in TEXTS]
+    assert found == [LABELS[label] for _, label in TEXTS]
+    text = TEXTS[0][0]
+    assert wanted(client, text.encode()) == wanted(client, {"input_ids": text}) == found[0]
+    answer = client.infer("intents", text + " ", trace=True, cache=False)
+    assert answer.stages.preprocess_us > 0
+
+
+def test_texts_of_one_request_are_padded_to_the_longest(client: Client) -> None:
+    texts = [text for text, _ in TEXTS[:8]]
+    together = client.infer("intents", texts)
+    ids, mask = tokens(texts)
+    assert together["states"].shape[:2] == ids.shape
+    own = client.infer("intents", {"input_ids": ids, "attention_mask": mask})
+    for name in ("scores", "states"):
+        np.testing.assert_array_equal(together[name], own[name])
+    for i, text in enumerate(texts):
+        assert client.infer("intents", text)["scores"].argmax() == together["scores"][i].argmax()
+
+
+def test_a_long_text_is_cut_and_an_empty_one_has_the_special_tokens(client: Client) -> None:
+    assert client.infer("intents", "play some jazz " * 100)["states"].shape[0] == 16
+    assert client.infer("intents", "")["states"].shape[0] == 2
+    assert client.infer("intents", ["", "play some jazz"])["scores"].shape == (2, len(LABELS))
+
+
+def test_what_is_no_text_is_refused_and_the_connection_goes_on(client: Client) -> None:
+    with pytest.raises(
+        RequestError, match="text 0 of the request is not UTF-8: invalid start byte at byte 5: encode it"
+    ):
+        client.infer("intents", b"play \xff")
+    with pytest.raises(RequestError, match="the text is not valid Unicode"):
+        client.infer("intents", "play \ud800")
+    with pytest.raises(RequestError, match="at most 262144: shorten it"):
+        client.infer("intents", "x" * 300_000)
+    with pytest.raises(
+        RequestError, match=r"takes inputs \['input_ids', 'attention_mask'\], or \['input_ids'\] with text"
+    ):
+        client.infer("intents", {"text": "play"})
+    with pytest.raises(RequestError, match=r"takes UINT8 \[-1, -1\]"):
+        client.infer("intents", {"input_ids": np.zeros((1, 4), np.int64)})  # its mask is missing
+    assert wanted(client, TEXTS[0][0]) == LABELS[TEXTS[0][1]]
+
+
+def test_text_over_http_is_a_tensor_of_strings(device: Device) -> None:
+    pytest.importorskip("httptools")
+    text, label = TEXTS[0]
+    entry = {"name": "input_ids", "datatype": "BYTES", "shape": [1], "data": [text]}
+    url = f"http://127.0.0.1:{http_port(device)}/v2/models/intents/infer"
+    body = json.dumps({"inputs": [entry], "outputs": [{"name": "scores_classes"}]}).encode()
+    with urllib.request.urlopen(
+        urllib.request.Request(url, body, {"Content-Type": "application/json"}), timeout=30
+    ) as got:
+        assert json.load(got)["outputs"][0]["data"] == [label]
+
+
+def test_vectors_are_pooled_and_normalised_on_the_device(shell: Shell, tmp_path: Path) -> None:
+    (shell.folder / "embed.toml").write_text('[embed]\noutput = "states"\n')
+    with a_device(started=False) as device:
+        fixed = ("--input", "input_ids=1,16", "--input", "attention_mask=1,16")
+        installed(device, shell, "onnxruntime", *fixed, "--postprocess", "embed.toml", "--out", "intents.edgert")
+        with device.client() as client:
+            for text, _ in TEXTS[:5]:
+                answer = client.infer("intents", text)
+                ids, _ = tokens([text])
+                mean = answer["states"][: ids.shape[1]].mean(axis=0)
+                np.testing.assert_allclose(
+                    answer["states_embedding"], mean / np.linalg.norm(mean), rtol=1e-5, atol=1e-6
+                )
+        said = shell("infer", "intents", "--text", TEXTS[0][0], "--socket", str(device.socket), "--json")
+        assert said.returncode == 0, said.stderr
+        assert len(json.loads(said.stdout)["outputs"]["states_embedding"]["values"]) == 24
+        (tmp_path / "one.txt").write_text(TEXTS[0][0] + "\n")
+        same = shell("infer", "intents", "--input", str(tmp_path / "one.txt"), "--socket", str(device.socket), "--json")
+        assert json.loads(same.stdout) == json.loads(said.stdout)
