@@ -12,10 +12,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from edgert.client.aio_connection import Connection, Pool
-from edgert.client.base import BaseClient, CallOptions, Priority, request_flags
-from edgert.client.conversation import Outputs, Retry
+from edgert.client.base import BaseClient, CallOptions, Priority, SessionOptions, request_flags
+from edgert.client.conversation import Outputs, Retry, session_lost
 from edgert.client.model_interface import Inputs
-from edgert.errors import RequestError
+from edgert.errors import RequestError, SessionLost, WorkerLost
 from edgert.tensors import InferResponse
 
 if TYPE_CHECKING:
@@ -85,6 +85,10 @@ class AsyncClient(BaseClient):
         finally:
             pool.leave()
 
+    def session(self, model: str) -> AsyncSession:
+        """Return a session of `model`, as `Client.session`; it begins with `async with client.session("vad") as stream`."""
+        return AsyncSession(self, model)
+
     async def models(self) -> list[dict[str, Any]]:
         """Return the name, release and state of each model that the daemon serves."""
         connection = await self._connected(None, time.monotonic() + self.timeout_s)
@@ -140,12 +144,68 @@ class AsyncClient(BaseClient):
         self._pools = {}
         self._loop = loop
 
-    async def _connected(self, model: str | None, deadline: float) -> Connection:
-        """Return a new connection, once the daemon accepts one."""
-        pool = None if model is None else self._pools[model]
+    async def _connected(self, model: str | None, deadline: float, *, session: bool = False) -> Connection:
+        """Return a new connection, once the daemon accepts one; one of a session belongs to no pool."""
+        pool = None if model is None or session else self._pools[model]
         while True:
             self._check_open()
             try:
-                return await Connection.opened(self.path, model, pool, deadline, share=self._share)
+                return await Connection.opened(self.path, model, pool, deadline, share=self._share, session=session)
             except Retry as retry:
                 await asyncio.sleep(retry.wait_s(deadline - time.monotonic()))
+
+
+class AsyncSession:
+    """Requests of `model` that continue each other, as `Session`, in an `async with` block. Made by `AsyncClient.session`.
+
+    One request at a time; a call that is cancelled ends the session.
+    """
+
+    def __init__(self, client: AsyncClient, model: str) -> None:
+        self._client, self._model = client, model
+        self._connection: Connection | None = None
+
+    @overload
+    async def infer(
+        self, inputs: Inputs, *, trace: Literal[False] = False, **options: Unpack[SessionOptions]
+    ) -> Outputs: ...
+
+    @overload
+    async def infer(
+        self, inputs: Inputs, *, trace: Literal[True], **options: Unpack[SessionOptions]
+    ) -> InferResponse: ...
+
+    async def infer(
+        self, inputs: Inputs, *, timeout_s: float | None = None, priority: Priority = "normal", trace: bool = False
+    ) -> Outputs | InferResponse:
+        """Answer the next chunk. Inputs, options, answer and errors are those of `Session.infer`."""
+        flags = request_flags(True, priority)
+        deadline = time.monotonic() + (self._client.timeout_s if timeout_s is None else timeout_s)
+        connection, resume = self._connection, b""
+        if connection is None:
+            raise SessionLost("the session has not begun, or is closed: use `async with client.session(...)`")
+        while True:
+            try:
+                if connection.closed:
+                    raise connection.parting
+                return await connection.ask(inputs, deadline, flags, trace, resume)
+            except (Retry, WorkerLost) as error:
+                if not (resume := connection.resume):
+                    raise session_lost(error) from error
+            connection = self._connection = await self._client._connected(self._model, deadline, session=True)
+
+    async def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    async def __aenter__(self) -> AsyncSession:
+        self._client._pool(self._model)
+        deadline = time.monotonic() + self._client.timeout_s
+        self._connection = await self._client._connected(self._model, deadline, session=True)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()

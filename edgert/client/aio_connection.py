@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from edgert.client.base import IDLE_CONNECTIONS_MAX
-from edgert.client.conversation import RETRY_PAUSE_S, Conversation, Event, Outputs, Retry, timeout_us
+from edgert.client.conversation import RETRY_PAUSE_S, Conversation, Event, Outputs, Retry, session_late, timeout_us
 from edgert.client.model_interface import Inputs
 from edgert.errors import DaemonUnreachable, DeadlineExceeded, EdgeRTError
 from edgert.protocol import wire
@@ -103,10 +103,10 @@ class Connection:
 
     @classmethod
     async def opened(
-        cls, path: Path, model: str | None, pool: Pool | None, deadline: float, *, share: bool
+        cls, path: Path, model: str | None, pool: Pool | None, deadline: float, *, share: bool, session: bool = False
     ) -> Connection:
         """Connect and exchange hello and WELCOME. Raises the daemon's error, DaemonUnreachable, DeadlineExceeded, Retry."""
-        connection = cls(await _dial(path, deadline), Conversation(model, share=share), pool)
+        connection = cls(await _dial(path, deadline), Conversation(model, share=share, session=session), pool)
         try:
             await connection._exchange([connection._conversation.hello()], deadline)
         except BaseException:
@@ -116,6 +116,7 @@ class Connection:
 
     def __init__(self, sock: socket.socket, conversation: Conversation, pool: Pool | None) -> None:
         self.closed = False
+        self.parting: Exception = session_late()  # why it closed, if no request was told
         self._sock, self._conversation, self._pool = sock, conversation, pool
         self._loop = asyncio.get_running_loop()
         self._receive: Callable[[memoryview], int] = self._receive_first
@@ -131,14 +132,23 @@ class Connection:
     def welcome(self) -> dict[str, Any]:
         return self._conversation.welcome
 
-    async def ask(self, inputs: Inputs, deadline: float, flags: int, trace: bool) -> Outputs | InferResponse:
-        """Send one request and return its answer; then return to the pool. Raises the daemon's error, WorkerLost, Retry."""
+    @property
+    def resume(self) -> bytes:
+        return self._conversation.resume
+
+    async def ask(
+        self, inputs: Inputs, deadline: float, flags: int, trace: bool, resume: bytes = b""
+    ) -> Outputs | InferResponse:
+        """Send one request and return its answer; then return to the pool. Raises the daemon's error, WorkerLost, Retry.
+
+        `resume` is the frame that goes before it, of a session that begins its new connection.
+        """
         try:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 raise DeadlineExceeded("the time-out passed before the request was sent; give a longer timeout_s")
             parts = self._conversation.request(inputs, flags, timeout_us(left_s), trace)
-            answer = await self._exchange(parts, deadline)
+            answer = await self._exchange([resume, *parts] if resume else parts, deadline)
         except EdgeRTError:
             self._give_back()
             raise
@@ -163,8 +173,10 @@ class Connection:
             self._pool.forget(self)
 
     def _give_back(self) -> None:
-        if self._pool is None or self._sending:
+        if self._sending or (self._pool is None and not self._conversation.is_session):
             self.close()
+        elif self._pool is None:
+            return
         else:
             self._pool.give_back(self)
 
@@ -272,7 +284,8 @@ class Connection:
     def _received(self, frame: wire.Frame) -> None:
         outcome = self._outcome
         if outcome is None or outcome.done():
-            self.close()  # the model moved, or no request waits for this answer
+            event = self._conversation.received(frame)
+            self._ended(event if isinstance(event, Exception) else Retry())  # no request waits for this answer
             return
         outcome.set_result(self._conversation.received(frame))
         if self._conversation.over:
@@ -283,6 +296,8 @@ class Connection:
         self.close()
         if self._outcome is not None and not self._outcome.done():
             self._outcome.set_result(error)
+        else:
+            self.parting = error
 
 
 def _after(parts: Sequence[wire.Buffer], sent: int) -> list[wire.Buffer]:

@@ -25,9 +25,17 @@ from edgert.client.base import (
     SessionOptions,
     request_flags,
 )
-from edgert.client.conversation import RETRY_PAUSE_S, Conversation, Outputs, Retry, session_lost, timeout_us
+from edgert.client.conversation import (
+    RETRY_PAUSE_S,
+    Conversation,
+    Outputs,
+    Retry,
+    session_late,
+    session_lost,
+    timeout_us,
+)
 from edgert.client.model_interface import Inputs
-from edgert.errors import EdgeRTError, SessionLost, WorkerLost
+from edgert.errors import EdgeRTError, WorkerLost
 from edgert.protocol import wire
 from edgert.protocol.local_socket import SEND_BUFFER_BYTES, dial, timeval
 from edgert.protocol.sharing import receive_with_descriptor
@@ -190,7 +198,7 @@ class Session:
         deadline = time.monotonic() + timeout_s
         while True:
             if self._connection.closed:
-                raise SessionLost("the session is closed, or a request of it ran out of time: begin a new one")
+                raise session_late()
             try:
                 return self._connection.ask(inputs, timeout_s, deadline, flags, trace)
             except (Retry, WorkerLost) as error:

@@ -63,7 +63,7 @@ class Conversation:
         self.over = False
         self.size_bytes = 0
         self._model, self._share, self._probe = model, share and model is not None, probe
-        self._session = session
+        self.is_session = session
         self.resume = b""
         self._area: SharedArea | None = None
         self._interface: ModelInterface | None = None  # None until the daemon has greeted
@@ -78,7 +78,7 @@ class Conversation:
 
     def hello(self) -> bytes:
         """Return the frame that begins the connection; it asks for shared memory where that may be used."""
-        asked = {"shared": self._share, "probe": self._probe, "session": self._session}
+        asked = {"shared": self._share, "probe": self._probe, "session": self.is_session}
         return wire.json_frame(wire.HELLO, {"model": self._model, **{name: True for name in asked if asked[name]}})
 
     def take_memory(self, descriptor: int | None) -> None:
@@ -127,7 +127,7 @@ class Conversation:
             error = wire.error_of(frame)
             return Retry() if error.retryable else error
         if frame.kind == wire.MOVED:
-            if self._session and interface is not None:
+            if self.is_session and interface is not None:
                 self.resume = wire.resumed(frame)
             return _restarting() if interface is None else Retry()
         if frame.kind == wire.WELCOME and interface is None:
@@ -190,6 +190,11 @@ def session_lost(cause: Retry | WorkerLost) -> SessionLost:
     error = cause.error if isinstance(cause, Retry) else cause
     why = "the model's worker ended" if error is None else error.message
     return SessionLost(f"{why}. What the session kept is lost with it: begin a new session")
+
+
+def session_late() -> SessionLost:
+    """Return the error of a session that its client ended."""
+    return SessionLost("the session is closed, or a request of it got no answer in time: begin a new one")
 
 
 def timeout_us(timeout_s: float) -> int:

@@ -39,6 +39,11 @@
  *   - If the worker is lost during a request (EDGERT_WORKER_LOST), the client does not repeat it: the request may have
  *     brought the worker down. The next call connects anew.
  *
+ * Sessions (docs/streams.md)
+ *   - edgert_session returns a client whose requests continue each other: the daemon keeps the model's state, and the
+ *     values that the next window needs. It follows the model to another worker; this allocates memory for a moment.
+ *   - EDGERT_SESSION_LOST means that what the daemon kept is gone. Close the client and begin a new session.
+ *
  * No call raises a signal (SIGPIPE) or prints; every wait ends at the call's time-out.
  */
 #ifndef EDGERT_H
@@ -161,6 +166,9 @@ typedef struct edgert_response {
  * call. */
 edgert_client *edgert_connect(const char *path, const char *model, uint32_t timeout_ms, edgert_error *error);
 
+/* The same for a session of the model. */
+edgert_client *edgert_session(const char *path, const char *model, uint32_t timeout_ms, edgert_error *error);
+
 /* Return the description of the model, as of the last time the client connected. Never NULL. */
 const edgert_model *edgert_describe(const edgert_client *client);
 
@@ -254,6 +262,8 @@ enum {
     EDGERT__FLAG_NEAR_HIT = 16
 };
 
+enum { EDGERT__BEGINS = 1, EDGERT__LIVES };
+
 /* A decoded header, and where the parts of its frame are in the buffer. */
 typedef struct edgert__frame {
     unsigned kind, flags, status, tensors;
@@ -277,6 +287,9 @@ struct edgert_client {
     unsigned char *shared;          /* memory shared with the daemon, NULL for none; the client writes its first half */
     size_t half;                    /* bytes of each half */
     int greeted;                    /* whether the first bytes, which carry that memory, have come */
+    int session;                    /* whether this is one: EDGERT__BEGINS, then EDGERT__LIVES */
+    unsigned char *resume;          /* the frame that continues it in another worker; NULL for none */
+    size_t resume_bytes;
     char *text;                     /* WELCOME's JSON, with the strings of `model` */
     const char **labels;
     edgert_model model;
@@ -789,8 +802,9 @@ static int edgert__read_welcome(edgert_client *client, size_t length) {
 static int edgert__known(unsigned status) {
     switch (status) {
     case EDGERT_INVALID: case EDGERT_PROTOCOL: case EDGERT_MODEL_NOT_FOUND: case EDGERT_DEADLINE_EXCEEDED:
-    case EDGERT_NOT_ALLOWED: case EDGERT_UNAVAILABLE: case EDGERT_OVERLOADED: case EDGERT_WORKER_LOST:
-    case EDGERT_UNREACHABLE: case EDGERT_SHUTTING_DOWN: case EDGERT_ENGINE_FAILED: return (int)status;
+    case EDGERT_NOT_ALLOWED: case EDGERT_SESSION_LOST: case EDGERT_UNAVAILABLE: case EDGERT_OVERLOADED:
+    case EDGERT_WORKER_LOST: case EDGERT_UNREACHABLE: case EDGERT_SHUTTING_DOWN: case EDGERT_ENGINE_FAILED:
+        return (int)status;
     default: return EDGERT_INTERNAL;
     }
 }
@@ -1045,9 +1059,9 @@ static int edgert__receive(edgert_client *client, edgert__frame *frame, int64_t 
     }
 }
 
-/* Write {"model": name}, with "shared": true if memory may be shared, as a frame of at most 64 +
- * EDGERT__HELLO_BYTES_MAX bytes. Returns its size, or 0 if the name is too long. */
-static size_t edgert__hello(unsigned char *out, const char *name, int shared) {
+/* Write {"model": name}, with "shared": true if memory may be shared and "session": true for a session, as a frame of
+ * at most 64 + EDGERT__HELLO_BYTES_MAX bytes. Returns its size, or 0 if the name is too long. */
+static size_t edgert__hello(unsigned char *out, const char *name, int shared, int session) {
     static const char hex[] = "0123456789abcdef";
     unsigned char *at = out + 64, *end = out + 64 + EDGERT__HELLO_BYTES_MAX;
     edgert__frame frame;
@@ -1056,7 +1070,7 @@ static size_t edgert__hello(unsigned char *out, const char *name, int shared) {
     memcpy(at, "{\"model\":\"", 10);
     for (at += 10; *name; name++) {
         unsigned char c = (unsigned char)*name;
-        if (end - at < 24) return 0;
+        if (end - at < 40) return 0;
         if (c < 0x20) {
             memcpy(at, "\\u00", 4);
             at[4] = (unsigned char)hex[c >> 4];
@@ -1071,6 +1085,10 @@ static size_t edgert__hello(unsigned char *out, const char *name, int shared) {
     if (shared) {
         memcpy(at, ",\"shared\":true", 14);
         at += 14;
+    }
+    if (session) {
+        memcpy(at, ",\"session\":true", 15);
+        at += 15;
     }
     *at++ = '}';
     frame.kind = EDGERT__HELLO;
@@ -1114,9 +1132,9 @@ static int edgert__greet(edgert_client *client, int64_t deadline_us, edgert_erro
     if (code) return code;
     part.iov_base = hello;
 #ifdef EDGERT__SHARES
-    part.iov_len = edgert__hello(hello, client->name, 1);
+    part.iov_len = edgert__hello(hello, client->name, 1, client->session);
 #else
-    part.iov_len = edgert__hello(hello, client->name, 0);
+    part.iov_len = edgert__hello(hello, client->name, 0, client->session);
 #endif
     if (!part.iov_len) return edgert__fail(error, EDGERT_INVALID, "the model's name is longer than a hello may be");
     code = edgert__send(client, &part, 1, deadline_us, error);
@@ -1172,6 +1190,32 @@ static size_t edgert__request_parts(struct iovec *parts, unsigned char *head, ed
     return used;
 }
 
+/* Keep what MOVED brought of a session as the RESUME frame that takes it on. Without memory, the session is lost. */
+static void edgert__keep(edgert_client *client, const edgert__frame *moved) {
+    EDGERT_FREE(client->resume);
+    client->resume = client->session ? (unsigned char *)EDGERT_MALLOC(moved->size) : NULL;
+    if (!client->resume) return;
+    memcpy(client->resume, client->buffer, moved->size);
+    client->resume[5] = EDGERT__RESUME;
+    client->resume[6] &= (unsigned char)~EDGERT__FLAG_SHARED;
+    client->resume_bytes = moved->size;
+}
+
+/* Continue the session, or begin it, over a connection that was just opened. */
+static int edgert__continue(edgert_client *client, int64_t deadline_us, edgert_error *error) {
+    struct iovec part;
+    int code = EDGERT_OK;
+    if (!client->session) return EDGERT_OK;
+    client->session = EDGERT__LIVES;
+    if (!client->resume) return EDGERT_OK;
+    part.iov_base = client->resume;
+    part.iov_len = client->resume_bytes;
+    code = edgert__send(client, &part, 1, deadline_us, error);
+    EDGERT_FREE(client->resume);
+    client->resume = NULL;
+    return code == EDGERT__AGAIN ? EDGERT_OK : code; /* the next request finds the reason */
+}
+
 /* Send one request over the open connection. EDGERT__AGAIN if no engine saw it. */
 static int edgert__ask(edgert_client *client, edgert__frame *request, const edgert_tensor *inputs, size_t count,
                        int64_t deadline_us, edgert__frame *answer, edgert_error *error) {
@@ -1193,6 +1237,7 @@ static int edgert__ask(edgert_client *client, edgert__frame *request, const edge
         /* It closed before it had the whole request; it may have sent an error. */
         int64_t soon_us = edgert__now_us() + EDGERT__RETRY_PAUSE_MS * 1000;
         code = edgert__receive(client, answer, soon_us, error);
+        if (!code && answer->kind == EDGERT__MOVED) edgert__keep(client, answer);
         code = !code && answer->kind == EDGERT__ERROR ? edgert__read_error(answer, error) : EDGERT__AGAIN;
         edgert__hang_up(client);
         if (code == EDGERT__AGAIN) edgert__clear(error);
@@ -1200,6 +1245,7 @@ static int edgert__ask(edgert_client *client, edgert__frame *request, const edge
     }
     if (!code) code = edgert__receive(client, answer, deadline_us, error);
     if (!code && answer->kind == EDGERT__MOVED) {
+        edgert__keep(client, answer);
         edgert__hang_up(client);
         edgert__clear(error);
         return EDGERT__AGAIN;
@@ -1232,7 +1278,12 @@ static int edgert__pause(const edgert_error *again, int64_t deadline_us) {
 /* Connect if there is no connection; repeat while the daemon asks to try later. */
 static int edgert__open(edgert_client *client, int64_t deadline_us, edgert_error *error) {
     while (client->fd < 0) {
-        int code = edgert__greet(client, deadline_us, error);
+        int code;
+        if (client->session == EDGERT__LIVES && !client->resume)
+            return edgert__fail(error, EDGERT_SESSION_LOST,
+                                "the connection ended, and what the session kept with it: begin a new session");
+        code = edgert__greet(client, deadline_us, error);
+        if (!code) code = edgert__continue(client, deadline_us, error);
         if (code) edgert__hang_up(client);
         if (code == EDGERT__AGAIN && !edgert__pause(error, deadline_us)) return error->code;
         if (code && code != EDGERT__AGAIN) return code;
@@ -1309,6 +1360,9 @@ int edgert_infer(edgert_client *client, const edgert_tensor *inputs, size_t inpu
     if (options && options->high_priority) request.flags |= EDGERT__FLAG_HIGH_PRIORITY;
     code = edgert__check_inputs(client, inputs, input_count, error);
     if (!code) code = edgert__exchange(client, &request, inputs, input_count, deadline_us, &answer, error);
+    if (code == EDGERT_WORKER_LOST && client->session)
+        return edgert__fail(error, EDGERT_SESSION_LOST,
+                            "the model's worker ended, and what the session kept with it: begin a new session");
     return code ? code : edgert__read_result(client, &answer, response, error);
 }
 
@@ -1347,7 +1401,8 @@ static int edgert__find_socket(char *out, size_t size, const char *path) {
     return length > 0 && (size_t)length < size;
 }
 
-edgert_client *edgert_connect(const char *path, const char *model, uint32_t timeout_ms, edgert_error *error) {
+static edgert_client *edgert__client(const char *path, const char *model, uint32_t timeout_ms, int session,
+                                     edgert_error *error) {
     edgert_error unwanted;
     edgert_client *client;
     size_t length = model ? strlen(model) : 0;
@@ -1362,6 +1417,7 @@ edgert_client *edgert_connect(const char *path, const char *model, uint32_t time
         memset(client, 0, sizeof *client);
         client->fd = -1;
         client->kernel_wait_ms = -1;
+        client->session = session;
         client->timeout_ms = timeout_ms ? timeout_ms : EDGERT__TIMEOUT_MS;
         client->name = (char *)EDGERT_MALLOC(length + 1);
     }
@@ -1381,6 +1437,14 @@ edgert_client *edgert_connect(const char *path, const char *model, uint32_t time
     return NULL;
 }
 
+edgert_client *edgert_connect(const char *path, const char *model, uint32_t timeout_ms, edgert_error *error) {
+    return edgert__client(path, model, timeout_ms, 0, error);
+}
+
+edgert_client *edgert_session(const char *path, const char *model, uint32_t timeout_ms, edgert_error *error) {
+    return edgert__client(path, model, timeout_ms, EDGERT__BEGINS, error);
+}
+
 const edgert_model *edgert_describe(const edgert_client *client) { return &client->model; }
 
 void edgert_close(edgert_client *client) {
@@ -1388,6 +1452,7 @@ void edgert_close(edgert_client *client) {
     edgert__hang_up(client);
     EDGERT_FREE(client->memory);
     EDGERT_FREE(client->name);
+    EDGERT_FREE(client->resume);
     EDGERT_FREE(client->text);
     EDGERT_FREE((void *)client->labels);
     EDGERT_FREE(client);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from edgert import Client
+from edgert import AsyncClient, Client
 from edgert.bundle.rules import Classify, Smooth
 from edgert.bundle.signal_rules import Sound
 from edgert.errors import Overloaded, RequestError, SessionLost
@@ -169,3 +170,60 @@ def test_an_idle_session_ends_with_the_limits_name() -> None:
             wait_until(lambda: device.serving("sums")["sessions"] == 0, "the session has ended")
             with pytest.raises(SessionLost, match=r"session_idle_s\): begin a new session"):
                 stream.infer(item(1))
+
+
+# --- asyncio --------------------------------------------------------------------------------------
+
+
+def test_asyncio_has_sessions_side_by_side(device: Device) -> None:
+    async def sums(client: AsyncClient, seed: int) -> None:
+        values = np.random.default_rng(seed).integers(1, 100, 50)
+        async with client.session("sums") as stream:
+            got = [(await stream.infer(item(value)))["y"][0] for value in values]
+        assert got == np.cumsum(values).tolist()
+
+    async def together() -> None:
+        async with AsyncClient(device.socket) as client:
+            await asyncio.gather(*(sums(client, seed) for seed in range(8)))
+            assert (await client.infer("sums", item(1)))["y"][0] == 1
+
+    asyncio.run(together())
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_an_asyncio_session_moves_with_its_state(waits: bool) -> None:
+    async def across_versions(device: Device) -> None:
+        async with AsyncClient(device.socket) as client, client.session("sums") as stream:
+            await stream.infer(item(1))
+            device.put(model="sums", op="add", state_id="v1", release=2)
+            if waits:  # the loop sees MOVED before the next request
+                await asyncio.sleep(0.2)
+            answer = await stream.infer(item(2), trace=True)
+            assert (answer.outputs["y"][0], answer.release) == (3, 2)
+            assert (await stream.infer(item(3)))["y"][0] == 6
+
+    with a_device() as device:
+        device.put(model="sums", op="add", state_id="v1")
+        asyncio.run(across_versions(device))
+
+
+def test_an_asyncio_session_says_why_it_ended() -> None:
+    async def ended(device: Device) -> None:
+        async with AsyncClient(device.socket) as client:
+            stream = client.session("sums")
+            with pytest.raises(SessionLost, match="has not begun"):
+                await stream.infer(item(1))
+            async with stream:
+                await stream.infer(item(1))
+                await asyncio.sleep(0.5)  # the daemon ends it after 0.2 s
+                with pytest.raises(SessionLost, match="session_idle_s"):
+                    await stream.infer(item(1))
+            async with client.session("sums") as stream:
+                await stream.infer(item(1))
+                os.kill(device.serving("sums")["pid"], signal.SIGKILL)
+                with pytest.raises(SessionLost, match="begin a new session"):
+                    await stream.infer(item(1))
+
+    with a_device("[serving]\nsession_idle_s = 0.2\n") as device:
+        device.put(model="sums", op="add", state_id="v1")
+        asyncio.run(ended(device))

@@ -215,6 +215,7 @@ def test_c_writes_a_hello_and_a_ping_as_their_vectors_say(codec: Lines) -> None:
     for name in ("hello", "hello-escaped"):
         model = json.loads(by_name[name]["meta"])["model"]
         assert codec.ask(f"hello {model}")["hex"] == by_name[name]["hex"]
+    assert codec.ask("hello-session vad")["hex"] == by_name["hello-session"]["hex"]
     assert codec.ask("hello-shared digits")["hex"] == by_name["hello-shared"]["hex"]
     assert codec.ask("ping 10")["hex"] == by_name["ping"]["hex"]
 
@@ -509,6 +510,50 @@ def test_a_lost_worker_is_told_to_c_and_the_next_request_is_answered(serving: De
     assert 1 <= len(found["errors"]) <= 3
     assert {error["code"] for error in found["errors"]} == {"unavailable.worker_lost"}
     assert all(error["retryable"] for error in found["errors"])
+
+
+# --- sessions -------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def session(driver: Path, device: Device, model: str) -> Iterator[Lines]:
+    with running(driver, device.socket, model, 20_000, "session") as lines:
+        assert lines.answer() == {"connected": True}
+        yield lines
+
+
+def first_sum(lines: Lines) -> float:
+    """The first value of the answer to 1, 2, 3, 4."""
+    return float(lines.ask("infer 0 0 2 1 4 1")["outputs"]["y"]["values"][0])
+
+
+def test_c_has_sessions_that_move_with_their_state(serving: Device, driver: Path) -> None:
+    serving.put(model="sums", op="add", state_id="v1")
+    with session(driver, serving, "sums") as one, session(driver, serving, "sums") as other:
+        assert [first_sum(one) for _ in range(3)] == [1, 2, 3]
+        assert first_sum(other) == 1
+        serving.put(model="sums", op="add", state_id="v1", release=2)
+        assert [first_sum(one), first_sum(other)] == [4, 2]
+        serving.put(model="sums", op="add", state_id="v2", release=3)
+        lost = one.ask("infer 0 0 2 1 4 1")
+        assert (lost["code"], lost["retryable"]) == ("request.session_lost", 0)
+        assert "began with release 2, which no longer serves" in lost["message"]
+        assert one.ask("infer 0 0 2 1 4 1")["code"] == "request.session_lost"
+
+
+def test_c_is_told_of_a_session_that_its_worker_took_along(serving: Device, driver: Path) -> None:
+    serving.put(model="crashes", op="add", state_id="v1")
+    with session(driver, serving, "crashes") as lines:
+        assert first_sum(lines) == 1
+        os.kill(serving.serving("crashes")["pid"], signal.SIGKILL)
+        assert lines.ask("infer 0 0 2 1 4 1")["code"] == "request.session_lost"
+
+
+def test_c_is_told_of_a_model_without_sessions(serving: Device, driver: Path) -> None:
+    done = subprocess.run(
+        [driver, serving.socket, "echo", "20000", "session"], capture_output=True, text=True, timeout=60
+    )
+    assert "keeps nothing between requests" in json.loads(done.stdout)["message"]
 
 
 def test_the_program_on_the_clients_page_compiles(built: Callable[[Path], Path], tmp_path: Path) -> None:

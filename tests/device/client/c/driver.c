@@ -1,6 +1,7 @@
 /* edgert.h against a daemon, driven by tests/device/client/test_c_client.py: commands on stdin, a line of JSON each on stdout.
  *
  *   driver SOCKET MODEL TIMEOUT_MS            one client; `infer`, `describe`, `ping`
+ *   driver SOCKET MODEL TIMEOUT_MS session    the same, as a session
  *   driver SOCKET MODEL TIMEOUT_MS THREADS    a client a thread, all asking without pause; `count`, `stop`
  */
 #define EDGERT_IMPLEMENTATION
@@ -74,10 +75,10 @@ static void describe(const edgert_client *client) {
            model->outputs[0].name);
 }
 
-static int one_client(void) {
+static int one_client(int session) {
     char line[4096];
     edgert_error error;
-    edgert_client *client = edgert_connect(socket_path, model_name, timeout_ms, &error);
+    edgert_client *client = (session ? edgert_session : edgert_connect)(socket_path, model_name, timeout_ms, &error);
     if (client) printf("{\"connected\": true}\n");
     else {
         print_error(&error);
@@ -178,5 +179,5 @@ int main(int argc, char **argv) {
     socket_path = argv[1];
     model_name = argv[2];
     timeout_ms = (uint32_t)strtoul(argv[3], NULL, 10);
-    return threads ? many_clients(threads) : one_client();
+    return threads ? many_clients(threads) : one_client(argc > 4);
 }

@@ -2,6 +2,7 @@
  *
  *   decode HEX                                       a frame; text as hex
  *   hello NAME                                       the frame that a client begins with, without shared memory
+ *   hello-session NAME                               the same, for a session
  *   hello-shared NAME                                the same, with
  *   infer FLAGS REQUEST_ID MODEL_ID ARG TENSOR...    TENSOR is datatype:rank:dims,...:HEX
  *   share FLAGS REQUEST_ID MODEL_ID ARG TENSOR...    the same through shared memory: the header, and the memory
@@ -165,10 +166,10 @@ static void request(unsigned kind, char *rest, edgert_client *client) {
     for (i = 0; i < count; i++) free((void *)(uintptr_t)tensors[i].data);
 }
 
-static void hello(const char *name, int shared) {
+static void hello(const char *name, int shared, int session) {
     unsigned char frame[64 + EDGERT__HELLO_BYTES_MAX];
     printf("{\"hex\": ");
-    print_hex(frame, edgert__hello(frame, name, shared));
+    print_hex(frame, edgert__hello(frame, name, shared, session));
     printf("}");
 }
 
@@ -182,8 +183,9 @@ int main(void) {
         line[strcspn(line, "\n")] = 0;
         if (!strncmp(line, "decode ", 7)) decode(line + 7);
         else if (!strncmp(line, "welcome ", 8)) welcome(line + 8);
-        else if (!strncmp(line, "hello ", 6)) hello(line + 6, 0);
-        else if (!strncmp(line, "hello-shared ", 13)) hello(line + 13, 1);
+        else if (!strncmp(line, "hello ", 6)) hello(line + 6, 0, 0);
+        else if (!strncmp(line, "hello-shared ", 13)) hello(line + 13, 1, 0);
+        else if (!strncmp(line, "hello-session ", 14)) hello(line + 14, 0, 1);
         else if (!strncmp(line, "share ", 6)) request(EDGERT__INFER, line + 6, &sharing);
         else if (!strncmp(line, "infer ", 6)) request(EDGERT__INFER, line + 6, &alone);
         else if (!strncmp(line, "ping ", 5)) request(EDGERT__PING, line + 5, &alone);
