@@ -6,6 +6,7 @@ import json
 import random
 import urllib.request
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -153,6 +154,11 @@ def feed(board: Watched, sent: Sent, now: float = 1000.0, wall_ms: int = NOW_MS)
     board.wall_ms = wall_ms
     for topic, payload in sent:
         board.apply(topic, payload, False, now)
+
+
+def changed(sent: Sent, **fields: Any) -> Sent:
+    """The messages with other fields."""
+    return [(topic, messages.dump({**json.loads(payload), **fields})) for topic, payload in sent]
 
 
 def without(sent: Sent, *seqs: int) -> Sent:

@@ -21,15 +21,10 @@ from edgert_deploy.rollout.rollout_store import RolloutStore
 from edgert_deploy.rollout.waves import Strategy
 from tests.support.brokers import Broker, until
 from tests.support.browser import Browser, Page, Scheme
-from tests.support.fleet import Pi, Sent, publish, record, without
+from tests.support.fleet import Pi, Sent, changed, publish, record, without
 from tests.support.fleet_page import event, page_of, seen
 
 HOSTILE = "<img src=x onerror='document.title=1'>"
-
-
-def changed(sent: Sent, **fields: Any) -> Sent:
-    """The same reports with other fields."""
-    return [(topic, json.dumps({**json.loads(payload), **fields}).encode()) for topic, payload in sent]
 
 
 def get(port: int, path: str, headers: dict[str, str] | None = None, verb: str = "GET") -> Any:

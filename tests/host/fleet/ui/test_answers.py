@@ -31,8 +31,8 @@ NOW = 1000.0  # monotonic seconds
 
 
 def a_day() -> Sent:
-    """Two devices of two versions: stages, an alarm, a missing report, an event, a device with an open clock."""
-    one, two, open_clock = Pi("pi-1"), Pi("pi-2", version="r2"), Pi("pi-3")
+    """Two devices of two versions: stages, an alarm, a missing report, an event, a clock that is not synchronised."""
+    one, two, unsure = Pi("pi-1"), Pi("pi-2", version="r2"), Pi("pi-3")
     sent = (
         one.info() + two.info("stable") + one.deploy(NOW_MS, "p99_ms") + two.went_back(3, "p99_ms is 9 ms", NOW_MS - 5)
     )
@@ -42,7 +42,7 @@ def a_day() -> Sent:
         sent += [hist, (topic, messages.dump(json.loads(payload) | figures))]
         reports = two.window(NOW_MS - minute * MINUTE_MS, [3.0] * 30)
         sent += [] if minute == 3 else reports
-    sent += open_clock.window(NOW_MS - MINUTE_MS, [4.0], clock_synced=0)
+    sent += unsure.window(NOW_MS - MINUTE_MS, [4.0], clock_synced=0)
     crashed = {"event": "crashed", "model": "digits", "model_version": "r1", "reason": "signal 11"}
     fields = messages.envelope(ts_ms=NOW_MS - 5, boot="b1", seq=1) | crashed
     return [*sent, (one.topics.event, messages.dump(fields))]

@@ -16,7 +16,7 @@ import pytest
 from edgert_deploy.fleet.store.batch import MINUTE_MS
 from tests.support.brokers import Broker, until
 from tests.support.browser import Browser, Page
-from tests.support.fleet import Pi, Sent, publish, record
+from tests.support.fleet import Pi, Sent, changed, publish, record
 from tests.support.fleet_page import event, page_of, seen
 
 MINUTES = 30
@@ -29,10 +29,6 @@ class Plant:
     url: str
     fleet: list[Pi]
     now_ms: int
-
-
-def changed(sent: Sent, **fields: Any) -> Sent:
-    return [(topic, json.dumps({**json.loads(payload), **fields}).encode()) for topic, payload in sent]
 
 
 def reports(pi: Pi, now_ms: int) -> Sent:

@@ -16,14 +16,9 @@ from edgert_deploy.fleet.ui.board import Filter
 from edgert_deploy.fleet.ui.history import baselines
 from tests.support.brokers import until
 from tests.support.browser import Page
-from tests.support.fleet import NOW_MS, Pi, Sent, Watched, feed, record
+from tests.support.fleet import NOW_MS, Pi, Sent, Watched, changed, feed, record
 
 NOW = 1000.0  # monotonic seconds
-
-
-def changed(sent: Sent, **fields: Any) -> Sent:
-    """The same reports with other fields."""
-    return [(topic, json.dumps({**json.loads(payload), **fields}).encode()) for topic, payload in sent]
 
 
 def event(pi: Pi, seq: int, ts_ms: int, **fields: Any) -> Sent:

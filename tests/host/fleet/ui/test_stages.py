@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 import pytest
 
 from edgert_deploy.fleet.store import query as store_query
@@ -12,13 +9,9 @@ from edgert_deploy.fleet.store.batch import MINUTE_MS
 from edgert_deploy.fleet.store.query import FleetQuery
 from edgert_deploy.fleet.ui.history import History
 from edgert_deploy.fleet.ui.span import Span
-from tests.support.fleet import NOW_MS, Pi, Sent, record
+from tests.support.fleet import NOW_MS, Pi, Sent, changed, record
 
 QUARTER = Span.parse({"window": "15m"})
-
-
-def changed(sent: Sent, **fields: Any) -> Sent:
-    return [(topic, json.dumps({**json.loads(payload), **fields}).encode()) for topic, payload in sent]
 
 
 def recorded(url: str, devices: int) -> FleetQuery:
