@@ -97,25 +97,19 @@ def halt(
 @channel.command()
 @click.argument("name", type=ChannelName())
 @click.argument("model", required=False, default="")
+@click.option("--retry", is_flag=True, help="Devices that went back from it, or refused it, try it once more.")
 @reach_options
 @signing_options
 @json_option
-def resume(
-    name: str,
-    model: str,
-    reach: Reach,
-    signing: Signing,
-    as_json: bool,
-) -> None:
+def resume(name: str, model: str, retry: bool, reach: Reach, signing: Signing, as_json: bool) -> None:
     """Offer the halted release of MODEL (default: of every model) in channel NAME again.
 
-    Devices that went back from it try it again.
-
     \b
-    Example:
+    Examples:
       edgert channel resume canary digits
+      edgert channel resume canary digits --retry
     """
-    _change(name, lambda entries: with_halt(entries, model, False), reach, signing, as_json)
+    _change(name, lambda entries: with_halt(entries, model, False, retry=retry), reach, signing, as_json)
 
 
 @channel.command()

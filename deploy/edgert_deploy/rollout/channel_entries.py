@@ -23,6 +23,8 @@ def with_release(entries: Entries, new: Entry) -> Entries:
     device. Raises ConfigInvalid for a release below one of these.
     """
     others = [entry for entry in entries if entry.model != new.model]
+    same = [entry.attempt for entry in entries if (entry.model, entry.release) == (new.model, new.release)]
+    new = replace(new, attempt=max(same, default=1))  # a device that went back does not try it again because of this
     ours = [entry for entry in entries if entry.model == new.model]
     newest = max((entry.release for entry in ours if _selectors(entry) == _selectors(new)), default=0)
     if new.release < newest:
@@ -33,12 +35,17 @@ def with_release(entries: Entries, new: Entry) -> Entries:
     return (new, *(entry for entry in ours if not _supersedes(new, entry)), *others)
 
 
-def with_halt(entries: Entries, model: str, halted: bool) -> Entries:
-    """Return the entries with the newest release of `model` ("": of every model) halted or not. Raises ConfigInvalid."""
+def with_halt(entries: Entries, model: str, halted: bool, *, retry: bool = False) -> Entries:
+    """Return the entries with the newest release of `model` ("": of every model) halted or not.
+
+    With `retry`, devices that went back from it try it once more. Raises ConfigInvalid.
+    """
     newest = [entry for entry in _first_of_each(entries) if model in ("", entry.model)]
     if not newest:
         raise ConfigInvalid(f"the channel has no model {model}: it has {_models(entries)}")
-    return tuple(replace(entry, halted=halted) if entry in newest else entry for entry in entries)
+    return tuple(
+        replace(entry, halted=halted, attempt=entry.attempt + retry) if entry in newest else entry for entry in entries
+    )
 
 
 def without_model(entries: Entries, model: str) -> Entries:

@@ -50,6 +50,13 @@ def test_only_the_newest_release_is_halted() -> None:
     assert with_halt(every, "", False) == before
 
 
+def test_a_release_is_tried_once_more_only_on_request() -> None:
+    again = with_halt((entry(2, 0.05, halted=True), entry(1)), "digits", False, retry=True)
+    assert [one.attempt for one in again] == [2, 1]
+    assert with_release(again, entry(2, 0.5))[0].attempt == 2  # more devices are no new attempt
+    assert with_release(again, entry(3))[0].attempt == 1
+
+
 def test_a_model_that_is_not_there_is_named() -> None:
     with pytest.raises(ConfigInvalid, match="no model digits: it has echo"):
         with_halt((OTHER,), "digits", True)
