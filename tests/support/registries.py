@@ -79,6 +79,11 @@ class RegistryServer:
         return f"{'oci' if self.secured else 'oci+http'}://localhost:{self.port}/plant/models"
 
     @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
     def requests(self) -> list[str]:
         """The lines of its access log."""
         return [line for line in (self.folder / "log").read_text().splitlines() if '"GET ' in line or '"HEAD ' in line]
@@ -140,6 +145,11 @@ class Mirror:
     @property
     def address(self) -> str:
         return self.server.address.replace(str(self.server.port), str(self.port))
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
 
     def registry(self) -> Registry:
         """Return a client without a login: the mirror has its own."""
