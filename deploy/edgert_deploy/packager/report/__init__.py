@@ -19,9 +19,16 @@ from edgert.bundle.bundle_file import Bundle
 from edgert.bundle.manifest import ArtifactEntry, Manifest
 from edgert.errors import BundleError
 from edgert_deploy.packager.builders import BUILDERS, builder_for
-from edgert_deploy.packager.receipt import read_receipt
+from edgert_deploy.packager.receipt import PATH, read_receipt
 
 Receipt = dict[str, Any]
+
+# The parts of a receipt that are shown, and what each entry of them must have. Another tool may have written it.
+PARTS = {
+    "targets": ("profile",),
+    "candidates": ("id", "engine", "kind", "size_bytes", "packed", "passed", "accuracy"),
+    "activations": ("layer", "op", "low", "high", "quantiles", "sqnr_db"),
+}
 
 
 @dataclass(frozen=True)
@@ -68,9 +75,9 @@ class Report:
         return artifact_bytes(self.manifest, artifact)
 
     def candidates(self) -> list[dict[str, Any]]:
-        """Return what was built, packed or not; without a receipt, the manifest's artifacts."""
-        if self.receipt:
-            return list(self.receipt["candidates"])
+        """Return what was built, packed or not; where the receipt does not tell, the manifest's artifacts."""
+        if found := self.receipt.get("candidates"):
+            return list(found)
         return [
             {
                 "id": a.id,
@@ -119,8 +126,21 @@ def gather(bundle: Bundle, size_bytes: int) -> Report:
             golden_samples=len(_load(Path(folder) / manifest.golden_inputs[0])),
             layers={a.id: _layer_precisions(a.engine, Path(folder) / a.entry) for a in manifest.artifacts},
             goldens=tuple(_agreement(manifest, a, b, Path(folder)) for a, b in combinations(manifest.artifacts, 2)),
-            receipt=read_receipt(bundle) or {},
+            receipt=_checked(read_receipt(bundle) or {}),
         )
+
+
+def _checked(receipt: Receipt) -> Receipt:
+    """Return `receipt`. Raises BundleError for a part of another shape."""
+    for part, keys in PARTS.items():
+        entries = receipt.get(part, [])
+        if not isinstance(entries, list):
+            raise BundleError(f"the bundle's {PATH} has {part!r}, but not as a list: build the bundle again")
+        for i, entry in enumerate(entries):
+            if not isinstance(entry, dict) or (missing := [key for key in keys if key not in entry]):
+                what = f"lacks {', '.join(missing)}" if isinstance(entry, dict) else "is no object"
+                raise BundleError(f"{part}[{i}] of the bundle's {PATH} {what}: build the bundle again")
+    return receipt
 
 
 def _agreement(manifest: Manifest, one: ArtifactEntry, other: ArtifactEntry, folder: Path) -> GoldenAgreement:

@@ -179,3 +179,36 @@ def test_inspect_shows_the_same_as_text_and_json(bundle: Path, capsys: pytest.Ca
     assert value["golden_samples"] == 8
     assert value["goldens"][0]["same_class"] == 1.0
     assert value["manifest"]["model"] == "digits"
+
+
+def test_inspect_shows_the_manifest_where_a_receipt_has_no_candidates(
+    signing_key: SigningKey, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = make_null_bundle(tmp_path, signing_key, receipt={"format": 2, "notes": "made by hand"})
+    assert main(["bundle", "inspect", str(path)]) == 0
+    said = capsys.readouterr().out
+    assert "made by hand" in said
+    assert "artifact  null: null fp32" in said
+
+
+@pytest.mark.parametrize(
+    ("part", "problem"),
+    [
+        ({"candidates": [{"id": "null"}]}, "candidates[0] of the bundle's receipt.json lacks engine"),
+        ({"candidates": ["null"]}, "candidates[0] of the bundle's receipt.json is no object"),
+        ({"targets": {}}, "'targets', but not as a list"),
+        ({"activations": [{}]}, "activations[0] of the bundle's receipt.json lacks layer"),
+    ],
+)
+@pytest.mark.parametrize("command", ["inspect", "report"])
+def test_a_receipt_of_another_shape_is_refused_with_its_place(
+    command: str,
+    part: dict[str, Any],
+    problem: str,
+    signing_key: SigningKey,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = make_null_bundle(tmp_path, signing_key, receipt={"format": 2, **part})
+    assert main(["bundle", command, str(path)]) == 5
+    assert problem in capsys.readouterr().err
