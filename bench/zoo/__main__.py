@@ -7,9 +7,10 @@ ONNX Runtime and not timed: no GPU is needed.
 
 Each row is appended to a file (`--results`) as soon as it is known. A later run takes the rows from there and makes the
 missing ones. `--again` makes those that are asked for anew, and keeps the vendors' figures, which our code does not
-change.
+change. `--only-print` makes none. The tables of bench/README.md and README.md are printed as Markdown.
 
-    python -m bench.zoo                                         # a table; about two hours
+    python -m bench.zoo                                         # the tables; about two hours
+    python -m bench.zoo --only-print                            # the tables of what is measured
     python -m bench.zoo --models nudenet,magika --engines openvino --again --json
 """
 
@@ -34,8 +35,7 @@ from numpy.typing import NDArray
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
-from bench.common import emit
-from bench.zoo import models
+from bench.zoo import models, table
 from bench.zoo.models import ZooModel
 from bench.zoo.packages import folder as zoo_folder
 from bench.zoo.runners import RUNS, Run, Sample, answers, samples_of, times_ms
@@ -48,12 +48,7 @@ PROFILES = {
     "onnxruntime": "generic-x86-64",
     "tensorrt": "jetson-orin-nano",
 }
-COLUMNS = (
-    "model", "kind", "engine", "metric", "fp32", "ours", "recipe", "vendor", "vendor_recipe", "refused", "faster",
-    "smaller", "int8_share", "build_s",
-)  # fmt: skip
 REASON_LETTERS_MAX = 600
-CELL_LETTERS_MAX = 100
 RUN_SAMPLES_MAX = 300  # for the vendors' calibration
 CLI = "import sys; from edgert_deploy.cli import main; sys.exit(main())"
 
@@ -69,12 +64,6 @@ class Built:
     refused: str | None = None
     build_s: float = 0.0
     tried: str = ""
-
-
-def _shown(value: Any) -> Any:
-    if isinstance(value, float):
-        return f"{value:g}"  # a tenth is too coarse
-    return value[:CELL_LETTERS_MAX].replace("|", " ") if isinstance(value, str) else value
 
 
 @dataclass(frozen=True)
@@ -105,6 +94,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="JSON lines on stdout")
     parser.add_argument("--results", type=Path, default=zoo_folder() / "results.jsonl", help="the rows so far")
     parser.add_argument("--again", action="store_true", help="make rows anew, all but the vendors' figures")
+    parser.add_argument("--only-print", action="store_true", help="make no row")
     parser.add_argument("--no-vendors", action="store_true", help="our own artifacts only")
     parser.add_argument("--seconds", type=float, default=3.0, help="how long a model's artifacts are timed")
     parser.add_argument("--precision", default="auto", help="given to edgert build")
@@ -114,16 +104,16 @@ def main() -> None:
         sys.exit(f"error: no model {', '.join(unknown)}; known: {', '.join(models.names())}")
     results = Results(options.results)
     cells = [(name, engine) for name in names for engine in models.engines_of(name) if engine in engines]
-    missing = [cell for cell in cells if options.again or results.row(*cell) is None]
+    missing = [] if options.only_print else [one for one in cells if options.again or results.row(*one) is None]
     for name in dict.fromkeys(name for name, _ in missing):
         with tempfile.TemporaryDirectory(prefix="edgert-zoo-") as folder:
             subject = Subject(models.make(name), options, Path(folder))
             for engine in (engine for model, engine in missing if model == name):
                 results.add(subject.row(engine, results.row(name, engine)))
     rows = [row for cell in cells if (row := results.row(*cell)) is not None]
-    if not options.json:
-        rows = [{key: _shown(value) for key, value in row.items()} for row in rows]
-    emit(rows, COLUMNS, options.json)
+    print(
+        "\n".join(map(json.dumps, rows) if options.json else table.markdown(rows, cells, table.measured_by()["code"]))
+    )
 
 
 class Subject:
@@ -147,6 +137,7 @@ class Subject:
         row |= {"fp32": round(model.score(self.exact, self.exact), 4), "ours": None, "recipe": built.recipe}
         row |= {"vendor": None, "vendor_recipe": None, "refused": built.refused, "faster": None, "smaller": None}
         row |= {"int8_share": built.int8_share, "build_s": round(built.build_s, 1), "tried": built.tried}
+        row |= table.measured_by()
         if built.artifact is not None and built.reference is not None:
             runs = [RUNS[engine](path) for path in (built.reference, built.artifact)]
             row["ours"] = round(model.score(answers(runs[1], self.own_holdout), self.exact), 4)

@@ -131,7 +131,7 @@ def bench(
 
 def machine() -> dict[str, Any]:
     """Return the machine and processor of this measurement."""
-    return {"machine": platform.machine(), "cpu": _cpu(), "cpus": len(os.sched_getaffinity(0))}
+    return {"machine": platform.machine(), "cpu": processor_name(), "cpus": len(os.sched_getaffinity(0))}
 
 
 def _opened(
@@ -219,7 +219,7 @@ def _inside(folder: Path, name: Any) -> Path:
     return path
 
 
-def _cpu() -> str:
+def processor_name() -> str:
     """Return the name of the processor, or of the board on ARM machines that report none."""
     for path, key in (("/proc/cpuinfo", "model name"), ("/proc/cpuinfo", "Model")):
         try:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
-from bench.zoo import data, scores
+from bench.zoo import data, scores, table
 from bench.zoo.runners import RUNS, answers, samples_of
 from edgert.bundle.bundle_file import open_bundle
 from edgert.bundle.signing import SigningKey
@@ -99,3 +99,16 @@ def test_notes_of_music_are_the_same_or_int8_is_not_taken(signing_key: SigningKe
     assert set(got.chosen) == set(ENGINES)
     for engine in got.chosen:
         assert scores.maps_agree(got.answers[engine][1], got.exact[1]) >= 0.99, engine
+
+
+def test_the_table_names_what_is_missing_and_what_earlier_code_measured() -> None:
+    row = dict.fromkeys(table.COLUMNS) | {"model": "a", "kind": "classifier", "engine": "tflite", "recipe": "min-max"}
+    row |= {"fp32": 1.0, "ours": 0.9917, "faster": 1.5, "smaller": 3.21, "date": "2026-11-22", "host": "a board"}
+    refused = row | {"engine": "openvino", "ours": None, "faster": None, "refused": "because " * 30, "code": "old"}
+    cells = [("a", "tflite"), ("a", "openvino"), ("b", "tflite")]
+    said = "\n".join(table.markdown([row | {"code": "new"}, refused], cells, "new"))
+    assert "22 November 2026, code `new` on a board;" in said
+    assert "Not measured yet: b on TFLite." in said
+    assert "Measured with earlier code: a on OpenVINO." in said
+    assert "| a | TFLite | min-max | 1.50x | 3.2x | 1 | 0.9917 |  |" in said
+    assert "| a | OpenVINO | refused |" in said

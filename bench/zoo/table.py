@@ -1,0 +1,93 @@
+"""The zoo's table as Markdown: all of it for bench/README.md, and what matters most for README.md."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import date
+from typing import Any
+
+from edgert.checks.bench import processor_name
+from edgert_deploy.packager.build_cache import CODE, code_digest
+
+Row = Mapping[str, Any]
+Cell = tuple[str, str]  # model, engine
+
+COLUMNS = (
+    "model", "kind", "engine", "metric", "fp32", "ours", "recipe", "vendor", "vendor_recipe", "refused", "faster",
+    "smaller", "int8_share", "build_s",
+)  # fmt: skip
+SHORT_COLUMNS = ("model", "engine", "recipe", "faster", "smaller", "FP32", "EdgeRT", "vendor")
+ENGINES = {"tflite": "TFLite", "openvino": "OpenVINO", "onnxruntime": "ONNX Runtime", "tensorrt": "TensorRT"}
+UNTIMED = ("tensorrt",)  # the short table has what was timed
+CELL_LETTERS_MAX = 100
+CODE_LETTERS = 8
+ROOMS = ("accuracy", "builders", "tflite_lowering")  # of the packager: what quantises and judges
+
+
+def measured_by() -> dict[str, str]:
+    """Return what a row says of its making: the day, the machine, and a digest of the code that quantises and judges."""
+    digests = "".join(code_digest(CODE / room) for room in ROOMS)
+    code = hashlib.sha256(digests.encode()).hexdigest()[:CODE_LETTERS]
+    host = f"{processor_name()}, {os.cpu_count()} cores"
+    return {"date": date.today().isoformat(), "host": host, "code": code}
+
+
+def markdown(rows: Sequence[Row], cells: Sequence[Cell], code: str) -> Iterator[str]:
+    """Yield the lines of both tables: `rows` are the latest of the `cells` that are known, `code` is the present one's."""
+    yield "For bench/README.md:"
+    yield ""
+    hosts = sorted({row["host"] for row in rows if row.get("host")})
+    yield f"{_dates(rows)}, code `{code}`{' on ' if hosts else ''}{'; '.join(hosts)}; times are medians of runs in turn."
+    yield ""
+    yield from _table(COLUMNS, [[_shown(row.get(column)) for column in COLUMNS] for row in rows])
+    known = {(row["model"], row["engine"]) for row in rows}
+    for words, missing in (
+        ("Not measured yet", [cell for cell in cells if cell not in known]),
+        ("Measured with earlier code", [(row["model"], row["engine"]) for row in rows if row.get("code") != code]),
+    ):
+        if missing:
+            yield ""
+            yield f"{words}: {_by_model(missing)}."
+    yield ""
+    yield "For README.md:"
+    yield ""
+    timed = [row for row in rows if row["engine"] not in UNTIMED and row["kind"] != "tabular"]
+    yield from _table(SHORT_COLUMNS, [_short(row) for row in timed])
+
+
+def _short(row: Row) -> list[str]:
+    if row["ours"] is None:
+        return [row["model"], ENGINES[row["engine"]], "refused", "", "", _shown(row["fp32"]), "", _shown(row["vendor"])]
+    times = [f"{row['faster']:.2f}x", f"{row['smaller']:.1f}x"]
+    scores = [_shown(row[key]) for key in ("fp32", "ours", "vendor")]
+    return [row["model"], ENGINES[row["engine"]], row["recipe"], *times, *scores]
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    yield f"| {' | '.join(columns)} |"
+    yield "|" + "---|" * len(columns)
+    yield from (f"| {' | '.join(row)} |" for row in rows)
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:g}"
+    text = str(value).replace("|", " ")
+    return text if len(text) <= CELL_LETTERS_MAX else text[:CELL_LETTERS_MAX].rsplit(" ", 1)[0] + " ..."
+
+
+def _dates(rows: Sequence[Row]) -> str:
+    days = sorted({row["date"] for row in rows if row.get("date")})
+    shown = [f"{day.day} {day:%B %Y}" for day in map(date.fromisoformat, dict.fromkeys([*days[:1], *days[-1:]]))]
+    return " to ".join(shown)
+
+
+def _by_model(cells: Sequence[Cell]) -> str:
+    engines: dict[str, list[str]] = {}
+    for model, engine in cells:
+        engines.setdefault(model, []).append(ENGINES[engine])
+    return "; ".join(f"{model} on {', '.join(names)}" for model, names in engines.items())
