@@ -5,13 +5,14 @@ always alike. So each output is recognized by its shape and by FP32's values, an
 
     boxes        a detector: F1 of its boxes against FP32's, same class, IoU of at least 0.5
     anchors      a detector whose boxes count from anchors that are not in the model: F1 of confident anchors whose
-                 box values differ by little
+                 boxes overlap (an anchor is the same in both), or else whose values differ by little
     top1         class probabilities: how often both put the same class first
     texts        probabilities along a sequence (CTC): how often both read the same
     decisions    values of 0 to 1, some on either side of 0.5: how often both are on the same side
     maps         values of 0 to 1 over positions: IoU of what is above the threshold
     neighbours   embeddings: how often both have the same nearest other sample, or one that FP32 finds as near within
-                 0.01 of cosine (which of two equally near ones comes first is no decision), and the cosine to FP32's
+                 0.01 of cosine and 5 % of its lead over the mean sample (which of two equally near ones comes first is
+                 no decision), and the cosine to FP32's
     values       anything else: R squared, 1 - error^2 / spread^2, of the worst channels
 
 FP32 scores 1 in each. The least of them counts. `values` says only how similar two artifacts are, and is strict.
@@ -43,11 +44,12 @@ VECTOR_SIZE_MIN = 16
 MAP_POSITIONS_MIN = 64
 MINORITY_MIN = 0.01  # where fewer values are on one side of 0.5, that side decides nothing
 NEIGHBOUR_SAMPLES_MIN = 8
-NEIGHBOUR_TOLERANCE = 0.01
+NEIGHBOUR_TOLERANCE = 0.01  # of cosine, and
+NEIGHBOUR_SHARE = 0.05  # of how much nearer the nearest sample is than the mean one
 ALIKE_MAX = 0.7  # mean cosine between different samples' embeddings
 PROBABILITY_TOLERANCE = 1e-3
 ANYWHERE = (1 << 20, 1 << 20)  # height and width of an image that cuts no box
-ANCHOR_TOLERANCE = 0.15  # of a box value's own spread
+ANCHOR_TOLERANCE = 0.15  # of a box value's own spread; of a box's longer side for a point in it
 WORST_CHANNELS = 0.1  # the share of channels that `values` averages over
 
 
@@ -159,14 +161,33 @@ def box_agreement(rule: Detect, answers: Outputs, reference: Outputs, size: tupl
 
 
 def anchor_agreement(boxes: Array, scores: Array, true_boxes: Array, true_scores: Array) -> float:
-    """Return the F1 score of anchors `[N, A, ...]` that are confident in both and give nearly the same box values."""
+    """Return the F1 score of anchors `[N, A, ...]` that are confident in both and stand for nearly the same box."""
     got, want = scores >= SCORE_MIN, true_scores >= SCORE_MIN
     if not want.any():
         return 1.0 if not got.any() else 0.0
-    spread = np.maximum(true_boxes[want].std(axis=0), 1e-2 * np.abs(true_boxes[want]).max() + 1e-12)
-    near = (np.abs(boxes - true_boxes) <= ANCHOR_TOLERANCE * spread).mean(axis=-1) >= 0.9
-    hits = int((got & want & near).sum())
+    both = got & want
+    sides = true_boxes[want][:, 2:4]
+    same = _same_boxes if float((sides > 0).all(axis=1).mean()) > 0.99 else _same_values
+    hits = int(same(boxes[both], true_boxes[both], true_boxes[want]).sum())
     return 2 * hits / int(got.sum() + want.sum())
+
+
+def _same_boxes(boxes: Array, true: Array, every: Array) -> Array:
+    """Which boxes `[n, 4 + points]` overlap by IOU_MIN, with their points near.
+
+    An anchor moves the boxes of both by the same distance, so the overlap is known without it. Whether the four values
+    are corners, or a centre and sides, is not known: the boxes must overlap in both readings.
+    """
+    ious = [[_ious(a[None], b[None])[0, 0] for a, b in zip(read(boxes), read(true), strict=True)] for read in READINGS]
+    side = true[:, 2:4].max(axis=1, keepdims=True)
+    near = (np.abs(boxes[:, 4:] - true[:, 4:]) <= ANCHOR_TOLERANCE * side).all(axis=1)
+    return np.asarray((np.array(ious).reshape(len(READINGS), -1) >= IOU_MIN).all(axis=0) & near)
+
+
+def _same_values(values: Array, true: Array, every: Array) -> Array:
+    """Which rows differ from FP32's by little of each value's spread over `every` row."""
+    spread = np.maximum(every.std(axis=0), 1e-2 * np.abs(every).max() + 1e-12)
+    return np.asarray((np.abs(values - true) <= ANCHOR_TOLERANCE * spread).mean(axis=-1) >= 0.9)
 
 
 def _recognized(reference: Array, named: bool) -> tuple[str, Callable[[Array, Array], float]]:
@@ -233,7 +254,10 @@ def _same_sides(answers: Array, reference: Array) -> Array:
 def _same_neighbours(answers: Array, reference: Array) -> Array:
     alike = _alike(_unit(reference))
     chosen = _alike(_unit(answers)).argmax(axis=1)
-    return np.asarray(alike[np.arange(len(alike)), chosen] >= alike.max(axis=1) - NEIGHBOUR_TOLERANCE)
+    nearest, others = alike.max(axis=1), len(alike) - 1
+    mean = (alike.sum(axis=1) - alike.diagonal()) / max(others, 1)
+    tolerance = np.minimum(NEIGHBOUR_TOLERANCE, NEIGHBOUR_SHARE * (nearest - mean))
+    return np.asarray(alike[np.arange(len(alike)), chosen] >= nearest - tolerance)
 
 
 # How much of each sample is right, for the judgements whose score is a share of samples.
@@ -358,6 +382,18 @@ def _channels(array: Array) -> NDArray[np.float64]:
         return array.reshape(-1, 1).astype(np.float64)
     axis = min(sides)[1]
     return np.moveaxis(array, axis, -1).reshape(-1, array.shape[axis]).astype(np.float64)
+
+
+def _from_centres(boxes: Array) -> Array:
+    half = np.abs(boxes[:, 2:4]) / 2
+    return np.concatenate([boxes[:, :2] - half, boxes[:, :2] + half], axis=1)
+
+
+def _from_corners(boxes: Array) -> Array:
+    return np.concatenate([np.minimum(boxes[:, :2], boxes[:, 2:4]), np.maximum(boxes[:, :2], boxes[:, 2:4])], axis=1)
+
+
+READINGS = (_from_centres, _from_corners)
 
 
 def _ious(one: Array, other: Array) -> Array:

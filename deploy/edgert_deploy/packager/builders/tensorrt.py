@@ -30,6 +30,9 @@ OPTIONS = {
     "WeightSymmetric": True,
     "QuantizeBias": False,  # TensorRT takes a bias only in float
     "AddQDQPairToWeight": False,  # stores weights as INT8, not as FP32
+    # TensorRT's kernels write floats, and the next layer's Q is fused into them. Source: NVIDIA TensorRT documentation,
+    # "Working with Quantized Types", Q/DQ placement: by default, do not quantise the outputs of weighted operations.
+    "OpTypesToExcludeOutputQuantization": list(qdq.HEAVY_OPS),
 }
 
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from edgert.bundle.rules import Ctc, Detect
 from edgert.tensors import TensorSpec
-from edgert_deploy.packager.accuracy.decisions import Judgement, judgements, value_agreement
+from edgert_deploy.packager.accuracy.decisions import Judgement, judgements, neighbour_agreement, value_agreement
 
 Array = NDArray[Any]
 RANDOM = np.random.default_rng(3)
@@ -105,6 +105,15 @@ def test_a_channel_that_never_varies_is_measured_by_the_others() -> None:
     assert value_agreement(answers, reference) > 0.999
 
 
+def test_a_neighbour_that_is_as_near_is_the_same_but_only_where_cosines_differ_by_more() -> None:
+    ring = np.eye(12, dtype=np.float32) + np.roll(np.eye(12, dtype=np.float32), 1, axis=1)  # two equal neighbours each
+    noise = RANDOM.normal(0, 1, ring.shape).astype(np.float32)
+    assert neighbour_agreement(ring + 0.002 * noise, ring + 0.001 * noise[::-1]) > 0.99
+    close = np.eye(12, dtype=np.float32) + 0.004 * noise  # all cosines within 0.03
+    noisy = close + 0.004 * noise[::-1]
+    assert neighbour_agreement(noisy, close) < 0.9
+
+
 def test_anchors_with_offsets_are_compared_where_both_are_confident() -> None:
     boxes = RANDOM.normal(0, 30, (8, 896, 16)).astype(np.float32)
     logits = np.full((8, 896, 1), -6, np.float32)
@@ -115,6 +124,26 @@ def test_anchors_with_offsets_are_compared_where_both_are_confident() -> None:
     moved = boxes.copy()
     moved[:, 100:102] += 40
     assert judgement.score([moved, logits], [boxes, logits]) == pytest.approx(0.5)
+
+
+def test_anchors_with_boxes_are_compared_by_overlap_and_their_points_by_the_size_of_the_box() -> None:
+    boxes = RANDOM.normal(0, 0.3, (8, 896, 6)).astype(np.float32)  # all alike: an error is large beside their spread
+    boxes[..., 2:4] += 30
+    logits = np.full((8, 896, 1), -6, np.float32)
+    logits[:, 100:104] = 3
+    (judgement,) = judged(boxes, logits)
+    for moved, score in (((1, 1, 1, 1, 1, 1), 1.0), ((25, 0, 0, 0, 0, 0), 0.5), ((0, 0, 0, 0, 9, 0), 0.5)):
+        answers = boxes.copy()
+        answers[:, 100:102] += np.array(moved, np.float32)
+        assert judgement.score([answers, logits], [boxes, logits]) == pytest.approx(score), moved
+
+
+def test_anchors_with_corners_must_overlap_as_corners() -> None:
+    boxes = np.tile(np.array([100, 100, 120, 120], np.float32), (8, 896, 1))
+    logits = np.full((8, 896, 1), 3, np.float32)
+    (judgement,) = judged(boxes, logits)
+    assert judgement.score([boxes + 2, logits], [boxes, logits]) == 1.0
+    assert judgement.score([boxes + 20, logits], [boxes, logits]) == 0.0
 
 
 def test_a_detector_that_the_user_stated_is_judged_by_its_boxes() -> None:
