@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from edgert_deploy.packager.builders.artifact_layers import ArtifactLayer, Shape, product
 from edgert_deploy.packager.sources.qat import nodes_of
+from edgert_deploy.packager.sources.structure import structure_of
 
 # Operators that move or convert values, but compute nothing.
 PASSIVE_OPS = frozenset(["Cast", "Constant", "DequantizeLinear", "Identity", "QuantizeLinear", "Shape"])
@@ -34,7 +34,6 @@ WEIGHTED = CONVOLUTIONS | PRODUCTS | RECURRENT | {"ConvTranspose"}
 # Between a DequantizeLinear and the layer that reads it, these keep the values as they are.
 MOVES = frozenset(["Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"])
 UINT8, INT8 = 2, 3  # of TensorProto
-SHAPE_VALUES_MAX = 1024  # a larger constant is no shape
 
 
 def onnx_layers(path: Path, *, needs_quantised_result: bool = False) -> Iterator[ArtifactLayer]:
@@ -133,11 +132,12 @@ class _Graph:
 
 
 def _shapes(model: Any) -> dict[str, list[int]]:
-    """Return the shape of each value that shape inference finds for one sample. It takes the weights out of `model`."""
+    """Return the shape of each value that shape inference finds for one sample."""
     import onnx
 
+    found = {tensor.name: list(tensor.dims) for tensor in model.graph.initializer}
+    model = structure_of(model)
     graph = model.graph
-    found = {tensor.name: list(tensor.dims) for tensor in graph.initializer}
     del graph.value_info[:]  # stated shapes with named axes would hide the inferred lengths
     for value in graph.output:
         value.type.tensor_type.ClearField("shape")
@@ -145,28 +145,12 @@ def _shapes(model: Any) -> dict[str, list[int]]:
         for dim in value.type.tensor_type.shape.dim:
             if not dim.dim_value:
                 dim.dim_value = 1
-    _drop_weights(graph)
     inferred = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
     for value in (*inferred.input, *inferred.value_info, *inferred.output):
         tensor = value.type.tensor_type
         if tensor.HasField("shape") and all(dim.HasField("dim_value") for dim in tensor.shape.dim):
             found[value.name] = [dim.dim_value for dim in tensor.shape.dim]
     return found
-
-
-def _drop_weights(graph: Any) -> None:
-    """Make large constants inputs: inference needs their shapes only, and fails on 2 GB of them."""
-    from onnx import helper
-
-    inputs = {value.name for value in graph.input}
-    small = []
-    for tensor in graph.initializer:
-        if math.prod(tensor.dims) <= SHAPE_VALUES_MAX:
-            small.append(tensor)
-        elif tensor.name not in inputs:
-            graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
-    del graph.initializer[:]
-    graph.initializer.extend(small)
 
 
 def _macs(node: Any, shapes: Mapping[str, list[int]]) -> int | None:

@@ -39,6 +39,7 @@ from edgert_deploy.packager.sources.classical import unwrap_maps
 from edgert_deploy.packager.sources.external_data import embed, files_of
 from edgert_deploy.packager.sources.half import widen_half
 from edgert_deploy.packager.sources.qat import tensors
+from edgert_deploy.packager.sources.structure import structure_of
 
 ONNX_DOMAINS = ("", "ai.onnx")
 OPSET_MIN = 13  # the first whose QuantizeLinear has scales per channel
@@ -59,7 +60,7 @@ def examine(request: dict[str, Any], data: bytes, progress: Progress) -> Answer:
     Raises SourceInvalid with what to change: not ONNX, external data, an open axis beyond the batch, no static type, no
     input or output, a datatype that EdgeRT does not carry, an answer that is no batch.
     """
-    name = str(request["name"])
+    name, given = str(request["name"]), True
     proto = parse(name, data)
     changed = _with_weights(name, proto, request)
     changed |= set_lengths(proto, request.get("shapes") or {})
@@ -68,26 +69,31 @@ def examine(request: dict[str, Any], data: bytes, progress: Progress) -> Answer:
     buckets = _buckets(proto, request)
     inputs = input_specs(proto, () if buckets is None else tuple((one.name, one.axis) for one in buckets.inputs))
     changed |= buckets is not None
-    model = data if not changed and not remarks else proto.SerializeToString(deterministic=True)
-    _check(model)
-    check_weights(proto)
     stripped = _strip_notes(proto)
+    structure = structure_of(proto)
+    _check(structure)
+    check_weights(proto)
     translated = _translated(proto, _at_largest(inputs, buckets))
-    if translated is not None or stripped:
-        proto = translated or proto
-        model = proto.SerializeToString(deterministic=True)
-    session, runs = _run_once_and_twice(model, _at_largest(inputs, buckets))
-    if moved := move_output_batches(proto, *([_shape_of(value) for value in run] for run in (runs[0], runs[-1]))):
+    if changed or remarks or stripped or translated is not None:
+        data = (translated or proto).SerializeToString(deterministic=True)
+        given = False
+    # The runtime needs room for two copies of the weights: only the serialised model stays beside them.
+    del proto, translated
+    session, runs = _run_once_and_twice(data, _at_largest(inputs, buckets))
+    shapes = [[_shape_of(value) for value in run] for run in (runs[0], runs[-1])]
+    if moved := move_output_batches(structure, *shapes):
         remarks += moved
-        model = proto.SerializeToString(deterministic=True)
-        session, runs = _run_once_and_twice(model, _at_largest(inputs, buckets))
+        proto = parse(name, data)
+        move_output_batches(proto, *shapes)
+        data, given = proto.SerializeToString(deterministic=True), False
+        session, runs = _run_once_and_twice(data, _at_largest(inputs, buckets))
     outputs = _output_specs([value.name for value in session.get_outputs()], runs, inputs)
     if buckets is not None:
         outputs, cuts = cut_outputs(outputs, _shapes_by_length(session, inputs, buckets), buckets.axis)
         buckets = replace(buckets, outputs=cuts)
     answer = {"inputs": [spec.as_json() for spec in inputs], "outputs": [spec.as_json() for spec in outputs]}
     stated = None if buckets is None else to_json(buckets)
-    return {**answer, "remarks": remarks, "buckets": stated}, b"" if model is data else model
+    return {**answer, "remarks": remarks, "buckets": stated}, b"" if given else data
 
 
 def external_files(request: dict[str, Any], data: bytes, progress: Progress) -> Answer:
@@ -126,7 +132,13 @@ def check_weights(proto: Any) -> None:
 
     for tensor in proto.graph.initializer:
         if tensor.data_type in (tensor.FLOAT, tensor.FLOAT16, tensor.DOUBLE):
-            array = numpy_helper.to_array(tensor)
+            try:
+                array = numpy_helper.to_array(tensor)
+            except ValueError as error:
+                raise SourceInvalid(
+                    f"weight {tensor.name[:80]!r} of shape {list(tensor.dims)} has another number of values: "
+                    "the file is damaged, export it again"
+                ) from error
             # Minus infinity is a mask; one beside finite numbers only is meant.
             bad = np.isnan(array).sum() + np.isposinf(array).sum()
             if bad:
@@ -274,12 +286,12 @@ def _shape(name: str, dims: Any, open_axes: Collection[tuple[str, int]]) -> tupl
     return tuple(lengths)
 
 
-def _check(model: bytes) -> None:
+def _check(structure: Any) -> None:
     import onnx
 
     try:
         # Reports cycles, duplicate names and shapes that contradict each other more clearly than the runtime.
-        onnx.checker.check_model(model, full_check=True)
+        onnx.checker.check_model(structure, full_check=True)
     except MemoryError:
         raise
     except Exception as error:  # the checker raises errors of three modules
@@ -289,12 +301,13 @@ def _check(model: bytes) -> None:
 
 def _strip_notes(proto: Any) -> bool:
     """Remove exporters' notes for debugging, which may hold paths. Return whether there were any."""
-    before = proto.ByteSize()
     notes = [proto.graph, *proto.graph.node, *proto.graph.value_info, *proto.graph.input, *proto.graph.output]
-    for message in (*notes, *proto.functions, *(node for function in proto.functions for node in function.node)):
+    notes += [*proto.functions, *(node for function in proto.functions for node in function.node)]
+    found = [message for message in notes if message.doc_string or message.metadata_props]
+    for message in found:
         message.ClearField("doc_string")
         message.ClearField("metadata_props")
-    return bool(proto.ByteSize() != before)
+    return bool(found)
 
 
 def _translated(proto: Any, inputs: tuple[TensorSpec, ...]) -> Any:

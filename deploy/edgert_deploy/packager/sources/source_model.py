@@ -201,7 +201,8 @@ def _read(path: Path) -> bytes:
             )
         if path.stat().st_size > SOURCE_BYTES_MAX:
             raise SourceInvalid(
-                f"{path} has {path.stat().st_size} bytes; a model has at most {SOURCE_BYTES_MAX}: give a smaller one"
+                f"{path} has {path.stat().st_size} bytes; one file of a model has at most {SOURCE_BYTES_MAX} (the limit "
+                "of protobuf and of flatbuffers): export it with FP16 weights, or a smaller variant"
             )
         return path.read_bytes()
     except OSError as error:

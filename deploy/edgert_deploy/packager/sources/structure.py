@@ -1,0 +1,39 @@
+"""The structure of an ONNX model: all of it but its large weights, of which only types and shapes are left.
+
+ONNX's checker and shape inference copy a model two or three times, and take no more than 2 GB. They need of weights
+only their shapes, and of short constants the values, since these may be shapes themselves.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+SHAPE_VALUES_MAX = 1024  # a larger constant is no shape
+
+
+def structure_of(proto: Any) -> Any:
+    """Return a copy of the ModelProto `proto` in which large weights are inputs of their type and shape."""
+    from onnx import ModelProto, helper
+
+    copy = ModelProto()
+    for field in ("ir_version", "opset_import", "functions"):
+        _copy(proto, copy, field)
+    graph = copy.graph
+    for field in ("name", "node", "input", "output", "value_info", "sparse_initializer"):
+        _copy(proto.graph, graph, field)
+    inputs = {value.name for value in graph.input}
+    for tensor in proto.graph.initializer:
+        if math.prod(tensor.dims) <= SHAPE_VALUES_MAX:
+            graph.initializer.append(tensor)
+        elif tensor.name not in inputs:
+            graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+    return copy
+
+
+def _copy(source: Any, to: Any, field: str) -> None:
+    value = getattr(source, field)
+    if isinstance(value, str | int):
+        setattr(to, field, value)
+    else:
+        getattr(to, field).extend(value)
