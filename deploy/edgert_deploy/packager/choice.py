@@ -248,7 +248,8 @@ def _candidates(
                 best, others = _best_recipe(builder, order, target.recipe, not_built)
                 tried += [best, *others]
                 if not best.passed and not budget.spent:
-                    search = search_float_layers(builder, best, budget)
+                    worth = WORTH_SHARE_MIN if target.is_auto else 0.0
+                    search = search_float_layers(builder, best, budget, worth)
                     if search is not None and search.found is not None:
                         best = search.found
                         tried.append(best)
@@ -358,6 +359,8 @@ def _search_text(engine: str, search: Search) -> str:
             "the same build, run again, continues there; --budget BUILDS allows more at once"
         )
     most = max((attempt.count for attempt in search.attempts), default=0)
+    if any(attempt.passed for attempt in search.attempts):
+        return f"{engine} INT8 passes only with so many of {layers} layers in float that it is not worth it"
     return f"{engine} INT8 does not pass with up to {most} of {layers} layers in float either"
 
 

@@ -4,7 +4,8 @@ The layers are sorted by their harm (sensitivity.py). The 1, 2, 4 ... worst stay
 the engine itself, until one passes; then the number is halved towards the last that failed. A model of n layers takes
 about 2 log2(n) builds, and the fewest layers that pass are kept.
 
-The search ends with its budget, which counts builds: how busy the machine is changes nothing. Each measurement is saved
+The search ends with its budget, which counts builds: how busy the machine is changes nothing. It also ends where so many
+layers are in float that what is left is not worth INT8 (`share_min`). Each measurement is saved
 at once, so that the same build, run again, continues where it stopped (after Ctrl-C, too).
 """
 
@@ -29,7 +30,7 @@ from edgert_deploy.packager.builders.qdq import HEAVY_OPS, HEAVY_RECIPES, Recipe
 from edgert_deploy.packager.candidates import Candidate, CandidateBuilder
 from edgert_deploy.packager.user_function import is_function
 
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclass
@@ -48,11 +49,13 @@ class Budget:
 
 @dataclass(frozen=True)
 class Attempt:
-    """The `count` most harmful layers in float: whether it passed, and its drop, None if it cannot be built."""
+    """The `count` most harmful layers in float: whether it passed, its drop, None if it cannot be built, and `share`,
+    how much of the work is still in INT8, None where that is unknown."""
 
     count: int
     passed: bool
     drop: float | None
+    share: float | None = None
 
 
 @dataclass(frozen=True)
@@ -66,8 +69,13 @@ class Search:
     budget_spent: bool
 
 
-def search_float_layers(builder: CandidateBuilder, plain: Candidate, budget: Budget) -> Search | None:
-    """Search for the fewest layers in float with which `plain` passes. None for a model without known layers."""
+def search_float_layers(
+    builder: CandidateBuilder, plain: Candidate, budget: Budget, share_min: float = 0.0
+) -> Search | None:
+    """Search for the fewest layers in float with which `plain` passes. None for a model without known layers.
+
+    More layers are not tried once less than `share_min` of the work is in INT8.
+    """
     source = builder.evaluation.source
     if source.proto is None or source.quantised:  # the user's own quantization stays as it is
         return None
@@ -75,7 +83,7 @@ def search_float_layers(builder: CandidateBuilder, plain: Candidate, budget: Bud
     layers = layers_of(proto)
     saved = _Saved(builder, plain.order)
     harms = _measured(builder, plain.order, proto, layers, saved)
-    found, spent = _fewest(builder, plain.order, worst_first(harms), saved, budget)
+    found, spent = _fewest(builder, plain.order, worst_first(harms), saved, budget, share_min)
     return Search(plain, found, harms, tuple(saved.attempts), spent)
 
 
@@ -102,7 +110,7 @@ def _recipe(builder: CandidateBuilder, order: Order) -> Recipe:
 
 
 def _fewest(
-    builder: CandidateBuilder, order: Order, worst: Sequence[Layer], saved: _Saved, budget: Budget
+    builder: CandidateBuilder, order: Order, worst: Sequence[Layer], saved: _Saved, budget: Budget, share_min: float
 ) -> tuple[Candidate | None, bool]:
     """Return the candidate with the fewest of `worst` in float that passes, and whether the budget ended the search."""
     fails, passes = 0, 0  # counts of layers; every known count up to `fails` fails; `passes` 0: none is known
@@ -123,6 +131,8 @@ def _fewest(
             saved.add_attempt(attempt)
         if attempt.passed:
             passes = count
+        elif attempt.share is not None and attempt.share < share_min:
+            return None, False
         else:
             fails = count
     spent = most > 0 and passes != fails + 1
@@ -134,11 +144,11 @@ def _attempt(builder: CandidateBuilder, order: Order, worst: Sequence[Layer], co
     layers = ", ".join(layer.name for layer in worst[:count][:5]) + (", ..." if count > 5 else "")
     builder.progress(f"{name}: {order.engine} INT8 with {count} of {len(worst)} layers in float ({layers})")
     try:
-        result = builder.build(_with(order, worst, count)).result
+        built = builder.build(_with(order, worst, count))
     except (BuildFailed, EngineFailed) as error:
         builder.progress(f"{name}: {error.message}")
         return Attempt(count, passed=False, drop=None)
-    return Attempt(count, result.passed, result.accuracy.drop)
+    return Attempt(count, built.passed, built.result.accuracy.drop, built.artifact.int8_share)
 
 
 def _with(order: Order, worst: Sequence[Layer], count: int) -> Order:
@@ -165,7 +175,7 @@ class _Saved:
         self.harms = {str(k): float(v) for k, v in _read(self._harms_file).items()}
         # A metric of the user's own may have changed since.
         kept = [] if is_function(metric) else _read(self._attempts_file).get("attempts", [])
-        self.attempts = [Attempt(int(one["count"]), bool(one["passed"]), one["drop"]) for one in kept]
+        self.attempts = [Attempt(**one) for one in kept]
 
     def add_harm(self, harm: Harm) -> None:
         self.harms[harm.layer.name] = round(harm.sqnr_db, 4) if harm.sqnr_db < SQNR_DB_MAX else SQNR_DB_MAX

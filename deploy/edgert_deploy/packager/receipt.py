@@ -12,7 +12,7 @@ The drop lies between `drop_low` and `drop_high` with 95 % confidence; null for 
      "targets": [{"profile", "artifacts": [id], "left_out": [{"engine", "code", "reason"}],
                   "not_built": [{"engine", "how", "reason"}], "warnings": [text],
                   "mixed_precision": [{"engine", "layers": [{"name", "op", "sqnr_db"}],
-                                       "attempts": [{"count", "passed", "drop"}], "budget_spent"}],
+                                       "attempts": [{"count", "passed", "drop", "share"}], "budget_spent"}],
                   "times": [{"id", "where", "p50_ms", "p90_ms", "threads", "runs", "engine_version", "error"}]}],
      "candidates": [{"id", "engine", "precision", "kind", "recipe", "float_layers": [name], "int8_share", "qat",
                      "size_bytes", "judged_by", "tools", "packed", "passed",
