@@ -286,6 +286,8 @@ class Pipeline:
             state = keeper.state_of(answers[-1].outputs)
         if request.memory is not None:
             request.memory = memory._replace(state=state)
+        if len(answers) == 1:
+            return answers[0]
         outputs = [np.concatenate(parts) for parts in zip(*(one.outputs for one in answers), strict=True)]
         queue_ns, engine_ns = sum(one.queue_ns for one in answers), sum(one.engine_ns for one in answers)
         return EngineAnswer(outputs, queue_ns, engine_ns, max(one.batch for one in answers))
