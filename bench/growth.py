@@ -88,7 +88,7 @@ def models(most: int) -> list[dict[str, Any]]:
             edgertd(state, "start")
             with Client(state / "edgert.sock") as client:
                 for number in range(count):
-                    client.infer(f"m{number}", item, cache=False)
+                    client.infer(f"m{number}", item, cache=False, timeout_s=600.0)
             took_s = time.monotonic() - began
             make = ours(state, "m0", item, "socket", cache=False)
             rows.append(_row(count, _loads({"": make})[""], _memory_mb(state), start_s=round(took_s, 2)))

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import BinaryIO
 
 import click
 
@@ -35,33 +36,20 @@ def start(state: StateDir, as_json: bool) -> None:
     running = _status(state)
     if running is None:
         running = _start(state)
-    kept = not has_lost_its_monitor(running.pid)
-    if not kept:
-        progress("the monitor that restarts the daemon was killed. To bring it back: edgertd stop && edgertd start")
+    elif has_lost_its_monitor(running.pid):
+        with _open_log(state) as log:
+            _start_monitor(state, log, "--adopt", str(running.pid))
+        progress("the monitor that restarts the daemon was killed; a new one has adopted the daemon")
     emit(
-        {"pid": running.pid, "socket": os.fspath(state.socket(config)), "kept": kept},
+        {"pid": running.pid, "socket": os.fspath(state.socket(config))},
         f"edgertd runs (pid {running.pid}) and listens on {state.socket(config)}",
         as_json,
     )
 
 
 def _start(state: StateDir) -> DaemonStatus:
-    log_path = state.log
-    try:
-        log_path = state.place(state.log.name)
-        _rotate(log_path)
-        log = log_path.open("ab")
-    except OSError as error:
-        raise StorageFailed(f"cannot write {log_path}: {error.strerror}") from error
-    with log:
-        monitor = subprocess.Popen(
-            [sys.executable, "-m", "edgert.daemon.monitor", "--state", os.fspath(state.root)],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-            cwd="/",
-        )
+    with _open_log(state) as log:
+        monitor = _start_monitor(state, log)
     until = time.monotonic() + START_S_MAX
     while time.monotonic() < until:
         running = _status(state)
@@ -70,8 +58,30 @@ def _start(state: StateDir) -> DaemonStatus:
         if monitor.poll() is not None:
             break
         time.sleep(0.05)
-    lines = log_path.read_text(errors="replace").splitlines()[-5:]
-    raise DeviceError(f"the daemon did not start; the end of {log_path}:\n  " + "\n  ".join(lines))
+    lines = Path(log.name).read_text(errors="replace").splitlines()[-5:]
+    raise DeviceError(f"the daemon did not start; the end of {log.name}:\n  " + "\n  ".join(lines))
+
+
+def _start_monitor(state: StateDir, log: BinaryIO, *options: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "edgert.daemon.monitor", "--state", os.fspath(state.root), *options],
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        start_new_session=True,
+        cwd="/",
+    )
+
+
+def _open_log(state: StateDir) -> BinaryIO:
+    """Open the daemon's log to append to it. Raises StorageFailed."""
+    path = state.log
+    try:
+        path = state.place(path.name)
+        _rotate(path)
+        return path.open("ab")
+    except OSError as error:
+        raise StorageFailed(f"cannot write {path}: {error.strerror}") from error
 
 
 def _status(state: StateDir) -> DaemonStatus | None:

@@ -1,12 +1,14 @@
 """The monitor: the process that restarts the daemon where no systemd runs.
 
 `edgertd start` leaves one behind. It ends when the daemon ends in order (exit code 0), when it is told to (SIGTERM,
-SIGINT), or when the state folder was removed.
+SIGINT), or when the state folder was removed. Where a monitor was killed, the next `edgertd start` leaves one that adopts
+its daemon. The exit code of an adopted daemon is unknown: it ended in order if it removed its control socket.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import subprocess
@@ -16,6 +18,7 @@ import time
 from pathlib import Path
 
 from edgert.backoff import Backoff, doubling
+from edgert.config import StateDir
 from edgert.log import log
 
 PAUSE_S_MIN, PAUSE_S_MAX = 0.5, 30.0
@@ -23,14 +26,17 @@ STABLE_S = 60.0
 REFUSED_S_MAX = 2.0  # a daemon that fails so soon after its first start will fail again
 NOT_STARTED = 126  # a shell's exit code for a command that it cannot run
 LOG_BYTES_MAX = 5_000_000
-VARIABLE = "EDGERT_KEEPER"  # the monitor's process id, in its daemon's environment
+VARIABLE = "EDGERT_MONITOR"  # the monitor's process id, in its daemon's environment
+ADOPTED_S = 1.0  # between two looks at an adopted daemon
 
 
 def main() -> int:
     """Entry of `python -m edgert.daemon.monitor --state DIR`."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--state", required=True)
-    return Monitor(parser.parse_args().state).keep()
+    parser.add_argument("--adopt", type=int, metavar="PID", help="a daemon whose monitor was killed")
+    given = parser.parse_args()
+    return Monitor(given.state).keep(given.adopt)
 
 
 class Monitor:
@@ -41,11 +47,17 @@ class Monitor:
         self._backoff = Backoff(doubling(PAUSE_S_MIN, PAUSE_S_MAX), stable_s)
         self._ending = threading.Event()
         self._daemon: subprocess.Popen[bytes] | None = None
+        self._adopted: int | None = None
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._end())
 
-    def keep(self) -> int:
-        """Start the daemon again and again until it ends in order; return the exit code."""
+    def keep(self, adopted: int | None = None) -> int:
+        """Start the daemon again and again until it ends in order; return the exit code.
+
+        With `adopted`, the process id of a daemon that runs, wait for its end first.
+        """
+        if adopted is not None and self._ends_in_order(adopted):
+            return 0
         command = [sys.executable, "-m", "edgert.cli", "--state", self._state, "serve"]
         first_s = time.monotonic()
         first = True
@@ -74,19 +86,46 @@ class Monitor:
             self._daemon.terminate()
         return self._daemon.wait()
 
+    def _ends_in_order(self, daemon: int) -> bool:
+        """Wait for the end of a daemon that another monitor started; return whether it ended in order."""
+        self._adopted = daemon
+        while _was_monitored(daemon):
+            time.sleep(ADOPTED_S)
+        self._adopted = None
+        return self._ending.is_set() or not StateDir(Path(self._state)).control_socket.exists()
+
     def _end(self) -> None:
         self._ending.set()
         if self._daemon is not None:
             self._daemon.terminate()
+        elif self._adopted is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._adopted, signal.SIGTERM)
 
 
 def has_lost_its_monitor(daemon: int) -> bool:
-    """Return whether the process `daemon` was started by a monitor that has ended."""
+    """Return whether the process `daemon` was started by a monitor that has ended, and no other has adopted it."""
     try:
-        named = [word for word in _words(daemon, "environ") if word.startswith(f"{VARIABLE}=".encode())]
-        return bool(named) and not any(b"edgert.daemon.monitor" in word for word in _words(_parent(daemon), "cmdline"))
+        if not _was_monitored(daemon) or any(
+            b"edgert.daemon.monitor" in word for word in _words(_parent(daemon), "cmdline")
+        ):
+            return False
     except (OSError, ValueError, IndexError):
         return False
+    adopts = [b"--adopt", str(daemon).encode()]
+    return not any(adopts == words[-3:-1] for words in map(_words_or_none, Path("/proc").glob("[0-9]*/cmdline")))
+
+
+def _was_monitored(daemon: int) -> bool:
+    """Return whether the process runs and was started by a monitor."""
+    return any(word.startswith(f"{VARIABLE}=".encode()) for word in _words_or_none(Path(f"/proc/{daemon}/environ")))
+
+
+def _words_or_none(path: Path) -> list[bytes]:
+    try:
+        return path.read_bytes().split(b"\0")
+    except OSError:  # the process has ended, or is another user's
+        return []
 
 
 def _parent(pid: int) -> int:

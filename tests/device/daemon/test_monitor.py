@@ -8,9 +8,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from edgert.daemon.monitor import has_lost_its_monitor
 from tests.support.devices import Device, a_device, wait_until
 
 # As `python -m edgert.daemon.monitor`, but for a daemon that passes for one that ran for long as soon as it has begun.
@@ -44,16 +46,49 @@ def test_told_to_end_it_takes_the_daemon_along(device: Device, monitor: subproce
     assert not device.run("status")["daemon"]["running"]
 
 
-def test_a_daemon_whose_keeper_was_killed_is_said_to_be_kept_no_more(
+def test_a_daemon_whose_monitor_was_killed_is_adopted_by_the_next_start(
     device: Device, monitor: subprocess.Popen[bytes]
 ) -> None:
     started = device.run("start")
-    assert started["kept"]
     monitor.kill()
     monitor.wait()
-    assert device.run("start") == {**started, "kept": False}
+    pid = started["pid"]
+    assert has_lost_its_monitor(pid)
+    assert device.run("start") == device.run("start") == started
+    assert not has_lost_its_monitor(pid)
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: (device.run("status")["daemon"].get("pid") or pid) != pid, "a daemon runs again")
+    assert not has_lost_its_monitor(device.run("stop")["pid"])
+    assert not device.run("status")["daemon"]["running"]
+
+
+def test_an_adopted_daemon_that_ends_in_order_stays_down(device: Device, monitor: subprocess.Popen[bytes]) -> None:
+    monitor.kill()
+    monitor.wait()
+    pid = device.run("status")["daemon"]["pid"]
+    adopting = subprocess.Popen(
+        [sys.executable, "-m", "edgert.daemon.monitor", "--state", device.state.root, "--adopt", str(pid)]
+    )
     device.run("stop")
-    assert device.run("start")["kept"]
+    assert adopting.wait(30) == 0
+    assert not device.run("status")["daemon"]["running"]
+
+
+def test_told_to_end_it_takes_an_adopted_daemon_along(device: Device, monitor: subprocess.Popen[bytes]) -> None:
+    monitor.kill()
+    monitor.wait()
+    pid = device.run("start")["pid"]
+    (adopting,) = (path for path in Path("/proc").glob("[0-9]*") if is_adopting(path, pid))
+    os.kill(int(adopting.name), signal.SIGTERM)
+    wait_until(lambda: not device.run("status")["daemon"]["running"], "the daemon has ended")
+    wait_until(lambda: not is_adopting(adopting, pid), "the monitor has ended")
+
+
+def is_adopting(process: Path, daemon: int) -> bool:
+    try:
+        return f"--adopt\0{daemon}\0".encode() in (process / "cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 def test_told_to_end_while_it_waits_to_start_again_it_ends(device: Device, monitor: subprocess.Popen[bytes]) -> None:
