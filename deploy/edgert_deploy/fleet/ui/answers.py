@@ -20,6 +20,7 @@ from edgert_deploy.fleet.ui.span import Span
 
 A_PAGE = 50
 GROUPS_DEFAULT, GROUPS_MAX = 20, 50_000  # of each model in a breakdown
+COMPARED_MAX = 1000  # models on devices: more are compared only if that is asked for, as each is a row of the store
 SEARCH_CHARS_MAX = 100
 # The orders of a list of devices.
 SORTS: dict[str, Callable[[Seen], Any]] = {
@@ -104,9 +105,13 @@ class Answers:
         return {**curves, "numbers": numbers, "newest_ms": self.history.newest_ms()}
 
     def breakdown(self, asked: Asking) -> dict[str, Any]:
-        """Return the groups of each model, the slowest of them first, at most `limit` of each model."""
+        """Return the groups of each model, the slowest of them first, at most `limit` of each model.
+
+        Without `by`, devices are compared or, of a large fleet, sites.
+        """
         limit, lines = _number(asked, "limit", GROUPS_DEFAULT, GROUPS_MAX), self.hub.board.lines(self.filter(asked))
-        said = self.history.breakdown(Span.parse(asked), asked.get("by", "device"), self._where(asked), lines)
+        by = asked.get("by") or ("device" if lines <= COMPARED_MAX else "site")
+        said = self.history.breakdown(Span.parse(asked), by, self._where(asked), lines)
         models = [{**each, "groups_count": len(each["groups"]), "groups": each["groups"][:limit]} for each in said["models"]]  # fmt: skip
         return {**said, "models": models}
 

@@ -26,7 +26,7 @@ class App {
 
   get params() { return new URLSearchParams(location.search); }
   get period() { return new Period(this.params); }
-  get by() { return BREAKDOWNS[this.params.get("by")] ? this.params.get("by") : "device"; }
+  get by() { return BREAKDOWNS[this.params.get("by")] ? this.params.get("by") : this.compared ?? "device"; }
   get filtered() { return Object.keys(FILTERS).some((name) => this.params.get(name)); }
   get now_ms() { return Date.now() + this.skew_ms; }
 

@@ -20,7 +20,7 @@ export class Breakdown {
     Object.assign(this, {model, by});
     const {app, name} = this;
     replace(this.tools, h("h3", null, "Which is slow"), h("div", {class: "segments", role: "group", "aria-label": `${name} by`}, Object.entries(BREAKDOWNS).map(([key, title]) =>
-      h("button", {type: "button", "data-key": `by-${name}-${key}`, "aria-pressed": String(key === app.by), onclick: () => { app.set({by: key === "device" ? "" : key}); this.show(this.model, this.by); }}, title))), app.exports("breakdown", {by: app.by, model: name}, `${name} by ${app.by}`));
+      h("button", {type: "button", "data-key": `by-${name}-${key}`, "aria-pressed": String(key === app.by), onclick: () => { app.set({by: key}); this.show(this.model, this.by); }}, title))), app.exports("breakdown", {by: app.by, model: name}, `${name} by ${app.by}`));
     const groups = model?.groups ?? [];
     if (groups.length < 2) return replace(this.list, h("p", {class: "soft small"}, groups.length ? `One ${by} alone answered: there is none to compare it with.` : "No request was answered in this time."));
     const shown = this.all ? groups : groups.slice(0, FEW), targeted = groups[0].within_target !== undefined;

@@ -25,7 +25,8 @@ export class ModelCards {
 
   show(curves) {
     const names = curves.models.map(({model}) => model);
-    if (names.join("\n") !== [...this.cards.keys()].join("\n") || !names.length) {
+    const others = names.join("\n") !== [...this.cards.keys()].join("\n");
+    if (others || !names.length) {
       this.cards = new Map(names.map((name) => [name, this.cards.get(name) ?? new ModelCard(this.app, name, this.whole)]));
       replace(this.list, names.length ? [...this.cards.values()].map(({element}) => element) : h("section", {class: "card"}, h("h2", null, "Latency"), empty(
         "No reports in this time",
@@ -37,8 +38,8 @@ export class ModelCards {
     this.app.noteStore(curves.newest_ms);
     replace(this.clocks, curves.unsynced_count ? h("p", {class: "soft"}, `Times of receipt, because the clock is not synchronised: ${named(curves.unsynced, curves.unsynced_count)}.`) : "");
     replace(this.note, curves.left_out.length ? h("p", {class: "soft"}, `${curves.left_out.length} more models: choose one above (${curves.left_out.slice(0, 8).join(", ")}${curves.left_out.length > 8 ? ", …" : ""}).`) : "");
-    if (this.stages) this.showStages(this.stages);
-    if (this.groups) this.showGroups(this.groups);
+    if (others && this.stages) this.showStages(this.stages);
+    if (others && this.groups) this.showGroups(this.groups);
   }
 
   showStages(stages) {

@@ -33,7 +33,7 @@ export class Overview {
     this.feeds = [
       new Feed(() => app.ask("latency"), (said) => this.models.show(said), this.models.list, 3000),
       new Feed(() => app.ask("stages"), (said) => this.models.showStages(said), h("div"), 20_000),
-      new Feed(() => app.ask("breakdown", {by: app.by}), (said) => { this.compared.replaceChildren(); this.models.showGroups(said); }, this.compared, 20_000),
+      new Feed(() => app.ask("breakdown"), (said) => { app.compared = said.by; this.compared.replaceChildren(); this.models.showGroups(said); }, this.compared, 20_000),
       new Feed(() => app.ask("devices", {state: "attention"}), (said) => this.showAttention(said), this.attention),
       new Feed(() => app.ask("events"), ({events}) => replace(this.events, eventList(app, events.slice(0, FEW))), this.events),
       new Feed(() => app.ask("rollouts"), ({rollouts}) => replace(this.rollouts, rolloutList(app, rollouts.slice(0, 3))), this.rollouts),
@@ -41,7 +41,7 @@ export class Overview {
   }
 
   changed() {
-    const {app} = this, {counts, sites, per_s} = app.fleet;
+    const {app} = this, {counts, per_s} = app.fleet;
     const devices = Object.values(counts).reduce((sum, each) => sum + each, 0);
     const tile = (name, value, words, href) => h("div", null, h("dt", null, name), h("dd", null, href ? h("a", {href, "data-key": name}, value) : value, words ? h("span", {class: "soft"}, ` ${words}`) : null));
     replace(this.tally, tile("answering", count(online(counts)), `of ${count(devices)}`, app.link("/devices")),
