@@ -19,6 +19,7 @@ from edgert.errors import ConfigInvalid
 from edgert_deploy.cli.fleet_query import query
 from edgert_deploy.cli.fleet_ui import access_for
 from edgert_deploy.fleet.store.query import FleetQuery
+from edgert_deploy.fleet.ui import answers as answers_module
 from edgert_deploy.fleet.ui import server as page_server
 from edgert_deploy.fleet.ui.access import Access
 from edgert_deploy.fleet.ui.answers import Answers
@@ -188,6 +189,15 @@ def test_every_list_can_be_kept_as_csv_and_json(answers: Answers) -> None:
             assert "json" in get(port, link + "json").headers["Content-Type"]
         for path in ("events", "rollouts", "stages", "channels"):
             assert get(port, f"/api/v1/{path}?format=csv").status == 200
+
+
+def test_a_large_fleet_is_compared_by_site_unless_devices_are_asked_for(
+    answers: Answers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert answers.breakdown({})["by"] == "device"
+    monkeypatch.setattr(answers_module, "COMPARED_MAX", 0)
+    assert answers.breakdown({})["by"] == "site"
+    assert answers.breakdown({"by": "device"})["models"][0]["groups"][0]["device"] == "pi-1"
 
 
 def test_the_api_answers_a_query_as_the_command_does(
