@@ -41,9 +41,10 @@ $(VENV)/installed $(VENV)/installed-for-demo: pyproject.toml
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@ $(VENV)/installed-for-demo
 
-# DEVICE=ssh: over a real sshd on loopback and a real mosquitto, if they are installed.
+# DEVICE=ssh: over a real sshd on loopback and a real mosquitto, if they are installed. DEVICE=pull: from a real
+# docker-registry on loopback.
 demo: $(VENV)/installed-for-demo
-	@$(BIN)/python -m examples.digits.demo $(if $(filter ssh,$(DEVICE)),--ssh)
+	@$(BIN)/python -m examples.digits.demo $(if $(filter ssh pull,$(DEVICE)),--$(DEVICE))
 
 # ROOM=host/packager: the tests of one room, tests/host/packager.
 test: setup servers

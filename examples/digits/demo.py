@@ -1,6 +1,7 @@
 """The demo: build, deploy, serve and watch, with the commands that a user would type.
 
-`make demo` runs it on a folder of this machine, `make demo DEVICE=ssh` over a real sshd on loopback.
+`make demo` runs it on a folder of this machine, `make demo DEVICE=ssh` over a real sshd on loopback. With `DEVICE=pull` the
+device follows a channel in a real registry on loopback.
 Everything is in one temporary folder, which is removed at the end; nothing is left running.
 """
 
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import shlex
 import shutil
@@ -34,18 +36,25 @@ from hil.sshd import running_sshd
 HERE = Path(__file__).resolve().parent
 CONNECTIONS = 8
 WINDOW_S = 2
+ASKS_EVERY_S, WATCH_S, KEPT_WITHIN_S = 2, 5, 120
+REGISTRY = """\
+version: 0.1
+storage: {{filesystem: {{rootdirectory: {folder}}}}}
+http: {{addr: "127.0.0.1:{port}"}}
+"""
 BOLD, DIM, END = ("\033[1m", "\033[2m", "\033[0m") if sys.stdout.isatty() else ("", "", "")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ssh", action="store_true", help="deploy over a real sshd on loopback, with a real mosquitto")
-    over_ssh = parser.parse_args().ssh
+    parser.add_argument("--pull", action="store_true", help="the device fetches the bundle from a real registry")
+    options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     began = time.monotonic()
     folder = Path(tempfile.mkdtemp(prefix="edgert-demo-"))
     try:
-        Demo(folder, over_ssh).run()
+        Demo(folder, options.ssh, options.pull).run()
     except DemoFailed as error:
         print(f"\nerror: {error}", file=sys.stderr)
         return 1
@@ -77,8 +86,8 @@ class DemoFailed(Exception):
 class Demo:
     """The steps of the demo, in order. `folder` holds keys, inventory, bundle and device."""
 
-    def __init__(self, folder: Path, over_ssh: bool) -> None:
-        self._folder, self._over_ssh = folder, over_ssh
+    def __init__(self, folder: Path, over_ssh: bool, pull: bool = False) -> None:
+        self._folder, self._over_ssh, self._pull = folder, over_ssh, pull
         self._bundle = folder / "digits.edgert"
         self._state = folder / "device"
         self._environment = {**os.environ, "EDGERT_CONFIG_DIR": os.fspath(folder / "config")}
@@ -93,19 +102,17 @@ class Demo:
             broker = stack.enter_context(self._broker())
             stack.callback(self._stop_device)
             self._add_device(stack)
-            self._edgert(
-                "bootstrap",
-                "here",
-                "--broker",
-                broker,
-                "--service",
-                "monitor",
-                "--engines",
-                "first",
-                "--set",
-                f"serving.window_s={WINDOW_S}.0",
-            )
-            self._edgert("deploy", self._bundle, "here")
+            window = f"serving.window_s={WINDOW_S}.0"
+            registry = stack.enter_context(self._registry()) if self._pull else ""
+            follow = ["--follow", registry, "--set", f"follow.interval_s={ASKS_EVERY_S}"] if self._pull else []
+            given = ["--broker", broker, "--service", "monitor", "--engines", "first", "--set", window]
+            self._edgert("bootstrap", "here", *given, *follow)
+            if self._pull:
+                self._edgert("publish", self._bundle, registry, "--channel", "stable", "--watch", f"{WATCH_S}s")
+                self._wait_until_kept()
+                self._edgert("channel", "show", "stable", "--registry", registry)
+            else:
+                self._edgert("deploy", self._bundle, "here")
             self._title(f"4. {CONNECTIONS} apps send requests at once, every image twice")
             client = stack.enter_context(Client(self._state / "edgert.sock"))
             self._send_holdout(client)
@@ -204,6 +211,41 @@ class Demo:
             broker.terminate()
             broker.wait(10)
 
+    @contextlib.contextmanager
+    def _registry(self) -> Iterator[str]:
+        """Run Debian's docker-registry on a free loopback port, without TLS; yield a repository's address."""
+        port, program = free_port(), shutil.which("docker-registry")
+        if program is None:
+            raise DemoFailed("docker-registry is not installed; install it with: sudo apt-get install docker-registry")
+        configuration = self._folder / "registry.yml"
+        configuration.write_text(REGISTRY.format(folder=self._folder / "registry", port=port))
+        registry = subprocess.Popen(
+            [program, "serve", os.fspath(configuration)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        try:
+            wait_for_port(port)
+            yield f"oci+http://127.0.0.1:{port}/demo/models"
+        finally:
+            registry.terminate()
+            registry.wait(10)
+
+    def _wait_until_kept(self) -> None:
+        """Wait until the device has fetched the bundle, tried it and marked it good by itself."""
+        command = [sys.executable, "-m", "edgert.cli", "--state", os.fspath(self._state), "status", "--json"]
+        shown, until = "", time.monotonic() + KEPT_WITHIN_S
+        while time.monotonic() < until:
+            said = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+            states = [
+                f"release {model['live']['release']} is {model['state']}" for model in said["models"] if model["live"]
+            ]
+            if states and states[0] != shown:
+                shown = states[0]
+                print(f"  device       {shown}", flush=True)
+            if shown.endswith("steady"):
+                return
+            time.sleep(0.5)
+        raise DemoFailed(f"the device did not keep the bundle within {KEPT_WITHIN_S} s: {said.get('channel')}")
+
     def _stop_device(self) -> None:
         if (self._state / "config.toml").exists():
             command = [sys.executable, "-m", "edgert.cli", "--state", os.fspath(self._state), "stop"]
@@ -239,7 +281,7 @@ def wait_for_port(port: int) -> None:
             if sock.connect_ex(("127.0.0.1", port)) == 0:
                 return
         time.sleep(0.05)
-    raise DemoFailed(f"the broker did not start on port {port}")
+    raise DemoFailed(f"nothing listens on port {port}")
 
 
 if __name__ == "__main__":
