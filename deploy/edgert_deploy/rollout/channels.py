@@ -17,7 +17,7 @@ from edgert.bundle.channel import Statement, read_statement, sign_statement
 from edgert.bundle.expiry import expiry_time, time_text
 from edgert.bundle.signing import PublicKey, SigningKey
 from edgert.durable import replace_file
-from edgert.errors import ChannelTooOld, ConfigInvalid, EdgeRTError, NotInRegistry, StorageFailed
+from edgert.errors import ChannelTooOld, ConfigInvalid, EdgeRTError, NotInRegistry, SignatureInvalid, StorageFailed
 from edgert.registry.address import Repository
 from edgert.registry.artifacts import EMPTY, channel_manifest, channel_tag, read_channel
 from edgert.registry.client import Registry
@@ -123,8 +123,15 @@ class Channels:
     def _read(self, channel: str) -> tuple[str, Statement]:
         found = read_channel(self.registry, channel)
         assert found is not None  # no digest was known
-        statement = read_statement(found[1], channel, self._trusted)
         repository = self.registry.repository
+        try:
+            statement = read_statement(found[1], channel, self._trusted)
+        except SignatureInvalid as error:
+            known = ", ".join(key.key_id for key in self._trusted) or "none"
+            raise SignatureInvalid(
+                f"channel {channel} in {repository} has no signature of a key that this project knows ({known}): get the "
+                "public key of its publisher into the project's keys/, or look who else may write to the registry"
+            ) from error
         if statement.counter < (counter := self._seen.counter(repository, channel)):
             raise ChannelTooOld(
                 f"{repository} gives channel {channel} with counter {statement.counter}, and this user saw {counter}: the "

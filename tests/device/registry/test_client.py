@@ -148,6 +148,22 @@ def test_a_registry_that_is_down_is_unreachable(server: RegistryServer) -> None:
         Registry(nobody, None, server.ca).manifest("steady")
 
 
+def test_a_proxy_of_the_environment_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def proxy(handler: BaseHTTPRequestHandler) -> None:
+        asked.append(handler.path)
+        answers(200, CONTENT)(handler)
+
+    with answering(proxy) as address:
+        monkeypatch.setenv("http_proxy", f"http://{address.host}")
+        monkeypatch.setenv("no_proxy", "plant.example")
+        Registry(Repository("http", "registry.example", "models")).download(BLOB, tmp_path / "part")
+        with pytest.raises(RegistryUnreachable):
+            Registry(Repository("http", "plant.example", "models")).manifest("stable")
+    assert asked == [f"http://registry.example/v2/models/blobs/{BLOB.digest}"]
+
+
 def test_a_caching_mirror_asks_the_registry_once(server: RegistryServer, tmp_path: Path) -> None:
     digest = server.registry().put_manifest("mirrored", manifest_of(BLOB))
     with Mirror(tmp_path / "mirror", server) as mirror:

@@ -65,7 +65,7 @@ def test_a_statement_of_another_key_is_not_the_base_of_the_next(
 ) -> None:
     host(server, key, tmp_path / "one").change("foreign", one, key)
     other = new_key()
-    with pytest.raises(SignatureInvalid):
+    with pytest.raises(SignatureInvalid, match="that this project knows"):
         host(server, other, tmp_path / "two").change("foreign", same, other)
 
 
