@@ -27,6 +27,7 @@ from hil.sshd import free_port
 from tests.support.brokers import PASSWORD, USER, Broker, mosquitto
 from tests.support.bundles import make_null_bundle
 from tests.support.devices import wait_until
+from tests.support.fleet import retained
 
 PROFILE = "generic-x86-64"
 NAME = "board"
@@ -322,3 +323,21 @@ def test_a_user_without_rights_gets_a_service_that_survives_a_reboot(world: Worl
     host.edgert("uninstall", "mine", "--purge", "--yes")
     assert world.sh(f"ls -A /home/{rootfs.USER}").split() == files_before
     assert world.sh("ls /var/lib/systemd/linger") == rootfs.USER  # root enabled lingering, so it stays
+
+
+def test_an_uninstall_clears_what_the_broker_retains_of_the_device(world: World) -> None:
+    pid = world.unit("MainPID")
+    add = 'sed -i "/^\\[mqtt\\]/a home_assistant = \\"homeassistant\\"" /var/lib/edgert/config.toml'
+    world.sh(f"{add} && systemctl restart edgertd")
+    world.wait_until_it_serves(pid)
+
+    def known() -> set[str]:
+        """The last parts of what is retained."""
+        return {topic.rpartition("/")[2] for topic in retained(world.broker)}
+
+    wait_until(lambda: known() == {"status", "info", "deploy", "config"}, "it is known, also to Home Assistant", 60)
+    (shown,) = world.host.edgert("uninstall", NAME, "--dry-run")["devices"]
+    (gone,) = world.host.edgert("uninstall", NAME, "--yes")["devices"]
+    for removed in (shown["removed"], gone["removed"]):
+        assert any("retains of" in what for what in removed), removed
+    assert known() == set()

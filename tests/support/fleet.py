@@ -113,6 +113,18 @@ def publish(broker: Broker, sent: Sent, *, retain: bool = False) -> None:
     connection.close()
 
 
+def retained(broker: Broker) -> set[str]:
+    """Return the topics that the broker retains."""
+    heard: set[str] = set()
+    connection = Connection(broker.settings, on_message=lambda topic, payload, _: heard.add(topic) if payload else None)
+    connection.open()
+    connection.subscribe(("#",), 1)
+    for _ in range(5):
+        connection.pump(0.1)
+    connection.close()
+    return heard
+
+
 def record(url: str, sent: Sent, now_ms: int = NOW_MS) -> Recorder:
     """Record messages in the store at `url`."""
     store = Store(url)

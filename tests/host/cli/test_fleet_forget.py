@@ -13,7 +13,6 @@ from click.testing import CliRunner, Result
 from edgert.errors import ConfigInvalid, DeviceError
 from edgert.telemetry import forwarder
 from edgert.telemetry.home_assistant import discovery
-from edgert.telemetry.mqtt import Connection
 from edgert_deploy.bootstrap.uninstall import uninstall
 from edgert_deploy.cli.fleet_forget import forget
 from edgert_deploy.devices.inventory import Device
@@ -23,7 +22,7 @@ from edgert_deploy.fleet.state import FleetState
 from edgert_deploy.fleet.store.query import FleetQuery
 from edgert_deploy.fleet.store.recorder import REMOVED
 from tests.support.brokers import Broker
-from tests.support.fleet import NOW_MS, Pi, Sent, ask, publish, record
+from tests.support.fleet import NOW_MS, Pi, Sent, ask, publish, record, retained
 
 
 def a_device(name: str, status: bytes = b"lost", site: str = "plant-a") -> tuple[Pi, Sent]:
@@ -31,17 +30,6 @@ def a_device(name: str, status: bytes = b"lost", site: str = "plant-a") -> tuple
     pi = Pi(name, site=site)
     discovered = discovery(pi.topics, "homeassistant", ["digits"], {}, 60.0)
     return pi, [*pi.info()[:1], (pi.topics.status, status), *pi.deploy(NOW_MS, "temp_c"), discovered]
-
-
-def retained(broker: Broker) -> set[str]:
-    heard: set[str] = set()
-    connection = Connection(broker.settings, on_message=lambda topic, payload, _: heard.add(topic) if payload else None)
-    connection.open()
-    connection.subscribe(("#",), 1)
-    for _ in range(5):
-        connection.pump(0.1)
-    connection.close()
-    return heard
 
 
 def cli(broker: Broker, *words: str) -> Result:
