@@ -2,6 +2,7 @@
 
     python -m hil.crash_points              # try them all, and print the table of docs/reliability.md
     python -m hil.crash_points --list       # every single one
+    python -m hil.crash_points --only "follow a channel"
 
 A point is a call of the C library that changes files: open for writing, write, fsync, rename, mkdir, unlink ... At
 each point a new device's operation is killed, or the call fails with ENOSPC or EIO. Then the device must serve the
@@ -9,7 +10,7 @@ old version or the new one with every byte; an error must be one of ours; and th
 `faults.c` is preloaded; it counts the calls and injects the fault.
 
 The operation installs a bundle, or a delta with a patch, a compressed file, an unchanged file, and files that the
-device already has.
+device already has; or the device itself follows a channel, from the question to the beginning of the trial.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ from edgert.versions.slots import ON_TRIAL, SLOT_NAMES
 from edgert.versions.trial_limits import TrialLimits
 from edgert_deploy.rollout.delta import Deltas, DeviceFiles
 from tests.support.devices import Device
+from tests.support.following import followed, following
+from tests.support.hostile_registry import HostileRegistry, hostile_registry
 
 MODEL = "echo"
 OLD, NEW, OTHER = 1, 2, 3  # other: no release, only other weights
@@ -68,17 +71,21 @@ class Point:
 
 @dataclass(frozen=True)
 class Delivery:
-    """The new release: `sent` goes to the device, `bundle` follows where that is not enough."""
+    """The new release: `sent` goes to the device, `bundle` follows where that is not enough.
+
+    With `registry`, the address of one, the device itself fetches the release from there.
+    """
 
     bundle: Path
     sent: Path
+    registry: str = ""
 
 
 Act = Callable[[Device, Delivery], object]
 
 
-def try_all(say: Callable[[Point], None] = lambda _: None) -> list[Point]:
-    """Try every point of every operation with every fault in its own process. Raises ConfigInvalid without a compiler."""
+def try_all(say: Callable[[Point], None] = lambda _: None, only: str = "") -> list[Point]:
+    """Try every point of every operation, or of one, with every fault. Raises ConfigInvalid without a compiler."""
     # No data has to last here, and on a busy disk the flushes alone would take minutes.
     fast = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with (
@@ -93,7 +100,7 @@ def try_all(say: Callable[[Point], None] = lambda _: None) -> list[Point]:
         done = subprocess.run(words, capture_output=True, text=True, timeout=120)
         if done.returncode != 0:
             raise ConfigInvalid(f"{SOURCE.name} does not compile: {done.stderr.strip()[-600:]}")
-        command = [sys.executable, "-m", "hil.crash_points", "--inside", str(library), folder]
+        command = [sys.executable, "-m", "hil.crash_points", "--inside", str(library), folder, only]
         environment = {**os.environ, "LD_PRELOAD": str(library)}
         root = Path(__file__).resolve().parents[1]
         process = subprocess.Popen(command, env=environment, cwd=root, stdout=subprocess.PIPE, text=True)
@@ -106,14 +113,17 @@ def try_all(say: Callable[[Point], None] = lambda _: None) -> list[Point]:
         return points
 
 
-def _inside(library: str, folder: Path) -> None:
+def _inside(library: str, folder: Path, only: str) -> None:
     faults = _Faults(library)
-    for name, (prepare, pack, act) in OPERATIONS.items():
-        template = Device(folder / name)
-        template.prepare()
-        prepare(template)
-        for point in _points(faults, template, pack(template), folder / f"{name}-now", name, act):
-            print(json.dumps(asdict(point)), flush=True)
+    with hostile_registry() as running:
+        for name, (prepare, pack, act) in OPERATIONS.items():
+            if only not in ("", name):
+                continue
+            template = Device(folder / name)
+            template.prepare()
+            prepare(template)
+            for point in _points(faults, template, pack(template, running), folder / f"{name}-now", name, act):
+                print(json.dumps(asdict(point)), flush=True)
 
 
 def _points(faults: _Faults, template: Device, new: Delivery, at: Path, name: str, act: Act) -> Iterator[Point]:
@@ -172,6 +182,9 @@ def recover(device: Device, new: Delivery) -> None:
     store = _store(device)
     if store.read().state in ON_TRIAL:
         store.mark_good(force=True)
+    if new.registry:
+        _followed_again(device, new)
+        return
     try:
         installed = install(new.sent, device.state, read_config(device.state))
     except BundleCorrupt:  # the base of the delta is gone: the host sends the whole bundle then
@@ -186,6 +199,19 @@ def recover(device: Device, new: Delivery) -> None:
     named = {slot for slot in SLOT_NAMES if store.read().version(slot) is not None}
     folders = {path.name for path in store.folder.iterdir() if path.is_dir()}
     assert folders == named, f"garbage stays: {folders - named}"
+
+
+def _followed_again(device: Device, new: Delivery) -> None:
+    """Let the device follow its channel again, and check that nothing is left of what it fetched."""
+    shutil.rmtree(device.state.root / "claims", ignore_errors=True)  # the claim of a killed round ends by itself
+    followed(following(device, new.registry))
+    if _store(device).read().state in ON_TRIAL:
+        _store(device).mark_good(force=True)
+    assert active_release(device) == NEW, "the release is not live after the next round"
+    followed(following(device, new.registry))
+    left = [path.name for path in device.state.incoming.iterdir()]
+    left += [path.name for path in device.state.follow.iterdir() if path.name.endswith(".new")]
+    assert not left, f"garbage stays: {left}"
 
 
 # --- the operations, and the state before each ----------------------------------------------------------
@@ -207,7 +233,7 @@ def _serving_old(device: Device) -> None:
 
 def _staged(device: Device) -> None:
     _serving_old(device)
-    _install(device, _whole(device).bundle)
+    _install(device, device.bundle(release=NEW))
 
 
 def _on_trial(device: Device) -> None:
@@ -253,12 +279,12 @@ def _weights(release: int) -> bytes:
     return bytes(data)
 
 
-def _whole(device: Device) -> Delivery:
+def _whole(device: Device, _: HostileRegistry) -> Delivery:
     bundle = device.bundle(release=NEW)
     return Delivery(bundle, bundle)
 
 
-def _delta(device: Device) -> Delivery:
+def _delta(device: Device, _: HostileRegistry) -> Delivery:
     """Make the delta of a release: a file to patch, one to compress, one to send unchanged, and some to keep.
 
     The host has the weights that the device received last.
@@ -267,7 +293,7 @@ def _delta(device: Device) -> Delivery:
     bundle = device.bundle(release=NEW, padding=_weights(NEW), program=long, reference={"op": "copy"})
     deltas = Deltas(device.folder / "cache")
     has = DeviceFiles.from_answer(device.run("have", MODEL))
-    _, sha256 = [file for file in has.files if file[0] == WEIGHTS][-1]
+    sha256 = [file[1] for file in has.files if file[0] == WEIGHTS][-1]
     with deltas.objects.workshop() as shop:
         deltas.objects.keep(sha256, Path(shutil.copy(held_files(device.state, MODEL)[sha256], shop)))
     with open_bundle(bundle, trusted=None) as opened:
@@ -276,6 +302,19 @@ def _delta(device: Device) -> Delivery:
     assert {part.how for part in parts_of(shipment.path)} == set(HOWS)
     assert shipment.had > 0
     return Delivery(bundle, shipment.path)
+
+
+def _channel(device: Device, registry: HostileRegistry) -> Delivery:
+    """Publish a release that shares nothing but the program with the old one, and let the device follow."""
+    # Small, so that each file comes in one piece, and every run makes the same calls.
+    bundle = device.bundle(release=NEW, padding=_weights(NEW)[:4096])
+    registry.put_channel(device.key, 1, registry.put_release(bundle))
+    following(device, registry.address)
+    return Delivery(bundle, bundle, registry.address)
+
+
+def _follow(device: Device, new: Delivery) -> None:
+    followed(following(device, new.registry))
 
 
 def _collect(device: Device, _: Delivery) -> None:
@@ -295,7 +334,7 @@ def _deliver(device: Device, new: Delivery) -> None:
 
 
 # operation: (state before, form of the new release, operation to interrupt)
-OPERATIONS: dict[str, tuple[Callable[[Device], None], Callable[[Device], Delivery], Act]] = {
+OPERATIONS: dict[str, tuple[Callable[[Device], None], Callable[[Device, HostileRegistry], Delivery], Act]] = {
     "install": (_serving_old, _whole, _deliver),
     "install over a staged one": (_staged, _whole, _deliver),
     "install over leftovers": (_littered, _whole, _deliver),
@@ -308,6 +347,7 @@ OPERATIONS: dict[str, tuple[Callable[[Device], None], Callable[[Device], Deliver
     "limits held": (_watched, _whole, _held),
     "limits held, unattended": (_unattended, _whole, _held),
     "collect": (_littered, _whole, _collect),
+    "follow a channel": (_serving_old, _channel, _follow),
 }
 
 
@@ -383,7 +423,8 @@ def summary(points: list[Point]) -> str:
         "|---|---|---|---|---|---|",
     ]
     for operation in OPERATIONS:
-        runs = [point for point in points if point.operation == operation]
+        if not (runs := [point for point in points if point.operation == operation]):
+            continue
         live = [sum(point.serves == release and not point.problem for point in runs) for release in (OLD, NEW)]
         calls, failed = len({point.index for point in runs}), sum(bool(point.problem) for point in runs)
         lines.append(f"| {operation} | {calls} | {len(runs)} | {live[0]} | {live[1]} | {failed} |")
@@ -392,9 +433,9 @@ def summary(points: list[Point]) -> str:
 
 def main() -> None:
     if sys.argv[1:2] == ["--inside"]:
-        _inside(sys.argv[2], Path(sys.argv[3]))
+        _inside(sys.argv[2], Path(sys.argv[3]), sys.argv[4])
         return
-    points = try_all()
+    points = try_all(only=sys.argv[2] if sys.argv[1:2] == ["--only"] else "")
     print(table(points) if "--list" in sys.argv else summary(points))
     failed = [point for point in points if point.problem]
     for point in failed:

@@ -11,7 +11,8 @@ import time
 class Relay:
     """A relay to a port that cuts or freezes each connection after a number of bytes towards the server.
 
-    `bytes_per_s` limits the rate in that direction. The relay listens on `port` (0: a free one).
+    `bytes_per_s` limits the rate in that direction, `cut_answers_after` cuts in the other one. The relay listens on
+    `port` (0: a free one).
     """
 
     def __init__(
@@ -21,10 +22,12 @@ class Relay:
         freeze_after: int | None = None,
         bytes_per_s: float | None = None,
         port: int = 0,
+        cut_answers_after: list[int] | None = None,
     ) -> None:
         self._target_port = target_port
         self._bytes_per_s = bytes_per_s
         self._cut_after = list(cut_after or [])  # one entry per connection, then no more cuts
+        self._cut_answers_after = list(cut_answers_after or [])  # likewise
         self._freeze_after = freeze_after
         self._listener = socket.create_server(("127.0.0.1", port))
         self._sockets: list[socket.socket] = [self._listener]
@@ -53,10 +56,11 @@ class Relay:
             self.connections += 1
             self._sockets += [client, server]
             limit = self._cut_after.pop(0) if self._cut_after else None
+            back = self._cut_answers_after.pop(0) if self._cut_answers_after else None
             threading.Thread(
                 target=self._pass, args=(client, server, limit, self._freeze_after, True), daemon=True
             ).start()
-            threading.Thread(target=self._pass, args=(server, client, None, None, False), daemon=True).start()
+            threading.Thread(target=self._pass, args=(server, client, back, None, False), daemon=True).start()
 
     def _pass(
         self, source: socket.socket, target: socket.socket, cut: int | None, freeze: int | None, slow: bool
@@ -68,7 +72,7 @@ class Relay:
                     return  # reads nothing and closes nothing: the link is dead without a notice
                 if cut is not None and passed + len(data) > cut:
                     target.sendall(data[: cut - passed])
-                    self.bytes_towards_server += cut - passed
+                    self.bytes_towards_server += cut - passed if slow else 0
                     break
                 target.sendall(data)
                 passed += len(data)

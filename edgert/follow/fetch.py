@@ -6,6 +6,7 @@ names the SHA-256 and the size of each file.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import shutil
 from collections.abc import Sequence
@@ -31,7 +32,7 @@ _CHUNK_BYTES = 1024**2
 
 
 class ReleaseFetcher:
-    """Fetches releases to STATE/incoming, one at a time. What was fetched stays there for the next attempt."""
+    """Fetches releases to STATE/incoming. What was fetched stays there for the next attempt."""
 
     def __init__(self, registry: Registry, state: StateDir, config: DeviceConfig, pace: Pace) -> None:
         self._registry, self._state, self._config, self._pace = registry, state, config, pace
@@ -52,23 +53,22 @@ class ReleaseFetcher:
         _check_fits(manifest, self._config, slots, now_s)
         wanted = manifest.files_for(manifest.target_for(self._config.profile, self._config.machine))
         lacking = self._lacking(manifest.model, wanted)
-        self._remove_fetched_but({self._fetched(file) for file in lacking})
+        self._remove_but(manifest.model, {path, *(self._fetched(manifest, file) for file in lacking)})
         self._check_space(manifest, wanted, lacking)
         for file in lacking:
             self._pace.check()
-            self._registry.download(file_blob(file), self._fetched(file), self._pace.took)
+            self._registry.download(file_blob(file), self._fetched(manifest, file), self._pace.took)
         return path
 
     def remove(self, model: str) -> None:
         """Remove what was fetched for a release that is installed, or refused."""
-        self._delivery(model).unlink(missing_ok=True)
-        self._remove_fetched_but(set())
+        self._remove_but(model, set())
 
     def _delivery(self, model: str) -> Path:
         return self._state.incoming / f"{model}.channel.part"
 
-    def _fetched(self, file: FileEntry) -> Path:
-        return fetched_path(self._state, file.sha256)
+    def _fetched(self, manifest: Manifest, file: FileEntry) -> Path:
+        return fetched_path(self._state, manifest.model, file.sha256)
 
     def _lacking(self, model: str, wanted: Sequence[FileEntry]) -> list[FileEntry]:
         """Return the files to fetch, each content once. A file of a slot that flash memory has changed is among them."""
@@ -77,7 +77,7 @@ class ReleaseFetcher:
         return [file for sha256, file in files.items() if sha256 not in held or _sha256(held[sha256]) != sha256]
 
     def _check_space(self, manifest: Manifest, wanted: Sequence[FileEntry], lacking: Sequence[FileEntry]) -> None:
-        there = sum(path.stat().st_size for file in lacking if (path := self._fetched(file)).is_file())
+        there = sum(path.stat().st_size for file in lacking if (path := self._fetched(manifest, file)).is_file())
         need = sum(file.size_bytes for file in (*wanted, *lacking)) - there + SPARE_BYTES
         free = shutil.disk_usage(self._state.root).free
         if free < need:
@@ -86,10 +86,12 @@ class ReleaseFetcher:
                 f"installed, and {free // 1024**2} MB are free: free some space"
             )
 
-    def _remove_fetched_but(self, wanted: set[Path]) -> None:
-        for path in self._state.incoming.glob(fetched_path(self._state, "*").name):
+    def _remove_but(self, model: str, wanted: set[Path]) -> None:
+        """Remove what was fetched for a model, but what is wanted. What cannot be removed stays until the next round."""
+        for path in (self._delivery(model), *self._state.incoming.glob(fetched_path(self._state, model, "*").name)):
             if path not in wanted:
-                path.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):
+                    path.unlink(missing_ok=True)
 
 
 def _held_manifest(path: Path, entry: Entry, trusted: tuple[PublicKey, ...]) -> Manifest | None:

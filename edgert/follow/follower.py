@@ -216,6 +216,8 @@ class ChannelFollower:
             with claiming(self._state, entry.model, f"channel {self._channel}"):
                 self._apply(entry, path)
             decision = self._decide(entry)
+        if decision.do is not Do.FETCH:
+            self._fetcher.remove(entry.model)
         return Step(decision.text, soon=decision.do is not Do.NOTHING)
 
     def _fetch(self, entry: Entry) -> Path:
@@ -235,7 +237,6 @@ class ChannelFollower:
             if path is not None and self._decide(entry).do is Do.FETCH:
                 install(path, self._state, self._config, latest=self._latest)
             if self._decide(entry).do is Do.ACTIVATE:
-                self._fetcher.remove(entry.model)
                 self._activate(entry)
         except (BundleError, ConfigInvalid, EngineFailed, EngineMissing) as error:
             self._refuse(entry, error)

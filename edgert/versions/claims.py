@@ -74,12 +74,16 @@ class Claims:
             return self._write(there)
 
     def release(self, token: str) -> None:
-        """Release the claim `token`; do nothing where another deployment has the model by now."""
+        """Release the claim `token`; do nothing where another deployment has the model by now. Raises StorageFailed."""
         model = token.partition(".")[0]
         with self._locked():
             there = self._read(model)
             if there is not None and there.token == token:
-                (self.folder / f"{model}.json").unlink(missing_ok=True)
+                path = self.folder / f"{model}.json"
+                try:
+                    path.unlink(missing_ok=True)
+                except OSError as error:
+                    raise StorageFailed(f"cannot remove {path}: {error.strerror}") from error
 
     def under_way(self) -> list[Claim]:
         """Return the claims that last at this moment."""
@@ -139,7 +143,8 @@ def claiming(state: StateDir, model: str, by: str) -> Iterator[None]:
         with under_claim(state, token):
             yield
     finally:
-        claims.release(token)
+        with contextlib.suppress(StorageFailed):  # it runs out by itself
+            claims.release(token)
 
 
 @contextmanager

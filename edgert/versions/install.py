@@ -88,9 +88,9 @@ def install(
     return Installed(manifest.model, manifest.release, bundle.digest, already_live=False)
 
 
-def fetched_path(state: StateDir, sha256: str) -> Path:
+def fetched_path(state: StateDir, model: str, sha256: str) -> Path:
     """Return where a file of a bundle is fetched to, by its content, before an install that lacks it."""
-    return state.incoming / f"{sha256}.fetched.part"
+    return state.incoming / f"{model}.{sha256}.fetched.part"  # a model's name has no dot
 
 
 def held_files(state: StateDir, model: str) -> dict[str, Path]:
@@ -119,7 +119,7 @@ def _there(state: StateDir, manifest: Manifest) -> dict[str, Path]:
     """Return the files of `manifest` that were fetched, and else those of the model's versions."""
     found = held_files(state, manifest.model)
     for entry in manifest.files:
-        path = fetched_path(state, entry.sha256)
+        path = fetched_path(state, manifest.model, entry.sha256)
         if path.is_file() and path.stat().st_size == entry.size_bytes:  # else it is still being fetched
             found[entry.sha256] = path
     return found

@@ -28,14 +28,14 @@ class Events(list[tuple[str, str | None, dict[str, str | int]]]):
 
 def following(
     device: Device,
-    address: str,
+    address: str = "",
     events: Events | None = None,
     *,
     now_s: float | None = None,
     answer_s: float | None = None,
     jitter: Callable[[], float] = lambda: 0.0,
 ) -> ChannelFollower:
-    """Configure the device to follow `stable` at `address`, and return a follower of it.
+    """Return a follower of the channel that the device is configured to follow: `stable` at `address`, if none yet.
 
     `now_s` is what its clock says, which follows no time source; `answer_s` the time for a small answer.
     """
