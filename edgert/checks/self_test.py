@@ -11,16 +11,19 @@ from typing import Any
 from edgert.checks.golden_samples import load_checked
 from edgert.config import DeviceConfig, StateDir
 from edgert.engines import EngineOptions, engine_by_name
-from edgert.versions.installed import first_working, load_live
+from edgert.processing.preprocessors import preprocessor
+from edgert.versions.installed import first_working, load_live, read_file
 from edgert.versions.slot_store import SlotStore
 
 
 def self_test(model: str, state: StateDir, config: DeviceConfig, progress: Callable[[str], None]) -> dict[str, Any]:
     """Load the live version of `model` on the first preferred engine that can, and check its golden answers.
 
-    Raises ModelNotFound, and the last engine's error where none answers correctly.
+    Raises ModelNotFound, EngineMissing where a package for its input is missing, and the last engine's error where none answers correctly.
     """
     version = load_live(SlotStore(state.models / model), config)
+    if (rule := version.manifest.input_rule) is not None:
+        preprocessor(rule, version.manifest.app_inputs, lambda path: read_file(version, path))
     options = EngineOptions(cache_dir=state.cache, progress=progress)
     working = first_working(
         version, lambda artifact: load_checked(version, artifact, options), strict=config.serving.strict

@@ -306,7 +306,10 @@ class ClaimStatus:
 
 @dataclass(frozen=True)
 class DeviceStatus:
-    """All that a host needs to plan a deployment to this device. `engines` has the version of each installed engine."""
+    """All that a host needs to plan a deployment to this device. `engines` has the version of each installed engine.
+
+    `text` says whether it can serve models that take text.
+    """
 
     device: str
     profile: str
@@ -329,6 +332,7 @@ class DeviceStatus:
     http: HttpStatus = HttpStatus()
     telemetry: TelemetryStatus = TelemetryStatus()
     claims: tuple[ClaimStatus, ...] = ()
+    text: bool = False
     channel: ChannelStatus = ChannelStatus()
 
     @classmethod

@@ -29,6 +29,7 @@ from edgert.cli.output import emit, json_option
 from edgert.config import DeviceConfig, StateDir, read_config
 from edgert.engines.present import engine_versions
 from edgert.errors import ConfigInvalid, DaemonUnreachable, EdgeRTError, StorageFailed
+from edgert.extras import has_tokenizers
 from edgert.follow.record import RecordStore
 from edgert.machine import temp_c
 from edgert.telemetry.link import read_link
@@ -77,6 +78,7 @@ def device_status(state: StateDir, config: DeviceConfig) -> DeviceStatus:
         disk_free_bytes=shutil.disk_usage(state.root).free,
         memory_total_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         engines={name: found for name, found in engine_versions(state.learned / "engines.json").items() if found},
+        text=has_tokenizers(),
         keys=tuple(dict.fromkeys(key.key_id for key in ring.trusted)),
         damaged_keys=tuple(ring.complaints),
         http=_http(config),

@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 
 from edgert.bundle.manifest import Manifest
 from edgert.errors import BundleError
+from edgert.processing.preprocess import Preprocessor
 from edgert.processing.signals import SignalPreprocessor
+from edgert.processing.text import TextPreprocessor
 from edgert.protocol.wire import WireTensor
 from edgert.tensors import DATATYPES, batchable
 
@@ -47,7 +49,7 @@ class Keeper:
     `first` is the memory that a session begins with, `size_bytes` the most that one takes.
     """
 
-    def __init__(self, manifest: Manifest, pre: object) -> None:
+    def __init__(self, manifest: Manifest, pre: Preprocessor | SignalPreprocessor | TextPreprocessor | None) -> None:
         inputs = {spec.name: (i, spec) for i, spec in enumerate(manifest.inputs)}
         outputs = [spec.name for spec in manifest.outputs]
         self._inputs = [inputs[one.input][0] for one in manifest.state]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,10 @@ pytest.importorskip("onnxruntime")
 pytest.importorskip("tokenizers")
 
 from edgert import Client
-from edgert.errors import RequestError
+from edgert.config import read_config
+from edgert.errors import EngineMissing, RequestError
+from edgert.versions.install import install
+from edgert.versions.slot_store import SlotStore
 from tests.support.devices import Device, a_device, http_port
 from tests.support.intents import LABELS, sentences, tokens, write_model, write_sentences
 from tests.support.profiles import ONE_ENGINE
@@ -129,6 +133,17 @@ def test_text_over_http_is_a_tensor_of_strings(device: Device) -> None:
         urllib.request.Request(url, body, {"Content-Type": "application/json"}), timeout=30
     ) as got:
         assert json.load(got)["outputs"][0]["data"] == [label]
+
+
+def test_a_device_without_tokenizers_refuses_before_anything_changes(
+    shell: Shell, device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = SlotStore(device.state.models / "intents").read()
+    assert device.run("status")["text"] is True
+    monkeypatch.setitem(sys.modules, "tokenizers", None)  # as where it is not installed
+    with pytest.raises(EngineMissing, match="run edgert bootstrap DEVICE --with text on the host"):
+        install(shell.folder / "intents.edgert", device.state, read_config(device.state))
+    assert SlotStore(device.state.models / "intents").read() == before
 
 
 def test_vectors_are_pooled_and_normalised_on_the_device(shell: Shell, tmp_path: Path) -> None:

@@ -73,6 +73,7 @@ class BootstrapOptions:
     without wheels for the device is left out. `upgrade` replaces a runtime in use by this host's. `service` is systemd,
     monitor (edgertd's own, which no reboot starts), or auto: systemd if it runs there. `settings` go into the device's
     config.toml: {"serving": {"window_s": 10.0}}. `unlocked` takes the newest wheels in place of the locked ones.
+    `extras` are more of edgert's extras to install; those that a device has stay.
     """
 
     keys: tuple[PublicKey, ...]
@@ -85,6 +86,7 @@ class BootstrapOptions:
     trial_s: float = TRIAL_S
     unlocked: bool = False
     following: Following | None = None
+    extras: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Raise ConfigInvalid for an engine that does not exist."""
@@ -267,7 +269,15 @@ def _plan_runtime(
     target = WheelTarget(facts.python, facts.machine, facts.glibc)
     wanted = options.engines_of(profile)
     lock = None if options.unlocked else shipped_lock()
-    house = wheelhouse.prepare(target, wanted, progress, refresh=options.refresh, shrink=not options.exactly, lock=lock)
+    house = wheelhouse.prepare(
+        target,
+        wanted,
+        progress,
+        refresh=options.refresh,
+        shrink=not options.exactly,
+        lock=lock,
+        extras=sorted({*options.extras, *there.extras}),  # a model that the device serves may need what it has
+    )
     loaded = runtimes.loaded_engines() if there.current and there.engines is None else ()
     plan = plan_runtime(there, facts, house, upgrade=options.upgrade, exactly=options.exactly, loaded=loaded)
     if plan.action == "upgrade" and there.configured:

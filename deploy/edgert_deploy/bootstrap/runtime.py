@@ -76,6 +76,7 @@ class RuntimeThere:
     python: str = ""
     system_site: bool = False
     engines: tuple[str, ...] | None = None
+    extras: tuple[str, ...] = ()
     lacking: Mapping[str, str] = field(default_factory=dict)
     wheels: Mapping[str, str] = field(default_factory=dict)
     complete: frozenset[str] = frozenset()
@@ -161,7 +162,7 @@ def plan_runtime(
 ) -> RuntimePlan:
     """Plan whether and how the runtime changes.
 
-    A runtime in use stays unless `upgrade` is given or it lacks an engine of `house`. Engines that failed to load there
+    A runtime in use stays unless `upgrade` is given or it lacks an engine or an extra of `house`. Engines that failed to load there
     before count only if they were named (`exactly`). `loaded` are the engines that the device reports.
     """
     name = house.digest[:ID_LENGTH]
@@ -171,7 +172,8 @@ def plan_runtime(
         action = "none"
     else:
         has = {*(loaded if there.engines is None else there.engines), *(() if exactly else there.lacking)}
-        action = "upgrade" if upgrade or not has.issuperset(house.engines) else "keep"
+        whole = has.issuperset(house.engines) and set(there.extras).issuperset(house.extras)
+        action = "keep" if whole and not upgrade else "upgrade"
     plan = RuntimePlan(
         action, there.current, name, house.version, house.engines, house.lacking, free_bytes=there.free_bytes
     )
@@ -213,6 +215,7 @@ class Runtimes:
             python=".".join(said.get("version", "").split(".")[:2]),
             system_site=said.get("include-system-site-packages") == "true",
             engines=None if engines is None else tuple(map(str, engines)),
+            extras=tuple(map(str, about.get("extras", ()))),
             lacking={str(k): str(v) for k, v in about.get("lacking", {}).items()},
             wheels={str(k): str(v) for k, v in about.get("wheels", {}).items()},
             complete=frozenset(value for key, _, value in lines if key == "complete"),
@@ -291,6 +294,7 @@ class Runtimes:
         about = {
             "edgert": plan.edgert,
             "engines": list(loading),
+            "extras": list(house.extras),
             "lacking": {**plan.lacking, **lacking},
             "wheels": dict(house.pins),
         }

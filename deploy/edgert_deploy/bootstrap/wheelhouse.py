@@ -41,6 +41,9 @@ PINS_NAME = "pins.txt"  # the SHA-256 and the name of each wheel, as they were d
 ENGINES_WITHOUT_WHEELS = ("null", "fault")
 # Installed in advance, because pip on the device cannot reach an index later. 32-bit ARM has no wheels of it.
 EXTRAS_ALONG = ("http", "channels")
+EXTRAS_ASKED = ("text",)  # installed where a bootstrap asks for them
+# A device needs nothing of what these require: tokenizers would download with huggingface-hub.
+ALONE = ("tokenizers",)
 WITHOUT_EXTRAS = {"armv7l": ("http",), "armv6l": ("http",)}
 
 
@@ -94,6 +97,7 @@ class Wheelhouse:
     digest: str
     lacking: Mapping[str, str] = field(default_factory=dict)
     sbom: Path | None = None
+    extras: tuple[str, ...] = ()
 
     def requirements(self, names: Iterable[str] | None = None) -> str:
         """Return pip's requirements for these wheels (None: all), each pinned by version and hash."""
@@ -127,8 +131,9 @@ def prepare(
     refresh: bool = False,
     shrink: bool = False,
     lock: Lock | None = None,
+    extras: Sequence[str] = (),
 ) -> Wheelhouse:
-    """Collect edgert's wheel and its requirements with `engines` on `target`.
+    """Collect edgert's wheel and its requirements with `engines` and `extras` of EXTRAS_ASKED on `target`.
 
     The versions are those of `lock`, if it has wheels for the processor; else the newest that fit. With `shrink`,
     engines without wheels for the target are left out, as long as one remains. Earlier downloads are used again unless
@@ -136,7 +141,9 @@ def prepare(
     """
     with _COLLECTING:
         return _prepare(
-            _Order(target, lock if target.machine in MACHINES else None, refresh, progress), engines, shrink
+            _Order(target, lock if target.machine in MACHINES else None, refresh, progress, tuple(extras)),
+            engines,
+            shrink,
         )
 
 
@@ -148,6 +155,7 @@ class _Order:
     lock: Lock | None
     refresh: bool
     progress: Callable[[str], None]
+    extras: tuple[str, ...]
 
 
 _COLLECTING = threading.Lock()  # devices of one kind share a download
@@ -162,7 +170,7 @@ def _prepare(order: _Order, engines: Sequence[str], shrink: bool) -> Wheelhouse:
     wanted = list(engines)
     for engine in engines if shrink else ():
         try:
-            _direct_requirements(own, (engine,), order.target)
+            _direct_requirements(own, (engine,), order)
         except EngineMissing as error:
             wanted.remove(engine)
             lacking[engine] = error.message
@@ -187,7 +195,7 @@ def _prepare(order: _Order, engines: Sequence[str], shrink: bool) -> Wheelhouse:
     version = str(parse_wheel_filename(own.name)[1])
     digest = _digest({**pins, own.name: content_digest(own)})
     listed = _write_sbom(folder, wheels, pins, order.target)
-    return Wheelhouse(wheels, pins, version, tuple(wanted), digest, lacking, listed)
+    return Wheelhouse(wheels, pins, version, tuple(wanted), digest, lacking, listed, order.extras)
 
 
 def _write_sbom(folder: Path, wheels: Sequence[Path], pins: Mapping[str, str], target: WheelTarget) -> Path:
@@ -206,7 +214,7 @@ def _component(wheel: Path, sha256: str, target: WheelTarget) -> sbom.Component:
 
 def _collected(own: Path, engines: Sequence[str], order: _Order) -> Path:
     """Return the folder with the requirements of edgert and `engines` on the target; fill it if it is new."""
-    target, requirements = order.target, _direct_requirements(own, engines, order.target)
+    target, requirements = order.target, _direct_requirements(own, engines, order)
     folder = cache_folder() / "wheels" / _key(target, requirements, order.lock.digest if order.lock else "")
     if order.refresh:
         shutil.rmtree(folder, ignore_errors=True)
@@ -290,7 +298,11 @@ def _download_locked(folder: Path, wanted: Sequence[Requirement], target: WheelT
 
 def _download(folder: Path, wanted: Sequence[Requirement], target: WheelTarget) -> None:
     # The markers were evaluated for the device; pip would evaluate them for this host.
-    _download_words(folder, [str(_without_marker(requirement)) for requirement in wanted], target)
+    alone = [str(_without_marker(requirement)) for requirement in wanted if requirement.name in ALONE]
+    if alone:
+        _download_words(folder, ["--no-deps", *alone], target)
+    rest = [str(_without_marker(requirement)) for requirement in wanted if requirement.name not in ALONE]
+    _download_words(folder, rest, target)
 
 
 def _download_words(folder: Path, words: Sequence[str], target: WheelTarget) -> None:
@@ -302,11 +314,12 @@ def _download_words(folder: Path, words: Sequence[str], target: WheelTarget) -> 
     )
 
 
-def _direct_requirements(wheel: Path, engines: Sequence[str], target: WheelTarget) -> list[Requirement]:
-    """Return what edgert and `engines` need on `target`. Raises EngineMissing for an engine without wheels there."""
+def _direct_requirements(wheel: Path, engines: Sequence[str], order: _Order) -> list[Requirement]:
+    """Return what edgert, its extras and `engines` need on the target. Raises EngineMissing for an engine without wheels."""
+    target = order.target
     # pip is included: the Python of many systems comes without it.
     found = [Requirement("pip"), *_needs(wheel, "", target)]
-    for extra in EXTRAS_ALONG:
+    for extra in (*EXTRAS_ALONG, *order.extras):
         if extra in WITHOUT_EXTRAS.get(target.machine, ()):
             continue
         found += _needs(wheel, extra, target)
@@ -328,7 +341,9 @@ def _direct_requirements(wheel: Path, engines: Sequence[str], target: WheelTarge
 
 def _needs(wheel: Path, extra: str, target: WheelTarget) -> list[Requirement]:
     """Return the requirements of a wheel on `target`; with `extra`, only those that the extra adds."""
-    found = []
+    found: list[Requirement] = []
+    if parse_wheel_filename(wheel.name)[0] in ALONE:
+        return found
     for line in _metadata(wheel).get_all("Requires-Dist") or []:
         requirement = Requirement(line)
         holds = requirement.marker is None or requirement.marker.evaluate(target.environment(extra))

@@ -17,7 +17,7 @@ from edgert.typed_json import to_json
 from edgert_deploy.bootstrap.bootstrap import BootstrapOptions, plan_bootstrap, use_previous_runtime
 from edgert_deploy.bootstrap.bootstrap import bootstrap as set_up
 from edgert_deploy.bootstrap.runtime import TRIAL_S
-from edgert_deploy.bootstrap.wheelhouse import ENGINES_WITHOUT_WHEELS
+from edgert_deploy.bootstrap.wheelhouse import ENGINES_WITHOUT_WHEELS, EXTRAS_ASKED
 from edgert_deploy.cli.broker_options import of_this_broker
 from edgert_deploy.cli.each import Row, run_on_each
 from edgert_deploy.cli.options import (
@@ -55,6 +55,13 @@ FILE = click.Path(dir_okay=False, path_type=Path)
     show_default=True,
     metavar="all|first|NAME,...",
     help="Engines to install: all that the profile prefers and the device can have, the first of them, or these.",
+)
+@click.option(
+    "--with",
+    "extras",
+    multiple=True,
+    type=click.Choice(EXTRAS_ASKED),
+    help="What more models need: text installs the package tokenizers. A device keeps it.",
 )
 @click.option("--upgrade", is_flag=True, help="Replace another version of edgert by this host's, on trial.")
 @click.option("--previous-runtime", is_flag=True, help="Change back to the runtime before this one, on trial.")
@@ -105,6 +112,7 @@ def bootstrap(
     selector: str,
     key_names: tuple[str, ...],
     engines: str,
+    extras: tuple[str, ...],
     upgrade: bool,
     previous_runtime: bool,
     trial_s: float,
@@ -140,6 +148,7 @@ def bootstrap(
     Examples:
       edgert bootstrap kitchen --dry-run
       edgert bootstrap kitchen
+      edgert bootstrap kitchen --with text
       edgert bootstrap all --upgrade --trial 5m
       edgert bootstrap kitchen --previous-runtime
       edgert bootstrap kitchen --set serving.window_s=10 --set serving.cache_mb=0
@@ -164,7 +173,7 @@ def bootstrap(
     check_settings(given)
     keys = trusted_keys(key_names or ("default",))
     options = BootstrapOptions(
-        keys, reports_to, engines, refresh, service, given, upgrade, trial_s, unlocked, following
+        keys, reports_to, engines, refresh, service, given, upgrade, trial_s, unlocked, following, extras
     )
 
     def plan(device: Device, transport: Transport) -> Row:

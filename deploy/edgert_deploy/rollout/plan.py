@@ -82,6 +82,11 @@ def make_plan(facts: DeviceStatus, offer: Offer, limits: TrialLimits | None = No
         raise StorageFailed(f"{facts.device}: {model.damaged}")
     target = manifest.target_for(facts.profile, facts.machine)
     _check_release(manifest, offer.digest, model, facts)
+    if manifest.text is not None and not facts.text:
+        raise EngineMissing(
+            f"{facts.device} cannot serve a model that takes text: it has no package tokenizers. Install it: "
+            f"edgert bootstrap {facts.device} --with text"
+        )
     _check_engine([manifest.artifact(name) for name in target.artifacts], facts)
     if limits is None and model is not None and _is(model.live, offer.digest):
         limits = model.trial_limits

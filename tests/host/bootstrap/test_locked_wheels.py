@@ -10,7 +10,7 @@ from packaging.requirements import Requirement
 
 from edgert.errors import ConfigInvalid
 from edgert_deploy.bootstrap.locked_wheels import MACHINES, read_lock, shipped_lock
-from edgert_deploy.bootstrap.wheelhouse import EXTRAS_ALONG, WheelTarget
+from edgert_deploy.bootstrap.wheelhouse import EXTRAS_ALONG, EXTRAS_ASKED, WheelTarget
 from tests.support.paths import ROOT
 
 if sys.version_info >= (3, 11):
@@ -39,7 +39,8 @@ def test_the_lock_has_what_every_engine_needs(python: str, machine: str) -> None
     """In a version that pyproject.toml allows. If this fails: make lock."""
     project: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    asked = [*project["dependencies"], "pip", *(each for name in (*EXTRAS_ALONG, *ENGINES) for each in extras[name])]
+    named = (*EXTRAS_ALONG, *EXTRAS_ASKED, *ENGINES)
+    asked = [*project["dependencies"], "pip", *(each for name in named for each in extras[name])]
     there = environment(python, machine)
     wanted = [one for one in map(Requirement, asked) if one.marker is None or one.marker.evaluate(dict(there))]
     lines = shipped_lock().lines(wanted, there)

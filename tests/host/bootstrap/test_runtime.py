@@ -12,7 +12,7 @@ import select
 import signal
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -279,6 +279,14 @@ def test_a_runtime_that_serves_is_left_alone_unless_that_is_asked_for_or_an_engi
     assert action(shrunk) == "keep"  # it was said already
     assert action(shrunk, exactly=True) == "upgrade"
     assert action(RuntimeThere(current="old", engines=("null",))) == "upgrade"
+
+
+def test_an_extra_that_is_missing_changes_the_runtime_and_one_that_is_there_does_not() -> None:
+    house = replace(a_house("edgert-0.1.0-py3-none-any.whl"), extras=("text",))
+    there = RuntimeThere(current="old", engines=("null",))
+    assert plan_runtime(there, FACTS, house, upgrade=False, exactly=False).action == "upgrade"
+    there = replace(there, extras=("text",))
+    assert plan_runtime(there, FACTS, house, upgrade=False, exactly=False).action == "keep"
 
 
 def test_wheels_that_the_device_has_are_not_sent() -> None:

@@ -73,6 +73,14 @@ def test_the_whole_tree_is_looked_through(tmp_path: Path) -> None:
     assert missing([Requirement("top")], wheels, PI) == []
 
 
+def test_of_tokenizers_a_device_gets_the_package_alone(tmp_path: Path) -> None:
+    wheels = [a_wheel(tmp_path, "top", ["tokenizers; extra == 'text'"], ["text"])]
+    asked = [Requirement("top[text]")]
+    assert [str(one) for one in missing(asked, wheels, PI)] == ['tokenizers; extra == "text"']
+    wheels.append(a_wheel(tmp_path, "tokenizers", ["huggingface-hub"]))
+    assert missing(asked, wheels, PI) == []
+
+
 def test_a_wheelhouse_is_complete_and_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """For another processor and another Python than this host's, from the package index."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

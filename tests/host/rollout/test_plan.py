@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from edgert.bundle.signing import new_key
+from edgert.bundle.text_rules import Text
 from edgert.checks.status import ClaimStatus, DaemonState, DeviceStatus, ModelStatus
 from edgert.errors import (
     DeployUnderWay,
@@ -20,6 +21,7 @@ from edgert.errors import (
     StorageFailed,
     TransitionRefused,
 )
+from edgert.tensors import TensorSpec
 from edgert.versions.slots import Version
 from edgert.versions.trial_limits import TrialLimits
 from edgert_deploy.rollout.plan import SPARE_BYTES, Offer, Step, make_plan
@@ -48,6 +50,17 @@ def version(release: int, digest: str = "other", good: bool = True) -> Version:
 def test_a_new_model_goes_the_whole_way(offer: Offer) -> None:
     plan = make_plan(facts(offer), offer)
     assert (plan.model, plan.release, plan.digest, plan.steps) == ("echo", 5, offer.digest, WHOLE_WAY)
+
+
+def test_a_model_of_text_needs_a_device_that_has_tokenizers(offer: Offer) -> None:
+    before = offer.manifest
+    rule = Text(before.golden_inputs[0], "x", 4)
+    offer = replace(offer, manifest=replace(before, inputs=(TensorSpec("x", "INT64", (-1, 4)),), text=rule))
+    with pytest.raises(
+        EngineMissing, match=r"has no package tokenizers\. Install it: edgert bootstrap board --with text"
+    ):
+        make_plan(facts(offer), offer)
+    assert make_plan(facts(offer, text=True), offer).steps == WHOLE_WAY
 
 
 def test_a_daemon_that_does_not_run_is_started_first(offer: Offer) -> None:

@@ -1,4 +1,4 @@
-"""Write all-MiniLM-L6-v2 as ONNX from its weights: six layers of BERT, the mean of the tokens' vectors."""
+"""Write all-MiniLM-L6-v2 as ONNX from its weights: six layers of BERT."""
 
 from __future__ import annotations
 
@@ -10,12 +10,16 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-TOKENS, HIDDEN, HEADS, LAYERS = 32, 384, 12, 6
+HIDDEN, HEADS, LAYERS = 384, 12, 6
 HEAD = HIDDEN // HEADS
 
 
-def write_minilm(weights: Path, path: Path) -> None:
-    """Write the model for `ids` and `mask`, both int64 `[N, 32]`, with the output `embedding` `[N, 384]`."""
+def write_minilm(weights: Path, path: Path, tokens: int | None = None) -> None:
+    """Write the model for `input_ids` and `attention_mask`, both int64 `[N, tokens]`.
+
+    Its output is `last_hidden_state` `[N, tokens, 384]`. With a fixed number of `tokens` it is the mean of these vectors
+    over the mask, `embedding` `[N, 384]`.
+    """
     from safetensors.numpy import load_file
 
     graph = _Graph(load_file(weights))
@@ -23,9 +27,15 @@ def write_minilm(weights: Path, path: Path) -> None:
     bias = graph.mask_bias()
     for layer in range(LAYERS):
         x = graph.layer(f"encoder.layer.{layer}", x, bias)
-    graph.pooled(x)
-    inputs = [helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", TOKENS]) for name in ("ids", "mask")]
-    outputs = [helper.make_tensor_value_info("embedding", TensorProto.FLOAT, ["batch", HIDDEN])]
+    length, shape, name = tokens or "tokens", ["batch", "tokens", HIDDEN], "last_hidden_state"
+    if tokens:
+        x, shape, name = graph.pooled(x), ["batch", HIDDEN], "embedding"
+    graph.nodes.append(helper.make_node("Identity", [x], [name]))
+    inputs = [
+        helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", length])
+        for name in ("input_ids", "attention_mask")
+    ]
+    outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)]
     proto = helper.make_graph(graph.nodes, "minilm", inputs, outputs, graph.constants)
     onnx.save(helper.make_model(proto, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
 
@@ -35,15 +45,20 @@ class _Graph:
         self.weights, self.nodes, self.constants, self._count = weights, list[Any](), list[Any](), 0
 
     def embeddings(self) -> str:
-        words = self.node("Gather", self.weight("embeddings.word_embeddings.weight"), "ids")
-        places = self.weights["embeddings.position_embeddings.weight"][:TOKENS]
+        words = self.node("Gather", self.weight("embeddings.word_embeddings.weight"), "input_ids")
         kind = self.weights["embeddings.token_type_embeddings.weight"][0]
-        return self.norm("embeddings.LayerNorm", self.node("Add", words, self.constant((places + kind)[None])))
+        all_places = self.constant((self.weights["embeddings.position_embeddings.weight"] + kind)[None])
+        length = self.node("Shape", "input_ids", start=1, end=2)
+        zero, axis = (self.constant(np.array([i], np.int64)) for i in (0, 1))
+        places = self.node("Slice", all_places, zero, length, axis)
+        return self.norm("embeddings.LayerNorm", self.node("Add", words, places))
 
     def mask_bias(self) -> str:
-        """0 where there is a token, -10,000 where there is none: `[N, 1, 1, 32]`."""
+        """0 where there is a token, -10,000 where there is none: `[N, 1, 1, tokens]`."""
         mask = self.node(
-            "Unsqueeze", self.node("Cast", "mask", to=TensorProto.FLOAT), self.constant(np.array([1, 2], np.int64))
+            "Unsqueeze",
+            self.node("Cast", "attention_mask", to=TensorProto.FLOAT),
+            self.constant(np.array([1, 2], np.int64)),
         )
         return self.node("Mul", self.node("Sub", mask, self.constant(np.float32(1))), self.constant(np.float32(10_000)))
 
@@ -66,13 +81,15 @@ class _Graph:
         )
         return self.norm(f"{name}.output.LayerNorm", self.node("Add", self.dense(f"{name}.output.dense", gelu), x))
 
-    def pooled(self, x: str) -> None:
+    def pooled(self, x: str) -> str:
         mask = self.node(
-            "Unsqueeze", self.node("Cast", "mask", to=TensorProto.FLOAT), self.constant(np.array([2], np.int64))
+            "Unsqueeze",
+            self.node("Cast", "attention_mask", to=TensorProto.FLOAT),
+            self.constant(np.array([2], np.int64)),
         )
         total = self.node("ReduceSum", self.node("Mul", x, mask), self.constant(np.array([1], np.int64)), keepdims=0)
         count = self.node("ReduceSum", mask, self.constant(np.array([1], np.int64)), keepdims=0)
-        self.nodes.append(helper.make_node("Div", [total, count], ["embedding"]))
+        return self.node("Div", total, count)
 
     def _heads(self, name: str, x: str, part: str) -> str:
         split = self.node("Reshape", self.dense(name, x), self.constant(np.array([0, 0, HEADS, HEAD], np.int64)))
