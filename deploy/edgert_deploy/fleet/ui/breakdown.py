@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from edgert.errors import ConfigInvalid
-from edgert.telemetry.sketch import BASE, PER_OCTAVE, Sketch, merged
+from edgert.telemetry.sketch import PER_OCTAVE, Sketch, merged, middle_ms
 from edgert_deploy.fleet.store.query import Answer
 from edgert_deploy.fleet.store.tables import DEFAULT_SHARES, answer_row
 
@@ -41,7 +41,7 @@ def share_within(latency: Sketch, limit_ms: float) -> float | None:
     if limit_ms >= latency.max:
         return 1.0
     # A bucket counts where its middle, which percentiles show, is within the limit.
-    within = sum(count for index, count in latency.buckets.items() if _middle_ms(index) <= limit_ms)
+    within = sum(count for index, count in latency.buckets.items() if middle_ms(index) <= limit_ms)
     return round((latency.zero + within) / latency.count, 6)
 
 
@@ -76,7 +76,3 @@ def _without(whole: Sketch, part: Sketch) -> Sketch:
         rest.max = min(whole.max, float(2 ** ((max(rest.buckets) + 1) / PER_OCTAVE)))
         rest.min = 0.0 if rest.zero else max(whole.min, float(2 ** (min(rest.buckets) / PER_OCTAVE)))
     return rest
-
-
-def _middle_ms(index: int) -> float:
-    return float(2 * BASE ** (index + 1) / (BASE + 1))
