@@ -1,9 +1,9 @@
-"""Clears a device's retained messages at the broker, so that a device that is gone is gone for every subscriber."""
+"""Sets and clears retained messages at the broker: a device that is gone is then gone for every subscriber."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from edgert.telemetry.mqtt import BrokerRefused, BrokerUnreachable, Connection, MqttSettings
 
@@ -11,7 +11,12 @@ ANSWERS_WITHIN_S = 10.0
 
 
 def clear(settings: MqttSettings, topics: Iterable[str], client_id: str = "") -> None:
-    """Clear the retained message of each topic. Raises BrokerRefused, BrokerUnreachable, BrokerTlsFailed.
+    """Clear the retained message of each topic; raises what `retain` does."""
+    retain(settings, dict.fromkeys(topics, b""), client_id)
+
+
+def retain(settings: MqttSettings, payloads: Mapping[str, bytes], client_id: str = "") -> None:
+    """Have the broker retain a payload for each topic. Raises BrokerRefused, BrokerUnreachable, BrokerTlsFailed.
 
     With MQTT 3.1.1 a broker does not report a message that its access list refuses.
     """
@@ -25,8 +30,8 @@ def clear(settings: MqttSettings, topics: Iterable[str], client_id: str = "") ->
     connection = Connection(settings, client_id, on_acknowledged=acknowledged)
     connection.open()
     try:
-        for topic in topics:
-            number = connection.publish(topic, b"", 1, retain=True)
+        for topic, payload in payloads.items():
+            number = connection.publish(topic, payload, 1, retain=True)
             if number is not None:
                 waiting.add(number)
         until = time.monotonic() + ANSWERS_WITHIN_S
@@ -38,6 +43,6 @@ def clear(settings: MqttSettings, topics: Iterable[str], client_id: str = "") ->
         raise BrokerUnreachable(f"the broker {settings.address} acknowledged nothing for {ANSWERS_WITHIN_S:.0f} s")
     if refusals:
         raise BrokerRefused(
-            f"the broker {settings.address} refuses to clear the messages: {refusals[0]}; let this user write them "
+            f"the broker {settings.address} refuses the messages: {refusals[0]}; let this user write them "
             "(an access list: docs/telemetry.md)"
         )

@@ -50,12 +50,17 @@ _OPTIONS = (
     click.option(
         "--protocol", type=click.Choice(["auto", *PROTOCOLS]), default="auto", help="MQTT version (default: auto)."
     ),
-    click.option("--site", metavar="SITE", help="Only this site."),
 )
+_SITE = click.option("--site", metavar="SITE", help="Only this site.")
 
 
 def broker_options(command: F) -> F:
-    """Add --broker and what belongs to it. The command receives `settings` in their place, and `site`."""
+    """Add --broker and what belongs to it, and --site. The command receives `settings` in their place, and `site`."""
+    return _SITE(broker_alone_options(command))
+
+
+def broker_alone_options(command: F) -> F:
+    """Add --broker and what belongs to it. The command receives `settings` in their place."""
 
     @functools.wraps(command)
     def with_settings(**options: Any) -> Any:

@@ -36,6 +36,7 @@ _LISTEN: tuple[tuple[str, ...], ...] = (
     ("fleet", "export"),
     ("fleet", "ui"),
     ("fleet", "forget"),
+    ("channel", "hint"),
 )
 _STORE: tuple[tuple[str, ...], ...] = (
     *(("fleet", "record"), ("fleet", "query"), ("fleet", "ui"), ("fleet", "forget")),

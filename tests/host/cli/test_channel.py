@@ -10,9 +10,12 @@ from typing import Any
 import pytest
 
 from edgert.bundle.signing import SigningKey, new_key, write_key_pair
+from edgert.telemetry.messages import hint_topic
+from edgert.telemetry.mqtt import Connection
 from edgert_deploy.cli import main
 from edgert_deploy.common.keys import key_paths
 from edgert_deploy.devices.inventory import Inventory
+from tests.support.brokers import Broker, until
 from tests.support.bundles import make_null_bundle
 from tests.support.commands import Edgert
 from tests.support.fleet import Pi, record
@@ -146,6 +149,32 @@ def test_what_cannot_be_done_is_said(
 ) -> None:
     found, answer = edgert(*words)
     assert (found, text in answer["error"]["message"]) == (code, True), answer
+
+
+def test_a_hint_is_retained_and_each_is_new(inventory: Inventory, edgert: Edgert, tmp_path: Path) -> None:
+    with Broker.in_folder(tmp_path / "broker") as broker:
+        hints = []
+        for _ in range(2):
+            code, answer = edgert("channel", "hint", "stable", "--broker", broker.settings.address)
+            assert (code, answer["channel"]) == (0, "stable")
+            hints.append(retained(broker, hint_topic("stable")))
+    assert len(set(hints)) == 2
+
+
+def retained(broker: Broker, topic: str) -> bytes:
+    """Return what the broker retains for a topic."""
+    seen: list[bytes] = []
+    connection = Connection(broker.settings, on_message=lambda topic, payload, retained: seen.append(payload))
+    connection.open()
+    connection.subscribe((topic,), 1)
+
+    def arrived() -> bool:
+        connection.pump(0.05)
+        return bool(seen)
+
+    until(arrived, "the broker retains the hint")
+    connection.close()
+    return seen[0]
 
 
 def test_without_a_registry_the_message_names_the_key_of_the_project(
