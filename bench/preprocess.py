@@ -19,9 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.common import emit
-from edgert.bundle.rules import Detect, Preprocess, Resize
+from edgert.bundle.rules import Classify, Ctc, Detect, Preprocess, Resize, Smooth
 from edgert.bundle.signal_rules import Series, Sound
-from edgert.processing.classify import best_classes, softmax, top_k
+from edgert.processing.classify import Classifier, best_classes, softmax, top_k
+from edgert.processing.ctc import CtcReader
 from edgert.processing.detect import detections
 from edgert.processing.placement import Placement
 from edgert.processing.preprocess import Preprocessor
@@ -50,6 +51,8 @@ def main() -> None:
         ("normalise 640x640", _normalise(640)),
         ("best of 1000 classes", _classes()),
         ("boxes of [84, 8400], 60 candidates", _boxes()),
+        ("text of 40 steps, 6,625 classes", _texts()),
+        ("20 windows of 12 classes, mean of 4", _smoothing()),
         ("log-mel of 1 s at 16 kHz, 40 bands", _log_mel()),
         ("44.1 to 16 kHz, 1 s", _resampling()),
         ("statistics and 8 bands of [1024, 3]", _series()),
@@ -205,6 +208,27 @@ def _normalise(side: int) -> dict[str, Way]:
 def _classes() -> dict[str, Way]:
     scores = np.random.default_rng(0).standard_normal((1, 1000)).astype(np.float32)
     return {"edgert": lambda: best_classes(scores, 1, True), "softmax and sort": lambda: top_k(softmax(scores), 5)}
+
+
+def _texts() -> dict[str, Way]:
+    scores = np.random.default_rng(0).dirichlet(np.full(6625, 0.01), (1, 40)).astype(np.float32)
+    reader = CtcReader(Ctc("x", tuple(map(chr, range(200, 6825))), softmax=False))
+
+    def as_rapidocr() -> str:
+        """Return the text; rapidocr also looks up the largest value of every step."""
+        best, share = scores.argmax(axis=2)[0], scores.max(axis=2)[0]
+        kept = np.append(True, best[1:] != best[:-1]) & (best != 0)
+        return "".join(chr(200 + c) for c in best[kept]) + str(np.mean(share[kept]))
+
+    return {"edgert": lambda: reader(scores), "argmax and max": as_rapidocr}
+
+
+def _smoothing() -> dict[str, Way]:
+    scores = np.random.default_rng(0).standard_normal((20, 12)).astype(np.float32)
+    labels = tuple(map(str, range(12)))
+    smoothed = Classifier(Classify("x", labels, threshold=(0.2,), none=("11",), smooth=Smooth("mean", 4)))
+    plain = Classifier(Classify("x", labels))
+    return {"edgert": lambda: smoothed(scores, [20]), "without smoothing and thresholds": lambda: plain(scores)}
 
 
 def _boxes() -> dict[str, Way]:

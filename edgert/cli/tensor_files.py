@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from edgert.errors import InputError, StorageFailed
 from edgert.processing.csv_table import read_csv
+from edgert.processing.ctc import text_of
 from edgert.processing.text import text_in_file
 from edgert.protocol.arrays import FILE_STARTS
 
@@ -75,5 +76,7 @@ def as_text(outputs: Arrays) -> str:
 
 
 def _line(name: str, array: NDArray[Any]) -> str:
+    if name.endswith("_text") and array.dtype == np.uint8:
+        return f"{name}  {', '.join(repr(text_of(row)) for row in np.atleast_2d(array))}"
     shown = np.array2string(array, threshold=SHOWN_VALUES_MAX, precision=4, suppress_small=True)
     return f"{name}  {array.dtype.name} {list(array.shape)}\n{shown}"

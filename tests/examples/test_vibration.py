@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-import json
+import os
 import shutil
 import subprocess
 import sys
@@ -19,13 +18,12 @@ pytest.importorskip("onnxruntime")
 from edgert import Client
 from edgert.errors import RequestError
 from examples.vibration.make import LABELS, recordings
-from tests.support.devices import a_device
+from tests.support.devices import Device
+from tests.support.examples import ENGINES, built_and_served
 from tests.support.paths import ROOT
-from tests.support.profiles import ONE_ENGINE
 from tests.support.shell import Shell
 
 EXAMPLE = ROOT / "examples/vibration"
-ENGINES = {"onnxruntime": "onnxruntime", "openvino": "openvino", "tflite": "ai_edge_litert"}
 
 
 @pytest.fixture(scope="module")
@@ -37,33 +35,20 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Shell:
     assert made.returncode == 0, made.stdout + made.stderr
     for file in EXAMPLE.glob("*.toml"):
         shutil.copy(file, shell.folder)
-    for engine in ENGINES:
-        (shell.folder / engine).mkdir()
-        (shell.folder / engine / "this-machine.toml").write_text(ONE_ENGINE.format(engine=engine))
-    assert shell("keys", "new", "--dir", "keys").returncode == 0
     return shell
 
 
 @pytest.fixture(scope="module", params=ENGINES)
-def client(request: pytest.FixtureRequest, shell: Shell) -> Iterator[Client]:
-    engine = request.param
-    if importlib.util.find_spec(ENGINES[engine]) is None:
-        pytest.skip(f"{engine} is not installed")
-    done = shell(
-        "build", "vibration.toml", "--profiles", engine, "--target", "this-machine", "--key", "keys/default.key.pem", "--json", "--out",
-        f"{engine}.edgert",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    row = next(row for row in json.loads(done.stdout)["targets"] if row["engine"] == engine)
-    assert (row["precision"], row["fp32"], row["artifact_accuracy"]) == ("int8", 1.0, 1.0)
-    with a_device(started=False) as device:
-        (device.state.keys / "builder.pem").write_bytes((shell.folder / "keys/default.pem").read_bytes())
-        device.run("start")
-        device.run("install", str(shell.folder / f"{engine}.edgert"))
-        device.run("activate", "vibration")
-        assert device.run("check", "vibration")["ok"]  # golden windows through the socket, features made there
-        with device.client() as client:
-            yield client
+def device(request: pytest.FixtureRequest, shell: Shell) -> Iterator[Device]:
+    with built_and_served(shell, "vibration", request.param, "vibration.toml") as (device, row):
+        assert (row["precision"], row["fp32"], row["artifact_accuracy"]) == ("int8", 1.0, 1.0)
+        yield device
+
+
+@pytest.fixture
+def client(device: Device) -> Iterator[Client]:
+    with device.client() as client:
+        yield client
 
 
 def states(client: Client, signals: NDArray[np.generic]) -> list[str]:
@@ -80,6 +65,19 @@ def test_raw_values_give_the_state_of_the_machine(client: Client) -> None:
     assert states(client, gap) == [LABELS[-1]]
     answer = client.infer("vibration", signals[:1] + 0.001, trace=True)
     assert answer.stages.preprocess_us > 0
+
+
+def test_the_app_names_the_state_of_each_file(device: Device, shell: Shell) -> None:
+    files = [next((shell.folder / "holdout" / label).iterdir()) for label in LABELS]
+    done = subprocess.run(
+        [sys.executable, EXAMPLE / "app.py", *files],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "EDGERT_SOCKET": str(device.socket)},
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert [line.split()[1] for line in done.stdout.splitlines()] == list(LABELS)
 
 
 def test_a_signal_of_another_form_is_refused(client: Client) -> None:

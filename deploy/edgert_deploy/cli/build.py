@@ -27,6 +27,7 @@ from edgert_deploy.common.quantities import expiry_from, size_text
 from edgert_deploy.devices.inventory import find_inventory
 from edgert_deploy.devices.profiles import DeviceProfile, load_profile
 from edgert_deploy.packager.accuracy.golden_samples import SAMPLES as HOLDOUT_SAMPLES_MIN
+from edgert_deploy.packager.accuracy.metrics import NAMES as METRICS
 from edgert_deploy.packager.build_cache import default_cache
 from edgert_deploy.packager.builders.folded_preprocessing import folded
 from edgert_deploy.packager.choice import Choice
@@ -94,7 +95,7 @@ def _read_model_argument(ctx: click.Context, param: click.Parameter, path: Path)
     "--metric",
     default="auto",
     show_default=True,
-    help="What the accuracy gate compares: auto, top1, top5, map, cosine or module:function.",
+    help=f"What the accuracy gate compares: {', '.join(METRICS)} or module:function.",
 )
 @click.option(
     "--max-drop",

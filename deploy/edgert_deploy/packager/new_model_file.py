@@ -11,6 +11,7 @@ from typing import Any
 from edgert.errors import ConfigInvalid
 from edgert.tensors import TensorSpec
 from edgert_deploy.devices.profiles import list_profiles
+from edgert_deploy.packager.accuracy.metrics import NAMES as METRICS
 from edgert_deploy.packager.model_file import SUFFIX
 from edgert_deploy.packager.samples.processing import read_postprocess
 from edgert_deploy.packager.sources.source_model import SourceModel
@@ -67,7 +68,7 @@ def model_file_text(source: SourceModel, given: Mapping[str, Any]) -> str:
         *_processing_lines(source, detector, classes),
         "",
         "# The accuracy gate.",
-        _line("metric", "map" if detector else "auto", "auto, top1, top5, map, cosine or module:function", unset=True),
+        _line("metric", "map" if detector else "auto", f"{', '.join(METRICS)} or module:function", unset=True),
         _line("max_drop", 0.01, "how much of it an artifact may lose", unset=True),
         _line("max_class_drop", 0.05, "the same for any class or slice", unset=True),
         _line("precision", "auto", "int8, fp16 or fp32; auto takes the first that passes", unset=True),

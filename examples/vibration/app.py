@@ -1,0 +1,17 @@
+"""Print the state of a machine for each CSV file of its vibration.
+
+python examples/vibration/app.py recordings/*.csv
+"""
+
+import sys
+from pathlib import Path
+
+from edgert import Client
+from edgert.processing.csv_table import read_csv
+
+client = Client()
+names = client.labels("vibration")
+for path in map(Path, sys.argv[1:]):
+    answer = client.infer("vibration", read_csv(path))  # FP32 [1024, 3]
+    number, probability = answer["scores_classes"][0], answer["scores_probabilities"][0]
+    print(f"{path}: {names[number]} ({probability:.0%})")

@@ -1,0 +1,70 @@
+"""A model trained with CTC through build, gate and a real daemon: a sequence in, text out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+
+from edgert.processing.ctc import text_of
+from tests.support.examples import built_and_served
+from tests.support.shell import Shell
+
+LETTERS = "ab ü"  # and the blank after them
+STEPS, SIZE = 16, 12
+BASIS = np.linalg.qr(np.random.default_rng(0).normal(size=(SIZE, SIZE)))[0][: len(LETTERS) + 1].astype(np.float32)
+
+
+def write_model(path: Path) -> None:
+    """Write a linear layer over each step, which finds the direction of each class: [N, STEPS, SIZE] to scores."""
+    import onnx
+
+    helper, numpy_helper, kind = onnx.helper, onnx.numpy_helper, onnx.TensorProto.FLOAT
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["scores"])],
+        "reader",
+        [helper.make_tensor_value_info("x", kind, ["N", STEPS, SIZE])],
+        [helper.make_tensor_value_info("scores", kind, ["N", STEPS, len(BASIS)])],
+        [numpy_helper.from_array(np.ascontiguousarray(8 * BASIS.T), "w")],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+
+
+def sequences(random: np.random.Generator, texts: list[str]) -> NDArray[np.float32]:
+    """Return sequences that read as `texts`, each letter one or two steps long, with a blank after it."""
+    rows = np.full((len(texts), STEPS), len(LETTERS))
+    for row, text in zip(rows, texts, strict=True):
+        path = [c for letter in text for c in [LETTERS.index(letter)] * int(random.integers(1, 3)) + [len(LETTERS)]]
+        row[: len(path)] = path
+    return np.asarray(BASIS[rows] + random.normal(0, 0.1, (len(texts), STEPS, SIZE)), np.float32)
+
+
+def test_a_sequence_comes_back_as_text(tmp_path: Path) -> None:
+    random = np.random.default_rng(1)
+    texts = ["".join(random.choice(list(LETTERS), int(random.integers(1, 6)))) for _ in range(60)]
+    shell = Shell(tmp_path)
+    write_model(tmp_path / "reader.onnx")
+    for name, some in (("calibration", texts[:20]), ("holdout", texts[20:])):
+        np.savez(tmp_path / f"{name}.npz", x=sequences(random, some), transcript=np.array(some))
+    (tmp_path / "labels.txt").write_text("\n".join(LETTERS) + "\n")
+    (tmp_path / "post.toml").write_text(f"[ctc]\nblank = {len(LETTERS)}\n")
+    build = (
+        "reader.onnx", "--calibration", "calibration.npz", "--holdout", "holdout.npz", "--postprocess", "post.toml",
+        "--labels", "labels.txt",
+    )  # fmt: skip
+    with built_and_served(shell, "reader", "onnxruntime", *build) as (device, row):
+        assert (row["metric"], row["fp32"], row["artifact_accuracy"]) == ("1-cer", 1.0, 1.0)
+        assert "text by CTC, 5 classes, blank 4" in shell("bundle", "inspect", "onnxruntime/reader.edgert").stdout
+        with device.client() as client:
+            answer = client.infer("reader", sequences(random, ["aü b", "", "bb"]), trace=True)
+            assert [text_of(text) for text in answer.outputs["scores_text"]] == ["aü b", "", "bb"]
+            assert answer.outputs["scores_probability"].tolist() == pytest.approx([1, 0, 1], abs=0.05)
+            assert answer.stages.postprocess_us > 0
+        np.save(tmp_path / "one.npy", sequences(random, ["ü a"]))
+        shown = shell("infer", "reader", "--input", "one.npy", "--socket", str(device.socket))
+        assert "scores_text  'ü a'" in shown.stdout
