@@ -25,7 +25,7 @@ class ONNXRuntimeBuilder(Builder):
     engine = "onnxruntime"
     judged_by = "onnxruntime"
     libraries = qdq.LIBRARIES
-    all_recipes = qdq.RECIPES
+    all_recipes = (*qdq.RECIPES, qdq.DYNAMIC_RANGE)
     takes_classical = True
     ways = (
         (1, {}),
@@ -57,7 +57,8 @@ class ONNXRuntimeBuilder(Builder):
         return qdq.Recipe("uint8", ops)
 
     def recipes(self, source: SourceModel, profile: DeviceProfile) -> tuple[str, ...]:
-        return qdq.recipes(source.proto)
+        first = (qdq.DYNAMIC_RANGE,) if qdq.is_transformer(source.proto) else ()
+        return (*first, *qdq.recipes(source.proto))
 
     def variant(self, order: Order) -> str:
         return "-arm" if order.precision == "int8" and _is_for_arm(order.profile) else ""

@@ -1,7 +1,7 @@
 """Q/DQ quantisation of an ONNX graph by ONNX Runtime's tools, for the onnxruntime and tensorrt builders.
 
 It is static post-training quantisation with weights per channel and min-max ranges over the calibration set. Only the
-recipe differs between the engines.
+recipe differs between the engines. By "dynamic-range" ONNX Runtime finds the ranges of activations as it runs.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from edgert_deploy.packager.vendor_output import quiet, working_in
 
 LIBRARIES = ("numpy", "onnx", "onnxruntime", "sympy")
 CALIBRATION_SAMPLES_MAX = 300
+INT8_NODES = frozenset({"QuantizeLinear", "DynamicQuantizeLinear"})
 PERCENTILE = 99.99  # of an activation's values, that its range covers
 ATTENTION_OPS = ("Attention", "LayerNormalization", "MultiHeadAttention", "SkipLayerNormalization")
 # Operators that may be between the softmax of an attention head and its product with the values.
@@ -36,7 +37,8 @@ PASS_THROUGH_OPS = ("Cast", "Dropout", "Identity", "Reshape", "Transpose")
 class Recipe:
     """`activations` is "uint8" or "int8" (weights are always int8); with `ops` None every operator is quantised.
 
-    `ranges` is how the range of an activation follows from the samples: "MinMax", "Percentile" or "Entropy".
+    `ranges` is how the range of an activation follows from the samples: "MinMax", "Percentile" or "Entropy". With
+    DYNAMIC_RANGE the engine computes it from each sample.
     """
 
     activations: str
@@ -45,11 +47,13 @@ class Recipe:
     ranges: str = "MinMax"
 
 
+DYNAMIC_RANGE = "dynamic-range"
 # The operators with most of the work. With these alone in INT8, additions, activations and the concatenated outputs of a detector's head,
 # whose coordinates and scores would share one scale, stay in float.
 HEAVY_OPS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
-HEAVY_RECIPES = ("heavy-only", "dynamic-range")  # the recipes of all engines that quantise these alone
-
+HEAVY_RECIPES = ("heavy-only", DYNAMIC_RANGE)  # the recipes of all engines that quantise these alone
+# Those that are faster so; ConvInteger is slower than a convolution in float.
+DYNAMIC_OPS = ("Gemm", "MatMul")
 
 RECIPES = ("min-max", "heavy-only", "percentile", "entropy")
 
@@ -64,7 +68,9 @@ def recipes(proto: Any) -> tuple[str, ...]:
 
 
 def varied(recipe: Recipe, name: str) -> Recipe:
-    """Return `recipe` in the variation called `name`: "min-max", "percentile", "entropy" or "heavy-only"."""
+    """Return `recipe` in the variation called `name`, one of RECIPES or DYNAMIC_RANGE."""
+    if name == DYNAMIC_RANGE:
+        return replace(recipe, ops=DYNAMIC_OPS, ranges=name)
     if name == "heavy-only":
         return replace(recipe, ops=HEAVY_OPS)
     return replace(recipe, ranges={"percentile": "Percentile", "entropy": "Entropy"}.get(name, "MinMax"))
@@ -210,21 +216,27 @@ def _quantize(
     from onnxruntime import quantization
 
     types = {"uint8": quantization.QuantType.QUInt8, "int8": quantization.QuantType.QInt8}
-    quantization.quantize_static(
-        folder / "prepared.onnx",
-        folder / "int8.onnx",
-        CalibrationReader(calibration_feeds(calibration)),
-        quant_format=quantization.QuantFormat.QDQ,
-        per_channel=True,
-        activation_type=types[recipe.activations],
-        weight_type=types["int8"],
-        calibrate_method=quantization.CalibrationMethod[recipe.ranges],
-        op_types_to_quantize=None if recipe.ops is None else list(recipe.ops),
-        nodes_to_exclude=excluded,
-        extra_options={**recipe.options, "CalibPercentile": PERCENTILE},
-    )
+    files = (folder / "prepared.onnx", folder / "int8.onnx")
+    common: dict[str, Any] = {
+        "op_types_to_quantize": None if recipe.ops is None else list(recipe.ops),
+        "per_channel": True,
+        "weight_type": types["int8"],
+        "nodes_to_exclude": excluded,
+    }
+    if recipe.ranges == DYNAMIC_RANGE:
+        quantization.quantize_dynamic(*files, **common)
+    else:
+        quantization.quantize_static(
+            *files,
+            CalibrationReader(calibration_feeds(calibration)),
+            quant_format=quantization.QuantFormat.QDQ,
+            activation_type=types[recipe.activations],
+            calibrate_method=quantization.CalibrationMethod[recipe.ranges],
+            extra_options={**recipe.options, "CalibPercentile": PERCENTILE},
+            **common,
+        )
     proto = onnx.load(folder / "int8.onnx")
-    if (inside := control_flow(proto)) and all(node.op_type != "QuantizeLinear" for node in proto.graph.node):
+    if (inside := control_flow(proto)) and not INT8_NODES & {node.op_type for node in proto.graph.node}:
         raise BuildFailed(only_in_float(source, inside, "onnxruntime's quantiser leaves what is inside in float"))
     # Inferred shapes only cost bytes on every device.
     del proto.graph.value_info[:]

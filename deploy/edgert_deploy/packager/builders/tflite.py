@@ -20,7 +20,7 @@ from edgert_deploy.devices.profiles import DeviceProfile
 from edgert_deploy.packager.builders import FIRST_RECIPE, Artifact, Builder, Order, keeps_quantisation
 from edgert_deploy.packager.builders.artifact_layers import ArtifactLayer
 from edgert_deploy.packager.builders.layers import Layer, belongs, layers_of
-from edgert_deploy.packager.builders.qdq import Recipe, is_transformer, prepared
+from edgert_deploy.packager.builders.qdq import DYNAMIC_RANGE, Recipe, is_transformer, prepared
 from edgert_deploy.packager.builders.tflite_layers import tflite_layers
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sandbox import Progress
@@ -28,7 +28,6 @@ from edgert_deploy.packager.sources.qat import ranges_of
 from edgert_deploy.packager.sources.source_model import SourceModel, at_length, float_proto
 
 FILE_NAME = "model.tflite"
-DYNAMIC_RANGE = "dynamic-range"
 PERCENTILE = "percentile"
 CUT = 0.001  # of an activation's values at either end, by the recipe "percentile"
 # It runs tflite-runtime 2.14, whose FULLY_CONNECTED takes no scale for each channel of INT8 weights beside float data.

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
 from edgert_deploy.devices.profiles import DeviceProfile
-from edgert_deploy.packager.builders import builder_for
+from edgert_deploy.packager.builders import Order, builder_for
 from edgert_deploy.packager.sources.source_model import SourceModel, load_source
 from tests.support import models
 from tests.support.builders import build, samples_for
+
+
+PROFILE = DeviceProfile("p", "", ("x86_64",), ("onnxruntime",), "int8", "3.10", "2.31", 1, "/s")
 
 
 def test_arm_gets_signed_activations_and_x86_unsigned(digits_source: SourceModel) -> None:
@@ -35,3 +39,25 @@ def test_a_recurrent_layer_that_stays_in_float_makes_the_artifact_mixed(tmp_path
     macs = {"LSTM": 32 * (4 + 8), "MatMul": 8 * 3}
     assert artifact.int8_share == round(macs["MatMul"] / sum(macs.values()), 3)
     assert (artifact.precision, artifact.kind) == ("int8", "mixed")
+
+
+def test_a_transformers_products_find_their_ranges_as_they_run(tmp_path: Path) -> None:
+    import onnx
+    import onnxruntime
+
+    source = load_source(models.write(models.transformer(), tmp_path / "m.onnx"))
+    builder, samples = builder_for("onnxruntime"), samples_for(source)
+    order = Order("onnxruntime", "int8", PROFILE, recipe="dynamic-range")
+    assert builder.recipes(source, PROFILE)[0] == order.recipe
+    (tmp_path / "out").mkdir()
+    artifact = builder.build(order, source, samples, tmp_path / "out", lambda line: None)
+    assert artifact.int8_share is not None
+    assert 0.5 < artifact.int8_share < 1  # products of two activations stay in float
+    operators = {node.op_type for node in onnx.load(artifact.path).graph.node}
+    assert "MatMulInteger" in operators
+    assert "QuantizeLinear" not in operators
+    (exact,), (answer,) = (
+        onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"]).run(None, samples.served(0))
+        for path in (source.path, artifact.path)
+    )
+    assert np.corrcoef(exact.ravel(), answer.ravel())[0, 1] > 0.99
