@@ -16,7 +16,6 @@ from edgert_deploy.packager.sources.source_model import SourceModel, load_source
 from tests.support import models
 from tests.support.builders import build, samples_for
 
-
 PROFILE = DeviceProfile("p", "", ("x86_64",), ("onnxruntime",), "int8", "3.10", "2.31", 1, "/s")
 
 
