@@ -34,7 +34,8 @@ from edgert_deploy.fleet.store.store import FINE_HOURS
 DIMENSIONS = ("site", "device", "model", "version", "profile")
 STEPS_MAX = 2_000
 EVENTS_MAX = 10_000
-STAGE_DEVICES_MAX = 40  # of each model
+GROUPS_MAX = 100_000  # of an answer, steps included: each has 8 KB while it is merged
+STAGE_DEVICES_MAX = 100  # of each model
 STAGE_REPORTS_MAX = 5_000  # of each model
 _FETCHED_AT_ONCE = 20_000
 # More than these are filtered here: for a long list a database would look each one up.
@@ -113,7 +114,7 @@ class FleetQuery:
         self._engine.dispose()
 
     def answer(self, question: Question, now_ms: int) -> list[Answer]:
-        """Return a group for each combination that reported, ordered by group and time."""
+        """Return a group for each combination that reported, ordered by group and time. Raises ConfigInvalid for too many."""
         first, end = _stretch(question, now_ms)
         gathered = _Gathered(question, first, end)
         with self._reading() as connection:
@@ -242,7 +243,12 @@ class _Gathered:
 
     def group(self, minute: int, key: tuple[str, ...]) -> int:
         step = (minute - self._first) // self._question.step_min if self._question.step_min else 0
-        return self._numbers.setdefault((step, key), len(self._numbers))
+        number = self._numbers.setdefault((step, key), len(self._numbers))
+        if number >= GROUPS_MAX:
+            raise ConfigInvalid(
+                f"the answer has more than {GROUPS_MAX} groups: choose longer steps, a filter, or fewer words to group by"
+            )
+        return number
 
     def add_histograms(self, groups: list[int], form: np.dtype[np.void], columns: Sequence[Sequence[Any]]) -> None:
         """Add rows; `columns` are those of HISTOGRAM, `groups` has the group of each row."""

@@ -8,8 +8,9 @@ import pytest
 
 from edgert.errors import ConfigInvalid
 from edgert.telemetry.sketch import Sketch, merged
+from edgert_deploy.fleet.store import query
 from edgert_deploy.fleet.store.query import Question
-from tests.support.fleet import NOW_MS, a_fleet, ask, record, replayed
+from tests.support.fleet import NOW_MS, Pi, a_fleet, ask, record, replayed
 
 
 @pytest.fixture
@@ -48,3 +49,13 @@ def test_any_grouping_over_any_stretch_is_the_sketch_of_all_its_requests(url: st
 def test_a_question_is_checked() -> None:
     with pytest.raises(ConfigInvalid):
         replace(Question(0, 1), where={"colour": "red"})
+
+
+def test_an_answer_of_too_many_groups_is_refused_before_it_takes_the_memory(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record(url, [message for n in range(4) for message in Pi(f"pi-{n}").window(NOW_MS - 1, [1.0])])
+    monkeypatch.setattr(query, "GROUPS_MAX", 3)
+    assert len(ask(url, 1, ("model",))) == 1
+    with pytest.raises(ConfigInvalid, match="more than 3 groups"):
+        ask(url, 1, ("device",))
