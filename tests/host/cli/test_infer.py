@@ -30,3 +30,15 @@ def test_infer_asks_a_device_and_leaves_nothing_there(edgert: Edgert, here: Path
     assert "to send files, build the model with --preprocess" in answer["error"]["message"]
     code, answer = edgert("infer", "nobody", "--input", tmp_path / "in.npy", "here")
     assert (code, answer["error"]["code"]) == (8, "request.model_not_found")
+
+
+def test_a_text_or_a_file_is_sent_and_not_both(edgert: Edgert, here: Path, tmp_path: Path) -> None:
+    assert edgert("deploy", here / "echo-1.edgert", "here")[0] == 0
+    (tmp_path / "one.txt").write_text("hello\n")
+    for words in (("--text", "hello"), ("--input", tmp_path / "one.txt")):
+        code, answer = edgert("infer", "echo", *words, "here")
+        assert (code, answer["error"]["code"]) == (8, "request.invalid")
+        assert "takes FP32 [-1, 4], got UINT8 [5]" in answer["error"]["message"]
+        assert list((tmp_path / "dev" / "incoming").iterdir()) == []
+        assert edgert("infer", "echo", *words, "--text", "more", "--input", tmp_path / "one.txt")[0] == 2
+    assert edgert("infer", "echo", "here")[0] == 2
