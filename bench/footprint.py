@@ -4,6 +4,7 @@
   the engine and the model adds to a Python with NumPy, measured in processes of their own.
 - **Idle**: processor time and wake-ups of all processes of the daemon over `--idle-seconds`, after requests, with one
   client connected, and with the telemetry forwarder connected to a mosquitto if one is installed.
+- **A round** of the follower that finds no news: processor time and the most memory; between two rounds nothing runs.
 - **Cold start**: from the start of the daemon's process to the first answer, beside a Python that only imports the
   engine; with and without learned settings. Other work on the machine lengthens the times, not the processor time.
 
@@ -34,9 +35,12 @@ from bench.common import DIGITS, ROOT, digits_device, edgertd, emit, processes, 
 from bench.peer_servers.session import write_spec
 from bench.raw import live_artifact
 from edgert import Client
+from edgert.bundle.signing import new_key
 from edgert.daemon.memory import process_mb
 from edgert.errors import Unavailable
+from edgert_deploy.rollout.channels import Channels, Seen
 from tests.support.brokers import Broker
+from tests.support.registries import RegistryServer
 
 COLUMNS = ("what", "seen", "unit", "target", "met")
 START_S_MAX = 60.0
@@ -68,6 +72,7 @@ def main() -> None:
         rows = [
             *memory(state, path),
             *idle(state, path, options.idle_seconds),
+            *rounds(state, options.starts),
             *cold_start(state, path, options.starts),
         ]
     emit(rows, COLUMNS, options.json)
@@ -109,6 +114,31 @@ def idle(state: Path, path: Path, seconds: float) -> list[dict[str, Any]]:
         rows.append(row(f"idle, {name}: wake-ups", 60 * wakes / seconds, "a minute"))
     total = sum(cpu_s for cpu_s, _ in used.values())
     return [*rows, row("idle, all: processor", 100 * total / seconds, "% of a core", 0.1)]
+
+
+def rounds(state: Path, count: int) -> list[dict[str, Any]]:
+    """Let the device follow a channel without models, in a registry with TLS and a login."""
+    print("rounds of the follower", file=sys.stderr)
+    used = []
+    with RegistryServer.in_folder(state.parent / "registry", secured=True) as server:
+        key = new_key()
+        (state / "keys" / "rounds.pem").write_bytes(key.public.pem())
+        Channels(server.registry(), (key.public,), Seen(state.parent / "seen")).change("stable", lambda none: none, key)
+        lines = {"registry": server.address, "ca": server.ca, "credentials": server.login_file}
+        with (state / "config.toml").open("a") as config:
+            config.write("[follow]\n" + "".join(f'{name} = "{value}"\n' for name, value in lines.items()))
+        code = "import sys; from edgert.cli import main; sys.exit(main())"
+        for _ in range(count + 1):  # the first one keeps the statement
+            words = [sys.executable, "-c", code, "--state", str(state), "follow"]
+            process = subprocess.Popen(words, stdout=subprocess.DEVNULL)
+            _, status, spent_there = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+            assert process.returncode == 0, "a round failed"
+            used.append(spent_there)
+    return [
+        row("a round without news: processor", statistics.median(one.ru_utime + one.ru_stime for one in used[1:]), "s"),
+        row("a round without news: memory at most", max(one.ru_maxrss for one in used) / 1024, "MB RSS"),
+    ]
 
 
 def cold_start(state: Path, path: Path, starts: int) -> list[dict[str, Any]]:

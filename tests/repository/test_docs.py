@@ -25,7 +25,7 @@ PATH = re.compile(rf"`((?:{'|'.join(map(re.escape, FOLDERS))})/[\w./*{{}},-]*)`"
 BLOCK = re.compile(r"^```(?:sh|bash|console)?\n(.*?)^```", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`(edgertd? [^`]+)`")
 LINK = re.compile(r"\]\(([^)#\s]+)")
-NOT_OURS = re.compile(r"(.*my-board.*|edgert/v1/.*)")  # a user's file; MQTT topics
+NOT_OURS = re.compile(r"(.*my-board.*|edgert/(v1|hint)/.*)")  # a user's file; MQTT topics
 
 
 def page_id(page: Path) -> str:

@@ -10,7 +10,7 @@ from hil.crash_points import FAULTS, OPERATIONS, table, try_all
 from tests.support.devices import a_device
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_crash_point_each_call_killed_or_failed_leaves_the_old_version_or_the_new() -> None:
     """SIGKILL, ENOSPC and EIO at every call that changes files; `-s` shows the list."""
     points = try_all()
