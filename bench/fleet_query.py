@@ -167,8 +167,19 @@ def ask_all(url: str) -> dict[str, float]:
     began = time.perf_counter()
     assert every_window(url) == whole, "the merged rows differ from the windows"
     said["every window of 24 h, s"] = round(time.perf_counter() - began, 3)
+    said["24 h by hour and group in SQL, s"] = round(view_s(url), 3)
     said["ratio"] = round(said["every window of 24 h, s"] / said["24 h by version, profile, s"], 1)
     return said
+
+
+def view_s(url: str) -> float:
+    """Read the percentiles of each hour and group of the day from the view (docs/sql.md); return the time."""
+    engine, began = schema.open_engine(url, writes=False), time.perf_counter()
+    with engine.connect() as connection:
+        asked = sa.text("SELECT * FROM edgert_hour_percentile WHERE hour > :since_hour")
+        assert connection.execute(asked, {"since_hour": NOW_MS // 3_600_000 - 24}).all()
+    engine.dispose()
+    return time.perf_counter() - began
 
 
 def every_window(url: str) -> Sketch:

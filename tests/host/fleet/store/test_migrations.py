@@ -60,6 +60,10 @@ def test_a_store_of_the_first_version_is_migrated_with_its_gaps(old_url: str, tm
         FleetQuery(old_url)
     Store(old_url).close()
     answers = {answer.group["device"]: answer for answer in ask(old_url, 1, ("device",))}
+    engine = schema.open_engine(old_url, writes=False)
+    with engine.connect() as connection:
+        assert connection.scalar(sa.text("SELECT count(*) FROM edgert_hour_percentile")) > 0
+    engine.dispose()
     assert {device: (answer.windows, answer.missing) for device, answer in answers.items()} == {
         "pi-1": (6, {}),
         "pi-2": (4, {"plant-a/pi-2": 2}),
