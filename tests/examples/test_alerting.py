@@ -16,10 +16,10 @@ import pytest
 from tests.support.brokers import Broker, until
 from tests.support.fleet import NOW_MS, Pi, publish, scraped
 from tests.support.paths import ROOT
-from tests.support.prometheus import alertmanager, exporter_process, prometheus, promql, webhook
+from tests.support.prometheus import alertmanager, exporter_process, prometheus, promql, receiver
 
 FOLDER = ROOT / "examples" / "telemetry"
-Heard = list[tuple[str, dict[str, Any]]]
+Heard = list[tuple[str, bytes]]
 
 
 @pytest.fixture
@@ -37,9 +37,13 @@ def shipped(name: str, *replaced: tuple[str, str]) -> str:
     return re.sub(r"\b(for|scrape_interval|evaluation_interval|group_wait|group_interval): \d+[smh]", r"\1: 1s", text)
 
 
+def notifications(heard: Heard) -> list[tuple[str, dict[str, Any]]]:
+    return [(path, json.loads(body)) for path, body in heard]
+
+
 def told(heard: Heard, path: str, status: str, alert: str) -> set[tuple[str, str]]:
     """Return (site, device) of the alerts of one name that a receiver was told of."""
-    alerts = (each for to, message in heard if to == path for each in message["alerts"])
+    alerts = (each for to, message in notifications(heard) if to == path for each in message["alerts"])
     labels = (each["labels"] for each in alerts if each["status"] == status and each["labels"]["alertname"] == alert)
     return {(each.get("site", ""), each.get("device", "")) for each in labels}
 
@@ -68,7 +72,7 @@ def test_alerts_of_devices_reach_the_receivers_grouped_routed_inhibited_and_sile
     folder.mkdir()
     for rules in ("alerts.yml", "slo.yml"):
         (folder / rules).write_text(shipped(rules))
-    with webhook() as (hook, heard), exporter_process(broker) as exporter:
+    with receiver() as (hook, heard), exporter_process(broker) as exporter:
         until(lambda: scraped(exporter, "edgert_alarm") == 2, "the exporter knows all devices")
         with alertmanager(tmp_path / "manager", shipped("alertmanager.yml", ("127.0.0.1:9099", f"127.0.0.1:{hook}"))) as manager:  # fmt: skip
             silence = ["silence", "add", "--duration=2h", "--comment=new switches", "site=plant-b"]
@@ -88,7 +92,7 @@ def test_alerts_of_devices_reach_the_receivers_grouped_routed_inhibited_and_sile
                 )
     assert told(heard, "/operators", "firing", "EdgertDeviceOffline") == lost | {("plant-c", "pi-4")}
     assert told(heard, "/operators", "firing", "EdgertModelAlarmed") == {("plant-c", "pi-5")}
-    groups = [message["groupLabels"] for _, message in heard if len(message["alerts"]) == 2]
+    groups = [message["groupLabels"] for _, message in notifications(heard) if len(message["alerts"]) == 2]
     assert {"alertname": "EdgertDeviceOffline", "site": "plant-a"} in groups, "one message for both devices"
     assert {to for to, _ in heard} == {"/operators"}
 
@@ -106,7 +110,7 @@ def test_a_missed_target_is_computed_from_native_histograms_and_burns_through_to
         publish(broker, pi.window(NOW_MS, [10.0] * 40 + [200.0] * 10, errors=5, uptime_s=60.0))
 
     publish(broker, pi.info(), retain=True)
-    with webhook() as (hook, heard), exporter_process(broker) as exporter:
+    with receiver() as (hook, heard), exporter_process(broker) as exporter:
         report()
         until(lambda: scraped(exporter, "edgert_requests_total") == 55, "the first report is counted")
         with alertmanager(tmp_path / "manager", shipped("alertmanager.yml", ("127.0.0.1:9099", f"127.0.0.1:{hook}"))) as manager:  # fmt: skip
@@ -120,7 +124,7 @@ def test_a_missed_target_is_computed_from_native_histograms_and_burns_through_to
                 until(lambda: promql(server, missed) == exact, "the share is exact", 60.0)
     (labels,) = (
         message["commonLabels"]
-        for to, message in heard[:]
+        for to, message in notifications(heard)
         if to == "/on-call" and message["groupLabels"]["alertname"] == "EdgertSloBurnsFast"
         and message["status"] == "firing"
     )  # fmt: skip

@@ -12,7 +12,7 @@ import threading
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -63,14 +63,15 @@ def alertmanager(folder: Path, configuration: str) -> Iterator[str]:
 
 
 @contextmanager
-def webhook() -> Iterator[tuple[int, list[tuple[str, dict[str, Any]]]]]:
-    """Receive notifications; yield the port and the list of (path, JSON), in the order in which they come."""
-    heard: list[tuple[str, dict[str, Any]]] = []
+def receiver(codes: Sequence[int] = ()) -> Iterator[tuple[int, list[tuple[str, bytes]]]]:
+    """Receive what is posted; yield the port and the (path, body) of each. Answer with `codes`, then with 200."""
+    heard: list[tuple[str, bytes]] = []
+    left = list(codes)
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            heard.append((self.path, json.loads(self.rfile.read(int(self.headers["Content-Length"])))))
-            self.send_response(200)
+            heard.append((self.path, self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(left.pop(0) if left else 200)
             self.end_headers()
 
         def log_message(self, format: str, *args: object) -> None:

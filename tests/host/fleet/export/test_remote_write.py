@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
@@ -14,31 +12,14 @@ from edgert_deploy.fleet.export.post import PushFailed
 from edgert_deploy.fleet.export.prometheus import message
 from edgert_deploy.fleet.export.remote_write import RemoteWriter, packed
 from tests.support.fleet import NOW_MS, Pi, Sent
+from tests.support.prometheus import receiver
 
 
 @contextmanager
-def a_server(answers: list[int]) -> Iterator[tuple[str, list[bytes]]]:
-    """Answer with these codes, then with 204; hold the bodies."""
-    bodies: list[bytes] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            bodies.append(self.rfile.read(int(self.headers["Content-Length"])))
-            self.send_response(answers.pop(0) if answers else 204)
-            self.end_headers()
-
-        def log_message(self, format: str, *args: object) -> None:
-            return
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}/api/v1/write", bodies
-    finally:
-        server.shutdown()
-        thread.join(10)
-        server.server_close()
+def a_server(codes: list[int]) -> Iterator[tuple[str, list[tuple[str, bytes]]]]:
+    """Answer with these codes, then with 200; hold what came."""
+    with receiver(codes) as (port, heard):
+        yield f"http://127.0.0.1:{port}/api/v1/write", heard
 
 
 def unpacked(block: bytes) -> bytes:
@@ -66,10 +47,10 @@ def feed(writer: RemoteWriter, sent: Sent) -> None:
         writer.apply(topic, payload, False, 0.0)
 
 
-def counter(bodies: list[bytes], name: str) -> list[tuple[int, float]]:
+def counter(heard: list[tuple[str, bytes]], name: str) -> list[tuple[int, float]]:
     """Return the points of one series that were received."""
     found = []
-    for body in bodies:
+    for _, body in heard:
         asked = message("WriteRequest")
         asked.ParseFromString(unpacked(body))
         for series in asked.timeseries:
@@ -85,11 +66,11 @@ def test_points_begin_at_0_grow_and_are_never_older_than_the_one_before() -> Non
     windows = [
         pi.window(NOW_MS - minute * 60_000, [1.0] * 5, uptime_s=60.0 * (9 - minute)) for minute in range(8, 0, -1)
     ]
-    with a_server([]) as (url, bodies):
+    with a_server([]) as (url, heard):
         writer = a_writer(url)
         feed(writer, pi.info() + windows[0] + windows[0] + windows[2] + windows[1] + windows[3])
         writer.flush()
-        points = counter(bodies, next(iter(COUNTERS)))
+        points = counter(heard, next(iter(COUNTERS)))
         assert [at_ms for at_ms, _ in points] == [NOW_MS - minute * 60_000 for minute in (9, 8, 6, 5)]
         assert [value for _, value in points] == [0, 5, 15, 20]
         assert writer.dropped == 0
@@ -97,7 +78,7 @@ def test_points_begin_at_0_grow_and_are_never_older_than_the_one_before() -> Non
 
 def test_a_server_that_is_away_gets_everything_later_and_what_it_refuses_is_dropped() -> None:
     pi = Pi("pi-1")
-    with a_server([503, 429, 204, 400]) as (url, bodies):
+    with a_server([503, 429, 204, 400]) as (url, heard):
         writer = a_writer(url)
         feed(writer, pi.window(NOW_MS - 60_000, [1.0], uptime_s=60))
         for _ in range(2):
@@ -110,7 +91,7 @@ def test_a_server_that_is_away_gets_everything_later_and_what_it_refuses_is_drop
         feed(writer, pi.window(NOW_MS, [1.0], uptime_s=120))
         writer.flush()
         assert writer.written == 3 * len(COUNTERS) + 1
-        assert counter(bodies[-2:], next(iter(COUNTERS))) == [(NOW_MS, 2.0)]
+        assert counter(heard[-2:], next(iter(COUNTERS))) == [(NOW_MS, 2.0)]
 
 
 def test_of_a_refused_request_only_the_refused_part_is_dropped() -> None:
