@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,16 +21,16 @@ STEPS, SIZE = 16, 12
 BASIS = np.linalg.qr(np.random.default_rng(0).normal(size=(SIZE, SIZE)))[0][: len(LETTERS) + 1].astype(np.float32)
 
 
-def write_model(path: Path) -> None:
-    """Write a linear layer over each step, which finds the direction of each class: [N, STEPS, SIZE] to scores."""
+def write_model(path: Path, steps: int | str) -> None:
+    """Write a linear layer over each step, which finds the direction of each class: [N, steps, SIZE] to scores."""
     import onnx
 
     helper, numpy_helper, kind = onnx.helper, onnx.numpy_helper, onnx.TensorProto.FLOAT
     graph = helper.make_graph(
         [helper.make_node("MatMul", ["x", "w"], ["scores"])],
         "reader",
-        [helper.make_tensor_value_info("x", kind, ["N", STEPS, SIZE])],
-        [helper.make_tensor_value_info("scores", kind, ["N", STEPS, len(BASIS)])],
+        [helper.make_tensor_value_info("x", kind, ["N", steps, SIZE])],
+        [helper.make_tensor_value_info("scores", kind, ["N", steps, len(BASIS)])],
         [numpy_helper.from_array(np.ascontiguousarray(8 * BASIS.T), "w")],
     )
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
@@ -44,18 +45,27 @@ def sequences(random: np.random.Generator, texts: list[str]) -> NDArray[np.float
     return np.asarray(BASIS[rows] + random.normal(0, 0.1, (len(texts), STEPS, SIZE)), np.float32)
 
 
-def test_a_sequence_comes_back_as_text(tmp_path: Path) -> None:
+def needed(text: str) -> int:
+    """Return the most steps that a text takes."""
+    return 3 * len(text)
+
+
+@pytest.mark.parametrize("buckets", [(), ("--buckets", f"steps={STEPS // 2},{STEPS}")], ids=["fixed", "buckets"])
+def test_a_sequence_comes_back_as_text(tmp_path: Path, buckets: tuple[str, ...]) -> None:
     random = np.random.default_rng(1)
     texts = ["".join(random.choice(list(LETTERS), int(random.integers(1, 6)))) for _ in range(60)]
     shell = Shell(tmp_path)
-    write_model(tmp_path / "reader.onnx")
+    write_model(tmp_path / "reader.onnx", "steps" if buckets else STEPS)
     for name, some in (("calibration", texts[:20]), ("holdout", texts[20:])):
-        np.savez(tmp_path / f"{name}.npz", x=sequences(random, some), transcript=np.array(some))
+        arrays: dict[str, Any] = {"x": sequences(random, some), "transcript": np.array(some)}
+        if buckets:
+            arrays["lengths"] = np.array([needed(text) for text in some])
+        np.savez(tmp_path / f"{name}.npz", **arrays)
     (tmp_path / "labels.txt").write_text("\n".join(LETTERS) + "\n")
     (tmp_path / "post.toml").write_text(f"[ctc]\nblank = {len(LETTERS)}\n")
     build = (
         "reader.onnx", "--calibration", "calibration.npz", "--holdout", "holdout.npz", "--postprocess", "post.toml",
-        "--labels", "labels.txt",
+        "--labels", "labels.txt", *buckets,
     )  # fmt: skip
     with built_and_served(shell, "reader", "onnxruntime", *build) as (device, row):
         assert (row["metric"], row["fp32"], row["artifact_accuracy"]) == ("1-cer", 1.0, 1.0)
@@ -65,6 +75,9 @@ def test_a_sequence_comes_back_as_text(tmp_path: Path) -> None:
             assert [text_of(text) for text in answer.outputs["scores_text"]] == ["aü b", "", "bb"]
             assert answer.outputs["scores_probability"].tolist() == pytest.approx([1, 0, 1], abs=0.05)
             assert answer.stages.postprocess_us > 0
+            if buckets:
+                short = client.infer("reader", sequences(random, ["ab"])[:, : needed("ab")])
+                assert text_of(short["scores_text"][0]) == "ab"
         np.save(tmp_path / "one.npy", sequences(random, ["ü a"]))
         shown = shell("infer", "reader", "--input", "one.npy", "--socket", str(device.socket))
         assert "scores_text  'ü a'" in shown.stdout
