@@ -16,7 +16,7 @@ Cell = tuple[str, str]  # model, engine
 
 COLUMNS = (
     "model", "kind", "engine", "metric", "fp32", "ours", "recipe", "vendor", "vendor_recipe", "refused", "faster",
-    "smaller", "int8_share", "build_s",
+    "smaller", "int8_share", "build_cpu_s",
 )  # fmt: skip
 SHORT_COLUMNS = ("model", "engine", "recipe", "faster", "smaller", "FP32", "EdgeRT", "vendor")
 ENGINES = {"tflite": "TFLite", "openvino": "OpenVINO", "onnxruntime": "ONNX Runtime", "tensorrt": "TensorRT"}
