@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,16 +14,14 @@ import click
 
 from edgert.bundle.channel import Entry, Statement
 from edgert.bundle.signing import SigningKey, read_public_key, read_signing_key
-from edgert.errors import ConfigInvalid
-from edgert.registry.address import parse_repository
 from edgert.registry.client import Registry
-from edgert.registry.login import read_credentials
 from edgert.versions.trial_limits import LIMIT_NAMES, parse_limits
 from edgert_deploy.cli.output import columns
 from edgert_deploy.cli.types import DeviceShare, Duration
 from edgert_deploy.common.folders import config_folder
 from edgert_deploy.common.keys import key_paths, keys_dir, public_keys
 from edgert_deploy.common.project import find_project
+from edgert_deploy.common.registry import open_registry
 from edgert_deploy.common.trial_limits import limits_for
 from edgert_deploy.rollout.channels import EXPIRES_S, Channels, Seen
 
@@ -43,12 +41,7 @@ class Reach:
     @contextmanager
     def opened(self) -> Iterator[Registry]:
         """Give the registry. Raises ConfigInvalid."""
-        if not self.address:
-            raise ConfigInvalid(
-                "no registry is given: write oci://HOST/REPOSITORY, or give it as address under [registry] in edgert.toml"
-            )
-        repository = parse_repository(self.address)
-        client = Registry(repository, read_credentials(self.login or _users_login(), repository.host), self.ca)
+        client = open_registry(self.address or "", self.ca, self.login)
         try:
             yield client
         finally:
@@ -209,7 +202,9 @@ def statement_table(statement: Statement) -> str:
         limits = ", ".join(f"{name}={value:g}" for name, value in entry.limits.items()) or "-"
         state = "halted" if entry.halted else "open"
         rows.append((entry.model, f"r{entry.release}", devices_text(entry), limits, state))
-    head = f"channel {statement.channel}, counter {statement.counter}, signed {statement.issued}, until {statement.expires}"
+    over = f" (expired: edgert channel renew {statement.channel})" if statement.expired(time.time()) else ""
+    until = f"until {statement.expires}{over}"
+    head = f"channel {statement.channel}, counter {statement.counter}, signed {statement.issued}, {until}"
     revoked = f"\nrevoked keys: {', '.join(statement.revoked)}" if statement.revoked else ""
     return f"{head}{revoked}\n{columns(rows) if statement.entries else 'no models'}"
 
@@ -220,10 +215,3 @@ def devices_text(entry: Entry) -> str:
     of = ", ".join(f"{kind} {' or '.join(names)}" for kind, names in named if names)
     share = "all" if entry.share >= 1 else f"{100 * entry.share:g}%"
     return f"{share} of {of}" if of else share
-
-
-def _users_login() -> Path | None:
-    """Return the file where docker, podman and skopeo keep a user's logins, if there is one."""
-    folder = os.environ.get("DOCKER_CONFIG")
-    file = (Path(folder) if folder else Path.home() / ".docker") / "config.json"
-    return file if file.is_file() else None

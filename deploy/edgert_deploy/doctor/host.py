@@ -1,4 +1,4 @@
-"""The checks of this host: Python, packages, engines, signing key, ssh, inventory, broker, free space."""
+"""The checks of this host: Python, packages, engines, signing key, ssh, inventory, broker, registry, free space."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ from edgert.bundle.signing import read_public_key, read_signing_key
 from edgert.engines import engine_by_name
 from edgert.errors import ConfigInvalid, EdgeRTError
 from edgert.extras import EXTRAS, missing_package
+from edgert.registry.artifacts import EMPTY, blob_of
 from edgert_deploy.common.addresses import PORT_PLAIN, PORT_TLS, host_and_port
 from edgert_deploy.common.folders import cache_folder, config_folder
 from edgert_deploy.common.keys import PRIVATE_SUFFIX, PUBLIC_SUFFIX, key_paths, keys_dir, public_keys
 from edgert_deploy.common.project import find_project
+from edgert_deploy.common.registry import open_registry
 from edgert_deploy.devices.inventory import Inventory
 from edgert_deploy.devices.profiles import list_profiles
 from edgert_deploy.devices.transports.ssh_login import read_ssh_config
@@ -48,6 +50,7 @@ def check_host(inventory: Inventory) -> list[Finding]:
         ("inventory", lambda: _inventory(inventory)),
         ("profiles", _profiles),
         ("broker", _broker),
+        ("registry", _registry),
         ("room", _room),
     )
     found: list[Finding] = []
@@ -221,6 +224,22 @@ def _broker() -> Iterator[Finding]:
         yield Finding(HOST, "broker", FAIL, error.message, next_step, error.exit_code)
         return
     yield _ok("broker", f"{host}:{port} accepts the login")
+
+
+def _registry() -> Iterator[Finding]:
+    told = find_project().registry
+    if not told.address:
+        return
+    registry = open_registry(told.address, Path(told.ca) if told.ca else None, Path(told.login) if told.login else None)
+    try:
+        registry.has(blob_of(EMPTY))
+        yield _ok("registry", f"{told.address} answers")
+    except EdgeRTError as error:
+        yield Finding(
+            HOST, "registry", FAIL, error.message, "repair [registry] in edgert.toml, or log in", error.exit_code
+        )
+    finally:
+        registry.close()
 
 
 def _room() -> Iterator[Finding]:

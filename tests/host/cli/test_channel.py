@@ -194,7 +194,9 @@ def test_a_login_in_the_project_is_refused(project: SigningKey, edgert: Edgert, 
     assert "a team commits" in answer["error"]["message"]
 
 
-def test_the_text_is_for_people(project: SigningKey, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_text_is_for_people(
+    project: SigningKey, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert main(["publish", "digits-1.edgert", "--channel", "stable", "--share", "25%", "--tag", "line=3"]) == 0
     out, err = capfd.readouterr()
     assert "digits-1 in oci://" in out
@@ -204,3 +206,7 @@ def test_the_text_is_for_people(project: SigningKey, capfd: pytest.CaptureFixtur
     table = capfd.readouterr().out
     assert "25% of tag line=3" in table
     assert "open" in table
+    assert "expired" not in table
+    monkeypatch.setattr("edgert_deploy.cli.channel_options.time.time", lambda: time.time_ns() / 1e9 + 31 * 86_400)
+    assert main(["channel", "show", "stable"]) == 0
+    assert "(expired: edgert channel renew stable)" in capfd.readouterr().out

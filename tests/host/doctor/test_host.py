@@ -17,6 +17,7 @@ from edgert_deploy.doctor.host import check_host, signing_keys
 from hil.keys import new_ssh_key
 from tests.support.brokers import Broker
 from tests.support.findings import levels, text_of
+from tests.support.registries import RegistryServer
 
 
 def test_a_host_that_lacks_nothing(inventory: Inventory, tmp_path: Path) -> None:
@@ -60,6 +61,18 @@ def test_the_projects_broker_is_logged_in_to(inventory: Inventory, tmp_path: Pat
     found = check_host(inventory)
     assert levels(found, "broker") == [FAIL]
     assert [f.exit_code for f in found if f.check == "broker"] == [6]
+
+
+def test_the_projects_registry_is_logged_in_to(inventory: Inventory, tmp_path: Path) -> None:
+    assert levels(check_host(inventory), "registry") == []
+    with RegistryServer.in_folder(tmp_path / "registry", secured=True) as server:
+        lines = [f'address = "{server.address}"', f'ca = "{server.ca}"', f'login = "{server.login_file}"']
+        (tmp_path / "conf" / "edgert.toml").write_text("\n".join(["[registry]", *lines]))
+        assert levels(check_host(inventory), "registry") == [OK]
+        server.write_login("wrong")
+        assert "refuses user 'publisher'" in text_of(check_host(inventory), "registry")
+    found = check_host(inventory)
+    assert [(f.level, f.exit_code) for f in found if f.check == "registry"] == [(FAIL, 6)]
 
 
 def test_an_agent_that_hangs_up_is_a_warning(

@@ -1,0 +1,28 @@
+"""The registry that a project publishes to, with the user's login."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from edgert.errors import ConfigInvalid
+from edgert.registry.address import parse_repository
+from edgert.registry.client import Registry
+from edgert.registry.login import read_credentials
+
+
+def open_registry(address: str, ca: Path | None, login: Path | None) -> Registry:
+    """Return the registry at `address`. Without `login`, the login file is the user's. Raises ConfigInvalid."""
+    if not address:
+        raise ConfigInvalid(
+            "no registry is given: write oci://HOST/REPOSITORY, or give it as address under [registry] in edgert.toml"
+        )
+    repository = parse_repository(address)
+    return Registry(repository, read_credentials(login or _users_login(), repository.host), ca)
+
+
+def _users_login() -> Path | None:
+    """Return the file where docker, podman and skopeo keep a user's logins, if there is one."""
+    folder = os.environ.get("DOCKER_CONFIG")
+    file = (Path(folder) if folder else Path.home() / ".docker") / "config.json"
+    return file if file.is_file() else None
