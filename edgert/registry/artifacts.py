@@ -79,20 +79,28 @@ def read_channel(registry: Registry, channel: str, known: str = "") -> tuple[str
     fetched = registry.manifest(channel_tag(channel), known)
     if fetched is None:
         return None
-    where = f"channel {channel} in {registry.repository}"
     try:
-        value = json.loads(fetched.data)
+        blob = statement_blob(fetched.data)
+    except RegistryCorrupt as error:
+        raise RegistryCorrupt(f"channel {channel} in {registry.repository}: {error.message}") from error
+    return fetched.digest, registry.read(blob, STATEMENT_BYTES_MAX)
+
+
+def statement_blob(data: bytes) -> Blob:
+    """Return where the manifest of a channel says that its statement is. Raises RegistryCorrupt."""
+    try:
+        value = json.loads(data)
         (layer,) = value["layers"]
         blob = Blob(layer["digest"], layer["size"])
-        if (
-            value["artifactType"] != CHANNEL_TYPE
-            or not DIGEST.fullmatch(blob.digest)
-            or type(blob.size_bytes) is not int
-        ):
-            raise ValueError
+        if value["artifactType"] == CHANNEL_TYPE and DIGEST.fullmatch(blob.digest) and _is_size(blob.size_bytes):
+            return blob
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise RegistryCorrupt(f"{where} is no manifest of a channel: another program wrote this tag") from error
-    return fetched.digest, registry.read(blob, STATEMENT_BYTES_MAX)
+        raise RegistryCorrupt(f"its manifest cannot be read: {type(error).__name__}") from error
+    raise RegistryCorrupt("its manifest is not that of a channel: another program wrote this tag")
+
+
+def _is_size(value: object) -> bool:
+    return type(value) is int and 0 <= value <= STATEMENT_BYTES_MAX
 
 
 def _layer(blob: Blob, media_type: str, title: str) -> dict[str, Any]:

@@ -284,6 +284,8 @@ class _Content:
 def _checked(blob: Blob) -> str:
     if not DIGEST.fullmatch(blob.digest):
         raise RegistryError(f"{blob.digest[:80]!r} is no digest of SHA-256")
+    if blob.size_bytes < 0:
+        raise RegistryError(f"blob {blob.digest} has a size below 0")
     return blob.digest
 
 

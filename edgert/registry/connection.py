@@ -148,8 +148,11 @@ def translated(url: str) -> Iterator[None]:
 
 def checked_location(url: str, location: str) -> str:
     """Return the absolute URL that an answer of `url` points to. Raises RegistryError where it leaves https for http."""
-    target = urljoin(url, location)
-    scheme = urlsplit(target).scheme
+    try:
+        target = urljoin(url, location)
+        scheme = urlsplit(target).scheme
+    except ValueError as error:
+        raise RegistryError(f"{_host(url)} points to {location[:80]!r}, which is no address") from error
     if scheme not in ("http", "https"):
         raise RegistryError(f"{_host(url)} points to {target[:80]!r}, which is not an address of HTTP")
     if urlsplit(url).scheme == "https" and scheme == "http":

@@ -25,7 +25,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from edgert.bundle.bundle_file import open_bundle
-from edgert.bundle.channel import Entry, Statement
+from edgert.bundle.channel import STATEMENT_BYTES_MAX, Entry, Statement
 from edgert.bundle.delta import Part, open_delivery, write_delta
 from edgert.bundle.envelope import parse_envelope
 from edgert.bundle.manifest import Manifest
@@ -37,6 +37,7 @@ from edgert.errors import (
     ChannelInvalid,
     EdgeRTError,
     ProtocolError,
+    RegistryCorrupt,
     RequestError,
     SourceInvalid,
 )
@@ -47,6 +48,7 @@ from edgert.http.messages import HttpError, HttpRequest, HttpResponse
 from edgert.http.oip import LENGTH_HEADER, answer, read_question
 from edgert.protocol import control
 from edgert.protocol.frame_buffer import FrameBuffer
+from edgert.registry.artifacts import channel_manifest, statement_blob
 from edgert.typed_json import Mistyped, from_json, to_json
 from edgert.versions.trial_limits import TrialLimits
 from edgert_deploy.cli.deploy import rollout_json, rollout_table
@@ -169,6 +171,12 @@ def channel(data: bytes) -> None:
         assert Statement.from_bytes(read.to_bytes()) == read
 
 
+def registry(data: bytes) -> None:
+    """The manifest of a channel in a registry. The size of the statement that it names is within bounds."""
+    with suppress(RegistryCorrupt):
+        assert 0 <= statement_blob(data).size_bytes <= STATEMENT_BYTES_MAX
+
+
 def delivery(data: bytes) -> None:
     """A bundle or a delta, as `edgertd install` takes it."""
     descriptor = os.memfd_create("delivery")
@@ -221,6 +229,10 @@ def _statements() -> list[bytes]:
     entry = Entry("echo", 2, "0" * 64, "1" * 64, "2" * 64, 0.5, ("lab",), limits={"p99_ms": 8.0})
     times = ("2026-11-22T08:00:00Z", "2026-12-22T08:00:00Z")
     return [Statement("stable", 7, *times, (entry,), revoked=("0" * 16,)).to_bytes()]
+
+
+def _channel_manifests() -> list[bytes]:
+    return [channel_manifest(statement, "stable", 7, "2027-02-19T08:00:00Z") for statement in _statements()]
 
 
 def _deliveries() -> list[bytes]:
@@ -497,6 +509,7 @@ TARGETS = {
     "envelope": Target(envelope, _envelopes, 8192),
     "manifest": Target(manifest, _manifests, 8192),
     "channel": Target(channel, _statements, 8192),
+    "registry": Target(registry, _channel_manifests, 4096),
     "delivery": Target(delivery, _deliveries, 1 << 15),
     "http": Target(http, _requests),
     "mqtt": Target(mqtt, _reports),

@@ -10,7 +10,7 @@ import pytest
 
 from edgert.bundle.channel import STATEMENT_BYTES_MAX
 from edgert.errors import NotInRegistry, RegistryCorrupt
-from edgert.registry.artifacts import EMPTY, blob_of, channel_manifest, channel_tag, read_channel
+from edgert.registry.artifacts import EMPTY, blob_of, channel_manifest, channel_tag, read_channel, statement_blob
 from tests.support.registries import RegistryServer
 
 STATEMENT = b'{"signed": "statement"}'
@@ -55,3 +55,24 @@ def test_another_manifest_is_no_channel(server: RegistryServer, manifest: bytes)
     server.registry().put_manifest(channel_tag("other"), manifest)
     with pytest.raises(RegistryCorrupt):
         read_channel(server.registry(), "other")
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        b"",
+        b"[]",
+        b"[" * 100_000,
+        changed(layers={}),
+        changed(layers=[{}]),
+        changed(layers=["text"]),
+        changed(layers=[LAYER | {"size": -1}]),
+        changed(layers=[LAYER | {"size": True}]),
+        changed(layers=[LAYER | {"size": 7.5}]),
+        changed(layers=[LAYER | {"digest": 7}]),
+        changed(layers=[LAYER | {"digest": "sha256:../../x"}]),
+    ],
+)
+def test_a_manifest_that_no_registry_would_take_is_refused(manifest: bytes) -> None:
+    with pytest.raises(RegistryCorrupt):
+        statement_blob(manifest)
