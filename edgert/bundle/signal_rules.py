@@ -230,6 +230,7 @@ def _check_range(what: str, key: str, value: float, least: float, most: float) -
 def signal_text(rule: Sound | Series) -> str:
     """Return a rule in one line, for people."""
     every = f", every {rule.step}" if rule.step else ""
+    every += f", after {rule.lead} zeros" if rule.lead else ""
     if isinstance(rule, Series):
         return f"windows of {rule.length} x {rule.channels} channels{every}: {', '.join(rule.features)}"
     files = "WAV files, " if rule.decode else ""

@@ -48,6 +48,12 @@ def check_state(
         raise BundleError(f"the state takes {size} bytes a session, at most {STATE_BYTES_MAX}")
 
 
+def state_text(state: Sequence[State], state_id: str) -> str:
+    """Return what is bound in one line, for people."""
+    bound = ", ".join(f"{one.output} becomes {one.input}" for one in state)
+    return f"{bound}; sessions go on in versions of state_id {state_id}" if state_id else bound
+
+
 def state_bytes(state: Sequence[State], inputs: Sequence[TensorSpec]) -> int:
     """Return the bytes of a session's state."""
     names = {one.input for one in state}

@@ -188,6 +188,8 @@ def _model_line(model: ModelStatus) -> str:
     if serving.figures:
         requests, latency = serving.figures.requests.requests, serving.figures.requests.latency_ms
         parts.append(f"{requests} requests, p50 {latency.p50} ms, p99 {latency.p99} ms")
+        if count := serving.figures.sessions:
+            parts.append(f"{count} sessions, {serving.figures.session_bytes / 1e6:.1f} MB")
     if (trial := serving.trial) and trial.phase in ("watching", "filling"):
         parts.append(f"its limits are watched for {trial.left_s:.0f} s more: {trial.text}")
     elif model.trial_limits and model.trial_limits.passed:

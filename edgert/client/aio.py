@@ -181,18 +181,21 @@ class AsyncSession:
         """Answer the next chunk. Inputs, options, answer and errors are those of `Session.infer`."""
         flags = request_flags(True, priority)
         deadline = time.monotonic() + (self._client.timeout_s if timeout_s is None else timeout_s)
-        connection, resume = self._connection, b""
+        connection = self._connection
         if connection is None:
             raise SessionLost("the session has not begun, or is closed: use `async with client.session(...)`")
         while True:
+            resume = b""
             try:
-                if connection.closed:
+                if connection.closed and not connection.moved:
                     raise connection.parting
+                if connection.closed:
+                    resume = connection.resume
+                    connection = self._connection = await self._client._connected(self._model, deadline, session=True)
                 return await connection.ask(inputs, deadline, flags, trace, resume)
             except (Retry, WorkerLost) as error:
-                if not (resume := connection.resume):
+                if not connection.moved:
                     raise session_lost(error) from error
-            connection = self._connection = await self._client._connected(self._model, deadline, session=True)
 
     async def close(self) -> None:
         if self._connection is not None:

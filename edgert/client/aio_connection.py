@@ -133,6 +133,10 @@ class Connection:
         return self._conversation.welcome
 
     @property
+    def moved(self) -> bool:
+        return self._conversation.moved
+
+    @property
     def resume(self) -> bytes:
         return self._conversation.resume
 
@@ -148,6 +152,8 @@ class Connection:
             if left_s <= 0:
                 raise DeadlineExceeded("the time-out passed before the request was sent; give a longer timeout_s")
             parts = self._conversation.request(inputs, flags, timeout_us(left_s), trace)
+            if resume:
+                self._conversation.resume = resume  # until the worker hands it on itself
             answer = await self._exchange([resume, *parts] if resume else parts, deadline)
         except EdgeRTError:
             self._give_back()
@@ -186,7 +192,7 @@ class Connection:
             raise Retry
         outcome: asyncio.Future[Event | Exception] = self._loop.create_future()
         self._outcome, self._sending, self._deadline = outcome, True, deadline
-        if not self._send(parts):
+        if not self._send(parts) and not self._conversation.is_session:  # a session's MOVED holds its memory
             # The daemon closed before it had the whole request; an error that it sent is still to be read.
             self._loop.call_later(RETRY_PAUSE_S, self._settle, outcome)
         elif self._timer is None or deadline < self._timer_at:

@@ -178,6 +178,7 @@ class Session:
 
     def __init__(self, client: Client, connection: _Connection, model: str) -> None:
         self._client, self._connection, self._model = client, connection, model
+        self._closed = False
 
     @overload
     def infer(self, inputs: Inputs, *, trace: Literal[False] = False, **options: Unpack[SessionOptions]) -> Outputs: ...
@@ -198,13 +199,15 @@ class Session:
         deadline = time.monotonic() + timeout_s
         while True:
             if self._connection.closed:
-                raise session_late()
+                self._move(deadline)
             try:
                 return self._connection.ask(inputs, timeout_s, deadline, flags, trace)
             except (Retry, WorkerLost) as error:
-                self._connection = self._moved(error, deadline)
+                if not self._connection.moved:
+                    raise session_lost(error) from error
 
     def close(self) -> None:
+        self._closed = True
         self._connection.close()
 
     def __enter__(self) -> Session:
@@ -215,13 +218,13 @@ class Session:
     ) -> None:
         self.close()
 
-    def _moved(self, error: Retry | WorkerLost, deadline: float) -> _Connection:
-        """Return a connection to the worker that continues the session. Raises SessionLost where none does."""
-        if not (resume := self._connection.resume):
-            raise session_lost(error) from error
-        connection = self._client._connected(self._model, deadline, session=True)
-        connection.send_resume(resume)
-        return connection
+    def _move(self, deadline: float) -> None:
+        """Connect to the worker that continues the session. Raises SessionLost where nothing is there to continue."""
+        before = self._connection
+        if self._closed or not before.moved:
+            raise session_late()
+        self._connection = self._client._connected(self._model, deadline, session=True)
+        self._connection.send_resume(before.resume)
 
 
 class _Connection:
@@ -253,7 +256,7 @@ class _Connection:
         conversation = self._conversation
         parts = conversation.request(inputs, flags, self._timeout_us, trace)
         try:
-            self._send(parts, conversation.size_bytes)
+            self._send(parts, conversation.size_bytes, deadline)
             event = conversation.received(self._receive(deadline))
         except BaseException:  # an answer that comes late must not meet the next request
             self.close()
@@ -265,11 +268,16 @@ class _Connection:
         return event
 
     @property
+    def moved(self) -> bool:
+        return self._conversation.moved
+
+    @property
     def resume(self) -> bytes:
         return self._conversation.resume
 
     def send_resume(self, frame: bytes) -> None:
         """Hand a session's memory to its new worker, which answers nothing unless it refuses."""
+        self._conversation.resume = frame  # until the worker hands it on itself
         with contextlib.suppress(OSError):  # the next request finds the reason
             self._sock.sendall(frame)
 
@@ -297,7 +305,7 @@ class _Connection:
         if isinstance(event, Exception):
             raise event
 
-    def _send(self, parts: Sequence[wire.Buffer], size_bytes: int) -> None:
+    def _send(self, parts: Sequence[wire.Buffer], size_bytes: int, deadline: float) -> None:
         sock = self._sock
         try:
             sent = sock.send(parts[0]) if len(parts) == 1 else sock.sendmsg(parts)
@@ -306,7 +314,7 @@ class _Connection:
         except BlockingIOError as error:
             raise self._conversation.late(sent=False) from error
         except OSError as error:
-            raise self._refusal() from error
+            raise self._refusal(deadline) from error
 
     def _receive(self, deadline: float) -> wire.Frame:
         """Return the next frame. Raises DeadlineExceeded, and the error of a connection that ended."""
@@ -325,11 +333,15 @@ class _Connection:
                 return frame
             self._set_timeout(deadline - time.monotonic())
 
-    def _refusal(self) -> Exception:
+    def _refusal(self, deadline: float) -> Exception:
         """Return why the daemon closed before it had the whole request: the error that it sent, else a Retry."""
-        self._set_timeout(RETRY_PAUSE_S)
+        if not self._conversation.is_session:  # its MOVED holds its memory
+            deadline = time.monotonic() + RETRY_PAUSE_S
+        self._set_timeout(deadline - time.monotonic())
         try:
-            event = self._conversation.received(self._receive(time.monotonic() + RETRY_PAUSE_S))
+            frames = self._conversation.frames
+            came = frames.feed(0) if frames.more else None  # MOVED may have come with the WELCOME
+            event = self._conversation.received(came or self._receive(deadline))
         except (EdgeRTError, Retry):
             return Retry()
         return event if isinstance(event, EdgeRTError) and not event.retryable else Retry()

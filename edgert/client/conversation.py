@@ -53,8 +53,8 @@ class Conversation:
     """A hello to `model` (None: to the daemon itself), then requests and their answers, one after the other.
 
     `over` is whether the connection must be closed. After `request`, `size_bytes` is how much is to be sent. With
-    `session`, the requests continue each other; when the daemon moves the session, `resume` is the frame to send after
-    the next connection's hello.
+    `session`, the requests continue each other; if the daemon `moved` it, `resume` is the frame to send after the next
+    connection's hello, empty if there is nothing to continue yet.
     """
 
     def __init__(self, model: str | None, *, share: bool, probe: bool = False, session: bool = False) -> None:
@@ -64,7 +64,7 @@ class Conversation:
         self.size_bytes = 0
         self._model, self._share, self._probe = model, share and model is not None, probe
         self.is_session = session
-        self.resume = b""
+        self.resume, self.moved = b"", False
         self._area: SharedArea | None = None
         self._interface: ModelInterface | None = None  # None until the daemon has greeted
         # The last request: the shapes and dtypes of the app's arrays, if they could be sent as they are.
@@ -127,7 +127,8 @@ class Conversation:
             error = wire.error_of(frame)
             return Retry() if error.retryable else error
         if frame.kind == wire.MOVED:
-            if self.is_session and interface is not None:
+            self.moved = interface is not None
+            if frame.tensors:
                 self.resume = wire.resumed(frame)
             return _restarting() if interface is None else Retry()
         if frame.kind == wire.WELCOME and interface is None:

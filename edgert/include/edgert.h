@@ -288,7 +288,8 @@ struct edgert_client {
     size_t half;                    /* bytes of each half */
     int greeted;                    /* whether the first bytes, which carry that memory, have come */
     int session;                    /* whether this is one: EDGERT__BEGINS, then EDGERT__LIVES */
-    unsigned char *resume;          /* the frame that continues it in another worker; NULL for none */
+    int moved;                      /* whether it goes on in another worker: with `resume`, if that is not NULL */
+    unsigned char *resume;          /* the frame that takes its memory there */
     size_t resume_bytes;
     char *text;                     /* WELCOME's JSON, with the strings of `model` */
     const char **labels;
@@ -1192,9 +1193,11 @@ static size_t edgert__request_parts(struct iovec *parts, unsigned char *head, ed
 
 /* Keep what MOVED brought of a session as the RESUME frame that takes it on. Without memory, the session is lost. */
 static void edgert__keep(edgert_client *client, const edgert__frame *moved) {
+    unsigned char *copy = client->session && moved->tensors ? (unsigned char *)EDGERT_MALLOC(moved->size) : NULL;
+    client->moved = copy || !moved->tensors;
+    if (!copy) return;
     EDGERT_FREE(client->resume);
-    client->resume = client->session ? (unsigned char *)EDGERT_MALLOC(moved->size) : NULL;
-    if (!client->resume) return;
+    client->resume = copy;
     memcpy(client->resume, client->buffer, moved->size);
     client->resume[5] = EDGERT__RESUME;
     client->resume[6] &= (unsigned char)~EDGERT__FLAG_SHARED;
@@ -1207,12 +1210,11 @@ static int edgert__continue(edgert_client *client, int64_t deadline_us, edgert_e
     int code = EDGERT_OK;
     if (!client->session) return EDGERT_OK;
     client->session = EDGERT__LIVES;
+    client->moved = 0;
     if (!client->resume) return EDGERT_OK;
     part.iov_base = client->resume;
     part.iov_len = client->resume_bytes;
     code = edgert__send(client, &part, 1, deadline_us, error);
-    EDGERT_FREE(client->resume);
-    client->resume = NULL;
     return code == EDGERT__AGAIN ? EDGERT_OK : code; /* the next request finds the reason */
 }
 
@@ -1236,7 +1238,7 @@ static int edgert__ask(edgert_client *client, edgert__frame *request, const edge
     if (code == EDGERT__AGAIN) {
         /* It closed before it had the whole request; it may have sent an error. */
         int64_t soon_us = edgert__now_us() + EDGERT__RETRY_PAUSE_MS * 1000;
-        code = edgert__receive(client, answer, soon_us, error);
+        code = edgert__receive(client, answer, client->session ? deadline_us : soon_us, error);
         if (!code && answer->kind == EDGERT__MOVED) edgert__keep(client, answer);
         code = !code && answer->kind == EDGERT__ERROR ? edgert__read_error(answer, error) : EDGERT__AGAIN;
         edgert__hang_up(client);
@@ -1279,7 +1281,7 @@ static int edgert__pause(const edgert_error *again, int64_t deadline_us) {
 static int edgert__open(edgert_client *client, int64_t deadline_us, edgert_error *error) {
     while (client->fd < 0) {
         int code;
-        if (client->session == EDGERT__LIVES && !client->resume)
+        if (client->session == EDGERT__LIVES && !client->moved)
             return edgert__fail(error, EDGERT_SESSION_LOST,
                                 "the connection ended, and what the session kept with it: begin a new session");
         code = edgert__greet(client, deadline_us, error);

@@ -84,8 +84,10 @@ class ClientSession:
         self.memory = self._before
 
     def moved(self) -> Sequence[wire.Buffer]:
-        """Return the frame that sends the client away, with the memory that it may take to another worker."""
+        """Return the frame that sends the client away, with the memory that it takes to another worker, if it has begun."""
         manifest, memory = self._sessions.manifest, self.memory
+        if memory is self._sessions.pipeline.keeper.first:  # its RESUME may still be on the way
+            return [wire.json_frame(wire.MOVED, {})]
         value = {"release": manifest.release, "version": self._sessions.digest, "skip": memory.skip}
         if manifest.state_id:
             value["state_id"] = manifest.state_id

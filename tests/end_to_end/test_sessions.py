@@ -18,7 +18,7 @@ from edgert.bundle.signal_rules import Sound
 from edgert.errors import Overloaded, RequestError, SessionLost
 from tests.support.devices import Device, a_device, wait_until
 
-CONFIG = "[serving]\nsessions_max = 20\n"
+CONFIG = "[serving]\nsessions_max = 20\nbatch_max = 8\n"
 WINDOWS = Sound("x", 16_000, 8, step=4, lead=2, features="samples")
 
 
@@ -26,6 +26,7 @@ WINDOWS = Sound("x", 16_000, 8, step=4, lead=2, features="samples")
 def device() -> Iterator[Device]:
     with a_device(CONFIG) as device:
         device.put(model="sums", op="add", state_id="")
+        device.put(model="slow", op="add", state_id="v1", delay_s=0.005)
         device.put(model="windows", op="add", state_id="", item_shape=(8,), rules={"sound": WINDOWS})
         device.put(model="overlap", op="copy", item_shape=(8,), rules={"sound": WINDOWS})
         rules = {"sound": WINDOWS, "classify": Classify("y", smooth=Smooth("mean", 3))}
@@ -104,17 +105,44 @@ def test_a_model_that_keeps_nothing_has_no_sessions(client: Client) -> None:
         client.session("echo")
 
 
-def test_interleaved_sessions_give_the_same_as_alone(device: Device, client: Client) -> None:
-    def sums(seed: int) -> list[float]:
-        values = np.random.default_rng(seed).integers(1, 100, 200)
-        with device.client() as own, own.session("sums") as stream:
-            got = [float(stream.infer(item(value))["y"][0]) for value in values]
-        assert got == np.cumsum(values).tolist()
-        return got
+def sums_in_a_session(device: Device, model: str, seed: int, count: int) -> set[int]:
+    """Add `count` numbers in one session, check each sum, and return the releases that answered."""
+    values = np.random.default_rng(seed).integers(1, 100, count)
+    with device.client() as client, client.session(model) as stream:
+        got = [stream.infer(item(value), trace=True) for value in values]
+    assert [float(one.outputs["y"][0]) for one in got] == np.cumsum(values).tolist()
+    return {one.release for one in got}
 
+
+def test_interleaved_sessions_share_batches_and_give_the_same_as_alone(device: Device) -> None:
     with ThreadPoolExecutor(8) as pool:
-        assert len(list(pool.map(sums, range(8)))) == 8
-    wait_until(lambda: device.serving("sums")["sessions"] == 0, "all sessions have ended")
+        list(pool.map(lambda seed: sums_in_a_session(device, "slow", seed, 50), range(8)))
+    assert max(int(items) for items in device.serving("slow")["runs"]) > 1
+    wait_until(lambda: device.serving("slow")["sessions"] == 0, "all sessions have ended")
+
+
+def test_hot_swaps_under_load_cost_no_session_its_state(device: Device) -> None:
+    with ThreadPoolExecutor(6) as pool:
+        sums = [pool.submit(sums_in_a_session, device, "slow", seed, 400) for seed in range(6)]
+        for release in (2, 3):
+            device.put(model="slow", op="add", state_id="v1", delay_s=0.005, release=release)
+        releases = set().union(*(each.result() for each in sums))
+    assert 3 in releases
+
+
+def test_a_session_that_finds_no_place_at_once_goes_on_later() -> None:
+    with a_device("[serving]\nsessions_max = 1\n") as device, device.client(timeout_s=2.0) as client:
+        device.put(model="sums", op="add", state_id="v1")
+        with client.session("sums") as stream:
+            stream.infer(item(1))
+            device.put(model="sums", op="add", state_id="v1", release=2)
+            with client.session("sums"), pytest.raises(Overloaded, match="sessions_max"):
+                stream.infer(item(2))
+            wait_until(lambda: device.serving("sums")["sessions"] == 0, "there is a place")
+            assert stream.infer(item(2))["y"][0] == 3
+            stream.close()
+            with pytest.raises(SessionLost, match="closed"):
+                stream.infer(item(2))
 
 
 def test_more_sessions_than_the_limit_are_refused_with_its_name(device: Device, client: Client) -> None:

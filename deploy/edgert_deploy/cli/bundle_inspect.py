@@ -13,6 +13,7 @@ from edgert.bundle.bundle_file import open_bundle
 from edgert.bundle.manifest import ArtifactEntry
 from edgert.bundle.rules import Classify, Detect, Preprocess
 from edgert.bundle.signal_rules import signal_text
+from edgert.bundle.state import state_text
 from edgert.bundle.text_rules import embed_text, text_text
 from edgert_deploy.cli.options import json_option
 from edgert_deploy.cli.output import emit
@@ -57,6 +58,8 @@ def _lines(report: Report) -> Iterator[str]:
     yield from (f"{name:<10}{receipt[name]}" for name in ("licence", "notes") if receipt.get(name))
     yield from (f"input     {spec.name} {spec.form}" for spec in manifest.inputs)
     yield from (f"output    {spec.name} {spec.form}" for spec in manifest.outputs)
+    if manifest.state:
+        yield f"state     {state_text(manifest.state, manifest.state_id)}"
     if manifest.buckets is not None:
         yield f"buckets   {manifest.buckets.form}"
     if manifest.preprocess is not None:

@@ -144,3 +144,13 @@ def test_several_signals_in_one_request_have_no_order_to_carry_state_in(tmp_path
     tensor = wire.WireTensor(0, "FP32", two.shape, memoryview(two.tobytes()))
     with pytest.raises(RequestError, match="takes one signal, as its state goes"):
         pipeline.infer(pipeline.read((tensor,)), wire.FLAG_NO_CACHE, 0, None)
+
+
+def test_a_session_that_has_not_begun_leaves_its_client_the_memory_that_it_brings(tmp_path: Path) -> None:
+    session = sessions(loaded(tmp_path, op="add", state_id="")).open()
+    frames = FrameBuffer()
+    data = b"".join(session.moved())
+    frames.room[: len(data)] = data
+    moved = frames.feed(len(data))
+    assert moved is not None
+    assert (moved.kind, moved.tensors) == (wire.MOVED, ())

@@ -7,6 +7,7 @@ from html import escape
 from typing import Any
 
 from edgert.bundle.signal_rules import signal_text
+from edgert.bundle.state import state_text
 from edgert.bundle.text_rules import embed_text, text_text
 from edgert_deploy.common.quantities import share_text, size_text
 from edgert_deploy.packager.report import Report
@@ -254,6 +255,8 @@ def _meaning(report: Report) -> str:
     manifest = report.manifest
     facts = [(f"Input {spec.name}", spec.form) for spec in manifest.inputs]
     facts += [(f"Output {spec.name}", spec.form) for spec in manifest.outputs]
+    if manifest.state:
+        facts.append(("State", state_text(manifest.state, manifest.state_id)))
     if manifest.buckets is not None:
         facts.append(("Buckets", manifest.buckets.form))
     if (before := manifest.preprocess) is not None:
