@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ from edgert_deploy.packager.samples.sample_files import (
     LABELS_TABLE,
     TRANSCRIPTS,
     Arrays,
+    read_label_spans,
     read_label_table,
     read_transcripts,
 )
@@ -22,6 +23,14 @@ from edgert_deploy.packager.samples.sample_files import (
 LABELS_NAMED_MAX = 5
 
 T = TypeVar("T")
+
+
+class Timing(NamedTuple):
+    """When the first window begins, how far the next one is, and how long each is, in seconds of the recording."""
+
+    begin_s: float
+    step_s: float
+    length_s: float
 
 
 def labels_of(folder: Path, files: Sequence[Path], class_names: Sequence[str], transcripts: bool = False) -> Arrays:
@@ -38,6 +47,31 @@ def labels_of(folder: Path, files: Sequence[Path], class_names: Sequence[str], t
         return {LABELS: np.array(_of_files(path, files, read_label_table(path, class_names)), np.int64)}
     classes = _by_folder(folder, files, class_names)
     return {} if classes is None else {LABELS: classes}
+
+
+def labels_of_windows(
+    folder: Path, files: Sequence[Path], class_names: Sequence[str], counts: Sequence[int], timing: Timing
+) -> Arrays:
+    """Return LABELS of the windows of recordings, `counts` of each: the file's, or that of a part with a label of its own.
+
+    Such a part is a window's label where both share at least half of the shorter one. Raises CalibrationInvalid.
+    """
+    path = folder / LABELS_TABLE
+    if not path.is_file():
+        found = labels_of(folder, files, class_names)
+        return {name: np.repeat(array, counts) for name, array in found.items()}
+    whole, spans = read_label_spans(path, class_names)
+    labels = np.repeat(np.array(_of_files(path, files, whole), np.int64), counts)
+    first = dict(zip([file.relative_to(folder).as_posix() for file in files], np.cumsum([0, *counts]), strict=False))
+    number = {name: i for i, name in enumerate(first)}
+    for span in spans:
+        if span.file not in first:
+            raise CalibrationInvalid(f"{path} has a line for {span.file}, which is no recording of {folder}")
+        begins = timing.begin_s + timing.step_s * np.arange(counts[number[span.file]])
+        shared = np.minimum(begins + timing.length_s, span.end_s) - np.maximum(begins, span.begin_s)
+        shows = np.flatnonzero(shared >= min(timing.length_s, span.end_s - span.begin_s) / 2)
+        labels[first[span.file] + shows] = span.label
+    return {LABELS: labels}
 
 
 def _of_files(path: Path, files: Sequence[Path], table: Mapping[str, T]) -> list[T]:

@@ -20,7 +20,7 @@ import zlib
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -125,26 +125,59 @@ def stem(name: str) -> str:
     return re.sub(r"[^\w.-]", "_", name)
 
 
+class Span(NamedTuple):
+    """The part of the recording `file` from `begin_s` to `end_s` that shows the class `label`."""
+
+    file: str
+    label: int
+    begin_s: float
+    end_s: float
+
+
 def read_label_table(path: Path, class_names: Sequence[str]) -> dict[str, int]:
     """Return {file name: class} of a CSV of files and labels (names or numbers). Raises CalibrationInvalid."""
-    numbers = {name: i for i, name in enumerate(class_names)}
-    found: dict[str, int] = {}
-    for i, name, text in _table_lines(path):
-        label = text.strip()
-        if label not in numbers and not re.fullmatch(r"[0-9]{1,9}", label):
-            known = f"not one of the {len(numbers)} labels, and " if numbers else ""
-            raise CalibrationInvalid(f"line {i} of {path}: label {label[:80]!r} is {known}not a class number")
-        found[name] = numbers[label] if label in numbers else int(label)
-    return found
+    return {row[0].strip(): _class_number(path, i, row[1], class_names) for i, row in _table_rows(path, (2,))}
+
+
+def read_label_spans(path: Path, class_names: Sequence[str]) -> tuple[dict[str, int], list[Span]]:
+    """Return {file name: class}, and the parts of files with other classes: the lines with begin and end in seconds.
+
+    Raises CalibrationInvalid.
+    """
+    whole: dict[str, int] = {}
+    spans: list[Span] = []
+    for i, row in _table_rows(path, (2, 4)):
+        name, label = row[0].strip(), _class_number(path, i, row[1], class_names)
+        if len(row) == 2:
+            whole[name] = label
+            continue
+        try:
+            begin_s, end_s = map(float, row[2:])
+        except ValueError:
+            begin_s = end_s = math.nan
+        if not 0 <= begin_s < end_s < math.inf:
+            raise CalibrationInvalid(f"line {i} of {path}: give seconds with 0 <= begin_s < end_s")
+        spans.append(Span(name, label, begin_s, end_s))
+    return whole, spans
 
 
 def read_transcripts(path: Path) -> dict[str, str]:
     """Return {file name: text} of a CSV of files and the texts that they hold. Raises CalibrationInvalid."""
-    return {name: text for _, name, text in _table_lines(path)}
+    return {row[0].strip(): row[1] for _, row in _table_rows(path, (2,))}
 
 
-def _table_lines(path: Path) -> Iterator[tuple[int, str, str]]:
-    """Yield number, file name and label of each line, without a first line `file,label`."""
+def _class_number(path: Path, line: int, text: str, class_names: Sequence[str]) -> int:
+    label = text.strip()
+    if label in class_names:
+        return class_names.index(label)
+    if not re.fullmatch(r"[0-9]{1,9}", label):
+        known = f"not one of the {len(class_names)} labels, and " if class_names else ""
+        raise CalibrationInvalid(f"line {line} of {path}: label {label[:80]!r} is {known}not a class number")
+    return int(label)
+
+
+def _table_rows(path: Path, columns: Collection[int]) -> Iterator[tuple[int, list[str]]]:
+    """Yield number and cells of each line that is neither empty nor the names of the columns."""
     with _as_samples(path, "table of labels", "write a line `file,label` for each sample"):
         if path.stat().st_size > TABLE_BYTES_MAX:
             raise CalibrationInvalid(
@@ -152,13 +185,14 @@ def _table_lines(path: Path) -> Iterator[tuple[int, str, str]]:
             )
         with path.open(newline="", encoding="utf-8") as file:
             for i, row in enumerate(csv.reader(file), start=1):
-                if not row or (i == 1 and [cell.strip().lower() for cell in row] == ["file", "label"]):
+                if not row or (i == 1 and [cell.strip().lower() for cell in row[:2]] == ["file", "label"]):
                     continue
-                if len(row) != 2:
+                if len(row) not in columns:
+                    wanted = "two: file,label" + (", or four: file,label,begin_s,end_s" if 4 in columns else "")
                     raise CalibrationInvalid(
-                        f"line {i} of {path} has {len(row)} columns; give two: file,label. Put a text with a comma in quotes"
+                        f"line {i} of {path} has {len(row)} columns; give {wanted}. Put a text with a comma in quotes"
                     )
-                yield i, row[0].strip(), row[1]
+                yield i, row
 
 
 _NPZ_ADVICE = "write it with numpy.savez_compressed(path, input_name=samples, labels=labels)"

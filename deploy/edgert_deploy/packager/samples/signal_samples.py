@@ -14,11 +14,10 @@ from edgert.errors import CalibrationInvalid, InputError, RequestError
 from edgert.processing.csv_table import read_csv
 from edgert.processing.signals import SignalPreprocessor
 from edgert.tensors import TensorSpec
-from edgert_deploy.packager.samples.file_labels import labels_of
+from edgert_deploy.packager.samples.file_labels import Timing, labels_of, labels_of_windows
 from edgert_deploy.packager.samples.sample_files import (
     LABELS_TABLE,
     RECORDINGS,
-    TRANSCRIPTS,
     Arrays,
     as_recording,
     check_form,
@@ -71,7 +70,7 @@ def read_signal_files(
     files = sorted({*folder.glob(f"*{suffix}"), *folder.glob(f"*/*{suffix}")} - {folder / LABELS_TABLE})
     if not files:
         raise CalibrationInvalid(f"{folder} holds neither .npy nor {suffix} files; give one file for each recording")
-    labels = labels_of(folder, files, class_names, transcripts)
+    texts = labels_of(folder, files, class_names, transcripts) if transcripts else {}
     preprocessor = SignalPreprocessor(rule, inputs[0])
     found = [_windows(preprocessor, rule, file) for file in files]
     count = sum(map(len, found))
@@ -81,13 +80,14 @@ def read_signal_files(
         )
     check_size(folder, sum(windows.nbytes for windows in found))
     counts = [len(windows) for windows in found]
-    if TRANSCRIPTS in labels and (several := [file for file, n in zip(files, counts, strict=True) if n > 1]):
+    if texts and (several := [file for file, n in zip(files, counts, strict=True) if n > 1]):
         raise CalibrationInvalid(
             f"{several[0]} has several windows, and {LABELS_TABLE} one text for all ({len(several)} of {len(files)} files): "
             "give recordings of one window each"
         )
-    beside = {RECORDINGS: np.arange(len(files)), **labels}
-    return {rule.input: np.concatenate(found), **{name: np.repeat(array, counts) for name, array in beside.items()}}
+    timing = Timing(*(value / rule.rate_hz for value in (-rule.lead, rule.step, rule.length)))
+    labels = texts if transcripts else labels_of_windows(folder, files, class_names, counts, timing)
+    return {rule.input: np.concatenate(found), RECORDINGS: np.repeat(np.arange(len(files)), counts), **labels}
 
 
 def _window_spec(spec: TensorSpec, rule: Rule) -> TensorSpec:

@@ -65,6 +65,33 @@ def test_a_table_holds_the_text_of_each_recording(tmp_path: Path) -> None:
         transcripts()
 
 
+def test_a_table_labels_parts_of_a_recording(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        wavfile.write(tmp_path / f"{name}.wav", 8000, np.zeros(4000, np.int16))  # 7 windows, every 62.5 ms, of 125 ms
+
+    def labels(table: str) -> list[int]:
+        (tmp_path / "labels.csv").write_text("file,label,begin_s,end_s\n" + table)
+        found = load(tmp_path, SOUND, 5, 7).labels
+        assert found is not None
+        return [int(label) for label in found]
+
+    whole = "a.wav,no\nb.wav,no\n"
+    assert labels(whole) == [0] * 14
+    # Of 125 ms from 0.1 s on, the window at 62.5 ms shows 87.5 ms and that at 125 ms shows 100 ms.
+    assert labels(whole + "b.wav,yes,0.1,0.225\n") == [0] * 7 + [0, 1, 1, 0, 0, 0, 0]
+    assert labels(whole + "a.wav,yes,0.2,0.22\n") == [0, 0, 1, 1, 0, 0, 0] + [0] * 7
+    for wrong, says in [
+        ("b.wav,yes,0.3,0.2\n", "line 4 .* 0 <= begin_s < end_s"),
+        ("b.wav,yes,x,0.2\n", "line 4 .* 0 <= begin_s < end_s"),
+        ("b.wav,yes,0.3\n", "has 3 columns; give two: file,label, or four"),
+        ("c.wav,yes,0.1,0.2\n", r"a line for c\.wav, which is no recording"),
+    ]:
+        with pytest.raises(CalibrationInvalid, match=says):
+            labels(whole + wrong)
+    with pytest.raises(CalibrationInvalid, match=r"has no line for b\.wav"):
+        labels("a.wav,no\nb.wav,yes,0.1,0.2\n")
+
+
 def test_csv_files_have_a_line_for_each_moment_and_empty_cells_are_missing(tmp_path: Path) -> None:
     lines = [f"{i},{'' if i == 3 else 2 * i}" for i in range(33)]
     (tmp_path / "run.csv").write_text("time,speed\n" + "\n".join(lines))
