@@ -9,26 +9,37 @@ import click
 from edgert.cli.output import emit, json_option
 from edgert.config import StateDir, read_config
 from edgert.daemon.side_process import AGAIN
+from edgert.protocol.control import ask
+
+ANSWER_S_MAX = 5.0
 
 
 @click.command()
+@click.option("--soon", is_flag=True, help="Let the daemon do it within seconds, and do not wait for it.")
 @json_option
 @click.pass_context
-def follow(context: click.Context, as_json: bool) -> None:
+def follow(context: click.Context, soon: bool, as_json: bool) -> None:
     """Ask the registry for this device's channel, and do what it says: fetch, install, begin trials.
 
     The daemon runs this at the interval of [follow]. It exits with 75 while a trial or another deployment is waited for.
+    Only the service may read the registry's login if root set the device up: then use --soon.
 
     \b
-    Example:
+    Examples:
       edgertd follow && edgertd status
+      edgertd follow --soon
     """
     from edgert.follow.events import reporter
-    from edgert.follow.follower import ChannelFollower, open_registry
+    from edgert.follow.follower import ChannelFollower, check_follows, open_registry
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # releases the claim
     state: StateDir = context.obj
     config = read_config(state)
+    if soon:
+        check_follows(config)
+        ask(state.control_socket, {"op": "follow"}, ANSWER_S_MAX)
+        emit({"channel": config.follow.channel}, "the daemon begins a round soon: see edgertd status", as_json)
+        return
     done = ChannelFollower(state, config, open_registry(config), reporter(state, config)).round()
     if done.failure is not None:
         raise done.failure

@@ -75,7 +75,7 @@ class Supervisor:
         self._stop_by_s: float | None = None
         self._side_processes: list[SideProcess] = []
         self._follower: SideProcess | None = None
-        self._hint_free_at_s = 0.0
+        self._hinted_at_s = -HINT_PAUSE_S
         self._incoming = IncomingFolder(state.incoming, log, clock)
         self._latest_time = LatestTime(state, clock=clock)
         self._reported_ready = False
@@ -349,10 +349,9 @@ class Supervisor:
     def _follow_hint(self) -> None:
         """Begin a round soon; a broker that floods hints gets no more than one in HINT_PAUSE_S."""
         now_s = self._clock()
-        if self._follower is not None:
-            at_s = max(now_s + random.uniform(0.0, HINT_S_MAX), self._hint_free_at_s)
-            self._hint_free_at_s = at_s + HINT_PAUSE_S
-            self._follower.start_in(at_s - now_s)
+        if self._follower is not None and now_s >= self._hinted_at_s:  # else one is planned already
+            self._hinted_at_s = max(now_s + random.uniform(0.0, HINT_S_MAX), self._hinted_at_s + HINT_PAUSE_S)
+            self._follower.start_in(self._hinted_at_s - now_s)
 
     # --- set-up -------------------------------------------------------------------------------
 

@@ -279,13 +279,18 @@ class ChannelFollower:
         return trusted_keys(self._state).trusted
 
 
-def open_registry(config: DeviceConfig) -> Registry:
-    """Return the registry that `[follow]` names. Raises ConfigInvalid."""
-    follow = config.follow
-    if not follow.registry:
+def check_follows(config: DeviceConfig) -> None:
+    """Raise ConfigInvalid where the device follows no channel."""
+    if not config.follow.registry:
         raise ConfigInvalid(
             "this device follows no channel: set [follow] registry, or run edgert bootstrap --follow oci://HOST/REPOSITORY"
         )
+
+
+def open_registry(config: DeviceConfig) -> Registry:
+    """Return the registry that `[follow]` names. Raises ConfigInvalid."""
+    follow = config.follow
+    check_follows(config)
     if not CHANNEL_NAME.fullmatch(follow.channel):
         raise ConfigInvalid(f"[follow] channel is {follow.channel[:80]!r}: a letter, then at most 39 of a-z 0-9 -")
     repository = parse_repository(follow.registry)

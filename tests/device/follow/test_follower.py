@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from edgert.cli import main
+from edgert.protocol.control import ask
 from edgert.versions.slot_store import SlotStore
 from tests.support.devices import Device, a_device, wait_until
 from tests.support.following import Events, followed, following
@@ -132,6 +134,34 @@ def test_edgertd_follow_does_a_round_and_status_shows_the_channel(device: Device
     assert device.run("follow") == {"channel": "stable", "steps": ["release 2 of echo is live"]}
     shown = device.run("status")["channel"]
     assert (shown["registry"], shown["counter"], shown["error"]) == (registry.address, 7, "")
+
+
+def test_status_tells_people_about_the_channel(
+    device: Device, registry: HostileRegistry, capsys: pytest.CaptureFixture[str]
+) -> None:
+    follower = following(device, registry.address)
+    registry.put_channel(device.key, 7, registry.put_release(device.bundle(profile="other-profile")))
+    followed(follower)
+    registry.manifests.clear()
+    follower.round()
+    assert main(["--state", str(device.state.root), "status"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("channel")]
+    assert f"stable in {registry.address}: statement 7, which expires 2099-01-01T00:00:00Z; last asked 20" in lines[0]
+    assert "the last question failed" in lines[1]
+    assert "release 1 of echo is not tried again: the bundle is built for other-profile" in lines[2]
+
+
+def test_a_hint_begins_a_round_within_seconds_and_a_flood_of_hints_no_second_one(registry: HostileRegistry) -> None:
+    with a_device(f'[follow]\nregistry = "{registry.address}"\n', started=False) as device:
+        registry.put_channel(device.key, 7)
+        device.run("start")
+        device.run("follow", "--soon")
+        for _ in range(20):
+            ask(device.state.control_socket, {"op": "follow"}, 5.0)
+        wait_until(lambda: len(registry.asked) == 2, "the round after a hint")  # the manifest, the statement
+        for _ in range(20):
+            ask(device.state.control_socket, {"op": "follow"}, 5.0)
+        assert len(registry.asked) == 2
 
 
 def test_the_daemon_starts_the_follower(registry: HostileRegistry) -> None:
