@@ -26,6 +26,7 @@ NAMES = (
     "envelope",
     "manifest",
     "channel",
+    "registry",
     "delivery",
     "http",
     "mqtt",
