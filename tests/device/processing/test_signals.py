@@ -75,6 +75,21 @@ def test_windows_overlap_by_the_step_and_each_is_an_item() -> None:
     np.testing.assert_array_equal(two, np.concatenate([made, made]))
 
 
+def test_zeros_lead_a_signal_in_whatever_form_it_comes() -> None:
+    pre = SignalPreprocessor(Sound("x", 8000, 8, step=4, lead=3, features="samples"), spec(8))
+    samples = np.arange(1, 14, dtype=np.int16) * 1000
+    led = np.concatenate([np.zeros(3), samples / 32768]).astype(np.float32)
+    want = np.stack([led[at : at + 8] for at in (0, 4, 8)])
+    for form in (samples, (samples / 32768).astype(np.float32), wav(samples, 8000)):
+        made, counts = pre(form[None])
+        np.testing.assert_array_equal(made, want)
+        assert counts == [3]
+    one = SignalPreprocessor(Sound("x", 8000, 8, lead=3, features="samples"), spec(8))
+    np.testing.assert_array_equal(one(samples[None, :5])[0], want[:1])
+    with pytest.raises(RequestError, match="has 9 samples, and the model's window has 8"):
+        one(samples[None, :6])
+
+
 @pytest.mark.parametrize(("item", "time_axis"), [((26, 40), "first"), ((40, 26), "last"), ((1, 26, 40, 1), "first")])
 def test_the_models_axes_are_filled(item: tuple[int, ...], time_axis: str) -> None:
     samples = tone(4000, 8000)[None]

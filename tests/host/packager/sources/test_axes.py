@@ -120,6 +120,13 @@ def test_a_value_that_a_branch_reads_from_outside_is_renamed_there_too() -> None
     assert {node.input[0] for g in proto.graph.node[-1].attribute for node in g.g.node} == {"state/edgert_batch_inside"}
 
 
+def test_a_state_of_one_layer_whose_batch_has_the_others_name_is_moved_too() -> None:
+    text = STATEFUL.replace("float[2, N, 8]", "float[1, N, 8]")
+    assert text != STATEFUL
+    answer, _ = examined(text)
+    assert shapes_of(answer, "inputs") == [[-1, 8], [-1, 1, 8]]
+
+
 def test_a_model_whose_batch_is_in_front_stays_as_it_is() -> None:
     answer, data = examined("agraph (float[N, 8] x) => (float[N, 8] out) { out = Relu(x) }")
     assert answer["remarks"] == ()
