@@ -141,7 +141,7 @@ class Pipeline:
         open_ended = self._padder is None and any(n == -1 for spec in specs for n in spec.item_shape)
         if open_ended or self._pre is not None:  # an image may be larger than the model's input
             return configured_bytes
-        return min(configured_bytes, FRAME_BYTES_MIN + ITEMS_MAX * self._item_bytes_max)
+        return min(configured_bytes, FRAME_BYTES_MIN + ITEMS_MAX * self._item_bytes_max + self.keeper.size_bytes)
 
     @property
     def shared_bytes(self) -> int:

@@ -18,12 +18,17 @@ from edgert.protocol.arrays import from_wire, to_wire
 from edgert.worker.memory import Keeper
 from edgert.worker.pipeline import Answer, ModelInputs, Pipeline
 
+FRAME_OVERHEAD_BYTES = 4096  # header, meta, descriptors and padding
+
 
 class Sessions:
-    """Opens sessions of the version `digest`, within the limits of `serving`."""
+    """Opens sessions of the version `digest`, within the limits of `serving`; a frame holds what one keeps."""
 
-    def __init__(self, pipeline: Pipeline, manifest: Manifest, digest: str, serving: ServingConfig) -> None:
+    def __init__(
+        self, pipeline: Pipeline, manifest: Manifest, digest: str, serving: ServingConfig, frame_bytes_max: int
+    ) -> None:
         self.pipeline, self.manifest, self.digest = pipeline, manifest, digest
+        self._frame_bytes_max = frame_bytes_max
         self.idle_s = serving.session_idle_s
         self._serving = serving
         self._count = 0
@@ -42,6 +47,11 @@ class Sessions:
         name, keeper, serving = self.manifest.model, self._keeper, self._serving
         if not keeper.keeps:
             raise RequestError(f"model {name} keeps nothing between requests: send them without a session")
+        if keeper.size_bytes + FRAME_OVERHEAD_BYTES > self._frame_bytes_max:
+            raise RequestError(
+                f"a session of model {name} keeps up to {keeper.size_bytes} bytes, and a frame, in which it moves to another "
+                f"worker, holds {self._frame_bytes_max} ([serving] frame_mb): raise that limit"
+            )
         with self._lock:
             if self._count >= serving.sessions_max:
                 raise Overloaded(

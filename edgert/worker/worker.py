@@ -151,7 +151,7 @@ class Worker:
             "frame_bytes_max": frame_bytes_max,
             **pipeline.welcome(),
         }
-        self._sessions = Sessions(pipeline, manifest, model.version.digest, serving)
+        self._sessions = Sessions(pipeline, manifest, model.version.digest, serving, frame_bytes_max)
         self._areas = AreaBudget(areas_bytes_max(serving))
         self._connections = Connections(
             pipeline,

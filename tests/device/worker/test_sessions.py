@@ -27,8 +27,9 @@ SOUND = Sound("x", 16_000, 8, step=4, lead=2, features="samples")
 
 def sessions(model: LoadedModel, **settings: Any) -> Sessions:
     pipeline = Pipeline(model, Batcher(model.session, model.batch_cap), PredictionCache(10**6, 60.0))
-    version = model.version
-    return Sessions(pipeline, version.manifest, version.digest, replace(ServingConfig(), **settings))
+    version, serving = model.version, replace(ServingConfig(), **settings)
+    frame_bytes_max = pipeline.frame_bytes_max(int(serving.frame_mb * 1024**2))
+    return Sessions(pipeline, version.manifest, version.digest, serving, frame_bytes_max)
 
 
 def ask(session: ClientSession, array: NDArray[Any]) -> NDArray[Any]:
@@ -58,6 +59,13 @@ def test_sessions_and_their_memory_are_limited_and_given_back(tmp_path: Path) ->
     assert (small.count, small.reserved_bytes) == (1, 4000)
     with pytest.raises(Overloaded, match="session_mb"):
         small.open()
+
+
+def test_a_memory_that_no_frame_could_move_is_refused(tmp_path: Path) -> None:
+    model = loaded(tmp_path, op="add", state_id="", item_shape=(10_000,))
+    with pytest.raises(RequestError, match=r"keeps up to 40000 bytes, and a frame.*frame_mb"):
+        sessions(model, frame_mb=0.04).open()
+    sessions(model, frame_mb=0.05).open()
 
 
 def test_the_memory_that_is_reserved_is_never_exceeded(tmp_path: Path) -> None:
