@@ -28,6 +28,7 @@ from edgert_deploy.devices.remote import RemoteDaemon
 from edgert_deploy.devices.transports import open_transport
 from hil.sshd import SshDevice, running_sshd
 from tests.support.bundles import flip_bit, make_null_bundle
+from tests.support.intents import sentences, write_model, write_sentences
 from tests.support.paths import ROOT
 from tests.support.trees import another_tree
 
@@ -362,3 +363,29 @@ class Load:
             with self._changed:
                 self.releases.add(answer.release)
                 self._changed.notify_all()
+
+
+def test_a_device_takes_text_once_it_has_tokenizers(serving: World) -> None:
+    pytest.importorskip("tokenizers")
+    folder, rows = serving.folder / "text", sentences(190, 7)
+    folder.mkdir()
+    write_model(folder)
+    (folder / "text.toml").write_text('[text]\ntokenizer = "tokenizer.json"\n')
+    samples = ("--calibration", write_sentences(folder / "calibration", rows[:60]))
+    samples += ("--holdout", write_sentences(folder / "holdout", rows[60:160]))
+    words = (folder / "intents.onnx", *samples, "--target", "this-machine", "--profiles", ROOT / "devices")
+    rules = ("--preprocess", folder / "text.toml", "--labels", folder / "labels.txt", "--buckets", "tokens=8,16")
+    code, built = serving.edgert("build", *words, *rules, "--out", folder / "intents.edgert")
+    assert code == 0, built
+    code, refused = serving.deploy(folder / "intents.edgert")
+    assert (code, refused["error"]["code"]) == (7, "device.engine_missing"), refused
+    assert "edgert bootstrap board --with text" in refused["error"]["message"]
+    code, done = serving.edgert("bootstrap", "board", *MONITOR, "--with", "text")
+    assert (code, done["devices"][0]["changed"]) == (0, ["runtime"]), done
+    code, deployed = serving.deploy(folder / "intents.edgert")
+    assert code == 0, deployed
+    text, label = rows[160]
+    code, answer = serving.edgert("infer", "intents", "board", "--text", text)
+    assert (code, answer["outputs"]["scores_classes"]["values"]) == (0, [label]), answer
+    code, again = serving.edgert("bootstrap", "board", *MONITOR)  # what it has, it keeps
+    assert (code, again["devices"][0]["changed"]) == (0, []), again

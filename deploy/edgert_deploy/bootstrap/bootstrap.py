@@ -450,7 +450,7 @@ def _marker(device: Device) -> str:
 
 
 def _check_engines(plan: BootstrapPlan, done: BootstrapResult) -> None:
-    """Record which engines load, by the daemon's status. Raises EngineMissing if too few do."""
+    """Record which engines load, by the daemon's status. Raises EngineMissing if too few do, or text was asked for in vain."""
     wanted = plan.options.engines_of(plan.profile)
     done.engines = [engine for engine in wanted if done.status is not None and engine in done.status.engines]
     known: dict[str, str] = {}
@@ -464,6 +464,11 @@ def _check_engines(plan: BootstrapPlan, done: BootstrapResult) -> None:
     }
     if done.lacking and (plan.options.exactly or not done.engines):
         raise EngineMissing(f"the daemon runs on {plan.device.name}, but {'; '.join(done.lacking.values())}")
+    if "text" in plan.options.extras and done.status is not None and not done.status.text:
+        raise EngineMissing(
+            f"the daemon runs on {plan.device.name}, but its Python has no package tokenizers: install it there with "
+            "pip install 'edgert[text]'"
+        )
 
 
 def _unit(plan: BootstrapPlan, config: DeviceConfig) -> Unit | None:
