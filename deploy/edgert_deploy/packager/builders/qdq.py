@@ -6,6 +6,7 @@ recipe differs between the engines. By "dynamic-range" ONNX Runtime finds the ra
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -193,6 +194,7 @@ def _prepared(source: SourceModel, folder: Path) -> Any:
             node.name = next(n for n in (node.output[0], f"{node.op_type}_{node.output[0]}") if n not in taken)
             taken.add(node.name)
     _flatten_biases(proto)
+    _separate_biases(proto)
     return proto
 
 
@@ -203,6 +205,24 @@ def _flatten_biases(proto: Any) -> None:
     for tensor in proto.graph.initializer:
         if tensor.name in biases - others and len(tensor.dims) == 2 and tensor.dims[0] == 1:
             del tensor.dims[0]
+
+
+def _separate_biases(proto: Any) -> None:
+    """Give each layer a bias of its own: ONNX Runtime's quantiser calls a copy by a name that may be another value's."""
+    tensors = {tensor.name: tensor for tensor in proto.graph.initializer}
+    taken = {*tensors, *(name for node in proto.graph.node for name in (*node.input, *node.output))}
+    seen = set()
+    for node in proto.graph.node:
+        if node.op_type not in HEAVY_OPS or len(node.input) < 3 or node.input[2] not in tensors:
+            continue
+        bias = node.input[2]
+        if bias in seen:
+            copy = proto.graph.initializer.add()
+            copy.CopyFrom(tensors[bias])
+            copy.name = next(n for i in itertools.count(2) if (n := f"{bias}_{i}") not in taken)
+            taken.add(copy.name)
+            node.input[2] = copy.name
+        seen.add(bias)
 
 
 def _quantize(

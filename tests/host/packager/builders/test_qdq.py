@@ -67,3 +67,21 @@ def test_a_bias_with_a_leading_axis_of_one_is_quantised_like_a_plain_one(tmp_pat
     calibration = CalibrationSet({"x": models.random(12, 4)}, None)
     quantised = qdq.quantize(source, calibration, qdq.Recipe("uint8"))
     assert "QuantizeLinear" in {node.op_type for node in quantised.graph.node}
+
+
+def test_layers_that_share_a_bias_are_quantised_whatever_other_values_are_called(tmp_path: Path) -> None:
+    """ONNX Runtime's quantiser calls the second copy of the bias `b0`, too."""
+    import onnxruntime
+
+    body = "b0 = Conv(x, v, b) n = Neg(b0) y = Conv(n, w, b)"
+    weights = {"v": models.random(4, 3, 1, 1), "w": models.random(4, 4, 1, 1), "b": models.random(4)}
+    source = load_source(
+        models.write(models.model("float[1,3,8,8] x) => (float[1,4,8,8] y", body, weights), tmp_path / "m.onnx")
+    )
+    calibration = CalibrationSet({"x": models.random(16, 3, 8, 8)}, None)
+    qdq.write_proto(qdq.quantize(source, calibration, qdq.Recipe("uint8")), tmp_path / "int8.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "int8.onnx", providers=["CPUExecutionProvider"])
+    exact = onnxruntime.InferenceSession(source.path, providers=["CPUExecutionProvider"])
+    sample = calibration.served(0)
+    got, want = session.run(None, sample)[0], exact.run(None, sample)[0]
+    assert np.abs(got - want).max() < 0.05 * np.abs(want).max()
