@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from edgert.config import StateDir, read_config
 from edgert_deploy.devices.inventory import Inventory
 from hil.sshd import SshDevice
 from tests.support.commands import Edgert
@@ -33,3 +34,24 @@ def test_two_names_of_one_machine_are_refused(
     assert (code, "--same-machine" in value["error"]["message"]) == (4, True)
     code, value = edgert("bootstrap", selector, "--dry-run", "--same-machine")
     assert "no key 'default'" in value["error"]["message"], "it went on"
+
+
+def test_a_device_is_set_up_to_follow_a_channel_with_its_tags(edgert: Edgert, here: Path, tmp_path: Path) -> None:
+    login = tmp_path / "login.json"
+    login.write_text('{"auths": {"registry.example.org": {"auth": "dTpwYXNz"}}}')
+    assert edgert("device", "set", "here", "--tag", "rack=3")[0] == 0
+    words = ("--follow", "oci://registry.example.org/plant/models", "--channel", "canary", "--registry-login", login)
+    code, answer = edgert("bootstrap", "here", *words)
+    assert code == 0
+    assert {"configuration", "registry-login"} <= set(answer["devices"][0]["changed"])
+    state = tmp_path / "dev"
+    found = read_config(StateDir(state)).follow
+    assert (found.registry, found.channel, found.tags) == (words[1], "canary", ("rack=3",))
+    assert Path(found.credentials).read_bytes() == login.read_bytes()
+    assert Path(found.credentials).stat().st_mode & 0o777 == 0o600
+    assert edgert("bootstrap", "here")[1]["devices"][0]["changed"] == [], "and stays so"
+
+
+def test_files_for_a_registry_need_its_address(edgert: Edgert, here: Path) -> None:
+    code, value = edgert("bootstrap", "here", "--registry-login", here / "login.json")
+    assert (code, "add --follow" in value["error"]["message"]) == (2, True)
