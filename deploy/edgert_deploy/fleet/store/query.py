@@ -128,6 +128,13 @@ class FleetQuery:
         with self._reading() as connection:
             return int(connection.scalar(sa.select(sa.func.max(schema.device.c.heard_ms))) or 0)
 
+    def minutes_from_ms(self, of_devices: bool) -> int | None:
+        """Return since when the store has minutes, of devices or of groups; None if it has none."""
+        column = schema.hist_window.c.minute if of_devices else schema.group_minute.c.slot
+        with self._reading() as connection:
+            oldest = connection.scalar(sa.select(sa.func.min(column)))
+        return None if oldest is None else int(oldest) * MINUTE_MS
+
     def unsynced(self, question: Question, now_ms: int) -> list[str]:
         """Return the devices (SITE/DEVICE) with reports placed by their time of receipt, while windows are kept."""
         first, end = _stretch(question, now_ms)

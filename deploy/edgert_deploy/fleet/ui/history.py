@@ -33,6 +33,7 @@ INDICES_A_ROW = 8  # of the heat-map: a quarter of an octave, 19 %
 KEPT_MAX = 128
 NEWEST_FRESH_S = 5.0
 BREAKDOWN_FRESH_S = 20.0
+MINUTES_FRESH_S = 60.0
 DEVICES_NAMED_MAX = 5
 EVENTS_MAX = 200
 EVENTS_EXPORTED_MAX = 10_000
@@ -88,7 +89,9 @@ class History:
                 "unsynced_count": len(unsynced),
             }
 
-        found: dict[str, Any] = self._fresh(("curves", span, *sorted(where.items())), self._fresh_s(span), asked)
+        found: dict[str, Any] = self._fresh(
+            ("curves", span, *sorted(where.items())), fresh_s(self._step_min(span, where)), asked
+        )
         return found
 
     def rows(self, span: Span, where: Mapping[str, str]) -> list[dict[str, Any]]:
@@ -111,9 +114,7 @@ class History:
             models = groups_of(self._query.answer(question, now_ms), self._targets)
             return {"since_ms": since_ms, "until_ms": until_ms, "by": by, "models": models}
 
-        found: dict[str, Any] = self._fresh(
-            ("breakdown", span, by, *sorted(where.items())), max(BREAKDOWN_FRESH_S, self._fresh_s(span)), asked
-        )
+        found: dict[str, Any] = self._fresh(("breakdown", span, by, *sorted(where.items())), BREAKDOWN_FRESH_S, asked)
         return found
 
     def stages(self, span: Span, where: Mapping[str, str]) -> dict[str, Any]:
@@ -125,9 +126,7 @@ class History:
             reports = self._query.stages(question, now_ms)
             return stages_of(reports, question.since_ms, question.until_ms, step_ms)
 
-        found: dict[str, Any] = self._fresh(
-            ("stages", span, *sorted(where.items())), max(BREAKDOWN_FRESH_S, self._fresh_s(span)), asked
-        )
+        found: dict[str, Any] = self._fresh(("stages", span, *sorted(where.items())), BREAKDOWN_FRESH_S, asked)
         return found
 
     def ask(self, asked: Asked, devices: int) -> dict[str, Any]:
@@ -172,12 +171,17 @@ class History:
     def _stepped(self, span: Span, where: Mapping[str, str]) -> tuple[Question, int]:
         """Return the question for curves, and the time now."""
         now_ms = self._wall_ms()
-        step_min = span.step_min(now_ms)
+        step_min = self._step_min(span, where)
         if 1 < step_min < HOUR_MIN and "device" not in where:  # a device has few rows
             rows = self._query.groups_reporting(where, now_ms) * span.minutes
             step_min = HOUR_MIN if rows > self._rows_max else step_min
         since_ms, until_ms = span.stepped_ms(now_ms, step_min)
         return Question(since_ms, until_ms, ("model", "version"), where, step_min), now_ms
+
+    def _step_min(self, span: Span, where: Mapping[str, str]) -> int:
+        of_devices = "device" in where
+        from_ms = self._fresh(("minutes", of_devices), MINUTES_FRESH_S, lambda: self._query.minutes_from_ms(of_devices))
+        return span.step_min(self._wall_ms(), from_ms)
 
     def _whole_hours(self, since_ms: int, until_ms: int, devices: int) -> tuple[int, int]:
         """Return the whole hours around a period, which have rows of their own. Raises ConfigInvalid if they are too many."""
@@ -188,9 +192,6 @@ class History:
                 f"{devices} devices over {end - first} h are too many to compare: choose a shorter time, a site or a model"
             )
         return first * hour_ms, end * hour_ms
-
-    def _fresh_s(self, span: Span) -> float:
-        return fresh_s(span.step_min(self._wall_ms()))
 
     def _fresh(self, key: object, fresh_s: float, ask: Callable[[], Any]) -> Any:
         with self._lock:

@@ -46,22 +46,31 @@ class Span:
         """Return the beginning and the end."""
         return (now_ms - self.window_ms, now_ms) if self.window_ms else (self.since_ms, self.until_ms)
 
-    def step_min(self, now_ms: int) -> int:
+    def step_min(self, now_ms: int, minutes_from_ms: int | None) -> int:
         """Return the shortest step, in minutes, of which there are not too many.
 
-        Before FINE_HOURS the store may have whole hours only.
+        `minutes_from_ms` is since when the store has minutes, None if it has none. Before it there are whole hours, except
+        in the last two days.
         """
-        old = self.bounds_ms(now_ms)[0] < now_ms - FINE_HOURS * HOUR_MIN * MINUTE_MS
-        least = HOUR_MIN if old else 1
+        since_ms = self.bounds_ms(now_ms)[0]
+        coarse = minutes_from_ms is None or since_ms < minutes_from_ms
+        least = HOUR_MIN if coarse and self._is_old(now_ms) else 1
         return next(step for step in STEPS_MIN if step >= least and self.minutes / step <= STEPS_MAX)
 
     def stepped_ms(self, now_ms: int, step_min: int) -> tuple[int, int]:
-        """Return the beginning and the end at whole steps; a window's last step is the one that has begun."""
+        """Return the beginning and the end at whole steps; a window's last step is the one that has begun.
+
+        Before FINE_HOURS a period of the store begins and ends at whole hours.
+        """
         step_ms = step_min * MINUTE_MS
         if self.window_ms:
             until_ms = (now_ms // step_ms + 1) * step_ms
             return until_ms + -self.window_ms // step_ms * step_ms, until_ms
-        return self.since_ms // step_ms * step_ms, -(-self.until_ms // step_ms) * step_ms
+        grain_ms = max(step_ms, HOUR_MIN * MINUTE_MS) if self._is_old(now_ms) else step_ms
+        return self.since_ms // grain_ms * grain_ms, -(-self.until_ms // grain_ms) * grain_ms
+
+    def _is_old(self, now_ms: int) -> bool:
+        return self.bounds_ms(now_ms)[0] < now_ms - FINE_HOURS * HOUR_MIN * MINUTE_MS
 
 
 def fresh_s(step_min: int) -> float:

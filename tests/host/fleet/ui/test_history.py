@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timezone
+
 import pytest
 
 from edgert_deploy.fleet.store.batch import MINUTE_MS
 from edgert_deploy.fleet.store.query import FleetQuery
+from edgert_deploy.fleet.store.retention import Retention
+from edgert_deploy.fleet.store.store import Store
 from edgert_deploy.fleet.ui.history import History
 from edgert_deploy.fleet.ui.span import Span
 from tests.support.fleet import NOW_MS, Pi, record
@@ -35,4 +39,25 @@ def test_curves_are_percentiles_of_merged_histograms_with_a_mark_where_a_version
     many = History(query, lambda: NOW_MS, rows_max=100).curves(Span.parse({"window": "24h"}), {})
     assert (day["step_ms"], many["step_ms"]) == (15 * MINUTE_MS, 60 * MINUTE_MS)  # of two groups
     assert day["models"][0]["p99_ms"] == many["models"][0]["p99_ms"] == model["p99_ms"]
+    query.close()
+
+
+def test_an_incident_of_last_week_is_drawn_by_the_minute_while_minutes_are_kept(store_url: str) -> None:
+    pi, week_ms = Pi("pi-1"), 7 * 24 * 60 * MINUTE_MS
+    hour_ms = NOW_MS // (60 * MINUTE_MS) * 60 * MINUTE_MS
+    sent = [message for n in range(50) for message in pi.window(hour_ms + n * MINUTE_MS, [1.0 + n])]
+    record(store_url, pi.info() + sent, hour_ms + 50 * MINUTE_MS)
+    moments = [datetime.fromtimestamp((hour_ms + minute * MINUTE_MS) / 1000, timezone.utc) for minute in (10, 30)]
+    incident = Span.parse({"from": moments[0].isoformat(), "to": moments[1].isoformat()})
+    query = FleetQuery(store_url)
+    page = History(query, lambda: hour_ms + week_ms)
+    curves = page.curves(incident, {})
+    assert (curves["since_ms"], curves["step_ms"], curves["steps"]) == (hour_ms, MINUTE_MS, 60)
+    assert curves["models"][0]["versions"][0]["p99"][20] == pytest.approx(21.0, rel=0.011)
+    assert all(0 <= step < 60 for step, _, _ in curves["models"][0]["heat"]["cells"])
+    store = Store(store_url)
+    store.prune(Retention(windows_h=72, minutes_h=72), hour_ms + week_ms)
+    store.close()
+    coarse = History(query, lambda: hour_ms + week_ms).curves(incident, {})
+    assert (coarse["step_ms"], coarse["models"][0]["answered"]) == (60 * MINUTE_MS, 50)
     query.close()

@@ -18,7 +18,7 @@ HOUR_MS = 60 * MINUTE_MS
 )
 def test_a_window_of_any_length_ends_with_the_step_that_has_begun(window: str, step_min: int, steps: int) -> None:
     span = Span.parse({"window": window})
-    assert span.step_min(NOW_MS) == step_min
+    assert span.step_min(NOW_MS, None) == step_min
     since_ms, until_ms = span.stepped_ms(NOW_MS, step_min)
     step_ms = step_min * MINUTE_MS
     assert (until_ms - since_ms) // step_ms == steps <= STEPS_MAX
@@ -29,12 +29,15 @@ def test_a_window_of_any_length_ends_with_the_step_that_has_begun(window: str, s
 def test_two_times_are_the_same_period_whenever_it_is_asked_for() -> None:
     span = Span.parse({"from": "2026-09-21T13:50Z", "to": "2026-09-21T16:20:30+02:00"})
     for now_ms in (NOW_MS, NOW_MS + 10 * HOUR_MS):
-        since_ms, until_ms = span.stepped_ms(now_ms, span.step_min(now_ms))
+        since_ms, until_ms = span.stepped_ms(now_ms, span.step_min(now_ms, None))
         assert (until_ms - since_ms) / MINUTE_MS == 31
     late_ms = NOW_MS + 100 * HOUR_MS
-    assert span.step_min(late_ms) == 60, "the store may have whole hours only"
-    since_ms, until_ms = span.stepped_ms(late_ms, 60)
-    assert (until_ms - since_ms) / HOUR_MS == 2
+    assert span.step_min(late_ms, None) == span.step_min(late_ms, late_ms) == 60, "the store has whole hours only"
+    assert span.step_min(late_ms, 0) == 1
+    for step_min in (1, 60):
+        since_ms, until_ms = span.stepped_ms(late_ms, step_min)
+        assert ((until_ms - since_ms) / HOUR_MS, since_ms % HOUR_MS) == (2, 0)
+    assert Span.parse({"window": "1h"}).step_min(late_ms, late_ms) == 1, "a store that has just begun"
 
 
 @pytest.mark.parametrize(

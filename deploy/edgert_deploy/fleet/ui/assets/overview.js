@@ -31,12 +31,15 @@ export class Overview {
       h("div", {class: "cards"}, this.models.element, this.compared),
       h("div", {class: "two even"}, card("events", "Events", "/events", this.events), card("rollouts", "Rollouts", "/rollouts", this.rollouts)));
     this.feeds = [
-      new Feed(() => app.ask("latency"), (said) => this.models.show(said), this.models.list, 3000),
-      new Feed(() => app.ask("stages"), (said) => this.models.showStages(said), h("div"), 20_000),
-      new Feed(() => app.ask("breakdown"), (said) => { app.compared = said.by; this.compared.replaceChildren(); this.models.showGroups(said); }, this.compared, 20_000),
+      new Feed(() => app.ask("latency"), (said) => this.showLatency(said), this.models.list, 3000),
       new Feed(() => app.ask("devices", {state: "attention"}), (said) => this.showAttention(said), this.attention),
       new Feed(() => app.ask("events"), ({events}) => replace(this.events, eventList(app, events.slice(0, FEW))), this.events),
       new Feed(() => app.ask("rollouts"), ({rollouts}) => replace(this.rollouts, rolloutList(app, rollouts.slice(0, 3))), this.rollouts),
+    ];
+    // Asked when the curves are there: they are the costly answers, and nobody waits for them first.
+    this.later = [
+      new Feed(() => app.ask("stages"), (said) => this.models.showStages(said), h("div"), 20_000),
+      new Feed(() => app.ask("breakdown"), (said) => { app.compared = said.by; this.compared.replaceChildren(); this.models.showGroups(said); }, this.compared, 20_000),
     ];
   }
 
@@ -72,6 +75,16 @@ export class Overview {
       : app.fleet.sites.size ? empty("Everything reports", "Devices that become stale, slow, fall behind or raise an alarm are listed here.") : empty("No device, no trouble", "Devices that become stale, slow, fall behind or raise an alarm are listed here."));
   }
 
-  refresh(now) { this.feeds.forEach((feed) => feed.poke(now)); }
-  close() { this.feeds.forEach((feed) => feed.close()); }
+  showLatency(said) {
+    this.models.show(said);
+    this.later.forEach((feed) => feed.poke(this.asksAnew));
+    this.asksAnew = false;
+  }
+
+  refresh(now) {
+    this.asksAnew ||= now;
+    this.feeds.forEach((feed) => feed.poke(now));
+  }
+
+  close() { [...this.feeds, ...this.later].forEach((feed) => feed.close()); }
 }
