@@ -5,9 +5,12 @@ The host never connects to a device, and no device to another one.
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,11 +19,13 @@ from edgert.bundle.signing import SigningKey, new_key, write_key_pair
 from edgert.versions.slot_store import SlotStore
 from edgert_deploy.common.keys import key_paths
 from hil.relay import Relay
+from tests.support.brokers import Broker
 from tests.support.commands import Edgert
 from tests.support.devices import Device, a_device, wait_until
 from tests.support.following import followed, following
 from tests.support.registries import RegistryServer
 
+MAIN = "import sys; from edgert_deploy.cli import main; sys.exit(main())"
 NAMES = ("d-0", "d-1", "d-2", "d-3")
 BREAKS = 200
 PIECE_BYTES = 16_000  # of a connection that breaks: TLS takes a part of it
@@ -136,3 +141,48 @@ def test_a_link_that_breaks_200_times_costs_no_byte_twice_and_ends_with_the_rele
         assert follow(device) == "release 5 of echo is live"
         assert relay.connections > BREAKS / 2
         assert relay.bytes_passed < 2.5 * size
+
+
+@contextmanager
+def recorded(broker: Broker, store: Path) -> Iterator[None]:
+    """Run `edgert fleet record`."""
+    words = ["fleet", "record", "--broker", broker.settings.address, "--store", str(store)]
+    with open(store.with_suffix(".log"), "wb") as log:
+        process = subprocess.Popen([sys.executable, "-c", MAIN, *words], stdout=log, stderr=log)
+    try:
+        wait_until(store.exists, "the recorder makes its store")
+        yield
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+@pytest.mark.timeout(900)
+def test_a_release_is_halted_by_what_devices_report(
+    server: RegistryServer, address: str, key: SigningKey, edgert: Edgert, tmp_path: Path
+) -> None:
+    store = tmp_path / "fleet.db"
+    with ExitStack() as stack:
+        broker = stack.enter_context(Broker.in_folder(tmp_path / "broker"))
+        stack.enter_context(recorded(broker, store))
+        mqtt = f'[serving]\nwindow_s = 0.5\n[mqtt]\nhost = "127.0.0.1"\nport = {broker.port}\n'
+        device = prepared(stack, "d-0", key, mqtt + follow_config(server, address))
+        good = ("--channel", "stable", "--watch", "1s")
+        assert edgert("publish", device.bundle(release=1), *good)[0] == 0
+        assert follow(device) == "release 1 of echo is live"
+        wait_until(lambda: reported(edgert, store)["took"] == 1, "the device reports that it took release 1")
+        assert edgert("publish", device.bundle(release=2), *good, "--limit", "min_requests=1000000")[0] == 0
+        assert "rolled back" in follow(device)
+        wait_until(lambda: reported(edgert, store)["back"] == 1, "the device reports that it went back")
+        assert "min_requests" in reported(edgert, store)["failed"][0]["reason"]
+        code, answer = edgert("channel", "watch", "stable", "--store", store)
+        assert (code, answer["halted"]) == (9, ["echo"])
+        assert edgert("channel", "show", "stable")[1]["channel"]["entries"][0]["halted"]
+
+
+def reported(edgert: Edgert, store: Path) -> dict[str, Any]:
+    """Return the progress of the channel's newest release."""
+    code, answer = edgert("channel", "show", "stable", "--fleet", "--store", store)
+    assert code == 0, answer
+    newest: dict[str, Any] = answer["releases"][0]
+    return newest
