@@ -246,6 +246,9 @@ def _quantize(
     if recipe.ranges == DYNAMIC_RANGE:
         quantization.quantize_dynamic(*files, **common)
     else:
+        if recipe.ranges != "MinMax" and calibration.buckets is not None:
+            # Histograms need activations of one shape: every sample has the largest bucket's.
+            calibration = replace(calibration, buckets=None, lengths=None)
         quantization.quantize_static(
             *files,
             CalibrationReader(calibration_feeds(calibration)),
