@@ -59,7 +59,9 @@ def test_make_targets_and_benchmarks_exist(page: Path) -> None:
     targets = set(re.findall(r"(?:`|^)make ([a-z][a-z0-9-]*)", text, re.MULTILINE))
     assert sorted(target for target in targets if not re.search(rf"^{target}:", makefile, re.MULTILINE)) == []
     modules = set(re.findall(r"python -m ((?:bench|hil|examples)\.[\w.]+)", text))
-    assert sorted(name for name in modules if not (ROOT / name.replace(".", "/")).with_suffix(".py").exists()) == []
+    paths = {name: ROOT / name.replace(".", "/") for name in modules}
+    files = {name: path / "__main__.py" if path.is_dir() else path.with_suffix(".py") for name, path in paths.items()}
+    assert sorted(name for name, file in files.items() if not file.exists()) == []
 
 
 def test_code_names_pages_that_exist() -> None:
