@@ -125,7 +125,7 @@ class Program:
         """Return the exporter's own series with their labels."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=60) as answer:
             lines = answer.read().decode().splitlines()
-        wanted = ("edgert_bridge", "edgert_requests_total", "edgert_latency_milliseconds_count")
+        wanted = ("edgert_exporter", "edgert_requests_total", "edgert_latency_milliseconds_count")
         return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if line.startswith(wanted))}  # fmt: skip
 
 
@@ -184,7 +184,7 @@ class Fleet:
             handed = sum(
                 said.get(f'edgert_exporter_messages_total{{kind="{kind}"}}', 0) for kind in ("hist", "metrics")
             )
-            total += handed - said["edgert_exporter_duplicates_total"] - said["edgert_exporter_waiting_reports"]
+            total += handed - said["edgert_exporter_duplicates_total"]
         return total
 
     def _drained(self, expected: float) -> float:
