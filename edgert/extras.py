@@ -36,7 +36,7 @@ EXTRAS = {
     "tokenizers": ("text",),
     "tomlkit": ("host", "fleet"),
     "torch": ("torch",),
-    "urllib3": ("host", "channels"),
+    "urllib3": ("channels", "host"),
 }
 
 
