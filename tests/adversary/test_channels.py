@@ -240,6 +240,27 @@ def test_truncated_files_are_continued_and_never_installed_as_they_are(
     assert sum(digest in path for path in registry.asked) == 10
 
 
+def test_what_was_fetched_stays_for_the_next_process(device: Device, registry: HostileRegistry, entry: Entry) -> None:
+    registry.put_channel(device.key, 1, entry)
+    digest, weights = max(registry.blobs.items(), key=lambda item: len(item[1]))
+
+    def half(request: BaseHTTPRequestHandler) -> None:
+        if "Range" in request.headers:
+            send(request, 503)
+            return
+        request.send_response(200)
+        request.send_header("Content-Length", str(len(weights)))
+        request.end_headers()
+        request.wfile.write(weights[:90_000])
+        request.close_connection = True
+
+    registry.fault = answering(digest, half)
+    assert isinstance(failure_of(following(device, registry.address)), RegistryUnreachable)
+    registry.fault, registry.sent_bytes = lambda request: False, 0
+    assert followed(following(device, registry.address)) == ["release 5 of echo is on trial"]
+    assert registry.sent_bytes < 20_000
+
+
 def test_a_registry_that_has_only_a_part_of_a_release_installs_nothing(
     device: Device, registry: HostileRegistry, entry: Entry
 ) -> None:
