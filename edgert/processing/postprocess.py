@@ -46,6 +46,7 @@ class Postprocessor:
                 self._mask = [spec.name for spec in manifest.app_inputs].index(self._embed.mask)
             size = manifest.outputs[self._states].shape[-1]
             self.outputs = (*self.outputs, TensorSpec(self._embed.name, "FP32", (-1, size)))
+        self._images = manifest.preprocess is not None
         self._nhwc = manifest.preprocess is not None and manifest.preprocess.model_layout == "nhwc"
         labels = self._classify or self._detect  # the texts of CTC's classes are in the answer itself
         self.labels: tuple[str, ...] = labels.labels if labels is not None else ()
@@ -90,11 +91,13 @@ class Postprocessor:
     def sent(self, raw: bool) -> list[int]:
         """Return the positions of the outputs in an answer.
 
-        An answer to a `raw` input, an image or a signal, has boxes or texts without the model's outputs that they are
-        made of, which take megabytes.
+        An answer to a `raw` image has boxes or texts without the model's outputs that they are made of, which take
+        megabytes. Those of a signal are small, and the health check, which sends signals, compares them.
         """
-        left_out = set(self._detected) if self._detect is not None and raw else set()
-        left_out |= {self._read} if self._ctc is not None and raw else set()
+        if not (raw and self._images):
+            return list(range(len(self.outputs)))
+        left_out = set(self._detected) if self._detect is not None else set()
+        left_out |= {self._read} if self._ctc is not None else set()
         return [i for i in range(len(self.outputs)) if i not in left_out]
 
 

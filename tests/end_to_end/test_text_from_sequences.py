@@ -1,4 +1,4 @@
-"""A model trained with CTC through build, gate and a real daemon: a sequence in, text out."""
+"""A model trained with CTC through build, gate and a real daemon: a sequence or a signal in, text out."""
 
 from __future__ import annotations
 
@@ -81,3 +81,23 @@ def test_a_sequence_comes_back_as_text(tmp_path: Path, buckets: tuple[str, ...])
         np.save(tmp_path / "one.npy", sequences(random, ["ü a"]))
         shown = shell("infer", "reader", "--input", "one.npy", "--socket", str(device.socket))
         assert "scores_text  'ü a'" in shown.stdout
+
+
+def test_a_signal_comes_back_as_text_and_its_health_check_compares_the_scores(tmp_path: Path) -> None:
+    random, shell = np.random.default_rng(2), Shell(tmp_path)
+    texts = ["".join(random.choice(list(LETTERS), int(random.integers(1, 6)))) for _ in range(60)]
+    write_model(tmp_path / "reader.onnx", STEPS)
+    for name, some in (("calibration", texts[:20]), ("holdout", texts[20:])):
+        np.savez(tmp_path / f"{name}.npz", x=sequences(random, some), transcript=np.array(some))
+    (tmp_path / "labels.txt").write_text("\n".join(LETTERS) + "\n")
+    (tmp_path / "pre.toml").write_text(f"[series]\nchannels = {SIZE}\nlength = {STEPS}\nstep = {STEPS}\n")
+    (tmp_path / "post.toml").write_text(f"[ctc]\nblank = {len(LETTERS)}\n")
+    build = (
+        "reader.onnx", "--calibration", "calibration.npz", "--holdout", "holdout.npz", "--preprocess", "pre.toml",
+        "--postprocess", "post.toml", "--labels", "labels.txt",
+    )  # fmt: skip
+    with built_and_served(shell, "reader", "onnxruntime", *build) as (device, _), device.client() as client:
+        two = sequences(random, ["aü b", "bb"]).reshape(-1, SIZE)
+        answer = client.infer("reader", two)
+        assert [text_of(text) for text in answer["scores_text"]] == ["aü b", "bb"]
+        assert answer["scores"].shape == (2, STEPS, len(BASIS))
