@@ -33,8 +33,12 @@ def read_inputs(source: Path) -> NDArray[Any] | Arrays:
         size = source.stat().st_size
         if size > INPUT_BYTES_MAX:
             raise InputError(f"{source} has {size} bytes; at most {INPUT_BYTES_MAX} are sent")
+        if not size:
+            raise InputError(f"{source} is empty: {advice}")
         if source.suffix == ".txt":
             return np.frombuffer(text_in_file(source), np.uint8)
+        if source.suffix == ".csv":
+            return read_csv(source)
         with source.open("rb") as file:
             if file.read(max(map(len, FILE_STARTS))).startswith(FILE_STARTS):
                 return np.fromfile(source, np.uint8)

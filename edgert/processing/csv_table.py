@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from edgert.errors import InputError
 
 LINE_LENGTH_MAX = 64 * 1024
+_ADVICE = "give a line for each moment, and on it a number for each channel, with commas between"
 
 
 def read_csv(path: Path) -> NDArray[np.float32]:
@@ -26,9 +27,9 @@ def read_csv(path: Path) -> NDArray[np.float32]:
             warnings.simplefilter("ignore")  # of an empty file
             table = np.genfromtxt(path, np.float32, delimiter=",", skip_header=int(named), ndmin=2, encoding="utf-8")
     except (ValueError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is no table of numbers: {' '.join(str(error).split())[:200]}") from error
+        raise InputError(f"{path} is no table of numbers: {' '.join(str(error).split())[:200]}; {_ADVICE}") from error
     if not table.size or np.isnan(table).all():
-        raise InputError(f"{path} is no table of numbers")
+        raise InputError(f"{path} is no table of numbers; {_ADVICE}")
     return np.asarray(table)
 
 

@@ -30,7 +30,9 @@ class Postprocessor:
         if self._classify is not None:
             self._classified = names.index(self._classify.output)
             self._classifier = Classifier(self._classify)
-            self.outputs = (*self.outputs, *_class_specs(self._classify.output))
+            count = manifest.outputs[self._classified].shape[-1]
+            width = count if count == -1 else min(self._classify.top_k, count)
+            self.outputs = (*self.outputs, *_class_specs(self._classify.output, width))
         if self._detect is not None:
             self._detected = [names.index(name) for name in self._detect.outputs]
             self.outputs = (*self.outputs, *_detection_specs(self._detect.detections_max))
@@ -101,8 +103,11 @@ class Postprocessor:
         return [i for i in range(len(self.outputs)) if i not in left_out]
 
 
-def _class_specs(name: str) -> tuple[TensorSpec, ...]:
-    return (TensorSpec(f"{name}_classes", "INT64", (-1, -1)), TensorSpec(f"{name}_probabilities", "FP32", (-1, -1)))
+def _class_specs(name: str, width: int) -> tuple[TensorSpec, ...]:
+    return (
+        TensorSpec(f"{name}_classes", "INT64", (-1, width)),
+        TensorSpec(f"{name}_probabilities", "FP32", (-1, width)),
+    )
 
 
 def _detection_specs(most: int) -> tuple[TensorSpec, ...]:

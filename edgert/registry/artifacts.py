@@ -19,7 +19,7 @@ from typing import Any
 from edgert.bundle.channel import STATEMENT_BYTES_MAX
 from edgert.bundle.envelope import ENVELOPE_NAME, Envelope
 from edgert.bundle.manifest import FileEntry, Manifest
-from edgert.errors import RegistryCorrupt
+from edgert.errors import NotInRegistry, RegistryCorrupt
 from edgert.registry.address import DIGEST, digest_of
 from edgert.registry.client import MANIFEST_TYPE, Blob, Registry
 
@@ -74,9 +74,15 @@ def channel_manifest(statement: bytes, channel: str, counter: int, expires: str)
 def read_channel(registry: Registry, channel: str, known: str = "") -> tuple[str, bytes] | None:
     """Return the digest of a channel's manifest and its signed statement; None where the digest is still `known`.
 
-    The caller verifies the statement (edgert.bundle.channel). Raises RegistryError.
+    The caller verifies the statement (edgert.bundle.channel). Raises NotInRegistry, RegistryError.
     """
-    fetched = registry.manifest(channel_tag(channel), known)
+    try:
+        fetched = registry.manifest(channel_tag(channel), known)
+    except NotInRegistry as error:
+        raise NotInRegistry(
+            f"{registry.repository} has no channel {channel}: check both names; edgert publish BUNDLE --channel {channel} "
+            "begins the channel"
+        ) from error
     if fetched is None:
         return None
     try:

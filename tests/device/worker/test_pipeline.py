@@ -120,3 +120,18 @@ def test_the_windows_of_a_signal_are_smoothed_and_items_of_their_own_are_not(tmp
     assert classes(windows.reshape(1, 18, 1)) == [-1, 0, -1, 1, -1, -1]
     assert classes(windows.reshape(2, 9, 1)) == [-1, 0, -1, -1, -1, -1], "each signal begins anew"
     assert classes(windows) == [0, 0, 1, 1, -1, 1], "the model's own tensor has no order"
+
+
+def test_an_answer_without_a_window_can_be_joined_with_those_that_have_some(tmp_path: Path) -> None:
+    rules = {
+        "series": Series("x", channels=1, length=3, step=3),
+        "classify": Classify("y", ("a", "b", "c"), top_k=2),
+    }
+    pipeline = a_pipeline(tmp_path, item_shape=(3,), rules=rules)
+    answers, memory = [], pipeline.keeper.first
+    for length in (2, 4):
+        given = pipeline.read(tensors(np.ones((1, length, 1), np.float32)))
+        answer, memory = pipeline.infer_next(given, 0, came_ns=0, deadline_s=None, memory=memory)
+        answers.append(answer.outputs)
+    joined = [np.concatenate(each) for each in zip(*answers, strict=True)]
+    assert [array.shape for array in joined] == [(2, 3), (2, 2), (2, 2)]

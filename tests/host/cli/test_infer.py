@@ -24,6 +24,14 @@ def test_infer_asks_a_device_and_leaves_nothing_there(edgert: Edgert, here: Path
     assert code == 4
     assert "pickle" not in answer["error"]["message"]
     assert "numpy.save" in answer["error"]["message"]
+    for name, content, text in (
+        ("rows.csv", b"1,2\n3,4,5\n", "give a line for each moment"),
+        ("none.csv", b"", "is empty"),
+        ("none.wav", b"", "is empty"),
+    ):
+        (tmp_path / name).write_bytes(content)
+        code, answer = edgert("infer", "echo", "--input", tmp_path / name, "here")
+        assert (code, text in answer["error"]["message"]) == (4, True)
     (tmp_path / "photo.jpg").write_bytes(b"\xff\xd8\xff\xe0JFIF")
     code, answer = edgert("infer", "echo", "--input", tmp_path / "photo.jpg", "here")
     assert (code, answer["error"]["code"]) == (8, "request.invalid")

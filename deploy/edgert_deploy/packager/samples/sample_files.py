@@ -231,9 +231,12 @@ def _header(file: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
 
 
 def _mapped(path: Path, spec: TensorSpec | None = None) -> NDArray[Any]:
-    """Return a stacked file as an array that is mapped from the file."""
+    """Return a stacked file as an array that is mapped from the file.
+
+    NumPy's `load` would advise to unpickle a file of another kind.
+    """
     with _as_samples(path, ".npy file of plain values", _NPY_ADVICE):
-        array = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+        array = np.asarray(np.lib.format.open_memmap(path, mode="r"))
         if spec is not None:
             check_form(str(path), spec, array.shape, array.dtype)
         return array
@@ -276,7 +279,7 @@ def _one_by_one(spec: TensorSpec, files: Sequence[Path]) -> NDArray[Any]:
 def _one(spec: TensorSpec, path: Path) -> NDArray[Any]:
     """Return the item in a file of one sample, with or without a batch axis of length 1."""
     with _as_samples(path, ".npy file of plain values", _NPY_ADVICE):
-        one = np.load(path, mmap_mode="r", allow_pickle=False)
+        one = np.lib.format.open_memmap(path, mode="r")
         shape = one.shape if len(one.shape) == len(spec.shape) else (1, *one.shape)
         if shape[:1] != (1,):
             raise CalibrationInvalid(f"{path} holds {shape[0]} samples; give one per file, or all in {spec.name}.npy")

@@ -31,6 +31,8 @@ def read_state(path: Path, source: SourceModel) -> tuple[tuple[State, ...], str]
         return (), ""
     values = parse_toml(read_text(path, FILE_BYTES_MAX), str(path))
     try:
+        if not isinstance(values.get(TABLE, []), list):
+            raise ConfigInvalid(f"{path}: write [[{TABLE}]] in double brackets, once for each state")
         state = from_json(tuple[State, ...], values.get(TABLE, []))
         state_id = from_json(str, values.get(ID, ""))
         check_state(state, state_id, source.inputs, source.outputs)

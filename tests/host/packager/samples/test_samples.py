@@ -95,8 +95,9 @@ def test_missing_and_foreign_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "text.npy").write_text("hello")
     (tmp_path / "empty.npz").touch()
     for name in ("text.npz", "text.npy", "empty.npz", "missing.npz", "missing.npy"):
-        with pytest.raises(CalibrationInvalid):
+        with pytest.raises(CalibrationInvalid) as raised:
             load_samples(tmp_path / name, SOURCE, at_least=1)
+        assert "pickle" not in raised.value.message
 
 
 def test_an_array_of_another_form_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
