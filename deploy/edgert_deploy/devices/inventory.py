@@ -120,19 +120,31 @@ class SshAddress:
 
 
 def refuse_same_machine(chosen: Iterable[Device], known: Iterable[Device]) -> None:
-    """Raise ConfigInvalid if a chosen device has the host key of a known one, and neither states `same_machine`."""
+    """Raise ConfigInvalid if a chosen device has the host key of a known one, and neither states `same_machine`.
+
+    A local device has a folder instead of a key.
+    """
     by_key: dict[str, list[Device]] = {}
     for device in known:
-        by_key.setdefault(device.host_key, []).append(device)
+        by_key.setdefault(_machine(device), []).append(device)
     for device in chosen:
-        for other in by_key.get(device.host_key, ()) if device.host_key else ():
+        for other in by_key.get(_machine(device), ()) if _machine(device) else ():
             if other.name == device.name or device.same_machine or other.same_machine:
                 continue
+            if not device.host_key:
+                raise ConfigInvalid(
+                    f"{device.name} has the folder of {other.name}, {device.address}: give another folder, or use one name"
+                )
             raise ConfigInvalid(
                 f"{device.name} has the host key of {other.name}: they are one machine, and a bootstrap of one would take the "
                 "other over. Use one name, and remove the other (edgert device remove). Of two machines with a copied disk, "
                 "give one a new host key. --same-machine allows both names"
             )
+
+
+def _machine(device: Device) -> str:
+    """Return what no other device has: the host key, or the folder of a local device; "" where there is none."""
+    return device.host_key or (device.address if device.transport == "local" else "")
 
 
 class Inventory:

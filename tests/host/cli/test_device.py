@@ -23,6 +23,8 @@ def test_a_local_device_is_added_listed_and_removed(edgert: Edgert, inventory: I
     assert (inventory.device("here").groups, inventory.device("here").site) == (("lab",), "plant-1")
     code, listed = edgert("device", "list", "lab")
     assert [d["name"] for d in listed["devices"]] == ["here"]
+    code, answer = edgert("device", "add", "again", "--local", "dev")
+    assert (code, answer["error"]["message"][:31]) == (4, "again has the folder of here, /")
     assert edgert("device", "remove", "here")[0] == 0
     assert edgert("device", "list") == (0, {"devices": [], "inventory": str(inventory.path)})
 
