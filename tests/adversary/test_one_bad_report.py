@@ -97,7 +97,7 @@ def test_an_item_that_cannot_be_drawn_says_so_in_its_place(browser: Browser, url
             said = route.fetch().json()
             route.fulfill(json={**said, name: [None, {"at_ms": 1e300}, *said[name]]})
 
-        page.tab.route(f"**/api/{what}*", answer)
+        page.tab.route(f"**/api/v1/{what}*", answer)
 
     spoil("events", "events")
     spoil("devices", "devices")

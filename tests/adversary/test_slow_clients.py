@@ -139,7 +139,7 @@ def scrape_server(_: Path) -> tuple[ScrapeServer, str]:
 def page_server(folder: Path) -> tuple[PageServer, str]:
     hub = Hub(Watched(), Rollouts(RolloutStore(folder / "none")), lambda: 1000.0, lambda: NOW_MS)
     answers = Answers(hub, None)  # type: ignore[arg-type]  # no page asks for the history here
-    return PageServer(answers, Access(frozenset()), "127.0.0.1", 0), "/api/devices"
+    return PageServer(answers, Access(frozenset()), "127.0.0.1", 0), "/api/v1/devices"
 
 
 @pytest.mark.parametrize("attack", ["heads", "silence"])
@@ -157,12 +157,12 @@ def test_the_fleet_s_servers_answer_every_good_request(
 def test_a_page_that_is_open_stays_open(tmp_path: Path) -> None:
     server, _ = page_server(tmp_path)
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
-    connection.request("GET", "/api/live")
+    connection.request("GET", "/api/v1/live")
     stream = connection.getresponse()
     assert stream.readline() == b"retry: 2000\n"
     with attacked(server.port, 400, ATTACKS["heads"]):
         for _ in range(GOOD_REQUESTS):
-            assert ask(server.port, "GET", "/api/devices") == 200
+            assert ask(server.port, "GET", "/api/v1/devices") == 200
     assert stream.readline() == b"event: fleet\n"
     connection.close()
     server.close()

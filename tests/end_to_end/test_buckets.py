@@ -23,6 +23,8 @@ from tests.support.shell import Shell
 from tests.support.texts import LARGEST, MODEL, answers_to, text, texts, write_texts
 
 ENGINES = {"onnxruntime": "onnxruntime", "openvino": "nncf", "tflite": "ai_edge_litert"}
+# Transformers in ONNX Runtime get the recipe dynamic-range, in which the items of a batch share the ranges of activations.
+ATOL = {"onnxruntime": 0.05}
 PROFILE = ONE_ENGINE + "\n[wheels]\n{engine} = []\n"
 
 
@@ -59,6 +61,11 @@ def client(device: Device) -> Iterator[Client]:
         yield client
 
 
+@pytest.fixture
+def atol(request: pytest.FixtureRequest) -> float:
+    return ATOL.get(request.node.callspec.params["device"], 1e-3)
+
+
 def test_the_manifest_states_axis_sizes_pads_and_cuts_and_a_golden_sample_for_each_bucket(device: Device) -> None:
     version = load_live(SlotStore(device.state.models / "text"), read_config(device.state))
     stated = json.loads(version.manifest.to_bytes())["buckets"]
@@ -91,7 +98,7 @@ def test_inputs_of_different_lengths_are_refused(client: Client) -> None:
         client.infer("text", {"ids": text(5)["ids"], "mask": text(6)["mask"]})
 
 
-def test_many_clients_of_many_lengths_get_their_own_answers(device: Device) -> None:
+def test_many_clients_of_many_lengths_get_their_own_answers(device: Device, atol: float) -> None:
     sent = [text(2 + i % 31, seed=i) for i in range(96)]
     with device.client() as alone:
         expected = [alone.infer("text", one, cache=False) for one in sent]
@@ -105,12 +112,12 @@ def test_many_clients_of_many_lengths_get_their_own_answers(device: Device) -> N
     for i, own in enumerate(answers):
         for row, answer in zip(range(i, 96, 8), own, strict=True):
             for name, array in expected[row].items():
-                np.testing.assert_allclose(np.asarray(answer[name]), array, atol=1e-3)
+                np.testing.assert_allclose(np.asarray(answer[name]), array, atol=atol)
 
 
-def test_a_batch_of_one_length_is_one_request(client: Client) -> None:
+def test_a_batch_of_one_length_is_one_request(client: Client, atol: float) -> None:
     rows = [text(10, seed=i) for i in range(3)]
     got = client.infer("text", {name: np.stack([row[name] for row in rows]) for name in ("ids", "mask")})
     assert got["states"].shape == (3, 10, 16)
     for i, row in enumerate(rows):
-        np.testing.assert_allclose(got["scores"][i], client.infer("text", row)["scores"], atol=1e-3)
+        np.testing.assert_allclose(got["scores"][i], client.infer("text", row)["scores"], atol=atol)
