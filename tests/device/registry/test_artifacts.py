@@ -30,7 +30,7 @@ def test_a_channel_is_read_only_when_it_changed(server: RegistryServer) -> None:
     digest = registry.put_manifest(channel_tag("stable"), MANIFEST)
     assert read_channel(registry, "stable") == (digest, STATEMENT)
     assert read_channel(registry, "stable", digest) is None
-    with pytest.raises(NotInRegistry, match=r"channel\.canary"):
+    with pytest.raises(NotInRegistry, match="no channel canary"):
         read_channel(registry, "canary")
 
 
