@@ -169,11 +169,10 @@ _LOAD = """
 import sys
 from pathlib import Path
 from bench.preprocess import text_preprocessor
-def resident_bytes():
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
-before = resident_bytes()
+from edgert.machine import rss_bytes
+before = rss_bytes()
 text_preprocessor(Path(sys.argv[1]))
-print((resident_bytes() - before) / 1e6)
+print((rss_bytes() - before) / 1e6)
 """
 
 

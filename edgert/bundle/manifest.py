@@ -15,7 +15,7 @@ from edgert.bundle.buckets import Buckets, check_buckets
 from edgert.bundle.expiry import expiry_time
 from edgert.bundle.rules import Classify, Ctc, Detect, Preprocess, Resize, Smooth, check_rules
 from edgert.bundle.signal_rules import Series, Sound, check_series, check_smoothing, check_sound
-from edgert.bundle.state import State, check_state
+from edgert.bundle.state import State, app_specs, check_state
 from edgert.bundle.text_rules import Embed, Text, check_embed, check_text
 from edgert.errors import BundleError, NotCompatible
 from edgert.tensors import TensorSpec
@@ -152,12 +152,12 @@ class Manifest:
     @property
     def app_inputs(self) -> tuple[TensorSpec, ...]:
         """The inputs that a request has: those that are no state."""
-        return tuple(spec for spec in self.inputs if spec.name not in {one.input for one in self.state})
+        return app_specs(self.state, self.inputs, self.outputs)[0]
 
     @property
     def app_outputs(self) -> tuple[TensorSpec, ...]:
         """The outputs of the model that an answer may have: those that are no state."""
-        return tuple(spec for spec in self.outputs if spec.name not in {one.output for one in self.state})
+        return app_specs(self.state, self.inputs, self.outputs)[1]
 
     def artifact(self, artifact_id: str) -> ArtifactEntry:
         return next(a for a in self.artifacts if a.id == artifact_id)

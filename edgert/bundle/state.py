@@ -22,6 +22,14 @@ class State:
     output: str
 
 
+def app_specs(
+    state: Sequence[State], inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
+) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+    """Return the inputs and the outputs that apps see: those that are no state."""
+    given, made = {one.input for one in state}, {one.output for one in state}
+    return tuple(spec for spec in inputs if spec.name not in given), tuple(s for s in outputs if s.name not in made)
+
+
 def check_state(
     state: Sequence[State], state_id: str, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
 ) -> None:

@@ -105,35 +105,29 @@ class Monitor:
 
 def has_lost_its_monitor(daemon: int) -> bool:
     """Return whether the process `daemon` was started by a monitor that has ended, and no other has adopted it."""
+    if not _was_monitored(daemon):
+        return False
     try:
-        if not _was_monitored(daemon) or any(
-            b"edgert.daemon.monitor" in word for word in _words(_parent(daemon), "cmdline")
-        ):
-            return False
+        parent = int(Path(f"/proc/{daemon}/stat").read_text().rpartition(")")[2].split()[1])
     except (OSError, ValueError, IndexError):
         return False
+    words = _words(Path(f"/proc/{parent}/cmdline"))
+    if not words or any(b"edgert.daemon.monitor" in word for word in words):
+        return False
     adopts = [b"--adopt", str(daemon).encode()]
-    return not any(adopts == words[-3:-1] for words in map(_words_or_none, Path("/proc").glob("[0-9]*/cmdline")))
+    return not any(adopts == _words(path)[-3:-1] for path in Path("/proc").glob("[0-9]*/cmdline"))
 
 
 def _was_monitored(daemon: int) -> bool:
     """Return whether the process runs and was started by a monitor."""
-    return any(word.startswith(f"{VARIABLE}=".encode()) for word in _words_or_none(Path(f"/proc/{daemon}/environ")))
+    return any(word.startswith(f"{VARIABLE}=".encode()) for word in _words(Path(f"/proc/{daemon}/environ")))
 
 
-def _words_or_none(path: Path) -> list[bytes]:
+def _words(path: Path) -> list[bytes]:
     try:
         return path.read_bytes().split(b"\0")
     except OSError:  # the process has ended, or is another user's
         return []
-
-
-def _parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-
-
-def _words(pid: int, name: str) -> list[bytes]:
-    return Path(f"/proc/{pid}/{name}").read_bytes().split(b"\0")
 
 
 def shorten_log() -> None:

@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from edgert.config import ServingConfig
 from edgert.durable import replace_file
 from edgert.engines import UNTHREADED, Session
+from edgert.machine import rss_bytes
 from edgert.worker.batcher import can_batch
 
 LEARN_S_MAX = 3.0
@@ -148,13 +149,14 @@ def learn(
     circumstances: Circumstances,
     clock: Clock = time.perf_counter,
     busy: Callable[[], tuple[float, float]] = lambda: processor_times(),
-    memory_mb: Callable[[], float] = lambda: resident_mb(),
+    memory_mb: Callable[[], float] = lambda: (rss_bytes() or 0) / 1e6,
 ) -> tuple[list[Session], Learned]:
     """Measure, and return the sessions to serve with.
 
     `first` was loaded with the least of `threads_to_try`; `load` opens the artifact with a number of threads, and
     `sample` is one item. `busy` returns the seconds that all processors had so far, and those that other processes
-    used; `memory_mb` returns this process's memory. Raises the errors of `load` and of the sessions; then no session is left open.
+    used; `memory_mb` returns this process's memory. Raises the errors of `load` and of the sessions; then no session is
+    left open.
     """
     began, (all_before_s, others_before_s) = clock(), busy()
     until = began + LEARN_S_MAX
@@ -192,7 +194,7 @@ def learn_batch_cap(
     sample: Arrays,
     until_s: float,
     clock: Clock = time.perf_counter,
-    memory_mb: Callable[[], float] = lambda: resident_mb(),
+    memory_mb: Callable[[], float] = lambda: (rss_bytes() or 0) / 1e6,
 ) -> tuple[int, dict[int, float]]:
     """Return the largest batch that is cheaper per item than every smaller one, and the time of each batch in us.
 
@@ -229,14 +231,6 @@ def cap_of(times_us: Mapping[int, float]) -> int:
         if time_us / size <= best_per_item * (1 - BATCH_GAIN_MIN):
             cap, best_per_item = size, time_us / size
     return cap
-
-
-def resident_mb() -> float:
-    """Return the memory of this process in MB (10^6 bytes), shared pages included; 0 where the system does not tell."""
-    try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE") / 1e6
-    except (OSError, ValueError):
-        return 0.0
 
 
 def processor_times() -> tuple[float, float]:

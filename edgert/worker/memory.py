@@ -43,8 +43,8 @@ class Memory(NamedTuple):
         return Memory(tuple(arrays[:count]), arrays[count], skip, None if self.shares is None else arrays[count + 1])
 
 
-class Keeper:
-    """Knows what a model's sessions keep. With `in_turn`, the items of a request run one after the other.
+class MemoryForm:
+    """The form of a memory: what a model's sessions keep. With `in_turn`, the items of a request run one after the other.
 
     `first` is the memory that a session begins with, `size_bytes` the most that one takes.
     """

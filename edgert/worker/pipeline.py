@@ -32,7 +32,7 @@ from edgert.tensors import StageTimes, TensorSpec, batchable, fits
 from edgert.versions.installed import read_file
 from edgert.worker.batcher import Batcher, EngineAnswer
 from edgert.worker.cache import PredictionCache, tag_of
-from edgert.worker.memory import Keeper, Memory
+from edgert.worker.memory import Memory, MemoryForm
 from edgert.worker.model import LoadedModel
 from edgert.worker.near_cache import NearCache
 from edgert.worker.shadow import Shadow
@@ -116,8 +116,8 @@ class Pipeline:
         if (rule := manifest.input_rule) is not None:
             self._image = next(i for i, s in enumerate(self.inputs) if s.name == rule.input)
             self._pre = preprocessor(rule, self.inputs, lambda path: read_file(model.version, path))
-        self.keeper = Keeper(manifest, self._pre)
-        self._in_turn = self.keeper.in_turn
+        self.memory_form = MemoryForm(manifest, self._pre)
+        self._in_turn = self.memory_form.in_turn
         self._post: Postprocessor | None = None
         computed = manifest.outputs
         self._labels: tuple[str, ...] = ()
@@ -141,7 +141,7 @@ class Pipeline:
         open_ended = self._padder is None and any(n == -1 for spec in specs for n in spec.item_shape)
         if open_ended or self._pre is not None:  # an image may be larger than the model's input
             return configured_bytes
-        return min(configured_bytes, FRAME_BYTES_MIN + ITEMS_MAX * self._item_bytes_max + self.keeper.size_bytes)
+        return min(configured_bytes, FRAME_BYTES_MIN + ITEMS_MAX * self._item_bytes_max + self.memory_form.size_bytes)
 
     @property
     def shared_bytes(self) -> int:
@@ -160,8 +160,8 @@ class Pipeline:
             if isinstance(self._pre, TextPreprocessor):
                 named = {"text": self._pre.files}
             value["preprocess"] = {name: form.as_json() for name, form in named.items() if form is not None}
-            if self.keeper.pre is not None:
-                value["preprocess"]["step"] = self.keeper.pre.step
+            if self.memory_form.pre is not None:
+                value["preprocess"]["step"] = self.memory_form.pre.step
             if len(self._sent) < len(self.inputs):
                 made = [spec.name for i, spec in enumerate(self.inputs) if i not in self._sent or i == self._image]
                 value["preprocess"]["text_for"] = made
@@ -278,12 +278,12 @@ class Pipeline:
 
     def _ask_in_turn(self, request: _Request) -> EngineAnswer:
         """Run the items one after the other, each with the state that the one before it left."""
-        keeper, memory = self.keeper, request.memory or self.keeper.first
+        form, memory = self.memory_form, request.memory or self.memory_form.first
         state, answers = memory.state, []
         for i in range(request.items):
-            arrays = keeper.with_state([array[i : i + 1] for array in request.arrays], state)
+            arrays = form.with_state([array[i : i + 1] for array in request.arrays], state)
             answers.append(self._ask_engine(arrays, 1, request.deadline_s, request.high, request.came_ns))
-            state = keeper.state_of(answers[-1].outputs)
+            state = form.state_of(answers[-1].outputs)
         if request.memory is not None:
             request.memory = memory._replace(state=state)
         if len(answers) == 1:
@@ -315,13 +315,13 @@ class Pipeline:
         if isinstance(self._pre, TextPreprocessor):
             tokens = self._pre(given[self._image])
             made = {i: tokens[spec.name] for i, spec in enumerate(self.inputs) if spec.name in tokens}
-        elif request.memory is not None and (signals := self.keeper.pre) is not None:
+        elif request.memory is not None and (signals := self.memory_form.pre) is not None:
             made[self._image] = self._next_windows(request, signals)
         elif isinstance(self._pre, Preprocessor):
             made[self._image], request.placements = self._pre(given[self._image], request.deadline_s)
         else:
             made[self._image], request.windows = self._pre(given[self._image], request.deadline_s)
-            if self.keeper.first.state and len(request.windows or ()) > 1:
+            if self.memory_form.first.state and len(request.windows or ()) > 1:
                 raise RequestError("a request of this model takes one signal, as its state goes from window to window")
         request.arrays = [made[i] if i in made else given[i] for i in range(len(self.inputs))]
         # A signal may hold several windows; in a session also none that is complete.

@@ -15,7 +15,7 @@ from edgert.config import ServingConfig
 from edgert.errors import Overloaded, ProtocolError, RequestError, SessionLost
 from edgert.protocol import wire
 from edgert.protocol.arrays import from_wire, to_wire
-from edgert.worker.memory import Keeper
+from edgert.worker.memory import MemoryForm
 from edgert.worker.pipeline import Answer, ModelInputs, Pipeline
 
 FRAME_OVERHEAD_BYTES = 4096  # header, meta, descriptors and padding
@@ -40,16 +40,16 @@ class Sessions:
 
     @property
     def reserved_bytes(self) -> int:
-        return self._count * self._keeper.size_bytes
+        return self._count * self._form.size_bytes
 
     def open(self) -> ClientSession:
         """Return a new session. Raises Overloaded, which names the limit, and RequestError of a model that keeps nothing."""
-        name, keeper, serving = self.manifest.model, self._keeper, self._serving
-        if not keeper.keeps:
+        name, form, serving = self.manifest.model, self._form, self._serving
+        if not form.keeps:
             raise RequestError(f"model {name} keeps nothing between requests: send them without a session")
-        if keeper.size_bytes + FRAME_OVERHEAD_BYTES > self._frame_bytes_max:
+        if form.size_bytes + FRAME_OVERHEAD_BYTES > self._frame_bytes_max:
             raise RequestError(
-                f"a session of model {name} keeps up to {keeper.size_bytes} bytes, and a frame, in which it moves to another "
+                f"a session of model {name} keeps up to {form.size_bytes} bytes, and a frame, in which it moves to another "
                 f"worker, holds {self._frame_bytes_max} ([serving] frame_mb): raise that limit"
             )
         with self._lock:
@@ -57,7 +57,7 @@ class Sessions:
                 raise Overloaded(
                     f"model {name} has {self._count} sessions, the limit ([serving] sessions_max): close one first"
                 )
-            if (size := (self._count + 1) * keeper.size_bytes) > serving.session_mb * 1e6:
+            if (size := (self._count + 1) * form.size_bytes) > serving.session_mb * 1e6:
                 raise Overloaded(
                     f"the sessions of model {name} would keep {size / 1e6:.1f} MB, and {serving.session_mb:g} MB are the "
                     "limit ([serving] session_mb): close one first"
@@ -71,8 +71,8 @@ class Sessions:
             self._count -= 1
 
     @property
-    def _keeper(self) -> Keeper:
-        return self.pipeline.keeper
+    def _form(self) -> MemoryForm:
+        return self.pipeline.memory_form
 
 
 class ClientSession:
@@ -81,7 +81,7 @@ class ClientSession:
     def __init__(self, sessions: Sessions) -> None:
         self._sessions, self._infer = sessions, sessions.pipeline.infer_next
         self.idle_s = sessions.idle_s
-        self.memory = self._before = sessions.pipeline.keeper.first
+        self.memory = self._before = sessions.pipeline.memory_form.first
 
     def infer(self, inputs: ModelInputs, flags: int, came_ns: int, deadline_s: float | None) -> Answer:
         """Answer the next request, as `Pipeline.infer`."""
@@ -96,7 +96,7 @@ class ClientSession:
     def moved(self) -> Sequence[wire.Buffer]:
         """Return the frame that sends the client away, with the memory that it takes to another worker, if it has begun."""
         manifest, memory = self._sessions.manifest, self.memory
-        if memory is self._sessions.pipeline.keeper.first:  # its RESUME may still be on the way
+        if memory is self._sessions.pipeline.memory_form.first:  # its RESUME may still be on the way
             return [wire.json_frame(wire.MOVED, {})]
         value = {"release": manifest.release, "version": self._sessions.digest, "skip": memory.skip}
         if manifest.state_id:
@@ -117,11 +117,11 @@ class ClientSession:
                 f"the session began with release {_text(value.get('release'))}, which no longer serves, and release "
                 f"{manifest.release} does not continue it: begin a new session"
             )
-        keeper, skip = self._sessions.pipeline.keeper, value.get("skip")
-        if not keeper.fits(frame.tensors) or type(skip) is not int or not 0 <= skip < 2**31:
+        form, skip = self._sessions.pipeline.memory_form, value.get("skip")
+        if not form.fits(frame.tensors) or type(skip) is not int or not 0 <= skip < 2**31:
             raise ProtocolError("the memory of the session does not fit the model")
         arrays = [from_wire(tensor).copy() for tensor in frame.tensors]
-        self.memory = self._before = keeper.first.with_arrays(arrays, skip)
+        self.memory = self._before = form.first.with_arrays(arrays, skip)
 
 
 def _text(value: Any) -> str:

@@ -79,6 +79,7 @@ def test_told_to_end_it_takes_an_adopted_daemon_along(device: Device, monitor: s
     monitor.wait()
     pid = device.run("start")["pid"]
     (adopting,) = (path for path in Path("/proc").glob("[0-9]*") if is_adopting(path, pid))
+    wait_until(lambda: catches(adopting, signal.SIGTERM), "the monitor has begun")
     os.kill(int(adopting.name), signal.SIGTERM)
     wait_until(lambda: not device.run("status")["daemon"]["running"], "the daemon has ended")
     wait_until(lambda: not is_adopting(adopting, pid), "the monitor has ended")
@@ -89,6 +90,12 @@ def is_adopting(process: Path, daemon: int) -> bool:
         return f"--adopt\0{daemon}\0".encode() in (process / "cmdline").read_bytes()
     except OSError:
         return False
+
+
+def catches(process: Path, number: signal.Signals) -> bool:
+    """Return whether the process has a handler for the signal."""
+    (line,) = (line for line in (process / "status").read_text().splitlines() if line.startswith("SigCgt:"))
+    return bool(int(line.split()[1], 16) >> (number - 1) & 1)
 
 
 def test_told_to_end_while_it_waits_to_start_again_it_ends(device: Device, monitor: subprocess.Popen[bytes]) -> None:

@@ -11,17 +11,17 @@ from edgert.bundle.rules import Classify, Smooth
 from edgert.bundle.signal_rules import Sound
 from edgert.processing.signals import SignalPreprocessor
 from edgert.protocol.wire import WireTensor
-from edgert.worker.memory import Keeper
+from edgert.worker.memory import MemoryForm
 from tests.support.loaded_models import installed
 
 SOUND = Sound("x", 16_000, 8, step=4, lead=2, features="samples")
 
 
-def keeper(folder: Path, **options: Any) -> Keeper:
+def form(folder: Path, **options: Any) -> MemoryForm:
     version, _, _ = installed(folder, item_shape=(8,), **options)
     manifest = version.manifest
     pre = None if manifest.sound is None else SignalPreprocessor(manifest.sound, manifest.inputs[0])
-    return Keeper(manifest, pre)
+    return MemoryForm(manifest, pre)
 
 
 def tensors(*shapes: tuple[int, ...]) -> list[WireTensor]:
@@ -32,7 +32,7 @@ def tensors(*shapes: tuple[int, ...]) -> list[WireTensor]:
 
 
 def test_a_model_without_state_and_steps_keeps_nothing(tmp_path: Path) -> None:
-    found = keeper(tmp_path)
+    found = form(tmp_path)
     assert not found.keeps
     assert not found.in_turn
     assert found.size_bytes == 0
@@ -40,7 +40,7 @@ def test_a_model_without_state_and_steps_keeps_nothing(tmp_path: Path) -> None:
 
 def test_state_the_rest_of_a_signal_and_scores_are_kept_and_measured(tmp_path: Path) -> None:
     rules = {"sound": SOUND, "classify": Classify("y", smooth=Smooth("mean", 3))}
-    found = keeper(tmp_path, op="add", state_id="", rules=rules)
+    found = form(tmp_path, op="add", state_id="", rules=rules)
     assert found.keeps
     assert found.in_turn
     assert found.size_bytes == 8 * 4 + 8 * 4 + 2 * 8 * 4
@@ -49,7 +49,7 @@ def test_state_the_rest_of_a_signal_and_scores_are_kept_and_measured(tmp_path: P
 
 def test_only_tensors_of_the_memorys_form_fit(tmp_path: Path) -> None:
     rules = {"sound": SOUND, "classify": Classify("y", smooth=Smooth("mean", 3))}
-    found = keeper(tmp_path, op="add", state_id="", rules=rules)
+    found = form(tmp_path, op="add", state_id="", rules=rules)
     assert found.fits(tensors((1, 8), (8,), (2, 8)))
     assert found.fits(tensors((1, 8), (0,), (0, 8)))
     for shapes in (

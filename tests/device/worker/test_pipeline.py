@@ -128,7 +128,7 @@ def test_an_answer_without_a_window_can_be_joined_with_those_that_have_some(tmp_
         "classify": Classify("y", ("a", "b", "c"), top_k=2),
     }
     pipeline = a_pipeline(tmp_path, item_shape=(3,), rules=rules)
-    answers, memory = [], pipeline.keeper.first
+    answers, memory = [], pipeline.memory_form.first
     for length in (2, 4):
         given = pipeline.read(tensors(np.ones((1, length, 1), np.float32)))
         answer, memory = pipeline.infer_next(given, 0, came_ns=0, deadline_s=None, memory=memory)

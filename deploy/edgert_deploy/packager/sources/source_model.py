@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgert.bundle.buckets import Buckets
-from edgert.bundle.state import State
+from edgert.bundle.state import State, app_specs
 from edgert.engines import LocalArtifact
 from edgert.errors import BuildFailed, SourceInvalid
 from edgert.tensors import TensorSpec
@@ -88,11 +88,11 @@ class SourceModel:
 
     @property
     def app_inputs(self) -> tuple[TensorSpec, ...]:
-        return tuple(spec for spec in self.inputs if spec.name not in {one.input for one in self.state})
+        return app_specs(self.state, self.inputs, self.outputs)[0]
 
     @property
     def app_outputs(self) -> tuple[TensorSpec, ...]:
-        return tuple(spec for spec in self.outputs if spec.name not in {one.output for one in self.state})
+        return app_specs(self.state, self.inputs, self.outputs)[1]
 
 
 def load_source(path: Path, how: Conversion | None = None) -> SourceModel:
