@@ -12,12 +12,19 @@ class EdgeRTError(Exception):
     """Root of every error that EdgeRT raises on purpose.
 
     With `retryable`, the same call may succeed later; `retry_after_s` is the server's advice in seconds, or None.
+    A class states what differs from its parent: `class ModelNotFound(RequestError, code="...", wire_code=12)`.
     """
 
     code = "internal"
     exit_code = 1
     wire_code = 1
     retryable = False
+
+    def __init_subclass__(cls, **stated: str | int) -> None:
+        super().__init_subclass__()
+        for name, value in stated.items():
+            assert name in ("code", "exit_code", "wire_code", "retryable"), name
+            setattr(cls, name, value)
 
     def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
         super().__init__(message)
@@ -28,366 +35,226 @@ class EdgeRTError(Exception):
 # --- the caller's request must change -------------------------------------------------------
 
 
-class RequestError(EdgeRTError):
+class RequestError(EdgeRTError, code="request.invalid", exit_code=8, wire_code=10):
     """The request itself is wrong; sending it again will not help."""
 
-    code = "request.invalid"
-    exit_code = 8
-    wire_code = 10
 
-
-class ProtocolError(RequestError):
+class ProtocolError(RequestError, code="request.protocol", wire_code=11):
     """Bytes on the local socket are not the protocol of docs/protocol.md."""
 
-    code = "request.protocol"
-    wire_code = 11
 
-
-class ModelNotFound(RequestError):
+class ModelNotFound(RequestError, code="request.model_not_found", wire_code=12):
     """No model of that name is live on the device."""
 
-    code = "request.model_not_found"
-    wire_code = 12
 
-
-class DeadlineExceeded(RequestError):
+class DeadlineExceeded(RequestError, code="request.deadline_exceeded", wire_code=13):
     """The request's deadline passed before the engine could start on it, or before an answer came."""
 
-    code = "request.deadline_exceeded"
-    wire_code = 13
 
-
-class SessionLost(RequestError):
+class SessionLost(RequestError, code="request.session_lost", wire_code=15):
     """What the daemon kept of a session is gone, so that no request can continue it: begin a new one."""
 
-    code = "request.session_lost"
-    wire_code = 15
 
-
-class NotAllowed(RequestError):
+class NotAllowed(RequestError, code="request.not_allowed", wire_code=14):
     """The device's configuration does not let this user connect."""
-
-    code = "request.not_allowed"
-    wire_code = 14
 
 
 # --- the caller may try again ---------------------------------------------------------------
 
 
-class Unavailable(EdgeRTError):
+class Unavailable(EdgeRTError, code="unavailable", exit_code=8, wire_code=20, retryable=True):
     """The daemon cannot answer now; the same request may succeed later."""
 
-    code = "unavailable"
-    exit_code = 8
-    wire_code = 20
-    retryable = True
 
-
-class Overloaded(Unavailable):
+class Overloaded(Unavailable, code="unavailable.overloaded", wire_code=21):
     """The model's bounded queue is full; retry after `retry_after_s`."""
 
-    code = "unavailable.overloaded"
-    wire_code = 21
 
-
-class WorkerLost(Unavailable):
+class WorkerLost(Unavailable, code="unavailable.worker_lost", wire_code=22):
     """The worker process ended while this request was in it; it may be sent again."""
 
-    code = "unavailable.worker_lost"
-    wire_code = 22
 
-
-class DaemonUnreachable(Unavailable):
+class DaemonUnreachable(Unavailable, code="unavailable.daemon", wire_code=23):
     """Nothing answers on the daemon's socket."""
 
-    code = "unavailable.daemon"
-    wire_code = 23
 
-
-class Moved(Unavailable):
+class Moved(Unavailable, code="unavailable.moved"):
     """Another worker serves the model now; this request reached no engine."""
 
-    code = "unavailable.moved"
 
-
-class ShuttingDown(Unavailable):
+class ShuttingDown(Unavailable, code="unavailable.shutting_down", wire_code=24):
     """The daemon is stopping and accepts no new request."""
-
-    code = "unavailable.shutting_down"
-    wire_code = 24
 
 
 # --- the bundle must change -----------------------------------------------------------------
 
 
-class BundleError(EdgeRTError):
+class BundleError(EdgeRTError, code="bundle.invalid", exit_code=5, wire_code=30):
     """A bundle cannot be accepted; the live version stays live."""
 
-    code = "bundle.invalid"
-    exit_code = 5
-    wire_code = 30
 
-
-class BundleCorrupt(BundleError):
+class BundleCorrupt(BundleError, code="bundle.corrupt"):
     """Bytes differ from the signed manifest."""
 
-    code = "bundle.corrupt"
 
-
-class SignatureInvalid(BundleError):
+class SignatureInvalid(BundleError, code="bundle.signature_invalid"):
     """The signature does not match, or this device does not trust its key."""
 
-    code = "bundle.signature_invalid"
 
-
-class ReleaseTooOld(BundleError):
+class ReleaseTooOld(BundleError, code="bundle.release_too_old"):
     """The release number is below the highest that this device has marked good."""
 
-    code = "bundle.release_too_old"
 
-
-class NotCompatible(BundleError):
+class NotCompatible(BundleError, code="bundle.not_compatible"):
     """The bundle holds nothing for this device's profile or processor."""
 
-    code = "bundle.not_compatible"
 
-
-class BundleExpired(BundleError):
+class BundleExpired(BundleError, code="bundle.expired"):
     """The bundle's signed expiry is past."""
-
-    code = "bundle.expired"
 
 
 # --- the channel must change ----------------------------------------------------------------
 
 
-class ChannelInvalid(EdgeRTError):
+class ChannelInvalid(EdgeRTError, code="channel.invalid", exit_code=5):
     """The statement of a channel, or what a registry gives for it, cannot be used; nothing is installed."""
 
-    code = "channel.invalid"
-    exit_code = 5
 
-
-class ChannelTooOld(ChannelInvalid):
+class ChannelTooOld(ChannelInvalid, code="channel.too_old"):
     """A registry gives an older statement than the device has seen."""
 
-    code = "channel.too_old"
 
-
-class ChannelExpired(ChannelInvalid):
+class ChannelExpired(ChannelInvalid, code="channel.expired"):
     """The statement's signed expiry is past, and the registry has no newer one."""
 
-    code = "channel.expired"
 
-
-class ChannelMismatch(ChannelInvalid):
+class ChannelMismatch(ChannelInvalid, code="channel.mismatch"):
     """A registry gives other content than the statement names."""
-
-    code = "channel.mismatch"
 
 
 # --- the device must change -----------------------------------------------------------------
 
 
-class DeviceError(EdgeRTError):
+class DeviceError(EdgeRTError, code="device.error", exit_code=7, wire_code=40):
     """The device cannot do this in its present state."""
 
-    code = "device.error"
-    exit_code = 7
-    wire_code = 40
 
-
-class EngineMissing(DeviceError):
+class EngineMissing(DeviceError, code="device.engine_missing", wire_code=41):
     """The engine's SDK is not installed; the message names what to install."""
 
-    code = "device.engine_missing"
-    wire_code = 41
 
-
-class EngineFailed(DeviceError):
+class EngineFailed(DeviceError, code="device.engine_failed", wire_code=42):
     """The engine cannot load or run the artifact."""
 
-    code = "device.engine_failed"
-    wire_code = 42
 
-
-class TransitionRefused(DeviceError):
+class TransitionRefused(DeviceError, code="device.transition_refused"):
     """The slots' transition table has no such step from the present state."""
 
-    code = "device.transition_refused"
 
-
-class DaemonBusy(DeviceError):
+class DaemonBusy(DeviceError, code="device.daemon_busy", retryable=True):
     """The daemon runs and does not answer its control socket."""
 
-    code = "device.daemon_busy"
-    retryable = True
 
-
-class SlotsBusy(DeviceError):
+class SlotsBusy(DeviceError, code="device.slots_busy", retryable=True):
     """Another command holds the model's slots."""
 
-    code = "device.slots_busy"
-    retryable = True
 
-
-class DeployUnderWay(DeviceError):
+class DeployUnderWay(DeviceError, code="device.deploy_under_way", retryable=True):
     """Another deployment changes the same model on the device; nothing was done."""
 
-    code = "device.deploy_under_way"
-    retryable = True
 
-
-class FollowerBusy(DeviceError):
+class FollowerBusy(DeviceError, code="device.follower_busy", retryable=True):
     """Another process follows the channel on this device at this moment."""
 
-    code = "device.follower_busy"
-    retryable = True
 
-
-class NotBootstrapped(DeviceError):
+class NotBootstrapped(DeviceError, code="device.not_bootstrapped"):
     """The device has no edgertd, or edgertd has no configuration."""
 
-    code = "device.not_bootstrapped"
 
-
-class RuntimeBroken(DeviceError):
+class RuntimeBroken(DeviceError, code="device.runtime_broken"):
     """EdgeRT is installed on the device, but the Python of its environment does not start."""
 
-    code = "device.runtime_broken"
 
-
-class HealthCheckFailed(DeviceError):
+class HealthCheckFailed(DeviceError, code="device.health_check_failed", exit_code=9):
     """The live version's answers differ from the bundle's golden outputs."""
 
-    code = "device.health_check_failed"
-    exit_code = 9
 
-
-class StorageFailed(DeviceError):
+class StorageFailed(DeviceError, code="device.storage_failed"):
     """The device's disk failed a write (full, read-only, broken); nothing became live."""
 
-    code = "device.storage_failed"
 
-
-class DeviceUnreachable(EdgeRTError):
+class DeviceUnreachable(EdgeRTError, code="device.unreachable", exit_code=6, retryable=True):
     """The host cannot reach the device, or the connection broke."""
 
-    code = "device.unreachable"
-    exit_code = 6
-    retryable = True
 
-
-class LoginRefused(DeviceUnreachable):
+class LoginRefused(DeviceUnreachable, code="device.login_refused", retryable=False):
     """The device, or a jump host before it, accepts none of the offered keys."""
 
-    code = "device.login_refused"
-    retryable = False
 
-
-class HostKeyMismatch(EdgeRTError):
+class HostKeyMismatch(EdgeRTError, code="device.host_key_mismatch", exit_code=6):
     """The device has another SSH host key than the pinned one; nothing was sent."""
 
-    code = "device.host_key_mismatch"
-    exit_code = 6
 
-
-class RolledBack(EdgeRTError):
+class RolledBack(EdgeRTError, code="deploy.rolled_back", exit_code=9):
     """A deployment failed on the device, and the version before it is live again."""
 
-    code = "deploy.rolled_back"
-    exit_code = 9
 
-
-class Interrupted(EdgeRTError):
+class Interrupted(EdgeRTError, code="deploy.interrupted", exit_code=130):
     """The user stopped a command; the message tells the device's state."""
-
-    code = "deploy.interrupted"
-    exit_code = 130
 
 
 # --- the registry, or the way to it, must change ---------------------------------------------
 
 
-class RegistryError(EdgeRTError):
+class RegistryError(EdgeRTError, code="registry.invalid", exit_code=6):
     """The registry's answer cannot be used."""
 
-    code = "registry.invalid"
-    exit_code = 6
 
-
-class RegistryUnreachable(RegistryError):
+class RegistryUnreachable(RegistryError, code="registry.unreachable", retryable=True):
     """The registry does not answer, is overloaded, or its answer broke off; the same request may succeed later."""
 
-    code = "registry.unreachable"
-    retryable = True
 
-
-class RegistryLoginRefused(RegistryError):
+class RegistryLoginRefused(RegistryError, code="registry.login_refused"):
     """The registry refuses the login, or wants one and there is none."""
 
-    code = "registry.login_refused"
 
-
-class NotInRegistry(RegistryError):
+class NotInRegistry(RegistryError, code="registry.not_found"):
     """The registry does not hold what was asked for."""
 
-    code = "registry.not_found"
 
-
-class RegistryCorrupt(RegistryError):
+class RegistryCorrupt(RegistryError, code="registry.corrupt"):
     """Bytes from the registry are not those that their digest names, or are more than announced."""
-
-    code = "registry.corrupt"
 
 
 # --- the input of a host's command must change ----------------------------------------------
 
 
-class InputError(EdgeRTError):
+class InputError(EdgeRTError, code="input.invalid", exit_code=4):
     """A file or an option given to a command cannot be used."""
 
-    code = "input.invalid"
-    exit_code = 4
 
-
-class SourceInvalid(InputError):
+class SourceInvalid(InputError, code="input.source_invalid"):
     """The source model cannot be packed."""
 
-    code = "input.source_invalid"
 
-
-class CalibrationInvalid(InputError):
+class CalibrationInvalid(InputError, code="input.calibration_invalid"):
     """The calibration or hold-out samples do not fit the model."""
 
-    code = "input.calibration_invalid"
 
-
-class OperatorUnsupported(InputError):
+class OperatorUnsupported(InputError, code="input.operator_unsupported", exit_code=10):
     """A target does not support an operator of the model; the message names operator and node."""
 
-    code = "input.operator_unsupported"
-    exit_code = 10
 
-
-class ConfigInvalid(InputError):
+class ConfigInvalid(InputError, code="input.config_invalid"):
     """A profile, an inventory, a key or a configuration file is wrong or missing."""
 
-    code = "input.config_invalid"
 
-
-class AccuracyTooLow(EdgeRTError):
+class AccuracyTooLow(EdgeRTError, code="build.accuracy_too_low", exit_code=3):
     """An artifact lost more accuracy than allowed."""
 
-    code = "build.accuracy_too_low"
-    exit_code = 3
 
-
-class BuildFailed(EdgeRTError):
+class BuildFailed(EdgeRTError, code="build.failed", exit_code=11):
     """A builder's own tool failed on a model that passed all checks."""
-
-    code = "build.failed"
-    exit_code = 11
 
 
 def by_wire_code(wire_code: int) -> type[EdgeRTError]:

@@ -44,26 +44,16 @@ PACKET_BYTES_MAX = 1024 * 1024
 PROTOCOLS = {"5": MQTTProtocolVersion.MQTTv5, "3.1.1": MQTTProtocolVersion.MQTTv311}
 
 
-class BrokerUnreachable(EdgeRTError):
+class BrokerUnreachable(EdgeRTError, code="telemetry.broker_unreachable", exit_code=6, retryable=True):
     """Nothing answers as an MQTT broker at the address, or the connection died."""
 
-    code = "telemetry.broker_unreachable"
-    exit_code = 6
-    retryable = True
 
-
-class BrokerRefused(EdgeRTError):
+class BrokerRefused(EdgeRTError, code="telemetry.broker_refused", exit_code=4):
     """The broker refused: credentials, rights, protocol or quota."""
 
-    code = "telemetry.broker_refused"
-    exit_code = 4
 
-
-class BrokerTlsFailed(EdgeRTError):
+class BrokerTlsFailed(EdgeRTError, code="telemetry.broker_tls_failed", exit_code=4):
     """The TLS handshake failed: unknown authority, wrong name, expired certificate, or a port without TLS."""
-
-    code = "telemetry.broker_tls_failed"
-    exit_code = 4
 
 
 class _UnsupportedProtocol(EdgeRTError):

@@ -28,12 +28,8 @@ EXPIRES_S = 30 * 86_400.0
 SEEN_BYTES_MAX = 1024**2
 
 
-class ChannelChanged(EdgeRTError):
+class ChannelChanged(EdgeRTError, code="channel.changed", exit_code=6, retryable=True):
     """Another host changed the channel at the same time."""
-
-    code = "channel.changed"
-    exit_code = 6
-    retryable = True
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,8 @@ TOO_MANY_REQUESTS = 429
 _SAID_CHARS_MAX = 200
 
 
-class PushFailed(EdgeRTError):
+class PushFailed(EdgeRTError, code="fleet.push_failed", exit_code=6, retryable=True):
     """The endpoint did not accept the metrics. `retryable`: it may accept them later."""
-
-    code = "fleet.push_failed"
-    exit_code = 6
-    retryable = True
 
 
 def http_address(option: str, url: str, path: str, example: str) -> str:
