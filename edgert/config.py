@@ -25,7 +25,8 @@ from pathlib import Path
 from edgert.durable import make_private, only_owner_writes
 from edgert.errors import ConfigInvalid
 from edgert.names import ID, checked_id
-from edgert.toml_file import from_table, parse_toml
+from edgert.toml_file import about, from_table, parse_toml
+from edgert.typed_json import Closed
 
 SYSTEM_SOCKET = Path("/run/edgert/edgert.sock")  # of the system's service
 OBJECTIVES = ("latency", "throughput")
@@ -34,8 +35,27 @@ PASSWORD_CREDENTIAL, LOGIN_CREDENTIAL = "mqtt-password", "registry-login"
 SOCKET_PATH_BYTES_MAX = 107  # sun_path of AF_UNIX on Linux, without its terminating zero
 
 
+# The ranges that the daemon can work with. A key that is not here may have any value of its type.
+_RANGES: dict[str, tuple[float, float]] = {
+    "threads": (0, 1024),
+    "batch_max": (0, 4096),
+    "queue_max": (1, 1_000_000),
+    "cache_mb": (0, 1e6),
+    "cache_ttl_s": (0, 1e9),
+    "connections_max": (1, 100_000),
+    "frame_mb": (0.01, 2048),
+    "window_s": (0.5, 3600),
+    "run_s_max": (0, 86_400),
+    "worker_mb_max": (0, 1e7),
+    "memory_mb": (0, 1e7),
+    "sessions_max": (0, 100_000),
+    "session_mb": (0, 1e6),
+    "session_idle_s": (0.1, 1e9),
+}
+
+
 @dataclass(frozen=True)
-class MqttConfig:
+class MqttConfig(Closed):
     """`[mqtt]`. Without `host` nothing is sent, but the spool still fills up to its limit.
 
     `home_assistant` is Home Assistant's discovery prefix, usually "homeassistant".
@@ -55,12 +75,12 @@ class MqttConfig:
     def __post_init__(self) -> None:
         if self.home_assistant and not all(map(ID.match, self.home_assistant.split("/"))):
             raise ConfigInvalid(
-                f"[mqtt] home_assistant is {self.home_assistant!r}; give Home Assistant's discovery prefix: homeassistant"
+                f"home_assistant is {self.home_assistant!r}; give Home Assistant's discovery prefix: homeassistant"
             )
 
 
 @dataclass(frozen=True)
-class ServingConfig:
+class ServingConfig(Closed):
     """`[serving]`. With `batch_max` 0 the batcher learns its cap when the model is loaded; 1 never batches.
 
     With `threads` 0 a measurement chooses the number of engine threads for the `objective`: "latency" means the fastest
@@ -96,11 +116,15 @@ class ServingConfig:
 
     def __post_init__(self) -> None:
         if self.objective not in OBJECTIVES:
-            raise ConfigInvalid(f"[serving] objective is {self.objective!r}; give one of {', '.join(OBJECTIVES)}")
+            raise ConfigInvalid(f"objective is {self.objective!r}; give one of {', '.join(OBJECTIVES)}")
+        for name, (least, most) in _RANGES.items():
+            value = getattr(self, name)
+            if not least <= value <= most:
+                raise ConfigInvalid(f"{name} is {value}; give {least:g} to {most:g}")
 
 
 @dataclass(frozen=True)
-class HttpConfig:
+class HttpConfig(Closed):
     """`[http]`: the Open Inference Protocol over HTTP (docs/http.md), off without `listen`.
 
     `timeout_s` is for requests without a time-out. `allow_remote` lets other machines connect, without authentication.
@@ -113,7 +137,7 @@ class HttpConfig:
 
 
 @dataclass(frozen=True)
-class AlarmConfig:
+class AlarmConfig(Closed):
     """`[alarms]`: limits above which a window of telemetry raises an event (docs/telemetry.md). 0: no alarm.
 
     `p99_ms` 0 means twice a model's `p95_ms`, where it has one; `worker_mb` 0 means 90 % of `worker_mb_max`.
@@ -131,13 +155,13 @@ class AlarmConfig:
     def __post_init__(self) -> None:
         for name in ("p99_ms", "temp_c", "worker_mb", "silent_s"):
             if not getattr(self, name) >= 0:
-                raise ConfigInvalid(f"[alarms] {name} is {getattr(self, name)}; give a limit, or 0 for no alarm")
+                raise ConfigInvalid(f"{name} is {getattr(self, name)}; give a limit, or 0 for no alarm")
         if not 0 <= self.error_share <= 1:
-            raise ConfigInvalid(f"[alarms] error_share is {self.error_share}; give a share from 0 to 1")
+            raise ConfigInvalid(f"error_share is {self.error_share}; give a share from 0 to 1")
 
 
 @dataclass(frozen=True)
-class ModelConfig:
+class ModelConfig(Closed):
     """`[models.NAME]`. A pinned model is loaded when the daemon starts and never unloaded to make room.
 
     Every other setting is off at 0 (docs/serving.md). `p95_ms` is the latency that the batcher tunes itself to. `near` is
@@ -154,14 +178,14 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         if not self.p95_ms >= 0:
-            raise ConfigInvalid(f"[models.NAME] p95_ms is {self.p95_ms}; give milliseconds, or 0 for no target")
+            raise ConfigInvalid(f"p95_ms is {self.p95_ms}; give milliseconds, or 0 for no target")
         for name in ("near", "shadow", "shadow_alarm"):
             if not 0 <= getattr(self, name) <= 1:
-                raise ConfigInvalid(f"[models.NAME] {name} is {getattr(self, name)}; give a share from 0 to 1")
+                raise ConfigInvalid(f"{name} is {getattr(self, name)}; give a share from 0 to 1")
 
 
 @dataclass(frozen=True)
-class FollowConfig:
+class FollowConfig(Closed):
     """`[follow]`: the channel in an OCI registry that this device follows (docs/channels.md), off without `registry`.
 
     `registry` is the repository, as oci://HOST/REPOSITORY. The device asks for the channel once in `interval_s`, and
@@ -181,11 +205,11 @@ class FollowConfig:
 
     def __post_init__(self) -> None:
         if not 1 <= self.interval_s <= 30 * 86400:
-            raise ConfigInvalid(f"[follow] interval_s is {self.interval_s:g}; give 1 second to 30 days")
+            raise ConfigInvalid(f"interval_s is {self.interval_s:g}; give 1 second to 30 days")
         if not 0 <= self.kbit_max <= 1e9:
-            raise ConfigInvalid(f"[follow] kbit_max is {self.kbit_max:g}; give kilobits per second, or 0 for no limit")
+            raise ConfigInvalid(f"kbit_max is {self.kbit_max:g}; give kilobits per second, or 0 for no limit")
         if self.window and self.minutes is None:
-            raise ConfigInvalid(f"[follow] window is {self.window[:40]!r}; give local hours such as 22:00-05:00")
+            raise ConfigInvalid(f"window is {self.window[:40]!r}; give local hours such as 22:00-05:00")
 
     @property
     def minutes(self) -> tuple[int, int] | None:
@@ -199,7 +223,7 @@ class FollowConfig:
 
 
 @dataclass(frozen=True)
-class DeviceConfig:
+class DeviceConfig(Closed):
     """`config.toml`. `device` and `site` are parts of MQTT topics; apps connect to `socket`.
 
     Members of `socket_group` may connect; "" is the daemon's own group.
@@ -393,48 +417,8 @@ def read_config(state: StateDir) -> DeviceConfig:
 
 def parse_config(text: str, where: str) -> DeviceConfig:
     """Parse a configuration; `where` names it in errors. Raises ConfigInvalid."""
-    value = parse_toml(text, where)
-    serving = from_table(ServingConfig, value.pop("serving", {}), f"[serving] in {where}")
-    _check_ranges(serving, f"[serving] in {where}")
-    mqtt = from_table(MqttConfig, value.pop("mqtt", {}), f"[mqtt] in {where}")
-    http = from_table(HttpConfig, value.pop("http", {}), f"[http] in {where}")
-    alarms = from_table(AlarmConfig, value.pop("alarms", {}), f"[alarms] in {where}")
-    follow = from_table(FollowConfig, value.pop("follow", {}), f"[follow] in {where}")
-    tables = value.pop("models", {})
-    if not isinstance(tables, dict):
-        raise ConfigInvalid(f"{where}: models must be tables, [models.NAME], got {tables!r}")
-    models = {name: from_table(ModelConfig, table, f"[models.{name}] in {where}") for name, table in tables.items()}
-    tables = {"serving": serving, "mqtt": mqtt, "http": http, "alarms": alarms, "follow": follow, "models": models}
-    config = from_table(DeviceConfig, {**value, **tables}, where)
-    for what in ("device", "site"):
-        try:
-            checked_id(what, getattr(config, what))
-        except ConfigInvalid as error:
-            raise ConfigInvalid(f"{where}: {error.message}") from error
+    config = from_table(DeviceConfig, parse_toml(text, where), where)
+    with about(where):
+        checked_id("device", config.device)
+        checked_id("site", config.site)
     return config
-
-
-# The ranges that the daemon can work with. A key that is not here may have any value of its type.
-_RANGES: dict[str, tuple[float, float]] = {
-    "threads": (0, 1024),
-    "batch_max": (0, 4096),
-    "queue_max": (1, 1_000_000),
-    "cache_mb": (0, 1e6),
-    "cache_ttl_s": (0, 1e9),
-    "connections_max": (1, 100_000),
-    "frame_mb": (0.01, 2048),
-    "window_s": (0.5, 3600),
-    "run_s_max": (0, 86_400),
-    "worker_mb_max": (0, 1e7),
-    "memory_mb": (0, 1e7),
-    "sessions_max": (0, 100_000),
-    "session_mb": (0, 1e6),
-    "session_idle_s": (0.1, 1e9),
-}
-
-
-def _check_ranges(serving: ServingConfig, where: str) -> None:
-    for name, (least, most) in _RANGES.items():
-        value = getattr(serving, name)
-        if not least <= value <= most:
-            raise ConfigInvalid(f"{where}: {name} is {value}; give {least:g} to {most:g}")

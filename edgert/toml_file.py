@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import fields
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from edgert.errors import ConfigInvalid
+from edgert.errors import BundleError, ConfigInvalid
+from edgert.typed_json import Mistyped, from_json
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -48,27 +50,19 @@ def parse_toml(text: str, where: str) -> dict[str, Any]:
 
 
 def from_table(cls: type[T], table: Any, where: str) -> T:
-    """Return the dataclass `cls` made of a table, each value checked for its field's type. Raises ConfigInvalid."""
+    """Return the dataclass `cls` made of a table; `where` names it in errors. Raises ConfigInvalid."""
     if not isinstance(table, dict):
         raise ConfigInvalid(f"{where} must be a table, got {table!r}")
-    known = {f.name: f for f in fields(cls)}  # type: ignore[arg-type]  # every caller gives a dataclass
-    for key, given in table.items():
-        if key not in known:
-            raise ConfigInvalid(f"{where} has an unknown key {key!r}; known: {', '.join(known)}")
-        wanted = str(known[key].type)
-        if not _is_a(given, wanted):
-            raise ConfigInvalid(f"{where}: {key} must be a {wanted}, got {given!r}")
     try:
-        return cls(**{key: tuple(given) if isinstance(given, list) else given for key, given in table.items()})
-    except TypeError as error:
+        return from_json(cls, table)
+    except Mistyped as error:
         raise ConfigInvalid(f"{where}: {error}") from error
 
 
-def _is_a(value: Any, wanted: str) -> bool:
-    if wanted == "bool":
-        return isinstance(value, bool)
-    if wanted in ("int", "float"):
-        return isinstance(value, int if wanted == "int" else (int, float)) and not isinstance(value, bool)
-    if wanted in ("tuple[int, ...]", "tuple[str, ...]"):
-        return isinstance(value, list) and all(_is_a(entry, wanted[6:9]) for entry in value)
-    return isinstance(value, str) if wanted == "str" else True
+@contextmanager
+def about(where: object) -> Iterator[None]:
+    """Put `where` before the message of a ConfigInvalid or a BundleError, as a ConfigInvalid."""
+    try:
+        yield
+    except (ConfigInvalid, BundleError) as error:
+        raise ConfigInvalid(f"{where}: {error.message}") from error

@@ -1,7 +1,8 @@
 """Dataclasses as JSON values and back, every value checked against the type of its field.
 
 The sender is another process or another machine, so nothing that it sends is trusted: texts, lists and numbers are
-bounded, and the types of the fields bound the depth. A key without a field is ignored, as a newer sender may add some.
+bounded, and the types of the fields bound the depth. A key without a field is ignored, as a newer sender may add some;
+for a `Closed` dataclass it is an error.
 """
 
 from __future__ import annotations
@@ -27,6 +28,14 @@ T = TypeVar("T")
 
 class Mistyped(ValueError):
     """A JSON value does not have the type of its field; the message names the field."""
+
+
+class UnknownKey(Mistyped):
+    """A `Closed` dataclass has no field for a key."""
+
+
+class Closed:
+    """A dataclass whose keys are all known: it is what somebody wrote, or a key that is ignored would change a result."""
 
 
 def to_json(value: Any) -> Any:
@@ -72,8 +81,10 @@ def _read(wanted: Any, value: Any, where: str) -> Any:
 
 def _dataclass(cls: Any, value: Any, where: str) -> Any:
     given = _bounded(value, dict, where, "an object")
-    found = {}
-    for name, (kind, required, flat) in _fields(cls).items():
+    found, known = {}, _fields(cls)
+    if issubclass(cls, Closed) and (unknown := sorted(set(given) - set(known))):
+        raise UnknownKey(f"{_shown(where)} has an unknown key {unknown[0][:80]!r}; known: {', '.join(known)}")
+    for name, (kind, required, flat) in known.items():
         if flat:
             found[name] = _read(kind, given if _has(kind, given) else None, where)
         elif name in given:
@@ -83,7 +94,7 @@ def _dataclass(cls: Any, value: Any, where: str) -> Any:
     try:
         return cls(**found)
     except EdgeRTError as error:  # the class checks its values
-        raise Mistyped(f"{_shown(where)}: {error.message}") from error
+        raise Mistyped(f"{_shown(where)}: {error.message}" if where else error.message) from error
 
 
 @cache
@@ -154,7 +165,7 @@ def _bounded(value: Any, kind: type[Any], where: str, name: str) -> Any:
 
 
 def _shown(where: str) -> str:
-    return where.removeprefix(".") or "the answer"
+    return where.removeprefix(".") or "it"
 
 
 def _excerpt(value: Any) -> str:

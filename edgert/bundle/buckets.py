@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from edgert.errors import BundleError, RequestError
 from edgert.tensors import TensorSpec
+from edgert.typed_json import Closed
 
 SIZES_MAX = 16
 LENGTH_MAX = 2**24
@@ -39,7 +40,7 @@ class CutOutput:
 
 
 @dataclass(frozen=True)
-class Buckets:
+class Buckets(Closed):
     """`sizes` of the open axis, ascending; `axis` is its name for people.
 
     `golden_lengths` holds the length of each golden sample. Its arrays have the largest size.

@@ -7,19 +7,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import asdict, dataclass
 
 from edgert.bundle.buckets import Buckets, check_buckets
 from edgert.bundle.expiry import expiry_time
-from edgert.bundle.rules import Classify, Ctc, Detect, Preprocess, Resize, Smooth, check_rules
+from edgert.bundle.rules import Classify, Ctc, Detect, Preprocess, check_rules
 from edgert.bundle.signal_rules import Series, Sound, check_series, check_smoothing, check_sound
 from edgert.bundle.state import State, app_specs, check_state
 from edgert.bundle.text_rules import Embed, Text, check_embed, check_text
 from edgert.errors import BundleError, NotCompatible
 from edgert.tensors import TensorSpec
-from edgert.typed_json import Mistyped, from_json
+from edgert.typed_json import Mistyped, UnknownKey, from_json
 
 FORMAT = 1
 MODEL_NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}")
@@ -202,8 +200,9 @@ class Manifest:
                 raise BundleError(
                     f"the bundle has format {value['format']!r}, this version reads {FORMAT}: update edgert on the device"
                 )
-            check_known(value)
             return from_json(cls, value)
+        except UnknownKey as error:  # of a rule: ignoring it would change the model's input
+            raise BundleError(f"the manifest cannot be read: {error}. Update edgert on the device") from error
         except Mistyped as error:
             if isinstance(error.__cause__, BundleError):  # a value of the right type that is not allowed
                 raise error.__cause__ from None
@@ -309,25 +308,3 @@ def _check_artifact(artifact: ArtifactEntry, manifest: Manifest, paths: set[str]
 def _check_unique(what: str, names: list[str]) -> None:
     if len(set(names)) != len(names):
         raise BundleError(f"two entries of kind {what} in the manifest have the same name")
-
-
-def check_known(manifest: Mapping[str, Any]) -> None:
-    """Raise BundleError where a rule in `value` has an unknown key: ignoring it would change the model's input."""
-    preprocess, classify = manifest.get("preprocess"), manifest.get("classify")
-    rules = (
-        ("preprocessing", Preprocess, preprocess),
-        ("sound", Sound, manifest.get("sound")),
-        ("series", Series, manifest.get("series")),
-        ("text", Text, manifest.get("text")),
-        ("embedding", Embed, manifest.get("embed")),
-        ("resizing", Resize, preprocess and preprocess.get("resize")),
-        ("classification", Classify, classify),
-        ("smoothing", Smooth, classify and classify.get("smooth")),
-        ("ctc", Ctc, manifest.get("ctc")),
-        ("detection", Detect, manifest.get("detect")),
-        ("the buckets", Buckets, manifest.get("buckets")),
-        *(("the state", State, one) for one in manifest.get("state") or ()),
-    )
-    for what, cls, rule in rules:
-        if unknown := sorted(set(rule or ()) - {field.name for field in fields(cls)}):
-            raise BundleError(f"{what} has unknown keys {', '.join(unknown)[:200]}: update edgert on the device")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from edgert.errors import BundleError
 from edgert.tensors import TensorSpec
+from edgert.typed_json import Closed
 
 LABELS_MAX = 100_000
 IMAGE_SIDE_MAX = 8192  # of what a model takes
@@ -27,7 +28,7 @@ BOX_FORMATS = ("cxcywh", "xyxy", "xywh", "yxyx")
 
 
 @dataclass(frozen=True)
-class Resize:
+class Resize(Closed):
     """How an image of any size is brought to the model's `height` x `width` pixels.
 
     "stretch" ignores the ratio of the sides. "crop" scales the shorter side to `shortest_side` (0: the least that covers
@@ -44,7 +45,7 @@ class Resize:
 
 
 @dataclass(frozen=True)
-class Preprocess:
+class Preprocess(Closed):
     """How UINT8 values for `input` become the model's values: (value * scale - mean) / std.
 
     `mean` and `std` hold one number, or one per channel. `layout` is that of the UINT8 tensors: "nhwc", "nchw", or
@@ -71,7 +72,7 @@ class Preprocess:
 
 
 @dataclass(frozen=True)
-class Smooth:
+class Smooth(Closed):
     """How the answer to a window counts the last `windows` windows of its signal, itself included.
 
     "mean": the class scores are averaged, over the windows that there are. "majority" answers the class that more than
@@ -83,7 +84,7 @@ class Smooth:
 
 
 @dataclass(frozen=True)
-class Classify:
+class Classify(Closed):
     """The output `output` holds class scores along its last axis; answers hold the best `top_k`, named by `labels`.
 
     A class is answered if its score is at least its `threshold` (one number, or one for each class; empty: always) and
@@ -100,7 +101,7 @@ class Classify:
 
 
 @dataclass(frozen=True)
-class Ctc:
+class Ctc(Closed):
     """The output `output` holds class scores of each step of a sequence, [N, steps, classes], trained with CTC.
 
     An answer holds the text that greedy decoding reads: the best class of each step, repeats merged, class `blank` left
@@ -121,7 +122,7 @@ class Ctc:
 
 
 @dataclass(frozen=True)
-class Detect:
+class Detect(Closed):
     """How a detector's outputs become boxes: scores of at least `score_threshold`, then NMS within each class.
 
     `boxes` names the output with A boxes per image. With `scores` empty it also holds the scores: [N, 4 + C, A] in form

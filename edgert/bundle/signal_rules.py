@@ -13,6 +13,7 @@ from typing import ClassVar
 from edgert.bundle.rules import TIME_AXES, Classify, check_choice
 from edgert.errors import BundleError
 from edgert.tensors import TensorSpec
+from edgert.typed_json import Closed
 
 RATE_HZ_MIN, RATE_HZ_MAX = 1_000, 384_000  # of sound
 WINDOW_VALUES_MAX = 16 * 1024**2  # of one window, over all channels
@@ -26,7 +27,7 @@ MISSING_RULES = ("refuse", "zero", "hold", "linear")
 
 
 @dataclass(frozen=True)
-class Sound:
+class Sound(Closed):
     """How mono sound becomes features, with librosa's definitions and, apart from `rate_hz`, its names for them.
 
     A window has `length` samples at `rate_hz`. With `step` 0 a request holds one window, padded with zeros at its end;
@@ -78,7 +79,7 @@ class Sound:
 
 
 @dataclass(frozen=True)
-class Series:
+class Series(Closed):
     """How sensor values [time, channels] become features of each window of `length` values.
 
     With `step` 0 a request holds exactly one window; else a new window begins every `step` values, and each is an item.

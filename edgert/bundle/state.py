@@ -9,13 +9,14 @@ from dataclasses import dataclass
 
 from edgert.errors import BundleError
 from edgert.tensors import ITEM_BYTES, TensorSpec
+from edgert.typed_json import Closed
 
 STATE_BYTES_MAX = 16 * 1024**2  # of one session, over all tensors
 STATE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
 @dataclass(frozen=True)
-class State:
+class State(Closed):
     """The output `output` of an item becomes the input `input` of the session's next item. The first item gets zeros."""
 
     input: str

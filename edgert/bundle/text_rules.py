@@ -12,6 +12,7 @@ from edgert.bundle.buckets import Buckets
 from edgert.bundle.rules import check_choice
 from edgert.errors import BundleError
 from edgert.tensors import TensorSpec
+from edgert.typed_json import Closed
 
 TOKENIZER = "tokenizer.json"  # its name in a bundle
 TOKENS_MAX = 2**20  # of one text
@@ -21,7 +22,7 @@ DATATYPES = ("INT64", "INT32")
 
 
 @dataclass(frozen=True)
-class Text:
+class Text(Closed):
     """How UTF-8 text becomes token ids, by a file of the library `tokenizers`.
 
     `tokenizer` is that file's path: in a manifest its name in the bundle, on the host a path there. The model's `input`
@@ -48,7 +49,7 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Embed:
+class Embed(Closed):
     """How the output `output` becomes one vector for each item, the output `<output>_embedding`.
 
     Of token states [N, T, D], `pooling` "mean" takes the mean over the tokens that the input `mask` marks with 1, and "cls"

@@ -11,7 +11,17 @@ from typing import Any
 import pytest
 
 from edgert.errors import ConfigInvalid
-from edgert.typed_json import ENTRIES_MAX, FLAT, INTEGER_MAX, TEXT_LENGTH_MAX, Mistyped, from_json, to_json
+from edgert.typed_json import (
+    ENTRIES_MAX,
+    FLAT,
+    INTEGER_MAX,
+    TEXT_LENGTH_MAX,
+    Closed,
+    Mistyped,
+    UnknownKey,
+    from_json,
+    to_json,
+)
 
 
 class Colour(str, Enum):
@@ -33,6 +43,11 @@ class Bell:
 
 
 @dataclass(frozen=True)
+class Lock(Closed):
+    digits: int
+
+
+@dataclass(frozen=True)
 class Bike:
     name: str
     price: float
@@ -41,6 +56,11 @@ class Bike:
     gears: Mapping[int, tuple[int, float]]
     owner: str | None = None
     bell: Bell | None = field(default=None, metadata={FLAT: True})
+
+
+@dataclass(frozen=True)
+class Rack:
+    locks: tuple[Lock, ...]
 
 
 BIKE = Bike("b", 1.5, Colour.RED, (Wheel(32), Wheel(36)), {1: (2, 0.5)}, None, Bell(True))
@@ -56,6 +76,11 @@ def test_defaults_stand_in_and_unknown_keys_are_ignored() -> None:
     least = {key: VALUE[key] for key in ("name", "price", "colour", "wheels", "gears")}
     bike = from_json(Bike, {**least, "basket": {"deep": [1]}})
     assert (bike.owner, bike.bell) == (None, None)
+
+
+def test_an_unknown_key_of_a_closed_class_is_named_with_those_that_it_has() -> None:
+    with pytest.raises(UnknownKey, match=r"locks\[0\] has an unknown key 'colour'; known: digits"):
+        from_json(Rack, {"locks": [{"digits": 4, "colour": "red"}]})
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ from edgert.bundle.rules import Classify, Ctc, Detect, Preprocess
 from edgert.bundle.signal_rules import Series, Sound, check_smoothing
 from edgert.bundle.signing import read_signing_key
 from edgert.bundle.text_rules import Embed, Text
-from edgert.errors import BundleError, ConfigInvalid
+from edgert.errors import ConfigInvalid
+from edgert.toml_file import about
 from edgert_deploy.cli import build_output
 from edgert_deploy.cli.options import inventory_option, json_option, profiles_option
 from edgert_deploy.cli.output import emit
@@ -296,10 +297,8 @@ def _request(source: SourceModel, profiles: tuple[DeviceProfile, ...], given: di
     elif given["labels"] is not None:
         after = read_classify(given["labels"], source)
     if isinstance(after, Classify) and after.smooth is not None:
-        try:
+        with about(given["postprocess"]):
             check_smoothing(after, before if isinstance(before, Sound | Series) else None)
-        except BundleError as error:
-            raise ConfigInvalid(f"{given['postprocess']}: {error.message}") from error
     for name in ("licence", "notes"):
         if len(given[name]) > TEXT_LETTERS_MAX:
             raise ConfigInvalid(f"--{name} has {len(given[name])} letters; at most {TEXT_LETTERS_MAX}: shorten it")

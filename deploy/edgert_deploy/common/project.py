@@ -21,7 +21,8 @@ from typing import Any, TypeVar
 from urllib.parse import parse_qs, urlsplit
 
 from edgert.errors import ConfigInvalid
-from edgert.toml_file import from_table, read_toml
+from edgert.toml_file import about, from_table, read_toml
+from edgert.typed_json import Closed
 from edgert_deploy.common.folders import config_folder
 from edgert_deploy.common.trial_limits import check_table
 
@@ -55,7 +56,7 @@ _PROFILES: tuple[tuple[str, ...], ...] = (
 
 
 @dataclass(frozen=True)
-class BrokerDefaults:
+class BrokerDefaults(Closed):
     """`[broker]`. `address` is HOST[:PORT]; the files are paths, "" for none."""
 
     address: str = ""
@@ -69,7 +70,7 @@ class BrokerDefaults:
 
 
 @dataclass(frozen=True)
-class RegistryDefaults:
+class RegistryDefaults(Closed):
     """`[registry]`. `address` is oci://HOST/REPOSITORY; `ca` and `login` are paths of files, "" for the usual ones."""
 
     address: str = ""
@@ -214,10 +215,8 @@ def _project(file: Path, value: dict[str, Any]) -> Project:
     def path(key: str) -> Path | None:
         return _path(root, value[key]) if key in value else None
 
-    try:
+    with about(file):
         trial = check_table(trial)
-    except ConfigInvalid as error:
-        raise ConfigInvalid(f"{file}: {error.message}") from error
     profiles = path("profiles") or (root / "profiles" if (root / "profiles").is_dir() else None)
     if (keys := path("keys")) is not None:
         _check_secret(file, "keys", keys)

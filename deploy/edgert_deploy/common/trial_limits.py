@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from edgert.errors import ConfigInvalid
+from edgert.toml_file import about
 from edgert.versions.trial_limits import LIMIT_NAMES, WATCH_S, TrialLimits, limit_value
 from edgert_deploy.common.quantities import duration_s
 
@@ -67,7 +68,7 @@ def _merged(table: Mapping[str, Any], model: str) -> dict[str, Any]:
 
 def _read(table: Mapping[str, Any], where: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    try:
+    with about(where):
         for key, given in table.items():
             if key == "unattended" and isinstance(given, bool):
                 found[key] = given
@@ -78,6 +79,4 @@ def _read(table: Mapping[str, Any], where: str) -> dict[str, Any]:
             else:
                 known = ", ".join((*LIMIT_NAMES, *_OTHER_KEYS))
                 raise ConfigInvalid(f"{key} = {given!r} is invalid; known: {known}")
-    except ConfigInvalid as error:
-        raise ConfigInvalid(f"{where}: {error.message}") from error
     return found

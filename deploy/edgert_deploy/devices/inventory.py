@@ -37,7 +37,8 @@ from tomlkit.items import Table
 from edgert.durable import locked, replace_file
 from edgert.errors import ConfigInvalid
 from edgert.names import checked_id
-from edgert.typed_json import Mistyped, from_json
+from edgert.toml_file import about, from_table
+from edgert.typed_json import Closed
 from edgert_deploy.common.addresses import host_and_port
 from edgert_deploy.common.project import find_project
 from edgert_deploy.devices.transports import TRANSPORTS, TransportKind
@@ -48,7 +49,6 @@ TAG = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}(=[A-Za-z0-9_.+:/@-]{1,63})?")
 ALL = "all"
 TAGS_MAX = 64
 LISTS = ("groups", "tags")
-REQUIRED = ("transport", "address", "profile", "state")
 SELECTED_BY = ("tag:", "site:", "profile:", "!")
 KNOWN_SHOWN_MAX = 20
 DEVICES_MAX = 10_000
@@ -56,7 +56,7 @@ INVENTORY_BYTES_MAX = 16 * 1024**2
 
 
 @dataclass(frozen=True)
-class Device:
+class Device(Closed):
     """One device. `address` is [USER@]HOST[:PORT] for ssh, the state folder for local.
 
     `state` is the folder of `edgertd --state`. `home` is where bootstrap installs, "" for local. `jump` is the address
@@ -357,17 +357,11 @@ def _devices(document: tomlkit.TOMLDocument, path: Path) -> list[Device]:
 
 def _device(name: str, table: Any, path: Path) -> Device:
     where = f"[devices.{name}] in {path}"
-    if not isinstance(table, dict):
-        raise ConfigInvalid(f"{where} must be a table")
-    known = {field.name for field in fields(Device)} - {"name"}
-    if unknown := sorted(set(table) - known):
-        raise ConfigInvalid(f"{where} has an unknown key {unknown[0]!r}; known: {', '.join(sorted(known))}")
-    if missing := [key for key in REQUIRED if key not in table]:
-        raise ConfigInvalid(f"{where} lacks {missing[0]!r}; required are {', '.join(REQUIRED)}")
-    try:
-        device = from_json(Device, {**table, "name": name})
-    except Mistyped as error:
-        raise ConfigInvalid(f"{where}: {error}") from error
+    if isinstance(table, dict):
+        if "name" in table:
+            raise ConfigInvalid(f"{where} has an unknown key 'name': the table's own name is the device's")
+        table = {**table, "name": name}
+    device = from_table(Device, table, where)
     _check_device(device, where)
     return device
 
@@ -378,11 +372,9 @@ def _check_words(device: Device, where: str) -> None:
     for group in device.groups:
         _check_name("group", group)
     _check_tags(where, device.tags)
-    try:
+    with about(where):
         checked_id("device", device.name)
         checked_id("site", device.site)
-    except ConfigInvalid as error:
-        raise ConfigInvalid(f"{where}: {error.message}") from error
     if device.transport in TRANSPORTS and device.kind.uses_ssh:
         SshAddress.parse(device.address)
     if device.jump:

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from edgert.config import SOCKET_PATH_BYTES_MAX
 from edgert.engines import ENGINES
 from edgert.errors import ConfigInvalid
-from edgert.toml_file import read_toml
-from edgert.typed_json import Mistyped, from_json
+from edgert.toml_file import from_table, read_toml
+from edgert.typed_json import Closed
 
 PROFILE_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 PRECISIONS = ("auto", "int8", "fp16", "fp32")
 
 
 @dataclass(frozen=True)
-class Match:
+class Match(Closed):
     """How to recognize this kind of device: words in the names of the board and of the processor, and major versions
     of a Jetson's system. One entry of a list is enough; an empty list matches nothing.
     """
@@ -29,7 +29,7 @@ class Match:
 
 
 @dataclass(frozen=True)
-class DeviceProfile:
+class DeviceProfile(Closed):
     """One `devices/<name>.toml`.
 
     `engines` come in order of preference, the best first. `machines` are values of `uname -m`; empty means any. `python` and `glibc` are
@@ -82,19 +82,7 @@ def _folders(profiles_dir: Path | None) -> Iterator[Path]:
 
 def _checked(path: Path) -> DeviceProfile:
     """Return the profile in the file `path`. Raises ConfigInvalid for the first invalid value."""
-    values = read_toml(path)
-    known = {one.name for one in fields(DeviceProfile)}
-    needed = {one.name for one in fields(DeviceProfile) if one.default is one.default_factory is MISSING}
-    if not needed <= set(values) <= known:
-        missing, extra = sorted(needed - set(values)), sorted(set(values) - known)
-        raise ConfigInvalid(f"profile {path}: missing keys {missing}, unknown keys {extra}")
-    words = [one.name for one in fields(Match)]
-    try:
-        profile = from_json(DeviceProfile, values)
-    except Mistyped as error:
-        raise ConfigInvalid(f"profile {path}: {error}") from error
-    if not set(values.get("match", {})) <= set(words):
-        raise ConfigInvalid(f"profile {path}: [match] takes {', '.join(words)}")
+    profile = from_table(DeviceProfile, read_toml(path), f"profile {path}")
     problem = next(_problems(path, profile), None)
     if problem is not None:
         raise ConfigInvalid(f"profile {path}: {problem}")

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from edgert.bundle.buckets import Buckets, CutOutput, PaddedInput, check_buckets
-from edgert.bundle.manifest import check_known
 from edgert.errors import BundleError, RequestError
 from edgert.tensors import TensorSpec
 
@@ -56,8 +55,3 @@ def test_buckets_that_do_not_fit_the_model_are_refused(changes: dict[str, Any], 
     check(BUCKETS)
     with pytest.raises(BundleError, match=says):
         check(replace(BUCKETS, **changes))
-
-
-def test_an_unknown_key_is_refused_as_it_could_change_answers() -> None:
-    with pytest.raises(BundleError, match="the buckets has unknown keys mode"):
-        check_known({"buckets": {"axis": "tokens", "mode": "left"}})

@@ -85,14 +85,34 @@ def test_what_it_says_of_images_and_boxes_comes_back() -> None:
         assert Manifest.from_bytes(manifest.to_bytes()) == manifest
 
 
-def test_rules_may_be_left_out_but_an_unknown_one_is_not_passed_over() -> None:
+def test_rules_may_be_left_out() -> None:
     value = json.loads(images().to_bytes())
     value["preprocess"] = {"input": "image"}
     del value["detect"], value["classify"]
     read = Manifest.from_bytes(json.dumps(value).encode())
     assert (read.preprocess, read.classify, read.detect) == (Preprocess("image"), None, None)
-    value["preprocess"]["mirror"] = True
-    with pytest.raises(BundleError, match="mirror"):
+
+
+@pytest.mark.parametrize(
+    ("key", "rule"),
+    [
+        ("preprocess", {"input": "image", "mirror": True}),
+        ("preprocess", {"input": "image", "resize": {"rule": "crop", "height": 8, "width": 8, "mirror": 1}}),
+        ("sound", {"mirror": 1}),
+        ("series", {"mirror": 1}),
+        ("text", {"mirror": 1}),
+        ("embed", {"mirror": 1}),
+        ("classify", {"output": "scores", "smooth": {"mirror": 1}}),
+        ("classify", {"output": "scores", "mirror": 1}),
+        ("ctc", {"output": "scores", "mirror": 1}),
+        ("detect", {"boxes": "scores", "mirror": 1}),
+        ("buckets", {"axis": "tokens", "mirror": 1}),
+        ("state", [{"input": "image", "mirror": 1}]),
+    ],
+)
+def test_an_unknown_key_of_a_rule_is_refused_as_it_would_change_answers(key: str, rule: object) -> None:
+    value = {**json.loads(GOOD.to_bytes()), key: rule}
+    with pytest.raises(BundleError, match=r"unknown key 'mirror'.*Update edgert on the device"):
         Manifest.from_bytes(json.dumps(value).encode())
 
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from edgert.bundle.manifest import check_known
 from edgert.bundle.rules import (
     DETECTED,
     IMAGE_SIDE_MAX,
@@ -84,20 +83,3 @@ def test_a_rule_that_does_not_fit_is_refused(rule: Preprocess | Classify | Detec
 def test_an_output_must_not_have_the_name_of_an_added_one() -> None:
     with pytest.raises(BundleError, match="rename it in the model"):
         check_rules(PREPROCESS, None, DETECT, INPUTS, (*OUTPUTS, TensorSpec(DETECTED[0], "FP32", (-1,))))
-
-
-@pytest.mark.parametrize(
-    ("rule", "what"),
-    [
-        ({"preprocess": {"input": "x", "gamma": 2.2}}, "preprocessing has unknown keys gamma"),
-        ({"preprocess": {"resize": {"jitter": 1}}}, "resizing has unknown keys jitter"),
-        ({"classify": {"tree": 1}}, "classification has unknown keys tree"),
-        ({"classify": {"smooth": {"decay": 1}}}, "smoothing has unknown keys decay"),
-        ({"ctc": {"beam": 1}}, "ctc has unknown keys beam"),
-        ({"detect": {"soft": 1}}, "detection has unknown keys soft"),
-    ],
-)
-def test_an_unknown_key_is_refused(rule: dict[str, object], what: str) -> None:
-    check_known({"preprocess": None})
-    with pytest.raises(BundleError, match=what):
-        check_known(rule)

@@ -200,7 +200,7 @@ def test_devices_are_told_no_login_of_another_broker(folder: Path, capfd: pytest
         ("p99_target_ms = 20", "must be a table"),
         ("[p99_target_ms]\ndigits = 0", "write milliseconds"),
         ("[broker]\nhost = 'x'", "unknown key 'host'"),
-        ("[broker]\ntls = 'yes'", "tls must be a bool"),
+        ("[broker]\ntls = 'yes'", "tls is 'yes', not of type bool"),
         ("selector = ", "not TOML"),
         ("#" * 70_000, "the limit is"),
     ],

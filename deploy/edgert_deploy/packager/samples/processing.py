@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from edgert.bundle.rules import (
     Detect,
     Preprocess,
     Resize,
-    Smooth,
     check_classify,
     check_ctc,
     check_detect,
@@ -22,26 +20,19 @@ from edgert.bundle.rules import (
 )
 from edgert.bundle.signal_rules import Series, Sound, check_series, check_sound
 from edgert.bundle.text_rules import Embed, Text
-from edgert.errors import BundleError, ConfigInvalid
+from edgert.errors import ConfigInvalid
 from edgert.processing.preprocessors import InputRule
 from edgert.tensors import TensorSpec
-from edgert.toml_file import parse_toml, read_text
-from edgert.typed_json import Mistyped, from_json
+from edgert.toml_file import about, from_table, parse_toml, read_text
 from edgert_deploy.packager.samples.text_rule import read_embed, read_text_rule
 from edgert_deploy.packager.sources.source_model import SourceModel
 
 FILE_BYTES_MAX = 16 * 1024**2
-KEYS = tuple(field.name for field in fields(Preprocess))
 STATE_KEYS = ("state", "state_id")  # read by streams.py
 OutputRule = Classify | Detect | Ctc | Embed
 INPUT_TABLES: dict[str, type[Sound] | type[Series] | type[Text]] = {"sound": Sound, "series": Series, "text": Text}
-RESIZE_KEYS = tuple(field.name for field in fields(Resize))
-DETECT_KEYS = tuple(field.name for field in fields(Detect) if field.name != "labels")
-CLASSIFY_KEYS = tuple(field.name for field in fields(Classify) if field.name != "labels")
-SMOOTH_KEYS = tuple(field.name for field in fields(Smooth))
-CTC_KEYS = tuple(field.name for field in fields(Ctc) if field.name != "labels")
-EMBED_KEYS = tuple(field.name for field in fields(Embed))
-POSTPROCESS_KEYS = {"classify": CLASSIFY_KEYS, "detect": DETECT_KEYS, "ctc": CTC_KEYS, "embed": EMBED_KEYS}
+OUTPUT_TABLES = ("classify", "detect", "ctc", "embed")
+LISTS = ("mean", "std", "feature_mean", "feature_std", "threshold")  # where a number may stand for a list of one
 PREPROCESS_PRESETS = ("imagenet", "yolo")
 POSTPROCESS_PRESETS = ("yolo",)
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -57,8 +48,8 @@ def read_preprocess(path: Path, source: SourceModel) -> InputRule | None:
     if str(path) in PREPROCESS_PRESETS:
         return _checked(str(path), _preset(str(path), source), source)
     _check_there(path, PREPROCESS_PRESETS)
-    values = _toml(path, (*KEYS, *INPUT_TABLES, *STATE_KEYS))
-    if set(values) and not set(values) - set(STATE_KEYS):
+    values = parse_toml(read_text(path, FILE_BYTES_MAX), str(path))
+    if values and not set(values) - set(STATE_KEYS):
         return None
     values = {key: value for key, value in values.items() if key not in STATE_KEYS}
     if set(values) & set(INPUT_TABLES):
@@ -73,40 +64,36 @@ def read_preprocess(path: Path, source: SourceModel) -> InputRule | None:
         raise ConfigInvalid(
             f"{path}: input {spec.name!r} is {spec.datatype}; preprocessing makes FP32, and of images also FP16, UINT8 or INT8"
         )
-    layout = str(values.get("model_layout", _model_layout(spec)))
-    preprocess = Preprocess(
-        input=spec.name,
-        scale=_numbers(path, "scale", values.get("scale", 1.0))[0],
-        mean=_numbers(path, "mean", values.get("mean", 0.0)),
-        std=_numbers(path, "std", values.get("std", 1.0)),
-        layout=str(values.get("layout", "model")),
-        model_layout=layout,
-        colour=str(values.get("colour", "gray" if _channels(spec, layout) == 1 else "rgb")),
-        frame_colour=str(values.get("frame_colour", "model")),
-        resize=None if "resize" not in values else _resize(path, values["resize"], spec, layout),
-        decode=_flag(path, "decode", values.get("decode", False)),
-    )
+    layout = values.get("model_layout", _model_layout(spec))
+    colour = "gray" if _channels(spec, layout) == 1 else "rgb"
+    values = {"model_layout": layout, "colour": colour, **_with_lists(values)}
+    if isinstance(resize := values.get("resize"), dict):
+        height, width = _height_and_width(spec, layout)
+        values["resize"] = {"rule": "stretch", "height": height, "width": width, **resize}
+    preprocess = from_table(Preprocess, values, str(path))
     return _checked(str(path), preprocess, source)
 
 
 def read_postprocess(
     path: Path, source: SourceModel, labels: Path | None, before: InputRule | None = None
 ) -> OutputRule:
-    """Return the preset `path`, or a file with one table of POSTPROCESS_KEYS. Raises ConfigInvalid."""
+    """Return the preset `path`, or a file with one table of OUTPUT_TABLES. Raises ConfigInvalid."""
     if str(path) in POSTPROCESS_PRESETS:
         return _checked_detect(str(path), _yolo(source, () if labels is None else _labels(labels)), source)
     _check_there(path, POSTPROCESS_PRESETS)
-    values = _toml(path, tuple(POSTPROCESS_KEYS))
-    if len(values) != 1 or not all(isinstance(table, dict) for table in values.values()):
-        raise ConfigInvalid(f"{path} needs exactly one table: [{'], ['.join(POSTPROCESS_KEYS)}]")
+    values = parse_toml(read_text(path, FILE_BYTES_MAX), str(path))
+    if len(values) != 1 or not isinstance(next(iter(values.values())), dict) or not set(values) <= set(OUTPUT_TABLES):
+        raise ConfigInvalid(f"{path} needs exactly one table: [{'], ['.join(OUTPUT_TABLES)}]")
     kind, table = next(iter(values.items()))
-    _refuse_unknown(path, table, POSTPROCESS_KEYS[kind])
+    if "labels" in table:
+        raise ConfigInvalid(f"{path}: [{kind}] has labels: give them as a file, with --labels")
     if kind == "ctc":
         return _ctc(path, table, source, labels)
     if kind == "embed":
         return read_embed(path, table, source, before)
     if kind == "detect":
-        return _checked_detect(str(path), _detect(path, table, () if labels is None else _labels(labels)), source)
+        detect = from_table(Detect, table, f"{path}, table [detect]")
+        return _checked_detect(str(path), replace(detect, labels=() if labels is None else _labels(labels)), source)
     return _classify(path, table, source, labels)
 
 
@@ -129,23 +116,16 @@ def _of_table(path: Path, values: dict[str, Any], source: SourceModel) -> Sound 
     if len(values) != 1 or not isinstance(table, dict):
         raise ConfigInvalid(f"{path} needs exactly one table, [sound], [series] or [text], and nothing else")
     rule_class = INPUT_TABLES[kind]
-    _refuse_unknown(path, table, tuple(field.name for field in fields(rule_class)))
-    lists = ("mean", "std", "feature_mean", "feature_std")
-    table = {key: [value] if key in lists and not isinstance(value, list) else value for key, value in table.items()}
     if len(source.app_inputs) == 1:
         table = {"input": source.app_inputs[0].name, **table}
-    try:
-        if kind == "text":
-            return read_text_rule(path, table, source)
-        rule = from_json(rule_class, table)
+    if kind == "text":
+        return read_text_rule(path, table, source)
+    rule = from_table(rule_class, _with_lists(table), f"{path}, table [{kind}]")
+    with about(path):
         if isinstance(rule, Sound):
             check_sound(rule, source.app_inputs)
         elif isinstance(rule, Series):
             check_series(rule, source.app_inputs)
-    except Mistyped as error:
-        raise ConfigInvalid(f"{path}, table [{kind}]: {error}") from error
-    except BundleError as error:
-        raise ConfigInvalid(f"{path}: {error.message}") from error
     return rule
 
 
@@ -199,16 +179,6 @@ def _yolo(source: SourceModel, labels: tuple[str, ...]) -> Detect:
     )
 
 
-def _detect(path: Path, table: dict[str, Any], labels: tuple[str, ...]) -> Detect:
-    if "boxes" not in table:
-        raise ConfigInvalid(f"{path}: [detect] needs boxes, the name of an output of the model")
-    texts = {key: str(table[key]) for key in ("boxes", "scores", "form", "box_format") if key in table}
-    flags = {key: _flag(path, key, table[key]) for key in ("objectness", "sigmoid", "normalised") if key in table}
-    numbers = {key: _numbers(path, key, table[key])[0] for key in ("score_threshold", "iou_threshold") if key in table}
-    whole = {key: _whole(path, key, table[key]) for key in ("detections_max",) if key in table}
-    return Detect(labels=labels, **texts, **flags, **numbers, **whole)  # type: ignore[arg-type]
-
-
 def _classify(path: Path, table: dict[str, Any], source: SourceModel, labels: Path | None) -> Classify:
     """Return the rule of a table [classify]; a number may stand for a list of one threshold."""
     names = () if labels is None else _labels(labels)
@@ -216,16 +186,9 @@ def _classify(path: Path, table: dict[str, Any], source: SourceModel, labels: Pa
         if labels is None:
             raise ConfigInvalid(f"{path}: [classify] needs output, the name of an output of the model, or --labels")
         table = {"output": read_classify(labels, source).output, **table}
-    if "threshold" in table and not isinstance(table["threshold"], list):
-        table = {**table, "threshold": [table["threshold"]]}
-    try:
-        classify = replace(from_json(Classify, table), labels=names)
-        _refuse_unknown(path, table.get("smooth", {}), SMOOTH_KEYS)
+    classify = replace(from_table(Classify, _with_lists(table), f"{path}, table [classify]"), labels=names)
+    with about(path):
         check_classify(classify, source.outputs)
-    except Mistyped as error:
-        raise ConfigInvalid(f"{path}, table [classify]: {error}") from error
-    except BundleError as error:
-        raise ConfigInvalid(f"{path}: {error.message}") from error
     classes = next(spec.shape for spec in source.outputs if spec.name == classify.output)[-1:]
     if classify.labels and classes not in ((-1,), (len(classify.labels),)):
         raise ConfigInvalid(
@@ -243,34 +206,19 @@ def _ctc(path: Path, table: dict[str, Any], source: SourceModel, labels: Path | 
     outputs = [spec for spec in source.outputs if len(spec.shape) == 3 and spec.dtype.kind == "f"]
     if len(outputs) == 1:
         table = {"output": outputs[0].name, **table}
-    try:
-        ctc = from_json(Ctc, table)
-        spec = next((spec for spec in outputs if spec.name == ctc.output), None)
-        texts = read_text(labels, FILE_BYTES_MAX).replace("\r\n", "\n").removesuffix("\n").split("\n")
-        if spec is not None and spec.shape[2 if ctc.time_axis == "first" else 1] == len(texts) + 1:
-            texts.insert(ctc.blank, "")
-        ctc = replace(ctc, labels=tuple(texts))
+    ctc = from_table(Ctc, table, f"{path}, table [ctc]")
+    spec = next((spec for spec in outputs if spec.name == ctc.output), None)
+    texts = read_text(labels, FILE_BYTES_MAX).replace("\r\n", "\n").removesuffix("\n").split("\n")
+    if spec is not None and spec.shape[2 if ctc.time_axis == "first" else 1] == len(texts) + 1:
+        texts.insert(ctc.blank, "")
+    ctc = replace(ctc, labels=tuple(texts))
+    with about(path):
         check_ctc(ctc, source.outputs)
-    except Mistyped as error:
-        raise ConfigInvalid(f"{path}, table [ctc]: {error}") from error
-    except BundleError as error:
-        raise ConfigInvalid(f"{path}: {error.message}") from error
     return ctc
 
 
-def _resize(path: Path, table: Any, spec: TensorSpec, layout: str) -> Resize:
-    if not isinstance(table, dict):
-        raise ConfigInvalid(f"{path}: resize should be a table, [resize]")
-    _refuse_unknown(path, table, RESIZE_KEYS)
-    height, width = _height_and_width(spec, layout)
-    return Resize(
-        rule=str(table.get("rule", "stretch")),
-        height=_whole(path, "height", table.get("height", height)),
-        width=_whole(path, "width", table.get("width", width)),
-        shortest_side=_whole(path, "shortest_side", table.get("shortest_side", 0)),
-        pad_value=_whole(path, "pad_value", table.get("pad_value", 114)),
-        filter=str(table.get("filter", "bilinear")),
-    )
+def _with_lists(table: dict[str, Any]) -> dict[str, Any]:
+    return {key: [value] if key in LISTS and not isinstance(value, list) else value for key, value in table.items()}
 
 
 def _model_layout(spec: TensorSpec) -> str:
@@ -297,41 +245,9 @@ def _labels(path: Path) -> tuple[str, ...]:
     return labels
 
 
-def _toml(path: Path, keys: tuple[str, ...]) -> dict[str, Any]:
-    values = parse_toml(read_text(path, FILE_BYTES_MAX), str(path))
-    _refuse_unknown(path, values, keys)
-    return values
-
-
-def _refuse_unknown(path: Path, values: dict[str, Any], keys: tuple[str, ...]) -> None:
-    if unknown := sorted(set(values) - set(keys)):
-        raise ConfigInvalid(f"{path} has unknown keys {', '.join(unknown)}; known: {', '.join(keys)}")
-
-
 def _check_there(path: Path, presets: tuple[str, ...]) -> None:
     if not path.exists():
         raise ConfigInvalid(f"{path} is neither a file nor a preset: give a TOML file, or {' or '.join(presets)}")
-
-
-def _numbers(path: Path, key: str, value: Any) -> tuple[float, ...]:
-    values = value if isinstance(value, list) else [value]
-    if not values or not all(
-        isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v) for v in values
-    ):
-        raise ConfigInvalid(f"{path}: {key} = {value!r} should be a number, or a list with one per channel")
-    return tuple(float(v) for v in values)
-
-
-def _whole(path: Path, key: str, value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise ConfigInvalid(f"{path}: {key} = {value!r} should be an integer")
-    return value
-
-
-def _flag(path: Path, key: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ConfigInvalid(f"{path}: {key} = {value!r} should be true or false")
-    return value
 
 
 def _checked(name: str, preprocess: Preprocess, source: SourceModel) -> Preprocess:
@@ -344,18 +260,14 @@ def _checked(name: str, preprocess: Preprocess, source: SourceModel) -> Preproce
             raise ConfigInvalid(f"{name}: {key} has {len(values)} numbers; give 1, or {channels}, one per channel")
     if 0.0 in preprocess.std:
         raise ConfigInvalid(f"{name}: std has a 0, by which values are divided; give other numbers")
-    try:
+    with about(name):
         check_preprocess(preprocess, source.inputs)
-    except BundleError as error:
-        raise ConfigInvalid(f"{name}: {error.message}") from error
     return preprocess
 
 
 def _checked_detect(name: str, detect: Detect, source: SourceModel) -> Detect:
-    try:
+    with about(name):
         check_detect(detect, source.outputs)
-    except BundleError as error:
-        raise ConfigInvalid(f"{name}: {error.message}") from error
     held = detect.scores or detect.boxes
     shape = next(spec.shape for spec in source.outputs if spec.name == held)
     values = shape[1 if detect.form == "channels_first" else 2]

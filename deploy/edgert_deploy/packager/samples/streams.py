@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 
 from edgert.bundle.state import State, check_state
 from edgert.engines import EngineOptions, Session, engine_by_name
-from edgert.errors import BundleError, CalibrationInvalid, ConfigInvalid
-from edgert.toml_file import parse_toml, read_text
-from edgert.typed_json import Mistyped, from_json
+from edgert.errors import CalibrationInvalid, ConfigInvalid
+from edgert.toml_file import about, from_table, parse_toml, read_text
 from edgert_deploy.packager.sources.source_model import SourceModel, reference_artifact
 from edgert_deploy.packager.vendor_output import quiet
 
@@ -30,18 +29,14 @@ def read_state(path: Path, source: SourceModel) -> tuple[tuple[State, ...], str]
     if not path.is_file():
         return (), ""
     values = parse_toml(read_text(path, FILE_BYTES_MAX), str(path))
-    try:
-        if not isinstance(values.get(TABLE, []), list):
-            raise ConfigInvalid(f"{path}: write [[{TABLE}]] in double brackets, once for each state")
-        state = from_json(tuple[State, ...], values.get(TABLE, []))
-        state_id = from_json(str, values.get(ID, ""))
+    tables, state_id = values.get(TABLE, []), values.get(ID, "")
+    if not isinstance(tables, list):
+        raise ConfigInvalid(f"{path}: write [[{TABLE}]] in double brackets, once for each state")
+    if not isinstance(state_id, str):
+        raise ConfigInvalid(f"{path}: {ID} = {state_id!r} must be text")
+    state = tuple(from_table(State, table, f"{path}, table [[{TABLE}]]") for table in tables)
+    with about(path):
         check_state(state, state_id, source.inputs, source.outputs)
-    except Mistyped as error:
-        raise ConfigInvalid(f"{path}, tables [[{TABLE}]] and key {ID}: {error}") from error
-    except BundleError as error:
-        raise ConfigInvalid(f"{path}: {error.message}") from error
-    if unknown := {key for table in values.get(TABLE, []) for key in table} - {"input", "output"}:
-        raise ConfigInvalid(f"{path}: [[{TABLE}]] has the unknown key {min(unknown)!r}; it has input and output")
     return state, state_id
 
 

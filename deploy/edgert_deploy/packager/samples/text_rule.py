@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from edgert.bundle.text_rules import Embed, Text, check_embed, check_text
-from edgert.errors import BundleError, ConfigInvalid, EngineMissing
+from edgert.errors import ConfigInvalid, EngineMissing
 from edgert.processing.preprocessors import InputRule
 from edgert.processing.text import TextPreprocessor
-from edgert.toml_file import read_text
-from edgert.typed_json import Mistyped, from_json
+from edgert.toml_file import about, from_table, read_text
 from edgert_deploy.packager.sources.source_model import SourceModel
 
 FILE_BYTES_MAX = 64 * 1024**2
@@ -40,14 +39,11 @@ def read_text_rule(path: Path, table: dict[str, Any], source: SourceModel) -> Te
     if "max_tokens" not in values:
         length = specs[values["input"]].shape[-1]
         values["max_tokens"] = length if length != -1 or source.buckets is None else source.buckets.largest
+    rule = from_table(Text, values, f"{path}, table [text]")
     try:
-        rule = from_json(Text, values)
-        check_text(rule, source.app_inputs, source.buckets)
-        TextPreprocessor(rule, source.app_inputs, content.encode())
-    except Mistyped as error:
-        raise ConfigInvalid(f"{path}, table [text]: {error}") from error
-    except BundleError as error:
-        raise ConfigInvalid(f"{path}: {error.message}") from error
+        with about(path):
+            check_text(rule, source.app_inputs, source.buckets)
+            TextPreprocessor(rule, source.app_inputs, content.encode())
     except EngineMissing as error:
         raise ConfigInvalid("text needs the package tokenizers on this host: pip install 'edgert[text]'") from error
     return rule
@@ -59,13 +55,9 @@ def read_embed(path: Path, table: dict[str, Any], source: SourceModel, before: I
     mask = {"mask": before.mask} if pooling == "mean" and isinstance(before, Text) else {}
     if "output" not in table and len(source.app_outputs) == 1:
         table = {"output": source.app_outputs[0].name, **table}
-    try:
-        rule = from_json(Embed, {**mask, **table})
+    rule = from_table(Embed, {**mask, **table}, f"{path}, table [embed]")
+    with about(path):
         check_embed(rule, source.app_inputs, source.app_outputs)
-    except Mistyped as error:
-        raise ConfigInvalid(f"{path}, table [embed]: {error}") from error
-    except BundleError as error:
-        raise ConfigInvalid(f"{path}: {error.message}") from error
     return rule
 
 

@@ -116,7 +116,7 @@ def test_the_rule_takes_the_usual_names_and_the_models_length(rule_file: Path) -
         ('[text]\ntokenizer = "tokenizer.json"', ("a", "b"), r"needs input, the model's input for token ids .*: a, b"),
         ('[text]\ntokenizer = "tokenizer.json"\nmax_tokens = "x"', NAMES, "max_tokens"),
         ('[text]\ntokenizer = "tokenizer.json"\nmax_tokens = 99', NAMES, "takes 1 to 24"),
-        ('[text]\ntokenizer = "tokenizer.json"\nlower = true', NAMES, "unknown keys lower"),
+        ('[text]\ntokenizer = "tokenizer.json"\nlower = true', NAMES, "unknown key 'lower'"),
         ('scale = 2\n[text]\ntokenizer = "tokenizer.json"', NAMES, "exactly one table"),
     ],
 )
@@ -148,5 +148,5 @@ def test_an_embedding_takes_the_only_output_and_the_texts_mask(tmp_path: Path, r
     with pytest.raises(ConfigInvalid, match="give mask = the input's name"):
         read_postprocess(path, model, None, Preprocess("x"))
     path.write_text("[embed]\nsize = 3")
-    with pytest.raises(ConfigInvalid, match="unknown keys size"):
+    with pytest.raises(ConfigInvalid, match="unknown key 'size'"):
         read_postprocess(path, model, None)
