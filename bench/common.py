@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -146,6 +146,16 @@ def own_mb(pid: int) -> float:
     """Return the private memory of a process (RssAnon) in MB; unlike PSS it does not depend on other processes."""
     status = Path(f"/proc/{pid}/status").read_text()
     return int(status.split("RssAnon:")[1].split()[0]) * 1024 / 1e6
+
+
+def cpu_us(pids: Sequence[int]) -> float:
+    """Return the processor time of the processes so far, without those that have ended."""
+    ticks = 0
+    for pid in pids:
+        with suppress(OSError):
+            fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+            ticks += int(fields[11]) + int(fields[12])
+    return ticks * 1e6 / os.sysconf("SC_CLK_TCK")
 
 
 def processes(pid: int) -> list[int]:

@@ -3,8 +3,8 @@
 - **Models** (1 to 50; two fully connected layers in FP32 on ONNX Runtime, each model with a worker of its own): memory of
   all processes, the time from the daemon's start until each model has answered, and one client's times.
 - **Connections** (1 to 2,000, all but one idle): memory, and the times of the client that asks.
-- **Bytes** (0.2 KB to 8 MB, a model that reads nothing): one client's times, beside two bare Python processes that pass
-  the same bytes (`bench.echo`).
+- **Bytes** (0.2 KB to 40 MB, a model that reads nothing): one client's times, beside two bare Python processes that pass
+  the same bytes (`bench.echo`); `cpu_us` is the worker's processor time a request.
 
 Times are microseconds: the median over the rounds, in which all sizes of an axis take turns where one daemon serves
 them. A kink between two neighbours is what to look for, not the figures of a noisy machine.
@@ -24,7 +24,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ import numpy as np
 
 from bench.architectures import mlp, samples
 from bench.bundles import make_bundle
-from bench.common import Ask, Clients, Load, deploy, edgertd, emit, null_device, processes, start
+from bench.common import Ask, Clients, Load, cpu_us, deploy, edgertd, emit, null_device, processes, serving, start
 from bench.echo import echo
 from bench.transport import ours
 from edgert import Client
@@ -43,8 +43,11 @@ from edgert.protocol.sharing import SHARE_BYTES_MIN
 
 MODELS = (1, 2, 5, 10, 20, 50)
 CONNECTIONS = (1, 10, 100, 500, 1000, 2000)
-SIZES_BYTES = (200, 1000, 4000, 16_000, 64_000, 250_000, 1_000_000, 4_000_000, 8_000_000)
-COLUMNS = ("axis", "n", "p50_us", "p99_us", "echo_us", "memory_mb", "start_s")
+SIZES_BYTES = (
+    200, 1000, 4000, 16_000, 64_000, 250_000, 1_000_000, 4_000_000, 6_000_000, 8_000_000,
+    12_000_000, 20_000_000, 40_000_000,
+)  # fmt: skip
+COLUMNS = ("axis", "n", "p50_us", "p99_us", "echo_us", "cpu_us", "memory_mb", "start_s")
 ROUNDS, ROUND_S = 7, 0.3
 
 
@@ -91,7 +94,7 @@ def models(most: int) -> list[dict[str, Any]]:
                     client.infer(f"m{number}", item, cache=False, timeout_s=600.0)
             took_s = time.monotonic() - began
             make = ours(state, "m0", item, "socket", cache=False)
-            rows.append(_row(count, _loads({"": make})[""], _memory_mb(state), start_s=round(took_s, 2)))
+            rows.append(_row(count, _loads({"": make}, {})[0][""], _memory_mb(state), start_s=round(took_s, 2)))
         finally:
             if state.exists():
                 edgertd(state, "stop")
@@ -115,7 +118,9 @@ def connections(most: int) -> list[dict[str, Any]]:
             while open_now < count:
                 idle.enter_context(Client(state / "edgert.sock")).infer("m", item)
                 open_now += 1
-            rows.append(_row(count, _loads({"": ours(state, "m", item, "socket", cache=False)})[""], _memory_mb(state)))
+            rows.append(
+                _row(count, _loads({"": ours(state, "m", item, "socket", cache=False)}, {})[0][""], _memory_mb(state))
+            )
     return rows
 
 
@@ -128,9 +133,15 @@ def sizes(most: int) -> list[dict[str, Any]]:
         for size, item in items.items():
             makes[size] = ours(state, f"m{size}", item, "shared", cache=False)
             makes[size, "echo"] = echo(item, shared=size > SHARE_BYTES_MIN)
-        loads = _loads(makes)
+        loads, spent_us = _loads(makes, {size: [serving(state, f"m{size}")["pid"]] for size in SIZES_BYTES})
     return [
-        _row(size, loads[size], None, echo_us=round(statistics.median(load.p50_us for load in loads[size, "echo"]), 1))
+        _row(
+            size,
+            loads[size],
+            None,
+            echo_us=round(statistics.median(load.p50_us for load in loads[size, "echo"]), 1),
+            cpu_us=round(spent_us[size], 1),
+        )
         for size in SIZES_BYTES
     ]
 
@@ -138,15 +149,22 @@ def sizes(most: int) -> list[dict[str, Any]]:
 AXES: dict[str, Callable[[int], list[dict[str, Any]]]] = {"models": models, "connections": connections, "bytes": sizes}
 
 
-def _loads(makes: dict[Any, Callable[[int], Ask]]) -> dict[Any, list[Load]]:
+def _loads(
+    makes: dict[Any, Callable[[int], Ask]], pids: Mapping[Any, Sequence[int]]
+) -> tuple[dict[Any, list[Load]], dict[Any, float]]:
+    """Return each case's rounds, and the processor time a request of its processes, where `pids` names some."""
     groups = {case: Clients(1, make) for case, make in makes.items()}
     loads: dict[Any, list[Load]] = {case: [] for case in groups}
+    spent_us = dict.fromkeys(groups, 0.0)
     for _ in range(ROUNDS):
         for case, group in groups.items():
+            before_us = cpu_us(pids.get(case, ()))
             loads[case].append(group.round(ROUND_S))
+            spent_us[case] += cpu_us(pids.get(case, ())) - before_us
     for group in groups.values():
         group.close()
-    return loads
+    asked = {case: sum(load.requests_per_s * ROUND_S for load in seen) for case, seen in loads.items()}
+    return loads, {case: spent_us[case] / asked[case] for case in groups}
 
 
 def _row(n: int, loads: Sequence[Load], memory_mb: float | None, **more: Any) -> dict[str, Any]:

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import statistics
 import sys
 import tempfile
@@ -42,6 +41,7 @@ from bench.common import (
     BenchModel,
     Clients,
     Load,
+    cpu_us,
     device_with,
     edgertd,
     emit,
@@ -64,7 +64,6 @@ COLUMNS = (
     "placement", "clients", "model", "server", "p50_us", "p99_us", "p999_us", "over_us", "requests_per_s", "cpu_us",
     "memory_mb",
 )  # fmt: skip
-TICK_US = 1e6 / os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,7 @@ class Contender:
 
     def cpu_us(self) -> float:
         """Return the processor time of its processes so far."""
-        return sum(_cpu_ticks(pid) for pid in self.pids) * TICK_US
+        return cpu_us(self.pids)
 
 
 def main() -> None:
@@ -165,12 +164,12 @@ def measure(
         if model in contender.makes
     }
     loads: dict[str, list[Load]] = {name: [] for name in groups}
-    cpu_us = dict.fromkeys(groups, 0.0)
+    spent_us = dict.fromkeys(groups, 0.0)
     for _ in range(rounds):
         for name, group in groups.items():
             before = contenders[name].cpu_us()
             loads[name].append(group.round(seconds))
-            cpu_us[name] += contenders[name].cpu_us() - before
+            spent_us[name] += contenders[name].cpu_us() - before
     for group in groups.values():
         group.close()
     raw = [load.p50_us for load in loads.pop(RAW)]
@@ -183,7 +182,7 @@ def measure(
             "raw_p50_us": round(statistics.median(raw), 1),
             "over_us": round(statistics.median(s.p50_us - r for s, r in zip(seen, raw, strict=True)), 1),
             "requests_per_s": round(statistics.median(load.requests_per_s for load in seen)),
-            "cpu_us": round(cpu_us[name] / max(1.0, sum(load.requests_per_s * seconds for load in seen)), 1),
+            "cpu_us": round(spent_us[name] / max(1.0, sum(load.requests_per_s * seconds for load in seen)), 1),
         }
         for name, seen in loads.items()
     ]
@@ -263,14 +262,6 @@ def asking_peer(
     asking: Callable[[str, NDArray[Any]], Ask], model: str, item: NDArray[np.float32]
 ) -> Callable[[int], Ask]:
     return lambda _: asking(model, item)
-
-
-def _cpu_ticks(pid: int) -> int:
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    except OSError:  # it has ended
-        return 0
-    return int(fields[11]) + int(fields[12])
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from edgert.errors import EdgeRTError, Moved, Overloaded, ProtocolError, RequestError, SessionLost
 from edgert.protocol import wire
-from edgert.protocol.frame_buffer import KEEP_BYTES_MAX, FrameBuffer
+from edgert.protocol.frame_buffer import FrameBuffer
 from edgert.protocol.kept_frame import KeptFrame
 from edgert.protocol.local_socket import SEND_BUFFER_BYTES, timeval
 from edgert.protocol.sharing import SharedArea, send_with_descriptor
@@ -23,14 +23,22 @@ from edgert.worker.sessions import ClientSession
 
 FIRST_BUFFER_BYTES = 8192
 BUFFERS_BYTES_MAX = 256 * 1024**2  # the receive buffers of all connections of a worker together
-STALL_S = 10.0  # a client that stops in the middle of a frame for this long is disconnected
+KEPT_SHARE = 1 / 2  # of them, until buffers are given back after each answer
+REACTOR_FRAME_BYTES_MAX = 1024**2  # a connection with larger frames keeps its thread, which can wait
+# A client that stops inside a frame for this long is disconnected; one that is silent between frames loses its buffer.
+STALL_S = 10.0
 
 
 class BufferBudget:
-    """Bounds the receive buffers of all connections of one worker, whatever sizes their clients announce."""
+    """Bounds the receive buffers of all connections of one worker, whatever sizes their clients announce.
+
+    A connection keeps its buffer from one frame to the next, unless the budget is `scarce`.
+    """
 
     def __init__(self, size_bytes_max: int = BUFFERS_BYTES_MAX) -> None:
         self._left_bytes = size_bytes_max
+        self._scarce_bytes = size_bytes_max * (1 - KEPT_SHARE)
+        self.scarce = False
         self._lock = threading.Lock()
 
     def resize(self, old_bytes: int, new_bytes: int) -> None:
@@ -41,6 +49,7 @@ class BufferBudget:
                     "the frames of all clients fill the daemon's buffers; send it again", retry_after_s=0.2
                 )
             self._left_bytes += old_bytes - new_bytes
+            self.scarce = self._left_bytes < self._scarce_bytes
 
 
 class ReactorSwitch:
@@ -69,7 +78,7 @@ class Connection:
         log: Callable[[str], None],
     ) -> None:
         self.sock, self._pipeline, self._record, self._log = sock, pipeline, recorder.record, log
-        self._frame_bytes_max, self._budget = frame_bytes_max, budget
+        self._frame_bytes_max, self.budget = frame_bytes_max, budget
         self.frames = FrameBuffer(frame_bytes_max, FIRST_BUFFER_BYTES, budget.resize)
         budget.resize(0, FIRST_BUFFER_BYTES)
         self._reply = KeptFrame(wire.RESULT)
@@ -106,11 +115,12 @@ class Connection:
         """Answer requests until the client is gone or no more are read. Raises ProtocolError, OSError.
 
         Returns True, between two frames, if the connection should move to the reactor. A high-priority client keeps
-        its thread: only requests queued in the batcher can be reordered.
+        its thread: only requests queued in the batcher can be reordered. A client of large frames keeps it as well.
         """
-        sock, frames, infer, clock, now = (
+        sock, frames, budget, infer, clock, now = (
             self.sock,
             self.frames,
+            self.budget,
             self._pipeline.infer if self.session is None else self.session.infer,
             time.monotonic,
             time.perf_counter_ns,
@@ -120,6 +130,8 @@ class Connection:
         if frames.missing() and (first := self._rest()) is None:
             return False
         while True:
+            if budget.scarce:
+                self.shrink()
             request, first = first, None
             if frames.more and request is None:
                 request = frames.feed(0)
@@ -128,6 +140,7 @@ class Connection:
                 try:
                     count = sock.recv_into(frames.room)
                 except BlockingIOError:  # an idle client may stay, and its thread sleeps
+                    self.shrink()
                     self._wait_until_readable()
                     continue
                 began_ns = now()
@@ -156,11 +169,9 @@ class Connection:
                 self.missed(began_ns)
                 raise
             self.answered(answer, began_ns, encoding_ns)
-            if len(frames.room) > KEEP_BYTES_MAX:
-                self.shrink()
             if switch.last is not self:
                 switch.last = self
-                if switch.many and not frames.more and not request.flags & wire.FLAG_HIGH_PRIORITY:
+                if switch.many and self._suits_reactor(request):
                     return True
 
     def read(self, request: wire.Frame) -> ModelInputs:
@@ -210,7 +221,12 @@ class Connection:
 
     def close(self) -> None:
         """Return the connection's part of the buffer budget."""
-        self._budget.resize(self.frames.size_bytes, 0)
+        self.budget.resize(self.frames.size_bytes, 0)
+
+    def _suits_reactor(self, request: wire.Frame) -> bool:
+        """Return whether the reactor may read the next frame after `request`."""
+        high = request.flags & wire.FLAG_HIGH_PRIORITY
+        return not (self.frames.more or high or self.frames.size_bytes > REACTOR_FRAME_BYTES_MAX)
 
     def _take(self, frame: wire.Frame) -> None:
         """Handle a frame that is no request. Raises ProtocolError, SessionLost."""

@@ -6,8 +6,8 @@ many connections moves them here. The reactor reads every connection that has se
 through the engine at once (up to the batcher's cap), and answers them. It waits for no client.
 
 The code here never blocks. A connection leaves for a thread of its own when few connections are left or the others are
-silent, and when its client stops inside a frame, does not take an answer, breaks the protocol, asks with high priority,
-or ends.
+silent, and when its client stops inside a frame, does not take an answer, breaks the protocol, asks with high priority
+or in large frames, or ends.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ from typing import NamedTuple
 
 from edgert.errors import EdgeRTError, Moved, ProtocolError
 from edgert.protocol import wire
-from edgert.protocol.frame_buffer import KEEP_BYTES_MAX
 from edgert.worker.batcher import late
-from edgert.worker.connection import Connection, ReactorSwitch, pong
+from edgert.worker.connection import REACTOR_FRAME_BYTES_MAX, Connection, ReactorSwitch, pong
 from edgert.worker.pipeline import Answer, ModelInputs, Pipeline
 
 ALONE_MAX = 256  # turns in which only one connection asks, after which it gets a thread again
@@ -241,11 +240,7 @@ class Reactor:
             self._leave(client, departure)
             return
         self._switch.last = connection
-        if len(client.frames.room) > KEEP_BYTES_MAX:
-            client.forget()
-            connection.shrink()
-        if not self._switch.many:
-            self._leave(client, Departure())
+        self._end_turn(client)
 
     def _fail(self, client: _Client, error: Exception) -> None:
         if isinstance(error, Moved):  # the connection's next thread sends the client away
@@ -253,9 +248,19 @@ class Reactor:
         else:
             self._send(client, [client.connection.refusal(client.request, error, client.came_ns)])
 
+    def _end_turn(self, client: _Client) -> None:
+        """Give the memory of an answered request back, or its client to a thread, if that is due."""
+        if client.connection.budget.scarce:
+            client.forget()
+            client.connection.shrink()
+        if not self._switch.many or client.frames.size_bytes > REACTOR_FRAME_BYTES_MAX:
+            self._leave(client, Departure())
+
     def _send(self, client: _Client, parts: Sequence[wire.Buffer]) -> None:
         if (departure := client.send(parts)) is not None:
             self._leave(client, departure)
+        else:
+            self._end_turn(client)
 
     def _leave(self, client: _Client, departure: Departure) -> None:
         if self._clients.get(client.number) is not client:

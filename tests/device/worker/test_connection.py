@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from edgert.errors import Overloaded, ShuttingDown
 from edgert.protocol import wire
+from edgert.protocol.kept_frame import KeptFrame
+from edgert.protocol.local_socket import timeval
+from edgert.protocol.sharing import SharedArea
 from edgert.telemetry.recorder import WindowRecorder
 from edgert.worker.area_budget import AreaBudget
 from edgert.worker.batcher import Batcher
@@ -18,11 +23,14 @@ from edgert.worker.cache import PredictionCache
 from edgert.worker.connection import FIRST_BUFFER_BYTES, BufferBudget, Connection, ReactorSwitch
 from edgert.worker.connections import Connections
 from edgert.worker.pipeline import Pipeline
+from edgert.worker.reactor import Departure, Reactor
 from tests.support.clients import ITEM, read_frame, request
+from tests.support.devices import wait_until
 from tests.support.loaded_models import loaded
 
 FRAME_BYTES_MAX = 64 * 1024
 PING = wire.json_frame(wire.PING, {}, request_id=3)
+LARGE = request(1, np.repeat(ITEM, 1000, axis=0))
 WELCOME = wire.json_frame(wire.WELCOME, {})
 
 
@@ -35,14 +43,12 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
 class Served:
     """The client's end of a connection, and what its thread ended with."""
 
-    def __init__(self, pipeline: Pipeline, switch: ReactorSwitch, frame_bytes_max: int) -> None:
+    def __init__(self, pipeline: Pipeline, switch: ReactorSwitch, frame_bytes_max: int, budget: BufferBudget) -> None:
         self.client, self.server = socket.socketpair()
         self.client.settimeout(20)
         self.recorder = WindowRecorder("m")
         self.logged: list[str] = []
-        self.connection = Connection(
-            self.server, pipeline, self.recorder, frame_bytes_max, BufferBudget(), self.logged.append
-        )
+        self.connection = Connection(self.server, pipeline, self.recorder, frame_bytes_max, budget, self.logged.append)
         self.result: bool | Exception | None = None
         self._thread = threading.Thread(target=self._serve, args=(switch,), daemon=True)
         self._thread.start()
@@ -63,8 +69,12 @@ class Served:
 def serve(pipeline: Pipeline) -> Iterator[Callable[..., Served]]:
     made: list[Served] = []
 
-    def one(switch: ReactorSwitch | None = None, frame_bytes_max: int = FRAME_BYTES_MAX) -> Served:
-        made.append(Served(pipeline, switch or ReactorSwitch(), frame_bytes_max))
+    def one(
+        switch: ReactorSwitch | None = None,
+        frame_bytes_max: int = FRAME_BYTES_MAX,
+        budget: BufferBudget | None = None,
+    ) -> Served:
+        made.append(Served(pipeline, switch or ReactorSwitch(), frame_bytes_max, budget or BufferBudget()))
         return made[-1]
 
     yield one
@@ -132,6 +142,58 @@ def test_a_connection_moves_to_the_reactor_when_many_take_turns(serve: Callable[
     read_frame(high.client)
     high.client.close()
     assert high.ended() is False  # high priority keeps its thread
+
+
+def test_a_buffer_is_kept_for_the_next_large_frame_until_the_client_is_silent(serve: Callable[..., Served]) -> None:
+    served = serve()
+    served.server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval(1.0))  # instead of STALL_S
+    frames = served.connection.frames
+    sizes = []
+    for _ in range(3):
+        served.client.sendall(LARGE)
+        assert read_frame(served.client).kind == wire.RESULT
+        sizes.append((frames.size_bytes, id(frames.room.obj)))
+    assert sizes[0][0] >= len(LARGE)
+    assert len(set(sizes)) == 1
+    wait_until(lambda: frames.size_bytes == FIRST_BUFFER_BYTES, "the buffer is given back")
+    served.client.sendall(LARGE)
+    assert read_frame(served.client).kind == wire.RESULT
+
+
+def test_silent_clients_in_the_reactor_cannot_keep_the_buffers_that_others_need(pipeline: Pipeline) -> None:
+    items = np.repeat(ITEM, 1024, axis=0)
+    budget, switch = BufferBudget(20 * FIRST_BUFFER_BYTES + 6 * items.nbytes), ReactorSwitch()
+    switch.many = True
+    departed: list[Departure] = []
+    reactor = Reactor(pipeline, 1, switch, lambda connection, departure: departed.append(departure), print)
+    reactor.start()
+    with contextlib.ExitStack() as stack:
+        for number in range(20):
+            client, server = (stack.enter_context(sock) for sock in socket.socketpair())
+            client.settimeout(20)
+            connection = Connection(server, pipeline, WindowRecorder("m"), FRAME_BYTES_MAX, budget, print)
+            made = SharedArea.made(2 * items.nbytes)
+            assert made is not None
+            connection.greet(WELCOME, made)
+            assert read_frame(client).kind == wire.WELCOME
+            reactor.add(connection)
+            client.sendall(*KeptFrame(wire.INFER, shared=made[0].request).parts([items], [0], 0, number, 0))
+            assert client.recv(64)[5] == wire.RESULT
+        assert departed == []
+
+
+@pytest.mark.parametrize("items", [ITEM, ITEM[:, :3]], ids=["answered", "refused"])
+def test_silent_clients_cannot_keep_the_buffers_that_others_need(
+    serve: Callable[..., Served], items: NDArray[np.float32]
+) -> None:
+    large = request(1, np.repeat(items, 1000, axis=0))
+    budget = BufferBudget(20 * FIRST_BUFFER_BYTES + 6 * len(large))
+    for _ in range(20):
+        served = serve(budget=budget)
+        for _ in range(2):
+            served.client.sendall(large)
+            error = None if (frame := read_frame(served.client)).kind == wire.RESULT else wire.error_of(frame)
+            assert error is None or error.code == "request.invalid"
 
 
 def test_the_buffers_of_all_connections_are_limited_together() -> None:

@@ -8,7 +8,6 @@ import socket
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ from edgert import Client
 from edgert.engines.fault import MAGIC
 from edgert.errors import EngineFailed, RequestError
 from edgert.protocol import wire
-from edgert.protocol.frame_buffer import KEEP_BYTES_MAX
+from edgert.worker.connection import REACTOR_FRAME_BYTES_MAX
 from edgert.worker.connections import MANY_MIN
 from edgert.worker.reactor import ALONE_MAX
 from tests.support.clients import HELLO, ITEM, greeted, raw, read_frame, request
@@ -178,25 +177,17 @@ def test_a_run_that_fails_fails_those_that_it_ran(device: Device) -> None:
             assert list(pool.map(ask, range(len(clients)))) == [299, *[0] * (len(clients) - 1)]
 
 
-def test_the_memory_of_large_requests_is_given_back_while_their_clients_are_silent(device: Device) -> None:
+def test_clients_of_large_frames_keep_threads_of_their_own(device: Device) -> None:
     """Through shared memory, as frames over the socket come in pieces, and those have threads."""
     device.put(model="wide", item_shape=(2**18,), op="zeros")
-    pid = device.serving("wide")["pid"]
-    rows = np.zeros((6, 2**18), np.float32)
-    assert rows.nbytes > KEEP_BYTES_MAX
+    large = np.zeros((6, 2**18), np.float32)
+    assert large.nbytes > REACTOR_FRAME_BYTES_MAX
     with contextlib.ExitStack() as stack:
         clients = [stack.enter_context(device.client()) for _ in range(2 * MANY_MIN)]
         for _ in range(6):
             for client in clients:
-                client.infer("wide", rows, cache=False)
-        assert buffers_bytes(pid) < 2 * rows.nbytes
-
-
-def buffers_bytes(pid: int) -> int:
-    """Return the bytes that a worker has mapped for frames; a SharedArea is listed by its name."""
-    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
-    spans = [line.split()[0].split("-") for line in lines if "/dev/zero" in line]
-    return sum(int(end, 16) - int(begin, 16) for begin, end in spans)
+                client.infer("wide", large, cache=False)
+        wait_until(lambda: device.serving("wide")["reactor_connections"] == 0, "they have left")
 
 
 def test_large_tensors_of_many_connections_go_through_shared_memory(device: Device) -> None:
