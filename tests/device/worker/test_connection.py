@@ -177,7 +177,8 @@ def test_silent_clients_in_the_reactor_cannot_keep_the_buffers_that_others_need(
             connection.greet(WELCOME, made)
             assert read_frame(client).kind == wire.WELCOME
             reactor.add(connection)
-            client.sendall(*KeptFrame(wire.INFER, shared=made[0].request).parts([items], [0], 0, number, 0))
+            (head,) = KeptFrame(wire.INFER, shared=made[0].request).parts([items], [0], 0, number, 0)
+            client.sendall(head)
             assert client.recv(64)[5] == wire.RESULT
         assert departed == []
 
