@@ -87,9 +87,10 @@ def overlapping(connection: sa.Connection, first: int, end: int) -> Iterator[Gap
 
 def _streams(connection: sa.Connection, ids: Sequence[int]) -> dict[int, dict[str, Any]]:
     table = schema.stream
-    columns = (table.c.id, table.c.device_id, table.c.model, table.c.hist_seq, table.c.hist_minute)
-    rows = (row for few in chunks(ids) for row in connection.execute(sa.select(*columns).where(table.c.id.in_(few))))
-    return {row.id: dict(row._mapping) for row in rows}
+    names = ("id", "device_id", "model", "hist_seq", "hist_minute")
+    asked = sa.select(*(table.c[name] for name in names))
+    rows = (row for few in chunks(ids) for row in connection.execute(asked.where(table.c.id.in_(few))))
+    return {row[0]: dict(zip(names, row, strict=True)) for row in rows}
 
 
 def _newest_of_others(

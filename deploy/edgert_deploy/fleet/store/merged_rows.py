@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -64,10 +64,24 @@ class MergedRows:
             _row_of(self._streams, (minute // HOUR_MIN, stream)),
         )
 
+    def _stored(self, table: sa.Table, keys: Iterable[tuple[int, int]]) -> Iterator[sa.Row[Any]]:
+        """Yield the rows of `keys` that are there. One statement reads all slots that have the same owners.
+
+        SQLite reads a whole table for a list of pairs (slot, owner), but searches the key for two lists of numbers.
+        """
+        owners: dict[int, list[int]] = {}
+        for slot, owner in keys:
+            owners.setdefault(slot, []).append(owner)
+        slots: dict[tuple[int, ...], list[int]] = {}
+        for slot, of_slot in owners.items():
+            slots.setdefault(tuple(of_slot), []).append(slot)
+        asked = sa.select(*_merged_columns(table))
+        for of_slots, alike in slots.items():
+            yield from self._connection.execute(asked.where(table.c.slot.in_(alike), table.c.owner.in_(of_slots)))
+
     def _write(self, table: sa.Table, rows: Mapping[tuple[int, int], _Row]) -> None:
         there = []
-        keys = sa.tuple_(table.c.slot, table.c.owner)
-        for stored in self._connection.execute(sa.select(*_merged_columns(table)).where(keys.in_(list(rows)))):
+        for stored in self._stored(table, rows):
             slot, owner, *numbers, buckets, requests, errors, shed, cache_hits = stored
             row = rows[slot, owner]
             row.buckets.add(buckets)

@@ -127,10 +127,9 @@ class Store:
             rows = [{"site": site, "device": name} for site, name in unknown]
             connection.execute(schema.insert(connection, table).on_conflict_do_nothing(), rows)
             for few in chunks(unknown):
-                wanted = sa.tuple_(table.c.site, table.c.device).in_(few)
-                for row in connection.execute(
-                    sa.select(table.c.id, table.c.site, table.c.device, table.c.profile).where(wanted)
-                ):
+                sites, devices = ({key[place] for key in few} for place in (0, 1))
+                asked = sa.select(table.c.id, table.c.site, table.c.device, table.c.profile)
+                for row in connection.execute(asked.where(table.c.site.in_(sites), table.c.device.in_(devices))):
                     self._devices[row.site, row.device] = row.id
                     self._profiles[row.site, row.device] = row.profile or PROFILE_UNKNOWN
         for key, said in batch.devices.items():
@@ -159,7 +158,9 @@ class Store:
             connection.execute(schema.insert(connection, table).on_conflict_do_nothing(), rows)
             columns = [table.c[name] for name in names]
             for few in chunks(list(wanted)):
-                for row in connection.execute(sa.select(table.c.id, *columns).where(sa.tuple_(*columns).in_(few))):
+                # The first condition lets SQLite search: it reads a whole table for the second one alone.
+                same = (table.c.device_id.in_({key[0] for key in few}), sa.tuple_(*columns).in_(few))
+                for row in connection.execute(sa.select(table.c.id, *columns).where(*same)):
                     self._streams[wanted[tuple(row[1:])]] = row.id
         return [self._streams[key] for key in keys]
 

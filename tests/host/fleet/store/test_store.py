@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from edgert.telemetry import messages
 from edgert_deploy.fleet.store.batch import MINUTE_MS
@@ -109,6 +112,33 @@ def test_what_a_column_cannot_hold_is_refused_and_holds_up_nothing(tmp_path: Pat
     bad = (topic, messages.dump(json.loads(payload) | spoilt))
     recorder = record(url, [bad, metrics, *pi.window(NOW_MS - 1, [1.0])])
     assert (recorder.refused, recorder.recorded) == (1, 3)
+
+
+def test_a_write_searches_and_never_reads_a_whole_table(tmp_path: Path) -> None:
+    """A recorder writes each second, and its tables hold a year."""
+    store, said = Store(f"{tmp_path}/fleet.db"), list[tuple[str, Any]]()
+    sa.event.listen(store._engine, "before_cursor_execute", lambda *words: said.append(words[2:4]))
+    recorder = Recorder(store, lambda: NOW_MS)
+    first, second = Pi("pi-1"), Pi("pi-2", version="r2", site="plant-b")
+    early = [first.window(NOW_MS - n * MINUTE_MS, [1.0]) for n in (9, 8, 7, 2, 1)]
+    again = Pi("pi-1", boot="b2")
+    again.seq = 9
+    for sent in (early[0] + early[3], second.info() + early[2] + early[4] + second.window(NOW_MS, [1.0]) + again.went_back(3, "limit"), early[1] + again.window(NOW_MS, [2.0])):  # fmt: skip
+        for message in sent:
+            recorder.apply(*message, False, 0.0)
+        recorder.flush()
+    store.close()
+    with contextlib.closing(sqlite3.connect(tmp_path / "fleet.db")) as database:
+        steps = {
+            step[3]: statement
+            for statement, parameters in said
+            if statement.startswith(("SELECT", "UPDATE", "DELETE"))
+            for step in database.execute(
+                f"EXPLAIN QUERY PLAN {statement}", parameters[0] if isinstance(parameters, list) else parameters
+            )
+        }
+    assert any(step.startswith("SEARCH edgert_group_minute") for step in steps)
+    assert {step for step in steps if step.startswith("SCAN edgert")} == {"SCAN edgert_forgotten"}  # has one row
 
 
 def test_a_write_that_fails_writes_nothing_and_is_tried_again(tmp_path: Path) -> None:
