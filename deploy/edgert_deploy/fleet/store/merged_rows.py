@@ -64,7 +64,7 @@ class MergedRows:
             _row_of(self._streams, (minute // HOUR_MIN, stream)),
         )
 
-    def _stored(self, table: sa.Table, keys: Iterable[tuple[int, int]]) -> Iterator[sa.Row[Any]]:
+    def _stored(self, table: sa.Table, keys: Iterable[tuple[int, int]]) -> Iterator[Sequence[Any]]:
         """Yield the rows of `keys` that are there. One statement reads all slots that have the same owners.
 
         SQLite reads a whole table for a list of pairs (slot, owner), but searches the key for two lists of numbers.
