@@ -261,7 +261,11 @@ def test_a_wall_clock_that_jumps_by_years_changes_nothing_but_timestamps(world: 
     clock = container.root / "opt" / "clock"
     clock.write_text("+0")
     made = {"LD_PRELOAD": f"/opt/{library.name}", "FAKETIME_TIMESTAMP_FILE": "/opt/clock", "FAKETIME_NO_CACHE": "1"}
-    made |= {"FAKETIME_DONT_FAKE_MONOTONIC": "1", "FAKETIME_DISABLE_SHM": "1"}
+    made |= {"FAKETIME_DONT_FAKE_MONOTONIC": "1", "FAKETIME_DISABLE_SHM": "1", "PYTHONPATH": "/opt/clocked"}
+    (container.root / "opt/clocked").mkdir()
+    # libfaketime answers EINVAL to clock_nanosleep, which is the time.sleep of Python 3.11 and later.
+    sleep = "import select, time\ntime.sleep = lambda s: select.select([], [], [], s) and None\n"
+    (container.root / "opt/clocked/sitecustomize.py").write_text(sleep)
     lines = "\\n".join(f"Environment={name}={value}" for name, value in made.items())
     world.sh(f"mkdir -p {folder}; printf '[Service]\\n{lines}\\n' >{folder}/clock.conf; systemctl daemon-reload")
     host.edgert("bootstrap", NAME, "--engine", "null", "--set", "serving.window_s=2")
@@ -272,7 +276,9 @@ def test_a_wall_clock_that_jumps_by_years_changes_nothing_but_timestamps(world: 
         (there := container.root / "var/lib/edgert/incoming/three.edgert").write_bytes(bundle.read_bytes())
         host.edgertd(NAME, "install", "/" + str(there.relative_to(container.root)))
         host.edgertd(NAME, "activate", "echo", "--trial-s", "3600")
-        daemon, pid = world.unit("MainPID"), host.model(NAME, "echo")["serving"]["pid"]
+        serving = host.model(NAME, "echo")["serving"]
+        assert serving is not None, world.sh("systemctl status edgertd; journalctl -u edgertd -n 30; true")
+        daemon, pid = world.unit("MainPID"), serving["pid"]
         ask = f'{ASK}c = Client("/run/edgert/edgert.sock"); x = np.ones((1, 4), np.float32)\n'
         ask += '[c.infer("echo", {"x": x}, cache=False, timeout_s=5) for _ in range(50)]; print("served")\' 2>&1; true'
         for offset, years in (("+3650d", 10), ("-7300d", -20), ("+0", 0)):

@@ -33,7 +33,8 @@ def test_a_device_on_read_only_storage_serves_and_refuses_changes(pid_file: bool
             device.run("start")
             with a_client_of(device) as client:
                 assert client.infer("echo", ITEM)["y"].tolist() == ITEM.tolist()
-            assert device.run("status")["daemon"]["read_only"] is True
+            daemon = device.run("status")["daemon"]
+            assert daemon["read_only"] is True, daemon
             for words in (["install", os.fspath(bundle)], ["rollback", "echo"], ["claim", "echo", "--by", "me"]):
                 error = device.run(*words, code=7)["error"]
                 assert (error["code"], "Read-only file system" in error["message"]) == ("device.storage_failed", True)
