@@ -13,6 +13,7 @@ import os
 import platform
 import shutil
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -80,12 +81,13 @@ class Container(HasKeys):
     def __init__(self, folder: Path, below: tuple[Path, ...] = ()) -> None:
         self.folder = folder
         self._lower = (*(path / "upper" for path in below), rootfs.rootfs(_arch()))
-        self._number = _claim_number()
-        self.name = f"edgert-{self._number}"
+        _remove_abandoned()
+        number, self._claim = _claim_number()
+        self.name = _name(number)
         self._process: subprocess.Popen[bytes] | None = None
         self._runner: threading.Thread | None = None
         self._wanted = False
-        high, low = divmod(2 * self._number, 256)
+        high, low = divmod(2 * number, 256)
         self._host_ip, self.ip = f"10.213.{high}.{low}", f"10.213.{high}.{low + 1}"
 
     # --- the device under test ----------------------------------------------------------------
@@ -155,10 +157,9 @@ class Container(HasKeys):
         new_keys(self.keys)
         rootfs.personalise(self.root, self.name, self.folder)
         (self.root / "etc/resolv.conf").unlink(missing_ok=True)
-        link = _link_name(self._number)
-        _ip("link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", self.name)
-        _ip("addr", "add", f"{self._host_ip}/31", "dev", link)
-        _ip("link", "set", link, "up")
+        _ip("link", "add", self.name, "type", "veth", "peer", "name", "eth0", "netns", self.name)
+        _ip("addr", "add", f"{self._host_ip}/31", "dev", self.name)
+        _ip("link", "set", self.name, "up")
         for words in (("link", "set", "lo", "up"), ("addr", "add", f"{self.ip}/31", "dev", "eth0")):
             _ip("-n", self.name, *words)
         self.link(up=True)
@@ -167,14 +168,8 @@ class Container(HasKeys):
         """End the container and keep only `folder/upper`."""
         with contextlib.suppress(ConfigInvalid):
             self.off()
-        subprocess.run(["umount", "--lazy", self.root], capture_output=True)
-        # The link would vanish a moment after its namespace, when another container may have the number.
-        subprocess.run(["ip", "link", "delete", _link_name(self._number)], capture_output=True)
-        subprocess.run(["ip", "netns", "delete", self.name], capture_output=True)
-        for hierarchy in _hierarchies():
-            for folder, _, _ in os.walk(hierarchy / self.name, topdown=False):
-                with contextlib.suppress(OSError):
-                    os.rmdir(folder)
+        _remove(self.name)
+        self._claim.close()
 
     @contextlib.contextmanager
     def bounded(self, service: str, resource: str, more: int) -> Iterator[Path]:
@@ -232,7 +227,7 @@ class Container(HasKeys):
             os.chown(self.folder / name, 0, 0)
         words = f"lowerdir={lower},upperdir={self.folder}/upper,workdir={self.folder}/work"
         done = subprocess.run(
-            ["mount", "-t", "overlay", "overlay", "-o", words, self.root], capture_output=True, text=True
+            ["mount", "-t", "overlay", self.name, "-o", words, self.root], capture_output=True, text=True
         )
         if done.returncode != 0:
             raise ConfigInvalid(
@@ -303,19 +298,57 @@ def _hierarchies() -> list[Path]:
     return [folder for folder in (CGROUPS / "systemd", CGROUPS / "unified") if folder.is_dir()]
 
 
-def _claim_number() -> int:
-    """Return a number that no other container here has; its network namespace reserves it."""
+def _claim_number() -> tuple[int, socket.socket]:
+    """Return a number that no other container here has, and the claim, which ends when it or this process ends."""
     for number in range(NUMBERS_MAX):
-        if not Path(f"/run/netns/edgert-{number}").exists():
-            done = subprocess.run(["ip", "netns", "add", f"edgert-{number}"], capture_output=True, text=True)
-            if done.returncode == 0:
-                return number
-            if "File exists" not in done.stderr:
-                raise ConfigInvalid(f"cannot make a network namespace: {done.stderr.strip()}")
+        if (claim := _claimed(number)) is None:
+            continue
+        done = subprocess.run(["ip", "netns", "add", _name(number)], capture_output=True, text=True)
+        if done.returncode == 0:
+            return number, claim
+        claim.close()
+        if "File exists" not in done.stderr:
+            raise ConfigInvalid(f"cannot make a network namespace: {done.stderr.strip()}")
     raise ConfigInvalid(f"{NUMBERS_MAX} virtual devices exist already; `ip netns list` shows them")
 
 
-def _link_name(number: int) -> str:
+def _claimed(number: int) -> socket.socket | None:
+    """Claim `number` by the name of a socket, which the kernel frees with this process; None if another has it."""
+    claim = socket.socket(socket.AF_UNIX)
+    try:
+        claim.bind(f"\0{_name(number)}")
+    except OSError:
+        claim.close()
+        return None
+    return claim
+
+
+def _remove_abandoned() -> None:
+    """Remove what killed test runs left: their processes ended with them, their mounts and links did not."""
+    for namespace in Path("/run/netns").glob("edgert-*"):
+        number = namespace.name.partition("-")[2]
+        if not number.isdecimal() or (claim := _claimed(int(number))) is None:
+            continue
+        with claim:
+            groups = [path for each in _hierarchies() for path in (each / namespace.name).rglob("cgroup.procs")]
+            if not any(path.read_text() for path in groups):
+                _remove(namespace.name)
+
+
+def _remove(name: str) -> None:
+    """Remove the overlay, the link, the network namespace and the control groups of an ended container."""
+    subprocess.run(["umount", "--lazy", name], capture_output=True)  # pytest may have renamed the folder above it
+    # The link would vanish a moment after its namespace, when another container may have the number.
+    subprocess.run(["ip", "link", "delete", name], capture_output=True)
+    subprocess.run(["ip", "netns", "delete", name], capture_output=True)
+    for hierarchy in _hierarchies():
+        for folder, _, _ in os.walk(hierarchy / name, topdown=False):
+            with contextlib.suppress(OSError):
+                os.rmdir(folder)
+
+
+def _name(number: int) -> str:
+    """Return the name of a container, its overlay, its network namespace, its link here and its control groups."""
     return f"edgert-{number}"
 
 

@@ -133,9 +133,9 @@ def personalise(root: Path, name: str, keys: Path) -> None:
 
 
 def only_one(made: Path) -> FileIO:
-    """Lock the folder `made` in the cache against every other process that would build it."""
+    """Lock the folder `made` in the cache, after every other process that builds it."""
     made.parent.mkdir(parents=True, exist_ok=True)
-    return locked(made.with_name(made.name + ".lock"))
+    return locked(made.with_name(made.name + ".lock"), BUILD_S_MAX)
 
 
 def _folder(what: str, arch: str, packages: tuple[str, ...]) -> Path:
