@@ -9,7 +9,6 @@ import json
 import multiprocessing
 import os
 import shutil
-import socket
 import statistics
 import subprocess
 import sys
@@ -134,12 +133,6 @@ def pin(pids: Sequence[int], cores: set[int] | None) -> None:
     for pid in pids:
         for thread in os.listdir(f"/proc/{pid}/task"):
             os.sched_setaffinity(int(thread), cores or set(range(os.cpu_count() or 1)))
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def own_mb(pid: int) -> float:

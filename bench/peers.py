@@ -45,7 +45,6 @@ from bench.common import (
     device_with,
     edgertd,
     emit,
-    free_port,
     pin,
     processes,
 )
@@ -56,6 +55,7 @@ from bench.peer_servers.session import write_spec
 from bench.raw import live_artifact, open_session
 from edgert import Client
 from edgert.daemon.memory import process_mb
+from tests.support.ports import free_port
 
 OURS, HTTP, RAW = "EdgeRT", "EdgeRT HTTP", "Session.run"
 MODELS = ("digits", "mlp", "cnn", "mobilenet_v2")

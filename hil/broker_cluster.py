@@ -25,7 +25,8 @@ from types import TracebackType
 
 from edgert.errors import EdgeRTError
 from edgert.telemetry.mqtt import Connection, MqttSettings
-from tests.support.brokers import free_port, until
+from tests.support.devices import wait_until
+from tests.support.ports import free_port
 
 NODES = 3
 STARTS_WITHIN_S = 300.0  # three Erlang machines on two busy cores
@@ -63,7 +64,7 @@ class BrokerCluster:
     def start(self, number: int) -> None:
         """Start a node, and wait until it accepts devices."""
         self._launch(number)
-        until(lambda: self._serves(number), f"node {number} serves; see {self._home(number)}/log", STARTS_WITHIN_S)
+        wait_until(lambda: self._serves(number), f"node {number} serves; see {self._home(number)}/log", STARTS_WITHIN_S)
 
     def kill(self, number: int) -> None:
         """Kill a node with SIGKILL: it has no time to hand anything over."""
@@ -125,12 +126,12 @@ class BrokerCluster:
         try:
             mapper = ["epmd", "-port", str(self._epmd_port), "-address", "127.0.0.1"]
             self._others.append(subprocess.Popen(mapper))
-            until(lambda: _listens(self._epmd_port), "the port mapper listens")
+            wait_until(lambda: _listens(self._epmd_port), "the port mapper listens")
             for number in range(NODES):
                 self._launch(number)
             for number in range(NODES):
                 said = f"node {number} serves; see {self._home(number)}/log"
-                until(lambda number=number: self._serves(number), said, STARTS_WITHIN_S)  # type: ignore[misc]
+                wait_until(lambda number=number: self._serves(number), said, STARTS_WITHIN_S)  # type: ignore[misc]
             self._balance()
         except BaseException:
             self._stop()
@@ -145,7 +146,7 @@ class BrokerCluster:
         assert haproxy
         with open(self.folder / "haproxy.log", "wb") as log:
             self._others.append(subprocess.Popen([haproxy, "-db", "-f", str(file)], stdout=log, stderr=log))
-        until(lambda: _listens(self.port), f"HAProxy listens; see {self.folder}/haproxy.log")
+        wait_until(lambda: _listens(self.port), f"HAProxy listens; see {self.folder}/haproxy.log")
 
     def _stop(self) -> None:
         for number in list(self._nodes):

@@ -31,9 +31,9 @@ from hil.disk import LossyDisk
 from hil.dut import Dut, reached
 from hil.host import ROOT, Host
 from hil.machines import Machine
-from hil.sshd import free_port
 from tests.support.bundles import make_null_bundle
 from tests.support.devices import Device
+from tests.support.ports import free_port
 
 ARCH, PROFILE, NAME, MODEL = "amd64", "generic-x86-64", "cut-device", "echo"
 AGENT_PORT, AGENT = 7777, "/opt/rig"

@@ -10,7 +10,6 @@ import contextlib
 import os
 import pwd
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -20,8 +19,9 @@ from pathlib import Path
 from edgert.errors import ConfigInvalid
 from edgert_deploy.devices.inventory import Device
 from hil.keys import INSTALL, HasKeys, greets, new_keys
+from tests.support.ports import free_port
 
-START_S_MAX = 20.0
+START_S_MAX = 120.0
 
 _CONFIG = """\
 ListenAddress 127.0.0.1
@@ -119,12 +119,6 @@ def start_sshd(
     device = SshDevice(folder, port, process)
     _wait_for_banner(device)
     return device
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _wait_for_banner(device: SshDevice) -> None:

@@ -52,7 +52,7 @@ class World:
         return Host(self.host.folder, another_tree(self.folder / name, file, old, new))
 
     def wait_until_it_serves(self) -> None:
-        wait_until(self.serves, "it serves without an operator", 60)
+        wait_until(self.serves, "it serves without an operator")
 
     def serves(self) -> bool:
         try:

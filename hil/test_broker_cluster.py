@@ -25,7 +25,7 @@ from edgert.telemetry.sketch import Sketch
 from edgert_deploy.fleet.store import schema
 from edgert_deploy.fleet.store.query import FleetQuery, Question
 from hil.broker_cluster import NODES, BrokerCluster, why_not
-from tests.support.brokers import until
+from tests.support.devices import WAIT_S_MAX, wait_until
 from tests.support.fleet import scraped
 from tests.support.forwarding import ForwardingDevice
 
@@ -95,7 +95,7 @@ def command(settings: MqttSettings, *words: str) -> Iterator[str]:
     finally:
         process.send_signal(signal.SIGTERM)
         said = process.stderr.read()
-        code = process.wait(30)
+        code = process.wait(WAIT_S_MAX)
         print(said)
         assert code == 0, said
 
@@ -127,13 +127,13 @@ def test_nodes_are_killed_under_load_and_events_and_histograms_are_complete(
             report_for(8.0)
             cluster.start(number)
             report_for(3.0)
-        until(lambda: all(each.idle for each in fleet), "every spool is empty", 60.0)
+        wait_until(lambda: all(each.idle for each in fleet), "every spool is empty")
         sent = {kind: sum(each.sent[kind] for each in fleet) for kind in ("hist", "event", "metrics")}
-        until(lambda: stored(store)["event"] >= sent["event"], "every event is in the store", 60.0)
-        until(lambda: stored(store)["hist"] >= sent["hist"], "every histogram is in the store", 60.0)
+        wait_until(lambda: stored(store)["event"] >= sent["event"], "every event is in the store")
+        wait_until(lambda: stored(store)["hist"] >= sent["hist"], "every histogram is in the store")
         latencies = sum(each.latencies.count for each in fleet)
         counted = "edgert_latency_milliseconds_count"
-        until(lambda: scraped(int(port[1]), counted) >= latencies, "the exporter has counted them", 60.0)
+        wait_until(lambda: scraped(int(port[1]), counted) >= latencies, "the exporter has counted them")
         assert scraped(int(port[1]), counted) == latencies
     for each in fleet:
         each.device.stop()
@@ -200,7 +200,7 @@ def test_the_cluster_has_the_limits_that_the_documentation_lists(cluster: Broker
             each.pump(0.05)
         return bool(heard["plain"])
 
-    until(pumped, "a subscriber on another node hears what is published")
+    wait_until(pumped, "a subscriber on another node hears what is published")
     listeners += [listening("elsewhere", topic, 1)]
     ends_at = time.monotonic() + 2.0
     while time.monotonic() < ends_at:

@@ -23,11 +23,11 @@ from hil import rootfs
 from hil.containers import Container, running_container
 from hil.dut import Dut, reached
 from hil.host import Host
-from hil.sshd import free_port
 from tests.support.brokers import PASSWORD, USER, Broker, mosquitto
 from tests.support.bundles import make_null_bundle
 from tests.support.devices import wait_until
 from tests.support.fleet import retained
+from tests.support.ports import free_port
 
 PROFILE = "generic-x86-64"
 NAME = "board"
@@ -64,7 +64,7 @@ class World:
             "systemd started the daemon again",
             90,
         )
-        wait_until(lambda: self.host.model(NAME, "echo")["serving"]["state"] == "ready", "it serves", 60)
+        wait_until(lambda: self.host.model(NAME, "echo")["serving"]["state"] == "ready", "it serves")
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +103,7 @@ def test_the_daemon_is_a_user_without_rights_who_can_write_its_state_only(world:
 
 def test_only_the_daemon_can_read_the_broker_password(world: World) -> None:
     log = world.broker.folder / "mosquitto.log"
-    wait_until(lambda: f"u'{USER}'" in log.read_text(), "the device reports under its user", 60)
+    wait_until(lambda: f"u'{USER}'" in log.read_text(), "the device reports under its user")
     assert "not authorised" not in log.read_text()
     assert world.sh("stat -c '%U %a' /var/lib/edgert/mqtt-password") == "root 600"
     assert world.inside("cat /var/lib/edgert/mqtt-password >/dev/null 2>&1") != 0
@@ -227,8 +227,8 @@ def test_the_kernel_kills_a_worker_for_its_memory_and_the_model_comes_back(world
         with world.container.bounded("edgertd.service", "memory", 200 * 1024**2) as group:
             assert "WorkerLost" in world.sh(f"{ask} 2>&1; true")
             assert "oom_kill 1" in (group / "memory.oom_control").read_text()
-            wait_until(lambda: host.model(NAME, "leaky")["serving"]["state"] == "ready", "the model is back", 60)
-        wait_until(lambda: any(event.event == "crashed" for event in heard.events), "the event", 120)
+            wait_until(lambda: host.model(NAME, "leaky")["serving"]["state"] == "ready", "the model is back")
+        wait_until(lambda: any(event.event == "crashed" for event in heard.events), "the event")
     assert (world.unit("MainPID"), host.model(NAME, "echo")["serving"]["pid"]) == (daemon, other)
     (crash,) = (event for event in heard.events if event.event == "crashed")
     assert (crash.model, "killed by signal 9" in str(crash.fields["reason"])) == ("leaky", True)
@@ -246,8 +246,8 @@ def test_no_more_processes_end_neither_the_daemon_nor_a_worker(world: World) -> 
         (group / "pids.max").write_text("1")  # the end of the worker makes no room
         world.sh(f"kill -9 {pid}")
         fault = "no worker can be started: Resource temporarily unavailable"
-        wait_until(lambda: host.model(NAME, "echo")["serving"]["fault"] == fault, "it says what is missing", 60)
-    wait_until(lambda: host.model(NAME, "echo")["serving"]["state"] == "ready", "the model is back", 90)
+        wait_until(lambda: host.model(NAME, "echo")["serving"]["fault"] == fault, "it says what is missing")
+    wait_until(lambda: host.model(NAME, "echo")["serving"]["state"] == "ready", "the model is back")
     assert (world.unit("MainPID"), host.model(NAME, "echo")["live"]["release"]) == (daemon, 1)
     assert "served" in world.sh(ask)
 
@@ -271,7 +271,7 @@ def test_a_wall_clock_that_jumps_by_years_changes_nothing_but_timestamps(world: 
     host.edgert("bootstrap", NAME, "--engine", "null", "--set", "serving.window_s=2")
     world.sh("systemctl restart edgertd")
     try:
-        wait_until(lambda: host.model(NAME, "echo")["serving"]["state"] == "ready", "it serves", 60)
+        wait_until(lambda: host.model(NAME, "echo")["serving"]["state"] == "ready", "it serves")
         bundle = make_null_bundle(host.folder, host.key, release=3, profile=PROFILE)
         (there := container.root / "var/lib/edgert/incoming/three.edgert").write_bytes(bundle.read_bytes())
         host.edgertd(NAME, "install", "/" + str(there.relative_to(container.root)))
@@ -284,14 +284,14 @@ def test_a_wall_clock_that_jumps_by_years_changes_nothing_but_timestamps(world: 
         for offset, years in (("+3650d", 10), ("-7300d", -20), ("+0", 0)):
             clock.write_text(offset)
             with Heard(world.broker) as heard:
-                wait_until(lambda: _of_year(heard.windows, years) >= 3, f"windows with the clock at {offset}", 120)  # noqa: B023
+                wait_until(lambda: _of_year(heard.windows, years) >= 3, f"windows with the clock at {offset}")  # noqa: B023
             assert "served" in world.sh(ask)
             assert all(0 < window.window_s < 60 for window in heard.windows)
             found = host.model(NAME, "echo")
             assert (world.unit("MainPID"), found["serving"]["pid"], found["state"]) == (daemon, pid, "trial")
     finally:
         world.sh(f"rm -r {folder}; systemctl daemon-reload; systemctl restart edgertd")
-    wait_until(lambda: host.model(NAME, "echo")["serving"]["state"] == "ready", "it serves", 60)
+    wait_until(lambda: host.model(NAME, "echo")["serving"]["state"] == "ready", "it serves")
     assert host.model(NAME, "echo")["state"] == "trial"
 
 
@@ -322,9 +322,9 @@ def test_a_user_without_rights_gets_a_service_that_survives_a_reboot(world: Worl
         models = row["status"]["models"]
         return bool(models and (models[0].get("serving") or {}).get("state") == "ready")
 
-    wait_until(serves, "the user's own daemon serves after a power cut", 60)
+    wait_until(serves, "the user's own daemon serves after a power cut")
     assert host.edgert("logs", "mine")["lines"], "its user may read its journal"
-    wait_until(lambda: world.unit("ActiveState") == "active", "and so does the system's", 60)
+    wait_until(lambda: world.unit("ActiveState") == "active", "and so does the system's")
     assert world.host.model(NAME, "echo")["live"]["release"] == 1
     host.edgert("uninstall", "mine", "--purge", "--yes")
     assert world.sh(f"ls -A /home/{rootfs.USER}").split() == files_before
@@ -341,7 +341,7 @@ def test_an_uninstall_clears_what_the_broker_retains_of_the_device(world: World)
         """The last parts of what is retained."""
         return {topic.rpartition("/")[2] for topic in retained(world.broker)}
 
-    wait_until(lambda: known() == {"status", "info", "deploy", "config"}, "it is known, also to Home Assistant", 60)
+    wait_until(lambda: known() == {"status", "info", "deploy", "config"}, "it is known, also to Home Assistant")
     (shown,) = world.host.edgert("uninstall", NAME, "--dry-run")["devices"]
     (gone,) = world.host.edgert("uninstall", NAME, "--yes")["devices"]
     for removed in (shown["removed"], gone["removed"]):

@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.common import ROOT, Ask, free_port
+from bench.common import ROOT, Ask
 from bench.http_client import HttpAsker
 from bench.peer_servers.environments import environment
 from bench.peer_servers.minimal_server import minimal_asker
+from tests.support.ports import free_port
 
 START_S_MAX = 60.0
 Asking = Callable[[str, NDArray[Any]], Ask]

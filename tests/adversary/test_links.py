@@ -24,6 +24,7 @@ from edgert_deploy.devices.device_files import DeviceFile, config_text, holds, p
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.transports import PutOptions, Transport, in_folder, open_transport
 from hil.sshd import running_sshd
+from tests.support.devices import WAIT_S_MAX
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="the attack is on root")
 
@@ -255,10 +256,10 @@ def test_a_device_without_setpriv_uses_its_python(attacked: Attacked) -> None:
     # The system's own: another user may not be able to read a Python below root's home.
     (tools / "python3").symlink_to("/usr/bin/python3" if Path("/usr/bin/python3").exists() else sys.executable)
     words = in_folder(f"{attacked.state}/incoming", ["id", "-un"])
-    done = subprocess.run(words, env={"PATH": str(tools)}, capture_output=True, text=True, timeout=20)
+    done = subprocess.run(words, env={"PATH": str(tools)}, capture_output=True, text=True, timeout=WAIT_S_MAX)
     assert (done.stdout, done.stderr) == ("nobody\n", "")
     (tools / "python3").unlink()
-    done = subprocess.run(words, env={"PATH": str(tools)}, capture_output=True, text=True, timeout=20)
+    done = subprocess.run(words, env={"PATH": str(tools)}, capture_output=True, text=True, timeout=WAIT_S_MAX)
     assert done.returncode != 0
     assert "install util-linux" in done.stderr
 

@@ -40,7 +40,7 @@ port, count, begins = int(sys.argv[1]), int(sys.argv[2]), sys.stdin.buffer.read(
 def connect():
     sock = socket.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    sock.settimeout(30)
+    sock.settimeout(WAIT_S_MAX)
     sock.connect(("127.0.0.1", port))
     try: sock.sendall(begins)
     except OSError: pass  # the server reads no more

@@ -21,7 +21,7 @@ from edgert_deploy.common.keys import key_paths
 from hil.relay import Relay
 from tests.support.brokers import Broker
 from tests.support.commands import Edgert
-from tests.support.devices import Device, a_device, wait_until
+from tests.support.devices import WAIT_S_MAX, Device, a_device, wait_until
 from tests.support.following import followed, following
 from tests.support.registries import RegistryServer
 
@@ -154,7 +154,7 @@ def recorded(broker: Broker, store: Path) -> Iterator[None]:
         yield
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(WAIT_S_MAX)
 
 
 @pytest.mark.timeout(900)

@@ -113,7 +113,7 @@ def test_a_trial_that_runs_out_ends_without_a_free_block(frees_nothing: Device) 
     device.run("activate", "echo", "--trial-s", "20")
     ballast = fill(device)
     assert written_state(device) == "trial", "the disk was full in time"
-    wait_until(lambda: serves(device, 1), "the good version serves", timeout_s=60)
+    wait_until(lambda: serves(device, 1), "the good version serves")
     restarted_on_a_full_disk(device)
     ballast.unlink()
     wait_until(lambda: written_state(device) == "steady", "the roll-back is written", pause_s=0.5)

@@ -25,7 +25,7 @@ from edgert.daemon.memory import process_mb
 from edgert.protocol import wire
 from edgert.protocol.frame_buffer import FrameBuffer
 from tests.support.clients import HELLO, ITEM, greeted, raw, read_frame, request
-from tests.support.devices import Device, a_device, wait_until
+from tests.support.devices import WAIT_S_MAX, Device, a_device, wait_until
 
 CONNECTIONS = 2000
 GROWTH_MB_MAX = 64.0
@@ -267,7 +267,7 @@ def test_the_control_socket_refuses_invalid_commands(device: Device) -> None:
         b"[" * 100_000 + b"\n",
     ):
         with socket.socket(socket.AF_UNIX) as sock:
-            sock.settimeout(10)
+            sock.settimeout(WAIT_S_MAX)
             sock.connect(os.fspath(device.state.control_socket))
             sock.sendall(data)
             assert b'"error"' in sock.recv(65536)
@@ -303,7 +303,7 @@ sys.path.insert(0, sys.argv[5])
 from edgert.protocol import wire
 from edgert.protocol.frame_buffer import FrameBuffer
 os.setgroups(groups); os.setgid(gid); os.setuid(uid)
-sock = socket.socket(socket.AF_UNIX); sock.settimeout(10); sock.connect(path)
+sock = socket.socket(socket.AF_UNIX); sock.settimeout(120); sock.connect(path)
 sock.sendall(wire.json_frame(wire.HELLO, {"model": "echo"}))
 data = sock.recv(65536)
 print(wire.HEADER.unpack_from(data)[2], wire.HEADER.unpack_from(data)[9])
@@ -323,7 +323,9 @@ def test_only_listed_users_and_groups_may_connect() -> None:
 
         def ask(uid: int, gid: int, groups: tuple[int, ...] = ()) -> list[int]:
             words = [os.fspath(device.socket), str(uid), str(gid), repr(list(groups)), os.fspath(Path.cwd())]
-            done = subprocess.run([sys.executable, "-c", ASK, *words], capture_output=True, text=True, timeout=30)
+            done = subprocess.run(
+                [sys.executable, "-c", ASK, *words], capture_output=True, text=True, timeout=WAIT_S_MAX
+            )
             assert done.returncode == 0, done.stderr
             return [int(word) for word in done.stdout.split()]
 

@@ -28,7 +28,7 @@ from edgert.versions.slot_store import SlotStore
 from edgert.worker_link import channel
 from edgert.worker_link.run_page import RunPage
 from tests.support.clients import ITEM, load
-from tests.support.devices import Device, a_device, events, wait_until
+from tests.support.devices import WAIT_S_MAX, Device, a_device, events, wait_until
 
 SWAPS = int(os.environ.get("EDGERT_TEST_SWAPS", "40"))
 CLIENTS = 16
@@ -325,7 +325,7 @@ class GatedSession:
 
     def run(self, tensors: Any) -> list[Any]:
         self.began.set()
-        assert self.ends.wait(20)
+        assert self.ends.wait(WAIT_S_MAX)
         return []
 
     def close(self) -> None:
@@ -339,7 +339,7 @@ def test_the_other_side_of_a_page_sees_a_run_begin_and_end() -> None:
     assert (other_side.running_since_s(), other_side.last_run_s()) == (None, 0.0)
     thread = threading.Thread(target=watched.run, args=([],))
     thread.start()
-    assert session.began.wait(20)
+    assert session.began.wait(WAIT_S_MAX)
     assert other_side.running_since_s() == 5.0
     session.ends.set()
     thread.join()

@@ -19,8 +19,9 @@ import pytest
 from edgert.errors import DeadlineExceeded
 from edgert.telemetry.mqtt import Connection
 from hil.relay import Relay
-from tests.support.brokers import USER, Broker, free_port
+from tests.support.brokers import USER, Broker
 from tests.support.devices import Device, a_device, wait_until
+from tests.support.ports import free_port
 
 ITEM = np.ones((1, 4), np.float32)
 _MAIN = "import sys; from edgert_deploy.cli import main; sys.exit(main())"
@@ -90,7 +91,7 @@ def test_requests_show_up_as_the_fleets_percentiles(tmp_path: Path) -> None:
             return bool(of_device(seen))
 
         with asked_all_the_time(device):
-            wait_until(reported, "the device's percentiles arrive", timeout_s=60)
+            wait_until(reported, "the device's percentiles arrive")
         row = of_device(seen)[-1]
         assert row["state"] == "online"
         assert 20.0 <= row["p50_ms"] < 200.0
@@ -111,10 +112,10 @@ def test_an_alarm_shows_to_everybody_who_looks_later_and_events_name_their_versi
                 listening.pump(0.1)
                 return any(said.get("echo_alarms") == "worker_mb" for said in heard)
 
-            wait_until(raised, "the alarm is retained", timeout_s=60)
+            wait_until(raised, "the alarm is retained")
             row = next(row for row in watch(broker, 2.0) if row["device"] == "d-test")
             assert row["alarms"] == ["worker_mb"]
-            wait_until(lambda: raised() and any(said.get("alarms") == 1 for said in heard), "metrics", timeout_s=60)
+            wait_until(lambda: raised() and any(said.get("alarms") == 1 for said in heard), "metrics")
             (metrics, *_) = (said for said in heard if said.get("alarms") == 1)
             assert metrics["alarm_worker_mb"] > 1
             assert {said["model_version"] for said in heard if said.get("event") == "serving"} == {"r1"}
@@ -145,7 +146,7 @@ def test_checks_benchmarks_and_clients_that_time_out_are_told_from_requests_of_a
                 said = [said for said in heard if said["topic"].endswith(f"/{model}/metrics")]
                 return said[-1] if said else {"req_total": 0}
 
-            wait_until(lambda: last("slow")["req_total"] >= 4 and last("echo")["req_total"] >= 3, "all", timeout_s=60)
+            wait_until(lambda: last("slow")["req_total"] >= 4 and last("echo")["req_total"] >= 3, "all")
         names = ("req_total", "gone_total", "err_total", "shed_total")
         assert [last("slow")[name] for name in names] == [4, 2, 0, 0]
         assert [last("echo")[name] for name in names] == [3, 0, 0, 0]
@@ -171,7 +172,7 @@ def test_a_broker_that_is_down_costs_serving_nothing_and_no_report(tmp_path: Pat
         with subprocess.Popen(watch_words(broker, 120.0), stdout=subprocess.PIPE, text=True) as watching:
             try:
                 log = broker.folder / "mosquitto.log"
-                wait_until(lambda: "Sending SUBACK" in log.read_text(), "somebody listens", timeout_s=60)
+                wait_until(lambda: "Sending SUBACK" in log.read_text(), "somebody listens")
                 assert watching.stdout is not None
                 with Relay(broker.port, port=port):
                     rows = (json.loads(line) for line in watching.stdout)

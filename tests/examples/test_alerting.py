@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.brokers import Broker, until
+from tests.support.brokers import Broker
+from tests.support.devices import WAIT_S_MAX, wait_until
 from tests.support.fleet import NOW_MS, Pi, publish, scraped
 from tests.support.paths import ROOT
 from tests.support.prometheus import alertmanager, exporter_process, prometheus, promql, receiver
@@ -50,7 +51,7 @@ def told(heard: Heard, path: str, status: str, alert: str) -> set[tuple[str, str
 
 def suppressed(manager: str) -> set[tuple[str, str, bool]]:
     """Return (alert, device, whether by a silence) of what Alertmanager holds back."""
-    with urllib.request.urlopen(f"{manager}/api/v2/alerts", timeout=10) as answer:
+    with urllib.request.urlopen(f"{manager}/api/v2/alerts", timeout=WAIT_S_MAX) as answer:
         alerts = json.load(answer)
     return {
         (each["labels"]["alertname"], each["labels"].get("device", ""), bool(each["status"]["silencedBy"]))
@@ -73,21 +74,21 @@ def test_alerts_of_devices_reach_the_receivers_grouped_routed_inhibited_and_sile
     for rules in ("alerts.yml", "slo.yml"):
         (folder / rules).write_text(shipped(rules))
     with receiver() as (hook, heard), exporter_process(broker) as exporter:
-        until(lambda: scraped(exporter, "edgert_alarm") == 2, "the exporter knows all devices")
+        wait_until(lambda: scraped(exporter, "edgert_alarm") == 2, "the exporter knows all devices")
         with alertmanager(tmp_path / "manager", shipped("alertmanager.yml", ("127.0.0.1:9099", f"127.0.0.1:{hook}"))) as manager:  # fmt: skip
             silence = ["silence", "add", "--duration=2h", "--comment=new switches", "site=plant-b"]
             subprocess.run([shutil.which("amtool") or "amtool", f"--alertmanager.url={manager}", *silence], check=True)
             addresses = (("127.0.0.1:9093", manager.removeprefix("http://")), (":9464", f":{exporter}"))
             with prometheus(folder, shipped("prometheus.yml", *addresses)):
                 lost = {("plant-a", "pi-1"), ("plant-a", "pi-2")}
-                until(
+                wait_until(
                     lambda: told(heard, "/operators", "firing", "EdgertDeviceOffline") >= lost, "devices are lost", 60
                 )
-                until(lambda: told(heard, "/operators", "firing", "EdgertModelAlarmed"), "a model is alarmed", 60)
+                wait_until(lambda: told(heard, "/operators", "firing", "EdgertModelAlarmed"), "a model is alarmed")
                 held = {("EdgertDeviceOffline", "pi-3", True), ("EdgertModelAlarmed", "pi-4", False)}
-                until(lambda: suppressed(manager) >= held, "one is silenced, one inhibited", 60)
+                wait_until(lambda: suppressed(manager) >= held, "one is silenced, one inhibited")
                 publish(broker, [(pi.topics.status, b"online") for pi in (one, two)], retain=True)
-                until(
+                wait_until(
                     lambda: told(heard, "/operators", "resolved", "EdgertDeviceOffline") == lost, "devices are back", 60
                 )
     assert told(heard, "/operators", "firing", "EdgertDeviceOffline") == lost | {("plant-c", "pi-4")}
@@ -112,16 +113,16 @@ def test_a_missed_target_is_computed_from_native_histograms_and_burns_through_to
     publish(broker, pi.info(), retain=True)
     with receiver() as (hook, heard), exporter_process(broker) as exporter:
         report()
-        until(lambda: scraped(exporter, "edgert_requests_total") == 55, "the first report is counted")
+        wait_until(lambda: scraped(exporter, "edgert_requests_total") == 55, "the first report is counted")
         with alertmanager(tmp_path / "manager", shipped("alertmanager.yml", ("127.0.0.1:9099", f"127.0.0.1:{hook}"))) as manager:  # fmt: skip
             addresses = (("127.0.0.1:9093", manager.removeprefix("http://")), (":9464", f":{exporter}"))
             with prometheus(folder, shipped("prometheus.yml", *addresses)) as server:
-                until(lambda: promql(server, "edgert_requests_total") == 55, "Prometheus has the first report", 60.0)
+                wait_until(lambda: promql(server, "edgert_requests_total") == 55, "Prometheus has the first report")
                 report()
-                until(lambda: told(heard, "/on-call", "firing", "EdgertSloBurnsFast"), "the missed target is told", 60)
+                wait_until(lambda: told(heard, "/on-call", "firing", "EdgertSloBurnsFast"), "the missed target is told")
                 missed = 'edgert:slo_missed{model="digits",window="5m"}'
                 exact = pytest.approx(15 / 55, rel=0.001)
-                until(lambda: promql(server, missed) == exact, "the share is exact", 60.0)
+                wait_until(lambda: promql(server, missed) == exact, "the share is exact")
     (labels,) = (
         message["commonLabels"]
         for to, message in notifications(heard)

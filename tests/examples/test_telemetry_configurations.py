@@ -21,9 +21,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from edgert.telemetry import messages
 from edgert.telemetry.messages import Topics
 from edgert.telemetry.mqtt import Connection, MqttSettings
-from tests.support.brokers import Broker, free_port, mosquitto, until
+from tests.support.brokers import Broker, mosquitto
+from tests.support.devices import WAIT_S_MAX, wait_until
 from tests.support.fleet import NOW_MS, Pi, publish
 from tests.support.paths import ROOT
+from tests.support.ports import free_port
 
 MQTT_EXPORTER = "mqtt-exporter==1.12.1"
 FOLDER = ROOT / "examples" / "telemetry"
@@ -94,7 +96,7 @@ def test_a_device_writes_only_its_own_topics_and_only_readers_may_read(guarded: 
             connection.pump(0.05)
         return bool(heard["ops"])
 
-    until(arrived, "readers receive it")
+    wait_until(arrived, "readers receive it")
     assert heard["pi-07"] == [], "a device reads nothing, not even its own messages"
     for connection in connections:
         connection.close()
@@ -172,7 +174,7 @@ def shown(words: list[str], port: int, topic: str, log: Path, **environment: str
 
     def read() -> bool:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=2) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=WAIT_S_MAX) as answer:
                 families = text_string_to_metric_families(answer.read().decode())
                 samples = [sample for family in families for sample in family.samples]
         except OSError:
@@ -185,10 +187,10 @@ def shown(words: list[str], port: int, topic: str, log: Path, **environment: str
     with open(log, "wb") as said:
         process = subprocess.Popen(words, env={**os.environ, **environment}, stdout=said, stderr=said)
     try:
-        until(read, f"the device is shown; see {log}", 30.0)
+        wait_until(read, f"the device is shown; see {log}")
     finally:
         process.terminate()
-        process.wait(10)
+        process.wait(WAIT_S_MAX)
     return found
 
 
@@ -212,7 +214,7 @@ def reporting(tmp_path: Path) -> Iterator[tuple[Broker, str]]:
             yield broker, sent[1][0]
         finally:
             stop.set()
-            thread.join(10)
+            thread.join(WAIT_S_MAX)
 
 
 def test_mqtt_exporter_shows_the_metrics_of_a_device(

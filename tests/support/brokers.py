@@ -11,8 +11,6 @@ import os
 import shutil
 import socket
 import subprocess
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address
 from pathlib import Path
@@ -24,10 +22,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from edgert.telemetry.mqtt import MqttSettings
+from tests.support.devices import WAIT_S_MAX, wait_until
+from tests.support.ports import free_port
 
 USER = "pi-07"
 PASSWORD = "right horse"
-STARTS_WITHIN_S = 10.0
 
 
 def mosquitto(tool: str = "mosquitto") -> str:
@@ -35,21 +34,6 @@ def mosquitto(tool: str = "mosquitto") -> str:
     path = shutil.which(tool, path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin")
     assert path, f"{tool} is not installed, and these tests talk to a real broker: apt-get install mosquitto"
     return path
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def until(condition: Callable[[], object], what: str, within_s: float = 15.0) -> None:
-    """Poll until `condition` holds; fail the test with `what` after the deadline."""
-    gives_up_at = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < gives_up_at, f"not within {within_s:g} s: {what}"
-        time.sleep(0.02)
 
 
 @dataclass
@@ -94,13 +78,13 @@ class Broker:
         configuration.write_text("\n".join(self._lines()) + "\n")
         with open(self.folder / "mosquitto.log", "ab") as log:
             self._process = subprocess.Popen([mosquitto(), "-c", str(configuration)], stdout=log, stderr=log)
-        until(self._answers, f"mosquitto listens on {self.port}; see {self.folder}/mosquitto.log", STARTS_WITHIN_S)
+        wait_until(self._answers, f"mosquitto listens on {self.port}; see {self.folder}/mosquitto.log")
 
     def stop(self) -> None:
         """Stop it by its pid, if it runs."""
         if self._process is not None:
             self._process.terminate()
-            self._process.wait(10)
+            self._process.wait(WAIT_S_MAX)
             self._process = None
 
     def _lines(self) -> list[str]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from edgert.errors import EdgeRTError
 from edgert.protocol import wire
 from edgert.protocol.frame_buffer import FrameBuffer
-from tests.support.devices import Device, wait_until
+from tests.support.devices import WAIT_S_MAX, Device, wait_until
 
 ITEM = np.array([[1.0, 2.0, 3.0, 4.0]], np.float32)
 HELLO = wire.json_frame(wire.HELLO, {"model": "echo"})
@@ -46,13 +46,13 @@ def load(device: Device, model: str = "echo", threads: int = 8) -> Iterator[tupl
     finally:
         stop.set()
         for thread in pool:
-            thread.join(30)
+            thread.join(WAIT_S_MAX)
 
 
 def raw(device: Device) -> socket.socket:
     """Connect to the daemon and send nothing."""
     sock = socket.socket(socket.AF_UNIX)
-    sock.settimeout(20)
+    sock.settimeout(WAIT_S_MAX)
     sock.connect(os.fspath(device.socket))
     return sock
 

@@ -19,9 +19,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tests.support.brokers import free_port, until
-
-STARTS_WITHIN_S = 60.0
+from tests.support.devices import WAIT_S_MAX, wait_until
+from tests.support.ports import free_port
 
 
 def postgres_folder() -> Path | None:
@@ -52,11 +51,11 @@ def postgres() -> Iterator[str]:
             )  # fmt: skip
         try:
             ready = [str(binaries / "pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(port)]
-            until(lambda: subprocess.run(ready).returncode == 0, f"PostgreSQL answers on {port}", STARTS_WITHIN_S)
+            wait_until(lambda: subprocess.run(ready).returncode == 0, f"PostgreSQL answers on {port}")
             yield f"postgresql://ops@127.0.0.1:{port}/postgres"
         finally:
             server.send_signal(signal.SIGINT)  # fast shutdown
-            server.wait(20)
+            server.wait(WAIT_S_MAX)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

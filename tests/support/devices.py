@@ -140,7 +140,7 @@ def nothing_may_be_written() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def wait_until(true: Callable[[], bool], what: str, timeout_s: float = WAIT_S_MAX, pause_s: float = 0.02) -> None:
+def wait_until(true: Callable[[], object], what: str, timeout_s: float = WAIT_S_MAX, pause_s: float = 0.02) -> None:
     """Poll until `true()`; fail with `what` after `timeout_s`. Pause longer where `true` itself is expensive."""
     until = time.monotonic() + timeout_s
     while not true():

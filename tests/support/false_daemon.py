@@ -14,6 +14,7 @@ import numpy as np
 
 from edgert.protocol import wire
 from edgert.protocol.sharing import send_with_descriptor
+from tests.support.devices import WAIT_S_MAX
 
 WELCOME = json.dumps({"model": "echo", "release": 1, "engine": "null", "frame_bytes_max": 65536,
                       "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 4]}],
@@ -63,7 +64,7 @@ def false_daemon(folder: Path, *scripts: Sequence[bytes | None], memory: int | N
     finally:
         listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for a connection
         listener.close()
-        thread.join(10)
+        thread.join(WAIT_S_MAX)
 
 
 def changed(frame: bytes, at: int, *values: int) -> bytes:

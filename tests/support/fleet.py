@@ -22,6 +22,7 @@ from edgert_deploy.fleet.store.recorder import Recorder
 from edgert_deploy.fleet.store.store import Store
 from edgert_deploy.fleet.ui.board import Board
 from tests.support.brokers import Broker
+from tests.support.devices import WAIT_S_MAX
 
 NOW_MS = 1_790_000_000_000 // 3_600_000 * 3_600_000 + 20 * MINUTE_MS  # 20 minutes past an hour
 Sent = list[tuple[str, bytes]]
@@ -147,7 +148,7 @@ def ask(url: str, hours: float, by: tuple[str, ...] = (), step_min: int = 0, **w
 
 def scraped(port: int, name: str, **labels: str) -> float:
     """Return the sum of an exporter's series of `name` with these labels."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=WAIT_S_MAX) as answer:
         families = list(text_string_to_metric_families(answer.read().decode()))
     samples = (sample for family in families for sample in family.samples)
     return sum(sample.value for sample in samples if sample.name == name and labels.items() <= sample.labels.items())

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from edgert.telemetry import messages
-from tests.support.brokers import Broker, until
+from tests.support.brokers import Broker
 from tests.support.browser import Page
+from tests.support.devices import WAIT_S_MAX, wait_until
 from tests.support.fleet import Pi, Sent
 
 _MAIN = "import sys; from edgert_deploy.cli import main; sys.exit(main())"
@@ -37,10 +38,10 @@ def page_of(broker: Broker, folder: Path, words: list[str]) -> Iterator[str]:
             yield printed
         finally:
             process.send_signal(signal.SIGINT)
-            said = process.communicate(timeout=20)[1]
+            said = process.communicate(timeout=WAIT_S_MAX)[1]
         assert process.returncode == 0, said
         assert "Traceback" not in said
 
 
-def seen(page: Page, words: str, within_s: float = 15.0) -> None:
-    until(lambda: words in page.evaluate("document.body.innerText"), f"the page says {words!r}", within_s)
+def seen(page: Page, words: str) -> None:
+    wait_until(lambda: words in page.evaluate("document.body.innerText"), f"the page says {words!r}")

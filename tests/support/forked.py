@@ -21,6 +21,7 @@ from typing import Any
 from edgert.errors import EdgeRTError, SourceInvalid
 from edgert_deploy.packager import sandbox
 from edgert_deploy.packager.sources.probe import refusal
+from tests.support.devices import WAIT_S_MAX
 
 
 class Forked:
@@ -45,7 +46,7 @@ class Forked:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
-        self._process.wait(timeout=30)
+        self._process.wait(timeout=WAIT_S_MAX)
 
     def ask(self, request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
         """Answer one case. Raises SourceInvalid like `sandbox.ask`."""

@@ -12,6 +12,7 @@ from edgert.telemetry.messages import Topics
 from edgert.telemetry.mqtt import MqttSettings
 from edgert.telemetry.spool import Spool
 from edgert.telemetry.stop import Stop
+from tests.support.devices import WAIT_S_MAX
 
 TOPICS = Topics("plant-a", "pi-07")
 HIST = TOPICS.hist("digits")
@@ -59,7 +60,7 @@ class ForwardingDevice:
 
     def stop(self) -> None:
         self._stop.set()
-        self._thread.join(10)
+        self._thread.join(WAIT_S_MAX)
         assert not self._thread.is_alive()
 
     def append(self, count: int = 1) -> None:

@@ -20,7 +20,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.brokers import Broker, free_port, until
+from tests.support.brokers import Broker
+from tests.support.devices import WAIT_S_MAX, wait_until
+from tests.support.ports import free_port
 
 _MAIN = "import sys; from edgert_deploy.cli import main; sys.exit(main())"
 
@@ -39,7 +41,7 @@ def exporter_process(broker: Broker, *words: str) -> Iterator[int]:
     finally:
         process.send_signal(signal.SIGTERM)
         said = process.stderr.read()
-        assert process.wait(10) == 0, said
+        assert process.wait(WAIT_S_MAX) == 0, said
 
 
 @contextmanager
@@ -84,14 +86,14 @@ def receiver(codes: Sequence[int] = ()) -> Iterator[tuple[int, list[tuple[str, b
         yield server.server_address[1], heard
     finally:
         server.shutdown()
-        thread.join(10)
+        thread.join(WAIT_S_MAX)
         server.server_close()
 
 
 def promql(server: str, expression: str, at_s: float = 0.0) -> float | None:
     """Return the first value of an instant query."""
     query = urllib.parse.urlencode({"query": expression, **({"time": at_s} if at_s else {})})
-    with urllib.request.urlopen(f"{server}/api/v1/query?{query}", timeout=10) as answer:
+    with urllib.request.urlopen(f"{server}/api/v1/query?{query}", timeout=WAIT_S_MAX) as answer:
         result: list[Any] = json.load(answer)["data"]["result"]
     return float(result[0]["value"][1]) if result else None
 
@@ -104,16 +106,16 @@ def _server(program: str, folder: Path, words: list[str]) -> Iterator[str]:
     with open(folder / "log", "wb") as log:
         process = subprocess.Popen([binary, *words, f"--web.listen-address=127.0.0.1:{port}"], stdout=log, stderr=log)
     try:
-        until(lambda: _ready(f"http://127.0.0.1:{port}/-/ready"), f"{program} answers; see {folder}/log", 60.0)
+        wait_until(lambda: _ready(f"http://127.0.0.1:{port}/-/ready"), f"{program} answers; see {folder}/log")
         yield f"http://127.0.0.1:{port}"
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(WAIT_S_MAX)
 
 
 def _ready(url: str) -> bool:
     try:
-        with urllib.request.urlopen(url, timeout=2) as answer:
+        with urllib.request.urlopen(url, timeout=WAIT_S_MAX) as answer:
             return bool(answer.status == 200)
     except (OSError, urllib.error.URLError):
         return False

@@ -22,13 +22,14 @@ import bcrypt
 from edgert.registry.address import Repository, parse_repository
 from edgert.registry.client import Registry
 from edgert.registry.login import read_credentials
-from tests.support.brokers import free_port, until, write_authority_and_server
+from tests.support.brokers import write_authority_and_server
+from tests.support.devices import WAIT_S_MAX, wait_until
+from tests.support.ports import free_port
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "registry"
 CONFIGURATION, MIRROR = EXAMPLES / "registry.yml", EXAMPLES / "nginx.conf"
 USER = "publisher"
 PASSWORD = "right horse"
-STARTS_WITHIN_S = 20.0
 
 
 def program(name: str) -> str:
@@ -114,13 +115,13 @@ class RegistryServer:
             words = [program("docker-registry"), "serve", str(configuration)]
             self._process = subprocess.Popen(words, stdout=log, stderr=log, env=environment)
         what = f"docker-registry listens on {self.port}; see {self.folder}/log"
-        until(lambda: answers(self._process, self.port, self.folder / "log"), what, STARTS_WITHIN_S)
+        wait_until(lambda: answers(self._process, self.port, self.folder / "log"), what)
 
     def stop(self) -> None:
         """Stop it by its pid, if it runs."""
         if self._process is not None:
             self._process.terminate()
-            self._process.wait(10)
+            self._process.wait(WAIT_S_MAX)
             self._process = None
 
     def __enter__(self) -> RegistryServer:
@@ -179,7 +180,7 @@ class Mirror:
         words = [program("nginx"), "-p", str(self.folder), "-e", f"{self.folder}/log", "-c", str(configuration)]
         with open(self.folder / "log", "ab") as log:
             self._process = subprocess.Popen(words, stdout=log, stderr=log)
-        until(lambda: answers(self._process, self.port, self.folder / "log"), f"nginx listens on {self.port}")
+        wait_until(lambda: answers(self._process, self.port, self.folder / "log"), f"nginx listens on {self.port}")
         return self
 
     def __exit__(
@@ -187,7 +188,7 @@ class Mirror:
     ) -> None:
         if self._process is not None:
             self._process.terminate()
-            self._process.wait(10)
+            self._process.wait(WAIT_S_MAX)
 
 
 def answers(process: subprocess.Popen[bytes] | None, port: int, log: Path) -> bool:

@@ -20,7 +20,7 @@ from edgert.checks.status import (
     TunerStatus,
 )
 from edgert.cli.top import lines_of, view_of
-from tests.support.devices import a_device, wait_until
+from tests.support.devices import WAIT_S_MAX, a_device, wait_until
 from tests.support.statuses import LOADED, WINDOW, worker_figures
 
 ITEM = np.array([[1.0, 2.0, 3.0, 4.0]], np.float32)
@@ -108,7 +108,7 @@ def test_the_real_daemon_is_watched() -> None:
             assert watching.stdout is not None
             assert "1 model," in watching.stdout.readline()
             watching.send_signal(signal.SIGINT)
-            assert (watching.communicate(timeout=30)[1], watching.returncode) == ("", 0)
+            assert (watching.communicate(timeout=WAIT_S_MAX)[1], watching.returncode) == ("", 0)
         model = view["models"][0]
         assert (model["model"], model["state"], model["engine"]) == ("echo", "ready", "null")
         window = model["requests"]["window"]

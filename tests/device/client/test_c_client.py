@@ -26,7 +26,7 @@ from edgert.protocol import wire
 from edgert.protocol.frame_buffer import FrameBuffer
 from edgert.protocol.sharing import SharedArea
 from edgert.tensors import NUMPY_NAMES
-from tests.support.devices import Device, a_device, wait_until
+from tests.support.devices import WAIT_S_MAX, Device, a_device, wait_until
 from tests.support.false_daemon import RESULT, WELCOME, WELCOME_FRAME, changed, false_daemon
 from tests.support.paths import ROOT
 from tests.support.protocol_vectors import KINDS, VECTORS
@@ -34,7 +34,6 @@ from tests.support.protocol_vectors import KINDS, VECTORS
 SOURCES = Path(__file__).parent / "c"
 WARNINGS = ["-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Werror"]
 SANITIZERS = ["-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]
-ANSWER_S_MAX = 30.0
 
 
 # --- building -------------------------------------------------------------------------------
@@ -101,7 +100,7 @@ def test_the_header_is_taken_by_cpp_and_by_several_files_of_a_program(tmp_path: 
     other.write_text('#define EDGERT_IMPLEMENTATION\n#include "edgert.h"\n#include "edgert.h"\n')
     options = ["-std=c++11" if cxx else "-std=c99", "-Wall", "-Wextra", "-Wpedantic", "-Werror"]
     program = compiled(source, tmp_path / "two-files", *options, os.fspath(other), cc=cxx or compiler())
-    assert subprocess.run([program], timeout=30).returncode == 0
+    assert subprocess.run([program], timeout=WAIT_S_MAX).returncode == 0
 
 
 # --- the codec ------------------------------------------------------------------------------
@@ -127,18 +126,18 @@ class Lines:
 
     def answer(self) -> dict[str, Any]:
         assert self.process.stdout is not None
-        timer = threading.Timer(ANSWER_S_MAX, self.process.kill)
+        timer = threading.Timer(WAIT_S_MAX, self.process.kill)
         timer.start()
         line = self.process.stdout.readline()
         timer.cancel()
         if not line:
-            _, errors = self.process.communicate(timeout=30)
+            _, errors = self.process.communicate(timeout=WAIT_S_MAX)
             raise AssertionError(f"the program ended with {self.process.returncode}: {errors}")
         return dict(json.loads(line))
 
     def end(self) -> None:
         """It ends by itself at the end of its input, without a sanitizer's complaint."""
-        _, errors = self.process.communicate(timeout=30)
+        _, errors = self.process.communicate(timeout=WAIT_S_MAX)
         assert self.process.returncode == 0, f"exit {self.process.returncode}: {errors}"
 
 
@@ -150,7 +149,7 @@ def running(*command: object) -> Iterator[Lines]:
         lines.end()
     finally:
         lines.process.kill()
-        lines.process.wait(30)
+        lines.process.wait(WAIT_S_MAX)
 
 
 @pytest.fixture(scope="module")

@@ -22,6 +22,7 @@ from edgert.daemon.acceptor import (
 )
 from edgert.protocol import wire
 from edgert.protocol.listening import listening
+from tests.support.devices import WAIT_S_MAX
 
 HELLO = {"model": "echo"}
 
@@ -45,7 +46,7 @@ class World:
     def connect(self, data: bytes = b"") -> socket.socket:
         """A client that has sent `data`."""
         client = socket.socket(socket.AF_UNIX)
-        client.settimeout(5.0)
+        client.settimeout(WAIT_S_MAX)
         client.connect(str(self._path))
         client.sendall(data)
         self.clients.append(client)

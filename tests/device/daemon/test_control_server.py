@@ -14,6 +14,7 @@ import pytest
 from edgert.daemon.control_server import CONTROL_S_MAX, ControlClient, ControlServer
 from edgert.errors import ModelNotFound
 from edgert.protocol.listening import listening
+from tests.support.devices import WAIT_S_MAX
 
 
 class World:
@@ -37,7 +38,7 @@ class World:
 
     def sent(self, data: bytes) -> socket.socket:
         client = socket.socket(socket.AF_UNIX)
-        client.settimeout(5.0)
+        client.settimeout(WAIT_S_MAX)
         client.connect(str(self._path))
         client.sendall(data)
         self.turn()  # accepted

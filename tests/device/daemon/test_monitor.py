@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from edgert.daemon.monitor import has_lost_its_monitor
-from tests.support.devices import Device, a_device, wait_until
+from tests.support.devices import WAIT_S_MAX, Device, a_device, wait_until
 
 # As `python -m edgert.daemon.monitor`, but for a daemon that passes for one that ran for long as soon as it has begun.
 KEEP = "import sys; from edgert.daemon.monitor import Monitor; sys.exit(Monitor(sys.argv[1], stable_s=0.0).keep())"
@@ -42,7 +42,7 @@ def kill_daemon(device: Device) -> None:
 
 def test_told_to_end_it_takes_the_daemon_along(device: Device, monitor: subprocess.Popen[bytes]) -> None:
     monitor.terminate()
-    assert monitor.wait(30) == 0
+    assert monitor.wait(WAIT_S_MAX) == 0
     assert not device.run("status")["daemon"]["running"]
 
 
@@ -70,7 +70,7 @@ def test_an_adopted_daemon_that_ends_in_order_stays_down(device: Device, monitor
         [sys.executable, "-m", "edgert.daemon.monitor", "--state", device.state.root, "--adopt", str(pid)]
     )
     device.run("stop")
-    assert adopting.wait(30) == 0
+    assert adopting.wait(WAIT_S_MAX) == 0
     assert not device.run("status")["daemon"]["running"]
 
 
@@ -102,7 +102,7 @@ def test_told_to_end_while_it_waits_to_start_again_it_ends(device: Device, monit
     kill_daemon(device)
     wait_until(lambda: "next start in" in device.log(), "it has noticed")
     monitor.terminate()
-    assert monitor.wait(30) == 0
+    assert monitor.wait(WAIT_S_MAX) == 0
     assert not device.run("status")["daemon"]["running"]
 
 
@@ -119,5 +119,5 @@ def test_it_ends_where_the_state_folder_is_gone(device: Device, monitor: subproc
     pid = device.run("status")["daemon"]["pid"]
     shutil.rmtree(device.state.root)
     os.kill(pid, signal.SIGKILL)
-    assert monitor.wait(30) == 0
+    assert monitor.wait(WAIT_S_MAX) == 0
     device.prepare()

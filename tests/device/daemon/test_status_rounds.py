@@ -17,6 +17,7 @@ from edgert.daemon.status_rounds import STATUS_S_MAX, StatusRounds
 from edgert.daemon.worker_set import WorkerSet
 from edgert.typed_json import from_json, to_json
 from edgert.versions.slots import Version
+from tests.support.devices import WAIT_S_MAX
 from tests.support.statuses import LOADED, worker_figures
 from tests.support.workers import FakeWorker
 
@@ -32,7 +33,7 @@ class World:
         self.worker = cast(FakeWorker, self.services["echo"].workers.serving)
         self.rounds = StatusRounds("boot", 500.0, self.services, lambda: self.now_s)
         self.command, theirs = socket.socketpair()
-        self.command.settimeout(5.0)
+        self.command.settimeout(WAIT_S_MAX)
         self.client = ControlClient(theirs, 0.0)
 
     def _service(self, state: str) -> ModelService:

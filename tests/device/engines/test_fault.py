@@ -15,6 +15,7 @@ from edgert.engines import EngineOptions, LocalArtifact, Session
 from edgert.engines.fault import EXIT_CODE, MAGIC, FaultEngine
 from edgert.errors import EngineFailed
 from edgert.tensors import TensorSpec
+from tests.support.devices import WAIT_S_MAX
 
 ITEM = np.ones((1, 4), np.float32)
 SPEC = TensorSpec("x", "FP32", (-1, 4))
@@ -71,7 +72,7 @@ def test_what_it_does_not_know_does_not_load(tmp_path: Path) -> None:
 def test_it_takes_its_process_along(tmp_path: Path, fault: str, code: int, when: str) -> None:
     process = multiprocessing.get_context("spawn").Process(target=_suffer, args=(tmp_path, fault, when))
     process.start()
-    process.join(30)
+    process.join(WAIT_S_MAX)
     assert process.exitcode == code
 
 

@@ -15,6 +15,7 @@ import pytest
 from edgert.http.admission import Admission, Place
 from edgert.http.limits import Limits
 from edgert.http.messages import HttpError, HttpRequest, HttpResponse
+from tests.support.devices import WAIT_S_MAX
 
 pytest.importorskip("httptools", reason="the HTTP server needs the extra edgert[http]")
 
@@ -39,7 +40,7 @@ def served(
 ) -> Iterator[socket.socket]:
     """The client's end of a connection that a thread serves until it ends."""
     ours, theirs = socket.socketpair()
-    ours.settimeout(10)
+    ours.settimeout(WAIT_S_MAX)
     admission, place = admission or Admission(limits), Place(theirs, "", clock())
     assert admission.admit(place)
     connection = HttpConnection(theirs, handle, limits, admission, place, clock)
@@ -53,7 +54,7 @@ def served(
     thread.start()
     with ours:
         yield ours
-    thread.join(10)
+    thread.join(WAIT_S_MAX)
     assert not thread.is_alive()
     assert not place.taken_bytes
 
@@ -167,7 +168,7 @@ def test_bytes_that_drip_end_at_the_deadline(sent: bytes) -> None:
             sock.sendall(b"s")
         else:
             pytest.fail("the connection goes on")
-        sock.settimeout(10)
+        sock.settimeout(WAIT_S_MAX)
         assert now_s > 1009
         all_of(sock)
 
@@ -216,4 +217,4 @@ def test_a_stream_ends_with_its_source_or_its_client(forever: bool) -> None:
         answer = sock.recv(65536) if forever else all_of(sock)
         assert b"Content-Length" not in answer
         assert b"Connection: close" in answer
-    assert ended.wait(10)
+    assert ended.wait(WAIT_S_MAX)

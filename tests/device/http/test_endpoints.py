@@ -29,7 +29,7 @@ from edgert.tensors import NUMPY_NAMES, TensorSpec
 from edgert.versions.install import install
 from edgert.versions.slot_store import SlotStore
 from tests.support.bundles import _laid_out, _npy
-from tests.support.devices import Device, a_device, http_port, wait_until
+from tests.support.devices import WAIT_S_MAX, Device, a_device, http_port, wait_until
 from tests.support.http_requests import Answer, binary_body, json_input, read_answer
 
 pytest.importorskip("httptools", reason="the HTTP server needs the extra edgert[http]")
@@ -58,7 +58,7 @@ class Site:
     port: int
 
     def ask(self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None) -> Answer:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=WAIT_S_MAX)
         try:
             connection.request(method, path, body, headers or {})
             response = connection.getresponse()
@@ -70,7 +70,7 @@ class Site:
         return self.ask("POST", f"/v2/models/{model}/infer", json.dumps(value).encode())
 
     def connect(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), timeout=20)
+        return socket.create_connection(("127.0.0.1", self.port), timeout=WAIT_S_MAX)
 
 
 @pytest.fixture(scope="module")
@@ -574,7 +574,7 @@ def test_a_unix_socket_is_its_groups_alone_and_comes_back_after_a_crash(tmp_path
         def answers() -> bool:
             try:
                 with socket.socket(socket.AF_UNIX) as sock, sock.makefile("rwb", 0) as file:
-                    sock.settimeout(5)
+                    sock.settimeout(WAIT_S_MAX)
                     sock.connect(os.fspath(path))
                     file.write(b"GET /v2/models/echo HTTP/1.1\r\nHost: anything.example\r\n\r\n")
                     return read_answer(file).status == 200

@@ -17,7 +17,7 @@ from edgert.errors import RequestError
 from edgert.protocol import wire
 from edgert.protocol.frame_buffer import FrameBuffer
 from edgert.protocol.sharing import SharedArea, receive_with_descriptor
-from tests.support.devices import Device, a_device
+from tests.support.devices import WAIT_S_MAX, Device, a_device
 
 SIDE = 200  # 160 kB an item, well above SHARE_BYTES_MIN
 
@@ -67,7 +67,7 @@ def test_an_unknown_transport_is_refused() -> None:
 
 def connect(device: Device, shared: bool = True) -> tuple[socket.socket, int | None]:
     sock = socket.socket(socket.AF_UNIX)
-    sock.settimeout(20)
+    sock.settimeout(WAIT_S_MAX)
     sock.connect(os.fspath(device.socket))
     sock.sendall(wire.json_frame(wire.HELLO, {"model": "echo", "shared": shared}))
     room = memoryview(bytearray(8192))

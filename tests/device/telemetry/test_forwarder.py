@@ -31,9 +31,11 @@ from edgert.telemetry.mqtt import (
     Will,
 )
 from edgert.telemetry.spool import Spool
-from tests.support.brokers import Broker, free_port, until
+from tests.support.brokers import Broker
+from tests.support.devices import WAIT_S_MAX, wait_until
 from tests.support.forwarding import HIST, TOPICS, ForwardingDevice, append_to
 from tests.support.paths import ROOT
+from tests.support.ports import free_port
 
 
 class Listener:
@@ -59,7 +61,7 @@ class Listener:
 
     def stop(self) -> None:
         self._stopping.set()
-        self._thread.join(5)
+        self._thread.join(WAIT_S_MAX)
 
     def payloads(self, topic: str) -> list[bytes]:
         return [payload for heard, payload, _ in self.heard if heard == topic]
@@ -107,10 +109,10 @@ def test_a_device_says_online_and_what_it_is_then_reports_and_says_offline_when_
     device.append(3)
     device.spool.retain(TOPICS.deploy, {"v": 1, "digits_active": "r1"})
     device.start()
-    until(lambda: len(listener.seqs()) == 3, "three reports")
-    until(lambda: listener.payloads(TOPICS.sys), "a sys message")
+    wait_until(lambda: len(listener.seqs()) == 3, "three reports")
+    wait_until(lambda: listener.payloads(TOPICS.sys), "a sys message")
     device.stop()
-    until(lambda: listener.payloads(TOPICS.status) == [b"online", b"offline"], "online, then offline")
+    wait_until(lambda: listener.payloads(TOPICS.status) == [b"online", b"offline"], "online, then offline")
     info, sys_said = (json.loads(listener.payloads(topic)[0]) for topic in (TOPICS.info, TOPICS.sys))
     assert (info["boot"], info["edgert_version"]) == ("b1", "0.1.0")
     assert (sys_said["temp_c"], sys_said["spool_lost_total"]) == (40.5, 0)
@@ -118,7 +120,7 @@ def test_a_device_says_online_and_what_it_is_then_reports_and_says_offline_when_
     assert device.spool.stats().rows == 0
 
     later = listen()
-    until(lambda: len(later.heard) == 3, "the retained messages")
+    wait_until(lambda: len(later.heard) == 3, "the retained messages")
     assert {(topic, retained) for topic, _, retained in later.heard} == {
         (TOPICS.status, True),
         (TOPICS.info, True),
@@ -131,12 +133,12 @@ def test_an_idle_forwarder_costs_no_measurable_time_and_sends_what_another_proce
 ) -> None:
     listener = listen()
     forwarder = start_forwarder(tmp_path, broker.settings)
-    until(lambda: listener.payloads(TOPICS.sys), "it is connected")
+    wait_until(lambda: listener.payloads(TOPICS.sys), "it is connected")
     before, began = _cpu_s(forwarder.pid), time.monotonic()
     time.sleep(2 * LOOK_S)
     assert _cpu_s(forwarder.pid) - before < 0.02 * (time.monotonic() - began)
     append_to(Spool(StateDir(tmp_path).spool), 1)
-    until(lambda: listener.seqs() == [1], "the report")
+    wait_until(lambda: listener.seqs() == [1], "the report")
     stop_within(forwarder, 2.0)
 
 
@@ -156,17 +158,17 @@ def test_a_broker_that_goes_down_and_comes_back_twice_costs_no_report(tmp_path: 
     device = ForwardingDevice(tmp_path, broker.settings)
     device.append(50)
     device.start()
-    until(lambda: device.said, "the log says that the broker is down")
+    wait_until(lambda: device.said, "the log says that the broker is down")
     for _ in range(2):
         broker.start()
         heard += heard_in_session(broker)
-        until(lambda: device.spool.stats().rows == 0, "the spool is empty")
+        wait_until(lambda: device.spool.stats().rows == 0, "the spool is empty")
         broker.stop()
-        until(lambda: "kept on disk" in device.said[-1], "the log says that the broker is down again")
+        wait_until(lambda: "kept on disk" in device.said[-1], "the log says that the broker is down again")
         device.append(50)
         time.sleep(0.3)  # several attempts fail meanwhile
     broker.start()
-    until(lambda: device.spool.stats().rows == 0, "the spool is empty")
+    wait_until(lambda: device.spool.stats().rows == 0, "the spool is empty")
     device.stop()
     heard += heard_in_session(broker)
     broker.stop()
@@ -182,17 +184,17 @@ def test_reports_go_on_when_the_spool_was_unreadable_and_is_begun_anew(
     device.start()
     append_to(worker, 30)
     worker.retain(TOPICS.deploy, {"v": 1, "digits_state": "on trial"})
-    until(lambda: len(listener.seqs()) == 30, "the first reports arrived")
-    until(lambda: len(listener.payloads(TOPICS.deploy)) == 1, "and the last word on the slots")
+    wait_until(lambda: len(listener.seqs()) == 30, "the first reports arrived")
+    wait_until(lambda: len(listener.payloads(TOPICS.deploy)) == 1, "and the last word on the slots")
     for file in tmp_path.glob("telemetry.db*"):
         if file.suffix != ".lock":
             with file.open("r+b") as spoilt:
                 spoilt.write(b"\xa5" * file.stat().st_size)
     worker.retain(TOPICS.deploy, {"v": 1, "digits_state": "live"})
     append_to(worker, 20)
-    until(lambda: len(listener.seqs()) == 50, "and so did those after them")
-    until(lambda: len(listener.payloads(TOPICS.deploy)) == 2, "and the last word on the slots")
-    until(lambda: device.spool.stats().rows == 0, "the spool is empty")
+    wait_until(lambda: len(listener.seqs()) == 50, "and so did those after them")
+    wait_until(lambda: len(listener.payloads(TOPICS.deploy)) == 2, "and the last word on the slots")
+    wait_until(lambda: device.spool.stats().rows == 0, "the spool is empty")
     worker.close()
 
 
@@ -200,7 +202,7 @@ def test_a_rate_bounds_how_fast_the_backlog_goes_out(tmp_path: Path, broker: Bro
     device = ForwardingDevice(tmp_path, broker.settings, rate_per_s=20)
     device.append(200)
     device.start()
-    until(lambda: device.spool.stats().rows < 200, "the backlog begins to go")
+    wait_until(lambda: device.spool.stats().rows < 200, "the backlog begins to go")
     time.sleep(0.5)
     device.stop()
     # The burst, half a second at 20/s and the drain on stop leave most of it for later.
@@ -214,16 +216,16 @@ def test_the_broker_says_lost_when_the_forwarder_is_killed_and_no_report_is_lost
     spool = Spool(StateDir(state_folder(tmp_path, broker.settings)).spool)
     append_to(spool, 400)
     first = start_forwarder(tmp_path, broker.settings)
-    until(lambda: len(listener.seqs()) >= 60, "reports begin to arrive")
+    wait_until(lambda: len(listener.seqs()) >= 60, "reports begin to arrive")
     first.send_signal(signal.SIGKILL)
     first.wait()
-    until(lambda: listener.payloads(TOPICS.status) == [b"online", b"lost"], "online, then lost")
+    wait_until(lambda: listener.payloads(TOPICS.status) == [b"online", b"lost"], "online, then lost")
     assert spool.stats().rows > 0
     second = start_forwarder(tmp_path, broker.settings)
-    until(lambda: spool.stats().rows == 0, "the spool is empty")
-    until(lambda: set(listener.seqs()) == set(range(1, 401)), "every report, some perhaps twice")
+    wait_until(lambda: spool.stats().rows == 0, "the spool is empty")
+    wait_until(lambda: set(listener.seqs()) == set(range(1, 401)), "every report, some perhaps twice")
     stop_within(second, 2.0)
-    until(lambda: listener.payloads(TOPICS.status)[-2:] == [b"online", b"offline"], "online, then offline")
+    wait_until(lambda: listener.payloads(TOPICS.status)[-2:] == [b"online", b"offline"], "online, then offline")
 
 
 def test_the_process_stops_within_two_seconds_while_its_broker_is_down(tmp_path: Path) -> None:
@@ -266,7 +268,7 @@ def test_a_broker_with_tls_and_password_is_served(tmp_path: Path, secured: Broke
     device = ForwardingDevice(tmp_path, secured.settings)
     device.append(30)
     device.start()
-    until(lambda: set(listener.seqs()) == set(range(1, 31)), "thirty reports over TLS")
+    wait_until(lambda: set(listener.seqs()) == set(range(1, 31)), "thirty reports over TLS")
     device.stop()
     listener.stop()
     assert "MQTT 5" in device.said[0]
@@ -290,7 +292,7 @@ def test_a_broker_that_asks_for_certificates_knows_a_device_by_its_own(tmp_path:
         device = ForwardingDevice(tmp_path, own)
         device.append(5)
         device.start()
-        until(lambda: device.spool.stats().rows == 0, "the spool is empty")
+        wait_until(lambda: device.spool.stats().rows == 0, "the spool is empty")
         device.stop()
     assert not any("refuses" in line for line in device.said), device.said
 
@@ -303,8 +305,8 @@ def test_a_report_that_the_broker_refuses_stays_on_disk_and_holds_up_no_other(tm
         device.spool.append("event", TOPICS.event, {"v": 1}, 1, "event")
         device.append(5)
         device.start()
-        until(lambda: device.spool.stats().rows == 1, "all but the event has gone")
-        until(lambda: len(device.said) == 2, "the refusal is said once")
+        wait_until(lambda: device.spool.stats().rows == 1, "all but the event has gone")
+        wait_until(lambda: len(device.said) == 2, "the refusal is said once")
         device.stop()
     assert device.spool.take(1)[0].kind == "event"
     assert "refuses messages" in device.said[1]
@@ -317,7 +319,7 @@ def test_the_access_list_that_ships_lets_a_device_say_everything(tmp_path: Path)
         device.append(5)
         device.spool.append("event", TOPICS.event, {"v": 1}, 1, "event")
         device.start()
-        until(lambda: device.spool.stats().rows == 0, "the spool is empty")
+        wait_until(lambda: device.spool.stats().rows == 0, "the spool is empty")
         device.stop()
     assert not any("refuses" in line for line in device.said), device.said
 
@@ -330,9 +332,9 @@ def test_a_device_makes_itself_known_to_home_assistant_where_that_is_asked_for(
     device.start()
     topic = "homeassistant/device/edgert_plant-a_pi-07/config"
     listener = listen("homeassistant/#")
-    until(lambda: listener.payloads(topic), "the discovery message")
+    wait_until(lambda: listener.payloads(topic), "the discovery message")
     device.spool.retain(TOPICS.deploy, {"v": 1, "digits_state": "steady"})
-    until(lambda: len(listener.payloads(topic)) == 2, "a second one")
+    wait_until(lambda: len(listener.payloads(topic)) == 2, "a second one")
     device.stop()
     both, one = (json.loads(payload) for payload in listener.payloads(topic))
     assert {name.partition("_")[0] for name in both["components"]} - {
@@ -355,12 +357,12 @@ def test_a_device_is_online_though_the_broker_says_lost_of_its_old_connection(
     old = Connection(broker.settings, "edgert-plant-a-pi-07", will=Will(TOPICS.status, b"lost"))
     old.open()
     device.start()
-    until(lambda: listener.payloads(TOPICS.status) == [b"online"], "online")
+    wait_until(lambda: listener.payloads(TOPICS.status) == [b"online"], "online")
     old.abandon()
-    until(lambda: listener.payloads(TOPICS.status) == [b"online", b"lost"], "the old connection's will")
+    wait_until(lambda: listener.payloads(TOPICS.status) == [b"online", b"lost"], "the old connection's will")
     later[0] = ONLINE_AGAIN_S
     device.append()  # wakes it
-    until(lambda: listener.payloads(TOPICS.status) == [b"online", b"lost", b"online"], "online again")
+    wait_until(lambda: listener.payloads(TOPICS.status) == [b"online", b"lost", b"online"], "online again")
     device.stop()
 
 
@@ -418,13 +420,13 @@ def test_a_hint_is_passed_on_once_though_the_broker_sends_it_at_each_connection(
             publisher.open()
             publisher.publish("edgert/hint/stable", b"%d" % number, 0, retain=True)
             publisher.close()
-            until(lambda: device.hints == number, f"hint {number}")  # noqa: B023
+            wait_until(lambda: device.hints == number, f"hint {number}")  # noqa: B023
         broker.stop()
         broker.start()
         publisher.open()
         publisher.publish("edgert/hint/stable", b"2", 0, retain=True)
         publisher.close()
-        until(lambda: "connected" in device.said[-1] and len(device.said) >= 3, "it is connected again")
+        wait_until(lambda: "connected" in device.said[-1] and len(device.said) >= 3, "it is connected again")
         assert device.hints == 2
     finally:
         device.stop()

@@ -12,7 +12,9 @@ import pytest
 
 from edgert.errors import ConfigInvalid
 from edgert.telemetry.mqtt import BrokerRefused, BrokerTlsFailed, BrokerUnreachable, Connection, MqttSettings
-from tests.support.brokers import Broker, free_port
+from tests.support.brokers import Broker
+from tests.support.devices import WAIT_S_MAX
+from tests.support.ports import free_port
 
 
 @pytest.fixture
@@ -75,7 +77,7 @@ def test_a_broker_of_3_1_1_only_is_spoken_to_in_3_1_1(answer: bytes) -> None:
         connection.open()
         assert connection.protocol == "3.1.1"
         connection.close()
-        thread.join(5)
+        thread.join(WAIT_S_MAX)
     assert levels == [5, 4]
 
 

@@ -15,7 +15,7 @@ from edgert.telemetry.recorder import PENDING_MAX, WindowRecorder
 from edgert.telemetry.reporter import FOLD_EVERY_S, Reporter
 from edgert.telemetry.spans import RequestSpan
 from edgert.telemetry.spool import ROWS_MAX, Spool, SpoolBounds
-from tests.support.brokers import until
+from tests.support.devices import wait_until
 
 TOPICS = Topics("plant-a", "pi-07")
 
@@ -121,7 +121,7 @@ def test_the_thread_reports_by_itself_and_stops(tmp_path: Path) -> None:
     spool = Spool(tmp_path / "telemetry.db")
     reporter = Reporter(WindowRecorder("digits"), spool, TOPICS, boot="b1", model_version="r7", window_s=0.05)
     reporter.start()
-    until(lambda: len(spool.take(10)) >= 4, "two windows in the spool")
+    wait_until(lambda: len(spool.take(10)) >= 4, "two windows in the spool")
     reporter.stop()
     rows = spool.stats().rows
     assert rows % 2 == 0
@@ -152,7 +152,7 @@ def test_a_recorder_that_fills_up_wakes_it(tmp_path: Path) -> None:
     reporter.start()
     for _ in range(PENDING_MAX + 1):
         recorder.record(RequestSpan("ok", 2_000))
-    until(lambda: reporter.pause_s() == FOLD_EVERY_S, "it has folded")
+    wait_until(lambda: reporter.pause_s() == FOLD_EVERY_S, "it has folded")
     reporter.stop()
     assert recorder.snapshot().totals.requests == PENDING_MAX + 1
 

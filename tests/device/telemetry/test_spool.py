@@ -16,6 +16,7 @@ import pytest
 from edgert.errors import StorageFailed
 from edgert.telemetry import spool as spool_module
 from edgert.telemetry.spool import Spool, SpoolBounds, Spooled
+from tests.support.devices import WAIT_S_MAX
 
 # Appends until it is killed, printing each seq once the append has returned.
 APPENDER = """
@@ -117,7 +118,7 @@ def test_threads_and_processes_append_at_once_without_losing_or_repeating_a_seq(
     for thread in threads:
         thread.join()
     for other in others:
-        other.communicate(timeout=30)
+        other.communicate(timeout=WAIT_S_MAX)
         assert other.returncode == 0
     assert sorted(seqs(ours.take(1000))) == list(range(1, 241))
 

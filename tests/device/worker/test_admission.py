@@ -14,7 +14,7 @@ import pytest
 
 from edgert.worker.admission import LEAVING_MAX, Admission, Peer
 from tests.support.clients import ITEM
-from tests.support.devices import a_device
+from tests.support.devices import WAIT_S_MAX, a_device
 from tests.support.paths import ROOT
 
 GREEDY, OTHER_PROCESS, OTHER_USER = Peer(1000, 7), Peer(1000, 8), Peer(1001, 9)
@@ -101,7 +101,7 @@ import os, select, socket, sys
 from edgert.protocol import wire
 socks = []
 for _ in range(int(sys.argv[2])):
-    sock = socket.socket(socket.AF_UNIX); sock.settimeout(20); sock.connect(sys.argv[1])
+    sock = socket.socket(socket.AF_UNIX); sock.settimeout(120); sock.connect(sys.argv[1])
     sock.sendall(wire.json_frame(wire.HELLO, {"model": "echo"}))
     assert wire.HEADER.unpack_from(sock.recv(65536))[2] == wire.WELCOME
     socks.append(sock)
@@ -133,5 +133,5 @@ def test_an_app_that_holds_all_connections_keeps_no_other_out() -> None:
         assert greedy.stdout.readline() == "held\n"
         with device.client(timeout_s=5.0) as client:
             assert client.infer("echo", ITEM, cache=False)["y"].tolist() == ITEM.tolist()
-        said, _ = greedy.communicate("", timeout=20)
+        said, _ = greedy.communicate("", timeout=WAIT_S_MAX)
         assert said == "[True]\n"  # one was told to connect again, the others were left alone

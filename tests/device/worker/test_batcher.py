@@ -16,7 +16,7 @@ from edgert.errors import DeadlineExceeded, EngineFailed, Overloaded
 from edgert.tensors import TensorSpec
 from edgert.worker.batcher import BYPASS_MAX, LINGER_STEP_S, Batcher, EngineAnswer
 from edgert.worker.tuning import WINDOW, LatencyTuner
-from tests.support.devices import wait_until
+from tests.support.devices import WAIT_S_MAX, wait_until
 
 
 class GatedSession:
@@ -35,7 +35,7 @@ class GatedSession:
         self.sizes.append(len(tensors[0]))
         self.first.append(float(tensors[0].flat[0]))
         self.running.release()
-        assert self.permits.acquire(timeout=20)
+        assert self.permits.acquire(timeout=WAIT_S_MAX)
         if self.failure is not None:
             raise self.failure
         return [tensors[0] * 2]
@@ -81,8 +81,8 @@ def test_requests_that_arrive_during_a_run_form_the_next_batch_in_order() -> Non
         session.running.acquire()
         rest = ask_all(pool, batcher, [1, 2, 3, 4, 5])
         session.permits.release(2)
-        assert first.result(10).batch == 1
-        answers = [future.result(10) for future in rest]
+        assert first.result(WAIT_S_MAX).batch == 1
+        answers = [future.result(WAIT_S_MAX) for future in rest]
     assert session.sizes == [1, 5]
     assert [a.outputs[0].tolist() for a in answers] == [[[2 * v, 2 * v]] for v in (1, 2, 3, 4, 5)]
     assert {a.batch for a in answers} == {5}
@@ -97,7 +97,7 @@ def test_no_batch_exceeds_the_cap_and_requests_of_several_items_stay_whole() -> 
         session.running.acquire()
         rest = ask_all(pool, batcher, [1, 2], rows=3) + ask_all(pool, batcher, [3])
         session.permits.release(10)
-        answers = [future.result(10) for future in (first, *rest)]
+        answers = [future.result(WAIT_S_MAX) for future in (first, *rest)]
     assert session.sizes[0] == 1
     assert sorted(session.sizes[1:]) in ([3, 4], [1, 3, 3])
     assert [a.outputs[0].tolist() for a in answers[1:]] == [[[2, 2]] * 3, [[4, 4]] * 3, [[6, 6]]]
@@ -116,7 +116,7 @@ def test_a_model_with_a_fixed_batch_is_never_batched() -> None:
         session.running.acquire()
         rest = ask_all(pool, batcher, [1, 2])
         session.permits.release(10)
-        [future.result(10) for future in (first, *rest)]
+        [future.result(WAIT_S_MAX) for future in (first, *rest)]
     assert session.sizes == [1, 1, 1]
 
 
@@ -131,7 +131,7 @@ def test_a_full_queue_refuses_with_advice_and_loses_nothing() -> None:
             batcher.infer([item(3)], 1)
         assert caught.value.retry_after_s is not None
         session.permits.release(10)
-        assert [f.result(10).batch for f in (first, *rest)] == [1, 2, 2]
+        assert [f.result(WAIT_S_MAX).batch for f in (first, *rest)] == [1, 2, 2]
 
 
 def test_an_expired_request_never_costs_engine_time() -> None:
@@ -145,10 +145,10 @@ def test_an_expired_request_never_costs_engine_time() -> None:
         on_time = ask_all(pool, batcher, [2])
         clock[0] = 2000.0
         session.permits.release(10)
-        first.result(10)
-        assert on_time[0].result(10).batch == 1
+        first.result(WAIT_S_MAX)
+        assert on_time[0].result(WAIT_S_MAX).batch == 1
         with pytest.raises(DeadlineExceeded):
-            late[0].result(10)
+            late[0].result(WAIT_S_MAX)
     assert session.sizes == [1, 1]
 
 
@@ -162,7 +162,7 @@ def test_a_request_that_waits_past_its_deadline_is_refused_while_the_engine_stil
             batcher.infer([item(1)], 1, deadline_s=0.0)
         assert batcher.waiting == 0
         session.permits.release(1)
-        first.result(10)
+        first.result(WAIT_S_MAX)
 
 
 def test_a_failing_run_fails_its_own_batch_only_and_the_next_is_served() -> None:
@@ -176,7 +176,7 @@ def test_a_failing_run_fails_its_own_batch_only_and_the_next_is_served() -> None
         session.permits.release(2)
         for future in (first, *rest):
             with pytest.raises(EngineFailed, match="boom"):
-                future.result(10)
+                future.result(WAIT_S_MAX)
     session.failure = None
     session.permits.release(1)
     assert batcher.infer([item(4)], 1).outputs[0].tolist() == [[8, 8]]
@@ -208,7 +208,7 @@ def test_the_high_ones_are_taken_first_each_class_in_order() -> None:
         session.running.acquire()
         rest = ask_all(pool, batcher, [1, 2]) + ask_all(pool, batcher, [3, 4], high=True)
         session.permits.release(10)
-        [future.result(10) for future in (first, *rest)]
+        [future.result(WAIT_S_MAX) for future in (first, *rest)]
     assert session.first == [0, 3, 4, 1, 2]
 
 
@@ -220,7 +220,7 @@ def test_a_batch_holds_the_high_ones_and_is_filled_with_low_ones() -> None:
         session.running.acquire()
         rest = ask_all(pool, batcher, [1, 2]) + ask_all(pool, batcher, [3, 4], high=True)
         session.permits.release(10)
-        answers = [future.result(10) for future in (first, *rest)]
+        answers = [future.result(WAIT_S_MAX) for future in (first, *rest)]
     assert session.sizes == [1, 3, 1]
     assert session.first[1] == 3
     assert [a.batch for a in answers] == [1, 3, 1, 3, 3]
@@ -235,7 +235,7 @@ def test_a_low_one_is_passed_over_a_bounded_number_of_times() -> None:
         rest = ask_all(pool, batcher, [-1, -2])
         rest += ask_all(pool, batcher, range(1, 2 * BYPASS_MAX + 4), high=True)
         session.permits.release(100)
-        [future.result(10) for future in (first, *rest)]
+        [future.result(WAIT_S_MAX) for future in (first, *rest)]
     assert session.first.index(-1) == BYPASS_MAX + 1
     assert session.first.index(-2) == 2 * BYPASS_MAX + 2
 
@@ -251,7 +251,7 @@ def test_a_queue_full_of_low_ones_still_takes_high_ones() -> None:
             with pytest.raises(Overloaded):
                 batcher.infer([item(3)], 1, high=high)
         session.permits.release(10)
-        [future.result(10) for future in (first, *rest)]
+        [future.result(WAIT_S_MAX) for future in (first, *rest)]
 
 
 # --- why batches close --------------------------------------------------------------------------
@@ -293,7 +293,7 @@ def closed_after_a_batch_of_two(*, time_out: bool = False, joined: bool = False)
         leader = ask_all(pool, batcher, [3], deadline_s=1000.0 if time_out else None)
         patience.now_s = 1000.0 - 1e-9
         session.permits.release(10)
-        [future.result(10) for future in (first, *two, *leader, *late)]
+        [future.result(WAIT_S_MAX) for future in (first, *two, *leader, *late)]
     return dict(batcher.closed)
 
 
@@ -317,15 +317,15 @@ def test_two_instances_run_at_once_and_every_request_is_answered() -> None:
     batcher = Batcher(one, cap=8, more_sessions=[two])
     with ThreadPoolExecutor(8) as pool:
         running = [pool.submit(batcher.infer, [item(v)], 1) for v in (1, 2)]
-        one.running.acquire(timeout=10)
-        two.running.acquire(timeout=10)
+        one.running.acquire(timeout=WAIT_S_MAX)
+        two.running.acquire(timeout=WAIT_S_MAX)
         rest = ask_all(pool, batcher, [3, 4, 5])
         two.permits.release(1)
-        two.running.acquire(timeout=10)
+        two.running.acquire(timeout=WAIT_S_MAX)
         assert two.sizes == [1, 3]
         for session in (one, two):
             session.permits.release(10)
-        values = [float(future.result(10).outputs[0][0, 0]) for future in (*running, *rest)]
+        values = [float(future.result(WAIT_S_MAX).outputs[0][0, 0]) for future in (*running, *rest)]
     assert values == [2.0, 4.0, 6.0, 8.0, 10.0]
     assert batcher.waiting == 0
 
@@ -360,7 +360,7 @@ def test_only_items_of_one_shape_are_laid_together_and_the_oldest_leads() -> Non
         session.running.acquire()
         rest = ask_in_order(pool, batcher, sent)
         session.permits.release(10)
-        answers = [future.result(10) for future in (first, *rest)]
+        answers = [future.result(WAIT_S_MAX) for future in (first, *rest)]
     assert session.sizes == [1, 3, 2]
     assert session.first == [0, 1, 2]
     for given, answer in zip(sent, answers[1:], strict=True):
@@ -377,7 +377,7 @@ def test_requests_of_other_shapes_keep_their_places_and_high_ones_still_go_first
         rest += ask_in_order(pool, batcher, [wide(6, 8)], high=True)
         session.permits.release(10)
         for future in (first, *rest):
-            future.result(10)
+            future.result(WAIT_S_MAX)
     assert session.first[:3] == [0, 6, 1]  # the high one leads, and takes the first waiting one of its length along
     assert session.sizes == [1, 2, 2, 1, 1]
     assert session.first[3:] == [3, 5]
@@ -475,9 +475,9 @@ def test_requests_of_one_thread_do_not_run_after_all_their_deadlines() -> None:
         wait_until(lambda: batcher.waiting == 1, "they park")
         now[0] = 6.0
         session.permits.release(2)
-        first.result(10)
+        first.result(WAIT_S_MAX)
         with pytest.raises(DeadlineExceeded):
-            two.result(10)
+            two.result(WAIT_S_MAX)
     assert session.sizes == [1]
 
 

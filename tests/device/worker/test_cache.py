@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from edgert.errors import EngineFailed
 from edgert.worker.cache import ENTRY_OVERHEAD_BYTES, OFF_S, OFF_S_MAX, PROBE_LOOKUPS, PredictionCache, tag_of
-from tests.support.devices import wait_until
+from tests.support.devices import WAIT_S_MAX, wait_until
 
 
 def a_cache(max_bytes: int = 10**6, ttl_s: float = 60.0) -> tuple[PredictionCache, list[float]]:
@@ -70,17 +70,17 @@ def test_identical_inputs_in_flight_run_once() -> None:
     def slow() -> list[NDArray[Any]]:
         count[0] += 1
         begun.set()
-        assert go_on.wait(10)
+        assert go_on.wait(WAIT_S_MAX)
         return [np.ones(3)]
 
     with ThreadPoolExecutor(5) as pool:
         first = pool.submit(cache.get_or_run, b"k", slow)
-        assert begun.wait(10)
+        assert begun.wait(WAIT_S_MAX)
         others = [pool.submit(cache.get_or_run, b"k", slow) for _ in range(4)]
         wait_until(lambda: len(cache._entries[b"k"].gates) == 4, "the others wait for the first")
         go_on.set()
-        assert first.result(10)[1] is False
-        assert all(other.result(10)[1] for other in others)
+        assert first.result(WAIT_S_MAX)[1] is False
+        assert all(other.result(WAIT_S_MAX)[1] for other in others)
     assert count[0] == 1
 
 
@@ -90,18 +90,18 @@ def test_a_failure_is_not_kept_and_the_waiters_run_for_themselves() -> None:
 
     def fails() -> list[NDArray[Any]]:
         begun.set()
-        assert go_on.wait(10)
+        assert go_on.wait(WAIT_S_MAX)
         raise EngineFailed("no")
 
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(cache.get_or_run, b"k", fails)
-        assert begun.wait(10)
+        assert begun.wait(WAIT_S_MAX)
         other = pool.submit(cache.get_or_run, b"k", Runs(5))
         wait_until(lambda: len(cache._entries[b"k"].gates) == 1, "the other waits")
         go_on.set()
         with pytest.raises(EngineFailed):
-            first.result(10)
-        assert other.result(10)[0][0][0] == 5
+            first.result(WAIT_S_MAX)
+        assert other.result(WAIT_S_MAX)[0][0][0] == 5
     assert cache.get_or_run(b"k", Runs(6))[0][0][0] == 6
 
 

@@ -25,7 +25,7 @@ from edgert.worker.connections import Connections
 from edgert.worker.pipeline import Pipeline
 from edgert.worker.reactor import Departure, Reactor
 from tests.support.clients import ITEM, read_frame, request
-from tests.support.devices import wait_until
+from tests.support.devices import WAIT_S_MAX, wait_until
 from tests.support.loaded_models import loaded
 
 FRAME_BYTES_MAX = 64 * 1024
@@ -45,7 +45,7 @@ class Served:
 
     def __init__(self, pipeline: Pipeline, switch: ReactorSwitch, frame_bytes_max: int, budget: BufferBudget) -> None:
         self.client, self.server = socket.socketpair()
-        self.client.settimeout(20)
+        self.client.settimeout(WAIT_S_MAX)
         self.recorder = WindowRecorder("m")
         self.logged: list[str] = []
         self.connection = Connection(self.server, pipeline, self.recorder, frame_bytes_max, budget, self.logged.append)
@@ -60,7 +60,7 @@ class Served:
             self.result = error
 
     def ended(self) -> bool | Exception | None:
-        self._thread.join(20)
+        self._thread.join(WAIT_S_MAX)
         assert not self._thread.is_alive()
         return self.result
 
@@ -230,7 +230,7 @@ def connections(pipeline: Pipeline) -> Iterator[Connections]:
 
 def accepted(connections: Connections) -> socket.socket:
     ours, theirs = socket.socketpair()
-    ours.settimeout(20)
+    ours.settimeout(WAIT_S_MAX)
     connections.accept(theirs, shared=False)
     return ours
 

@@ -20,7 +20,7 @@ from edgert.worker.connection import REACTOR_FRAME_BYTES_MAX
 from edgert.worker.connections import MANY_MIN
 from edgert.worker.reactor import ALONE_MAX
 from tests.support.clients import HELLO, ITEM, greeted, raw, read_frame, request
-from tests.support.devices import Device, a_device, wait_until
+from tests.support.devices import WAIT_S_MAX, Device, a_device, wait_until
 
 LARGE = (60_000,)
 
@@ -122,7 +122,7 @@ def test_a_client_that_does_not_read_delays_no_other_and_loses_no_answer(device:
             else:
                 pytest.fail("the daemon takes requests without end")
         answered(many, 20)
-        greedy.settimeout(20)
+        greedy.settimeout(WAIT_S_MAX)
         for i in range(asked):
             assert read_frame(greedy).request_id == i
     assert asked

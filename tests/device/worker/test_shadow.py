@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from edgert.errors import BundleError, EngineFailed, Unavailable
 from edgert.worker.agreement import Agreement
 from edgert.worker.shadow import ALARM_MIN, RESTART_S, WINDOW, ReferenceProcess, Shadow
-from tests.support.devices import Device, a_device, wait_until
+from tests.support.devices import WAIT_S_MAX, Device, a_device, wait_until
 
 ITEM = np.array([[1.0, 2.0, 3.0, 4.0]], np.float32)
 GOOD, BAD = Agreement(True, 1.0), Agreement(False, 0.5)
@@ -36,7 +36,7 @@ class FixedReference:
     def compare(self, inputs: list[NDArray[Any]], outputs: list[NDArray[Any]]) -> Agreement:
         self.asked += 1
         if self.limits is not None:
-            assert self.limits.wait(20)
+            assert self.limits.wait(WAIT_S_MAX)
         if self.fails:
             self.fails -= 1
             raise Unavailable("gone")

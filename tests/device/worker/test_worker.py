@@ -15,6 +15,7 @@ from edgert.worker.model import load_model
 from edgert.worker.worker import LoadOrder, Worker
 from edgert.worker_link import channel
 from tests.support.clients import read_frame, request
+from tests.support.devices import WAIT_S_MAX
 from tests.support.loaded_models import installed
 
 
@@ -50,7 +51,7 @@ class Started:
 
     def stop(self) -> None:
         self.supervisor.close()
-        self._thread.join(20)
+        self._thread.join(WAIT_S_MAX)
         assert not self._thread.is_alive()
         self._end.close()
 
@@ -69,7 +70,7 @@ def test_a_worker_says_what_it_loaded_and_serves_the_connections_that_it_gets(st
     with client:
         channel.send(started.supervisor, {"op": "connection", "shared": False}, (server.fileno(),))
         server.close()
-        client.settimeout(20)
+        client.settimeout(WAIT_S_MAX)
         assert read_frame(client).json()["model"] == "echo"
         client.sendall(request(1))
         assert read_frame(client).kind == wire.RESULT
@@ -87,7 +88,7 @@ def test_a_worker_whose_daemon_stops_tells_its_clients_to_come_back_later(starte
     with client:
         channel.send(started.supervisor, {"op": "connection"}, (server.fileno(),))
         server.close()
-        client.settimeout(20)
+        client.settimeout(WAIT_S_MAX)
         read_frame(client)
         channel.send(started.supervisor, {"op": "stop", "final": True})
         assert wire.error_of(read_frame(client)).code == "unavailable.shutting_down"

@@ -23,12 +23,11 @@ from edgert_deploy.bootstrap.wheelhouse import Wheelhouse
 from edgert_deploy.devices.facts import MachineFacts
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.transports.local import LocalTransport
-from tests.support.devices import wait_until
+from tests.support.devices import WAIT_S_MAX, wait_until
 from tests.support.machines import PI_4
 from tests.support.runtimes import NEW, OLD, STAND_IN
 
 STEPS = ("mv", "rm", "ln", "sync")  # what changes the disk, or says that a change must have reached it
-SCRIPT_S_MAX = 60
 # Ends the script and all that it started right before the step STEP_CUT; behind a step is before the next.
 SHIM = """\
 #!/bin/sh
@@ -88,9 +87,9 @@ class Place:
         process = subprocess.Popen(command, env=environment, start_new_session=True, stderr=subprocess.DEVNULL)
         end = os.pidfd_open(process.pid)
         try:
-            ended, _, _ = select.select([end], [], [], SCRIPT_S_MAX)
+            ended, _, _ = select.select([end], [], [], WAIT_S_MAX)
             os.killpg(process.pid, signal.SIGKILL)  # its leader is not reaped yet, so there is such a session
-            assert ended, f"{words} took longer than {SCRIPT_S_MAX} s"
+            assert ended, f"{words} took longer than {WAIT_S_MAX} s"
             return process.wait()
         finally:
             os.close(end)
@@ -214,7 +213,7 @@ def test_killed_in_the_middle_it_goes_back_where_no_service_manager_runs(
             (script,) = running(device.home / "runtime.sh", "trial")
             os.kill(script, signal.SIGKILL)
             with pytest.raises(RolledBack, match="the trial was interrupted"):
-                tried.result(SCRIPT_S_MAX)
+                tried.result(WAIT_S_MAX)
         assert device.in_use() == OLD
         wait_until(lambda: [] != device.daemons(OLD) == device.noted(), "the daemon of the old one runs")
         assert device.daemons(NEW) == []

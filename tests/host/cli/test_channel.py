@@ -15,9 +15,10 @@ from edgert.telemetry.mqtt import Connection
 from edgert_deploy.cli import main
 from edgert_deploy.common.keys import key_paths
 from edgert_deploy.devices.inventory import Inventory
-from tests.support.brokers import Broker, until
+from tests.support.brokers import Broker
 from tests.support.bundles import make_null_bundle
 from tests.support.commands import Edgert
+from tests.support.devices import wait_until
 from tests.support.fleet import Pi, record
 from tests.support.registries import RegistryServer
 
@@ -172,7 +173,7 @@ def retained(broker: Broker, topic: str) -> bytes:
         connection.pump(0.05)
         return bool(seen)
 
-    until(arrived, "the broker retains the hint")
+    wait_until(arrived, "the broker retains the hint")
     connection.close()
     return seen[0]
 

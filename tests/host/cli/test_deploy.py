@@ -20,11 +20,12 @@ from edgert.versions.claims import Claims
 from edgert_deploy.cli import main
 from edgert_deploy.common.keys import key_paths
 from edgert_deploy.devices.inventory import Inventory
-from hil.sshd import SshDevice, free_port, running_sshd
+from hil.sshd import SshDevice, running_sshd
 from tests.support.bundles import flip_bit, make_null_bundle
 from tests.support.commands import Edgert, live, stop
 from tests.support.devices import Device, a_device, wait_until
 from tests.support.paths import ROOT
+from tests.support.ports import free_port
 
 PRESS_AGAIN_S = 30.0  # as a person would, if the program goes on
 
@@ -186,7 +187,7 @@ def test_a_second_ctrl_c_lets_go_at_once_and_holds_up_no_later_deployment(slow: 
         assert code == 0 or answer["error"]["code"] == "device.slots_busy"
         return code == 0
 
-    wait_until(deployed, "a later deployment is not held up", timeout_s=120)
+    wait_until(deployed, "a later deployment is not held up")
     assert live(edgert) == (3, "steady")
 
 

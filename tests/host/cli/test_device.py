@@ -11,8 +11,9 @@ import pytest
 from edgert_deploy.cli import main
 from edgert_deploy.devices.inventory import Inventory
 from hil.keys import new_ssh_key
-from hil.sshd import SshDevice, free_port
+from hil.sshd import SshDevice
 from tests.support.commands import Edgert
+from tests.support.ports import free_port
 
 
 def test_a_local_device_is_added_listed_and_removed(edgert: Edgert, inventory: Inventory, tmp_path: Path) -> None:

@@ -18,8 +18,10 @@ from edgert.telemetry import messages
 from edgert.telemetry.sketch import Sketch
 from edgert_deploy.cli.fleet_export import export
 from edgert_deploy.fleet.export.exporter import Exporter
-from tests.support.brokers import Broker, free_port, until
+from tests.support.brokers import Broker
+from tests.support.devices import wait_until
 from tests.support.fleet import NOW_MS, Pi, Sent, publish, scraped
+from tests.support.ports import free_port
 from tests.support.prometheus import exporter_process, prometheus, promql
 
 _MAIN = "import sys; from edgert_deploy.cli import main; sys.exit(main())"
@@ -74,11 +76,11 @@ def test_prometheus_reads_the_quantiles_of_the_pooled_requests_from_the_exporter
         def arrived() -> bool:
             return sum(scraped(port, "edgert_latency_milliseconds_count") for port in (one, two)) >= total
 
-        until(arrived, "all reports are counted", 20.0)
+        wait_until(arrived, "all reports are counted")
         with prometheus(tmp_path / "prometheus", scraping([one, two])) as server:
             count = "sum(histogram_count(edgert_latency_milliseconds))"
-            until(lambda: promql(server, count) == total, "Prometheus has scraped all histograms", 30.0)
-            until(lambda: promql(server, "sum(edgert_requests_total)") == total + 30, "and all counters", 30.0)
+            wait_until(lambda: promql(server, count) == total, "Prometheus has scraped all histograms")
+            wait_until(lambda: promql(server, "sum(edgert_requests_total)") == total + 30, "and all counters")
             for version, sample in pooled.items():
                 ordered = sorted(sample)
                 for share in (0.5, 0.9, 0.99):
@@ -106,12 +108,12 @@ def test_late_reports_stand_in_prometheus_at_the_time_at_which_they_were_made(br
             for minute in range(10, -1, -1):
                 publish(broker, steady.window(now_ms - minute * 60_000, [2.0] * 60, uptime_s=660.0 - 60 * minute))
             requests = 'edgert_requests_total{job="edgert-reports",device="pi-%d"}'
-            until(lambda: promql(server, requests % 1 + f" @ {now_ms / 1000}") is not None, "the steady device", 30.0)
+            wait_until(lambda: promql(server, requests % 1 + f" @ {now_ms / 1000}") is not None, "the steady device")
             for minute in range(150, -1, -1):  # an outage, delivered at once
                 publish(broker, away.window(now_ms - minute * 60_000, [8.0] * 30, 30, 9060.0 - 60 * minute))
-            until(lambda: promql(server, requests % 2, now_ms / 1000) == 151 * 60, "the device that was away", 30.0)
+            wait_until(lambda: promql(server, requests % 2, now_ms / 1000) == 151 * 60, "the device that was away")
             total = "sum(histogram_count(edgert_latency_milliseconds))"
-            until(lambda: promql(server, total, now_ms / 1000) == 11 * 60 + 151 * 30, "all histograms", 30.0)
+            wait_until(lambda: promql(server, total, now_ms / 1000) == 11 * 60 + 151 * 30, "all histograms")
         for minute in (2, 20, 35, 100, 145):  # one request a second, throughout
             at_s = now_ms / 1000 - minute * 60
             assert promql(server, f"rate({requests % 2}[3m])", at_s) == pytest.approx(1.0, rel=0.02), minute
@@ -130,7 +132,7 @@ def test_an_exporter_survives_the_broker_s_restart_and_shows_gauges_by_device(br
     first = pi.window(NOW_MS, [1.0] * 4, uptime_s=60)
     with exporter_process(broker, "--by", "site,device,model") as port:
         publish(broker, first)
-        until(lambda: scraped(port, "edgert_requests_total", device="pi-1") == 4, "the first report is counted")
+        wait_until(lambda: scraped(port, "edgert_requests_total", device="pi-1") == 4, "the first report is counted")
         broker.stop()
         broker.start()
         topic, payload = pi.window(NOW_MS, [1.0] * 3)[1]
@@ -140,7 +142,7 @@ def test_an_exporter_survives_the_broker_s_restart_and_shows_gauges_by_device(br
             publish(broker, [first[1], again])
             return scraped(port, "edgert_requests_total", device="pi-1") == 7
 
-        until(counted, "a report after the restart is counted")
+        wait_until(counted, "a report after the restart is counted")
         assert scraped(port, "edgert_temperature_celsius", device="pi-1") == 61.5
 
 

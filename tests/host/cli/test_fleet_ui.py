@@ -19,8 +19,9 @@ from edgert_deploy.fleet.store.batch import MINUTE_MS
 from edgert_deploy.rollout.rollout_record import Rollout
 from edgert_deploy.rollout.rollout_store import RolloutStore
 from edgert_deploy.rollout.waves import Strategy
-from tests.support.brokers import Broker, until
+from tests.support.brokers import Broker
 from tests.support.browser import Browser, Page, Scheme
+from tests.support.devices import WAIT_S_MAX, wait_until
 from tests.support.fleet import Pi, Sent, changed, publish, record, without
 from tests.support.fleet_page import event, page_of, seen
 
@@ -28,7 +29,7 @@ HOSTILE = "<img src=x onerror='document.title=1'>"
 
 
 def get(port: int, path: str, headers: dict[str, str] | None = None, verb: str = "GET") -> Any:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=WAIT_S_MAX)
     connection.request(verb, path, headers={"Host": f"127.0.0.1:{port}", **(headers or {})})
     answer = connection.getresponse()
     answer.body = answer.read()  # type: ignore[attr-defined]
@@ -109,11 +110,11 @@ def test_a_page_shows_what_recorders_write_to_a_store_that_is_shared(store_url: 
         def answer(path: str) -> Any:
             return json.loads(get(port, f"/api/v1/{path}").body)
 
-        until(lambda: answer("devices?state=alarmed")["total"] == 1, "the device is alarmed")
-        until(lambda: answer("latency?window=15m")["models"][0]["answered"] == 7, "both windows are in the curves")
+        wait_until(lambda: answer("devices?state=alarmed")["total"] == 1, "the device is alarmed")
+        wait_until(lambda: answer("latency?window=15m")["models"][0]["answered"] == 7, "both windows are in the curves")
         for path in ("latency?window=7d&site=plant-a&profile=pi", "latency?window=24h&device=pi-1"):
             assert answer(path)["models"][0]["answered"] == 7
-        until(
+        wait_until(
             lambda: [each["alarm"] for each in answer("events?model=&profile=pi")["events"]] == ["temp_c"], "the event"
         )
         assert get(port, "/api/v1/latency?window=1h&site=nowhere").status == 200
@@ -178,7 +179,7 @@ def test_a_deployment_s_effect_appears_without_a_reload(opened: Any, running: Ru
     publish(running.broker, deployed.window(running.now_ms + 1000, [400.0] * 50))
     seen(page, "r8 begins")
     row = "document.querySelector('.readout tbody tr:nth-child(2)').innerText"
-    until(lambda: page.evaluate(row).split()[:4] == ["r8", "400", "400", "400"], "the new version's percentiles")
+    wait_until(lambda: page.evaluate(row).split()[:4] == ["r8", "400", "400", "400"], "the new version's percentiles")
     seen(page, "4 of 4 online, 1 alarmed, 2 behind")  # the others, now
     assert page.evaluate("window.stillHere")
     assert page.problems == []
@@ -188,15 +189,15 @@ def test_a_deployment_s_effect_appears_without_a_reload(opened: Any, running: Ru
 def test_a_device_that_falls_silent_or_is_lost_changes_its_tile(opened: Any, running: Running) -> None:
     page = opened()
     label = "document.querySelector('.tile')?.innerText ?? ''"
-    until(lambda: "of 4 online" in page.evaluate(label), "the tile")
+    wait_until(lambda: "of 4 online" in page.evaluate(label), "the tile")
     shapes = "[...document.querySelectorAll('.tile path')].map((each) => each.getAttribute('d')).join()"
     before = page.evaluate(shapes)
     belt, oven = running.fleet["belt"], running.fleet["oven"]
     # A device whose windows last a second is silent after two and a half.
     publish(running.broker, changed(belt.window(running.now_ms + 1000, [1.0]), window_s=1.0))
-    until(lambda: "1 stale" in page.evaluate(label), "the tile shows a stale device")
+    wait_until(lambda: "1 stale" in page.evaluate(label), "the tile shows a stale device")
     publish(running.broker, [(oven.topics.status, b"lost")], retain=True)
-    until(lambda: "1 lost" in page.evaluate(label), "the tile says that a device is lost")
+    wait_until(lambda: "1 lost" in page.evaluate(label), "the tile says that a device is lost")
     assert page.evaluate(shapes) != before
     seen(page, "online, but sends nothing")
     assert page.problems == []
@@ -215,7 +216,7 @@ def test_a_broker_that_is_gone_is_said_and_the_page_goes_on_when_it_is_back(open
         publish(running.broker, belt.window(running.now_ms + 3000, [1.0]))  # the store's newest report is a new one
         return bool(page.evaluate("document.querySelector('#trouble').hidden"))
 
-    until(content, "the page is content again", 60.0)
+    wait_until(content, "the page is content again")
     publish(running.broker, [("edgert/v1/plant-a/saw/m/digits/hist/odd", b"{}")])
     seen(page, "1 message was not understood")
 
@@ -228,7 +229,9 @@ def test_the_keyboard_does_it_all_and_the_address_keeps_it(opened: Any) -> None:
     page.tab.locator(".stage").first.focus()
     page.tab.keyboard.press("End")
     told = "document.querySelector('.chart [aria-live]').textContent"
-    until(lambda: page.tab.keyboard.press("ArrowLeft") or "r7: p50 " in page.evaluate(told), "a step with requests")
+    wait_until(
+        lambda: page.tab.keyboard.press("ArrowLeft") or "r7: p50 " in page.evaluate(told), "a step with requests"
+    )
     assert "whole time" not in page.evaluate("document.querySelector('.readout').innerText")
     page.tab.locator("button:has-text('15 min')").focus()
     page.tab.keyboard.press("Enter")
@@ -239,7 +242,7 @@ def test_the_keyboard_does_it_all_and_the_address_keeps_it(opened: Any) -> None:
     page.tab.keyboard.press("Enter")
     assert page.evaluate("location.pathname + location.search") == "/devices?site=plant-a&window=15m"
     page.tab.locator("input[type=search]").press_sequentially("sa")
-    until(lambda: page.evaluate("document.querySelectorAll('tbody tr').length") == 1, "one device is left")
+    wait_until(lambda: page.evaluate("document.querySelectorAll('tbody tr').length") == 1, "one device is left")
     page.tab.locator("tbody a").focus()
     page.tab.keyboard.press("Enter")
     seen(page, "What it says of itself")

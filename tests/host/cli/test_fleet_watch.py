@@ -22,8 +22,10 @@ from edgert.telemetry.mqtt import BrokerRefused, BrokerTlsFailed, BrokerUnreacha
 from edgert_deploy.cli.fleet_watch import View, sparkline, table_of, watch
 from edgert_deploy.common.addresses import host_and_port
 from edgert_deploy.fleet.state import FleetState
-from tests.support.brokers import USER, Broker, free_port, until
+from tests.support.brokers import USER, Broker
+from tests.support.devices import wait_until
 from tests.support.fleet import Sender, publish
+from tests.support.ports import free_port
 
 
 @pytest.fixture
@@ -51,7 +53,7 @@ def watch_while(sent: list[tuple[str, bytes]], broker: Broker, *options: str) ->
     before = log.read_text().count("New client connected")
 
     def publish_later() -> None:
-        until(lambda: log.read_text().count("New client connected") > before, "watch has connected")
+        wait_until(lambda: log.read_text().count("New client connected") > before, "watch has connected")
         publish(broker, sent)
 
     publisher = threading.Thread(target=publish_later)

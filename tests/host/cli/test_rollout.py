@@ -9,9 +9,10 @@ import pytest
 from edgert.bundle.signing import new_key
 from edgert_deploy.cli import main
 from edgert_deploy.devices.inventory import Inventory
-from hil.sshd import SshDevice, free_port
+from hil.sshd import SshDevice
 from tests.support.bundles import make_null_bundle
 from tests.support.commands import Edgert, live
+from tests.support.ports import free_port
 
 
 def test_a_rollout_that_a_missing_device_held_up_is_shown_resumed_and_given_up(

@@ -9,6 +9,7 @@ import threading
 import pytest
 
 from edgert_deploy.common.parallel import AT_ONCE_MOST, Stop, at_once_here, for_each
+from tests.support.devices import WAIT_S_MAX
 
 
 def test_answers_come_in_the_order_of_the_items() -> None:
@@ -16,7 +17,7 @@ def test_answers_come_in_the_order_of_the_items() -> None:
 
     def work(item: int) -> int:
         if item == 0:
-            assert later.wait(30)
+            assert later.wait(WAIT_S_MAX)
         later.set()
         return item * 10
 
@@ -37,7 +38,7 @@ def test_the_second_press_returns_without_the_items_in_progress_and_with_those_t
 
     def work(item: str) -> str:
         if item == "hangs":
-            assert done.wait(30)
+            assert done.wait(WAIT_S_MAX)
             stop.press()
             stop.press()
             never.wait(60)

@@ -28,8 +28,8 @@ from edgert_deploy.common.project import (
     read_project,
 )
 from edgert_deploy.devices.inventory import find_inventory
-from tests.support.brokers import Broker, until
-from tests.support.devices import nothing_may_be_written
+from tests.support.brokers import Broker
+from tests.support.devices import nothing_may_be_written, wait_until
 
 
 @pytest.fixture
@@ -154,7 +154,7 @@ def test_a_login_goes_to_the_projects_broker_alone(
             log = broker.folder / "mosquitto.log"
             before = log.stat().st_size
             assert main(["fleet", "watch", "--once", *words]) == 0
-            until(lambda: b"New client connected" in log.read_bytes()[before:], "the broker logs the login")
+            wait_until(lambda: b"New client connected" in log.read_bytes()[before:], "the broker logs the login")
             return re.findall(r"New client connected .*u'(\w+)'", log.read_bytes()[before:].decode())
 
         assert names_seen(own, "--broker", f"127.0.0.1:{broker.port}") == ["edge"], "the same one"

@@ -21,6 +21,7 @@ from edgert_deploy.devices.claims import check_not_set_up, claimed, setting_up
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.remote import RemoteDaemon
 from edgert_deploy.devices.transports.local import LocalTransport
+from tests.support.devices import WAIT_S_MAX
 
 LONG_S = 1000.0  # a command that the first claim does not outlast
 
@@ -124,7 +125,7 @@ def test_a_command_that_goes_on_without_its_host_is_waited_for(device: Device, o
         orphan.stdout.readline()
         assert "is still running" in refused(device)
         orphan.stdin.close()
-        orphan.wait(30)
+        orphan.wait(WAIT_S_MAX)
     with setting_up(device, LocalTransport(device)):
         pass
 

@@ -19,6 +19,7 @@ from edgert_deploy.devices.inventory import (
     refuse_same_machine,
 )
 from hil.keys import new_ssh_key
+from tests.support.devices import WAIT_S_MAX
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGPKSUTyz1HwHReFVvD5obVsALAgJRNarH4TRpNePnAS"
 
@@ -102,7 +103,7 @@ def test_changes_at_the_same_time_lose_nothing(tmp_path: Path) -> None:
     for process in processes:
         process.start()
     for process in processes:
-        process.join(30)
+        process.join(WAIT_S_MAX)
     assert sorted(d.name for d in Inventory(path).devices()) == [f"d{i}" for i in range(6)]
 
 

@@ -20,7 +20,7 @@ from edgert.errors import DeviceError
 from edgert_deploy.devices.facts import MachineFacts
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.service import _GIVE_TO_USER, Unit, unit_for
-from tests.support.devices import a_device
+from tests.support.devices import WAIT_S_MAX, a_device
 from tests.support.machines import PI_4
 
 EXPOSURE_MAX = 1.6
@@ -122,7 +122,7 @@ def test_the_daemon_says_ready_then_pings_then_says_that_it_stops() -> None:
     with a_device(started=False) as device, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         path = device.folder / "notify"
         manager.bind(os.fspath(path))
-        manager.settimeout(30)
+        manager.settimeout(WAIT_S_MAX)
         environment = {**os.environ, "NOTIFY_SOCKET": os.fspath(path), "WATCHDOG_USEC": "400000"}
         command = [sys.executable, "-m", "edgert.cli", "--state", os.fspath(device.state.root), "serve"]
         daemon = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
@@ -131,7 +131,7 @@ def test_the_daemon_says_ready_then_pings_then_says_that_it_stops() -> None:
             daemon.terminate()
             while b"STOPPING=1" not in said:
                 said.append(manager.recv(100))
-            assert daemon.wait(30) == 0
+            assert daemon.wait(WAIT_S_MAX) == 0
         finally:
             daemon.kill()
         assert said.count(b"READY=1") == 1

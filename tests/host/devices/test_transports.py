@@ -21,7 +21,8 @@ from edgert_deploy.devices.transports.ssh import SshTransport
 from edgert_deploy.devices.transports.ssh_login import LinkLimits, scan_host_key
 from hil.keys import new_ssh_key
 from hil.relay import Relay
-from hil.sshd import SshDevice, free_port, running_sshd, start_sshd
+from hil.sshd import SshDevice, running_sshd, start_sshd
+from tests.support.ports import free_port
 
 QUICK = LinkLimits(connect_s=5, keepalive_s=1, dead_after_s=2.0, attempts=3, pause_s=0.05)
 

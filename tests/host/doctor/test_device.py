@@ -19,11 +19,12 @@ from edgert_deploy.devices.inventory import Device, Inventory
 from edgert_deploy.doctor import FAIL, OK, WARN
 from edgert_deploy.doctor.device import check_device, clock_skew_s
 from hil.keys import new_ssh_key
-from hil.sshd import SshDevice, free_port
+from hil.sshd import SshDevice
 from tests.support import devices
 from tests.support.brokers import Broker
 from tests.support.devices import a_device, wait_until
 from tests.support.findings import levels, text_of
+from tests.support.ports import free_port
 
 
 def as_known(device: devices.Device, **changes: Any) -> Device:

@@ -16,6 +16,7 @@ from edgert_deploy.doctor import FAIL, OK
 from edgert_deploy.doctor.host import check_host, signing_keys
 from hil.keys import new_ssh_key
 from tests.support.brokers import Broker
+from tests.support.devices import WAIT_S_MAX
 from tests.support.findings import levels, text_of
 from tests.support.registries import RegistryServer
 
@@ -90,6 +91,6 @@ def test_an_agent_that_hangs_up_is_a_warning(
         thread = threading.Thread(target=hang_up, daemon=True)
         thread.start()
         found = check_host(inventory)
-        thread.join(30)
+        thread.join(WAIT_S_MAX)
     assert "no agent answers" in text_of(found, "ssh")
     assert FAIL not in levels(found, "ssh")

@@ -20,7 +20,8 @@ from edgert.telemetry.sketch import merged
 from edgert_deploy.cli.fleet_query import query
 from edgert_deploy.fleet.store import schema
 from edgert_deploy.fleet.store.batch import MINUTE_MS
-from tests.support.brokers import Broker, until
+from tests.support.brokers import Broker
+from tests.support.devices import WAIT_S_MAX, wait_until
 from tests.support.fleet import Pi, Sent, publish, scraped
 
 _MAIN = "import sys; from edgert_deploy.cli import main; sys.exit(main())"
@@ -40,7 +41,7 @@ def started() -> Iterator[list[subprocess.Popen[str]]]:
     for program in programs:
         if program.poll() is None:
             program.kill()
-            program.wait(10)
+            program.wait(WAIT_S_MAX)
 
 
 class Recording:
@@ -61,7 +62,7 @@ class Recording:
         self.process.send_signal(signal.SIGCONT)
         time.sleep(random.Random(len(sent)).uniform(0.0, 0.05))
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait(WAIT_S_MAX)
         assert self.process.stderr is not None
         self.process.stderr.close()
 
@@ -69,7 +70,7 @@ class Recording:
         self.process.send_signal(signal.SIGTERM)
         assert self.process.stderr is not None
         said = self.process.stderr.read()
-        assert self.process.wait(20) == 0, said
+        assert self.process.wait(WAIT_S_MAX) == 0, said
         return said
 
 
@@ -107,7 +108,7 @@ def test_a_recorder_that_is_killed_again_and_again_misses_nothing_and_writes_not
         finally:
             engine.dispose()
 
-    until(lambda: rows() == sent, "all that was sent is stored", 60.0)
+    wait_until(lambda: rows() == sent, "all that was sent is stored")
     assert "not understood" in recording.stop()
     assert rows() == sent
     words = ["--store", str(store), "--window", "2h", "--by", "version", "--percentiles", "50,95,99", "--json"]
@@ -149,22 +150,22 @@ def test_an_exporter_that_is_killed_and_started_again_counts_what_came_meanwhile
 
     process, port = exporter()
     publish(broker, reports(4))
-    until(lambda: scraped(port, "edgert_latency_milliseconds_count") == answered(), "the first are counted", 60.0)
+    wait_until(lambda: scraped(port, "edgert_latency_milliseconds_count") == answered(), "the first are counted")
     time.sleep(0.5)  # the acknowledgements reach the broker
     before = answered()
     process.send_signal(signal.SIGSTOP)
     publish(broker, reports(3))  # in its socket and at the broker
     process.kill()
-    process.wait(10)
+    process.wait(WAIT_S_MAX)
     publish(broker, repeated := reports(3))
     process, port = exporter()
     publish(broker, reports(3))
     publish(broker, repeated[-9:])  # devices send again after a reconnect
     wanted = answered() - before
-    until(lambda: scraped(port, "edgert_latency_milliseconds_count") >= wanted, "every report is counted", 60.0)
+    wait_until(lambda: scraped(port, "edgert_latency_milliseconds_count") >= wanted, "every report is counted")
     publish(broker, reports(1))
-    until(lambda: scraped(port, "edgert_latency_milliseconds_count") == answered() - before, "and none twice", 20.0)
+    wait_until(lambda: scraped(port, "edgert_latency_milliseconds_count") == answered() - before, "and none twice")
     process.send_signal(signal.SIGTERM)
-    assert process.wait(10) == 0
+    assert process.wait(WAIT_S_MAX) == 0
     assert process.stderr is not None
     process.stderr.close()

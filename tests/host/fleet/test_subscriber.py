@@ -14,6 +14,7 @@ from edgert.telemetry.mqtt import PACKET_BYTES_MAX, BrokerRefused, MqttSettings
 from edgert_deploy.fleet.state import FleetState
 from edgert_deploy.fleet.subscriber import FleetSubscriber
 from tests.support.brokers import Broker
+from tests.support.devices import WAIT_S_MAX
 from tests.support.fleet import Sender, publish
 
 
@@ -80,7 +81,7 @@ def test_a_topic_that_is_not_utf8_is_refused_and_ends_nothing() -> None:
         subscriber.open()
         subscriber.listen(0.3)
         subscriber.close()
-        thread.join(5)
+        thread.join(WAIT_S_MAX)
     assert (state.refused, state.devices) == (1, {})
     assert "is not one of edgert/v1" in state.last_refusal
 
@@ -104,4 +105,4 @@ def test_a_subscription_that_the_broker_refuses_is_an_error_with_the_next_step()
         with pytest.raises(BrokerRefused, match="let this user read it"):
             subscriber.open()
         subscriber.close()
-        thread.join(5)
+        thread.join(WAIT_S_MAX)

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.devices import WAIT_S_MAX, wait_until
+
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 pytest.importorskip("ai_edge_litert")
@@ -22,7 +24,6 @@ from edgert_deploy.packager.build_processes import BuildProcesses, free_memory_b
 from edgert_deploy.packager.builders import Order
 from edgert_deploy.packager.sources.source_model import load_source
 from tests.support import models
-from tests.support.brokers import until
 from tests.support.paths import DIGITS
 from tests.support.shell import MAIN, Shell
 
@@ -102,8 +103,8 @@ def test_no_process_outlives_an_interrupted_build(shell: Shell, signal_number: i
     children = _children(build.pid)
     assert children
     build.send_signal(signal_number)
-    assert build.wait(30) == (130 if signal_number == signal.SIGINT else -signal_number)
-    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children), "all children ended")
+    assert build.wait(WAIT_S_MAX) == (130 if signal_number == signal.SIGINT else -signal_number)
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children), "all children ended")
     assert shell.files() == set()
     build.stderr.close()
 

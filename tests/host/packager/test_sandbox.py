@@ -23,6 +23,7 @@ from edgert_deploy.packager.sandbox import (
     read_frame,
     write_frame,
 )
+from tests.support.devices import WAIT_S_MAX
 
 LIMITS = Limits(0, 60)
 
@@ -66,7 +67,7 @@ def test_a_child_ends_when_its_standard_input_closes() -> None:
     with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as child:
         assert child.stdin is not None
         child.stdin.close()
-        assert child.wait(30) == 1
+        assert child.wait(WAIT_S_MAX) == 1
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,9 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from edgert_deploy.fleet.export import otlp
 from edgert_deploy.fleet.export.exporter import Exporter
 from edgert_deploy.fleet.export.post import PushFailed
-from tests.support.brokers import free_port
+from tests.support.devices import WAIT_S_MAX
 from tests.support.fleet import NOW_MS, Pi, Sent
+from tests.support.ports import free_port
 
 
 def an_exporter(by: str = "site,model,version,profile") -> Exporter:
@@ -42,7 +43,7 @@ def answering(said: bytes) -> Iterator[int]:
         thread = threading.Thread(target=answer)
         thread.start()
         yield server.getsockname()[1]
-        thread.join(10)
+        thread.join(WAIT_S_MAX)
 
 
 def test_otlp_holds_the_same_histogram_and_what_an_endpoint_missed_comes_with_the_next_push() -> None:
@@ -74,7 +75,7 @@ def test_otlp_holds_the_same_histogram_and_what_an_endpoint_missed_comes_with_th
         otlp.push(otlp.endpoint(f"http://127.0.0.1:{port}"), exporter, 2e9, {"X-Key": "secret"})
         with pytest.raises(PushFailed, match="404"):
             otlp.push(f"http://127.0.0.1:{port}/elsewhere", exporter, 2e9, {})
-        thread.join(10)
+        thread.join(WAIT_S_MAX)
     for odd in (b"SSH-2.0-OpenSSH_9.2\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\nshort"):
         with answering(odd) as port, pytest.raises(PushFailed, match="does not accept metrics"):
             otlp.push(f"http://127.0.0.1:{port}/v1/metrics", exporter, 2e9, {})

@@ -25,6 +25,7 @@ from edgert_deploy.fleet.ui.server import PageServer
 from edgert_deploy.rollout.rollout_record import Rollout
 from edgert_deploy.rollout.rollout_store import RolloutStore
 from edgert_deploy.rollout.waves import Strategy
+from tests.support.devices import WAIT_S_MAX
 from tests.support.fleet import NOW_MS, Pi, Sent, Watched, feed, record
 
 NOW = 1000.0  # monotonic seconds
@@ -68,7 +69,7 @@ def port(tmp_path: Path) -> Iterator[int]:
 
 def get(port: int, path: str) -> tuple[int, str, Any]:
     """Return the status, the type and the value of an answer."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=WAIT_S_MAX)
     connection.request("GET", f"/api/v1/{path}")
     answer = connection.getresponse()
     body = answer.read().decode()

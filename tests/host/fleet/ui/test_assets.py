@@ -14,8 +14,9 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from edgert_deploy.fleet.store.batch import MINUTE_MS
-from tests.support.brokers import Broker, until
+from tests.support.brokers import Broker
 from tests.support.browser import Browser, Page
+from tests.support.devices import wait_until
 from tests.support.fleet import Pi, Sent, changed, publish, record
 from tests.support.fleet_page import event, page_of, seen
 
@@ -107,20 +108,20 @@ def test_which_device_is_slow_and_why_is_on_the_first_page(opened: Callable[...,
     for words in ("1 lost", "digits p99 50 ms, target 20 ms", "p99 target", "within 20.0 ms", "Stages over time"):
         seen(page, words)
     first = "document.querySelector('.breakdown tbody tr')?.innerText ?? ''"
-    until(lambda: page.evaluate(first).split()[:2] == ["pi-2", "plant-a"], "the slowest device is the first")
+    wait_until(lambda: page.evaluate(first).split()[:2] == ["pi-2", "plant-a"], "the slowest device is the first")
     assert "5.0" in page.evaluate(first), "times the rest"
     # A rollout leaves 12 devices behind: they do not bury the one that is lost.
     table = "document.querySelector('[aria-labelledby=attention]').innerText"
-    until(lambda: "12 devices" in page.evaluate(table), "those behind are one line")
+    wait_until(lambda: "12 devices" in page.evaluate(table), "those behind are one line")
     assert page.evaluate(table).index("nuc-03") < page.evaluate(table).index("pi-2") < page.evaluate(table).index("12 devices")  # fmt: skip
     page.tab.click(".breakdown button:has-text('profiles')")
-    until(lambda: page.evaluate(first).split()[0] == "pi-5", "profiles are compared")
+    wait_until(lambda: page.evaluate(first).split()[0] == "pi-5", "profiles are compared")
     assert address(page)["by"] == "profile"
     assert page.overflow_px() == 0
     assert page.violations() == []
     assert page.contrast_min()[0] >= 4.5
     page.tab.click(".breakdown a:has-text('pi-5')")
-    until(lambda: address(page).get("profile") == "pi-5", "a group is a filter")
+    wait_until(lambda: address(page).get("profile") == "pi-5", "a group is a filter")
 
 
 @WIDTHS
@@ -128,13 +129,13 @@ def test_the_page_of_a_slow_device_shows_the_stage_that_grew(opened: Callable[..
     page = opened("device/plant-a/pi-2", width)
     seen(page, "p99 of each stage")
     told = "[...document.querySelectorAll('.chart .legend li')].map((each) => each.innerText.trim()).join()"
-    until(lambda: "queue\n41.0" in page.evaluate(told) or "queue41.0" in page.evaluate(told), "the queue grew")
+    wait_until(lambda: "queue\n41.0" in page.evaluate(told) or "queue41.0" in page.evaluate(told), "the queue grew")
     stage = page.tab.locator(".stage").nth(1)
     stage.focus()
     page.tab.keyboard.press("Home")
     for _ in range(35):
         page.tab.keyboard.press("ArrowRight")
-    until(lambda: "queue0.500" in page.evaluate(told).replace("\n", ""), "before, it was short")
+    wait_until(lambda: "queue0.500" in page.evaluate(told).replace("\n", ""), "before, it was short")
     drawn = page.evaluate("document.querySelectorAll('.stage')[1].querySelectorAll('polyline').length")
     assert drawn >= 2
     assert page.overflow_px() == 0
@@ -157,24 +158,24 @@ def test_a_stretch_is_zoomed_moved_and_kept_in_an_address_that_shows_others_the_
     page.tab.mouse.move(box["x"] + box["width"] * 0.6, y)
     page.tab.mouse.move(box["x"] + box["width"] * 0.75, y)
     page.tab.mouse.up()
-    until(lambda: "from" in address(page), "the stretch is in the address")
+    wait_until(lambda: "from" in address(page), "the stretch is in the address")
     assert 10 <= minutes_shown(page) <= 25
-    until(lambda: answered(page) not in ("", "answered\n22.3 k"), "the figures are of the stretch")
+    wait_until(lambda: answered(page) not in ("", "answered\n22.3 k"), "the figures are of the stretch")
     other = opened(page.evaluate("location.href"), width)
-    until(lambda: answered(other) == answered(page) != "", "another person sees the same requests")
+    wait_until(lambda: answered(other) == answered(page) != "", "another person sees the same requests")
     zoomed = minutes_shown(page)
     page.tab.click("[aria-label='Earlier']")
-    until(lambda: address(page) != address(other), "half a stretch earlier")
+    wait_until(lambda: address(page) != address(other), "half a stretch earlier")
     assert minutes_shown(page) == zoomed
     page.tab.click("[aria-label='Zoom out']")
-    until(lambda: minutes_shown(page) > 1.8 * zoomed, "twice as much")
+    wait_until(lambda: minutes_shown(page) > 1.8 * zoomed, "twice as much")
     page.tab.go_back()
     page.tab.go_back()
-    until(lambda: address(page) == address(other), "each step is in the history")
+    wait_until(lambda: address(page) == address(other), "each step is in the history")
     page.tab.click("button:has-text('1 h')")
-    until(lambda: "from" not in address(page), "the last hour again")
+    wait_until(lambda: "from" not in address(page), "the last hour again")
     page.tab.click("button:has-text('Keep this time')")
-    until(lambda: 60 <= minutes_shown(page) <= 62, "the address names the hour")
+    wait_until(lambda: 60 <= minutes_shown(page) <= 62, "the address names the hour")
     page.tab.click("button:has-text('From – to')")
     page.tab.fill("[data-key=from]", "2026-03-01T10:00")
     page.tab.fill("[data-key=to]", "2026-03-01T12:00")
@@ -200,13 +201,13 @@ def test_a_stretch_can_be_marked_by_keyboard(opened: Callable[..., Page]) -> Non
     for _ in range(8):
         page.tab.keyboard.press("Shift+ArrowLeft")
     page.tab.keyboard.press("Enter")
-    until(lambda: "from" in address(page), "the stretch is in the address")
+    wait_until(lambda: "from" in address(page), "the stretch is in the address")
     assert 9 <= minutes_shown(page) <= 11
 
 
 def test_any_duration_is_a_window_and_what_is_none_is_refused(opened: Callable[..., Page]) -> None:
     page = opened("?window=95m")
-    until(lambda: "22.3 k" in answered(page), "all requests are in it")
+    wait_until(lambda: "22.3 k" in answered(page), "all requests are in it")
     pressed = "document.querySelector('.period [aria-pressed=true]').textContent"
     assert page.evaluate(pressed) == "95m"
     bad = opened("?window=soon")
@@ -221,9 +222,9 @@ def test_any_duration_is_a_window_and_what_is_none_is_refused(opened: Callable[.
 @WIDTHS
 def test_cells_of_the_map_tell_their_names(opened: Callable[..., Page], width: int) -> None:
     page = opened("", width)
-    until(lambda: page.evaluate("document.querySelectorAll('.names a').length") == 4, "names in a small site")
+    wait_until(lambda: page.evaluate("document.querySelectorAll('.names a').length") == 4, "names in a small site")
     cells = page.tab.locator(".cells[data-site=plant-b]")
-    until(
+    wait_until(
         lambda: page.evaluate("document.querySelector('[data-site=plant-b] canvas').width") > 0, "cells in a large one"
     )
     cells.focus()
@@ -239,7 +240,7 @@ def test_cells_of_the_map_tell_their_names(opened: Callable[..., Page], width: i
     page.tab.locator(".cells[data-site=plant-b] canvas").hover(position={"x": 3, "y": 3})
     assert page.evaluate(f"{tip}.innerText").strip() == "nuc-00: online"
     page.tab.locator(".cells[data-site=plant-b] canvas").click(position={"x": 3, "y": 3})
-    until(lambda: page.evaluate("location.pathname") == "/device/plant-b/nuc-00", "a click opens the device")
+    wait_until(lambda: page.evaluate("location.pathname") == "/device/plant-b/nuc-00", "a click opens the device")
 
 
 def test_an_idle_model_is_closed_and_a_search_is_one_step_of_the_history(opened: Callable[..., Page]) -> None:
@@ -254,14 +255,14 @@ def test_an_idle_model_is_closed_and_a_search_is_one_step_of_the_history(opened:
     seen(page, "10 devices")
     assert address(page)["q"] == "nuc-1"
     page.tab.go_back()
-    until(lambda: page.evaluate("location.pathname") == "/", "one step back is the page before")
+    wait_until(lambda: page.evaluate("location.pathname") == "/", "one step back is the page before")
 
 
 def test_on_a_phone_what_needs_a_look_comes_first(opened: Callable[..., Page]) -> None:
     page = opened("?site=plant-b", 390)
     seen(page, "its connection broke")
     top = "document.querySelector('[aria-labelledby={}]').getBoundingClientRect().top"
-    until(lambda: page.evaluate("document.querySelector('#model-digits')") is not None, "the model's card")
+    wait_until(lambda: page.evaluate("document.querySelector('#model-digits')") is not None, "the model's card")
     places = [page.evaluate(top.format(name)) for name in ("attention", "model-digits", "map", "events")]
     assert places == sorted(places)
     shown = "[...document.querySelectorAll('.filters select')].filter((each) => each.checkVisibility()).length"
@@ -274,7 +275,7 @@ def test_events_are_shown_by_type(opened: Callable[..., Page]) -> None:
     page = opened("events", 390)
     seen(page, "signal 11")
     page.tab.select_option("[data-key=event]", "recycled")
-    until(lambda: "signal 11" not in page.evaluate("document.body.innerText"), "one type is left")
+    wait_until(lambda: "signal 11" not in page.evaluate("document.body.innerText"), "one type is left")
     seen(page, "memory")
     assert address(page)["event"] == "recycled"
     assert page.evaluate("[...document.querySelector('[data-key=event]').options].map((each) => each.text)") == [

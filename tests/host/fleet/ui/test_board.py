@@ -14,8 +14,6 @@ from edgert_deploy.fleet.store.batch import MINUTE_MS
 from edgert_deploy.fleet.store.query import FleetQuery
 from edgert_deploy.fleet.ui.board import Filter
 from edgert_deploy.fleet.ui.history import baselines
-from tests.support.brokers import until
-from tests.support.browser import Page
 from tests.support.fleet import NOW_MS, Pi, Sent, Watched, changed, feed, record
 
 NOW = 1000.0  # monotonic seconds
@@ -31,10 +29,6 @@ def state_of(board: Watched, device: str, now: float = NOW) -> tuple[str, str, i
     seen = board.seen_device("plant-a", device, now)
     assert seen is not None
     return seen.state, seen.why, seen.since_ms
-
-
-def seen(page: Page, words: str, within_s: float = 15.0) -> None:
-    until(lambda: words in page.evaluate("document.body.innerText"), f"the page says {words!r}", within_s)
 
 
 def test_a_device_is_in_its_worst_state_and_says_since_when() -> None:

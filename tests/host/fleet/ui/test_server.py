@@ -28,6 +28,7 @@ from edgert_deploy.fleet.ui.hub import Hub
 from edgert_deploy.fleet.ui.rollouts import Rollouts
 from edgert_deploy.fleet.ui.server import PageServer
 from edgert_deploy.rollout.rollout_store import RolloutStore
+from tests.support.devices import WAIT_S_MAX
 from tests.support.fleet import NOW_MS, Pi, Watched, feed, record
 
 NOW = 1000.0  # monotonic seconds
@@ -54,7 +55,7 @@ def serving(answers: Answers, access: Access) -> Iterator[int]:
 
 
 def get(port: int, path: str, headers: dict[str, str] | None = None, verb: str = "GET") -> Any:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=WAIT_S_MAX)
     connection.request(verb, path, headers={"Host": f"127.0.0.1:{port}", **(headers or {})})
     answer = connection.getresponse()
     answer.body = answer.read()  # type: ignore[attr-defined]
@@ -120,7 +121,10 @@ def test_what_a_request_has_for_a_body_is_no_request_of_its_own(answers: Answers
     hidden = b"GET /api/v1/devices HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with serving(answers, Access(frozenset())) as port:
         for length in (f"Content-Length: {len(hidden)}", "Transfer-Encoding: chunked"):
-            with socket.create_connection(("127.0.0.1", port), timeout=10) as sock, sock.makefile("rb") as answer:
+            with (
+                socket.create_connection(("127.0.0.1", port), timeout=WAIT_S_MAX) as sock,
+                sock.makefile("rb") as answer,
+            ):
                 sock.sendall(f"GET /api/v1/rollouts HTTP/1.1\r\nHost: localhost\r\n{length}\r\n\r\n".encode() + hidden)
                 assert answer.read().count(b"HTTP/1.1 ") == 1
 
@@ -159,7 +163,7 @@ def test_only_so_many_streams_are_open_at_once(answers: Answers) -> None:
     with serving(answers, Access(frozenset())) as port:
         open_ones = []
         for _ in range(page_server.STREAMS_MAX):
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=WAIT_S_MAX)
             connection.request("GET", "/api/v1/live")
             answer = connection.getresponse()
             assert answer.readline() == b"retry: 2000\n"
