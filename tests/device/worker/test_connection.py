@@ -170,7 +170,7 @@ def test_silent_clients_in_the_reactor_cannot_keep_the_buffers_that_others_need(
     with contextlib.ExitStack() as stack:
         for number in range(20):
             client, server = (stack.enter_context(sock) for sock in socket.socketpair())
-            client.settimeout(20)
+            client.settimeout(WAIT_S_MAX)
             connection = Connection(server, pipeline, WindowRecorder("m"), FRAME_BYTES_MAX, budget, print)
             made = SharedArea.made(2 * items.nbytes)
             assert made is not None
