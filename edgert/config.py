@@ -142,7 +142,8 @@ class AlarmConfig(Closed):
 
     `p99_ms` 0 means twice a model's `p95_ms`, where it has one; `worker_mb` 0 means 90 % of `worker_mb_max`.
     `error_share` is the share of requests that were refused or failed; `silent_s` is the time without a request, for a
-    model that had one before.
+    model that had one before. `channel_stale_s` is the time without a valid answer of the registry that the device
+    follows; 0 leaves the expiry of its channel alone.
     """
 
     p99_ms: float = 0.0
@@ -151,9 +152,10 @@ class AlarmConfig(Closed):
     throttled: bool = True
     worker_mb: float = 0.0
     silent_s: float = 0.0
+    channel_stale_s: float = 86400.0
 
     def __post_init__(self) -> None:
-        for name in ("p99_ms", "temp_c", "worker_mb", "silent_s"):
+        for name in ("p99_ms", "temp_c", "worker_mb", "silent_s", "channel_stale_s"):
             if not getattr(self, name) >= 0:
                 raise ConfigInvalid(f"{name} is {getattr(self, name)}; give a limit, or 0 for no alarm")
         if not 0 <= self.error_share <= 1:

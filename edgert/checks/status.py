@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from edgert.checks.channel_status import ChannelStatus
 from edgert.errors import DeviceError
 from edgert.protocol.control import ask
 from edgert.telemetry.link import Link
@@ -280,21 +281,6 @@ class TelemetryStatus:
 
 
 @dataclass(frozen=True)
-class ChannelStatus:
-    """The channel that the device follows ("": none): the counter and the expiry of the newest statement that it kept,
-    when the registry last answered (seconds since 1970, 0: never yet), why the last question failed, and what came of
-    each model."""
-
-    registry: str = ""
-    channel: str = ""
-    counter: int = 0
-    expires: str = ""
-    asked_at: int = 0
-    error: str = ""
-    steps: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class ClaimStatus:
     """A deployment in progress. Its claim ends in `left_s` unless its host renews it."""
 
@@ -333,7 +319,7 @@ class DeviceStatus:
     telemetry: TelemetryStatus = TelemetryStatus()
     claims: tuple[ClaimStatus, ...] = ()
     text: bool = False
-    channel: ChannelStatus = ChannelStatus()
+    channel: ChannelStatus = field(default_factory=ChannelStatus)
 
     @classmethod
     def from_json(cls, value: Any) -> DeviceStatus:

@@ -40,7 +40,7 @@ def follow(context: click.Context, soon: bool, as_json: bool) -> None:
         ask(state.control_socket, {"op": "follow"}, ANSWER_S_MAX)
         emit({"channel": config.follow.channel}, "the daemon begins a round soon: see edgertd status", as_json)
         return
-    done = ChannelFollower(state, config, open_registry(config), reporter(state, config)).round()
+    done = ChannelFollower(state, config, open_registry(config), reporter(state)).round()
     if done.failure is not None:
         raise done.failure
     texts = [step.text for step in done.steps]

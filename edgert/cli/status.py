@@ -11,11 +11,11 @@ import click
 
 from edgert import __version__
 from edgert.bundle.expiry import time_text
+from edgert.checks.channel_status import STALE, ChannelStatus, read_channel_status
 from edgert.checks.status import (
     DAMAGED,
     DELTA_FORMAT,
     LIMITS_FORMAT,
-    ChannelStatus,
     ClaimStatus,
     DaemonState,
     DeviceStatus,
@@ -30,7 +30,6 @@ from edgert.config import DeviceConfig, StateDir, read_config
 from edgert.engines.present import engine_versions
 from edgert.errors import ConfigInvalid, DaemonUnreachable, EdgeRTError, StorageFailed
 from edgert.extras import has_tokenizers
-from edgert.follow.record import RecordStore
 from edgert.machine import temp_c
 from edgert.telemetry.link import read_link
 from edgert.telemetry.spool import Spool, SpoolStats
@@ -84,7 +83,7 @@ def device_status(state: StateDir, config: DeviceConfig) -> DeviceStatus:
         http=_http(config),
         telemetry=_telemetry(state, config),
         claims=_claims(state, config),
-        channel=_channel(state, config),
+        channel=read_channel_status(state, config),
         models=tuple(_model(state, name, serving.get(name)) for name in state.model_names()),
     )
 
@@ -92,15 +91,6 @@ def device_status(state: StateDir, config: DeviceConfig) -> DeviceStatus:
 def _claims(state: StateDir, config: DeviceConfig) -> tuple[ClaimStatus, ...]:
     claims = Claims(state.root, config.device)
     return tuple(ClaimStatus(one.model, one.by, one.since, round(claims.left_s(one), 1)) for one in claims.under_way())
-
-
-def _channel(state: StateDir, config: DeviceConfig) -> ChannelStatus:
-    follow = config.follow
-    return (
-        ChannelStatus(follow.registry, follow.channel, **vars(RecordStore(state).note()))
-        if follow.registry
-        else ChannelStatus()
-    )
 
 
 def _http(config: DeviceConfig) -> HttpStatus:
@@ -174,6 +164,7 @@ def _channel_lines(channel: ChannelStatus) -> list[str]:
     kept = f"statement {channel.counter}, which expires {channel.expires}" if channel.counter else "no statement yet"
     lines = [f"channel  {channel.channel} in {channel.registry}: {kept}; {asked}"]
     lines += [f"channel  the last question failed: {channel.error}"] if channel.error else []
+    lines += [f"channel  alarm {STALE}: {channel.stale}"] if channel.stale else []
     return [*lines, *(f"channel  {step}" for step in channel.steps)]
 
 

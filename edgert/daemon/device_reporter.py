@@ -36,19 +36,19 @@ class DeviceReporter:
         self._queue: queue.Queue[Callable[[Spool], object] | None] = queue.Queue(QUEUE_MAX)
         self._thread: threading.Thread | None = None
 
-    def event(self, name: str, model: str, fields: dict[str, Any]) -> None:
-        """Report an event of `model`. Its `model_version` follows from its `release`."""
+    def event(self, name: str, model: str | None, fields: dict[str, Any]) -> None:
+        """Report an event of `model`, or of the device. Its `model_version` follows from its `release`."""
         from edgert.telemetry.messages import Topics, release_id
         from edgert.telemetry.reporter import append_event
 
-        flat = {k: v[:REASON_LENGTH_MAX] if isinstance(v, str) else v for k, v in fields.items()}
+        flat = {k: _sendable(v) if isinstance(v, str) else v for k, v in fields.items()}
         if fields.get("release") is not None:
             flat["model_version"] = release_id(fields["release"])
         topics, ts_ms = Topics(self._config.site, self._config.device), int(time.time() * 1000)
         self._put(lambda spool: append_event(spool, topics, name, boot=self._boot, ts_ms=ts_ms, model=model, **flat))
 
-    def slots(self, models: Iterable[tuple[SlotStore, tuple[str, ...]]]) -> None:
-        """Report the state of every model's slots, and its alarms; the broker retains them."""
+    def slots(self, models: Iterable[tuple[SlotStore, tuple[str, ...]]], own_alarms: tuple[str, ...]) -> None:
+        """Report the state of every model's slots, its alarms and the device's own; the broker retains them."""
         from edgert.telemetry.messages import Topics, envelope, release_id
 
         fields: dict[str, object] = {**envelope(ts_ms=int(time.time() * 1000), boot=self._boot)}
@@ -64,6 +64,7 @@ class DeviceReporter:
             fields[f"{model}_active"] = release_id(active.release) if active else "none"
             fields[f"{model}_spare"] = release_id(spare.release) if spare else "none"
             fields[f"{model}_alarms"] = ",".join(alarms) or None
+        fields["alarms"] = ",".join(own_alarms) or None
         topic = Topics(self._config.site, self._config.device).deploy
         self._put(lambda spool: spool.retain(topic, fields))
 
@@ -101,3 +102,8 @@ class DeviceReporter:
                     spool.close()
             except EdgeRTError as error:
                 self._log(f"telemetry: not recorded: {error.message}")
+
+
+def _sendable(text: str) -> str:
+    """Return the beginning of a text. A half of a surrogate pair, which no message can hold, becomes `?`."""
+    return text[:REASON_LENGTH_MAX].encode(errors="replace").decode()

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from edgert import __version__
+from edgert.checks.channel_status import STALE, ChannelEvent, read_channel_status
 from edgert.config import DeviceConfig, StateDir, read_config
 from edgert.daemon import service_manager
 from edgert.daemon.acceptor import Acceptor, reject
@@ -44,7 +45,7 @@ from edgert.log import log
 from edgert.protocol import wire
 from edgert.protocol.control import answer_of, error_answer
 from edgert.protocol.listening import listening
-from edgert.typed_json import to_json
+from edgert.typed_json import from_json, to_json
 from edgert.versions.latest_time import LatestTime
 from edgert.worker_link import channel
 
@@ -63,7 +64,8 @@ class Supervisor:
         self._config: DeviceConfig = read_config(state)
         self._boot = f"b{uuid.uuid4().hex[:12]}"
         self._reporter = DeviceReporter(state, self._config, self._boot, log)
-        self._alarms: dict[str, tuple[str, ...]] = {}  # as last reported
+        self._own_alarms = self._channel_alarms()
+        self._alarms: dict[str, tuple[str, ...]] = {"": ()}  # as last reported; "" is the device itself
         self._selector = selectors.DefaultSelector()
         self._services: dict[str, ModelService] = {}
         self._acceptor = Acceptor(self._config.serving, self._selector, self._route, clock)
@@ -170,6 +172,7 @@ class Supervisor:
         if not there:
             log(f"{self._state.root} was removed or replaced: the daemon stops")
             self._stop()
+        self._own_alarms = self._channel_alarms()
 
     def _ping_watchdog(self, now_s: float) -> None:
         """Tell the service manager that the loop runs and no worker is stuck."""
@@ -280,10 +283,13 @@ class Supervisor:
 
     def _report_slots(self) -> None:
         self._alarms = self._alarms_now()
-        self._reporter.slots((s.store, self._alarms[name]) for name, s in self._services.items())
+        self._reporter.slots(((s.store, self._alarms[name]) for name, s in self._services.items()), self._alarms[""])
 
     def _alarms_now(self) -> dict[str, tuple[str, ...]]:
-        return {name: service.alarms for name, service in self._services.items()}
+        return {"": self._own_alarms, **{name: service.alarms for name, service in self._services.items()}}
+
+    def _channel_alarms(self) -> tuple[str, ...]:
+        return (STALE,) if read_channel_status(self._state, self._config).stale else ()
 
     # --- commands -----------------------------------------------------------------------------
 
@@ -304,6 +310,11 @@ class Supervisor:
             service.sync(settled)
         elif op == "follow":  # a hint: the channel may have changed
             self._follow_hint()
+            control.reply(answer_of({}))
+        elif op == "event":  # of the follower
+            told = vars(from_json(ChannelEvent, request))
+            self._reporter.event(told.pop("event"), told.pop("model"), told)
+            self._own_alarms = self._channel_alarms()
             control.reply(answer_of({}))
         elif op == "checked":
             samples = int(request["samples"])

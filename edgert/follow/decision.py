@@ -21,10 +21,11 @@ class Do(Enum):
 
 @dataclass(frozen=True)
 class Decision:
-    """A step, and its reason as text."""
+    """A step, and its reason as text. `wanted`: the release is to be live here, or a trial failed."""
 
     do: Do
     text: str
+    wanted: bool = True
 
 
 def decide(entry: Entry, slots: SlotState, tried: Tried | None) -> Decision:
@@ -37,17 +38,16 @@ def decide(entry: Entry, slots: SlotState, tried: Tried | None) -> Decision:
         return Decision(Do.WAIT, f"{name} waits for the trial of another release")
     installed = slots.staged and slots.spare is not None and slots.spare.digest == entry.digest
     if tried is not None and (tried.reason or not installed):
-        return Decision(Do.NOTHING, f"{name} is not tried again: {_why(entry, slots, tried)}")
+        why = tried.reason or _rollback(entry, slots)
+        text = f"{name} is not tried again: {why or 'another release was made live here after it'}"
+        return Decision(Do.NOTHING, text, wanted=bool(why))
     if entry.halted:
-        return Decision(Do.NOTHING, f"{name} is halted")
+        return Decision(Do.NOTHING, f"{name} is halted", wanted=False)
     if installed:
         return Decision(Do.ACTIVATE, f"{name} is installed")
     return Decision(Do.FETCH, f"{name} is wanted")
 
 
-def _why(entry: Entry, slots: SlotState, tried: Tried) -> str:
-    if tried.reason:
-        return tried.reason
-    if slots.rolled_back is not None and slots.rolled_back.digest == entry.digest:
-        return f"it was rolled back ({slots.rolled_back.reason})"
-    return "another release was made live here after it"
+def _rollback(entry: Entry, slots: SlotState) -> str:
+    failed = slots.rolled_back
+    return f"it was rolled back ({failed.reason})" if failed is not None and failed.digest == entry.digest else ""

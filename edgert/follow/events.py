@@ -1,35 +1,26 @@
-"""Events of the follower, in the spool that the forwarder sends."""
+"""Events of the follower: the daemon puts them into the spool, and reads the alarm of the channel anew."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
+from typing import Any
 
-from edgert.checks.status import ask_daemon
-from edgert.config import DeviceConfig, StateDir
+from edgert.checks.channel_status import ChannelEvent
+from edgert.config import StateDir
 from edgert.errors import EdgeRTError
 from edgert.log import log
-from edgert.telemetry.messages import Topics
+from edgert.protocol.control import ask
+from edgert.typed_json import to_json
 
-REASON_LENGTH_MAX = 300
+ANSWER_S_MAX = 5.0
 
 
-def reporter(state: StateDir, config: DeviceConfig) -> Callable[[str, str | None, dict[str, str | int]], None]:
-    """Return what reports an event, its model and its fields. A full disk, or no daemon, costs only the event."""
-    topics = Topics(config.site, config.device)
+def reporter(state: StateDir) -> Callable[[str, str | None, dict[str, Any]], None]:
+    """Return what reports an event, its model and its fields. Without a daemon the event is lost."""
 
-    def report(event: str, model: str | None, fields: dict[str, str | int]) -> None:
-        from edgert.telemetry.reporter import append_event
-        from edgert.telemetry.spool import Spool
-
-        flat = {key: value[:REASON_LENGTH_MAX] if isinstance(value, str) else value for key, value in fields.items()}
+    def report(event: str, model: str | None, fields: dict[str, Any]) -> None:
         try:
-            boot = ask_daemon(state.control_socket).boot
-            spool = Spool(state.spool, log=log)
-            try:
-                append_event(spool, topics, event, boot=boot, ts_ms=int(time.time() * 1000), model=model, **flat)
-            finally:
-                spool.close()
+            ask(state.control_socket, {"op": "event", **to_json(ChannelEvent(event, model, **fields))}, ANSWER_S_MAX)
         except EdgeRTError as error:
             log(f"telemetry: not recorded: {error.message}")
 

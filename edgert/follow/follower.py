@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,8 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from edgert.bundle.channel import CHANNEL_NAME, Entry, Follower, Statement, check_next, read_statement
-from edgert.bundle.expiry import expiry_time
+from edgert.bundle.expiry import expiry_time, time_text
 from edgert.bundle.signing import PublicKey
+from edgert.checks.channel_status import (
+    STALE,
+    ChannelStatus,
+    WantedRelease,
+    read_channel_status,
+    write_channel_status,
+)
 from edgert.checks.trial_preparation import fit_for
 from edgert.config import LOGIN_CREDENTIAL, DeviceConfig, StateDir, credential
 from edgert.durable import locked, make_private
@@ -57,16 +63,18 @@ LOCK_S_MAX = 10.0  # how long a round waits for one of another process
 RESUME_S = 2.0  # at most, before a link that broke is used again
 SYNC_S_MAX = 240.0  # longer than a worker may take to load
 
-Report = Callable[[str, str | None, dict[str, str | int]], None]  # an event, its model, and its fields
+Report = Callable[[str, str | None, dict[str, Any]], None]  # an event, its model, and its fields
 
 
 @dataclass(frozen=True)
 class Step:
-    """What came of one model, as text. `soon`: look again soon. `error`: why its step failed, and is tried again."""
+    """What came of one model, as text. `soon`: look again soon. `error`: why its step failed, and is tried again.
+    `wanted` is the entry whose release the channel wants here."""
 
     text: str
     soon: bool = False
     error: EdgeRTError | None = None
+    wanted: Entry | None = None
 
 
 @dataclass(frozen=True)
@@ -112,7 +120,8 @@ class ChannelFollower:
         with self._alone():
             error = self._asked()
             steps = self.work()
-            self._note(steps=tuple(step.text for step in steps))
+            self._note_steps(steps)
+            self._judge()
         return Round(error, tuple(steps))
 
     def ask(self) -> None:
@@ -150,8 +159,7 @@ class ChannelFollower:
         if statement is None:
             return []
         if statement.expired(self._latest.now_s()):
-            self._report_stale(statement)
-            return [Step(f"channel {self._channel} expired at {statement.expires}, and the registry has no newer one")]
+            return [Step(_expired(statement))]
         return [self._work(model, statement.entry_for(model, self._device)) for model in statement.models]
 
     @contextmanager
@@ -175,24 +183,53 @@ class ChannelFollower:
         try:
             self.ask()
         except EdgeRTError as error:
-            if not error.retryable and self._records.note().error != error.message:
+            if not error.retryable and self._status().error != error.message:
                 self._report("channel_refused", None, {"code": error.code, "reason": error.message})
             self._note(error=error.message)
             return error
         statement = self.statement()
         assert statement is not None  # a question that succeeds has kept one
-        self._note(asked_at=int(time.time()), counter=statement.counter, expires=statement.expires, error="")
+        asked_at = int(self._latest.now_s())
+        self._note(asked_at=asked_at, counter=statement.counter, expires=statement.expires, error="")
         return None
 
+    def _status(self) -> ChannelStatus:
+        return read_channel_status(self._state, self._config)
+
     def _note(self, **changes: Any) -> None:
-        """Keep what happened for `edgertd status`, and log the steps that are new."""
-        before = self._records.note()
+        """Keep what happened for `edgertd status` and the daemon."""
+        before = self._status()
         after = replace(before, **changes)
-        for text in after.steps:
-            if text not in before.steps:
-                log(f"channel: {text}")
         if after != before:
-            self._records.write_note(after)
+            write_channel_status(self._state, after)
+
+    def _note_steps(self, steps: list[Step]) -> None:
+        """Keep what came of each model, and log what is new. A statement that expired wants what it wanted before."""
+        before, statement = self._status(), self.statement()
+        for step in steps:
+            if step.text not in before.steps:
+                log(f"channel: {step.text}")
+        wanted = before.wanted
+        if statement is not None and not statement.expired(self._latest.now_s()):
+            entries = [step.wanted for step in steps if step.wanted is not None]
+            wanted = {entry.model: WantedRelease(entry.release, entry.digest) for entry in entries}
+        self._note(steps=tuple(step.text for step in steps), wanted=wanted)
+
+    def _judge(self) -> None:
+        """Raise the alarm channel_stale, or clear it."""
+        status, statement, now_s = self._status(), self.statement(), self._latest.now_s()
+        begun_at = status.begun_at or int(now_s)
+        heard_at, limit_s, stale = status.asked_at or begun_at, self._config.alarms.channel_stale_s, ""
+        if statement is not None and statement.expired(now_s):
+            heard_at, limit_s, stale = int(expiry_time(statement.expires)), 0.0, _expired(statement)
+        elif limit_s and now_s - heard_at > limit_s:
+            stale = f"no valid answer of the registry since {time_text(heard_at)}: {status.error}"
+        self._note(begun_at=begun_at, stale=stale)
+        if bool(stale) != bool(status.stale):
+            from edgert.telemetry.alarms import CLEARED, RAISED
+
+            reading = {"alarm": STALE, "value": round(now_s - heard_at), "limit": limit_s}
+            self._report(RAISED if stale else CLEARED, None, {**reading, "reason": stale or "the registry answered"})
 
     def _work(self, model: str, entry: Entry | None) -> Step:
         if entry is None:
@@ -200,9 +237,9 @@ class ChannelFollower:
         try:
             return self._bring(entry)
         except DeployUnderWay as error:
-            return Step(f"release {entry.release} of {model} waits: {error.message}", soon=True)
+            return Step(f"release {entry.release} of {model} waits: {error.message}", soon=True, wanted=entry)
         except EdgeRTError as error:
-            return Step(f"release {entry.release} of {model} waits: {error.message}", error=error)
+            return Step(f"release {entry.release} of {model} waits: {error.message}", error=error, wanted=entry)
 
     def _bring(self, entry: Entry) -> Step:
         decision = self._decide(entry)
@@ -218,7 +255,7 @@ class ChannelFollower:
             decision = self._decide(entry)
         if decision.do is not Do.FETCH:
             self._fetcher.remove(entry.model)
-        return Step(decision.text, soon=decision.do is not Do.NOTHING)
+        return Step(decision.text, decision.do is not Do.NOTHING, wanted=entry if decision.wanted else None)
 
     def _fetch(self, entry: Entry) -> Path:
         """Fetch a release. A link that breaks is used again at once, as long as each attempt brings something."""
@@ -260,7 +297,7 @@ class ChannelFollower:
         self._records.write(self._records.read().trying(entry, error.message))
         self._fetcher.remove(entry.model)
         self._report("refused", entry.model, {"release": entry.release, "code": error.code, "reason": error.message})
-        return Step(self._decide(entry).text)
+        return Step(self._decide(entry).text, wanted=entry)
 
     def _decide(self, entry: Entry) -> Decision:
         return decide(entry, self._slots(entry), self._records.read().tried_of(entry))
@@ -268,15 +305,12 @@ class ChannelFollower:
     def _slots(self, entry: Entry) -> SlotState:
         return SlotStore(self._state.models / entry.model).read()
 
-    def _report_stale(self, statement: Statement) -> None:
-        record = self._records.read()
-        if not record.stale:
-            fields: dict[str, str | int] = {"channel": statement.channel, "counter": statement.counter}
-            self._report("channel_stale", None, {**fields, "expired": statement.expires})
-            self._records.write(replace(record, stale=True))
-
     def _trusted(self) -> tuple[PublicKey, ...]:
         return trusted_keys(self._state).trusted
+
+
+def _expired(statement: Statement) -> str:
+    return f"channel {statement.channel} expired at {statement.expires}, and the registry has no newer one"
 
 
 def check_follows(config: DeviceConfig) -> None:

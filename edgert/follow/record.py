@@ -2,7 +2,7 @@
 
     STATE/follow/statement.dsse.json    the newest statement that was accepted
     STATE/follow/record.json            the counters seen, and which releases were tried
-    STATE/follow/note.json              what it does and what went wrong, for `edgertd status`
+    STATE/follow/note.json              what it last did (edgert.checks.channel_status)
     STATE/follow/lock                   locked during a round
 
 The statement is written before the record that names it. Where a power cut comes between the two, the registry is asked
@@ -11,7 +11,6 @@ for the statement again.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 from dataclasses import dataclass, field, replace
@@ -39,13 +38,12 @@ class Tried:
 @dataclass(frozen=True)
 class Record:
     """`counters` has the highest counter of each channel, the newest channel last. `manifest` is the digest of the OCI
-    manifest of the kept statement, which came from `source`. `stale` once it was reported that the channel expired."""
+    manifest of the kept statement, which came from `source`."""
 
     counters: dict[str, int] = field(default_factory=dict)
     source: str = ""
     manifest: str = ""
     tried: dict[str, Tried] = field(default_factory=dict)
-    stale: bool = False
 
     def accepting(self, statement: Statement, source: str, manifest: str) -> Record:
         """Return the record after `statement` was accepted."""
@@ -56,7 +54,7 @@ class Record:
         }
         tried = {model: tried for model, tried in self.tried.items() if model in statement.models}
         last = dict(list(counters.items())[-CHANNELS_MAX:])
-        return Record(last, source, manifest, tried, stale=False)
+        return Record(last, source, manifest, tried)
 
     def trying(self, entry: Entry, reason: str = "") -> Record:
         """Return the record after the release of `entry` was tried, or was refused for `reason`."""
@@ -67,18 +65,6 @@ class Record:
         """Return the attempt with exactly this entry; None where there was none."""
         tried = self.tried.get(entry.model)
         return tried if tried is not None and tried.attempt == attempt_of(entry) else None
-
-
-@dataclass(frozen=True)
-class Note:
-    """What the follower last did. `asked_at` is when the registry last answered (seconds since 1970, 0: never yet), `error`
-    why the last question failed, `steps` what came of each model."""
-
-    asked_at: int = 0
-    counter: int = 0
-    expires: str = ""
-    error: str = ""
-    steps: tuple[str, ...] = ()
 
 
 class RecordStore:
@@ -117,25 +103,9 @@ class RecordStore:
         except OSError:
             return ""
 
-    def note(self) -> Note:
-        """Return the last note; an empty one where there is none."""
-        try:
-            return from_json(Note, json.loads(self._note.read_bytes()))
-        except (OSError, ValueError, RecursionError):
-            return Note()
-
-    def write_note(self, note: Note) -> None:
-        """Replace the note. A full disk costs only the note."""
-        with contextlib.suppress(OSError):
-            replace_file(self._note, json.dumps(to_json(note)).encode(), durable=False)
-
     @property
     def lock(self) -> Path:
         return self.folder / "lock"
-
-    @property
-    def _note(self) -> Path:
-        return self.folder / "note.json"
 
     @property
     def _record(self) -> Path:

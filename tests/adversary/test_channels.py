@@ -125,7 +125,7 @@ def test_freeze_an_expired_statement_is_refused_and_a_kept_one_installs_nothing_
     followed(follower)
     registry.put_channel(device.key, 2, entry, **times)
     assert isinstance(failure_of(following(device, registry.address, events, now_s=after)), ChannelExpired)
-    assert events.names == ["channel_refused", "channel_stale"]
+    assert events.names == ["channel_refused", "alarm_raised"]
     assert release(device) is None
 
 

@@ -226,7 +226,7 @@ def table_of(rows: list[Row], state: FleetState, width: int, height: int | None 
         table.add_row(*(cells[name] for name in shown), style="bold" if row.device is None else None)
     if not rows:
         table.add_row("(nothing heard yet)")
-    elif waiting := [row for row in rows if row.model is None and row.state == "online"]:
+    elif waiting := [row for row in rows if row.model is None and row.state == "online" and not row.alarms]:
         table.caption = (
             f"{len(waiting)} online without a report yet: the first comes within a window (60 s unless configured)"
         )

@@ -29,7 +29,8 @@ HEADING = ("DEVICE", "PROFILE", "DAEMON", "MODEL", "LIVE", "WANTED", "STATE", "E
 def status(selector: str, check: bool, inventory_file: Path | None, as_json: bool) -> None:
     """Show what devices serve, and mark drift from what they should serve.
 
-    Wanted is the release of the project's newest rollout that names the device. Marked as drift: a release that is
+    Wanted is what the device's channel wants there, marked with its name, else the release of the project's newest
+    rollout that names the device. Marked as drift: a release that is
     behind or ahead, other content, a missing model, a trial, a rollback (with the reason), a degraded engine, a model
     that does not serve, a daemon that does not run, another version of edgert than this host's. Without SELECTOR,
     the devices are those of the project's `selector`, else all.
@@ -116,7 +117,13 @@ def _cells(row: Row) -> list[tuple[str, ...]]:
         live = (
             "not known" if found.get("damaged") else "nothing" if model["live"] is None else f"release {model['live']}"
         )
-        wanted = "-" if model["wanted"] is None else str(model["wanted"]["release"])
+        wanted = (
+            "-"
+            if (by := model["wanted"]) is None
+            else f"{by['release']} ({by['channel']})"
+            if by["channel"]
+            else str(by["release"])
+        )
         engine = (found.get("serving") or {}).get("engine", "-")
         drift = ", ".join([*own, *(one["kind"] for one in model["drift"])]) or "-"
         lines.append(

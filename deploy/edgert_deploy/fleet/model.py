@@ -23,7 +23,10 @@ STALE_AFTER_WINDOWS = 2.5
 P99S_KEPT = 3
 P99_REQUESTS_MIN = 20
 WINDOW_S_DEFAULT = 60.0
-_ALARMS = "_alarms"  # the end of the field of `deploy` that names a model's
+_ALARMS, _OWN_ALARMS = (
+    "_alarms",
+    "alarms",
+)  # the end of the field of `deploy` with a model's; the field with the device's
 _ALARMS_CHARS_MAX = ALARMS_MAX * (ID_CHARS_MAX + 1)
 
 
@@ -84,7 +87,7 @@ class ModelState:
 class DeviceState:
     """One device. `heard_at` and `known_since` are monotonic seconds.
 
-    `alarms` are those of each model, by its newest `deploy`; `alarms_ms` is when they changed, in ms since 1970.
+    `alarms` are those of each model, and of the device itself as "", by its newest `deploy`; `alarms_ms` is when they changed, in ms since 1970.
     """
 
     site: str
@@ -103,7 +106,7 @@ class DeviceState:
     @property
     def named(self) -> set[str]:
         """The models that reported, or have an alarm: one that does not load reports nothing."""
-        return {*self.models, *self.alarms}
+        return {*self.models, *self.alarms} - {""}
 
     def age_s(self, now: float) -> float | None:
         """Return how long ago it last sent something; None if only retained messages came."""
@@ -180,11 +183,17 @@ class Fleet(FleetListener):
 
 
 def alarms_of(deploy: Mapping[str, Scalar]) -> dict[str, tuple[str, ...]]:
-    """Return the alarms of each model in a `deploy` message. A device names them as it likes, so there is a limit."""
+    """Return the alarms of each model in a `deploy` message, and of the device itself as "".
+
+    A device names them as it likes, so there is a limit.
+    """
     found: dict[str, tuple[str, ...]] = {}
     for key, value in deploy.items():
-        if key.endswith(_ALARMS) and isinstance(value, str) and len(found) < MODELS_PER_DEVICE_MAX:
+        named = key == _OWN_ALARMS or key.endswith(_ALARMS)
+        if named and isinstance(value, str) and len(found) < MODELS_PER_DEVICE_MAX:
             names = [intern(name) for name in value[:_ALARMS_CHARS_MAX].split(",") if ID.match(name)]
             if names:
-                found[intern(key.removesuffix(_ALARMS))] = tuple(sorted(set(names)))[:ALARMS_MAX]
+                found[intern("" if key == _OWN_ALARMS else key.removesuffix(_ALARMS))] = tuple(sorted(set(names)))[
+                    :ALARMS_MAX
+                ]
     return found

@@ -100,9 +100,9 @@ class Stream:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the fleet's table: a model on a device, a device without models, or a model of the whole fleet.
+    """One line of the fleet's table: a model on a device, a device itself, or a model of the whole fleet.
 
-    `device` and `site` are None for the whole fleet, `model` is None for a device without models. Rates and percentiles
+    `device` and `site` are None for the whole fleet, `model` is None for a device without models or with an alarm of its own. Rates and percentiles
     cover the horizon; counters count since the model's worker started.
     """
 
@@ -176,8 +176,9 @@ class FleetState(Fleet):
         return self._streams.get((device.site, device.device, model)) or Stream()
 
     def _device_rows(self, device: DeviceState, now: float) -> Iterator[Row]:
-        if not device.named:
-            yield Row(device.site, device.device, None, device.state(now), age_s=device.age_s(now))
+        own = device.alarms.get("", ())
+        if own or not device.named:
+            yield Row(device.site, device.device, None, device.state(now), age_s=device.age_s(now), alarms=own)
         for name in sorted(device.named):
             yield self._model_row(device, name, device.models.get(name) or ModelState(), now)
 

@@ -1,6 +1,7 @@
 """Drift: the difference between the releases that rollouts wanted on devices and those that are live. Pure.
 
-The wanted release of a model on a device is that of the newest rollout that names the device. An aborted rollout counts
+The wanted release of a model on a device is that of its channel, by the device's own record; else that of the newest
+rollout that names the device. An aborted rollout counts
 only on the devices that have its release. A device that refused a bundle never counts.
 """
 
@@ -20,11 +21,16 @@ SERVES = ("ready", "degraded", "unloaded")
 
 @dataclass(frozen=True)
 class Wanted:
-    """A wanted release, and the id of its rollout."""
+    """A wanted release, and the id of its rollout or the name of its channel; the other one is ""."""
 
     release: int
     digest: str
-    rollout: str
+    rollout: str = ""
+    channel: str = ""
+
+    @property
+    def by(self) -> str:
+        return self.rollout or f"channel {self.channel}"
 
 
 @dataclass(frozen=True)
@@ -40,7 +46,7 @@ class Drift:
 
 @dataclass(frozen=True)
 class ModelDrift:
-    """A model on a device: its live release (None: nothing) and the wanted one (None: no rollout names it)."""
+    """A model on a device: its live release (None: nothing) and the wanted one (None: no rollout or channel names it)."""
 
     model: str
     live: int | None
@@ -66,8 +72,10 @@ def wanted_of(rollouts: Iterable[Rollout], inventory: str) -> dict[str, dict[str
 
 
 def model_drifts(status: DeviceStatus, wanted: Mapping[str, Wanted]) -> list[ModelDrift]:
-    """Return each model that the device has or that is wanted there."""
-    there = {model.model: model for model in status.models}
+    """Return each model that the device has or that is wanted there: `wanted` by rollouts, or by its channel."""
+    there, channel = {model.model: model for model in status.models}, status.channel
+    followed = {name: Wanted(one.release, one.digest, channel=channel.channel) for name, one in channel.wanted.items()}
+    wanted = {**wanted, **followed}
     return [_model(name, there.get(name), wanted.get(name)) for name in dict.fromkeys((*there, *wanted))]
 
 
@@ -112,6 +120,6 @@ def _against(there: ModelStatus, wanted: Wanted) -> list[Drift]:
     if release is None:
         return [Drift("missing", f"release {wanted.release} is wanted, nothing is live")]
     if release == wanted.release:
-        return [Drift("other-digest", f"release {release} has other content than that of {wanted.rollout}")]
+        return [Drift("other-digest", f"release {release} has other content than that of {wanted.by}")]
     kind = "behind" if release < wanted.release else "ahead"
-    return [Drift(kind, f"release {release} is live, {wanted.release} is wanted ({wanted.rollout})")]
+    return [Drift(kind, f"release {release} is live, {wanted.release} is wanted ({wanted.by})")]

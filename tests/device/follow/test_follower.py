@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
+from edgert.checks.channel_status import ChannelStatus, WantedRelease, read_channel_status
 from edgert.cli import main
+from edgert.config import read_config
+from edgert.follow.events import reporter
+from edgert.follow.follower import ChannelFollower, open_registry
 from edgert.protocol.control import ask
+from edgert.telemetry.spool import Spool
+from edgert.versions.latest_time import LatestTime
 from edgert.versions.slot_store import SlotStore
 from tests.support.devices import Device, a_device, wait_until
-from tests.support.following import Events, followed, following
+from tests.support.devices import events as sent_events
+from tests.support.following import Events, failure_of, followed, following
 from tests.support.hostile_registry import HostileRegistry, hostile_registry
 
 
@@ -25,6 +34,10 @@ def registry() -> Iterator[HostileRegistry]:
 def device() -> Iterator[Device]:
     with a_device() as prepared:
         yield prepared
+
+
+def kept(device: Device) -> ChannelStatus:
+    return read_channel_status(device.state, read_config(device.state))
 
 
 def until_kept(device: Device) -> None:
@@ -114,7 +127,9 @@ def test_a_release_that_a_deployment_replaced_is_left_alone(device: Device, regi
     assert device.model()["live"]["release"] == 3
 
 
-def test_a_channel_that_expires_without_a_successor_is_reported_once(device: Device, registry: HostileRegistry) -> None:
+def test_an_expired_channel_raises_an_alarm_that_stands_until_there_is_a_newer_statement(
+    device: Device, registry: HostileRegistry
+) -> None:
     events = Events()
     follower = following(device, registry.address, events)
     registry.put_channel(device.key, 1, registry.put_release(device.bundle(release=2)))
@@ -122,8 +137,81 @@ def test_a_channel_that_expires_without_a_successor_is_reported_once(device: Dev
     late = following(device, registry.address, events, now_s=4102444800.0)  # in 2100
     for _ in range(2):
         assert "expired at 2099" in followed(late)[0]
-    assert events.names == ["channel_stale"]
+        assert "expired at 2099" in kept(device).stale
     assert not device.state.model_names()
+    registry.put_channel(device.key, 2, expires="2199-01-01T00:00:00Z")
+    followed(late)
+    assert kept(device).stale == ""
+    assert [(name, fields["alarm"]) for name, _, fields in events] == [
+        ("alarm_raised", "channel_stale"),
+        ("alarm_cleared", "channel_stale"),
+    ]
+
+
+def test_a_registry_that_is_silent_for_longer_than_stated_raises_the_alarm(
+    device: Device, registry: HostileRegistry
+) -> None:
+    with device.state.config.open("a") as file:
+        file.write("[alarms]\nchannel_stale_s = 7200\n")
+    events, now_s = Events(), 4070000000.0  # in 2098
+    for later_s, raised in ((0.0, False), (7100.0, False), (7300.0, True), (9000.0, True)):
+        failure_of(following(device, registry.address, events, now_s=now_s + later_s))
+        assert bool(kept(device).stale) is raised
+    registry.put_channel(device.key, 1)
+    followed(following(device, registry.address, events, now_s=now_s + 10000.0))
+    registry.manifests.clear()
+    failure_of(following(device, registry.address, events, now_s=now_s + 17000.0))
+    told = [(name, fields["value"], fields["limit"]) for name, _, fields in events if "alarm" in fields]
+    assert told == [("alarm_raised", 7300, 7200.0), ("alarm_cleared", 0, 7200.0)]
+
+
+def test_the_daemon_retains_the_alarm_and_knows_it_after_a_restart(registry: HostileRegistry) -> None:
+    with a_device(f'[follow]\nregistry = "{registry.address}"\ninterval_s = 86400\n', started=False) as device:
+
+        def retained() -> object:
+            with contextlib.closing(Spool(device.state.spool)) as spool:
+                found = [json.loads(one.payload) for one in spool.retained() if one.topic.endswith("/deploy")]
+            return found[0].get("alarms") if found else None
+
+        config = read_config(device.state)
+        device.run("start")
+        registry.put_channel(device.key, 1)
+        following(device).round()
+        now_s = 0.0
+        latest = LatestTime(device.state, lambda: now_s, lambda: False)
+        follower = ChannelFollower(device.state, config, open_registry(config), reporter(device.state), latest=latest)
+        for now_s in (4102444800.0, 4070000000.0, 4102444801.0):
+            follower.round()
+            if now_s > 4.1e9:
+                wait_until(lambda: retained() == "channel_stale", "the alarm is retained")
+            else:
+                wait_until(lambda: retained() is None, "it is no more")
+        assert [event["event"] for event in sent_events(device)] == ["alarm_raised", "alarm_cleared", "alarm_raised"]
+        device.run("stop")
+        device.state.spool.unlink()
+        device.run("start")
+        wait_until(lambda: device.state.spool.exists() and retained() == "channel_stale", "the new daemon knows it")
+
+
+def test_what_the_channel_wants_is_kept_until_a_deployment_replaces_it(
+    device: Device, registry: HostileRegistry
+) -> None:
+    follower = following(device, registry.address)
+    entry = registry.put_release(device.bundle(release=2))
+    registry.put_channel(device.key, 1, replace(entry, halted=True))
+    followed(follower)
+    assert kept(device).wanted == {}
+    registry.put_channel(device.key, 2, entry)
+    followed(follower)
+    assert kept(device).wanted == {"echo": WantedRelease(2, entry.digest)}
+    until_kept(device)
+    followed(follower)
+    late = following(device, registry.address, now_s=4102444800.0)  # the channel expired
+    followed(late)
+    assert kept(device).wanted["echo"].release == 2
+    device.put(release=3)
+    followed(follower)
+    assert kept(device).wanted == {}
 
 
 def test_edgertd_follow_does_a_round_and_status_shows_the_channel(device: Device, registry: HostileRegistry) -> None:

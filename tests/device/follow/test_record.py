@@ -7,7 +7,7 @@ from pathlib import Path
 from edgert.bundle.channel import Statement, sign_statement
 from edgert.bundle.signing import SigningKey, new_key
 from edgert.config import StateDir
-from edgert.follow.record import CHANNELS_MAX, Note, Record, RecordStore, Tried
+from edgert.follow.record import CHANNELS_MAX, Record, RecordStore, Tried
 
 TIMES = ("2026-01-01T00:00:00Z", "2099-01-01T00:00:00Z")
 
@@ -18,7 +18,7 @@ def statement(channel: str = "stable", counter: int = 1) -> Statement:
 
 def test_a_record_is_read_back_and_a_damaged_one_is_empty(tmp_path: Path) -> None:
     records = RecordStore(StateDir(tmp_path))
-    record = Record({"stable": 7}, "oci://r/x stable", "sha256:ab", {"digits": Tried("a", "why")}, stale=True)
+    record = Record({"stable": 7}, "oci://r/x stable", "sha256:ab", {"digits": Tried("a", "why")})
     records.write(record)
     assert records.read() == record
     (tmp_path / "follow" / "record.json").write_bytes(b'{"counters": 5}')
@@ -43,14 +43,4 @@ def test_each_channel_has_its_own_counter_which_outlives_a_visit_to_another() ->
 
 
 def test_a_model_that_the_channel_has_no_more_is_forgotten() -> None:
-    record = Record(tried={"digits": Tried("a")}, stale=True).accepting(statement(), "s", "m")
-    assert (record.tried, record.stale) == ({}, False)
-
-
-def test_a_note_is_kept_for_people(tmp_path: Path) -> None:
-    records = RecordStore(StateDir(tmp_path))
-    records.write_note(Note(error="lost for want of a folder"))
-    assert records.note() == Note()
-    records.write(Record())
-    records.write_note(Note(5, 7, TIMES[1], "", ("release 8 of digits is live",)))
-    assert records.note().steps == ("release 8 of digits is live",)
+    assert Record(tried={"digits": Tried("a")}).accepting(statement(), "s", "m").tried == {}

@@ -232,4 +232,12 @@ def test_lines_are_chosen_sorted_and_show_alarms_and_a_trend() -> None:
     (alarmed, _) = View(alarms_only=True).of(rows)
     assert (alarmed.device, alarmed.alarms) == ("pi-07", ("restarting", "temp_c"))
     assert sparkline(alarmed.trend_p95_ms) == "▅█"
+    state.apply(
+        fast.topics.deploy,
+        messages.dump(messages.envelope(ts_ms=1, boot="b1") | {"alarms": "channel_stale"}),
+        True,
+        0.0,
+    )
+    (own, *_) = View(alarms_only=True).of(state.rows(0.0))
+    assert (own.device, own.model, own.alarms) == ("nuc-1", None, ("channel_stale",))
     assert [row.device for row in View(limit=1).of(rows)] == ["nuc-1", None]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from edgert import __version__
+from edgert.checks.channel_status import ChannelStatus, WantedRelease
 from edgert.checks.status import DaemonState, ModelStatus, ServingStatus
 from edgert.versions.slots import RolledBackVersion, Version
 from edgert_deploy.rollout.drift import Wanted, device_drifts, model_drifts, wanted_of
@@ -84,6 +85,18 @@ def test_each_difference_has_its_name(changes: dict[str, Any], kinds: list[str])
         assert found.drift[0].text == "release 7 was rolled back: p99_ms is 9 ms"
     (unasked,) = model_drifts(device_status(replace(model, serving=READY)), {})
     assert unasked.drift == () or unasked.drift[0].kind == "trial", "what no rollout says is no drift"
+
+
+def test_what_the_channel_of_a_device_wants_stands_before_what_a_rollout_wanted() -> None:
+    model = ModelStatus("m", "steady", GOOD, None, serving=READY)
+    channel = ChannelStatus(
+        "oci://r/x", "stable", wanted={"m": WantedRelease(8, "eight"), "n": WantedRelease(2, "two")}
+    )
+    (first, second) = model_drifts(device_status(model, channel=channel), WANTED)
+    assert first.wanted == Wanted(8, "eight", channel="stable")
+    assert first.drift[0].text == "release 7 is live, 8 is wanted (channel stable)"
+    assert (second.model, second.drift[0].kind) == ("n", "missing")
+    assert first.as_json()["wanted"] == {"release": 8, "digest": "eight", "rollout": "", "channel": "stable"}
 
 
 def test_a_model_that_is_not_there_and_a_daemon_that_does_not_run_are_drift() -> None:

@@ -56,7 +56,13 @@ def _device_families(exporter: Exporter) -> Iterator[Family]:
         for model, names in device.alarms.items()
         for alarm in names
     ]
-    yield Family("edgert_alarm", "1 for each alarm of a model now.", "gauge", (*_DEVICE, "model", "alarm"), alarms)
+    yield Family(
+        "edgert_alarm",
+        "1 for each alarm now of a model, or of a device (no model).",
+        "gauge",
+        (*_DEVICE, "model", "alarm"),
+        alarms,
+    )
     info = [((*key, device.profile), 1.0) for key, device in known]
     yield Family("edgert_device_info", "1 for each device, with its profile.", "gauge", (*_DEVICE, "profile"), info)
 

@@ -6,6 +6,7 @@ import random
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from edgert.telemetry import messages
 from edgert_deploy.fleet.export.exporter import Exporter
 from edgert_deploy.fleet.export.prometheus import Exposition
 from tests.support.fleet import NOW_MS, Pi, Sent
@@ -23,7 +24,9 @@ def feed(exporter: Exporter, sent: Sent) -> None:
 def test_text_is_what_prometheus_own_client_reads_and_its_buckets_are_exact() -> None:
     exporter, pi = an_exporter(), Pi("pi-1", profile="pi-5")
     latencies = [random.Random(5).lognormvariate(1, 1) for _ in range(500)]
+    own = messages.envelope(ts_ms=NOW_MS, boot="b1") | {"alarms": "channel_stale"}
     feed(exporter, pi.info() + pi.window(NOW_MS, latencies, errors=2, uptime_s=60))
+    feed(exporter, [(pi.topics.deploy, messages.dump(own))])
     read = {family.name: family for family in text_string_to_metric_families(Exposition(exporter).text())}
     buckets = {
         float(sample.labels["le"]): sample.value
@@ -35,6 +38,8 @@ def test_text_is_what_prometheus_own_client_reads_and_its_buckets_are_exact() ->
     (errors,) = read["edgert_errors"].samples
     assert (errors.value, errors.labels["profile"]) == (2, "pi-5")
     assert read["edgert_device_online"].samples[0].value == 1
+    (alarm,) = read["edgert_alarm"].samples
+    assert (alarm.labels["model"], alarm.labels["alarm"]) == ("", "channel_stale")
 
 
 def test_one_device_with_an_odd_profile_does_not_keep_the_others_from_being_scraped() -> None:

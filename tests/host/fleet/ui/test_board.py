@@ -64,6 +64,12 @@ def test_a_model_that_was_taken_away_is_forgotten_and_one_that_cannot_serve_is_a
     assert (sorted(seen.held.models), seen.state, seen.why) == (["digits"], "alarmed", "quarantined")
 
 
+def test_an_alarm_of_the_device_itself_alarms_it() -> None:
+    board, pi = Watched(), Pi("pi-1")
+    feed(board, pi.window(NOW_MS, [1.0]) + changed(pi.deploy(NOW_MS), alarms="channel_stale"))
+    assert state_of(board, "pi-1") == ("alarmed", "channel_stale", NOW_MS)
+
+
 def test_what_the_store_knew_tells_since_when_a_device_is_silent_and_alarmed(store_url: str) -> None:
     url, pi = store_url, Pi("pi-1")
     hour_ago = NOW_MS - 60 * MINUTE_MS

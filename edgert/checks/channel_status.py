@@ -1,0 +1,86 @@
+"""The channel that a device follows and what came of it, as a type; the follower keeps it in STATE/follow/note.json.
+
+The daemon reads it for the alarm `channel_stale`, and `edgertd status` shows it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from edgert.config import DeviceConfig, StateDir
+from edgert.durable import replace_file
+from edgert.typed_json import from_json, to_json
+
+STALE = "channel_stale"  # the alarm
+
+
+@dataclass(frozen=True)
+class WantedRelease:
+    """A release that the channel wants on this device."""
+
+    release: int
+    digest: str
+
+
+@dataclass(frozen=True)
+class ChannelStatus:
+    """The channel that the device follows ("": none), and what the follower last did.
+
+    `counter` and `expires` are those of the newest statement that it kept. `asked_at` is when the registry last answered
+    (0: never yet), `begun_at` when the first round began, in seconds since 1970. `error` says why the last question failed,
+    `stale` why the alarm channel_stale stands ("": it does not), `steps` what came of each model. `wanted` has the release
+    that the channel wants of each model, unless a deployment made another one live after it.
+    """
+
+    registry: str = ""
+    channel: str = ""
+    counter: int = 0
+    expires: str = ""
+    asked_at: int = 0
+    begun_at: int = 0
+    error: str = ""
+    stale: str = ""
+    steps: tuple[str, ...] = ()
+    wanted: Mapping[str, WantedRelease] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ChannelEvent:
+    """An event of the follower on its way through the daemon: about `model`, or about the device."""
+
+    event: str
+    model: str | None = None
+    release: int | None = None
+    code: str | None = None
+    reason: str | None = None
+    alarm: str | None = None
+    value: float | None = None
+    limit: float | None = None
+
+
+def read_channel_status(state: StateDir, config: DeviceConfig) -> ChannelStatus:
+    """Return what the follower last kept; an empty status where it kept nothing of the configured channel."""
+    follow = config.follow
+    if not follow.registry:
+        return ChannelStatus()
+    try:
+        found = from_json(ChannelStatus, json.loads(_path(state).read_bytes()))
+        if (found.registry, found.channel) == (follow.registry, follow.channel):
+            return found
+    except (OSError, ValueError, RecursionError):  # Mistyped is a ValueError
+        pass
+    return ChannelStatus(follow.registry, follow.channel)
+
+
+def write_channel_status(state: StateDir, status: ChannelStatus) -> None:
+    """Replace the kept status. A full disk costs only the status."""
+    with contextlib.suppress(OSError):
+        replace_file(_path(state), json.dumps(to_json(status)).encode(), durable=False)
+
+
+def _path(state: StateDir) -> Path:
+    return state.follow / "note.json"
