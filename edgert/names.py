@@ -8,6 +8,7 @@ from edgert.errors import ConfigInvalid
 
 ID_CHARS_MAX = 64
 ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*\Z")
+MODEL_NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 
 
 def checked_id(what: str, value: str) -> str:

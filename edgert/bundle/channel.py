@@ -16,9 +16,9 @@ from typing import Any
 
 from edgert.bundle.envelope import CHANNEL_PAYLOAD_TYPE, parse_envelope, sign
 from edgert.bundle.expiry import expiry_time, time_text
-from edgert.bundle.manifest import MODEL_NAME
 from edgert.bundle.signing import PublicKey, SigningKey
 from edgert.errors import BundleCorrupt, ChannelExpired, ChannelInvalid, ChannelTooOld, SignatureInvalid
+from edgert.names import MODEL_NAME
 from edgert.typed_json import Mistyped, from_json
 
 FORMAT = 1

@@ -16,11 +16,11 @@ from edgert.bundle.signal_rules import Series, Sound, check_series, check_smooth
 from edgert.bundle.state import State, app_specs, check_state
 from edgert.bundle.text_rules import Embed, Text, check_embed, check_text
 from edgert.errors import BundleError, NotCompatible
+from edgert.names import MODEL_NAME
 from edgert.tensors import TensorSpec
 from edgert.typed_json import Mistyped, UnknownKey, from_json
 
 FORMAT = 1
-MODEL_NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 FILE_PATH = re.compile(r"[a-z0-9][a-z0-9._-]*(/[a-z0-9][a-z0-9._-]*){0,7}")
 FILE_PATH_LENGTH_MAX = 100  # what a USTAR header holds
 FILES_MAX = 512

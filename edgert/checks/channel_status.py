@@ -16,6 +16,7 @@ from edgert.durable import replace_file
 from edgert.typed_json import from_json, to_json
 
 STALE = "channel_stale"  # the alarm
+AGAIN = 75  # the exit code of a round that waits for something: begin another one soon (EX_TEMPFAIL)
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from typing import Any, TypeVar
 
 import click
 
-from edgert.bundle.manifest import MODEL_NAME
 from edgert.cli.output import emit, json_option
 from edgert.config import StateDir, read_config
 from edgert.errors import ConfigInvalid
+from edgert.names import MODEL_NAME
 from edgert.versions.claims import LASTS_S_MAX, Claims
 
 F = TypeVar("F", bound=Callable[..., Any])

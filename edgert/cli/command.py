@@ -12,15 +12,17 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from click.shell_completion import CompletionItem
 
 from edgert.errors import EdgeRTError
 from edgert.extras import missing_package
 from edgert.printable import printable
 from edgert.vendor_telemetry import stop_reporting
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 EXIT_INTERNAL = 1
 EXIT_USAGE = 2
@@ -59,6 +61,8 @@ class LazyGroup(click.Group):
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Complete names from the table: click's own way imports every command."""
+        from click.shell_completion import CompletionItem
+
         names = [
             CompletionItem(name, help=line)
             for name, (_, line) in self._by_name.items()

@@ -6,9 +6,9 @@ import signal
 
 import click
 
+from edgert.checks.channel_status import AGAIN
 from edgert.cli.output import emit, json_option
 from edgert.config import StateDir, read_config
-from edgert.daemon.side_process import AGAIN
 from edgert.protocol.control import ask
 
 ANSWER_S_MAX = 5.0

@@ -9,10 +9,10 @@ from typing import Any
 import click
 
 from edgert.bundle.delta import PATCH_BYTES_MAX, has_zstd
-from edgert.bundle.manifest import MODEL_NAME
 from edgert.cli.output import emit, json_option
 from edgert.config import StateDir, read_config
 from edgert.errors import ConfigInvalid
+from edgert.names import MODEL_NAME
 from edgert.versions.install import held_files
 
 MEMORY_SHARE = 6  # of the free memory: a patch needs the old file, the window and buffers

@@ -1,7 +1,8 @@
 """The follower of one channel: it asks for the statement, and brings each model a step further.
 
 Theory of operation: `ask` and `work` read everything from disk (the record, the kept statement, the slots) and decide from
-that. So one that was cut off anywhere is repeated and goes on where it was; nothing else has to be restored.
+that. So one that was cut off anywhere is repeated and goes on where it was; nothing else has to be restored. Most rounds
+find nothing new, so what fetches and installs is imported where it is used.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgert.bundle.channel import CHANNEL_NAME, Entry, Follower, Statement, check_next, read_statement
 from edgert.bundle.expiry import expiry_time, time_text
@@ -24,7 +26,6 @@ from edgert.checks.channel_status import (
     read_channel_status,
     write_channel_status,
 )
-from edgert.checks.trial_preparation import fit_for
 from edgert.config import LOGIN_CREDENTIAL, DeviceConfig, StateDir, credential
 from edgert.durable import locked, make_private
 from edgert.errors import (
@@ -42,7 +43,6 @@ from edgert.errors import (
     TransitionRefused,
 )
 from edgert.follow.decision import Decision, Do, decide
-from edgert.follow.fetch import ReleaseFetcher
 from edgert.follow.pace import Pace
 from edgert.follow.record import RecordStore
 from edgert.log import log
@@ -51,13 +51,14 @@ from edgert.registry.address import parse_repository
 from edgert.registry.artifacts import read_channel
 from edgert.registry.client import Registry
 from edgert.registry.login import read_credentials
-from edgert.versions.claims import claiming
-from edgert.versions.install import install
 from edgert.versions.latest_time import LatestTime
 from edgert.versions.slot_store import SlotStore
 from edgert.versions.slots import SlotState
 from edgert.versions.trial_limits import TrialLimits
 from edgert.versions.trust import revoke, trusted_keys
+
+if TYPE_CHECKING:
+    from edgert.follow.fetch import ReleaseFetcher
 
 LOCK_S_MAX = 10.0  # how long a round waits for one of another process
 RESUME_S = 2.0  # at most, before a link that broke is used again
@@ -110,7 +111,6 @@ class ChannelFollower:
         self._records = RecordStore(state)
         self._latest = latest or LatestTime(state)
         self._pace, self._jitter = pace or Pace(config.follow), jitter
-        self._fetcher = ReleaseFetcher(registry, state, config, self._pace)
 
     def round(self) -> Round:
         """Ask, then work. Without an answer the kept statement still counts, until it expires.
@@ -250,10 +250,12 @@ class ChannelFollower:
             except (BundleError, ChannelMismatch) as error:
                 return self._refuse(entry, error)
         if decision.do in (Do.FETCH, Do.ACTIVATE):
+            from edgert.versions.claims import claiming
+
             with claiming(self._state, entry.model, f"channel {self._channel}"):
                 self._apply(entry, path)
             decision = self._decide(entry)
-        if decision.do is not Do.FETCH:
+        if decision.do is not Do.FETCH and any(self._state.incoming.iterdir()):
             self._fetcher.remove(entry.model)
         return Step(decision.text, decision.do is not Do.NOTHING, wanted=entry if decision.wanted else None)
 
@@ -270,6 +272,8 @@ class ChannelFollower:
 
     def _apply(self, entry: Entry, path: Path | None) -> None:
         """Install and activate under the claim, if that is still to be done: a deployment may have come before."""
+        from edgert.versions.install import install
+
         try:
             if path is not None and self._decide(entry).do is Do.FETCH:
                 install(path, self._state, self._config, latest=self._latest)
@@ -280,6 +284,8 @@ class ChannelFollower:
 
     def _activate(self, entry: Entry) -> None:
         """Begin the trial. The daemon watches the limits, and then marks the version good or rolls it back by itself."""
+        from edgert.checks.trial_preparation import fit_for
+
         store = SlotStore(self._state.models / entry.model)
         limits = TrialLimits(dict(entry.limits), entry.watch_s, unattended=True)
         try:
@@ -304,6 +310,12 @@ class ChannelFollower:
 
     def _slots(self, entry: Entry) -> SlotState:
         return SlotStore(self._state.models / entry.model).read()
+
+    @cached_property
+    def _fetcher(self) -> ReleaseFetcher:
+        from edgert.follow.fetch import ReleaseFetcher
+
+        return ReleaseFetcher(self._registry, self._state, self._config, self._pace)
 
     def _trusted(self) -> tuple[PublicKey, ...]:
         return trusted_keys(self._state).trusted

@@ -14,14 +14,16 @@ https://github.com/opencontainers/image-spec/blob/v1.1.1/manifest.md#guidelines-
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgert.bundle.channel import STATEMENT_BYTES_MAX
 from edgert.bundle.envelope import ENVELOPE_NAME, Envelope
-from edgert.bundle.manifest import FileEntry, Manifest
 from edgert.errors import NotInRegistry, RegistryCorrupt
 from edgert.registry.address import DIGEST, digest_of
 from edgert.registry.client import MANIFEST_TYPE, Blob, Registry
+
+if TYPE_CHECKING:  # a device that finds no news reads no bundle
+    from edgert.bundle.manifest import FileEntry, Manifest
 
 RELEASE_TYPE = "application/vnd.edgert.bundle.v1"
 ENVELOPE_TYPE = "application/vnd.edgert.envelope.v1+json"

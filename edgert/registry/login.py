@@ -14,7 +14,6 @@ import base64
 import binascii
 import json
 import re
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,6 +70,8 @@ def _ask_helper(helper: str, host: str, file: Path) -> Credentials | None:
     """Run `docker-credential-HELPER get`: https://github.com/docker/docker-credential-helpers#development."""
     if not _HELPER.fullmatch(helper):
         raise ConfigInvalid(f"{file} names the credential helper {helper[:80]!r}, which is no name of a program")
+    import subprocess
+
     program = f"docker-credential-{helper}"
     try:
         done = subprocess.run(

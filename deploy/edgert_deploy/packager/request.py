@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from edgert.bundle.manifest import MODEL_NAME
 from edgert.bundle.rules import Classify, Ctc, Detect
 from edgert.bundle.text_rules import Embed
 from edgert.errors import CalibrationInvalid, ConfigInvalid
+from edgert.names import MODEL_NAME
 from edgert.processing.preprocessors import InputRule
 from edgert_deploy.devices.profiles import DeviceProfile
 from edgert_deploy.packager.accuracy.accuracy_gate import Limits

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from edgert.daemon.side_process import AGAIN, PAUSE_S_MIN, SideProcess
+from edgert.checks.channel_status import AGAIN
+from edgert.daemon.side_process import PAUSE_S_MIN, SideProcess
 from tests.support.devices import wait_until
 
 ENDS = [sys.executable, "-S", "-c", "raise SystemExit(3)"]
