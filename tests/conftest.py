@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,10 @@ LONG_FILES = (
     "tests/device/client/test_c_client.py",
 )
 
+# Each shim of pyenv takes a fifth of a second, and a probe of this machine tries six names of Python.
+os.environ["PATH"] = os.pathsep.join(
+    [f"{sys.base_prefix}/bin", *(path for path in os.environ["PATH"].split(os.pathsep) if Path(path).name != "shims")]
+)
 stop_reporting()  # before a test imports a vendor's SDK
 
 # A background shell starts programs that ignore Ctrl-C, and the programs of the tests would inherit that.

@@ -187,7 +187,7 @@ def test_strict_serves_on_the_first_engine_only() -> None:
 
 @pytest.mark.timeout(0)  # each swap has its own limit, and on a busy machine takes many times as long
 def test_no_request_fails_over_many_swaps_under_load() -> None:
-    """SWAPS swaps between two good releases with CLIENTS clients that never pause."""
+    """SWAPS swaps between two good releases with CLIENTS clients, more than the engine can answer."""
     with a_device("[serving]\nbatch_max = 1\n") as device:
         device.put(delay_s=0.003)  # the engine is always busy, yet processor time is left to start the next worker
         device.put(release=2, delay_s=0.003)

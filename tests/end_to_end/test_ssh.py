@@ -28,6 +28,7 @@ from edgert_deploy.devices.remote import RemoteDaemon
 from edgert_deploy.devices.transports import open_transport
 from hil.sshd import SshDevice, running_sshd
 from tests.support.bundles import flip_bit, make_null_bundle
+from tests.support.clients import PAUSE_S
 from tests.support.intents import sentences, write_model, write_sentences
 from tests.support.paths import ROOT
 from tests.support.trees import another_tree
@@ -326,7 +327,7 @@ def assert_serves_on(world: World) -> None:
 
 
 class Load:
-    """Threads that send requests without a pause and record every failure and every release that answered."""
+    """Threads that always have a request ahead and record every failure and every release that answered."""
 
     def __init__(self, socket: Path, threads: int = 3) -> None:
         self.failures: list[str] = []
@@ -353,7 +354,7 @@ class Load:
 
     def _ask(self, number: int) -> None:
         turn = number
-        while not self._stop.is_set():
+        while not self._stop.wait(PAUSE_S):
             turn = (turn + 1) % len(self._images)
             try:
                 answer = self._client.infer("digits", self._images[turn : turn + 1], trace=True)

@@ -16,20 +16,21 @@ from edgert.protocol import wire
 from edgert.protocol.frame_buffer import FrameBuffer
 from tests.support.devices import WAIT_S_MAX, Device, wait_until
 
+PAUSE_S = 0.004  # of each client of a load, which leaves processor time to what the load shall disturb
 ITEM = np.array([[1.0, 2.0, 3.0, 4.0]], np.float32)
 HELLO = wire.json_frame(wire.HELLO, {"model": "echo"})
 
 
 @contextmanager
 def load(device: Device, model: str = "echo", threads: int = 8) -> Iterator[tuple[list[int], list[EdgeRTError]]]:
-    """Run clients that send requests without pause; yield the releases that answered, and the errors."""
+    """Run clients that always have a request ahead; yield the releases that answered, and the errors."""
     stop = threading.Event()
     releases: list[int] = []
     errors: list[EdgeRTError] = []
 
     def ask(number: int) -> None:
         with device.client() as client:
-            while not stop.is_set():
+            while not stop.wait(PAUSE_S):
                 try:
                     response = client.infer(model, ITEM * number, cache=False, trace=True)
                     assert response.outputs["y"].tolist() == (ITEM * number).tolist()

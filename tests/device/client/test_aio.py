@@ -28,6 +28,7 @@ from edgert.errors import (
     WorkerLost,
 )
 from edgert.protocol import wire
+from tests.support.clients import PAUSE_S
 from tests.support.devices import WAIT_S_MAX, Device, a_device
 from tests.support.false_daemon import RESULT, WELCOME_FRAME, changed, false_daemon
 
@@ -285,13 +286,14 @@ def test_a_client_outlives_its_loop_and_serves_one_loop_at_a_time(serving: Devic
 async def load(
     device: Device, model: str = "echo", tasks: int = 8
 ) -> AsyncIterator[tuple[list[int], list[EdgeRTError]]]:
-    """Tasks of one client that ask without pause while the block runs: releases that answered, errors."""
+    """Tasks of one client that always have a request ahead while the block runs: releases that answered, errors."""
     stop = False
     releases: list[int] = []
     errors: list[EdgeRTError] = []
 
     async def ask(asking: AsyncClient, number: int) -> None:
         while not stop:
+            await asyncio.sleep(PAUSE_S)
             try:
                 response = await asking.infer(model, ITEM * number, cache=False, trace=True)
                 assert response.outputs["y"].tolist() == (ITEM * number).tolist()
