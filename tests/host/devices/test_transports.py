@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,12 +16,13 @@ import pytest
 
 from edgert.errors import DeviceError, DeviceUnreachable, EdgeRTError, HostKeyMismatch, StorageFailed
 from edgert_deploy.devices.inventory import Device, SshAddress, fingerprint
-from edgert_deploy.devices.transports import EOF_GRACE_S, TRANSPORTS, Pace, PutOptions, Transport, open_transport
+from edgert_deploy.devices.transports import TRANSPORTS, Pace, PutOptions, Transport, open_transport
 from edgert_deploy.devices.transports.ssh import SshTransport
 from edgert_deploy.devices.transports.ssh_login import LinkLimits, scan_host_key
 from hil.keys import new_ssh_key
 from hil.relay import Relay
 from hil.sshd import SshDevice, running_sshd, start_sshd
+from tests.support.devices import WAIT_S_MAX
 from tests.support.ports import free_port
 
 QUICK = LinkLimits(connect_s=5, keepalive_s=1, dead_after_s=2.0, attempts=3, pause_s=0.05)
@@ -48,35 +49,39 @@ def transport(request: pytest.FixtureRequest, sshd: SshDevice, tmp_path: Path) -
 
 
 def test_run_gives_exit_code_and_both_streams(transport: Transport) -> None:
-    result = transport.run(["sh", "-c", "echo out; echo err >&2; exit 3"], 20)
+    result = transport.run(["sh", "-c", "echo out; echo err >&2; exit 3"], WAIT_S_MAX)
     assert (result.exit_code, result.stdout, result.stderr) == (3, "out\n", "err\n")
     assert not result.ok
 
 
 def test_no_shell_reads_the_words(transport: Transport) -> None:
     words = ["$HOME", "a b", "'", '"', ";ls", "*", "", "ä\n"]
-    assert transport.run(["printf", "%s|", *words], 20).stdout == "".join(f"{word}|" for word in words)
+    assert transport.run(["printf", "%s|", *words], WAIT_S_MAX).stdout == "".join(f"{word}|" for word in words)
 
 
 def test_run_hands_input_over_and_large_output_back(transport: Transport) -> None:
     data = os.urandom(300_000).hex().encode()
-    assert transport.run(["cat"], 20, input=data).stdout == data.decode()
+    assert transport.run(["cat"], WAIT_S_MAX, input=data).stdout == data.decode()
 
 
 def test_a_command_without_input_sees_its_end(transport: Transport) -> None:
-    assert transport.run(["wc", "-c"], 20).stdout.strip() == "0"
+    assert transport.run(["wc", "-c"], WAIT_S_MAX).stdout.strip() == "0"
 
 
-def test_lines_on_stderr_arrive_while_the_command_runs(transport: Transport) -> None:
-    seen: list[tuple[str, float]] = []
-    script = "echo one >&2; sleep 0.6; printf two >&2"
-    transport.run(["sh", "-c", script], 20, on_stderr=lambda line: seen.append((line, time.monotonic())))
-    assert [line for line, _ in seen] == ["one", "two"]
-    assert seen[1][1] - seen[0][1] > 0.3
+def test_lines_on_stderr_arrive_while_the_command_runs(transport: Transport, tmp_path: Path) -> None:
+    seen: list[str] = []
+
+    def told(line: str) -> None:
+        seen.append(line)
+        (tmp_path / "seen").touch()
+
+    script = 'echo one >&2; until test -e "$1"; do sleep 0.02; done; printf two >&2'
+    transport.run(["sh", "-c", script, "sh", str(tmp_path / "seen")], WAIT_S_MAX, on_stderr=told)
+    assert seen == ["one", "two"]
 
 
 def test_a_command_that_is_not_there_is_an_exit_code(transport: Transport) -> None:
-    result = transport.run(["no-such-program-7"], 20)
+    result = transport.run(["no-such-program-7"], WAIT_S_MAX)
     assert result.exit_code == 127
     assert "not found" in result.stderr
 
@@ -84,14 +89,12 @@ def test_a_command_that_is_not_there_is_an_exit_code(transport: Transport) -> No
 def test_a_command_that_takes_too_long_is_given_up(transport: Transport) -> None:
     with pytest.raises(DeviceError, match="longer than"):
         transport.run(["sleep", "30"], 0.3)
-    assert transport.run(["echo", "again"], 20).stdout == "again\n"
+    assert transport.run(["echo", "again"], WAIT_S_MAX).stdout == "again\n"
 
 
 def test_a_child_left_behind_does_not_hold_the_answer(transport: Transport) -> None:
-    begun = time.monotonic()
-    result = transport.run(["sh", "-c", "sleep 15 & echo started"], 12)
-    assert result.stdout == "started\n"
-    assert time.monotonic() - begun < EOF_GRACE_S + 8
+    result = transport.run(["sh", "-c", "sleep 9999 & echo $!"], WAIT_S_MAX)
+    os.kill(int(result.stdout), signal.SIGKILL)  # it still runs
 
 
 @pytest.mark.parametrize("size", [0, 1, 200_003])
@@ -131,9 +134,9 @@ def test_get_of_nothing_says_so_and_leaves_nothing(transport: Transport, tmp_pat
 
 
 def test_it_works_again_after_close(transport: Transport) -> None:
-    transport.run(["true"], 20)
+    transport.run(["true"], WAIT_S_MAX)
     transport.close()
-    assert transport.run(["echo", "again"], 20).stdout == "again\n"
+    assert transport.run(["echo", "again"], WAIT_S_MAX).stdout == "again\n"
 
 
 def test_a_bounded_speed_is_kept_and_idle_time_gives_no_burst() -> None:
@@ -174,7 +177,7 @@ def test_scan_finds_the_kind_of_key_that_was_asked_for(tmp_path: Path) -> None:
             rsa = " ".join((tmp_path / "host_rsa.pub").read_text().split()[:2])
             assert scan_host_key(SshAddress.parse(server.address), fingerprint(rsa)) == rsa
             pinned = SshTransport(restarted.device(host_key=rsa))
-            assert pinned.run(["echo", "in"], 20).stdout == "in\n"
+            assert pinned.run(["echo", "in"], WAIT_S_MAX).stdout == "in\n"
             pinned.close()
         finally:
             restarted.stop()
@@ -191,7 +194,7 @@ def test_a_changed_host_key_is_refused_before_anything_is_sent(tmp_path: Path) -
             source = tmp_path / "payload"
             source.write_text("x")
             acts: list[Callable[[SshTransport], object]] = [
-                lambda transport: transport.run(["true"], 20),
+                lambda transport: transport.run(["true"], WAIT_S_MAX),
                 lambda transport: transport.put(source, str(tmp_path / "there")),
             ]
             for act in acts:
@@ -217,7 +220,7 @@ def test_known_hosts_and_its_absence_change_nothing(
     new_ssh_key(tmp_path / "other")
     other = " ".join((tmp_path / "other.pub").read_text().split()[:2])
     with pytest.raises(HostKeyMismatch):
-        SshTransport(sshd.device(host_key=other)).run(["true"], 20)
+        SshTransport(sshd.device(host_key=other)).run(["true"], WAIT_S_MAX)
     assert known.read_text() == f"[127.0.0.1]:{sshd.port} {sshd.host_key}\n"
 
 
@@ -229,7 +232,7 @@ def test_a_user_who_is_not_let_in_is_told_what_to_do(
     new_ssh_key(tmp_path / "stranger")
     stranger = Device(**{**vars(sshd.device()), "identity": str(tmp_path / "stranger")})
     with pytest.raises(DeviceUnreachable, match=r"[^.]\. Copy your public key there \(ssh-copy-id\)"):
-        SshTransport(stranger).run(["true"], 20)
+        SshTransport(stranger).run(["true"], WAIT_S_MAX)
 
 
 def test_user_port_and_identity_come_from_the_users_ssh_config(
@@ -245,7 +248,7 @@ def test_user_port_and_identity_come_from_the_users_ssh_config(
     device = Device(**{**vars(sshd.device()), "address": "myboard", "identity": ""})
     assert scan_host_key(SshAddress.parse("myboard")) == sshd.host_key
     transport = SshTransport(device)
-    assert transport.run(["echo", "in"], 20).stdout == "in\n"
+    assert transport.run(["echo", "in"], WAIT_S_MAX).stdout == "in\n"
     transport.close()
 
 
@@ -261,7 +264,7 @@ def test_files_travel_where_neither_sftp_nor_sha256sum_is(tmp_path: Path) -> Non
         (tools / name).symlink_to(found)
     with running_sshd(tmp_path / "sshd", path=str(tools)) as server:
         transport = SshTransport(server.device())
-        assert transport.run(["sha256sum", "x"], 20).exit_code == 127
+        assert transport.run(["sha256sum", "x"], WAIT_S_MAX).exit_code == 127
         source, there = tmp_path / "source", tmp_path / "far" / "a'b \\ file"
         source.write_bytes(os.urandom(300_001))
         transport.put(source, str(there), PutOptions(mode=0o600))
@@ -295,16 +298,13 @@ def test_a_disk_that_is_full_is_no_dead_link(tmp_path: Path) -> None:
 
 def test_nobody_there_is_unreachable(sshd: SshDevice) -> None:
     with pytest.raises(DeviceUnreachable):
-        SshTransport(sshd.device(port=free_port()), QUICK).run(["true"], 20)
+        SshTransport(sshd.device(port=free_port()), QUICK).run(["true"], WAIT_S_MAX)
 
 
 def test_a_server_that_says_nothing_is_unreachable_in_time(sshd: SshDevice) -> None:
     limits = LinkLimits(connect_s=1)
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        begun = time.monotonic()
-        with pytest.raises(DeviceUnreachable):
-            SshTransport(sshd.device(port=silent.getsockname()[1]), limits).run(["true"], 20)
-        assert time.monotonic() - begun < 15
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(DeviceUnreachable):
+        SshTransport(sshd.device(port=silent.getsockname()[1]), limits).run(["true"], WAIT_S_MAX)
 
 
 def test_an_upload_goes_on_after_the_link_was_cut(sshd: SshDevice, tmp_path: Path) -> None:
@@ -338,17 +338,15 @@ def test_a_link_that_freezes_in_an_upload_ends_it_in_time(sshd: SshDevice, tmp_p
     source.write_bytes(os.urandom(16_000_000))
     limits = LinkLimits(connect_s=2, keepalive_s=1, dead_after_s=1.0, attempts=1, pause_s=0.05)
     with Relay(sshd.port, freeze_after=400_000) as relay:
-        begun = time.monotonic()
         with pytest.raises(EdgeRTError) as caught:
             SshTransport(sshd.device(port=relay.port), limits).put(source, str(tmp_path / "there"))
         assert isinstance(caught.value, DeviceUnreachable)
-        assert time.monotonic() - begun < 60
 
 
 def test_a_command_whose_link_is_cut_is_unreachable(sshd: SshDevice) -> None:
     with Relay(sshd.port) as relay:
         transport = SshTransport(sshd.device(port=relay.port), QUICK)
-        transport.run(["true"], 20)
+        transport.run(["true"], WAIT_S_MAX)
         threading.Timer(0.5, relay.__exit__).start()
         with pytest.raises(DeviceUnreachable):
-            transport.run(["sleep", "20"], 20)
+            transport.run(["sleep", "20"], WAIT_S_MAX)

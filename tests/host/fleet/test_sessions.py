@@ -29,7 +29,7 @@ _MAIN = "import sys; from edgert_deploy.cli import main; sys.exit(main())"
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[Broker]:
-    with Broker.in_folder(tmp_path / "broker") as running:
+    with Broker.in_folder(tmp_path / "broker", extra=("log_type all",)) as running:
         yield running
 
 
@@ -151,7 +151,7 @@ def test_an_exporter_that_is_killed_and_started_again_counts_what_came_meanwhile
     process, port = exporter()
     publish(broker, reports(4))
     wait_until(lambda: scraped(port, "edgert_latency_milliseconds_count") == answered(), "the first are counted")
-    time.sleep(0.5)  # the acknowledgements reach the broker
+    wait_until(lambda: _unacknowledged(broker) == 0, "the acknowledgements reach the broker")
     before = answered()
     process.send_signal(signal.SIGSTOP)
     publish(broker, reports(3))  # in its socket and at the broker
@@ -169,3 +169,9 @@ def test_an_exporter_that_is_killed_and_started_again_counts_what_came_meanwhile
     assert process.wait(WAIT_S_MAX) == 0
     assert process.stderr is not None
     process.stderr.close()
+
+
+def _unacknowledged(broker: Broker) -> int:
+    """Return how many messages the broker has sent whose acknowledgement it has not got."""
+    log = (broker.folder / "mosquitto.log").read_text()
+    return len(re.findall(r"Sending PUBLISH to .*, q1,", log)) - log.count("Received PUBACK from")
