@@ -1,7 +1,7 @@
 """How the cost grows: with the number of models, of connections, and with the size of a request.
 
 - **Models** (1 to 50; two fully connected layers in FP32 on ONNX Runtime, each model with a worker of its own): memory of
-  all processes, the time from the daemon's start until each model has answered, and one client's times.
+  all processes, the time from the daemon's start until the first model and until each has answered, and one client's times.
 - **Connections** (1 to 2,000, all but one idle): memory, and the times of the client that asks.
 - **Bytes** (0.2 KB to 40 MB, a model that reads nothing): one client's times, beside two bare Python processes that pass
   the same bytes (`bench.echo`); `cpu_us` is the worker's processor time a request.
@@ -47,7 +47,7 @@ SIZES_BYTES = (
     200, 1000, 4000, 16_000, 64_000, 250_000, 1_000_000, 4_000_000, 6_000_000, 8_000_000,
     12_000_000, 20_000_000, 40_000_000,
 )  # fmt: skip
-COLUMNS = ("axis", "n", "p50_us", "p99_us", "echo_us", "cpu_us", "memory_mb", "start_s")
+COLUMNS = ("axis", "n", "p50_us", "p99_us", "echo_us", "cpu_us", "memory_mb", "first_s", "start_s")
 ROUNDS, ROUND_S = 7, 0.3
 
 
@@ -90,11 +90,20 @@ def models(most: int) -> list[dict[str, Any]]:
             began = time.monotonic()
             edgertd(state, "start")
             with Client(state / "edgert.sock") as client:
+                answered_s = []
                 for number in range(count):
                     client.infer(f"m{number}", item, cache=False, timeout_s=600.0)
-            took_s = time.monotonic() - began
+                    answered_s.append(round(time.monotonic() - began, 2))
             make = ours(state, "m0", item, "socket", cache=False)
-            rows.append(_row(count, _loads({"": make}, {})[0][""], _memory_mb(state), start_s=round(took_s, 2)))
+            rows.append(
+                _row(
+                    count,
+                    _loads({"": make}, {})[0][""],
+                    _memory_mb(state),
+                    first_s=answered_s[0],
+                    start_s=answered_s[-1],
+                )
+            )
         finally:
             if state.exists():
                 edgertd(state, "stop")

@@ -48,7 +48,8 @@ Settled = Callable[[EdgeRTError | None], None]
 
 class ModelService:
     """`watch` registers a worker's channel with the supervisor's loop. `report` reports an event (name, model, fields).
-    `admit` returns whether there is memory for a version now, makes room if not, and raises if there never will be.
+    `admit` returns whether a version may load now, and raises if there never will be memory for it. If not now, it makes
+    room, or marks the service as `queued` and calls `sync` when its turn has come.
     `clock` is monotonic seconds, the same as the workers' run pages.
     """
 
@@ -76,6 +77,8 @@ class ModelService:
         )
         self.fault: EdgeRTError | None = None
         self._state = ModelState.STOPPED
+        self.queued = False  # the model waits for its turn to load
+        self.asked = False  # a client asked for it since the last load began
         self._waiting: list[Settled] = []
         self._wanted = self.pinned or not self.config.memory_mb
         self._room_until_s: float | None = None  # set while the model waits for memory
@@ -86,6 +89,7 @@ class ModelService:
 
     def sync(self, settled: Settled | None = None) -> None:
         """Serve what the slots name. `settled` is called once it serves (None), or with the reason why it does not."""
+        self.queued = False
         if settled is not None:
             self._waiting.append(settled)
             self._crashes.forgive()  # a command has decided anew
@@ -212,6 +216,11 @@ class ModelService:
         self._settle(Unavailable("the daemon is stopping"))
 
     @property
+    def needs_turn(self) -> bool:
+        """Whether a load may wait for those of other models."""
+        return not (self._waiting or self.trial.in_progress or self.workers.serving)
+
+    @property
     def settled(self) -> bool:
         """Whether the first version has loaded, or will not soon."""
         return self._state not in (ModelState.LOADING, ModelState.SWAPPING, ModelState.WAITING)
@@ -261,6 +270,9 @@ class ModelService:
         except EdgeRTError as error:  # it is larger than the whole budget
             self._refuse(version, error)
             return
+        if self.queued:
+            self._enter(Event.NO_ROOM)
+            return
         if not admitted:
             self._wait_for_room(version)
             return
@@ -283,6 +295,7 @@ class ModelService:
             fault = DeviceError(f"no worker can be started: {error.strerror}")
             self._crashed(version, fault, stable=False, blamed=False)
             return
+        self.asked = False
         self._enter(Event.STARTED)
         self._watch(self, worker)
 
@@ -330,6 +343,7 @@ class ModelService:
 
     def _demand(self) -> None:
         """Load the model for a client that asks for it."""
+        self.asked = True
         if self._room_until_s is not None:
             self._room_until_s = self._clock() + ROOM_S_MAX
         if self._state is ModelState.UNLOADED or not self._wanted:

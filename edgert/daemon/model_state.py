@@ -14,7 +14,7 @@ class ModelState(str, Enum):
 
     STOPPED = "stopped"  # no version is live
     UNLOADED = "unloaded"  # it loads when a client asks for it
-    WAITING = "waiting"  # for memory that other models use
+    WAITING = "waiting"  # for memory that other models use, or until others have loaded
     LOADING = "loading"
     SERVING = "ready"
     SWAPPING = "swapping"  # one worker serves while another loads
@@ -29,7 +29,7 @@ class Event(Enum):
 
     NOTHING_LIVE = "the slots name no version"
     NOT_WANTED = "no client asks for it, and the memory is limited"
-    NO_ROOM = "other models use the memory"
+    NO_ROOM = "other models use the memory, or load"
     STARTED = "a worker loads a version"
     LOADED = "that version is ready"
     LOAD_ENDED = "the worker that loads ended"

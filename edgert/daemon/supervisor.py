@@ -27,6 +27,7 @@ from edgert.daemon.acceptor import Acceptor, reject
 from edgert.daemon.control_server import ControlClient, ControlServer
 from edgert.daemon.device_reporter import DeviceReporter
 from edgert.daemon.incoming import IncomingFolder
+from edgert.daemon.load_turns import LoadTurns
 from edgert.daemon.memory import LearnedSizes
 from edgert.daemon.memory_budget import MemoryBudget
 from edgert.daemon.model_service import ModelService
@@ -72,6 +73,7 @@ class Supervisor:
         limit_mb = self._config.serving.memory_mb
         self._sizes = LearnedSizes(state.learned)
         self._budget = MemoryBudget(limit_mb, self._sizes, self._services, clock)
+        self._turns = LoadTurns(self._services, self._budget, clock)
         self._status_rounds = StatusRounds(self._boot, limit_mb, self._services, clock, lambda: state.read_only)
         self._control_server = ControlServer(self._selector, self._obey, clock)
         self._stop_by_s: float | None = None
@@ -100,7 +102,7 @@ class Supervisor:
             self._handle_signals(stack)
             log(f"edgertd {__version__} listens on {socket_path}")
             self._start_side_processes()
-            for model in self._state.model_names():
+            for model in sorted(self._state.model_names(), key=lambda name: not self._config.model(name).pinned):
                 self._service(model).sync()
                 self._collect(model)
             while not self._done():
@@ -118,6 +120,7 @@ class Supervisor:
         now_s = self._clock()
         for service in list(self._services.values()):
             service.tick()
+        self._turns.tick()
         self._acceptor.tick()
         self._control_server.tick()
         self._status_rounds.tick(now_s)
@@ -136,6 +139,7 @@ class Supervisor:
     def _wait_s(self) -> float | None:
         times = [service.due_s() for service in self._services.values()]
         times += [
+            self._turns.due_s(),
             self._acceptor.due_s(),
             self._control_server.due_s(),
             self._status_rounds.due_s(),
@@ -240,7 +244,7 @@ class Supervisor:
                 self._boot,
                 self._watch_worker,
                 self._report,
-                self._budget.admit,
+                self._turns.admit,
                 self._clock,
             )
         return self._services[model]
