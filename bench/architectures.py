@@ -206,13 +206,14 @@ def write_model(name: str, folder: Path, calibration: int = 32, holdout: int = 6
     _centre(proto)
     paths = folder / f"{name}.onnx", folder / f"{name}-calibration.npz", folder / f"{name}-holdout.npz"
     paths[0].write_bytes(proto.SerializeToString(deterministic=True))
-    shape = _item_shape(proto)
+    shape = item_shape(proto)
     for seed, (path, count) in enumerate(zip(paths[1:], (calibration, holdout), strict=True)):
         np.savez(path, x=samples(shape, count, seed))
     return paths
 
 
-def _item_shape(proto: Any) -> list[int]:
+def item_shape(proto: Any) -> list[int]:
+    """Return the shape of one item of the model's input."""
     return [dim.dim_value for dim in proto.graph.input[0].type.tensor_type.shape.dim[1:]]
 
 
@@ -221,7 +222,7 @@ def _centre(proto: Any) -> None:
     from onnx import numpy_helper
 
     session = onnxruntime.InferenceSession(proto.SerializeToString())
-    (answers,) = session.run(None, {"x": samples(_item_shape(proto), CENTRED_ON, seed=99)})
+    (answers,) = session.run(None, {"x": samples(item_shape(proto), CENTRED_ON, seed=99)})
     gemm = next(node for node in reversed(proto.graph.node) if node.op_type == "Gemm")
     bias = next(tensor for tensor in proto.graph.initializer if tensor.name == gemm.input[2])
     bias.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(bias) - answers.mean(axis=0), bias.name))

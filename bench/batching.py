@@ -1,11 +1,13 @@
 """The gain and the cost of batching: fixed caps 1, 8 and 32 and the learned cap, in one interleaved run.
 
 Real ONNX Runtime models with random weights run in the real daemon and answer client processes. `dense`, a fully
-connected layer with 33 MB of weights, gains from batches; `conv`, INT8 convolutions, does not. Each setting has a
+connected layer with 33 MB of weights, gains from batches; `conv`, INT8 convolutions, does not; the others are those of
+`bench.peers`. Each setting has a
 daemon, all run at once; rounds of all settings are interleaved in a rotating order, and a figure is the median over
 the rounds. The cache is off, so every request reaches the engine. All daemons have the same number of engine threads.
 
-`of_batch_1` is the rate over that of cap 1: the median of the ratios within a round, because other work on the
+`cpu_us` is the worker's processor time a request, which other work on the machine hardly changes, and `cpu_of_best` the
+share of it to the best fixed cap's. `of_batch_1` is the rate over that of cap 1: the median of the ratios within a round, because other work on the
 machine changes from round to round. `of_best` is the median over the best fixed cap's median.
 
     python -m bench.batching            # a table
@@ -28,13 +30,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.architectures import ARCHITECTURES, item_shape, samples
 from bench.bundles import make_bundle
-from bench.common import Ask, Clients, Load, deploy, edgertd, emit, median_load, start
+from bench.common import Ask, Clients, Load, cpu_us, deploy, edgertd, emit, median_load, start
 from edgert import Client
 from edgert.bundle.signing import SigningKey, new_key
 
 SETTINGS = {"cap 1": 1, "cap 8": 8, "cap 32": 32, "learned": 0}
-MODELS = ("dense", "conv")
+MODELS = ("dense", "conv", *ARCHITECTURES)
 COLUMNS = (
     "model",
     "clients",
@@ -47,6 +50,8 @@ COLUMNS = (
     "batch_mean",
     "of_batch_1",
     "of_best",
+    "cpu_us",
+    "cpu_of_best",
 )
 DENSE = (1024, 8192)
 CONV_CHANNELS, CONV_LAYERS, CONV_SIZE = 32, 4, 48
@@ -59,7 +64,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.8, help="length of one round of one setting")
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 16, 64])
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="engine threads of every daemon")
-    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS)
+    parser.add_argument("--models", nargs="+", default=["dense", "conv"], choices=MODELS)
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
     for model in options.models:
@@ -68,7 +73,9 @@ def main() -> None:
                 print(f"{model}, {clients} clients", file=sys.stderr)
                 rows += measure(model, states, clients, options.rounds, options.seconds)
     if not options.json:
-        rows = [{**row, **{name: f"{row[name]:.2f}" for name in ("of_batch_1", "of_best")}} for row in rows]
+        rows = [
+            {**row, **{name: f"{row[name]:.2f}" for name in ("of_batch_1", "of_best", "cpu_of_best")}} for row in rows
+        ]
     emit(rows, COLUMNS, options.json)
 
 
@@ -86,14 +93,19 @@ def measure(model: str, states: dict[str, Path], clients: int, rounds: int, seco
     loads: dict[str, list[Load]] = {name: [] for name in groups}
     before = {name: served(state) for name, state in states.items()}
     names = list(groups)
+    spent_us = dict.fromkeys(names, 0.0)
     for number in range(rounds):
         turned = names[number % len(names) :] + names[: number % len(names)]
         for name in turned:
+            pids = [before[name]["pid"]]
+            spent_us[name] -= cpu_us(pids)
             loads[name].append(groups[name].round(seconds))
+            spent_us[name] += cpu_us(pids)
     for group in groups.values():
         group.close()
     after = {name: served(state) for name, state in states.items()}
     fixed = [name for name in names if SETTINGS[name]]
+    each_us = {name: spent_us[name] / sum(load.requests_per_s * seconds for load in loads[name]) for name in names}
     rows = []
     for name in names:
         load = median_load(loads[name])
@@ -121,6 +133,8 @@ def measure(model: str, states: dict[str, Path], clients: int, rounds: int, seco
                     / max(statistics.median(one.requests_per_s for one in loads[f]) for f in fixed),
                     3,
                 ),
+                "cpu_us": round(each_us[name], 1),
+                "cpu_of_best": round(each_us[name] / min(each_us[f] for f in fixed), 3),
                 "of_best_by_round": round(statistics.median(a / b for a, b in zip(rates, best, strict=True)), 3),
                 "closed": serving["batches_closed"],
             }
@@ -153,6 +167,8 @@ def daemons(model: str, threads: int) -> Iterator[dict[str, Path]]:
 
 
 def sample(model: str) -> NDArray[Any]:
+    if model in ARCHITECTURES:
+        return samples(item_shape(ARCHITECTURES[model]()), 1, 0)
     rng = np.random.default_rng(0)
     if model == "dense":
         return rng.standard_normal((1, DENSE[0])).astype(np.float32)
@@ -163,12 +179,15 @@ def make_model(folder: Path, model: str, key: SigningKey) -> Path:
     """Make a signed bundle of the model with golden answers computed here."""
     import onnxruntime
 
-    program = dense_model() if model == "dense" else conv_model()
+    if model in ARCHITECTURES:
+        program = bytes(ARCHITECTURES[model]().SerializeToString(deterministic=True))
+    else:
+        program = dense_model() if model == "dense" else conv_model()
     item = sample(model)
     session = onnxruntime.InferenceSession(program, providers=["CPUExecutionProvider"])
-    answer = session.run(None, {"x": item})[0]
-    precision = "fp32" if model == "dense" else "int8"
-    return make_bundle(folder, key, model, "onnxruntime", program, item, answer, precision=precision)
+    answer, output = session.run(None, {"x": item})[0], session.get_outputs()[0].name
+    precision = "int8" if model == "conv" else "fp32"
+    return make_bundle(folder, key, model, "onnxruntime", program, item, answer, precision=precision, output=output)
 
 
 def dense_model() -> bytes:
