@@ -204,6 +204,7 @@ def ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if minimal := here.get("minimal"):
             for tail in ("p99_us", "p999_us"):
                 found.append(_ratio(f"share of {tail}, {where}", model, ours, minimal, tail, 1.2, at_most=True))
+            found.append(_ratio(f"share of cpu_us, {where}", model, ours, minimal, "cpu_us", 1.0, at_most=True))
         plain = here.get("fastapi-unix")
         if plain and plain["raw_p50_us"] < SMALL_US:
             found.append(_ratio(f"times FastAPI's requests, {where}", model, ours, plain, "requests_per_s", 4.0))
