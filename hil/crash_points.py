@@ -10,11 +10,13 @@ old version or the new one with every byte; an error must be one of ours; and th
 `faults.c` is preloaded; it counts the calls and injects the fault.
 
 The operation installs a bundle, or a delta with a patch, a compressed file, an unchanged file, and files that the
-device already has; or the device itself follows a channel, from the question to the beginning of the trial.
+device already has; or the device itself follows a channel, from the question to the beginning of the trial. Of a runtime
+that a channel names, the points are those until its environment is whole: hil/runtime_cuts.py has its trial.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import hashlib
@@ -34,7 +36,7 @@ from pathlib import Path
 from edgert.bundle.bundle_file import open_bundle
 from edgert.bundle.delta import HOWS, parts_of
 from edgert.config import read_config
-from edgert.errors import BundleCorrupt, ConfigInvalid, EdgeRTError
+from edgert.errors import BundleCorrupt, ConfigInvalid, DaemonUnreachable, EdgeRTError
 from edgert.versions.install import held_files, install
 from edgert.versions.installed import load_version
 from edgert.versions.slot_store import STAGE_NAME, SlotStore
@@ -44,6 +46,7 @@ from edgert_deploy.rollout.delta import Deltas, DeviceFiles
 from tests.support.devices import Device
 from tests.support.following import followed, following
 from tests.support.hostile_registry import HostileRegistry, hostile_registry
+from tests.support.runtime_homes import FIRST, WHEEL, release_of, stand_in_home
 
 MODEL = "echo"
 OLD, NEW, OTHER = 1, 2, 3  # other: no release, only other weights
@@ -73,12 +76,13 @@ class Point:
 class Delivery:
     """The new release: `sent` goes to the device, `bundle` follows where that is not enough.
 
-    With `registry`, the address of one, the device itself fetches the release from there.
+    With `registry`, the address of one, the device itself fetches the release from there; with `runtime`, a runtime.
     """
 
     bundle: Path
     sent: Path
     registry: str = ""
+    runtime: str = ""
 
 
 Act = Callable[[Device, Delivery], object]
@@ -103,6 +107,8 @@ def try_all(say: Callable[[Point], None] = lambda _: None, only: str = "") -> li
         command = [sys.executable, "-m", "hil.crash_points", "--inside", str(library), folder, only]
         # The registry here has no TLS: without the authorities of the system, which take 20 ms to read for each follower.
         environment = {**os.environ, "LD_PRELOAD": str(library), "SSL_CERT_FILE": os.devnull}
+        (Path(made) / "sync").symlink_to("/bin/true")
+        environment["PATH"] = f"{made}:{os.environ['PATH']}"
         root = Path(__file__).resolve().parents[1]
         process = subprocess.Popen(command, env=environment, cwd=root, stdout=subprocess.PIPE, text=True)
         points = []
@@ -183,6 +189,9 @@ def recover(device: Device, new: Delivery) -> None:
     store = _store(device)
     if store.read().state in ON_TRIAL:
         store.mark_good(force=True)
+    if new.runtime:
+        _runtime_again(device, new)
+        return
     if new.registry:
         _followed_again(device, new)
         return
@@ -211,6 +220,18 @@ def _followed_again(device: Device, new: Delivery) -> None:
     assert active_release(device) == NEW, "the release is not live after the next round"
     followed(following(device, new.registry))
     left = [path.name for path in device.state.incoming.iterdir()]
+    left += [path.name for path in device.state.follow.iterdir() if path.name.endswith(".new")]
+    assert not left, f"garbage stays: {left}"
+
+
+def _runtime_again(device: Device, new: Delivery) -> None:
+    """Let the device follow again: the runtime in use stays, and the new one is made whole beside it."""
+    home = device.folder / "home"
+    _follow_runtime(device, new)
+    assert (home / "venv").readlink().name == FIRST, "a runtime is in use that was not on trial"
+    about = json.loads((home / "venvs" / new.runtime / ".complete").read_bytes())
+    assert list(about["wheels"]) == [WHEEL], "the new runtime is not whole"
+    left = [path.name for path in home.iterdir() if path.name == "wheels" or path.name.endswith(".new")]
     left += [path.name for path in device.state.follow.iterdir() if path.name.endswith(".new")]
     assert not left, f"garbage stays: {left}"
 
@@ -318,6 +339,25 @@ def _follow(device: Device, new: Delivery) -> None:
     followed(following(device, new.registry))
 
 
+def _with_home(device: Device) -> None:
+    _serving_old(device)
+    stand_in_home(device.folder / "home")
+
+
+def _runtime_channel(device: Device, registry: HostileRegistry) -> Delivery:
+    """Publish a runtime with one small wheel."""
+    release = release_of(1, b"a wheel" * 100, device)
+    registry.put_channel(device.key, 1, registry.put_runtime(release, b"a wheel" * 100, device.key))
+    following(device, registry.address)
+    return Delivery(device.folder, device.folder, registry.address, release.targets[0].id)
+
+
+def _follow_runtime(device: Device, new: Delivery) -> None:
+    """Fetch the runtime and make its environment; without a daemon no trial begins."""
+    with contextlib.suppress(DaemonUnreachable):
+        followed(following(device, new.registry, home=device.folder / "home"))
+
+
 def _collect(device: Device, _: Delivery) -> None:
     store = _store(device)
     with store.installing():
@@ -349,6 +389,7 @@ OPERATIONS: dict[str, tuple[Callable[[Device], None], Callable[[Device, HostileR
     "limits held, unattended": (_unattended, _whole, _held),
     "collect": (_littered, _whole, _collect),
     "follow a channel": (_serving_old, _channel, _follow),
+    "follow a channel's runtime": (_with_home, _runtime_channel, _follow_runtime),
 }
 
 
@@ -399,7 +440,7 @@ def _in_child(act: Callable[[], object], arm: Callable[[], object], faults: _Fau
 
 def _copy(template: Device, at: Path) -> Device:
     shutil.rmtree(at, ignore_errors=True)
-    shutil.copytree(template.folder, at)
+    shutil.copytree(template.folder, at, symlinks=True)
     return Device(at, template.key)
 
 

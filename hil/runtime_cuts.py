@@ -22,8 +22,9 @@ import tempfile
 import time
 from pathlib import Path
 
+from edgert.environment import FINISH
 from edgert.errors import ConfigInvalid
-from edgert_deploy.bootstrap.runtime import FINISH, script_text
+from edgert_deploy.bootstrap.runtime import script_text
 from hil.disk import LossyDisk
 from hil.mounted import MountedDisk, ext4, why_not
 from tests.support.runtimes import NEW, OLD, STAND_IN

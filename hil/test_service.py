@@ -28,6 +28,8 @@ from tests.support.bundles import make_null_bundle
 from tests.support.devices import wait_until
 from tests.support.fleet import retained
 from tests.support.ports import free_port
+from tests.support.registries import RegistryServer
+from tests.support.trees import another_tree
 
 PROFILE = "generic-x86-64"
 NAME = "board"
@@ -323,12 +325,37 @@ def test_a_user_without_rights_gets_a_service_that_survives_a_reboot(world: Worl
         return bool(models and (models[0].get("serving") or {}).get("state") == "ready")
 
     wait_until(serves, "the user's own daemon serves after a power cut")
+    _change_runtime_by_channel(host, container, tmp_path)
+    wait_until(serves, "the daemon of the new runtime serves")
     assert host.edgert("logs", "mine")["lines"], "its user may read its journal"
     wait_until(lambda: world.unit("ActiveState") == "active", "and so does the system's")
     assert world.host.model(NAME, "echo")["live"]["release"] == 1
     host.edgert("uninstall", "mine", "--purge", "--yes")
     assert world.sh(f"ls -A /home/{rootfs.USER}").split() == files_before
     assert world.sh("ls /var/lib/systemd/linger") == rootfs.USER  # root enabled lingering, so it stays
+
+
+def _change_runtime_by_channel(host: Host, container: Container, folder: Path) -> None:
+    """Let the user's device follow a channel with another version of edgert, and wait until that is in use."""
+
+    def in_use() -> str:
+        return host.on("mine", "sh", "-c", f"basename $(readlink {host.device('mine').home}/venv)").stdout.strip()
+
+    before = in_use()
+    python = host.on("mine", "python3", "-c", "import sys; print('%d.%d' % sys.version_info[:2])").stdout.strip()
+    with RegistryServer.in_folder(folder / "registry", host=container.host_ip) as registry:
+        another = Host(host.folder, another_tree(folder / "another"))
+        chosen = ("--profile", PROFILE, "--engines", "null", "--python", python, "--channel", "stable")
+        (runtime,) = another.edgert("publish-runtime", 1, registry.address, *chosen)["release"]["runtimes"]
+        host.edgert("bootstrap", "mine", "--engine", "null", "--follow", registry.address)
+        wait_until(lambda: in_use() == runtime != before, "the device changed its runtime by itself", pause_s=1.0)
+        wait_until(lambda: "is live" in _steps(host), "its follower says that the new runtime stays", pause_s=2.0)
+
+
+def _steps(host: Host) -> str:
+    """Return what came of the last round of the device."""
+    (row,) = host.edgert("status", "mine")["devices"]
+    return " ".join(row.get("status", {}).get("channel", {}).get("steps", []))
 
 
 def test_an_uninstall_clears_what_the_broker_retains_of_the_device(world: World) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 from edgert.bundle.envelope import CHANNEL_PAYLOAD_TYPE, parse_envelope, sign
 from edgert.bundle.expiry import expiry_time, time_text
 from edgert.bundle.signing import PublicKey, SigningKey
+from edgert.environment import RUNTIME
 from edgert.errors import BundleCorrupt, ChannelExpired, ChannelInvalid, ChannelTooOld, SignatureInvalid
 from edgert.names import MODEL_NAME
 from edgert.typed_json import Mistyped, from_json
@@ -52,7 +53,8 @@ class Entry:
     manifest, which are the names of both in the registry. Empty selectors select every device; a tag `rack=3` is also
     selected by `rack`. `share` is the share of all devices, from 0 to 1. `limits` are trial limits, watched for `watch_s`
     seconds. A device that has not begun with a `halted` release does not begin. A device that went back from a release
-    tries it again once its limits, its `watch_s` or the number of its `attempt` change.
+    tries it again once its limits, its `watch_s` or the number of its `attempt` change. The entry of a runtime has no limits:
+    a new runtime has `watch_s` seconds to serve every model with the right answers.
     """
 
     model: str
@@ -224,7 +226,7 @@ def _check_statement(statement: Statement) -> None:
 
 
 def _check_entry(entry: Entry) -> None:
-    if not MODEL_NAME.fullmatch(entry.model):
+    if entry.model != RUNTIME and not MODEL_NAME.fullmatch(entry.model):
         raise ChannelInvalid(f"model name {entry.model[:80]!r}: use a letter, then at most 62 of a-z 0-9 _ -")
     name = f"release {entry.release} of {entry.model}"
     if not (1 <= entry.release < _COUNTER_MAX and 1 <= entry.attempt < _COUNTER_MAX):
@@ -238,6 +240,8 @@ def _check_entry(entry: Entry) -> None:
             raise ChannelInvalid(f"{name} selects by too many or too long names; at most {SELECTED_MAX} are allowed")
     if len(entry.limits) > LIMITS_MAX or not all(math.isfinite(v) and v >= 0 for v in entry.limits.values()):
         raise ChannelInvalid(f"{name} has trial limits that are not numbers from 0 up, or more than {LIMITS_MAX}")
+    if entry.model == RUNTIME and entry.limits:
+        raise ChannelInvalid(f"{name} has trial limits: a runtime is tried with the golden samples of the models alone")
     if not 0 < entry.watch_s <= TRIAL_S_MAX:
         raise ChannelInvalid(
             f"{name} is watched for {entry.watch_s:g} s; give more than 0 and at most {TRIAL_S_MAX:g} s"

@@ -1,4 +1,4 @@
-"""DSSE envelopes: a manifest, or the statement of a channel, and its signatures.
+"""DSSE envelopes: a manifest, the statement of a channel or a runtime, and its signatures.
 
 DSSE: https://github.com/secure-systems-lab/dsse/blob/master/protocol.md. A worker only reads envelopes that were verified
 at installation, so this module needs no cryptography; that is in `edgert.bundle.signing`.
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 ENVELOPE_NAME = "manifest.dsse.json"  # in a bundle and in a slot
 PAYLOAD_TYPE = "application/vnd.edgert.manifest+json"
 CHANNEL_PAYLOAD_TYPE = "application/vnd.edgert.channel+json"
-_WHAT = {PAYLOAD_TYPE: "bundle", CHANNEL_PAYLOAD_TYPE: "channel"}  # in messages
+RUNTIME_PAYLOAD_TYPE = "application/vnd.edgert.runtime+json"
+_WHAT = {PAYLOAD_TYPE: "bundle", CHANNEL_PAYLOAD_TYPE: "channel", RUNTIME_PAYLOAD_TYPE: "runtime"}  # in messages
 
 
 def sign(payload: bytes, key: SigningKey, payload_type: str = PAYLOAD_TYPE) -> bytes:

@@ -25,6 +25,7 @@ DELTA_FORMAT = 1  # of the deltas that `edgertd install` takes
 LIMITS_FORMAT = 1  # of the trial limits that `edgertd activate` takes
 DAMAGED = "damaged"  # the state of a model whose slots cannot be read
 SERVES = ("ready", "degraded")
+WILL_SERVE = (*SERVES, "unloaded", "waiting", "loading")
 
 
 # --- one worker ---------------------------------------------------------------------------------

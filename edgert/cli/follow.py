@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import signal
+import sys
+from pathlib import Path
 
 import click
 
 from edgert.checks.channel_status import AGAIN
 from edgert.cli.output import emit, json_option
 from edgert.config import StateDir, read_config
+from edgert.environment import home_of
 from edgert.protocol.control import ask
 
 ANSWER_S_MAX = 5.0
@@ -40,7 +43,8 @@ def follow(context: click.Context, soon: bool, as_json: bool) -> None:
         ask(state.control_socket, {"op": "follow"}, ANSWER_S_MAX)
         emit({"channel": config.follow.channel}, "the daemon begins a round soon: see edgertd status", as_json)
         return
-    done = ChannelFollower(state, config, open_registry(config), reporter(state)).round()
+    home = home_of(Path(sys.prefix))
+    done = ChannelFollower(state, config, open_registry(config), reporter(state), home=home).round()
     if done.failure is not None:
         raise done.failure
     texts = [step.text for step in done.steps]

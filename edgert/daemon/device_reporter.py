@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from edgert.config import DeviceConfig, StateDir
+from edgert.environment import RUNTIME, release_in_use
 from edgert.errors import EdgeRTError
 from edgert.versions.slot_store import SlotStore
 
@@ -65,6 +66,8 @@ class DeviceReporter:
             fields[f"{model}_spare"] = release_id(spare.release) if spare else "none"
             fields[f"{model}_alarms"] = ",".join(alarms) or None
         fields["alarms"] = ",".join(own_alarms) or None
+        if (runtime := release_in_use()) is not None:
+            fields[f"{RUNTIME}_active"] = release_id(runtime)
         topic = Topics(self._config.site, self._config.device).deploy
         self._put(lambda spool: spool.retain(topic, fields))
 

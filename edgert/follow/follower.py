@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from edgert.bundle.channel import CHANNEL_NAME, Entry, Follower, Statement, check_next, read_statement
 from edgert.bundle.expiry import expiry_time, time_text
@@ -28,6 +28,7 @@ from edgert.checks.channel_status import (
 )
 from edgert.config import LOGIN_CREDENTIAL, DeviceConfig, StateDir, credential
 from edgert.durable import locked, make_private
+from edgert.environment import RUNTIME, trial_of
 from edgert.errors import (
     BundleError,
     ChannelMismatch,
@@ -39,6 +40,7 @@ from edgert.errors import (
     EngineMissing,
     FollowerBusy,
     RegistryUnreachable,
+    RolledBack,
     StorageFailed,
     TransitionRefused,
 )
@@ -59,12 +61,14 @@ from edgert.versions.trust import revoke, trusted_keys
 
 if TYPE_CHECKING:
     from edgert.follow.fetch import ReleaseFetcher
+    from edgert.follow.runtime import RuntimeFollower
 
 LOCK_S_MAX = 10.0  # how long a round waits for one of another process
 RESUME_S = 2.0  # at most, before a link that broke is used again
 SYNC_S_MAX = 240.0  # longer than a worker may take to load
 
 Report = Callable[[str, str | None, dict[str, Any]], None]  # an event, its model, and its fields
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -92,7 +96,7 @@ class Round:
 
 
 class ChannelFollower:
-    """Follows the channel that `config` names. `report` tells telemetry."""
+    """Follows the channel that `config` names. `report` tells telemetry, `home` holds the runtimes of this device."""
 
     def __init__(
         self,
@@ -103,6 +107,7 @@ class ChannelFollower:
         pace: Pace | None = None,
         latest: LatestTime | None = None,
         jitter: Callable[[], float] = random.random,
+        home: Path | None = None,
     ) -> None:
         self._state, self._config, self._registry, self._report = state, config, registry, report
         self._channel = config.follow.channel
@@ -111,6 +116,7 @@ class ChannelFollower:
         self._records = RecordStore(state)
         self._latest = latest or LatestTime(state)
         self._pace, self._jitter = pace or Pace(config.follow), jitter
+        self._home = home
 
     def round(self) -> Round:
         """Ask, then work. Without an answer the kept statement still counts, until it expires.
@@ -160,7 +166,9 @@ class ChannelFollower:
             return []
         if statement.expired(self._latest.now_s()):
             return [Step(_expired(statement))]
-        return [self._work(model, statement.entry_for(model, self._device)) for model in statement.models]
+        # The runtime first: with a model on trial it would wait, and a model waits for the end of its trial.
+        models = sorted(statement.models, key=lambda model: model != RUNTIME)
+        return [self._work(model, statement.entry_for(model, self._device)) for model in models]
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -211,7 +219,7 @@ class ChannelFollower:
                 log(f"channel: {step.text}")
         wanted = before.wanted
         if statement is not None and not statement.expired(self._latest.now_s()):
-            entries = [step.wanted for step in steps if step.wanted is not None]
+            entries = [step.wanted for step in steps if step.wanted is not None and step.wanted.model != RUNTIME]
             wanted = {entry.model: WantedRelease(entry.release, entry.digest) for entry in entries}
         self._note(steps=tuple(step.text for step in steps), wanted=wanted)
 
@@ -242,11 +250,17 @@ class ChannelFollower:
             return Step(f"release {entry.release} of {model} waits: {error.message}", error=error, wanted=entry)
 
     def _bring(self, entry: Entry) -> Step:
+        if entry.model == RUNTIME:
+            return self._bring_runtime(entry)
+        if self._home is not None and trial_of(self._home):
+            raise DeployUnderWay("a new runtime is on trial")
         decision = self._decide(entry)
         path = None
         if decision.do is Do.FETCH:
             try:
-                path = self._fetch(entry)
+                path = self._persist(
+                    lambda: self._fetcher.fetch(entry, self._slots(entry), self._trusted(), self._latest.now_s())
+                )
             except (BundleError, ChannelMismatch) as error:
                 return self._refuse(entry, error)
         if decision.do in (Do.FETCH, Do.ACTIVATE):
@@ -259,12 +273,26 @@ class ChannelFollower:
             self._fetcher.remove(entry.model)
         return Step(decision.text, decision.do is not Do.NOTHING, wanted=entry if decision.wanted else None)
 
-    def _fetch(self, entry: Entry) -> Path:
-        """Fetch a release. A link that breaks is used again at once, as long as each attempt brings something."""
+    def _bring_runtime(self, entry: Entry) -> Step:
+        trusted, runtime = self._trusted(), self._runtime
+        try:
+            decision = runtime.look(entry, trusted)
+            if decision.do is Do.FETCH:
+                self._persist(lambda: runtime.fetch(entry, trusted))
+                runtime.try_out(entry, trusted)
+                decision = runtime.look(entry, trusted)
+        except (BundleError, ChannelMismatch, ConfigInvalid, EngineMissing, RolledBack) as error:
+            return self._refuse(entry, error)
+        if decision.do is not Do.FETCH and any(self._state.incoming.iterdir()):
+            self._fetcher.remove(RUNTIME)
+        return Step(decision.text, soon=decision.do is not Do.NOTHING)
+
+    def _persist(self, fetch: Callable[[], T]) -> T:
+        """Fetch. A link that breaks is used again at once, as long as each attempt brings something."""
         while True:
             before = self._pace.fetched_bytes
             try:
-                return self._fetcher.fetch(entry, self._slots(entry), self._trusted(), self._latest.now_s())
+                return fetch()
             except RegistryUnreachable as error:
                 if self._pace.fetched_bytes == before:
                     raise
@@ -300,10 +328,14 @@ class ChannelFollower:
 
     def _refuse(self, entry: Entry, error: EdgeRTError) -> Step:
         """Note that this release cannot be installed here; it is not tried again until its entry changes."""
-        self._records.write(self._records.read().trying(entry, error.message))
+        record = self._records.read()
+        tried = record.tried_of(entry)
+        if tried is None or not tried.reason:  # else it was told already
+            self._records.write(record.trying(entry, error.message))
+            fields: dict[str, str | int] = {"release": entry.release, "code": error.code, "reason": error.message}
+            self._report("refused", entry.model, fields)
         self._fetcher.remove(entry.model)
-        self._report("refused", entry.model, {"release": entry.release, "code": error.code, "reason": error.message})
-        return Step(self._decide(entry).text, wanted=entry)
+        return Step(f"release {entry.release} of {entry.model} is not tried again: {error.message}", wanted=entry)
 
     def _decide(self, entry: Entry) -> Decision:
         return decide(entry, self._slots(entry), self._records.read().tried_of(entry))
@@ -316,6 +348,12 @@ class ChannelFollower:
         from edgert.follow.fetch import ReleaseFetcher
 
         return ReleaseFetcher(self._registry, self._state, self._config, self._pace)
+
+    @cached_property
+    def _runtime(self) -> RuntimeFollower:
+        from edgert.follow.runtime import RuntimeFollower
+
+        return RuntimeFollower(self._registry, self._state, self._config, self._pace, self._report, self._home)
 
     def _trusted(self) -> tuple[PublicKey, ...]:
         return trusted_keys(self._state).trusted

@@ -2,6 +2,7 @@
 
     STATE/follow/statement.dsse.json    the newest statement that was accepted
     STATE/follow/record.json            the counters seen, and which releases were tried
+    STATE/follow/runtime.dsse.json      the release of the runtime that the statement names
     STATE/follow/note.json              what it last did (edgert.checks.channel_status)
     STATE/follow/lock                   locked during a round
 
@@ -38,12 +39,14 @@ class Tried:
 @dataclass(frozen=True)
 class Record:
     """`counters` has the highest counter of each channel, the newest channel last. `manifest` is the digest of the OCI
-    manifest of the kept statement, which came from `source`."""
+    manifest of the kept statement, which came from `source`. `runtime` is the highest release of the runtime that was in
+    use."""
 
     counters: dict[str, int] = field(default_factory=dict)
     source: str = ""
     manifest: str = ""
     tried: dict[str, Tried] = field(default_factory=dict)
+    runtime: int = 0
 
     def accepting(self, statement: Statement, source: str, manifest: str) -> Record:
         """Return the record after `statement` was accepted."""
@@ -54,7 +57,7 @@ class Record:
         }
         tried = {model: tried for model, tried in self.tried.items() if model in statement.models}
         last = dict(list(counters.items())[-CHANNELS_MAX:])
-        return Record(last, source, manifest, tried)
+        return Record(last, source, manifest, tried, self.runtime)
 
     def trying(self, entry: Entry, reason: str = "") -> Record:
         """Return the record after the release of `entry` was tried, or was refused for `reason`."""
@@ -102,6 +105,11 @@ class RecordStore:
             return hashlib.sha256(self._statement.read_bytes()).hexdigest()
         except OSError:
             return ""
+
+    @property
+    def runtime_release(self) -> Path:
+        """The envelope of the release of the runtime that the statement names."""
+        return self.folder / "runtime.dsse.json"
 
     @property
     def lock(self) -> Path:

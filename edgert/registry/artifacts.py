@@ -5,7 +5,7 @@ as `oras` and `skopeo` expect. Releases share the files that are equal. A channe
 statement. Nothing here is trusted: a device takes the statement's signature, from it the digest of the envelope, and from
 that the digest of each file; so it reads no manifest of a release.
 
-    MODEL-RELEASE    a release
+    MODEL-RELEASE    a release; edgert.runtime-RELEASE one of the runtime, with a layer for each wheel
     channel.NAME     the newest statement of a channel; no model's name holds a dot
 
 https://github.com/opencontainers/image-spec/blob/v1.1.1/manifest.md#guidelines-for-artifact-usage
@@ -24,10 +24,12 @@ from edgert.registry.client import MANIFEST_TYPE, Blob, Registry
 
 if TYPE_CHECKING:  # a device that finds no news reads no bundle
     from edgert.bundle.manifest import FileEntry, Manifest
+    from edgert.bundle.runtime_release import RuntimeRelease, Wheel
 
 RELEASE_TYPE = "application/vnd.edgert.bundle.v1"
 ENVELOPE_TYPE = "application/vnd.edgert.envelope.v1+json"
 FILE_TYPE = "application/vnd.edgert.file.v1"
+RUNTIME_TYPE = "application/vnd.edgert.runtime.v1"
 CHANNEL_TYPE = "application/vnd.edgert.channel.v1"
 STATEMENT_TYPE = "application/vnd.edgert.statement.v1+json"
 EMPTY = b"{}"  # the configuration of an artifact that has none
@@ -65,6 +67,24 @@ def release_manifest(manifest: Manifest, envelope: Envelope, digest: str) -> byt
         "edgert.keys": ",".join(envelope.key_ids),
     }
     return _manifest(RELEASE_TYPE, layers, annotations)
+
+
+def wheel_blob(wheel: Wheel) -> Blob:
+    """Return the blob that holds a wheel of a runtime."""
+    return Blob(f"sha256:{wheel.sha256}", wheel.size_bytes)
+
+
+def runtime_manifest(release: RuntimeRelease, envelope: bytes) -> bytes:
+    """Return the manifest of a release of the runtime: its envelope, and each wheel once."""
+    wheels = {wheel.sha256: wheel for target in release.targets for wheel in target.wheels}
+    layers = [_layer(blob_of(envelope), ENVELOPE_TYPE, "runtime.dsse.json")]
+    layers += [_layer(wheel_blob(wheel), FILE_TYPE, wheel.name) for wheel in wheels.values()]
+    annotations = {
+        "org.opencontainers.image.version": release.edgert,
+        "edgert.release": str(release.release),
+        "edgert.targets": ",".join(f"python{t.python}-{t.machine}" for t in release.targets),
+    }
+    return _manifest(RUNTIME_TYPE, layers, annotations)
 
 
 def channel_manifest(statement: bytes, channel: str, counter: int, expires: str) -> bytes:

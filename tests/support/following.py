@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 from edgert.config import read_config
 from edgert.errors import EdgeRTError
@@ -34,10 +35,12 @@ def following(
     now_s: float | None = None,
     answer_s: float | None = None,
     jitter: Callable[[], float] = lambda: 0.0,
+    home: Path | None = None,
 ) -> ChannelFollower:
     """Return a follower of the channel that the device is configured to follow: `stable` at `address`, if none yet.
 
-    `now_s` is what its clock says, which follows no time source; `answer_s` the time for a small answer.
+    `now_s` is what its clock says, which follows no time source; `answer_s` the time for a small answer,
+    `home` the folder with its runtimes.
     """
     if "[follow]" not in device.state.config.read_text():
         with device.state.config.open("a") as file:
@@ -48,7 +51,7 @@ def following(
         registry = Registry(parse_repository(address), connection=Connection(answer_s=answer_s))
     latest = None if now_s is None else LatestTime(device.state, lambda: now_s, lambda: False)
     told = Events() if events is None else events
-    return ChannelFollower(device.state, config, registry, told, Pace(config.follow), latest, jitter)
+    return ChannelFollower(device.state, config, registry, told, Pace(config.follow), latest, jitter, home)
 
 
 def followed(follower: ChannelFollower) -> list[str]:

@@ -17,9 +17,11 @@ from pathlib import Path
 
 from edgert.bundle.bundle_file import open_bundle
 from edgert.bundle.channel import Entry, Statement, sign_statement
+from edgert.bundle.runtime_release import RuntimeRelease, sign_runtime
 from edgert.bundle.signing import SigningKey
+from edgert.environment import RUNTIME
 from edgert.registry.address import digest_of
-from edgert.registry.artifacts import channel_manifest, channel_tag, release_manifest
+from edgert.registry.artifacts import channel_manifest, channel_tag, release_manifest, runtime_manifest
 
 # Answers a request in place of the registry and returns True, or returns False.
 Fault = Callable[[BaseHTTPRequestHandler], bool]
@@ -60,6 +62,17 @@ class HostileRegistry:
             return Entry(
                 manifest.model, manifest.release, opened.digest, envelope, hashlib.sha256(oci).hexdigest(), watch_s=0.5
             )
+
+    def put_runtime(self, release: RuntimeRelease, wheel: bytes, key: SigningKey) -> Entry:
+        """Put a release of the runtime with one wheel; return the entry of a channel for it."""
+        self.put_blob(wheel)
+        envelope = sign_runtime(release, key)
+        self.put_blob(envelope)
+        digest, of_envelope, oci = (
+            hashlib.sha256(each).hexdigest()
+            for each in (release.to_bytes(), envelope, runtime_manifest(release, envelope))
+        )
+        return Entry(RUNTIME, release.release, digest, of_envelope, oci)
 
     def put_channel(self, key: SigningKey, counter: int, *entries: Entry, **changes: object) -> Statement:
         """Sign a statement and make it the newest one of its channel."""

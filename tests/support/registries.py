@@ -41,18 +41,19 @@ def program(name: str) -> str:
 
 @dataclass
 class RegistryServer:
-    """A docker-registry that can be stopped and started again on the same port."""
+    """A docker-registry that can be stopped and started again on the same port. Containers reach it at another `host`."""
 
     folder: Path
     secured: bool = False
+    host: str = "localhost"
     port: int = field(default_factory=free_port)
     _process: subprocess.Popen[bytes] | None = None
 
     @classmethod
-    def in_folder(cls, folder: Path, *, secured: bool = False) -> RegistryServer:
+    def in_folder(cls, folder: Path, *, secured: bool = False, host: str = "localhost") -> RegistryServer:
         """Write keys, users and a login file; `start` or a `with` statement runs it."""
         folder.mkdir(parents=True, exist_ok=True)
-        server = cls(folder, secured)
+        server = cls(folder, secured, host)
         write_authority_and_server(folder)
         hashed = bcrypt.hashpw(PASSWORD.encode(), bcrypt.gensalt(4)).decode()
         (folder / "users").write_text(f"{USER}:{hashed}\n")
@@ -77,7 +78,7 @@ class RegistryServer:
 
     @property
     def address(self) -> str:
-        return f"{'oci' if self.secured else 'oci+http'}://localhost:{self.port}/plant/models"
+        return f"{'oci' if self.secured else 'oci+http'}://{self.host}:{self.port}/plant/models"
 
     @property
     def pid(self) -> int:
@@ -107,7 +108,7 @@ class RegistryServer:
         configuration.write_text(text if self.secured else text.partition("  tls:")[0])
         environment = {
             **os.environ,
-            "REGISTRY_HTTP_ADDR": f"127.0.0.1:{self.port}",
+            "REGISTRY_HTTP_ADDR": f"{self.host}:{self.port}",
             "REGISTRY_STORAGE_FILESYSTEM_ROOTDIRECTORY": f"{self.folder}/data",
             **(tls if self.secured else {}),
         }
@@ -115,7 +116,7 @@ class RegistryServer:
             words = [program("docker-registry"), "serve", str(configuration)]
             self._process = subprocess.Popen(words, stdout=log, stderr=log, env=environment)
         what = f"docker-registry listens on {self.port}; see {self.folder}/log"
-        wait_until(lambda: answers(self._process, self.port, self.folder / "log"), what)
+        wait_until(lambda: answers(self._process, self.port, self.folder / "log", self.host), what)
 
     def stop(self) -> None:
         """Stop it by its pid, if it runs."""
@@ -191,9 +192,9 @@ class Mirror:
             self._process.wait(WAIT_S_MAX)
 
 
-def answers(process: subprocess.Popen[bytes] | None, port: int, log: Path) -> bool:
+def answers(process: subprocess.Popen[bytes] | None, port: int, log: Path, host: str = "localhost") -> bool:
     """Return whether somebody listens on the port; fail the test with the log where the process ended."""
     assert process is not None
     assert process.poll() is None, log.read_text()
     with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
+        return probe.connect_ex((host, port)) == 0

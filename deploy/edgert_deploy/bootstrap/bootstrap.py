@@ -23,12 +23,12 @@ from edgert.bundle.signing import PublicKey
 from edgert.checks.status import DeviceStatus
 from edgert.config import DeviceConfig
 from edgert.engines import engine_by_name
+from edgert.environment import TENSORRT_HINT
 from edgert.errors import DeployUnderWay, DeviceError, EdgeRTError, EngineMissing, RolledBack
 from edgert.telemetry.link import CONNECTED, STOPPED, Link
 from edgert_deploy.bootstrap import wheelhouse
 from edgert_deploy.bootstrap.locked_wheels import shipped_lock
 from edgert_deploy.bootstrap.runtime import (
-    TENSORRT_HINT,
     TRIAL_S,
     RuntimePlan,
     Runtimes,

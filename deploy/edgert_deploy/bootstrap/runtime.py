@@ -17,15 +17,26 @@ The device decides alone which runtime stays: the host starts the trial and watc
 from __future__ import annotations
 
 import json
-import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from typing import Any
 
-from packaging.utils import parse_wheel_filename
-
+from edgert.checks.status import WILL_SERVE
+from edgert.environment import (
+    ID_LENGTH,
+    INSTALL_S_MAX,
+    INSTALLED_FACTOR,
+    SPARE_BYTES,
+    VENV_S_MAX,
+    Environment,
+    changed_wheels,
+    make_environment,
+    needs_system_site,
+    self_test,
+    trial_command,
+)
 from edgert.errors import (
     DeployUnderWay,
     DeviceError,
@@ -43,22 +54,8 @@ from edgert_deploy.devices.remote import RemoteDaemon, script_path
 from edgert_deploy.devices.transports import Result, Transport, sha256_command
 
 QUICK_S_MAX = 60.0
-VENV_S_MAX = 300.0
-INSTALL_S_MAX = 1800.0
-ENGINE_S_MAX = 180.0  # the first import of an engine on a slow card
-SELF_TEST_S_MAX = 1800.0  # TensorRT may compile an engine for its new version
 TRIAL_S = 600.0
 WATCH_PAUSE_S = 1.0
-ID_LENGTH = 16
-INSTALLED_FACTOR = 1.4  # byte code and file system blocks on top of the files; measured: 1.3
-SPARE_BYTES = 32 * 1024**2  # stays free
-PIP_OPTIONS = ("--isolated", "--disable-pip-version-check", "--no-input")
-TENSORRT_HINT = "; TensorRT comes with JetPack: apt-get install tensorrt"
-
-# All files of an environment are on the disk before it is marked complete.
-FINISH = """
-sync && printf %s "$2" >"$1/.complete.new" && sync && mv "$1/.complete.new" "$1/.complete" && rm -rf "$3" && sync
-"""
 
 Progress = Callable[[str], None]
 
@@ -137,16 +134,6 @@ echo "free $(df -Pk "$there" | awk 'NR == 2 {print $4}')"
 """
 
 
-_COPY = """
-rm -rf "$2" "$2.new"
-cp -al "$1" "$2.new" 2>/dev/null || { rm -rf "$2.new"; cp -a "$1" "$2.new"; }
-rm -f "$2.new/.complete" && mv "$2.new" "$2" || exit 1
-for file in "$2"/bin/*; do
-  test -L "$file" || ! grep -qI . "$file" || { sed "s|$1|$2|g" "$file" >"$file.new" && chmod 755 "$file.new" && mv -f "$file.new" "$file"; }
-done
-"""
-
-
 # The command holds this lock, and so do its children: after the link is lost, it may go on alone.
 _ALONE = 'exec 8>>"$1" && shift && { ! command -v flock >/dev/null || flock -n 8; } && exec "$@"'
 
@@ -179,14 +166,9 @@ def plan_runtime(
     )
     if not plan.changes or name in there.complete:
         return plan
-    alike = (there.python, there.system_site) == (facts.python, _system_site(house.engines))
+    alike = (there.python, there.system_site) == (facts.python, needs_system_site(house.engines))
     base = there.current if there.wheels and alike else ""
-    changed = tuple(
-        wheel
-        for wheel, digest in house.pins.items()
-        # The commands of edgert's own wheel contain the path of their environment.
-        if not base or there.wheels.get(wheel) != digest or parse_wheel_filename(wheel)[0] == "edgert"
-    )
+    changed = changed_wheels(house.pins, there.wheels if base else {})
     send = tuple(wheel for wheel in changed if house.pins[wheel] not in there.sent)
     size = house.size_bytes(send)
     disk = size + int(house.installed_bytes(changed) * INSTALLED_FACTOR)
@@ -246,8 +228,7 @@ class Runtimes:
                 f"{self.device.name} has {', '.join(on_trial)} on trial: change the runtime after that, or end the trial with: "
                 f"edgert rollback {on_trial[0]} {self.device.name}"
             )
-        serving = ("ready", "degraded", "unloaded", "waiting", "loading")
-        return tuple(m.model for m in status.models if m.serving is not None and m.serving.state in serving)
+        return tuple(m.model for m in status.models if m.serving is not None and m.serving.state in WILL_SERVE)
 
     def loaded_engines(self) -> tuple[str, ...]:
         """Return the engines that load, by the runtime in use; () if that does not answer."""
@@ -264,7 +245,6 @@ class Runtimes:
         Nothing points at it yet. Raises StorageFailed before the first byte if there is no room, EngineMissing if no engine
         loads (with `exactly`, if any does not), and DeviceError.
         """
-        venv = f"{self.device.home}/venvs/{plan.id}"
         if plan.id in there.complete:
             return
         if plan.free_bytes < plan.disk_bytes + SPARE_BYTES:
@@ -272,33 +252,36 @@ class Runtimes:
                 f"{self.device.name} has {plan.free_bytes / 1e6:.0f} MB free at {self.device.home}, the runtime needs "
                 f"{(plan.disk_bytes + SPARE_BYTES) / 1e6:.0f} MB: free some space, or install fewer engines (--engines first)"
             )
-        self.progress("making the environment" + (" from the one in use" if plan.base else ""))
-        if plan.base:
-            self._copy_venv(f"{self.device.home}/venvs/{plan.base}", venv)
-            self._remove_packages(venv, there, house)
-        else:
-            self._make_venv(facts, venv, system_site=_system_site(plan.engines))
         wheels = f"{self.device.home}/wheels"
         self.progress(f"sending {len(plan.send)} wheels, {plan.send_bytes / 1e6:.1f} MB")
         for wheel in house.wheels:
             if wheel.name in plan.send:
                 self.transport.put(wheel, f"{wheels}/{wheel.name}")
-        self._pip_install(house, plan, venv)
-        loading, lacking = self._try_engines(plan.engines, venv)
-        if lacking and (exactly or not loading):
-            self.transport.run(["rm", "-rf", venv, wheels], VENV_S_MAX)
+        self.progress("making the environment" + (" from the one in use" if plan.base else ""))
+        new = Environment(
+            self.device.name,
+            self.device.home,
+            plan.id,
+            facts.python_path,
+            plan.engines,
+            house.pins,
+            plan.base,
+            there.wheels if plan.base else {},
+            exactly,
+            {
+                "edgert": plan.edgert,
+                "extras": list(house.extras),
+                "lacking": dict(plan.lacking),
+                "python": facts.python,
+            },
+        )
+        try:
+            lacking = make_environment(self._alone, new)
+        except EngineMissing as error:
             before = "; the old runtime stays in use" if there.current else ""
-            raise EngineMissing(f"{self.device.name}: {'; '.join(lacking.values())}{before}")
+            raise EngineMissing(f"{error.message}{before}") from error
         for engine, why in lacking.items():
             self.progress(f"{engine} is left out: {why}")
-        about = {
-            "edgert": plan.edgert,
-            "engines": list(loading),
-            "extras": list(house.extras),
-            "lacking": {**plan.lacking, **lacking},
-            "wheels": dict(house.pins),
-        }
-        self._must_alone(["sh", "-c", FINISH, "sh", venv, json.dumps(about), wheels], VENV_S_MAX)
 
     def use_first(self, plan: RuntimePlan) -> None:
         """Put the first environment into use. Nothing serves yet, so there is no trial."""
@@ -307,20 +290,11 @@ class Runtimes:
 
     def self_test(self, plan: RuntimePlan, models: Sequence[str]) -> None:
         """Have the new runtime load each model and answer its golden inputs, beside the daemon. Raises RolledBack."""
-        words = [
-            f"{self.device.home}/venvs/{plan.id}/bin/edgertd",
-            "--state",
-            self.device.state,
-            "self-test",
-            *models,
-            "--json",
-        ]
-        result = self.transport.run(words, SELF_TEST_S_MAX)
-        if not result.ok:
-            error = _object(result.stdout).get("error", {})
+        folder = f"{self.device.home}/venvs/{plan.id}"
+        why = self_test(self.transport.run, folder, self.device.state, models)
+        if why:
             raise RolledBack(
-                f"{self.device.name}: the new runtime failed its self-test: {error.get('message') or result.complaint()}. "
-                "The old runtime stays in use"
+                f"{self.device.name}: the new runtime failed its self-test: {why}. The old runtime stays in use"
             )
 
     def try_out(self, runtime: str, models: Sequence[str], manager: str, trial_s: float = TRIAL_S) -> None:
@@ -329,17 +303,7 @@ class Runtimes:
         `manager` is system, user or monitor. Raises RolledBack with the device's reason, and DeviceUnreachable if the link
         does not return; the device decides all the same.
         """
-        words = [
-            "sh",
-            script_path(self.device),
-            "trial",
-            manager,
-            self.device.state,
-            f"{trial_s:.0f}",
-            runtime,
-            *models,
-        ]
-        self._detach(words, manager)
+        self.must(trial_command(self.device.home, self.device.state, runtime, models, manager, trial_s))
         until = time.monotonic() + trial_s + QUICK_S_MAX
         lost: DeviceUnreachable | None = None
         while time.monotonic() < until:
@@ -371,22 +335,6 @@ class Runtimes:
     def must(self, argv: Sequence[str], timeout_s: float = QUICK_S_MAX) -> Result:
         return self._succeeded(self.transport.run(argv, timeout_s))
 
-    def _detach(self, words: Sequence[str], manager: str) -> None:
-        """Run `words` there so that they outlive the link. If they are killed, a service manager starts them again."""
-        script = 'rm -f "$1/outcome"; shift; '
-        if manager == "monitor":
-            # The same as Restart=on-abnormal below: a script that starts again rolls the runtime back.
-            script += """set -- sh -c 'while "$@"; test $? -gt 128; do sleep 1; done' sh "$@"; """
-            script += '{ command -v setsid >/dev/null && set -- setsid "$@"; nohup "$@" </dev/null >/dev/null 2>&1 & }'
-        else:
-            user = "--user" if manager == "user" else ""
-            script += (
-                "export XDG_RUNTIME_DIR=${XDG_RUNTIME_DIR:-/run/user/$(id -u)}; "
-                f"systemd-run {user} --quiet --collect --unit=edgertd-trial -p Restart=on-abnormal -p RestartSec=1 "
-                '--description="EdgeRT tries a new runtime" -- "$@"'
-            )
-        self.must(["sh", "-c", script, "sh", self.device.home, *words])
-
     def _outcome(self) -> tuple[str, str, str]:
         """Return kept, back or running; the runtime; and the reason. All are "" before the trial starts."""
         lines = self.transport.run(["cat", f"{self.device.home}/outcome"], QUICK_S_MAX).stdout.splitlines()
@@ -394,77 +342,14 @@ class Runtimes:
             return "", "", ""
         return lines[0], lines[1], lines[2]
 
-    def _copy_venv(self, old: str, new: str) -> None:
-        """Copy an environment with hard links: pip replaces files and never changes them."""
-        self._must_alone(["sh", "-c", _COPY, "sh", old, new], VENV_S_MAX)
-
-    def _remove_packages(self, venv: str, there: RuntimeThere, house: Wheelhouse) -> None:
-        keep = {parse_wheel_filename(name)[0] for name in house.pins}
-        gone = sorted({parse_wheel_filename(name)[0] for name in there.wheels} - keep)
-        if gone:
-            self._must_alone(
-                [f"{venv}/bin/python", "-m", "pip", *PIP_OPTIONS, "uninstall", "--yes", "--quiet", *gone],
-                INSTALL_S_MAX,
-            )
-
-    def _make_venv(self, facts: MachineFacts, venv: str, *, system_site: bool) -> None:
-        """Make an environment without pip, which comes as a wheel: Debian's Python cannot put it into one."""
-        options = ["--system-site-packages"] if system_site else []
-        words = [facts.python_path, "-m", "venv", "--clear", "--without-pip", *options, venv]
-        made = self._alone(words, VENV_S_MAX)
-        if made.ok:
-            return
-        if "No module named venv" in made.stdout + made.stderr:
-            raise DeviceError(
-                f"{facts.python_path} on {self.device.name} cannot make virtual environments. Run there, as root: "
-                f"apt-get install python{facts.python}-venv. Then bootstrap again"
-            )
-        raise DeviceError(f"{self.device.name}: {made.complaint()}")
-
-    def _pip_install(self, house: Wheelhouse, plan: RuntimePlan, venv: str) -> None:
-        """Install exactly these wheels: pip resolves nothing, and refuses another hash."""
-        wheels = f"{self.device.home}/wheels"
-        itself = next(name for name in house.pins if parse_wheel_filename(name)[0] == "pip")
-        pip = (
-            [f"{venv}/bin/python", f"{wheels}/{itself}/pip"]
-            if itself in plan.changed
-            else [f"{venv}/bin/python", "-m", "pip"]
-        )
-        options = ["--no-index", "--no-deps", "--require-hashes", "--force-reinstall", "--no-cache-dir", "--quiet"]
-        command = shlex.join([*pip, *PIP_OPTIONS, "install", *options])
-        script = f'mkdir -p "$2" && printf %s "$1" >"$2/requirements.txt" && {command} --find-links "$2" -r "$2/requirements.txt"'
-        self._must_alone(["sh", "-c", script, "sh", house.requirements(plan.changed), wheels], INSTALL_S_MAX)
-
-    def _try_engines(self, engines: Sequence[str], venv: str) -> tuple[tuple[str, ...], dict[str, str]]:
-        """Return the engines that load in the environment, and why others do not. Each has its own process: it may crash."""
-        program = "import sys; from edgert.engines import engine_by_name; engine_by_name(sys.argv[1]).version()"
-        loading, lacking = [], {}
-        for engine in engines:
-            result = self.transport.run([f"{venv}/bin/python", "-c", program, engine], ENGINE_S_MAX)
-            if result.ok:
-                loading.append(engine)
-                continue
-            said = (result.stderr.strip().splitlines() or [result.complaint()])[-1]
-            hint = TENSORRT_HINT if engine == "tensorrt" else ""
-            lacking[engine] = f"engine {engine} does not load: {said[-300:]}{hint}"
-        return tuple(loading), lacking
-
     def _alone(self, argv: Sequence[str], timeout_s: float) -> Result:
         result = self.transport.run(["sh", "-c", _ALONE, "sh", f"{self.device.home}/working", *argv], timeout_s)
         return replace(result, argv=tuple(argv))
-
-    def _must_alone(self, argv: Sequence[str], timeout_s: float) -> Result:
-        return self._succeeded(self._alone(argv, timeout_s))
 
     def _succeeded(self, result: Result) -> Result:
         if not result.ok:
             raise DeviceError(f"{self.device.name}: {result.complaint()}")
         return result
-
-
-def _system_site(engines: Sequence[str]) -> bool:
-    """Return whether the environment needs the system's packages: JetPack installs TensorRT there."""
-    return "tensorrt" in engines
 
 
 def _object(text: str) -> dict[str, Any]:

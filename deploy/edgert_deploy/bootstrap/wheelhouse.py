@@ -99,14 +99,6 @@ class Wheelhouse:
     sbom: Path | None = None
     extras: tuple[str, ...] = ()
 
-    def requirements(self, names: Iterable[str] | None = None) -> str:
-        """Return pip's requirements for these wheels (None: all), each pinned by version and hash."""
-        lines = []
-        for file in sorted(self.pins if names is None else names):
-            name, version, _, _ = parse_wheel_filename(file)
-            lines.append(f"{name}=={version} --hash=sha256:{self.pins[file]}\n")
-        return "".join(lines)
-
     def size_bytes(self, names: Iterable[str] | None = None) -> int:
         """Of the wheels as they travel."""
         wanted = set(self.pins if names is None else names)

@@ -25,6 +25,10 @@ COMMANDS = {
     "uninstall": ("edgert_deploy.cli.uninstall:uninstall", "Remove from devices what bootstrap made."),
     "deploy": ("edgert_deploy.cli.deploy:deploy", "Ship a bundle to devices and make it live, or roll back."),
     "publish": ("edgert_deploy.cli.publish:publish", "Put a bundle into a registry, and into a channel there."),
+    "publish-runtime": (
+        "edgert_deploy.cli.publish_runtime:publish_runtime",
+        "Put this host's runtime into a registry, and into a channel there.",
+    ),
     "promote": (
         "edgert_deploy.cli.promote:promote",
         "Offer a release of a channel to another one, or to more devices.",

@@ -14,6 +14,8 @@ import click
 
 from edgert.bundle.channel import Entry, Statement
 from edgert.bundle.signing import SigningKey, read_public_key, read_signing_key
+from edgert.environment import RUNTIME
+from edgert.errors import ConfigInvalid
 from edgert.registry.client import Registry
 from edgert.versions.trial_limits import LIMIT_NAMES, parse_limits
 from edgert_deploy.cli.output import columns
@@ -77,6 +79,12 @@ class Chosen:
 
     def trial(self, model: str) -> dict[str, Any]:
         """Return the fields of an entry that say how devices try the release, with the project's limits."""
+        if model == RUNTIME:
+            if self.limits:
+                raise ConfigInvalid(
+                    "a runtime has no trial limits, only a time to serve: give --watch in place of --limit"
+                )
+            return {} if self.watch_s is None else {"watch_s": self.watch_s}
         found = limits_for(model, find_project().trial, parse_limits(self.limits), self.watch_s)
         return {} if found is None else {"limits": found.bounds, "watch_s": found.watch_s}
 

@@ -44,13 +44,13 @@ _STORE: tuple[tuple[str, ...], ...] = (
     *(("channel", "show"), ("channel", "watch")),
 )
 _PUBLISH: tuple[tuple[str, ...], ...] = (
-    *(("publish",), ("promote",)),
+    *(("publish",), ("publish-runtime",), ("promote",)),
     *(("channel", "show"), ("channel", "halt"), ("channel", "resume"), ("channel", "renew"), ("channel", "remove")),
     ("channel", "watch"),
 )
 _SELECT = ("status", "doctor", "bootstrap", "deploy", "bench")
 _PROFILES: tuple[tuple[str, ...], ...] = (
-    *(("profiles",), ("build",), ("bootstrap",), ("doctor",)),
+    *(("profiles",), ("build",), ("bootstrap",), ("doctor",), ("publish-runtime",)),
     *(("device", "add"), ("device", "set"), ("device", "probe")),
 )
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import edgert
+from edgert.environment import ID_LENGTH
 from edgert.errors import ConfigInvalid
 from edgert_deploy.bootstrap.own_wheel import content_digest, installed_distribution, own_wheel, source_tree
-from edgert_deploy.bootstrap.runtime import ID_LENGTH
 from edgert_deploy.bootstrap.wheelhouse import WheelTarget, prepare
 from tests.support.environments import environment_beside
 from tests.support.paths import ROOT

@@ -90,7 +90,7 @@ def test_a_wheelhouse_is_complete_and_made_once(tmp_path: Path, monkeypatch: pyt
     house = prepare(target, ("null",), said.append, lock=shipped_lock())
     assert any("collecting" in line for line in said)
     assert house.version == edgert.__version__
-    assert house.requirements().count(" --hash=sha256:") == len(house.wheels)
+    assert set(house.pins) == {wheel.name for wheel in house.wheels}
     assert missing([Requirement("edgert")], house.wheels, target) == []
     assert any("tomli" in wheel.name for wheel in house.wheels) == (python == "3.10")
     assert any("httptools" in wheel.name for wheel in house.wheels)  # a device can be told to serve over HTTP later on

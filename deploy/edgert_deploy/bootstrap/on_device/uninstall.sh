@@ -63,12 +63,12 @@ remove_state() {
     return
   fi
   for name in control.sock edgert.sock edgertd.pid edgertd.log edgertd.log.1 incoming spool claims cache learned restart-due \
-    mqtt-password mqtt-ca.pem .latest_time.json.new; do
+    mqtt-password mqtt-ca.pem registry-login registry-ca.pem .latest_time.json.new .revoked_keys.json.new; do
     gone "$state/$name"
   done
   for each in "$state"/.*.part; do gone "$each"; done
   if test "$purge" = yes; then
-    for name in models keys config.toml latest_time.json; do gone "$state/$name"; done
+    for name in models keys config.toml latest_time.json revoked_keys.json follow; do gone "$state/$name"; done
   elif test -d "$state"; then
     if doing && test "$(id -u)" = 0; then chown -hR 0:0 "$state"; fi # its user is about to be removed
     for name in models keys config.toml; do test ! -e "$state/$name" || echo "left $state/$name"; done

@@ -167,7 +167,7 @@ export class DevicePage extends Page {
       ["temperature", sys.temp_c !== undefined ? `${digits(sys.temp_c)} °C` : null], ["throttled", sys.throttled === undefined ? null : sys.throttled ? "yes" : "no"],
       ["clock", sys.clock_synced === undefined ? null : sys.clock_synced ? "follows a time source" : "not synchronised"], ["waiting in its spool", sys.spool_rows !== undefined ? `${count(sys.spool_rows)} messages` : null],
       ["lost by its spool", sys.spool_lost_total ? `${count(sys.spool_lost_total)} messages` : null],
-      ...Object.entries(deploy).filter(([name]) => name.endsWith("_active")).map(([name, version]) => { const model = name.slice(0, -7); return [`${model} in its slots`, `${version} active, ${deploy[`${model}_spare`] ?? "none"} spare, ${deploy[`${model}_state`] ?? ""}`]; }),
+      ...Object.entries(deploy).filter(([name]) => name.endsWith("_active")).map(([name, version]) => { const model = name.slice(0, -7); const state = deploy[`${model}_state`]; return state ? [`${model} in its slots`, `${version} active, ${deploy[`${model}_spare`] ?? "none"} spare, ${state}`] : [model, version]; }),
     ].filter(([, value]) => value !== undefined && value !== null && value !== "");
     replace(this.about, h("dl", {class: "facts"}, facts.map(([name, value]) => h("div", null, h("dt", null, name), h("dd", null, String(value))))),
       said.models.length ? table("Its last window, by its own figures", [["model"], ["version"], ["requests/s", "n"], ["p50 ms", "n"], ["p99", "n"], ["batch", "n"], ["errors", "n"], ["memory", "n"]],

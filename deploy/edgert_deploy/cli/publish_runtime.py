@@ -1,0 +1,118 @@
+"""`edgert publish-runtime`: put this host's runtime into a registry, and into a channel there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import click
+
+from edgert.bundle.channel import Entry
+from edgert.environment import RUNTIME
+from edgert.errors import ConfigInvalid
+from edgert_deploy.bootstrap.bootstrap import ALL_ENGINES, BootstrapOptions
+from edgert_deploy.bootstrap.runtime import TRIAL_S
+from edgert_deploy.bootstrap.runtime_release import collect_runtime
+from edgert_deploy.bootstrap.runtime_release import publish_runtime as put
+from edgert_deploy.bootstrap.wheelhouse import EXTRAS_ASKED
+from edgert_deploy.cli.channel_options import (
+    Chosen,
+    Reach,
+    Signing,
+    channels_of,
+    devices_text,
+    entry_options,
+    reach_of_argument,
+    signing_options,
+    statement_json,
+)
+from edgert_deploy.cli.options import json_option, profiles_option
+from edgert_deploy.cli.output import emit, say
+from edgert_deploy.cli.publish import UploadProgress
+from edgert_deploy.cli.types import ChannelName
+from edgert_deploy.common.quantities import size_text
+from edgert_deploy.devices.profiles import load_profile
+from edgert_deploy.rollout.channel_entries import with_release
+from edgert_deploy.rollout.channels import Change
+
+
+@click.command("publish-runtime")
+@click.argument("release", type=click.IntRange(1, 2**53 - 1))
+@click.argument("address", metavar="[REGISTRY]", required=False)
+@click.option("--python", "pythons", multiple=True, required=True, help="The devices' Python, 3.11. May be repeated.")
+@click.option(
+    "--engines", default=ALL_ENGINES, show_default=True, help="As for bootstrap: all of the profile, first, or names."
+)
+@click.option(
+    "--with", "extras", multiple=True, type=click.Choice(EXTRAS_ASKED), help="What more models need, as for bootstrap."
+)
+@click.option("--channel", type=ChannelName(), metavar="NAME", help="Offer it to the devices that follow this channel.")
+@entry_options
+@signing_options
+@reach_of_argument
+@profiles_option
+@json_option
+def publish_runtime(
+    release: int,
+    pythons: tuple[str, ...],
+    engines: str,
+    extras: tuple[str, ...],
+    channel: str | None,
+    chosen: Chosen,
+    signing: Signing,
+    reach: Reach,
+    profiles_dir: Path | None,
+    as_json: bool,
+) -> None:
+    """Put the runtime that this host would bootstrap into REGISTRY as number RELEASE, for the profiles of --profile.
+
+    With --channel it is offered to the devices of these profiles that follow the channel. A device fetches the wheels
+    that it lacks, makes the new runtime beside the old one, tests it, and goes back by itself unless every model
+    answers rightly within --watch (default: 10m). promote, channel halt and resume work with edgert.runtime as with a
+    model. A runtime that root installed is changed by edgert bootstrap --upgrade alone.
+
+    \b
+    Examples:
+      edgert publish-runtime 4 --profile raspberry-pi-4 --python 3.11 --channel canary --share 5%
+      edgert promote edgert.runtime --from canary --to stable
+    """
+    if not chosen.profiles:
+        raise ConfigInvalid("a runtime is made for profiles: give --profile")
+    trial = {"watch_s": TRIAL_S} | chosen.trial(RUNTIME)
+    for python in pythons:
+        if not re.fullmatch(r"3\.[0-9]{1,2}", python):
+            raise ConfigInvalid(f"Python {python[:20]!r}: give two numbers, such as 3.11")
+    profiles = [load_profile(name, profiles_dir) for name in chosen.profiles]
+    options = BootstrapOptions((), engines=engines, extras=extras)
+    key = signing.key()
+    with reach.opened() as client:
+        made, files = collect_runtime(release, profiles, pythons, options, lambda text: say("", text))
+        with UploadProgress(str(client.repository)) as progress:
+            published = put(client, made, files, key, progress)
+        value = {
+            "release": {
+                "release": release,
+                "edgert": made.edgert,
+                "digest": published.digest,
+                "tag": published.tag,
+                "manifest": f"sha256:{published.oci_manifest}",
+                "runtimes": [target.id for target in made.targets],
+                "sent_bytes": published.sent_bytes,
+            }
+        }
+        text = f"{published.tag} in {client.repository}: edgert {made.edgert}, sent {size_text(published.sent_bytes)}"
+        if channel:
+            entry = Entry(
+                model=RUNTIME,
+                release=release,
+                digest=published.digest,
+                envelope=published.envelope,
+                manifest=published.oci_manifest,
+                **chosen.devices(),
+                **trial,
+            )
+            change = Change(signing.lasts_s)
+            statement = channels_of(client).change(channel, lambda entries: with_release(entries, entry), key, change)
+            value["channel"] = statement_json(statement)
+            text += f"\nchannel {channel}, counter {statement.counter}: for {devices_text(entry)}, until {statement.expires}"
+    emit({"ok": True, **value}, text, as_json)

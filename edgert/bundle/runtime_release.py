@@ -1,0 +1,156 @@
+"""A release of the runtime: the signed list of the wheels that make edgert's environment on each kind of device.
+
+A host publishes it into a registry, as an envelope and one blob for each wheel; devices that follow a channel fetch the
+wheels that they lack (edgert.follow.runtime). The canonical form is JSON, as for a bundle's manifest.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+from edgert.bundle.envelope import RUNTIME_PAYLOAD_TYPE, parse_envelope, sign
+from edgert.bundle.signing import PublicKey, SigningKey
+from edgert.errors import BundleError, NotCompatible
+from edgert.typed_json import Closed, Mistyped, from_json
+
+FORMAT = 1
+TARGETS_MAX = 64
+WHEELS_MAX = 512
+WHEEL_BYTES_MAX = 8 * 1024**3
+# A part of a path and of pip's options; a name and a version come first (PEP 427).
+_WHEEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._]*-[A-Za-z0-9][A-Za-z0-9._+!]*(-[A-Za-z0-9._]+){3,4}\.whl")
+_WHEEL_NAME_LENGTH_MAX = 200
+_RUNTIME_ID = re.compile(r"[0-9a-f]{16}")
+_NUMBERS = re.compile(r"[0-9]{1,3}\.[0-9]{1,3}")
+_WORD = re.compile(r"[a-z][a-z0-9_-]{0,39}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class Wheel(Closed):
+    """One wheel; `unpacked_bytes` is what its files take."""
+
+    name: str
+    size_bytes: int
+    unpacked_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class RuntimeTarget(Closed):
+    """The runtime of one kind of device: Python `3.11`, `uname -m`, glibc `2.28` or newer. `id` names its content."""
+
+    id: str
+    python: str
+    machine: str
+    glibc: str
+    engines: tuple[str, ...]
+    extras: tuple[str, ...]
+    wheels: tuple[Wheel, ...]
+
+    @property
+    def pins(self) -> dict[str, str]:
+        """The SHA-256 of each wheel, by its name."""
+        return {wheel.name: wheel.sha256 for wheel in self.wheels}
+
+
+@dataclass(frozen=True)
+class RuntimeRelease:
+    """A release: its number, the version of edgert, and the runtime of each kind of device."""
+
+    release: int
+    edgert: str
+    targets: tuple[RuntimeTarget, ...]
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    def target_for(
+        self, python: str, machine: str, glibc: str, engines: frozenset[str], extras: frozenset[str]
+    ) -> RuntimeTarget:
+        """Return the first target that fits a device whose runtime has `engines` and `extras`. Raises NotCompatible."""
+        for target in self.targets:
+            fits = (target.python, target.machine) == (python, machine) and _numbers(target.glibc) <= _numbers(glibc)
+            if fits and engines.issubset(target.engines) and extras.issubset(target.extras):
+                return target
+        had = "; ".join(f"Python {t.python} on {t.machine} with {', '.join(t.engines)}" for t in self.targets)
+        raise NotCompatible(
+            f"runtime {self.release} is for {had[:300]}; this device has Python {python} on {machine}, glibc {glibc} and "
+            f"{', '.join(sorted(engines | extras)) or 'no engine'}: publish one for its profile and its Python"
+        )
+
+    def to_bytes(self) -> bytes:
+        return json.dumps({"format": FORMAT, **asdict(self)}, sort_keys=True, separators=(",", ":")).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> RuntimeRelease:
+        """Parse a release. Raises BundleError where this version cannot read it."""
+        try:
+            value = json.loads(data)
+            if value["format"] != FORMAT:
+                raise BundleError(
+                    f"the runtime has format {str(value['format'])[:40]!r}, this version reads {FORMAT}: run edgert bootstrap "
+                    "--upgrade"
+                )
+            return from_json(cls, value)
+        except Mistyped as error:
+            if isinstance(error.__cause__, BundleError):
+                raise error.__cause__ from None
+            raise BundleError(f"the runtime cannot be read: {error}") from error
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise BundleError(f"the runtime cannot be read: {type(error).__name__}") from error
+
+
+def sign_runtime(release: RuntimeRelease, key: SigningKey) -> bytes:
+    """Return the envelope of `release`."""
+    return sign(release.to_bytes(), key, RUNTIME_PAYLOAD_TYPE)
+
+
+def read_runtime(data: bytes, trusted: tuple[PublicKey, ...]) -> tuple[RuntimeRelease, bytes]:
+    """Return the release in an envelope that one of `trusted` signed, and the bytes that were signed.
+
+    Raises SignatureInvalid and BundleError.
+    """
+    envelope = parse_envelope(data, RUNTIME_PAYLOAD_TYPE)
+    envelope.verify(trusted)
+    return RuntimeRelease.from_bytes(envelope.payload), envelope.payload
+
+
+def _check(release: RuntimeRelease) -> None:
+    """Raise BundleError unless every name and limit of `release` is valid."""
+    if not 1 <= release.release < 2**53:
+        raise BundleError(f"runtime {release.release}: give a whole number from 1 up")
+    if not 1 <= len(release.targets) <= TARGETS_MAX or not 1 <= len(release.edgert) <= 40:
+        raise BundleError(f"a runtime is for 1 to {TARGETS_MAX} kinds of devices, and names its version of edgert")
+    for target in release.targets:
+        _check_target(target)
+
+
+def _check_target(target: RuntimeTarget) -> None:
+    what = f"the runtime for Python {target.python[:20]!r} on {target.machine[:20]!r}"
+    words: Mapping[str, tuple[str, ...]] = {"engine": target.engines, "extra": target.extras}
+    if not (
+        _RUNTIME_ID.fullmatch(target.id) and _NUMBERS.fullmatch(target.python) and _NUMBERS.fullmatch(target.glibc)
+    ):
+        raise BundleError(f"{what} has no valid id, Python or glibc")
+    for kind, names in words.items():
+        if len(names) > TARGETS_MAX or not all(map(_WORD.fullmatch, names)):
+            raise BundleError(f"{what} has an {kind} whose name is not allowed")
+    if not target.engines or not 1 <= len(target.wheels) <= WHEELS_MAX:
+        raise BundleError(f"{what} needs an engine, and 1 to {WHEELS_MAX} wheels")
+    for wheel in target.wheels:
+        if len(wheel.name) > _WHEEL_NAME_LENGTH_MAX or not _WHEEL_NAME.fullmatch(wheel.name):
+            raise BundleError(f"{what} has a wheel {wheel.name[:120]!r}, which is no name of one")
+        if not (0 <= wheel.size_bytes <= WHEEL_BYTES_MAX and 0 <= wheel.unpacked_bytes <= 100 * WHEEL_BYTES_MAX):
+            raise BundleError(f"{what} has a wheel {wheel.name} without a size that is allowed")
+        if not _SHA256.fullmatch(wheel.sha256):
+            raise BundleError(f"{what} has a wheel {wheel.name} without a SHA-256")
+    if len({wheel.name for wheel in target.wheels}) < len(target.wheels):
+        raise BundleError(f"{what} has two wheels of one name")
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")) if _NUMBERS.fullmatch(version) else (0,)

@@ -1,0 +1,248 @@
+"""The Python environment of a runtime: the commands that make, test and try one beside the one in use.
+
+`edgert bootstrap` runs them on a device over its transport, the follower of a channel runs them here. The layout of HOME
+is described in edgert_deploy/bootstrap/runtime.py.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from edgert.errors import DeviceError, EngineMissing
+
+RUNTIME = "edgert.runtime"  # the runtime, where a channel and telemetry name a model; no model's name has a dot
+RELEASE_NAME = "release"  # the file of an environment with the number of the release that a channel gave it
+VENV_S_MAX = 300.0
+INSTALL_S_MAX = 1800.0
+ENGINE_S_MAX = 180.0  # the first import of an engine on a slow card
+SELF_TEST_S_MAX = 1800.0  # TensorRT may compile an engine for its new version
+INSTALLED_FACTOR = 1.4  # byte code and file system blocks on top of the files; measured: 1.3
+SPARE_BYTES = 32 * 1024**2  # stays free
+ID_LENGTH = 16
+TENSORRT_HINT = "; TensorRT comes with JetPack: apt-get install tensorrt"
+_PIP = ("--isolated", "--disable-pip-version-check", "--no-input")
+_INSTALL = ("--no-index", "--no-deps", "--require-hashes", "--force-reinstall", "--no-cache-dir", "--quiet")
+
+# All files of an environment are on the disk before it is marked complete.
+FINISH = """
+sync && printf %s "$2" >"$1/.complete.new" && sync && mv "$1/.complete.new" "$1/.complete" && rm -rf "$3" && sync
+"""
+
+_COPY = """
+rm -rf "$2" "$2.new"
+cp -al "$1" "$2.new" 2>/dev/null || { rm -rf "$2.new"; cp -a "$1" "$2.new"; }
+rm -f "$2.new/.complete" "$2.new/release" && mv "$2.new" "$2" || exit 1
+for file in "$2"/bin/*; do
+  test -L "$file" || ! grep -qI . "$file" || { sed "s|$1|$2|g" "$file" >"$file.new" && chmod 755 "$file.new" && mv -f "$file.new" "$file"; }
+done
+"""
+
+
+class Ran(Protocol):
+    """How a command ended and what it printed."""
+
+    @property
+    def ok(self) -> bool: ...
+
+    @property
+    def stdout(self) -> str: ...
+
+    @property
+    def stderr(self) -> str: ...
+
+    def complaint(self) -> str:
+        """Return one line for a message."""
+        ...
+
+
+Run = Callable[[Sequence[str], float], Ran]  # a command and its time limit in seconds
+
+
+@dataclass(frozen=True)
+class Environment:
+    """The environment `id` of the runtimes in `home`, as it shall become.
+
+    It is a copy of `base` ("" for none), which holds `base_wheels`, with the changed wheels of `pins` (SHA-256 by file
+    name) installed; these are in HOME/wheels. With `exactly` every engine must load, else one of them. `device` is its
+    name in messages, `python` the interpreter of a new environment. `about` is kept for later.
+    """
+
+    device: str
+    home: str
+    id: str
+    python: str
+    engines: tuple[str, ...]
+    pins: Mapping[str, str]
+    base: str = ""
+    base_wheels: Mapping[str, str] = field(default_factory=dict)
+    exactly: bool = False
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def folder(self) -> str:
+        return f"{self.home}/venvs/{self.id}"
+
+
+def home_of(prefix: Path) -> Path | None:
+    """Return the folder of runtimes that the environment `prefix` belongs to; None where bootstrap did not make it."""
+    home = prefix.resolve().parent.parent
+    return home if prefix.resolve().parent.name == "venvs" and (home / "runtime.sh").is_file() else None
+
+
+def trial_of(home: Path) -> str:
+    """Return the runtime that is on trial in HOME; "" where none is."""
+    try:
+        lines = (home / "trial").read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    return next((line.partition("=")[2] for line in lines if line.startswith("new=")), "")
+
+
+def release_in_use(prefix: Path | None = None) -> int | None:
+    """Return the release of the runtime that this process, or `prefix`, is; None where no channel gave it."""
+    try:
+        return int((prefix or Path(sys.prefix)).joinpath(RELEASE_NAME).read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def changed_wheels(pins: Mapping[str, str], base_wheels: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the wheels to install into a copy of an environment with `base_wheels` ({}: into a new one)."""
+    # The commands of edgert's own wheel contain the path of their environment.
+    return tuple(name for name in pins if base_wheels.get(name) != pins[name] or package_of(name) == "edgert")
+
+
+def package_of(wheel: str) -> str:
+    """Return the package in the name of a wheel, in pip's spelling."""
+    return wheel.partition("-")[0].lower().replace("_", "-")
+
+
+def needs_system_site(engines: Iterable[str]) -> bool:
+    """Return whether the environment needs the system's packages: JetPack installs TensorRT there."""
+    return "tensorrt" in engines
+
+
+def make_environment(run: Run, new: Environment) -> dict[str, str]:
+    """Make the whole environment; return why engines do not load, by engine. Nothing points at it yet.
+
+    Raises EngineMissing if no engine loads (with `exactly`, if any does not), and DeviceError.
+    """
+    if new.base:
+        # With hard links: pip replaces files and never changes them.
+        _must(run, new, ["sh", "-c", _COPY, "sh", f"{new.home}/venvs/{new.base}", new.folder], VENV_S_MAX)
+        _remove_packages(run, new)
+    else:
+        _make_venv(run, new)
+    _pip_install(run, new)
+    loading, lacking = _try_engines(run, new)
+    wheels = f"{new.home}/wheels"
+    if lacking and (new.exactly or not loading):
+        run(["rm", "-rf", new.folder, wheels], VENV_S_MAX)
+        raise EngineMissing(f"{new.device}: {'; '.join(lacking.values())}")
+    about = {
+        **new.about,
+        "engines": list(loading),
+        "lacking": {**new.about.get("lacking", {}), **lacking},
+        "wheels": dict(new.pins),
+    }
+    _must(run, new, ["sh", "-c", FINISH, "sh", new.folder, json.dumps(about), wheels], VENV_S_MAX)
+    return lacking
+
+
+def self_test(run: Run, folder: str, state: str, models: Sequence[str]) -> str:
+    """Have an environment load each model and answer its golden inputs; return why it failed, "" if it did not."""
+    result = run([f"{folder}/bin/edgertd", "--state", state, "self-test", *models, "--json"], SELF_TEST_S_MAX)
+    if result.ok:
+        return ""
+    try:
+        return str(json.loads(result.stdout)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return result.complaint()
+
+
+def trial_command(
+    home: str, state: str, runtime: str, models: Sequence[str], manager: str, trial_s: float
+) -> list[str]:
+    """Return the command that begins the trial of a runtime and outlives its caller.
+
+    `manager` is system, user or monitor. If the script is killed, the manager starts it again.
+    """
+    script = 'rm -f "$1/outcome"; shift; '
+    if manager == "monitor":
+        # The same as Restart=on-abnormal below: a script that starts again rolls the runtime back.
+        script += """set -- sh -c 'while "$@"; test $? -gt 128; do sleep 1; done' sh "$@"; """
+        script += '{ command -v setsid >/dev/null && set -- setsid "$@"; nohup "$@" </dev/null >/dev/null 2>&1 & }'
+    else:
+        user = "--user" if manager == "user" else ""
+        script += (
+            "export XDG_RUNTIME_DIR=${XDG_RUNTIME_DIR:-/run/user/$(id -u)}; "
+            f"systemd-run {user} --quiet --collect --unit=edgertd-trial -p Restart=on-abnormal -p RestartSec=1 "
+            '--description="EdgeRT tries a new runtime" -- "$@"'
+        )
+    words = ["sh", f"{home}/runtime.sh", "trial", manager, state, f"{trial_s:.0f}", runtime, *models]
+    return ["sh", "-c", script, "sh", home, *words]
+
+
+def _remove_packages(run: Run, new: Environment) -> None:
+    keep = set(map(package_of, new.pins))
+    gone = sorted(set(map(package_of, new.base_wheels)) - keep)
+    if gone:
+        words = [f"{new.folder}/bin/python", "-m", "pip", *_PIP, "uninstall", "--yes", "--quiet", *gone]
+        _must(run, new, words, INSTALL_S_MAX)
+
+
+def _make_venv(run: Run, new: Environment) -> None:
+    """Make an environment without pip, which comes as a wheel: Debian's Python cannot put it into one."""
+    options = ["--system-site-packages"] if needs_system_site(new.engines) else []
+    made = run([new.python, "-m", "venv", "--clear", "--without-pip", *options, new.folder], VENV_S_MAX)
+    if made.ok:
+        return
+    if "No module named venv" in made.stdout + made.stderr:
+        version = new.about.get("python", "3")
+        raise DeviceError(
+            f"{new.python} on {new.device} cannot make virtual environments. Run there, as root: "
+            f"apt-get install python{version}-venv. Then repeat this"
+        )
+    raise DeviceError(f"{new.device}: {made.complaint()}")
+
+
+def _pip_install(run: Run, new: Environment) -> None:
+    """Install exactly these wheels: pip resolves nothing, and refuses another hash."""
+    wheels, changed = f"{new.home}/wheels", changed_wheels(new.pins, new.base_wheels)
+    itself = next((name for name in changed if package_of(name) == "pip"), "")
+    pip = [f"{wheels}/{itself}/pip"] if itself else ["-m", "pip"]
+    command = shlex.join([f"{new.folder}/bin/python", *pip, *_PIP, "install", *_INSTALL])
+    script = f'mkdir -p "$2" && printf %s "$1" >"$2/requirements.txt" && {command} --find-links "$2" -r "$2/requirements.txt"'
+    _must(run, new, ["sh", "-c", script, "sh", _requirements(new.pins, changed), wheels], INSTALL_S_MAX)
+
+
+def _requirements(pins: Mapping[str, str], names: Iterable[str]) -> str:
+    """Return pip's requirements for these wheels, each pinned by version and hash."""
+    return "".join(f"{package_of(name)}=={name.split('-')[1]} --hash=sha256:{pins[name]}\n" for name in sorted(names))
+
+
+def _try_engines(run: Run, new: Environment) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Return the engines that load in the environment, and why others do not. Each has its own process: it may crash."""
+    program = "import sys; from edgert.engines import engine_by_name; engine_by_name(sys.argv[1]).version()"
+    loading, lacking = [], {}
+    for engine in new.engines:
+        result = run([f"{new.folder}/bin/python", "-c", program, engine], ENGINE_S_MAX)
+        if result.ok:
+            loading.append(engine)
+            continue
+        said = (result.stderr.strip().splitlines() or [result.complaint()])[-1]
+        hint = TENSORRT_HINT if engine == "tensorrt" else ""
+        lacking[engine] = f"engine {engine} does not load: {said[-300:]}{hint}"
+    return tuple(loading), lacking
+
+
+def _must(run: Run, new: Environment, argv: Sequence[str], timeout_s: float) -> None:
+    result = run(argv, timeout_s)
+    if not result.ok:
+        raise DeviceError(f"{new.device}: {result.complaint()}")

@@ -1,0 +1,399 @@
+"""The runtime of this device as a channel names it: fetched, made beside the one in use, tested and tried.
+
+Theory of operation: the wheels are fetched to STATE/incoming, as files of a model are. From there on the steps are those
+of `edgert bootstrap --upgrade` (edgert.environment), and the same script HOME/runtime.sh decides which runtime stays. A
+round that was cut off is repeated: an environment counts once it is complete, and the files of the script say whether a
+trial began, and how it ended.
+
+The follower runs as the daemon's user. So it can change only a runtime that belongs to this user; one that root
+installed is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgert.bundle.bundle_file import ENVELOPE_BYTES_MAX
+from edgert.bundle.channel import Entry
+from edgert.bundle.runtime_release import RuntimeTarget, Wheel, read_runtime
+from edgert.bundle.signing import PublicKey
+from edgert.checks.status import WILL_SERVE, ask_daemon
+from edgert.config import DeviceConfig, StateDir
+from edgert.durable import locked, replace_file
+from edgert.environment import (
+    INSTALLED_FACTOR,
+    RELEASE_NAME,
+    RUNTIME,
+    SPARE_BYTES,
+    VENV_S_MAX,
+    Environment,
+    changed_wheels,
+    make_environment,
+    needs_system_site,
+    self_test,
+    trial_command,
+    trial_of,
+)
+from edgert.errors import (
+    ChannelMismatch,
+    ConfigInvalid,
+    DeployUnderWay,
+    DeviceError,
+    ReleaseTooOld,
+    RolledBack,
+    StorageFailed,
+)
+from edgert.follow.decision import Decision, Do
+from edgert.follow.pace import Pace
+from edgert.follow.record import RecordStore, Tried
+from edgert.registry.artifacts import wheel_blob
+from edgert.registry.client import Blob, Registry
+from edgert.versions.boot_clock import BootClock
+from edgert.versions.claims import Claims
+from edgert.versions.install import fetched_path
+from edgert.versions.slot_store import SlotStore
+
+if TYPE_CHECKING:
+    from edgert.follow.follower import Report
+
+BEGIN_S_MAX = 60.0  # until the script has begun the trial
+POLL_S = 0.05
+
+
+@dataclass(frozen=True)
+class RuntimesHere:
+    """The runtimes in HOME. `trying` is the one on trial, "" for none; `outcome` the verdict, id and reason of the last trial."""
+
+    current: str = ""
+    trying: str = ""
+    outcome: tuple[str, str, str] = ("", "", "")
+
+
+@dataclass(frozen=True)
+class _Base:
+    """The environment in use, of which a new one can be a copy."""
+
+    id: str = ""
+    engines: frozenset[str] = frozenset()
+    extras: frozenset[str] = frozenset()
+    wheels: Mapping[str, str] = field(default_factory=dict)
+
+
+def decide_runtime(entry: Entry, runtime: str, here: RuntimesHere, tried: Tried | None, newest: int) -> Decision:
+    """Return what the follower does for `entry`, whose environment here is called `runtime`.
+
+    `tried` is the attempt with this entry, `newest` the highest release that was in use. Pure.
+    """
+    name = f"release {entry.release} of {entry.model}"
+    verdict, of, reason = here.outcome
+    if here.trying:
+        return Decision(Do.WAIT, f"{name} {'is on trial' if here.trying == runtime else 'waits for another trial'}")
+    if here.current == runtime:
+        return Decision(Do.NOTHING, f"{name} is live")
+    if tried is not None and tried.reason:
+        return Decision(Do.NOTHING, f"{name} is not tried again: {tried.reason}")
+    if tried is not None and of == runtime and verdict == "back":
+        return Decision(Do.NOTHING, f"{name} is not tried again: it was rolled back ({reason})")
+    if tried is not None and (newest >= entry.release or (of == runtime and verdict == "kept")):
+        return Decision(Do.NOTHING, f"{name} is not tried again: another runtime was made live here after it")
+    if entry.halted:
+        return Decision(Do.NOTHING, f"{name} is halted")
+    return Decision(Do.FETCH, f"{name} is wanted")
+
+
+class RuntimeFollower:
+    """Brings the runtime in `home` to the release of a channel. `home` is None where bootstrap did not install one."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        state: StateDir,
+        config: DeviceConfig,
+        pace: Pace,
+        report: Report,
+        home: Path | None,
+    ) -> None:
+        self._registry, self._state, self._config, self._pace, self._home = registry, state, config, pace, home
+        self._report = report
+        self._records = RecordStore(state)
+
+    def look(self, entry: Entry, trusted: tuple[PublicKey, ...]) -> Decision:
+        """Return what is to be done for `entry`, after the end of its trial was noted and reported.
+
+        Raises ConfigInvalid where bootstrap did not install the runtime, RegistryError, BundleError, ChannelMismatch and
+        StorageFailed.
+        """
+        home = self._own_home(check=False)
+        here = self._here(home)
+        target = self._target(entry, trusted, _base(home, here.current))
+        if not here.trying:
+            self._note_end(home, entry, target.id, here)
+        record = self._records.read()
+        decision = decide_runtime(entry, target.id, here, record.tried_of(entry), record.runtime)
+        if decision.do is Do.FETCH and entry.release < record.runtime:
+            raise ReleaseTooOld(
+                f"release {entry.release} of {RUNTIME} is older than {record.runtime}, which was live here"
+            )
+        return decision
+
+    def _note_end(self, home: Path, entry: Entry, runtime: str, here: RuntimesHere) -> None:
+        """Note and report that the runtime of `entry` is in use, or that its trial ended otherwise."""
+        record = self._records.read()
+        tried, (verdict, of, reason) = record.tried_of(entry), here.outcome
+        if here.current == runtime and record.runtime < entry.release:
+            if os.access(home / "venvs", os.W_OK):
+                _write(home / "venvs" / runtime / RELEASE_NAME, f"{entry.release}\n".encode())
+            self._records.write(replace(record, runtime=entry.release))
+            self._report("kept", RUNTIME, {"release": entry.release})
+        elif tried is not None and not tried.reason and (verdict, of) == ("back", runtime):
+            self._records.write(record.trying(entry, f"it was rolled back ({reason})"))
+            self._report("rolled_back", RUNTIME, {"release": entry.release, "reason": reason})
+        else:
+            return
+        self._collect(home)
+
+    def fetch(self, entry: Entry, trusted: tuple[PublicKey, ...]) -> None:
+        """Fetch the wheels that the environment in use lacks. Raises RegistryError, StorageFailed and WindowClosed."""
+        home = self._own_home()
+        base = _base(home, self._here(home).current)
+        target = self._target(entry, trusted, base)
+        if not _complete(home, target.id):
+            changed = _changed(target, _copied(home, base, target))
+            self._check_space(home, changed)
+            for wheel in changed:
+                self._pace.check()
+                self._registry.download(wheel_blob(wheel), self._fetched(wheel), self._pace.took)
+
+    def try_out(self, entry: Entry, trusted: tuple[PublicKey, ...]) -> None:
+        """Make the environment, test it and begin its trial; the script decides, and restarts the daemon twice at most.
+
+        Raises DeployUnderWay, EngineMissing, RolledBack where the test failed, DaemonUnreachable and DeviceError.
+        """
+        home = self._own_home()
+        with self._alone(home):
+            base = _base(home, self._here(home).current)
+            target = self._target(entry, trusted, base)
+            if not _complete(home, target.id):
+                self._make(home, target, _copied(home, base, target))
+            daemon = ask_daemon(self._state.control_socket)
+            models = [name for name, model in daemon.models.items() if model.state in WILL_SERVE]
+            folder = home / "venvs" / target.id
+            why = self_test(_run, os.fspath(folder), os.fspath(self._state.root), models)
+            if why:
+                self._collect(home)
+                raise RolledBack(f"the new runtime failed its self-test: {why}")
+            # Both are written first: whatever ends the trial, this release is not tried a second time.
+            _write(folder / RELEASE_NAME, f"{entry.release}\n".encode())
+            self._records.write(self._records.read().trying(entry))
+            self._begin_trial(home, target.id, models, _manager(daemon.pid), entry.watch_s)
+
+    def _own_home(self, *, check: bool = True) -> Path:
+        """Return HOME. Raises ConfigInvalid where this process cannot change the runtime (with `check`), or none is there."""
+        if self._home is None:
+            raise ConfigInvalid(
+                f"edgertd runs in {sys.prefix}, which edgert bootstrap did not install: update edgert there by hand"
+            )
+        if check and not os.access(self._home, os.W_OK, effective_ids=True):
+            owner = self._home.stat().st_uid
+            raise ConfigInvalid(
+                f"the runtime in {self._home} belongs to {'root' if owner == 0 else f'user {owner}'}, and the follower may "
+                "not change it: change it with edgert bootstrap --upgrade"
+            )
+        return self._home
+
+    def _here(self, home: Path) -> RuntimesHere:
+        outcome = (*_text(home / "outcome").splitlines(), "", "", "")
+        return RuntimesHere(_target_of(home / "venv"), trial_of(home), (outcome[0], outcome[1], outcome[2]))
+
+    def _target(self, entry: Entry, trusted: tuple[PublicKey, ...], base: _Base) -> RuntimeTarget:
+        """Return the part of the release that is for this device. The envelope is fetched once, and verified each time."""
+        path = self._records.runtime_release
+        data = path.read_bytes() if path.is_file() else b""
+        if hashlib.sha256(data).hexdigest() != entry.envelope:
+            data = self._registry.read(Blob(f"sha256:{entry.envelope}", ENVELOPE_BYTES_MAX), ENVELOPE_BYTES_MAX)
+            _write(path, data)
+        release, payload = read_runtime(data, trusted)
+        if (release.release, hashlib.sha256(payload).hexdigest()) != (entry.release, entry.digest):
+            raise ChannelMismatch(
+                f"the channel names release {entry.release} of {RUNTIME}, and the registry has release {release.release} "
+                "or other content: publish it again"
+            )
+        python, glibc = "{}.{}".format(*sys.version_info), (os.confstr("CS_GNU_LIBC_VERSION") or "").rpartition(" ")[2]
+        return release.target_for(python, self._config.machine, glibc, base.engines, base.extras)
+
+    def _fetched(self, wheel: Wheel) -> Path:
+        return fetched_path(self._state, RUNTIME, wheel.sha256)
+
+    def _check_space(self, home: Path, wheels: Sequence[Wheel]) -> None:
+        there = sum(path.stat().st_size for wheel in wheels if (path := self._fetched(wheel)).is_file())
+        sent = sum(wheel.size_bytes for wheel in wheels)
+        made = int(sum(wheel.unpacked_bytes for wheel in wheels) * INSTALLED_FACTOR)
+        need = {self._state.root: sent - there, home: sent + made}
+        if self._state.root.stat().st_dev == home.stat().st_dev:
+            need = {home: sent - there + made}  # the wheels are linked
+        for folder, count in need.items():
+            free = shutil.disk_usage(folder).free
+            if free < count + SPARE_BYTES:
+                raise StorageFailed(
+                    f"the runtime needs {(count + SPARE_BYTES) // 1024**2 + 1} MB in {folder}, and {free // 1024**2} MB are "
+                    "free: free some space"
+                )
+
+    @contextmanager
+    def _alone(self, home: Path) -> Iterator[None]:
+        """Keep bootstraps and deployments out, as `edgert bootstrap` does. Raises DeployUnderWay."""
+        try:
+            lock = locked(home / "working", wait_s=0)
+        except BlockingIOError as error:
+            raise DeployUnderWay("a bootstrap is at work on this device") from error
+        except OSError as error:
+            raise StorageFailed(f"cannot use {home}: {error.strerror}") from error
+        with lock:
+            claim = dict(line.partition("=")[::2] for line in _text(home / "setup").splitlines())
+            until = float(claim["until"]) if claim.get("until", "").isdecimal() else 0.0
+            if BootClock().left_s(claim.get("boot", ""), until) > 0:
+                raise DeployUnderWay(f"a bootstrap is under way on this device, by {claim.get('who')}")
+            for held in Claims(self._state.root, self._config.device).under_way():
+                raise DeployUnderWay(f"a deployment of {held.model} is under way, by {held.by}")
+            for model in self._state.model_names():
+                if SlotStore(self._state.models / model).read().on_trial:
+                    raise DeployUnderWay(f"{model} is on trial")
+            yield
+
+    def _make(self, home: Path, target: RuntimeTarget, base: _Base) -> None:
+        folder = home / "wheels"
+        try:
+            folder.mkdir(exist_ok=True)
+            for wheel in _changed(target, base):
+                _link(self._fetched(wheel), folder / wheel.name)
+        except OSError as error:
+            raise StorageFailed(f"cannot write {folder}: {error.strerror}") from error
+        about = {"edgert": _version(target), "extras": list(target.extras), "python": target.python}
+        device, python = self._config.device, os.path.realpath(sys._base_executable)  # type: ignore[attr-defined]
+        where = device, os.fspath(home), target.id, python
+        make_environment(_run, Environment(*where, target.engines, target.pins, base.id, base.wheels, about=about))
+
+    def _begin_trial(self, home: Path, runtime: str, models: Sequence[str], manager: str, trial_s: float) -> None:
+        began = _run(
+            trial_command(os.fspath(home), os.fspath(self._state.root), runtime, models, manager, trial_s), VENV_S_MAX
+        )
+        if not began.ok:
+            raise DeviceError(f"the trial of the new runtime did not begin: {began.complaint()}")
+        until = time.monotonic() + BEGIN_S_MAX
+        while time.monotonic() < until:
+            here = self._here(home)
+            if here.trying or here.outcome[:2] in (("kept", runtime), ("back", runtime)):
+                return
+            time.sleep(POLL_S)
+        raise DeviceError(f"the trial of the new runtime did not begin within {BEGIN_S_MAX:.0f} s")
+
+    def _collect(self, home: Path) -> None:
+        _run(["sh", os.fspath(home / "runtime.sh"), "collect"], VENV_S_MAX)
+
+
+@dataclass(frozen=True)
+class _Ran:
+    argv: tuple[str, ...]
+    exit_code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def ok(self) -> bool:
+        return self.exit_code == 0
+
+    def complaint(self) -> str:
+        output = (self.stderr.strip() or self.stdout.strip())[-800:]
+        return f"`{shlex.join(self.argv)[:200]}` exited with {self.exit_code}: {output or 'no output'}"
+
+
+def _run(argv: Sequence[str], timeout_s: float) -> _Ran:
+    try:
+        done = subprocess.run(
+            argv, capture_output=True, text=True, errors="replace", timeout=timeout_s, stdin=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise DeviceError(f"`{shlex.join(argv)[:200]}` did not end well: {error}") from error
+    return _Ran(tuple(argv), done.returncode, done.stdout, done.stderr)
+
+
+def _base(home: Path, runtime: str) -> _Base:
+    """Return what the complete environment `runtime` holds; nothing where it does not say so."""
+    try:
+        about = json.loads((home / "venvs" / runtime / ".complete").read_bytes())
+        wheels = {str(name): str(digest) for name, digest in about["wheels"].items()}
+        return _Base(
+            runtime, frozenset(map(str, about["engines"])), frozenset(map(str, about.get("extras", ()))), wheels
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return _Base()
+
+
+def _copied(home: Path, base: _Base, target: RuntimeTarget) -> _Base:
+    """Return `base` if a copy of it can become `target`: the same Python, and the system's packages or not; else nothing."""
+    lines = _text(home / "venvs" / base.id / "pyvenv.cfg").splitlines()
+    about = {key.strip(): value.strip() for key, _, value in (line.partition("=") for line in lines)}
+    system = about.get("include-system-site-packages") == "true"
+    alike = about.get("version", "").startswith(f"{target.python}.") and system == needs_system_site(target.engines)
+    return base if alike else _Base()
+
+
+def _changed(target: RuntimeTarget, base: _Base) -> list[Wheel]:
+    names = set(changed_wheels(target.pins, base.wheels))
+    return [wheel for wheel in target.wheels if wheel.name in names]
+
+
+def _complete(home: Path, runtime: str) -> bool:
+    return (home / "venvs" / runtime / ".complete").exists() and (home / "venvs" / runtime / "bin/python").exists()
+
+
+def _version(target: RuntimeTarget) -> str:
+    return next((wheel.name.split("-")[1] for wheel in target.wheels if wheel.name.startswith("edgert-")), "")
+
+
+def _manager(daemon: int) -> str:
+    """Return what restarts the daemon: systemd, or the monitor."""
+    if "/edgertd.service" not in _text(Path(f"/proc/{daemon}/cgroup")):
+        return "monitor"
+    return "system" if os.geteuid() == 0 else "user"
+
+
+def _link(source: Path, path: Path) -> None:
+    path.unlink(missing_ok=True)
+    try:
+        os.link(source, path)
+    except OSError:  # another file system
+        shutil.copyfile(source, path)
+
+
+def _write(path: Path, data: bytes) -> None:
+    try:
+        replace_file(path, data)
+    except OSError as error:
+        raise StorageFailed(f"cannot write {path}: {error.strerror}") from error
+
+
+def _target_of(link: Path) -> str:
+    try:
+        return os.path.basename(os.readlink(link))
+    except OSError:
+        return ""
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,80 @@
+"""The commands that make an environment: what is installed, and when it counts. tests/end_to_end runs them for real."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from edgert.environment import Environment, changed_wheels, make_environment, package_of, release_in_use, self_test
+from edgert.errors import DeviceError, EngineMissing
+from edgert_deploy.devices.transports import Result
+from tests.support.runtime_homes import FIRST, PYTHON, stand_in_home
+
+NEW = "2" * 16
+PINS = {"edgert-1-py3-none-any.whl": "1", "numpy-2-py3-none-any.whl": "2"}
+
+
+def run(argv: Sequence[str], timeout_s: float) -> Result:
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=timeout_s)
+    return Result(tuple(argv), done.returncode, done.stdout, done.stderr)
+
+
+def environment(home: Path, python: str, *, exactly: bool = False) -> Environment:
+    """Copy the runtime in use, whose Python becomes a script."""
+    stand_in_home(home)
+    (home / "venvs" / FIRST / "bin/python").write_text(f"#!/bin/sh\n{python}\n")
+    base = {"edgert-0-py3-none-any.whl": "0", "gone-1-py3-none-any.whl": "9"}
+    engines = ("null", "tflite")
+    return Environment("d", str(home), NEW, f"python{PYTHON}", engines, PINS, FIRST, base, exactly)
+
+
+def test_wheels_that_an_environment_holds_are_not_installed_again_but_edgert_is() -> None:
+    assert changed_wheels(PINS, {}) == tuple(PINS)
+    assert changed_wheels(PINS, PINS) == ("edgert-1-py3-none-any.whl",)
+    assert changed_wheels(PINS, {**PINS, "numpy-2-py3-none-any.whl": "3"}) == tuple(PINS)
+
+
+def test_packages_are_spelled_as_pip_spells_them() -> None:
+    assert package_of("ai_edge_litert-2.1-cp311-cp311-linux_x86_64.whl") == "ai-edge-litert"
+
+
+def test_an_engine_that_does_not_load_is_left_out_or_refuses_the_whole(tmp_path: Path) -> None:
+    fails = 'case "$*" in *tflite) echo "it crashed" >&2; exit 1 ;; esac'
+    assert make_environment(run, environment(tmp_path / "a", fails)) == {
+        "tflite": "engine tflite does not load: it crashed"
+    }
+    assert (tmp_path / "a/venvs" / NEW / ".complete").is_file()
+    with pytest.raises(EngineMissing, match="it crashed"):
+        make_environment(run, environment(tmp_path / "b", fails, exactly=True))
+    assert not (tmp_path / "b/venvs" / NEW).exists()
+
+
+def test_what_pip_refuses_is_never_complete(tmp_path: Path) -> None:
+    new = environment(tmp_path / "a", 'case "$*" in *" install "*) echo "hashes do not match" >&2; exit 1 ;; esac')
+    with pytest.raises(DeviceError, match="hashes do not match"):
+        make_environment(run, new)
+    assert not (tmp_path / "a/venvs" / NEW / ".complete").exists()
+    assert (tmp_path / "a/venvs" / FIRST / ".complete").exists()
+
+
+def test_a_self_test_says_why_it_failed(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin/edgertd"
+    for text, why in (
+        ("exit 0", ""),
+        ("""echo '{"error": {"message": "wrong"}}'; exit 9""", "wrong"),
+        ("exit 3", "exited with 3"),
+    ):
+        program.write_text(f"#!/bin/sh\n{text}\n")
+        program.chmod(0o755)
+        said = self_test(run, str(tmp_path), "/state", ["echo"])
+        assert said == why or (why and why in said)
+
+
+def test_the_release_of_an_environment_is_that_of_the_channel(tmp_path: Path) -> None:
+    assert release_in_use(tmp_path) is None
+    (tmp_path / "release").write_text("7\n")
+    assert release_in_use(tmp_path) == 7

@@ -1,0 +1,96 @@
+"""`edgert publish-runtime`, into a real registry, with wheels from the package index."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+import edgert
+from edgert.bundle.runtime_release import read_runtime
+from edgert.bundle.signing import new_key, write_key_pair
+from edgert.environment import RUNTIME
+from edgert.registry.client import Blob
+from edgert_deploy.common.keys import key_paths
+from tests.support.commands import Edgert
+from tests.support.registries import RegistryServer
+
+PYTHON = "{}.{}".format(*sys.version_info)
+PROFILE = """
+name = "tiny"
+description = "A device for tests"
+machines = ["x86_64"]
+engines = ["null"]
+precision = "fp32"
+python = "3.10"
+glibc = "2.28"
+memory_mb = 64
+socket = "/run/edgert/edgert.sock"
+"""
+
+
+@pytest.mark.timeout(600)
+def test_a_runtime_is_published_once_offered_promoted_and_halted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    edgert_, key = Edgert(capfd), new_key()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("EDGERT_CONFIG_DIR", str(tmp_path / "conf"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    write_key_pair(key, *key_paths(tmp_path / "conf" / "keys", "default"))
+    (tmp_path / "profiles").mkdir()
+    (tmp_path / "profiles/tiny.toml").write_text(PROFILE)
+    chosen = ("--profile", "tiny", "--python", PYTHON)
+    with RegistryServer.in_folder(tmp_path / "registry") as server:
+        (tmp_path / "edgert.toml").write_text(f'[registry]\naddress = "{server.address}"\n[trial]\np99_ms = 8\n')
+        code, said = edgert_("publish-runtime", 1, *chosen, "--channel", "canary", "--share", "5%")
+        assert code == 0, said
+        assert said["release"]["tag"] == "edgert.runtime-1"
+        assert said["release"]["sent_bytes"] > 1_000_000
+        (entry,) = said["channel"]["entries"]
+        assert (entry["model"], entry["limits"], entry["watch_s"], entry["share"]) == (RUNTIME, {}, 600.0, 0.05)
+        assert entry["profiles"] == ["tiny"]
+
+        code, again = edgert_("publish-runtime", 1, *chosen)
+        assert (code, again["release"]["sent_bytes"]) == (0, 0)
+        code, said = edgert_("publish-runtime", 1, *chosen, "--with", "text")
+        assert (code, "A release is immutable" in said["error"]["message"]) == (4, True)
+
+        code, said = edgert_("promote", RUNTIME, "--from", "canary", "--to", "stable", "--watch", "5m")
+        assert (code, said["channel"]["entries"][0]["watch_s"]) == (0, 300.0)
+        code, said = edgert_("channel", "halt", "stable", RUNTIME)
+        assert (code, said["channel"]["entries"][0]["halted"]) == (0, True)
+
+        registry = server.registry()
+        layers = registry.manifest("edgert.runtime-1")
+        assert layers is not None
+        listed = layers.data.decode()
+        assert f"edgert-{edgert.__version__}-py3-none-any.whl" in listed
+        envelope = _envelope(listed)
+        release, _ = read_runtime(registry.read(envelope, 1 << 20), (key.public,))
+        (target,) = release.targets
+        assert (target.python, target.machine, target.engines) == (PYTHON, "x86_64", ("null",))
+        assert {wheel.name.partition("-")[0] for wheel in target.wheels} >= {"edgert", "numpy", "pip", "urllib3"}
+        assert all(registry.has(Blob(f"sha256:{wheel.sha256}", wheel.size_bytes)) for wheel in target.wheels)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--python", "3.11"], "give --profile"),
+        (["--python", "3.11", "--profile", "raspberry-pi-4", "--limit", "p99_ms=8"], "a runtime has no trial limits"),
+        (["--python", "three", "--profile", "raspberry-pi-4"], "give two numbers, such as 3.11"),
+    ],
+)
+def test_what_no_runtime_can_be_made_of_is_refused_before_anything_is_asked(
+    capfd: pytest.CaptureFixture[str], words: list[str], says: str
+) -> None:
+    code, said = Edgert(capfd)("publish-runtime", 1, *words)
+    assert (code, says in said["error"]["message"]) == (4, True), said
+
+
+def _envelope(manifest: str) -> Blob:
+    layer = json.loads(manifest)["layers"][0]
+    return Blob(layer["digest"], layer["size"])
