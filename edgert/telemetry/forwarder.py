@@ -138,6 +138,7 @@ class Forwarder:
         self._retained_version = 0
         self._file = self._spool.file
         self._in_flight: dict[int, int] = {}
+        self._clearing: set[int] = set()  # of those in flight
         self._acknowledged_ids: list[int] = []
         self._refused_at: float | None = None
         self._progress_at = self._refilled_at = self._clock()
@@ -207,15 +208,25 @@ class Forwarder:
             self._file, self._last_id, self._retained_version = self._spool.file, 0, 0
             retained = self._spool.retained()
         for each in retained:
-            self._connection.publish(each.topic, each.payload, 1, retain=True)
             self._retained_version = each.version
-            if each.topic == self._topics.deploy and self._home_assistant:
+            if each.topic != self._topics.deploy:
+                self._leave(each.topic)
+                continue
+            self._connection.publish(each.topic, each.payload, 1, retain=True)
+            if self._home_assistant:
                 models = messages.models_of(each.payload)
                 self._connection.publish(
                     *discovery(self._topics, self._home_assistant, models, self._info, self._sys_interval_s),
                     1,
                     retain=True,
                 )
+
+    def _leave(self, topic: str) -> None:
+        """Clear, after the reports before, what the broker retains of the site and name that this device had before."""
+        former = messages.parse_topic(topic)
+        for gone in _retained_topics(Topics(former.site, former.device), self._home_assistant):
+            self._spool.append("cleared", gone, b"", 1, "event")
+        self._spool.forget(topic)
 
     def _send(self, now: float) -> bool:
         self._tokens = min(BURST_MAX, self._tokens + (now - self._refilled_at) * self._rate_per_s)
@@ -231,19 +242,29 @@ class Forwarder:
             if message.id in in_flight:
                 continue
             self._tokens -= 1
-            number = self._connection.publish(message.topic, message.payload, message.qos)
+            clears = not message.payload  # no other message is empty
+            number = self._connection.publish(message.topic, message.payload, message.qos, retain=clears)
             if number is None:
                 self._acknowledged_ids.append(message.id)
             else:
                 if not self._in_flight:
                     self._progress_at = now
                 self._in_flight[number] = message.id
+                if clears:
+                    self._clearing.add(number)
         return len(batch) == allowed < free
 
     def _acknowledged(self, number: int, refused_because: str | None) -> None:
         message_id = self._in_flight.pop(number, None)
         self._progress_at = self._clock()
-        if refused_because is None:
+        clears = number in self._clearing
+        self._clearing.discard(number)
+        if refused_because is not None and clears:
+            self._log(
+                f"telemetry: the broker {self._address} keeps what it retains of this device's former site "
+                f"({refused_because}): `edgert fleet forget` clears it"
+            )
+        if refused_because is None or clears:
             if message_id is not None:  # status, info, sys and retained topics are not in the spool
                 self._acknowledged_ids.append(message_id)
         elif self._refused_at is None:
@@ -341,16 +362,19 @@ def _cleared(state: StateDir, *, remove: bool) -> str:
     if not config.mqtt.host:
         return ""
     settings, topics = broker_settings(config), Topics(config.site, config.device)
-    retained = [topics.status, topics.info, topics.deploy]
-    if config.mqtt.home_assistant:
-        retained.append(discovery_topic(topics, config.mqtt.home_assistant))
     what = f"the messages that the broker {settings.address} retains of {config.site}/{config.device}"
     try:
         if remove:
-            clear(settings, retained, topics.client_id)
+            clear(settings, _retained_topics(topics, config.mqtt.home_assistant), topics.client_id)
     except EdgeRTError as error:
         return f"left {what} ({error.message}): `edgert fleet forget {config.device}` clears them"
     return f"removed {what}"
+
+
+def _retained_topics(topics: Topics, home_assistant: str) -> list[str]:
+    """Return the topics that the broker retains of a device."""
+    found = [topics.status, topics.info, topics.deploy]
+    return [*found, discovery_topic(topics, home_assistant)] if home_assistant else found
 
 
 def broker_settings(config: DeviceConfig) -> MqttSettings:

@@ -82,7 +82,9 @@ class MqttSettings:
         if self.protocol not in ("auto", *PROTOCOLS):
             raise ConfigInvalid(f"mqtt.protocol is {self.protocol!r}; known: auto, {', '.join(PROTOCOLS)}")
         if (self.ca or self.cert or self.key) and not self.tls:
-            raise ConfigInvalid("mqtt.ca, cert and key are used with TLS only; set mqtt.tls = true")
+            raise ConfigInvalid(
+                "a CA, a certificate and a key are used with TLS only: turn TLS on (tls = true, or --tls)"
+            )
 
     def password(self) -> str | None:
         """Return the first line of the password file; None where no file is named. Raises ConfigInvalid."""

@@ -169,6 +169,10 @@ class Spool:
 
         return self._transact(read, writes=False)
 
+    def forget(self, topic: str) -> None:
+        """Remove the value of a retained topic."""
+        self._transact(lambda database: database.execute("DELETE FROM retained WHERE topic = ?", (topic,)))
+
     def stats(self) -> SpoolStats:
         def read(database: sqlite3.Connection) -> SpoolStats:
             rows, size_bytes = database.execute("SELECT rows, size FROM usage").fetchone()

@@ -16,6 +16,7 @@ from edgert.telemetry.retained import clear
 from edgert_deploy.cli.broker_options import broker_options
 from edgert_deploy.cli.options import json_option
 from edgert_deploy.cli.output import emit
+from edgert_deploy.fleet.store.query import FleetQuery
 from edgert_deploy.fleet.store.store import Store
 
 SETTLE_S = 1.0  # after the last retained message
@@ -32,8 +33,8 @@ also removes every row of the device. Sums over groups of devices stay, as they 
 this user write the device's topics.
 
 \b
-Exit codes: 0 done (also where nothing was left), 1 the device is online, 4 refused or misconfigured, 6 the broker or the
-store cannot be reached.
+Exit codes: 0 done (also where nothing was left), 4 refused or misconfigured, 6 the broker or the store cannot be reached,
+7 the device is online.
 """
 
 
@@ -50,6 +51,8 @@ def forget(
 ) -> None:
     """Forget DEVICE: clear what the broker retains of it, and remove its rows from a store."""
     checked_id("device", device)
+    if store_url:
+        FleetQuery(store_url).close()  # a wrong store is found before anything is cleared, and none is made
     held = _retained(settings, site, device)
     sites = sorted(
         {found.site for topic in held if (found := _parsed(topic)) is not None} | ({site} if site else set())

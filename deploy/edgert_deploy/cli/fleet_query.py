@@ -14,7 +14,7 @@ from edgert_deploy.cli.output import columns, emit, say
 from edgert_deploy.cli.types import Duration, ModelName, ProfileName
 from edgert_deploy.common.quantities import duration_text
 from edgert_deploy.fleet.store.query import DIMENSIONS, FleetQuery, Question
-from edgert_deploy.fleet.store.tables import PERCENTILES_DEFAULT, Asked, csv_text, dimensions_of, shares_of
+from edgert_deploy.fleet.store.tables import PERCENTILES_DEFAULT, Asked, csv_text, dimensions_of, shares_of, time_text
 
 STALE_MS = 150_000  # two and a half windows of 60 s
 NAMED_MAX = 5  # devices in a warning
@@ -43,7 +43,7 @@ Exit codes: 0 done (also without reports), 4 an option cannot be used, 6 the sto
 @click.option(
     "--window",
     "window_s",
-    type=Duration(),
+    type=Duration(60),
     default="1h",
     show_default=True,
     metavar="DURATION",
@@ -58,7 +58,7 @@ Exit codes: 0 done (also without reports), 4 an option cannot be used, 6 the sto
     help="The window ended this long ago [default: now].",
 )
 @click.option(
-    "--step", "step_s", type=Duration(), metavar="DURATION", help="Split the window into steps of this length."
+    "--step", "step_s", type=Duration(60), metavar="DURATION", help="Split the window into steps of this length."
 )
 @click.option(
     "--by", default="model,version", show_default=True, metavar="WORDS", help="Group by these; '' for one group."
@@ -90,7 +90,9 @@ def query(
     """Show percentiles, rates and errors over any period, merged exactly from the store."""
     now_ms = time.time_ns() // 1_000_000
     until_ms = now_ms - int(until_s * 1000)
-    if step_s is not None and (step_s % 60 or not step_s):
+    if as_csv and as_json:
+        raise ConfigInvalid("--csv and --json are two forms of one answer: give one of them")
+    if step_s is not None and step_s % 60:
         raise ConfigInvalid(f"--step {duration_text(step_s)} is not a number of whole minutes: write 1m, 15m or 1h")
     question = Question(
         since_ms=until_ms - int(window_s * 1000),
@@ -111,10 +113,16 @@ def query(
         table = csv_text(rows).rstrip("\n") if as_csv else columns(shown) if rows else ""
         emit(answer, table, as_json)
     else:
-        window = duration_text(window_s)
-        say("", f"no matching reports in the last {window}; `edgert fleet record` fills the store")
+        say("", _nothing(answer, question.where))
     for line in _warnings(answer, now_ms):
         say("", line)
+
+
+def _nothing(answer: Mapping[str, Any], where: Mapping[str, str]) -> str:
+    if not answer["newest_ms"]:
+        return "the store has no reports yet: `edgert fleet record` fills it"
+    period = " to ".join(time_text(answer[key]) for key in ("since_ms", "until_ms"))
+    return f"no matching reports from {period}" + "".join(f" --{name} {value}" for name, value in where.items())
 
 
 def _warnings(answer: Mapping[str, Any], now_ms: int) -> Iterator[str]:

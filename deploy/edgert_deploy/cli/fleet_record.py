@@ -99,7 +99,7 @@ def record(
     try:
         while not stop():
             subscriber.listen(FLUSH_EVERY_S)
-            _flush(recorder)
+            recorder.flush_or_wait(_say)
             if time.monotonic() - pruned_at > PRUNE_EVERY_S:
                 pruned_at = time.monotonic()
                 _prune(store, retention)
@@ -109,16 +109,7 @@ def record(
         finally:
             subscriber.close()
             store.close()
-        _say(_summary(recorder))
-
-
-def _flush(recorder: Recorder) -> None:
-    """Write the waiting reports; when the store fails, they wait for the next attempt."""
-    try:
-        recorder.flush()
-    except StoreFailed as error:
-        if recorder.tells:
-            _say(f"{error.message}; {recorder.waiting} reports wait, {recorder.dropped} dropped; retrying")
+            _say(_summary(recorder))
 
 
 def _prune(store: Store, retention: Retention) -> None:
@@ -130,6 +121,8 @@ def _prune(store: Store, retention: Retention) -> None:
 
 def _summary(recorder: Recorder) -> str:
     line = f"{recorder.recorded} reports written, {recorder.duplicates} repeated, {recorder.refused} not understood"
+    if recorder.waiting:
+        line = f"{recorder.waiting} reports could not be written; {line}"
     return f"{line}; the last: {recorder.last_refusal}" if recorder.refused else line
 
 

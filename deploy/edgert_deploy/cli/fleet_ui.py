@@ -225,15 +225,13 @@ class _OwnStore:
         self._pruned_at = float("-inf")
 
     def flush(self) -> None:
+        self.recorder.flush_or_wait(_say)
         try:
-            self.recorder.flush()
             if time.monotonic() - self._pruned_at > PRUNE_EVERY_S:
                 self._pruned_at = time.monotonic()
                 self._store.prune(Retention(size_bytes_max=self.size_bytes), _wall_ms())
         except StoreFailed as error:
-            if self.recorder.tells:
-                waits = f"{self.recorder.waiting} reports wait, {self.recorder.dropped} dropped"
-                _say(f"{error.message}; {waits}; retrying")
+            _say(f"{error.message}; old reports are removed later")
 
     def close(self) -> None:
         self.flush()

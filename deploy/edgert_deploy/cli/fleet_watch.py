@@ -225,7 +225,8 @@ def table_of(rows: list[Row], state: FleetState, width: int, height: int | None 
         cells = dict(zip(COLUMNS, _cells(row), strict=True))
         table.add_row(*(cells[name] for name in shown), style="bold" if row.device is None else None)
     if not rows:
-        table.add_row("(nothing heard yet)")
+        heard = state.rows(time.monotonic())
+        table.add_row("(no line fits the options)" if heard else "(nothing heard yet)")
     elif waiting := [row for row in rows if row.model is None and row.state == "online" and not row.alarms]:
         table.caption = (
             f"{len(waiting)} online without a report yet: the first comes within a window (60 s unless configured)"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from ipaddress import IPv6Address
+
 from edgert.errors import ConfigInvalid
 
 PORT_PLAIN = 1883  # of MQTT
@@ -10,14 +13,23 @@ PORT_MAX = 65535
 
 
 def host_and_port(text: str, default_port: int, *, port_min: int = 1) -> tuple[str, int]:
-    """Split HOST, HOST:PORT, [IPV6] or [IPV6]:PORT, with or without mqtt://. Raises ConfigInvalid."""
-    plain = text.removeprefix("mqtt://").removeprefix("mqtts://")
+    """Split HOST, HOST:PORT, [IPV6] or [IPV6]:PORT, with or without mqtt://. Raises ConfigInvalid.
+
+    mqtts:// is refused: it asks for TLS, which only the caller's own option turns on, and a login would go in the clear.
+    """
+    plain = text.removeprefix("mqtt://")
+    scheme, found, _ = plain.partition("://")
+    if found:
+        tls = "; --tls, --mqtt-tls or `tls = true` turns TLS on" if scheme == "mqtts" else ""
+        raise ConfigInvalid(f"{text!r} is no address: give HOST[:PORT] without {scheme}://{tls}")
     if plain.startswith("["):
         host, bracket, rest = plain[1:].partition("]")
         colon, port = rest[:1], rest[1:]
         valid = bracket and colon in ("", ":")
     elif plain.count(":") > 1:  # a bare IPv6 address
-        host, colon, port, valid = plain, "", "", True
+        host, colon, port, valid = plain, "", "", False
+        with contextlib.suppress(ValueError):
+            valid = bool(IPv6Address(plain))
     else:
         host, colon, port = plain.partition(":")
         valid = True

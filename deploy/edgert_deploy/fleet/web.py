@@ -31,8 +31,9 @@ class WebServer:
         try:
             listener = socket.create_server((host.strip("[]"), port), family=family, backlog=BACKLOG)
         except (OSError, OverflowError) as error:
+            reason, _, _ = str(getattr(error, "strerror", None) or error).partition(" (while ")  # Python's own words
             raise ConfigInvalid(
-                f"{asked} cannot be used: {getattr(error, 'strerror', None) or error}; choose another port"
+                f"{asked} cannot be used: {reason}; choose an address of this machine and a free port"
             ) from error
         listener.setblocking(False)
         self.port = int(listener.getsockname()[1])

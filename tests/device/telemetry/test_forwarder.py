@@ -22,6 +22,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 from edgert.config import PASSWORD_CREDENTIAL, DeviceConfig, MqttConfig, StateDir
 from edgert.errors import ConfigInvalid
 from edgert.telemetry.forwarder import LOOK_S, ONLINE_AGAIN_S, broker_settings
+from edgert.telemetry.messages import Topics
 from edgert.telemetry.mqtt import (
     BrokerRefused,
     BrokerTlsFailed,
@@ -34,6 +35,7 @@ from edgert.telemetry.spool import Spool
 from edgert.telemetry.stop import STOP_S_MAX
 from tests.support.brokers import Broker
 from tests.support.devices import WAIT_S_MAX, wait_until
+from tests.support.fleet import retained
 from tests.support.forwarding import HIST, TOPICS, ForwardingDevice, append_to
 from tests.support.paths import ROOT
 from tests.support.ports import free_port
@@ -323,6 +325,46 @@ def test_the_access_list_that_ships_lets_a_device_say_everything(tmp_path: Path)
         wait_until(lambda: device.spool.stats().rows == 0, "the spool is empty")
         device.stop()
     assert not any("refuses" in line for line in device.said), device.said
+
+
+def test_a_device_that_moved_to_another_site_leaves_nothing_at_the_broker_under_the_former_one(
+    tmp_path: Path, broker: Broker
+) -> None:
+    former = Topics("plant-z", TOPICS.device)
+    before = ForwardingDevice(tmp_path, broker.settings, topics=former, home_assistant="homeassistant")
+    before.spool.retain(former.deploy, {"v": 1, "digits_state": "steady"})
+    before.start()
+    wait_until(lambda: former.deploy in retained(broker), "the slots at the former site")
+    before.stop()
+    before.spool.append("hist", former.hist("digits"), {"v": 1}, 1, "hist")
+    listener = Listener(broker.settings)
+
+    def connect() -> None:
+        moved = ForwardingDevice(tmp_path, broker.settings, home_assistant="homeassistant")
+        moved.spool.retain(TOPICS.deploy, {"v": 1, "digits_state": "steady"})
+        moved.start()
+        wait_until(lambda: len(moved.spool.retained()) == 1 and moved.spool.stats().rows == 0, "all is acknowledged")
+        wait_until(lambda: TOPICS.deploy in retained(broker), "the slots at the new site")
+        moved.stop()
+        assert {topic for topic in retained(broker) if "plant-z" in topic} == set()
+
+    connect()
+    connect()  # the former site does not come back
+    listener.stop()
+    assert listener.payloads(former.hist("digits")) == [b'{"v":1}']
+    assert listener.payloads(former.status) == [b"offline", b""]
+
+
+def test_a_device_that_may_not_clear_its_former_site_says_so_and_tries_no_more(tmp_path: Path) -> None:
+    access = tmp_path / "access"
+    access.write_text(f"pattern write edgert/v1/{TOPICS.site}/%u/#\n")
+    with Broker.in_folder(tmp_path / "broker", secured=True, extra=(f"acl_file {access}",)) as broker:
+        moved = ForwardingDevice(tmp_path, broker.settings)
+        moved.spool.retain(Topics("plant-z", TOPICS.device).deploy, {"v": 1})
+        moved.start()
+        wait_until(lambda: not moved.spool.retained() and moved.spool.stats().rows == 0, "nothing waits")
+        moved.stop()
+    assert any("former site" in line and "edgert fleet forget" in line for line in moved.said), moved.said
 
 
 def test_a_device_makes_itself_known_to_home_assistant_where_that_is_asked_for(

@@ -68,6 +68,10 @@ def test_a_device_that_is_online_or_of_two_sites_is_not_forgotten_by_mistake(tmp
         assert isinstance(cli(broker, "pi-1").exception, DeviceError)
         publish(broker, a_device("pi-1", site="plant-b")[1], retain=True)
         assert "plant-a, plant-b" in str(cli(broker, "pi-1").exception)
+        held, wrong = retained(broker), tmp_path / "wrong.db"
+        said = cli(broker, "pi-1", "--site", "plant-a", "--force", "--store", str(wrong)).exception
+        assert "there is no store" in str(said)
+        assert (retained(broker), wrong.exists()) == (held, False)
         assert cli(broker, "pi-1", "--site", "plant-a", "--force").exit_code == 0
         assert {topic.split("/")[2] for topic in retained(broker) if topic.startswith("edgert/")} == {"plant-b"}
 

@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 from edgert.errors import ConfigInvalid
 from edgert.telemetry.sketch import Sketch, merged
 from edgert_deploy.cli.fleet_query import query
+from edgert_deploy.fleet.store.tables import time_text
 from tests.support.fleet import NOW_MS, Pi, record, without
 
 
@@ -39,7 +40,20 @@ def test_the_command_prints_groups_as_a_table_and_as_json(url: str, monkeypatch:
     groups = json.loads(cli(url, *words, "--json").stdout)["groups"]
     assert groups[0]["p50_ms"] == pytest.approx(1.0, rel=0.011)
     assert (groups[0]["p99.9_ms"], groups[1]["p50_ms"], groups[0]["rate_per_s"]) == (9.0, 7.0, 0.028)
-    assert "no matching reports" in cli(url, "--model", "faces").stderr
+    assert cli(url, "--model", "faces").stderr == (
+        f"no matching reports from {time_text(NOW_MS - 3_600_000)} to {time_text(NOW_MS)} --model faces\n"
+    )
+
+
+def test_an_answer_states_the_whole_minutes_that_it_covers(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    record(url, [])
+    assert "no reports yet" in cli(url).stderr
+    record(url, Pi("pi-1").window(NOW_MS - 1, [1.0] * 120))
+    monkeypatch.setattr("time.time_ns", lambda: (NOW_MS + 30_000) * 1_000_000)
+    answer = json.loads(cli(url, "--window", "1m", "--json").stdout)
+    assert (answer["since_ms"], answer["until_ms"]) == (NOW_MS - 60_000, NOW_MS + 60_000)
+    assert answer["groups"][0]["rate_per_s"] == 1.0  # 120 requests in these two minutes
+    assert "at least 1m" in cli(url, "--window", "30s").output
 
 
 def test_what_is_missing_old_or_placed_by_receipt_is_told_with_the_answer(
@@ -102,7 +116,7 @@ def test_a_percentile_is_taken_at_its_exact_rank(tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--window", "0s"), "ends before it begins"),
+        (("--csv", "--json"), "give one of them"),
         (("--by", "weather"), "known: site, device"),
         (("--percentiles", "101"), "between 0 and 100"),
         (("--percentiles", "1e-999999999"), "such as 50,95,99.9"),

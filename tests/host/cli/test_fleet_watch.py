@@ -24,7 +24,7 @@ from edgert_deploy.common.addresses import host_and_port
 from edgert_deploy.fleet.state import FleetState
 from tests.support.brokers import USER, Broker
 from tests.support.devices import wait_until
-from tests.support.fleet import Sender, publish
+from tests.support.fleet import Pi, Sender, publish
 from tests.support.ports import free_port
 
 
@@ -140,6 +140,14 @@ def test_ctrl_c_ends_it_quietly_with_0(broker: Broker) -> None:
 def test_an_empty_fleet_says_so(broker: Broker) -> None:
     result = CliRunner().invoke(watch, ["--broker", broker.settings.address, "--once", "--for", "0.3s"])
     assert "nothing heard yet" in result.output
+
+
+def test_options_that_fit_no_line_say_so(broker: Broker) -> None:
+    publish(broker, Pi("pi-1").info(), retain=True)
+    result = CliRunner().invoke(
+        watch, ["--broker", broker.settings.address, "--once", "--for", "0.3s", "--device", "pi-9"]
+    )
+    assert "no line fits the options" in result.output
 
 
 def test_the_command_itself_works_over_tls_with_a_password(secured: Broker) -> None:

@@ -14,7 +14,6 @@ from edgert_deploy.common.addresses import host_and_port
         ("10.0.0.1", ("10.0.0.1", 1883)),
         ("broker:1884", ("broker", 1884)),
         ("mqtt://broker:1884", ("broker", 1884)),
-        ("mqtts://broker", ("broker", 1883)),
         ("[fe80::1]:8883", ("fe80::1", 8883)),
         ("[fe80::1]", ("fe80::1", 1883)),
         ("fe80::1%eth0", ("fe80::1%eth0", 1883)),
@@ -24,10 +23,18 @@ def test_host_and_port(text: str, found: tuple[str, int]) -> None:
     assert host_and_port(text, 1883) == found
 
 
-@pytest.mark.parametrize("text", ["", ":1883", "broker:", "broker:x", "broker:٣", "[fe80::1", "[fe80::1]x", "[]:1"])
+@pytest.mark.parametrize(
+    "text", ["", ":1883", "broker:", "broker:x", "broker:٣", "[fe80::1", "[fe80::1]x", "[]:1", "a:1:2"]
+)
 def test_text_that_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(ConfigInvalid, match="is no address"):
         host_and_port(text, 1883)
+
+
+def test_an_address_of_another_protocol_is_refused_so_that_no_login_goes_without_tls() -> None:
+    for text, said in (("mqtts://broker", "without mqtts://; --tls"), ("http://10.0.0.1:1883", "without http://$")):
+        with pytest.raises(ConfigInvalid, match=said):
+            host_and_port(text, 1883)
 
 
 def test_a_port_has_its_limits() -> None:

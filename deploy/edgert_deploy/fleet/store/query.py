@@ -104,6 +104,12 @@ class StageReport(NamedTuple):
     fields: Mapping[str, Scalar]
 
 
+def period_ms(question: Question, now_ms: int) -> tuple[int, int]:
+    """Return the period that an answer covers: that of the question, in whole minutes or hours."""
+    first, end = _stretch(question, now_ms)
+    return first * MINUTE_MS, end * MINUTE_MS
+
+
 class FleetQuery:
     """One process's connection to the store, for reading. Raises ConfigInvalid or StoreFailed."""
 

@@ -10,6 +10,7 @@ from edgert.telemetry.mqtt import HANDED_MAX
 from edgert_deploy.fleet.listener import FleetListener
 from edgert_deploy.fleet.reports import EventMessage, storable
 from edgert_deploy.fleet.store.batch import Batch, Origin
+from edgert_deploy.fleet.store.schema import StoreFailed
 from edgert_deploy.fleet.store.store import Store
 
 REMOVED = "removed"  # the status of a device that was uninstalled or forgotten
@@ -39,11 +40,6 @@ class Recorder(FleetListener):
     def waiting(self) -> int:
         return len(self._batch)
 
-    @property
-    def tells(self) -> bool:
-        """Whether to report this failure: the first in a row, the second, the fourth, the eighth, ..."""
-        return self.failures & (self.failures - 1) == 0
-
     def apply(self, topic: str, payload: bytes, retained: bool, now: float) -> None:
         self._applied += 1
         if len(self._batch) >= WAITING_MAX or self._bytes >= WAITING_BYTES_MAX:
@@ -63,6 +59,18 @@ class Recorder(FleetListener):
             self.recorded += written.hists + written.metrics + written.events
             self.duplicates += written.duplicates
         self.settled = self._applied
+
+    def flush_or_wait(self, say: Callable[[str], None]) -> None:
+        """Write what waits. Tell the first, second, fourth, eighth ... failure in a row, and that the store works again."""
+        failed = self.failures > 0
+        try:
+            self.flush()
+        except StoreFailed as error:
+            if self.failures & (self.failures - 1) == 0:
+                say(f"{error.message}; {self.waiting} reports wait, {self.dropped} dropped; retrying")
+        else:
+            if failed and not self.failures:
+                say("the store works again: what waited is written")
 
     def on_message(self, topic: Topic, retained: bool, now: float) -> None:
         if not retained:

@@ -14,7 +14,7 @@ from typing import Any
 
 from edgert.errors import ConfigInvalid
 from edgert.telemetry.sketch import Sketch
-from edgert_deploy.fleet.store.query import Answer, FleetQuery, Question
+from edgert_deploy.fleet.store.query import Answer, FleetQuery, Question, period_ms
 
 PERCENTILES_DEFAULT = "50,95,99"
 PERCENTILES_MAX = 20
@@ -33,8 +33,9 @@ class Asked:
     buckets: bool = False
 
     def of(self, fleet: FleetQuery, now_ms: int) -> dict[str, Any]:
-        """Return the answer as JSON values. Raises StoreFailed."""
+        """Return the answer as JSON values, with the period that it covers. Raises StoreFailed."""
         question = self.question
+        since_ms, until_ms = period_ms(question, now_ms)
         answers = fleet.answer(question, now_ms)
         groups = [
             {
@@ -44,8 +45,8 @@ class Asked:
             for answer in answers
         ]
         return {
-            "since_ms": question.since_ms,
-            "until_ms": question.until_ms,
+            "since_ms": since_ms,
+            "until_ms": until_ms,
             "by": list(question.by),
             "newest_ms": fleet.newest_ms(),
             "missing_devices": _missing_of(answers),
