@@ -20,19 +20,30 @@ from tests.support.shell import Shell, ShellHere
 
 # Started first, so that no long file is left when the others are done.
 LONG_FILES = (
-    "hil/test_fleet.py",
-    "tests/end_to_end/test_isolation.py",
     "hil/test_bootstrap.py",
     "tests/end_to_end/test_ssh.py",
-    "tests/host/cli/test_device.py",
-    "tests/device/daemon/test_trial.py",
+    "hil/test_fleet.py",
     "hil/test_service.py",
+    "hil/test_device.py",
+    "tests/end_to_end/test_isolation.py",
+    "tests/end_to_end/test_full_disk.py",
+    "tests/device/versions/test_crash_points.py",
     "hil/test_links.py",
+    "tests/host/cli/test_team.py",
     "tests/end_to_end/test_daemon.py",
     "tests/host/bootstrap/test_bootstrap.py",
+    "tests/host/cli/test_deploy.py",
+    "tests/end_to_end/test_hostile_bundles.py",
+    "tests/end_to_end/test_trial.py",
     "tests/host/bootstrap/test_wheelhouse.py",
-    "tests/device/versions/test_crash_points.py",
+    "tests/host/cli/test_rollout.py",
+    "tests/host/cli/test_fleet_ui.py",
     "tests/device/client/test_c_client.py",
+    "tests/host/packager/tflite_lowering/test_node_tests.py",
+    "tests/device/follow/test_follower.py",
+    "tests/host/cli/test_build.py",
+    "tests/end_to_end/test_buckets.py",
+    "tests/host/packager/builders/test_builders.py",
 )
 
 # Each shim of pyenv takes a fifth of a second, and a probe of this machine tries six names of Python.

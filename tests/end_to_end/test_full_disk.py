@@ -94,7 +94,7 @@ def test_a_crashed_worker_restarts_and_the_daemon_survives(device: Device) -> No
     daemon, worker = status["daemon"]["pid"], device.model()["serving"]["pid"]
     fill(device)
     os.kill(worker, signal.SIGKILL)
-    wait_until(lambda: device.model()["serving"]["pid"] not in (None, worker), "it serves again")
+    wait_until(lambda: device.serving()["pid"] not in (None, worker), "it serves again")
     with device.client() as client:
         assert client.infer("echo", ITEM)["y"].tolist() == ITEM.tolist()
     assert alive(daemon)

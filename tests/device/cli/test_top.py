@@ -97,7 +97,7 @@ def test_the_real_daemon_is_watched() -> None:
         with device.client() as client:
             for value in range(50):
                 client.infer("echo", ITEM * value, cache=False)
-            wait_until(lambda: device.model()["serving"]["requests"]["requests"] >= 50, "the requests are counted")
+            wait_until(lambda: device.serving()["requests"]["requests"] >= 50, "the requests are counted")
             view = device.run("top", "--once", "--interval", "0.2")
             watching = subprocess.Popen(
                 [sys.executable, "-m", "edgert.cli", "--state", str(device.state.root), "top", "--interval", "0.1"],
