@@ -136,7 +136,7 @@ class HttpConnection:
         return self._chunked_body(request)
 
     def _body_of_length(self, request: ParsedRequest, size_bytes: int) -> memoryview:
-        """Read the rest of a body without the parser; the next request gets a new one."""
+        """Read the rest of a body without the parser."""
         self._check_size(size_bytes)
         if size_bytes > len(self._kept):
             place = _memory(size_bytes)
@@ -155,13 +155,13 @@ class HttpConnection:
             count = self._receive(body[at:], until_s)
             self._admission.take(self._place, count)
             at += count
-        self._parser = RequestParser()
+        self._parser.skip_body()
         return body
 
     def _chunked_body(self, request: ParsedRequest) -> memoryview:
         until_s = self._clock() + self._limits.body_s_max(self._limits.body_bytes_max)
         self._take_checked(request.body_bytes)
-        # The parser fills the request at the end of its queue.
+        # In the parser's queue, the bytes of its trailers count too.
         self._parser.requests.appendleft(request)
         while not request.complete:
             before = request.body_bytes

@@ -6,10 +6,9 @@ import json
 import math
 import time
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
 from email.utils import formatdate
 from http import HTTPStatus
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from edgert.errors import (
@@ -26,8 +25,7 @@ BINARY_TYPE = "application/octet-stream"
 RETRY_AFTER_S = 1.0
 
 
-@dataclass(frozen=True)
-class HttpRequest:
+class HttpRequest(NamedTuple):
     """`headers` are by lower-case name. `body` is valid until the response has been sent."""
 
     method: str
@@ -40,8 +38,7 @@ class HttpRequest:
         return unquote(self.target.partition("?")[0])
 
 
-@dataclass(frozen=True)
-class HttpResponse:
+class HttpResponse(NamedTuple):
     """A status and a body, which is sent part by part. A `stream` follows until it or the connection ends.
 
     With `closes` the connection ends after the answer.

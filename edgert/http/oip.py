@@ -7,6 +7,9 @@ first, `Inference-Header-Content-Length` is its length, and the tensors' bytes f
 Numbers from JSON take many times their own size as Python objects. So their count is limited, and only one thread at a
 time works on long JSON; this costs no time, because Python runs one thread at a time anyway. Nothing is allocated by a
 shape that the request states: its values are counted first.
+
+The client of a camera or a sensor sends the same JSON with each tensor. So short JSON before binary data is kept with
+what it means, and so is the JSON of a binary answer.
 """
 
 from __future__ import annotations
@@ -16,9 +19,9 @@ import json
 import math
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +34,7 @@ LENGTH_HEADER = "Inference-Header-Content-Length"
 JSON_BYTES_MAX = 4 * 1024**2
 JSON_VALUES_MAX = 1024**2  # in one answer
 SHORT_JSON = 16 * 1024  # bytes to read or values to write that take no lock
+KEPT_JSON_BYTES_MAX, KEPT_MAX = 2048, 64  # the longest JSON that is kept, and how many of questions and of answers
 TENSORS_MAX = 32  # as many as a frame of the local protocol holds
 ID_LENGTH_MAX = 1024
 CLASSES_MAX = 10_000
@@ -50,8 +54,7 @@ _KINDS: dict[str, set[type]] = {"f": {int, float}, "i": {int}, "u": {int}, "b": 
 _long_json = threading.Lock()
 
 
-@dataclass(frozen=True)
-class WantedOutput:
+class WantedOutput(NamedTuple):
     """One wanted output. `classes` above 0 asks for that many of the largest values instead of the tensor."""
 
     name: str
@@ -59,15 +62,31 @@ class WantedOutput:
     classes: int = 0
 
 
-@dataclass(frozen=True)
-class Question:
+class BinaryInput(NamedTuple):
+    """An input among the binary data: `dtype` None means BYTES."""
+
+    name: str
+    dtype: np.dtype[Any] | None
+    shape: list[int]
+    begin: int
+    end: int
+
+    def given(self, data: memoryview) -> Given:
+        """Return its values, as a view of `data`. Raises RequestError if BYTES do not add up."""
+        own = data[self.begin : self.end]
+        if self.dtype is None:
+            return _files(self.name, own, math.prod(self.shape))
+        return np.frombuffer(own, self.dtype).reshape(self.shape)
+
+
+class Question(NamedTuple):
     """One inference request. `outputs` None asks for all; `timeout_s` None means the server's default.
 
     `priority` is Triton's: 0 the default, 1 the highest.
     """
 
-    id: str
     inputs: dict[str, Given]
+    id: str
     outputs: tuple[WantedOutput, ...] | None
     binary: bool
     priority: int
@@ -77,12 +96,18 @@ class Question:
 def read_question(body: memoryview, json_length: str | None) -> Question:
     """Parse `body`; the arrays are views of it. Raises RequestError."""
     header, data = _split(body, json_length)
-    with _long_json if len(header) > SHORT_JSON else contextlib.nullcontext():
-        return _question(header, data)
+    if data and len(header) <= KEPT_JSON_BYTES_MAX:
+        stated, question = _kept_question(bytes(header), len(data))
+    else:
+        with _long_json if len(header) > SHORT_JSON else contextlib.nullcontext():
+            stated, question = _question(bytes(header), len(data))
+    if not stated:
+        return question
+    return question._replace(inputs={**question.inputs, **{each.name: each.given(data) for each in stated}})
 
 
-def _question(header: memoryview, data: memoryview) -> Question:
-    text = bytes(header)
+def _question(text: bytes, data_bytes: int) -> tuple[list[BinaryInput], Question]:
+    """Return the inputs that follow as `data_bytes` of binary data, and the question without them."""
     if len(text) > SHORT_JSON:
         _check(
             text.count(b"[") + text.count(b"{") <= LISTS_MAX, f"the JSON has more than {LISTS_MAX} lists and objects"
@@ -100,17 +125,24 @@ def _question(header: memoryview, data: memoryview) -> Question:
     parameters = _object(value, "parameters", "the request")
     _check(not parameters.get("sequence_id"), "sequences of requests are not supported")
     binary = parameters.get("binary_data_output", False) is True
+    names: set[str] = set()
     inputs: dict[str, Given] = {}
+    stated: list[BinaryInput] = []
     at = 0
     for entry in entries:
-        name, array, at = _input(entry, data, at)
-        _check(name not in inputs, f"input {name!r} is given twice")
-        inputs[name] = array
-    _check(at == len(data), f"the inputs state {at} bytes of binary data, the body has {len(data)}")
+        name, given = _input(entry, data_bytes, at)
+        _check(name not in names, f"input {name!r} is given twice")
+        names.add(name)
+        if isinstance(given, BinaryInput):
+            stated.append(given)
+            at = given.end
+        else:
+            inputs[name] = given
+    _check(at == data_bytes, f"the inputs state {at} bytes of binary data, the body has {data_bytes}")
     question_id = value.get("id", "")
     _check(isinstance(question_id, str) and len(question_id) <= ID_LENGTH_MAX, "'id' must be a short string")
     timeout_us = _whole(parameters.get("timeout", 0), "the parameter 'timeout' (microseconds)")
-    return Question(
+    return stated, Question(
         id=question_id,
         inputs=inputs,
         outputs=_wanted(value.get("outputs"), binary),
@@ -120,49 +152,52 @@ def _question(header: memoryview, data: memoryview) -> Question:
     )
 
 
+_kept_question = lru_cache(KEPT_MAX)(_question)
+
+
 def answer(
     question: Question, model: str, release: int, outputs: Mapping[str, NDArray[Any]], labels: Sequence[str] = ()
 ) -> HttpResponse:
     """Return the response. `labels` name the classes of outputs with as many classes. Raises RequestError."""
     wanted = question.outputs
     if wanted is None:
-        wanted = tuple(WantedOutput(name, question.binary) for name in outputs)
+        wanted = tuple([WantedOutput(name, question.binary) for name in outputs])
     for want in wanted:
         if want.name not in outputs:
             raise RequestError(f"model {model} has no output {want.name[:200]!r}; it has {', '.join(outputs)}")
+    if all(want.binary and not want.classes for want in wanted):
+        arrays = [outputs[want.name] for want in wanted]
+        forms = tuple((want.name, array.dtype, array.shape) for want, array in zip(wanted, arrays, strict=True))
+        return _response([_kept_head(question.id, model, release, forms), *map(_bytes_of, arrays)])
     values = sum(_values(want, outputs[want.name]) for want in wanted)
     if values > JSON_VALUES_MAX:
         raise RequestError(f"the answer has {values} values, in JSON at most {JSON_VALUES_MAX}: ask for binary_data")
     with _long_json if values > SHORT_JSON else contextlib.nullcontext():
-        return _answer(question, wanted, model, release, outputs, labels)
+        told = [_told(want, outputs[want.name], labels) for want in wanted]
+        head = _head(question.id, model, release, [entry for entry, _ in told])
+    return _response([head, *(data for _, data in told if data is not None)])
 
 
-def _answer(
-    question: Question,
-    wanted: Sequence[WantedOutput],
-    model: str,
-    release: int,
-    outputs: Mapping[str, NDArray[Any]],
-    labels: Sequence[str],
-) -> HttpResponse:
-    entries: list[dict[str, Any]] = []
-    parts: list[bytes | memoryview] = [b""]
-    for want in wanted:
-        array = outputs[want.name]
-        if want.classes:
-            entry, data = _classified(want, array, labels)
-        else:
-            entry, data = _tensor(want, array)
-        entries.append(entry)
-        if data is not None:
-            parts.append(data)
-    head: dict[str, Any] = {"model_name": model, "model_version": str(release), "outputs": entries}
-    if question.id:
-        head["id"] = question.id
-    parts[0] = json.dumps(head, allow_nan=False).encode()
+def _response(parts: list[bytes | memoryview]) -> HttpResponse:
+    """Return the answer of these parts: JSON, then binary data."""
     if len(parts) == 1:
         return HttpResponse(200, parts, JSON_TYPE)
     return HttpResponse(200, parts, BINARY_TYPE, ((LENGTH_HEADER, str(len(parts[0]))),))
+
+
+def _head(question_id: str, model: str, release: int, entries: list[dict[str, Any]]) -> bytes:
+    head: dict[str, Any] = {"model_name": model, "model_version": str(release), "outputs": entries}
+    if question_id:
+        head["id"] = question_id
+    return json.dumps(head, allow_nan=False).encode()
+
+
+@lru_cache(KEPT_MAX)
+def _kept_head(
+    question_id: str, model: str, release: int, forms: tuple[tuple[str, np.dtype[Any], tuple[int, ...]], ...]
+) -> bytes:
+    """Return the JSON of an answer whose outputs of these names, dtypes and shapes all follow as binary data."""
+    return _head(question_id, model, release, [_binary_entry(*form) for form in forms])
 
 
 def _values(want: WantedOutput, array: NDArray[Any]) -> int:
@@ -176,47 +211,43 @@ def _split(body: memoryview, json_length: str | None) -> tuple[memoryview, memor
     length = len(body)
     if json_length is not None:
         # isdecimal alone would accept the digits of other scripts, and very long numbers.
-        _check(
-            json_length.isascii() and json_length.isdecimal() and len(json_length) < 20,
-            f"{LENGTH_HEADER} must be a number",
-        )
+        if not (json_length.isascii() and json_length.isdecimal() and len(json_length) < 20):
+            raise RequestError(f"{LENGTH_HEADER} must be a number")
         length = int(json_length)
-        _check(length <= len(body), f"{LENGTH_HEADER} says {length} bytes, the body has {len(body)}")
-    _check(
-        length <= JSON_BYTES_MAX, f"the JSON of a request may have {JSON_BYTES_MAX} bytes: send tensors as binary data"
-    )
+        if length > len(body):
+            raise RequestError(f"{LENGTH_HEADER} says {length} bytes, the body has {len(body)}")
+    if length > JSON_BYTES_MAX:
+        raise RequestError(f"the JSON of a request may have {JSON_BYTES_MAX} bytes: send tensors as binary data")
     return body[:length], body[length:]
 
 
-def _input(entry: Any, data: memoryview, at: int) -> tuple[str, Given, int]:
-    """Return an input's name and values, and where the binary data of the next one begin."""
+def _input(entry: Any, data_bytes: int, at: int) -> tuple[str, Given | BinaryInput]:
+    """Return an input's name and its values, or its place from byte `at` of the binary data."""
     _check(isinstance(entry, dict) and isinstance(entry.get("name"), str), "each input must be an object with a 'name'")
     name, datatype, shape = entry["name"][:200], entry.get("datatype"), entry.get("shape")
-    _check(
-        isinstance(datatype, str) and (datatype in NUMPY_NAMES or datatype == "BYTES"),
-        f"input {name!r} has datatype {str(datatype)[:40]!r}; known: {', '.join(NUMPY_NAMES)}, BYTES",
-    )
-    _check(
-        isinstance(shape, list) and len(shape) <= MAX_RANK and all(_is_length(n) for n in shape),
-        f"input {name!r} has no usable 'shape': at most {MAX_RANK} lengths, each 0 or more",
-    )
-    _check(math.prod(length or 1 for length in shape) < VALUES_MAX, f"input {name!r}: the shape {shape} is too large")
+    if not isinstance(datatype, str) or (datatype not in NUMPY_NAMES and datatype != "BYTES"):
+        known = ", ".join(NUMPY_NAMES)
+        raise RequestError(f"input {name!r} has datatype {str(datatype)[:40]!r}; known: {known}, BYTES")
+    if not isinstance(shape, list) or len(shape) > MAX_RANK or not all(map(_is_length, shape)):
+        raise RequestError(f"input {name!r} has no usable 'shape': at most {MAX_RANK} lengths, each 0 or more")
+    if math.prod(length or 1 for length in shape) >= VALUES_MAX:
+        raise RequestError(f"input {name!r}: the shape {shape} is too large")
     parameters = _object(entry, "parameters", f"input {name!r}")
     _check("shared_memory_region" not in parameters, "shared memory regions are not supported: send the data")
     if "binary_data_size" not in parameters:
         if datatype == "BYTES":
-            return name, _texts(name, entry.get("data"), math.prod(shape)), at
-        return name, _from_json(name, entry.get("data"), np.dtype(NUMPY_NAMES[datatype]), datatype, shape), at
+            return name, _texts(name, entry.get("data"), math.prod(shape))
+        return name, _from_json(name, entry.get("data"), np.dtype(NUMPY_NAMES[datatype]), datatype, shape)
     size = _whole(parameters["binary_data_size"], f"'binary_data_size' of input {name!r}")
     _check("data" not in entry, f"input {name!r} has both 'data' and 'binary_data_size'")
-    _check(at + size <= len(data), f"the body ends within the binary data of input {name!r}")
-    own = data[at : at + size]
+    _check(at + size <= data_bytes, f"the body ends within the binary data of input {name!r}")
     if datatype == "BYTES":
-        return name, _files(name, own, math.prod(shape)), at + size
+        return name, BinaryInput(name, None, shape, at, at + size)
     dtype = np.dtype(NUMPY_NAMES[datatype])
     takes = math.prod(shape) * dtype.itemsize
-    _check(size == takes, f"input {name!r} has {datatype} {shape}, which takes {takes} bytes, not {size}")
-    return name, np.frombuffer(own, dtype).reshape(shape), at + size
+    if size != takes:
+        raise RequestError(f"input {name!r} has {datatype} {shape}, which takes {takes} bytes, not {size}")
+    return name, BinaryInput(name, dtype, shape, at, at + size)
 
 
 def _texts(name: str, data: Any, count: int) -> list[bytes]:
@@ -302,15 +333,31 @@ def _wanted(entries: Any, binary: bool) -> tuple[WantedOutput, ...] | None:
     return tuple(wanted)
 
 
-def _tensor(want: WantedOutput, array: NDArray[Any]) -> tuple[dict[str, Any], bytes | memoryview | None]:
-    entry: dict[str, Any] = {"name": want.name, "datatype": DATATYPES[array.dtype.name], "shape": list(array.shape)}
-    if not want.binary:
-        flat = array.ravel()
-        if array.dtype.kind == "f" and not np.isfinite(flat).all():  # JSON has no NaN and no infinity
-            return {**entry, "data": [value if math.isfinite(value) else None for value in flat.tolist()]}, None
-        return {**entry, "data": flat.tolist()}, None
-    flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    return {**entry, "parameters": {"binary_data_size": flat.nbytes}}, flat.data
+def _told(
+    want: WantedOutput, array: NDArray[Any], labels: Sequence[str]
+) -> tuple[dict[str, Any], bytes | memoryview | None]:
+    """Return the JSON of an output, and its binary data if it has any."""
+    if want.classes:
+        return _classified(want, array, labels)
+    if want.binary:
+        return _binary_entry(want.name, array.dtype, array.shape), _bytes_of(array)
+    flat = array.ravel()
+    values = flat.tolist()
+    if array.dtype.kind == "f" and not np.isfinite(flat).all():  # JSON has no NaN and no infinity
+        values = [value if math.isfinite(value) else None for value in values]
+    return {**_entry(want.name, array.dtype, array.shape), "data": values}, None
+
+
+def _entry(name: str, dtype: np.dtype[Any], shape: Sequence[int]) -> dict[str, Any]:
+    return {"name": name, "datatype": DATATYPES[dtype.name], "shape": list(shape)}
+
+
+def _binary_entry(name: str, dtype: np.dtype[Any], shape: Sequence[int]) -> dict[str, Any]:
+    return {**_entry(name, dtype, shape), "parameters": {"binary_data_size": math.prod(shape) * dtype.itemsize}}
+
+
+def _bytes_of(array: NDArray[Any]) -> memoryview:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def _classified(

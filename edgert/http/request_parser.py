@@ -1,9 +1,13 @@
-"""The requests of one connection, parsed by httptools (the parser of Node.js)."""
+"""The requests of one connection, parsed by httptools (the parser of Node.js).
+
+Most clients send the same head with each request, before another tensor. So the last head is kept with what it means:
+where the parser is between two requests, the same bytes mean the same, and are not parsed again.
+"""
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
@@ -35,21 +39,64 @@ class RequestParser:
     """Collects requests in the order they came; the last one may be incomplete."""
 
     def __init__(self) -> None:
-        from httptools import HttpRequestParser
-
         self.requests: deque[ParsedRequest] = deque()
-        self._unparsed_bytes = 0
-        self._parser: HttpRequestParser = HttpRequestParser(self)
+        self._kept_head, self._kept = b"", ParsedRequest()
+        self.skip_body()
 
     def feed(self, data: memoryview) -> None:
         """Parse `data`. Raises HttpError (400, 431) if it is not HTTP, or a head is too long."""
+        is_between = self._last.complete and not self._unparsed_bytes
+        if is_between and self._kept_head and self._came_again(data):
+            return
+        self._parse(data)
+        if is_between:
+            self._keep(data)
+
+    def take(self) -> ParsedRequest | None:
+        """Return the first request once its head is complete."""
+        return self.requests.popleft() if self.requests and self.requests[0].head_complete else None
+
+    def skip_body(self) -> None:
+        """Expect the next request; the caller reads the rest of this one's body itself."""
+        from httptools import HttpRequestParser
+
+        self._parser: HttpRequestParser = HttpRequestParser(self)
+        self._last, self._unparsed_bytes = ParsedRequest(complete=True), 0
+
+    def _keep(self, data: memoryview) -> None:
+        """Keep the head in `data` if nothing but it and bytes of its body, whose length it states, are there."""
+        request = self._last
+        head = bytes(data[: len(data) - request.body_bytes])
+        if (
+            len(self.requests) == 1
+            and request.keep_alive
+            and "transfer-encoding" not in request.headers
+            and head.find(b"\r\n\r\n") == len(head) - 4
+        ):
+            self._kept_head, self._kept = head, replace(request, parts=[])
+
+    def _came_again(self, data: memoryview) -> bool:
+        """Take `data` as the kept head and bytes of its body; return False if they are something else."""
+        kept, at = self._kept, len(self._kept_head)
+        size_bytes = int(kept.headers.get("content-length", 0))
+        body_bytes = len(data) - at
+        if body_bytes > size_bytes or bytes(data[:at]) != self._kept_head:
+            return False
+        self._last = ParsedRequest(
+            kept.method, kept.url, kept.headers, [bytes(data[at:])] if body_bytes else [], kept.head_bytes, body_bytes,
+            head_complete=True, complete=body_bytes == size_bytes, keep_alive=True, version=kept.version,
+        )  # fmt: skip
+        self.requests.append(self._last)
+        return True
+
+    def _parse(self, data: memoryview) -> None:
         from httptools import HttpParserError, HttpParserUpgrade
 
         before = self._progress()
         try:
             self._parser.feed_data(data)
         except HttpParserUpgrade:  # the only protocol here is HTTP/1.1: answer the request, then close
-            self.requests[-1].keep_alive = False
+            self._last.keep_alive = False
         except HttpParserError as error:
             raise HttpError(HTTPStatus.BAD_REQUEST, f"not HTTP/1.1: {error}") from error
         # httptools keeps a field, a trailer or a chunk's extension until it ends, and reports nothing before.
@@ -62,26 +109,23 @@ class RequestParser:
                     f"a request's head may have {HEAD_BYTES_MAX} bytes and {HEADERS_MAX} fields",
                 )
 
-    def take(self) -> ParsedRequest | None:
-        """Return the first request once its head is complete."""
-        return self.requests.popleft() if self.requests and self.requests[0].head_complete else None
-
     def _progress(self) -> tuple[int, int, int, bool, bool]:
-        last = self.requests[-1] if self.requests else ParsedRequest()
+        last = self._last
         return len(self.requests), last.head_bytes, last.body_bytes, last.head_complete, last.complete
 
     # --- called by httptools ------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        self.requests.append(ParsedRequest())
+        self._last = ParsedRequest()
+        self.requests.append(self._last)
 
     def on_url(self, url: bytes) -> None:
-        request = self.requests[-1]
+        request = self._last
         request.url += url.decode("latin-1")
         request.head_bytes += len(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        request = self.requests[-1]
+        request = self._last
         request.head_bytes += len(name) + len(value) + 4
         if request.head_complete:
             return  # a trailer: it must not change what the head said
@@ -90,19 +134,19 @@ class RequestParser:
         request.headers[key] = f"{request.headers[key]}, {text}" if key in request.headers else text
 
     def on_headers_complete(self) -> None:
-        request = self.requests[-1]
+        request = self._last
         request.method = self._parser.get_method().decode("latin-1")
         request.keep_alive = self._parser.should_keep_alive()
         request.version = self._parser.get_http_version()
         request.head_complete = True
 
     def on_body(self, body: bytes) -> None:
-        request = self.requests[-1]
+        request = self._last
         request.parts.append(body)
         request.body_bytes += len(body)
 
     def on_message_complete(self) -> None:
-        self.requests[-1].complete = True
+        self._last.complete = True
 
 
 def check_installed() -> None:

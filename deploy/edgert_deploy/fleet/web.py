@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import socket
 import threading
-from dataclasses import replace
 
 from edgert.errors import ConfigInvalid
 from edgert.http.connection import Handler
@@ -53,4 +52,4 @@ def _packed(request: HttpRequest, response: HttpResponse) -> HttpResponse:
     if size_bytes <= GZIP_ABOVE_BYTES or "gzip" not in request.headers.get("accept-encoding", ""):
         return response
     body = gzip.compress(b"".join(response.parts), 1)
-    return replace(response, parts=(body,), headers=(*response.headers, ("Content-Encoding", "gzip")))
+    return response._replace(parts=(body,), headers=(*response.headers, ("Content-Encoding", "gzip")))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from edgert.errors import RequestError
 from edgert.http import oip
@@ -43,6 +45,45 @@ def test_files_travel_as_bytes_tensors(data: bytes, count: int, good: bool) -> N
     else:
         with pytest.raises(RequestError):
             oip.read_question(body, str(len(head)))
+
+
+def body_of(values: NDArray[np.float32], **more: object) -> tuple[bytes, str]:
+    """Return the JSON and its length of a client that sends `values` as binary data and wants binary data."""
+    size = {"binary_data_size": values.nbytes}
+    tensor = {"name": "x", "datatype": "FP32", "shape": list(values.shape), "parameters": size}
+    head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}, **more}).encode()
+    return head, str(len(head))
+
+
+def test_each_tensor_after_the_same_json_is_read() -> None:
+    for start in range(3):
+        values = np.arange(start, start + 4, dtype=np.float32)[None]
+        head, length = body_of(values)
+        inputs = oip.read_question(memoryview(head + values.tobytes()), length).inputs
+        assert np.array_equal(np.asarray(inputs["x"]), values)
+
+
+def test_the_same_json_before_other_lengths_is_refused() -> None:
+    values = np.zeros((1, 4), np.float32)
+    head, length = body_of(values)
+    for data, good in ((values.tobytes(), True), (values.tobytes()[1:], False), (values.tobytes() + b"x", False)):
+        with nullcontext() if good else pytest.raises(RequestError, match="binary data"):
+            oip.read_question(memoryview(head + data), length)
+
+
+@pytest.mark.parametrize("shape", [(1, 2), (2, 1), (0,), ()])
+@pytest.mark.parametrize("more", [{}, {"id": "seven"}])
+def test_a_binary_answer_states_its_own_outputs(shape: tuple[int, ...], more: dict[str, str]) -> None:
+    head, length = body_of(np.zeros((1, 4), np.float32), **more)
+    question = oip.read_question(memoryview(head + bytes(16)), length)
+    for release, values in ((1, np.ones(shape, np.float16)), (2, np.ones(shape, np.int8))):
+        response = oip.answer(question, "m", release, {"y": values})
+        size, datatype = {"binary_data_size": values.nbytes}, {1: "FP16", 2: "INT8"}[release]
+        output = {"name": "y", "datatype": datatype, "shape": list(shape), "parameters": size}
+        assert json.loads(bytes(response.parts[0])) == {
+            "model_name": "m", "model_version": str(release), "outputs": [output], **more,
+        }  # fmt: skip
+        assert bytes(response.parts[1]) == values.tobytes()
 
 
 def of_json(shape: list[int], data: object) -> oip.Given:
