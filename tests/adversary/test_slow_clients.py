@@ -25,22 +25,23 @@ from edgert_deploy.fleet.ui.hub import Hub
 from edgert_deploy.fleet.ui.rollouts import Rollouts
 from edgert_deploy.fleet.ui.server import PageServer
 from edgert_deploy.rollout.rollout_store import RolloutStore
-from tests.support.devices import a_device, http_port
+from tests.support.devices import WAIT_S_MAX, a_device, http_port
 from tests.support.fleet import NOW_MS, Watched
 from tests.support.http_requests import binary_body, json_input
 
 GOOD_REQUESTS = 60
 
 # Holds argv[2] connections to the port argv[1]. Each begins with what stdin has, goes on byte by byte, and reads nothing.
-# The attacker makes connections anew that the server closes, a hundred a second, or as many as 8 MB a second allow:
-# one that sends more is no slow client.
+# None takes longer than argv[3] seconds to begin. The attacker makes connections anew that the server closes, a hundred
+# a second, or as many as 8 MB a second allow: one that sends more is no slow client.
 _ATTACK = """
 import socket, sys, time
-port, count, begins = int(sys.argv[1]), int(sys.argv[2]), sys.stdin.buffer.read()
+port, count, wait_s_max = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+begins = sys.stdin.buffer.read()
 def connect():
     sock = socket.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    sock.settimeout(WAIT_S_MAX)
+    sock.settimeout(wait_s_max)
     sock.connect(("127.0.0.1", port))
     try: sock.sendall(begins)
     except OSError: pass  # the server reads no more
@@ -79,7 +80,7 @@ ATTACKS = {
 
 @contextmanager
 def attacked(port: int, count: int, begins: bytes) -> Iterator[None]:
-    argv = [sys.executable, "-I", "-c", _ATTACK, str(port), str(count)]
+    argv = [sys.executable, "-I", "-c", _ATTACK, str(port), str(count), str(WAIT_S_MAX)]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as attacker:
         try:
             assert attacker.stdin is not None
