@@ -35,6 +35,7 @@ LONG_FILES = (
     "tests/host/cli/test_deploy.py",
     "tests/end_to_end/test_hostile_bundles.py",
     "tests/end_to_end/test_trial.py",
+    "tests/end_to_end/test_runtime_channel.py",
     "tests/host/bootstrap/test_wheelhouse.py",
     "tests/host/cli/test_rollout.py",
     "tests/host/cli/test_fleet_ui.py",
