@@ -192,7 +192,10 @@ def _memory_mb(state: Path) -> float:
 
 
 WIDTH, HEIGHT, MARGIN = 420, 260, 46
-LINES = {"p50_us": "#2563eb", "p99_us": "#dc2626", "echo_us": "#6b7280", "memory_mb": "#059669", "start_s": "#d97706"}
+LINES = {
+    "p50_us": "#2563eb", "p99_us": "#dc2626", "echo_us": "#6b7280", "cpu_us": "#7c3aed", "memory_mb": "#059669",
+    "first_s": "#a16207", "start_s": "#d97706",
+}  # fmt: skip
 
 
 def plotted(rows: Sequence[dict[str, Any]]) -> str:
