@@ -9,6 +9,7 @@ from edgert.errors import ConfigInvalid
 ID_CHARS_MAX = 64
 ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*\Z")
 MODEL_NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}")
+CHANNEL_NAME = re.compile(r"[a-z][a-z0-9-]{0,39}")  # a part of a registry's tag
 
 
 def checked_id(what: str, value: str) -> str:

@@ -19,7 +19,7 @@ from edgert.bundle.expiry import expiry_time, time_text
 from edgert.bundle.signing import PublicKey, SigningKey
 from edgert.environment import RUNTIME
 from edgert.errors import BundleCorrupt, ChannelExpired, ChannelInvalid, ChannelTooOld, SignatureInvalid
-from edgert.names import MODEL_NAME
+from edgert.names import CHANNEL_NAME, MODEL_NAME
 from edgert.typed_json import Mistyped, from_json
 
 FORMAT = 1
@@ -29,7 +29,6 @@ SELECTED_MAX = 64  # sites, profiles or tags of an entry; keys of a statement
 LIMITS_MAX = 16
 TEXT_LENGTH_MAX = 200
 TRIAL_S_MAX = 24 * 3600.0
-CHANNEL_NAME = re.compile(r"[a-z][a-z0-9-]{0,39}")  # a part of a registry's tag
 KEY_ID = re.compile(r"[0-9a-f]{16}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _COUNTER_MAX = 2**53

@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from edgert.bundle.channel import CHANNEL_NAME, Entry, Follower, Statement, check_next, read_statement
+from edgert.bundle.channel import Entry, Follower, Statement, check_next, read_statement
 from edgert.bundle.expiry import expiry_time, time_text
 from edgert.bundle.signing import PublicKey
 from edgert.checks.channel_status import (
@@ -48,6 +48,7 @@ from edgert.follow.decision import Decision, Do, decide
 from edgert.follow.pace import Pace
 from edgert.follow.record import RecordStore
 from edgert.log import log
+from edgert.names import CHANNEL_NAME
 from edgert.protocol.control import ask
 from edgert.registry.address import parse_repository
 from edgert.registry.artifacts import read_channel

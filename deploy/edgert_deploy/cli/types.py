@@ -11,8 +11,8 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from edgert.bundle.channel import CHANNEL_NAME
 from edgert.errors import ConfigInvalid, EdgeRTError
+from edgert.names import CHANNEL_NAME
 from edgert_deploy.common.project import find_bundle, find_project
 from edgert_deploy.common.quantities import duration_s, duration_text, rate_bytes_per_s, size_bytes
 

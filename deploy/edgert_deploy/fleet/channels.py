@@ -21,7 +21,6 @@ SILENT_MS = 15 * 60_000
 EVENTS_MS = 90 * 86_400_000  # how far back events count
 FAILED_SHOWN_MAX = 200  # of each release
 _ACTIVE = "_active"  # the end of the field of `deploy` that names a model's live release
-FAILED = ("rolled_back", "refused")  # events
 
 
 @dataclass(frozen=True)

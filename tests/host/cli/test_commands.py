@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -33,6 +35,7 @@ FAR = Device("far", "ssh", "root@127.0.0.1:1", "this-machine", "/s", "/h", HOST_
         (("bootstrap", "nobody"), 4),
         (("rollback", "echo", "nobody"), 4),
         (("rollback", "echo", "gamma", "beta"), 2),
+        (("deploy", "echo.edgert", "gamma", "beta"), 2),
         (("infer", "echo", "--input", "none.npy", "--socket", "s"), 4),
     ],
 )
@@ -108,6 +111,13 @@ def test_a_name_that_cannot_be_used_is_refused_before_the_device_is_asked(
     inventory.add(FAR)
     code, answer = edgert("device", "add", words[0], "root@127.0.0.1:1", *words[1:])
     assert (code, says in answer["error"]["message"]) == (4, True), answer
+
+
+@pytest.mark.parametrize("command", ["fleet_export", "fleet_record"])
+def test_commands_that_run_for_months_hold_no_library_that_they_do_not_use(command: str) -> None:
+    program = f"import sys, edgert_deploy.cli, edgert_deploy.cli.{command}; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"cryptography", "onnx", "fabric", "PIL"} & set(loaded)
 
 
 def test_help_shows_an_example_for_each_command(capfd: pytest.CaptureFixture[str]) -> None:

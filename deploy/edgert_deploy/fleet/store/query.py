@@ -22,7 +22,6 @@ from sqlalchemy.exc import SQLAlchemyError
 from edgert.errors import ConfigInvalid
 from edgert.telemetry.messages import Scalar
 from edgert.telemetry.sketch import Sketch
-from edgert_deploy.fleet.channels import FAILED
 from edgert_deploy.fleet.packed import MERGED, WINDOW, Pool
 from edgert_deploy.fleet.reports import PROFILE_UNKNOWN
 from edgert_deploy.fleet.store import gaps, schema
@@ -32,6 +31,7 @@ from edgert_deploy.fleet.store.schema import COUNTERS
 from edgert_deploy.fleet.store.store import FINE_HOURS
 
 DIMENSIONS = ("site", "device", "model", "version", "profile")
+FAILED = ("rolled_back", "refused")  # events of releases
 STEPS_MAX = 2_000
 EVENTS_MAX = 10_000
 GROUPS_MAX = 100_000  # of an answer, steps included: each has 8 KB while it is merged
