@@ -35,7 +35,6 @@ FAR = Device("far", "ssh", "root@127.0.0.1:1", "this-machine", "/s", "/h", HOST_
         (("bootstrap", "nobody"), 4),
         (("rollback", "echo", "nobody"), 4),
         (("rollback", "echo", "gamma", "beta"), 2),
-        (("deploy", "echo.edgert", "gamma", "beta"), 2),
         (("infer", "echo", "--input", "none.npy", "--socket", "s"), 4),
     ],
 )
