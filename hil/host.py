@@ -88,6 +88,10 @@ class Host:
         (row,) = self.edgert("status", device)["devices"]
         return next(each for each in row["status"]["models"] if each["model"] == model)
 
+    def is_ready(self, device: str, model: str) -> bool:
+        """Return whether the model serves. A daemon that has just started has no word of it yet."""
+        return (self.model(device, model).get("serving") or {}).get("state") == "ready"
+
     def on(self, device: str, *argv: str, timeout_s: float = 300.0) -> Result:
         """Run a command on a device and require that it succeeds."""
         transport = open_transport(self.device(device))

@@ -88,7 +88,7 @@ class UnderTest:
             try:
                 if self.boot_id() == boot_before:
                     return False
-                return self.live().get("serving", {}).get("state") in ("ready", "degraded")
+                return (self.live().get("serving") or {}).get("state") in ("ready", "degraded")
             except (AssertionError, EdgeRTError, StopIteration):
                 time.sleep(0.5)
                 return False

@@ -66,7 +66,7 @@ class World:
             "systemd started the daemon again",
             90,
         )
-        wait_until(lambda: self.host.model(NAME, "echo")["serving"]["state"] == "ready", "it serves")
+        wait_until(lambda: self.host.is_ready(NAME, "echo"), "it serves")
 
 
 @pytest.fixture(scope="module")
@@ -229,7 +229,7 @@ def test_the_kernel_kills_a_worker_for_its_memory_and_the_model_comes_back(world
         with world.container.bounded("edgertd.service", "memory", 200 * 1024**2) as group:
             assert "WorkerLost" in world.sh(f"{ask} 2>&1; true")
             assert "oom_kill 1" in (group / "memory.oom_control").read_text()
-            wait_until(lambda: host.model(NAME, "leaky")["serving"]["state"] == "ready", "the model is back")
+            wait_until(lambda: host.is_ready(NAME, "leaky"), "the model is back")
         wait_until(lambda: any(event.event == "crashed" for event in heard.events), "the event")
     assert (world.unit("MainPID"), host.model(NAME, "echo")["serving"]["pid"]) == (daemon, other)
     (crash,) = (event for event in heard.events if event.event == "crashed")
@@ -249,7 +249,7 @@ def test_no_more_processes_end_neither_the_daemon_nor_a_worker(world: World) -> 
         world.sh(f"kill -9 {pid}")
         fault = "no worker can be started: Resource temporarily unavailable"
         wait_until(lambda: host.model(NAME, "echo")["serving"]["fault"] == fault, "it says what is missing")
-    wait_until(lambda: host.model(NAME, "echo")["serving"]["state"] == "ready", "the model is back")
+    wait_until(lambda: host.is_ready(NAME, "echo"), "the model is back")
     assert (world.unit("MainPID"), host.model(NAME, "echo")["live"]["release"]) == (daemon, 1)
     assert "served" in world.sh(ask)
 
@@ -273,7 +273,7 @@ def test_a_wall_clock_that_jumps_by_years_changes_nothing_but_timestamps(world: 
     host.edgert("bootstrap", NAME, "--engine", "null", "--set", "serving.window_s=2")
     world.sh("systemctl restart edgertd")
     try:
-        wait_until(lambda: host.model(NAME, "echo")["serving"]["state"] == "ready", "it serves")
+        wait_until(lambda: host.is_ready(NAME, "echo"), "it serves")
         bundle = make_null_bundle(host.folder, host.key, release=3, profile=PROFILE)
         (there := container.root / "var/lib/edgert/incoming/three.edgert").write_bytes(bundle.read_bytes())
         host.edgertd(NAME, "install", "/" + str(there.relative_to(container.root)))
@@ -293,7 +293,7 @@ def test_a_wall_clock_that_jumps_by_years_changes_nothing_but_timestamps(world: 
             assert (world.unit("MainPID"), found["serving"]["pid"], found["state"]) == (daemon, pid, "trial")
     finally:
         world.sh(f"rm -r {folder}; systemctl daemon-reload; systemctl restart edgertd")
-    wait_until(lambda: host.model(NAME, "echo")["serving"]["state"] == "ready", "it serves")
+    wait_until(lambda: host.is_ready(NAME, "echo"), "it serves")
     assert host.model(NAME, "echo")["state"] == "trial"
 
 
