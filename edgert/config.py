@@ -19,8 +19,9 @@ import platform
 import re
 import stat
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from typing import Any
 
 from edgert.durable import make_private, only_owner_writes
 from edgert.errors import ConfigInvalid
@@ -54,15 +55,10 @@ _RANGES: dict[str, tuple[float, float]] = {
 }
 
 
-@dataclass(frozen=True)
-class MqttConfig(Closed):
-    """`[mqtt]`. Without `host` nothing is sent, but the spool still fills up to its limit.
+@dataclass(frozen=True, kw_only=True)
+class BrokerLogin(Closed):
+    """How to log in at an MQTT broker. The files are paths; "" for what the broker does not ask for."""
 
-    `home_assistant` is Home Assistant's discovery prefix, usually "homeassistant".
-    """
-
-    host: str = ""
-    port: int = 1883
     tls: bool = False
     ca: str = ""
     cert: str = ""
@@ -70,6 +66,22 @@ class MqttConfig(Closed):
     username: str = ""
     password_file: str = ""
     protocol: str = "auto"
+
+    @property
+    def login(self) -> dict[str, Any]:
+        """The fields of this class alone, by name."""
+        return {one.name: getattr(self, one.name) for one in fields(BrokerLogin)}
+
+
+@dataclass(frozen=True)
+class MqttConfig(BrokerLogin):
+    """`[mqtt]`. Without `host` nothing is sent, but the spool still fills up to its limit.
+
+    `home_assistant` is Home Assistant's discovery prefix, usually "homeassistant".
+    """
+
+    host: str = ""
+    port: int = 1883
     home_assistant: str = ""
 
     def __post_init__(self) -> None:

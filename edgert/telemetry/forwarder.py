@@ -18,7 +18,6 @@ import select
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 
 from edgert import __version__
@@ -379,9 +378,9 @@ def _retained_topics(topics: Topics, home_assistant: str) -> list[str]:
 
 def broker_settings(config: DeviceConfig) -> MqttSettings:
     """Return the settings in `[mqtt]`, with the password from the service manager where it has one."""
-    values = {field.name: getattr(config.mqtt, field.name) for field in fields(MqttSettings)}
-    values["password_file"] = credential(PASSWORD_CREDENTIAL, config.mqtt.password_file)
-    return MqttSettings(**values)
+    mqtt = config.mqtt
+    login = {**mqtt.login, "password_file": credential(PASSWORD_CREDENTIAL, mqtt.password_file)}
+    return MqttSettings(mqtt.host, mqtt.port, **login)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
+from edgert.config import BrokerLogin
 from edgert.errors import ConfigInvalid, EdgeRTError
 
 KEEPALIVE_S = 30
@@ -61,18 +62,11 @@ class _UnsupportedProtocol(EdgeRTError):
 
 
 @dataclass(frozen=True)
-class MqttSettings:
+class MqttSettings(BrokerLogin):
     """The broker's address and the login. The password is only read from a file."""
 
     host: str
     port: int = 1883
-    tls: bool = False
-    ca: str = ""
-    cert: str = ""
-    key: str = ""
-    username: str = ""
-    password_file: str = ""
-    protocol: str = "auto"
 
     def __post_init__(self) -> None:
         if not self.host:

@@ -460,7 +460,17 @@ def _rollouts() -> list[bytes]:
     failed = {"result": "failed", "error": {"code": "transport.unreachable", "message": "no answer"}}
     strategy, limits = Strategy.parse(1, "50%,100%", "5%", 8, 60.0), TrialLimits({"p99_ms": 8.0}, 60.0, False, 60.0)
     begun = Rollout(
-        "digits-r7-1", "b", "d", "digits", 7, "inventory.toml", ("a", "b"), strategy, 60.0, limits=limits, number=1
+        id="digits-r7-1",
+        bundle="b",
+        digest="d",
+        model="digits",
+        release=7,
+        inventory="inventory.toml",
+        devices=("a", "b"),
+        strategy=strategy,
+        trial_s=60.0,
+        limits=limits,
+        number=1,
     )
     record, lines = new_record(begun)
     lines += record.to(replace(begun, outcomes={"a": failed}, devices=("a",), state=ABORTED, by="ann@a"))[1]

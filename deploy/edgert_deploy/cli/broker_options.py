@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
+from edgert.config import BrokerLogin
 from edgert.names import checked_id
 from edgert.telemetry.mqtt import PROTOCOLS, MqttSettings, Session
 from edgert_deploy.cli.output import say
@@ -19,7 +20,7 @@ from edgert_deploy.common.addresses import PORT_PLAIN, PORT_TLS, host_and_port
 
 SESSION_KEPT_S = 86_400
 # What [broker] of a project may set besides the address, and each one's value without it.
-_WITHOUT = {"tls": False, "ca": "", "cert": "", "key": "", "username": "", "password_file": "", "protocol": "auto"}
+_WITHOUT = BrokerLogin().login
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -65,10 +66,9 @@ def broker_alone_options(command: F) -> F:
     @functools.wraps(command)
     def with_settings(**options: Any) -> Any:
         options = of_this_broker(options, _WITHOUT, "tls")
-        broker, tls = options.pop("broker"), options.pop("tls")
-        host, port = host_and_port(broker, PORT_TLS if tls else PORT_PLAIN)
-        named = {name: options.pop(name) for name in ("ca", "cert", "key", "username", "password_file", "protocol")}
-        return command(settings=MqttSettings(host, port, tls, **named), **options)
+        login = {name: options.pop(name) for name in _WITHOUT}
+        host, port = host_and_port(options.pop("broker"), PORT_TLS if login["tls"] else PORT_PLAIN)
+        return command(settings=MqttSettings(host, port, **login), **options)
 
     wrapped: Any = with_settings
     for option in reversed(_OPTIONS):

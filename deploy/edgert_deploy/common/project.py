@@ -15,11 +15,12 @@ A team commits this folder. So it holds no secret: files with one are refused be
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import parse_qs, urlsplit
 
+from edgert.config import BrokerLogin
 from edgert.errors import ConfigInvalid
 from edgert.toml_file import about, from_table, read_toml
 from edgert.typed_json import Closed
@@ -56,17 +57,10 @@ _PROFILES: tuple[tuple[str, ...], ...] = (
 
 
 @dataclass(frozen=True)
-class BrokerDefaults(Closed):
-    """`[broker]`. `address` is HOST[:PORT]; the files are paths, "" for none."""
+class BrokerDefaults(BrokerLogin):
+    """`[broker]`. `address` is HOST[:PORT]."""
 
     address: str = ""
-    tls: bool = False
-    ca: str = ""
-    cert: str = ""
-    key: str = ""
-    username: str = ""
-    password_file: str = ""
-    protocol: str = "auto"
 
 
 @dataclass(frozen=True)
@@ -134,7 +128,7 @@ class Project:
 
         broker = self.broker
         if broker.address:
-            listening = {f.name: getattr(broker, f.name) for f in fields(broker) if f.name != "address"}
+            listening = broker.login
             for command in _LISTEN:
                 give(command, {"broker": broker.address, **listening})
             reporting = {"mqtt_username": broker.username, "mqtt_password_file": broker.password_file}

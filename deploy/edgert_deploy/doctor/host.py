@@ -212,10 +212,7 @@ def _broker() -> Iterator[Finding]:
 
     said = project.broker
     host, port = host_and_port(said.address, PORT_TLS if said.tls else PORT_PLAIN)
-    settings = MqttSettings(
-        host, port, said.tls, said.ca, said.cert, said.key, said.username, said.password_file, said.protocol
-    )
-    connection = Connection(settings, f"edgert-doctor-{uuid.uuid4().hex[:8]}")
+    connection = Connection(MqttSettings(host, port, **said.login), f"edgert-doctor-{uuid.uuid4().hex[:8]}")
     try:
         connection.open(BROKER_S_MAX)
         connection.close()

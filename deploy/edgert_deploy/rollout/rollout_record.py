@@ -24,11 +24,12 @@ STARTED_AT_MAX = 1e11  # seconds since 1970
 RUNNING, PAUSED, STOPPED, ABORTED, DONE = "running", "paused", "stopped", "aborted", "done"
 
 
-@dataclass(frozen=True)
-class Rollout:
-    """One bundle to many devices. `outcomes` holds Outcome.as_json by device; an untried device has none.
+@dataclass(frozen=True, kw_only=True)
+class Head:
+    """What the first line of a record says beside the strategy and the limits, and no event changes but `devices`.
 
-    `bundle` and `inventory` are names of the project (Project.name_of). `by` is the user and host that worked on it last.
+    `bundle` and `inventory` are names of the project (Project.name_of). `number` is the place in the order of the
+    project's rollouts.
     """
 
     id: str
@@ -38,15 +39,29 @@ class Rollout:
     release: int
     inventory: str
     devices: tuple[str, ...]
-    strategy: Strategy
     trial_s: float
-    state: str = RUNNING
-    reason: str = ""
+    number: int
     started_at: float = 0.0
     bytes_per_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.started_at < STARTED_AT_MAX:
+            raise ConfigInvalid(f"started_at is {self.started_at}; it is seconds since 1970")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rollout(Head):
+    """One bundle to many devices. `outcomes` holds Outcome.as_json by device; an untried device has none.
+
+    `by` is the user and host that worked on it last.
+    """
+
+    number: int = 0  # until its record begins
+    strategy: Strategy
     limits: TrialLimits | None = None
+    state: str = RUNNING
+    reason: str = ""
     outcomes: Mapping[str, dict[str, Any]] = field(default_factory=dict)
-    number: int = 0  # in the order of the project's rollouts
     by: str = ""
 
     @property
@@ -146,25 +161,6 @@ def _after(rollout: Rollout, events: Iterable[Mapping[str, Any]]) -> Rollout:
 
 
 @dataclass(frozen=True)
-class _Head:
-    id: str
-    bundle: str
-    digest: str
-    model: str
-    release: int
-    inventory: str
-    devices: tuple[str, ...]
-    trial_s: float
-    number: int
-    started_at: float = 0.0
-    bytes_per_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.started_at < STARTED_AT_MAX:
-            raise ConfigInvalid(f"started_at is {self.started_at}; it is seconds since 1970")
-
-
-@dataclass(frozen=True)
 class _Error:
     code: str
     message: str
@@ -191,7 +187,7 @@ class _Event:
 
 def _head_as_json(rollout: Rollout) -> dict[str, Any]:
     limits = None if rollout.limits is None else vars(rollout.limits)
-    plain = {one.name: getattr(rollout, one.name) for one in fields(_Head)}
+    plain = {one.name: getattr(rollout, one.name) for one in fields(Head)}
     return {**plain, "devices": list(rollout.devices), "strategy": rollout.strategy.as_json(), "limits": limits}
 
 
@@ -199,7 +195,7 @@ def _head_from_json(value: Mapping[str, Any]) -> Rollout:
     limits = value["limits"]
     strategy = Strategy.from_json(value["strategy"])
     trial_limits = None if limits is None else TrialLimits.from_json(limits)
-    return Rollout(**vars(from_json(_Head, value)), strategy=strategy, limits=trial_limits)
+    return Rollout(**vars(from_json(Head, value)), strategy=strategy, limits=trial_limits)
 
 
 def _line(value: Mapping[str, Any]) -> str:

@@ -59,7 +59,17 @@ def test_the_inventory_of_the_command_line_is_the_one_that_completes(inventory: 
 def test_models_and_profiles_are_completed(inventory: Inventory, tmp_path: Path) -> None:
     strategy = Strategy.parse(0, "", None, 8, 0)
     RolloutStore(tmp_path / "conf" / "rollouts").write(
-        Rollout("digits-r1-1", "b", "d", "digits", 1, "i", ("kitchen",), strategy, 60.0)
+        Rollout(
+            id="digits-r1-1",
+            bundle="b",
+            digest="d",
+            model="digits",
+            release=1,
+            inventory="i",
+            devices=("kitchen",),
+            strategy=strategy,
+            trial_s=60.0,
+        )
     )
     assert completed("rollback", "d") == ["digits"]
     assert completed("fleet", "query", "--model", "") == ["digits"]

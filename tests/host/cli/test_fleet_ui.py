@@ -75,7 +75,7 @@ def _begun(broker: Broker, url: str, rollouts: Path) -> Running:
     names = tuple(fleet)
     outcomes = {"oven": {"result": "live", "error": None}}
     RolloutStore(rollouts).write(
-        Rollout("digits-1", "b", "d", "digits", 7, "i", names, Strategy.parse(1, "", None, 8, 0), 30.0, "stopped", "by the user", now_ms / 1000, outcomes=outcomes)
+        Rollout(id="digits-1", bundle="b", digest="d", model="digits", release=7, inventory="i", devices=names, strategy=Strategy.parse(1, "", None, 8, 0), trial_s=30.0, state="stopped", reason="by the user", started_at=now_ms / 1000, outcomes=outcomes)
     )  # fmt: skip
     return Running(broker, url, fleet, now_ms)
 

@@ -223,7 +223,7 @@ def test_a_file_of_another_user_decides_nothing(folder: Path, monkeypatch: pytes
 
 
 def test_every_command_that_could_have_a_default_has_one(tmp_path: Path) -> None:
-    broker = BrokerDefaults("h", True, "a", "b", "c", "d", "e", "v5")
+    broker = BrokerDefaults("h", tls=True, ca="a", cert="b", key="c", username="d", password_file="e", protocol="v5")
     project = Project(
         tmp_path, tmp_path / "i", tmp_path, "s", "all", None, tmp_path, broker, RegistryDefaults("r", "c", "l")
     )

@@ -55,7 +55,20 @@ def port(tmp_path: Path) -> Iterator[int]:
     assert record(url, a_day()).refused == 0
     feed(board, a_day(), NOW)
     outcomes: dict[str, Any] = {"pi-1": {"result": "failed", "error": {"code": "x.y", "message": "no"}}}
-    store.write(Rollout("digits-1", "b", "d", "digits", 7, "i", ("pi-1", "pi-2"), Strategy(), 30.0, outcomes=outcomes))
+    store.write(
+        Rollout(
+            id="digits-1",
+            bundle="b",
+            digest="d",
+            model="digits",
+            release=7,
+            inventory="i",
+            devices=("pi-1", "pi-2"),
+            strategy=Strategy(),
+            trial_s=30.0,
+            outcomes=outcomes,
+        )
+    )
     query = FleetQuery(url)
     hub = Hub(board, Rollouts(store), lambda: NOW, lambda: NOW_MS)
     hub.tick()

@@ -20,7 +20,7 @@ def test_rollouts_are_read_from_disk_and_one_that_nobody_works_on_is_cut_off(tmp
     failed = {"result": "failed", "error": {"code": "transport.unreachable", "message": "no answer"}}
     outcomes: dict[str, Any] = {"pi-0": {"result": "live", "error": None}, "pi-1": failed}
     rollout = Rollout(
-        "digits-1", "b", "d", "digits", 7, "i", names, Strategy.parse(1, "50%,100%", "3", 8, 0), 30.0, outcomes=outcomes
+        id="digits-1", bundle="b", digest="d", model="digits", release=7, inventory="i", devices=names, strategy=Strategy.parse(1, "50%,100%", "3", 8, 0), trial_s=30.0, outcomes=outcomes
     )  # fmt: skip
     store = RolloutStore(folder)
     store.write(rollout)
@@ -40,7 +40,20 @@ def test_rollouts_are_read_from_disk_and_one_that_nobody_works_on_is_cut_off(tmp
 def test_rollouts_of_another_brokers_fleet_do_not_appear(tmp_path: Path) -> None:
     store = RolloutStore(tmp_path)
     for number, devices in enumerate((("pi-0", "pi-1"), ("oven",)), start=1):
-        store.write(Rollout(f"digits-{number}", "b", "d", "digits", 7, "i", devices, Strategy(), 30.0, number=number))
+        store.write(
+            Rollout(
+                id=f"digits-{number}",
+                bundle="b",
+                digest="d",
+                model="digits",
+                release=7,
+                inventory="i",
+                devices=devices,
+                strategy=Strategy(),
+                trial_s=30.0,
+                number=number,
+            )
+        )
     rollouts = Rollouts(store)
 
     def shown(*devices: str) -> list[str]:
