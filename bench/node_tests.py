@@ -197,7 +197,7 @@ def page(results: Sequence[Result]) -> str:
     total = summary(results)
     wrong = [result for result in results if result.status in (WRONG, CRASHED)]
     lines = [
-        "# What the TFLite lowering covers",
+        "# Operators that the TFLite lowering covers",
         "",
         "`python -m bench.node_tests --docs` makes this page from the ONNX project's own node tests; do not edit it.",
         "",

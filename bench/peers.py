@@ -64,6 +64,7 @@ COLUMNS = (
     "placement", "clients", "model", "server", "p50_us", "p99_us", "p999_us", "over_us", "requests_per_s", "cpu_us",
     "memory_mb",
 )  # fmt: skip
+SMALL_US = 100.0  # a model of this time or less: the server's own cost is most of a request
 
 
 @dataclass(frozen=True)
@@ -217,9 +218,6 @@ def ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         best = min(whole, key=lambda row: row["memory_mb"])
         found.append(_ratio("share of the memory", "all", ours, best, "memory_mb", 1.2, at_most=True))
     return found
-
-
-SMALL_US = 100.0  # a model of this time or less: the server's own cost is most of a request
 
 
 def _ratio(

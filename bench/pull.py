@@ -68,7 +68,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Cost:
-    """What devices cost one server; `*_each` is of one question, `kb_a_day` of the questions of a day."""
+    """The cost of devices for one server; `*_each` is of one question, `kb_a_day` of the questions of a day."""
 
     server: str
     asks: int

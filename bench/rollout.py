@@ -42,7 +42,7 @@ MAIN = "import sys; from edgert_deploy.cli import main; sys.exit(main())"
 
 @dataclass(frozen=True)
 class Cost:
-    """What one `edgert deploy` took. `more_*` is the cost of each device beyond those of the fleet before."""
+    """The cost of one `edgert deploy`. `more_*` is the cost of each device beyond those of the fleet before."""
 
     devices: int
     parallel: int

@@ -52,7 +52,7 @@ class DeadlineExceeded(RequestError, code="request.deadline_exceeded", wire_code
 
 
 class SessionLost(RequestError, code="request.session_lost", wire_code=15):
-    """What the daemon kept of a session is gone, so that no request can continue it: begin a new one."""
+    """The daemon lost the memory of a session, so no request can continue it: begin a new one."""
 
 
 class NotAllowed(RequestError, code="request.not_allowed", wire_code=14):

@@ -43,7 +43,7 @@ EXTRAS = {
 def missing_package(error: Exception, extra: str = "") -> ConfigInvalid | None:
     """Return the error for a package that is not installed; None for other errors and modules that no extra brings.
 
-    Where several extras bring it, `extra` is preferred.
+    If several extras bring it, `extra` is preferred.
     """
     module = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     extras = EXTRAS.get(module)

@@ -31,10 +31,11 @@ class Sound(Closed):
     """How mono sound becomes features, with librosa's definitions and, apart from `rate_hz`, its names for them.
 
     A window has `length` samples at `rate_hz`. With `step` 0 a request holds one window, padded with zeros at its end;
-    else a new window begins every `step` samples, and each is an item. `lead` zeros go before a signal. `features` is
-    "samples", "log_mel" or "mfcc".
-    `log` is "db", "ln" or "log10" of max(floor, power) + offset. The features are then (value - mean) / std, with one
-    number, or one for each band or coefficient. `time_axis` says whether time is the model's "first" or "last" axis.
+    else a new window begins every `step` samples, and each is an item. `lead` zeros go before a signal.
+
+    `features` is "samples", "log_mel" or "mfcc". `log` is "db", "ln" or "log10" of max(floor, power) + offset. The
+    features are then (value - mean) / std, with one number, or one for each band or coefficient. `time_axis` says
+    whether time is the model's "first" or "last" axis.
     """
 
     input: str

@@ -36,7 +36,10 @@ def read_inputs(source: Path) -> NDArray[Any] | Arrays:
         if not size:
             raise InputError(f"{source} is empty: {advice}")
         if source.suffix == ".txt":
-            return np.frombuffer(text_in_file(source), np.uint8)
+            text = text_in_file(source)
+            if not text.strip():
+                raise InputError(f"{source} holds no text: give a file with some")
+            return np.frombuffer(text, np.uint8)
         if source.suffix == ".csv":
             return read_csv(source)
         with source.open("rb") as file:

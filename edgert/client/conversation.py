@@ -190,7 +190,7 @@ def session_lost(cause: Retry | WorkerLost) -> SessionLost:
     """Return what the end of a session's connection means to the app."""
     error = cause.error if isinstance(cause, Retry) else cause
     why = "the model's worker ended" if error is None else error.message
-    return SessionLost(f"{why}. What the session kept is lost with it: begin a new session")
+    return SessionLost(f"{why}, and with it the memory of the session: begin a new session")
 
 
 def session_late() -> SessionLost:

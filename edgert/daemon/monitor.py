@@ -1,7 +1,7 @@
 """The monitor: the process that restarts the daemon where no systemd runs.
 
 `edgertd start` leaves one behind. It ends when the daemon ends in order (exit code 0), when it is told to (SIGTERM,
-SIGINT), or when the state folder was removed. Where a monitor was killed, the next `edgertd start` leaves one that adopts
+SIGINT), or when the state folder was removed. If a monitor was killed, the next `edgertd start` leaves one that adopts
 its daemon. The exit code of an adopted daemon is unknown: it ended in order if it removed its control socket.
 """
 

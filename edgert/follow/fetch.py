@@ -32,7 +32,7 @@ _CHUNK_BYTES = 1024**2
 
 
 class ReleaseFetcher:
-    """Fetches releases to STATE/incoming. What was fetched stays there for the next attempt."""
+    """Fetches releases to STATE/incoming. A part of one stays there for the next attempt."""
 
     def __init__(self, registry: Registry, state: StateDir, config: DeviceConfig, pace: Pace) -> None:
         self._registry, self._state, self._config, self._pace = registry, state, config, pace
@@ -87,7 +87,7 @@ class ReleaseFetcher:
             )
 
     def _remove_but(self, model: str, wanted: set[Path]) -> None:
-        """Remove what was fetched for a model, but what is wanted. What cannot be removed stays until the next round."""
+        """Remove what was fetched for a model, but what is wanted. A file that cannot be removed stays until the next round."""
         for path in (self._delivery(model), *self._state.incoming.glob(fetched_path(self._state, model, "*").name)):
             if path not in wanted:
                 with contextlib.suppress(OSError):

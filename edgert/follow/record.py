@@ -1,4 +1,4 @@
-"""What the follower remembers over a restart.
+"""The memory of the follower over a restart.
 
     STATE/follow/statement.dsse.json    the newest statement that was accepted
     STATE/follow/record.json            the counters seen, and which releases were tried
@@ -6,7 +6,7 @@
     STATE/follow/note.json              what it last did (edgert.checks.channel_status)
     STATE/follow/lock                   locked during a round
 
-The statement is written before the record that names it. Where a power cut comes between the two, the registry is asked
+The statement is written before the record that names it. If a power cut comes between the two, the registry is asked
 for the statement again.
 """
 

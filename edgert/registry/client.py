@@ -126,8 +126,8 @@ class Registry:
     def download(self, blob: Blob, path: Path, on_bytes: OnBytes = lambda count: None) -> None:
         """Fetch the blob to `path`, which holds what an earlier attempt fetched, or is missing.
 
-        `on_bytes` gets the count of each piece on disk; it may wait (a limited rate), or raise to stop. What was
-        fetched stays for the next attempt, over a power cut too. Once all bytes are there and have the digest, the file
+        `on_bytes` gets the count of each piece on disk; it may wait (a limited rate), or raise to stop. The
+        fetched bytes stay for the next attempt, over a power cut too. Once all bytes are there and have the digest, the file
         is durable; with another digest it is removed, and RegistryCorrupt raised. Raises StorageFailed.
         """
         _checked(blob)

@@ -157,8 +157,8 @@ def checked_location(url: str, location: str) -> str:
         raise RegistryError(f"{_host(url)} points to {target[:80]!r}, which is not an address of HTTP")
     if urlsplit(url).scheme == "https" and scheme == "http":
         raise RegistryError(
-            f"{_host(url)} points to {target[:80]!r}, which is without TLS: nothing was sent there. Where a proxy does "
-            "TLS for the registry, have it pass X-Forwarded-Proto"
+            f"{_host(url)} points to {target[:80]!r}, which is without TLS: nothing was sent there. If a "
+            "proxy does TLS for the registry, have it pass X-Forwarded-Proto"
         )
     return target
 

@@ -38,7 +38,7 @@ PACKETS_AT_ONCE = 100
 # How many messages a broker may hand to a session before the first is acknowledged. With 3.1.1 the broker alone
 # decides (mosquitto 20, RabbitMQ 10).
 HANDED_MAX = 5_000
-# What a broker may send at once: a ledger's message of ENTRIES_MAX long names is about 250 KB, a report at most 64 KiB.
+# The largest message that a broker may send. A report has at most 64 KiB.
 # With 3.1.1 the broker's own limit counts (mosquitto: message_size_limit), else 256 MB.
 PACKET_BYTES_MAX = 1024 * 1024
 

@@ -204,7 +204,7 @@ class SlotStore:
     def collect(self, *, wait: bool = True) -> None:
         """Remove what no state names: the remains of a killed install, and versions that failed.
 
-        The caller holds the stage (`installing`). What cannot be removed stays until the next call.
+        The caller holds the stage (`installing`). A folder that cannot be removed stays until the next call.
         """
         with self.locked(wait=wait):
             state = self._read()  # a version that the file still names stays

@@ -7,11 +7,15 @@ import sys
 from pathlib import Path
 
 from edgert import Client
+from edgert.errors import EdgeRTError
 from edgert.processing.csv_table import read_csv
 
 client = Client()
 names = client.labels("vibration")
 for path in map(Path, sys.argv[1:]):
-    answer = client.infer("vibration", read_csv(path))  # FP32 [1024, 3]
+    try:
+        answer = client.infer("vibration", read_csv(path))  # FP32 [1024, 3]
+    except (OSError, EdgeRTError) as error:
+        sys.exit(f"{path}: {error}")
     number, probability = answer["scores_classes"][0], answer["scores_probabilities"][0]
     print(f"{path}: {names[number]} ({probability:.0%})")

@@ -141,7 +141,7 @@ def prepare(
 
 @dataclass(frozen=True)
 class _Order:
-    """What holds for every download of one wheelhouse."""
+    """The terms of every download of one wheelhouse."""
 
     target: WheelTarget
     lock: Lock | None

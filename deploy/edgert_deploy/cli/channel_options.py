@@ -1,4 +1,4 @@
-"""What the commands of a registry share: its options, and the channels that they work on."""
+"""Code that the commands of a registry share: its options, and the channels that they work on."""
 
 from __future__ import annotations
 

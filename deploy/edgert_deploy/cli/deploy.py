@@ -19,7 +19,7 @@ from edgert_deploy.cli.options import inventory_option, json_option, selector_ar
 from edgert_deploy.cli.output import columns, emit, error_lines, errors_by_cause
 from edgert_deploy.cli.rollout_progress import RolloutProgress
 from edgert_deploy.cli.team import open_rollouts
-from edgert_deploy.cli.types import BundlePath, Duration, Rate
+from edgert_deploy.cli.types import BundlePath, DeviceCount, Duration, Rate
 from edgert_deploy.common.parallel import at_once_here
 from edgert_deploy.common.project import find_project
 from edgert_deploy.common.quantities import size_text
@@ -74,7 +74,12 @@ ROWS_MAX = 40  # devices; beyond, results are counted and errors are grouped
     help="Devices keep the version by themselves once all limits held [default: only this host marks it good].",
 )
 @click.option(
-    "--canary", type=click.IntRange(min=0), default=0, help="Deploy to this many devices first.", show_default=True
+    "--canary",
+    type=DeviceCount(min=0),
+    metavar="COUNT",
+    default=0,
+    help="Deploy to this many devices first.",
+    show_default=True,
 )
 @click.option(
     "--wave", "waves", default="", metavar="SHARES", help="Then deploy in waves: 10%,50%,100% of the devices."

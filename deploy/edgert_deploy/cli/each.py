@@ -63,7 +63,7 @@ def on_each(
 ) -> list[Answer | EdgeRTError]:
     """Do `work` over each device's own link; return its answer or its error, in the order of `devices`.
 
-    With `one_first`, the others wait until it has gone well on one. Where that one shows that it cannot, they are left
+    With `one_first`, the others wait until it has gone well on one. If that one shows that it cannot, they are left
     alone.
     """
     stop = Stop()

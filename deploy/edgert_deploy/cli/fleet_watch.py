@@ -38,7 +38,7 @@ COLUMNS = (
 )
 IN_FULL_ONLY = ("version", "p99.9", "p95 trend", "shed", "cache", "batch", "missing")
 BARS = "▁▂▃▄▅▆▇█"
-# What a table may be sorted by: most first, but for names.
+# The orders of the table: most first, but for names.
 SORTS: dict[str, Callable[[Row], Any]] = {
     "device": lambda row: (row.site, row.device, row.model or ""),
     "model": lambda row: (row.model or "", row.site, row.device),
@@ -205,7 +205,7 @@ def show_until(
 def table_of(rows: list[Row], state: FleetState, width: int, height: int | None = None) -> Table:
     """The fleet as a table; the last lines sum each model up over all devices. A narrow one has fewer columns.
 
-    Where it is higher than `height`, devices' lines are left out from below, and the caption says how many.
+    If it is higher than `height`, devices' lines are left out from below, and the caption says how many.
     """
     devices, fleet = [row for row in rows if row.device is not None], [row for row in rows if row.device is None]
     room = len(devices) if height is None else max(1, height - len(fleet))

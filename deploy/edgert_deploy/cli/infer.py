@@ -73,6 +73,8 @@ def infer(
         raise click.UsageError("SELECTOR and --socket exclude each other: choose one")
     if (source is None) == (text is None):
         raise click.UsageError("give either --input or --text")
+    if text is not None and not text.strip():
+        raise click.UsageError("--text is empty: give a text")
     with tempfile.TemporaryDirectory(prefix="edgert-infer-") as folder:
         if source is None:
             source = Path(folder) / "text.txt"

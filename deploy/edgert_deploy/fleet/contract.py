@@ -26,7 +26,7 @@ _KEYWORDS = frozenset(
 
 @dataclass(frozen=True)
 class _Rule:
-    """What one field may hold. Texts are measured by their length, numbers by their value."""
+    """The limits of one field. Texts are measured by their length, numbers by their value."""
 
     types: tuple[type, ...]
     low: float

@@ -234,7 +234,7 @@ def _candidates(
 ) -> tuple[list[Candidate], Search | None]:
     """Build the candidates of one engine, simplest first, and return them with the search for layers in float.
 
-    With `until_passed`, none after the first that passes. What cannot be built is added to `not_built`. Raises the
+    With `until_passed`, none after the first that passes. A candidate that cannot be built is added to `not_built`. Raises the
     first error if nothing can be built.
     """
     name = target.profile.name

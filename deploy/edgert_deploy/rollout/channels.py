@@ -34,7 +34,7 @@ class ChannelChanged(EdgeRTError, code="channel.changed", exit_code=6, retryable
 
 @dataclass(frozen=True)
 class Change:
-    """What changes in a channel besides its entries: how long it is valid, and which keys devices no longer trust."""
+    """The changes of a channel besides its entries: how long it is valid, and which keys devices no longer trust."""
 
     lasts_s: float = EXPIRES_S
     revoked: tuple[str, ...] = ()

@@ -1,7 +1,7 @@
 """A deployment: one bundle to one device. Facts give a plan, the plan gives steps, the steps give an outcome.
 
-A deployment claims its model on the device before it changes anything, so that no other one interferes. What the host
-cannot finish, the device does: a version that nobody marks good ends with its trial. When the user stops, the current
+A deployment claims its model on the device before it changes anything, so that no other one interferes. The
+device finishes for a host that cannot: a version that nobody marks good ends with its trial. When the user stops, the current
 step ends, and a version that is not marked good yet is rolled back.
 """
 

@@ -75,8 +75,8 @@ def make_plan(facts: DeviceStatus, offer: Offer, limits: TrialLimits | None = No
     if not set(offer.key_ids) & set(facts.keys):
         raise SignatureInvalid(
             f"the bundle is signed by key {', '.join(offer.key_ids)}; {facts.device} trusts "
-            f"{', '.join(facts.keys) or 'none'}: sign with a trusted key (edgert build --key), "
-            f"or add the key to the device (edgert bootstrap {facts.device} --key)"
+            f"{', '.join(facts.keys) or 'none'}: sign with a trusted key (edgert build MODEL --key FILE), "
+            f"or add the key to the device (edgert bootstrap {facts.device} --key FILE)"
         )
     if model is not None and model.damaged:
         raise StorageFailed(f"{facts.device}: {model.damaged}")

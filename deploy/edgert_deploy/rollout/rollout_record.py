@@ -26,7 +26,7 @@ RUNNING, PAUSED, STOPPED, ABORTED, DONE = "running", "paused", "stopped", "abort
 
 @dataclass(frozen=True, kw_only=True)
 class Head:
-    """What the first line of a record says beside the strategy and the limits, and no event changes but `devices`.
+    """The plain fields of a record's first line. Of these, events change only `devices`.
 
     `bundle` and `inventory` are names of the project (Project.name_of). `number` is the place in the order of the
     project's rollouts.
@@ -95,7 +95,7 @@ class Rollout(Head):
 
     @property
     def order(self) -> tuple[int, int, str]:
-        """What rollouts are ordered by. Two hosts may take one number at the same time: then the release decides."""
+        """The key that orders rollouts. Two hosts may take one number at the same time: then the release decides."""
         return self.number, self.release, self.id
 
     def _result(self, device: str) -> str:

@@ -3,7 +3,7 @@
 Theory of operation. A line is on this host's disk before anything else happens, so a host that dies, or a user who stops,
 loses nothing. No two hosts write to one file: each rollout has a name of its own, nothing is counted in a file, and no
 file is removed, since git may take the removal of one and the addition of another for a renaming. So commits of several
-hosts never conflict. Where two hosts continued the same rollout, git keeps the lines of both (.gitattributes).
+hosts never conflict. If two hosts continued the same rollout, git keeps the lines of both (.gitattributes).
 
 The team's store holds the same lines. `sync` copies those that one side lacks. Rollouts are ordered by a number that
 only grows: the host's clock may jump.
@@ -41,7 +41,7 @@ Mark = tuple[int, int]  # of a record: how many lines, and the sum of their dige
 
 
 class TeamStore(Protocol):
-    """Where the hosts of a team meet. Every method raises EdgeRTError if it cannot be used."""
+    """The store that the hosts of a team share. Every method raises EdgeRTError if it cannot be used."""
 
     def marks(self) -> dict[str, Mark]:
         """Return the mark of each rollout's record."""

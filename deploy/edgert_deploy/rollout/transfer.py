@@ -52,7 +52,7 @@ class Transfer:
         self.send_s = time.monotonic() - begun
 
     def install(self, claim: HeldClaim) -> None:
-        """Have the device verify and unpack what was sent. Where a delta fails, send the whole bundle."""
+        """Have the device verify and unpack what was sent. If a delta fails, send the whole bundle."""
         try:
             self._install(claim)
         except BundleCorrupt as error:

@@ -28,6 +28,7 @@ def test_infer_asks_a_device_and_leaves_nothing_there(edgert: Edgert, here: Path
         ("rows.csv", b"1,2\n3,4,5\n", "give a line for each moment"),
         ("none.csv", b"", "is empty"),
         ("none.wav", b"", "is empty"),
+        ("blank.txt", b"\xef\xbb\xbf \n", "holds no text"),
     ):
         (tmp_path / name).write_bytes(content)
         code, answer = edgert("infer", "echo", "--input", tmp_path / name, "here")
@@ -50,3 +51,4 @@ def test_a_text_or_a_file_is_sent_and_not_both(edgert: Edgert, here: Path, tmp_p
         assert list((tmp_path / "dev" / "incoming").iterdir()) == []
         assert edgert("infer", "echo", *words, "--text", "more", "--input", tmp_path / "one.txt")[0] == 2
     assert edgert("infer", "echo", "here")[0] == 2
+    assert edgert("infer", "echo", "here", "--text", " ")[0] == 2

@@ -31,7 +31,7 @@ class _Counted:
 
 
 class Counting:
-    """The streams of a fleet's reports. Where there are more than STREAMS_MAX, the one silent for longest is dropped."""
+    """The streams of a fleet's reports. If there are more than STREAMS_MAX, the one silent for longest is dropped."""
 
     def __init__(self) -> None:
         self.duplicates = 0

@@ -64,7 +64,7 @@ class Store:
             with self._transaction() as connection:
                 return WriteResult.sum(self._write(connection, piece) for piece in batch.pieces())
         except BaseException:
-            # What this transaction numbered may have gone with it.
+            # The numbers that this transaction gave may be gone with it.
             self._forget_numbers()
             raise
 

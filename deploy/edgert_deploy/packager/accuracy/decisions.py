@@ -57,7 +57,7 @@ WORST_CHANNELS = 0.1  # the share of channels that `values` averages over
 class Judgement:
     """How some outputs are judged: `score(answers, reference)`, both samples along axis 0, gives 0 to 1.
 
-    Where the score is a share of samples, `share` is how much of each is right.
+    If the score is a share of samples, `share` is how much of each is right.
     """
 
     name: str

@@ -11,7 +11,7 @@ from edgert_deploy.packager.builders.artifact_layers import ArtifactLayer, produ
 
 CONVOLUTIONS = frozenset(["Convolution", "GroupConvolution"])
 BACKWARD = frozenset(["ConvolutionBackpropData", "GroupConvolutionBackpropData"])
-# Where a recurrent layer reads its weights for the data and for its state.
+# The inputs of a recurrent layer for the weights of its data and of its state.
 RECURRENT = {
     "GRUCell": (2, 3),
     "GRUSequence": (3, 4),

@@ -9,7 +9,7 @@ from typing import Any
 from edgert_deploy.packager.builders.artifact_layers import ArtifactLayer, product
 
 PASSIVE_OPERATORS = frozenset(("DEQUANTIZE", "QUANTIZE", "SHAPE"))
-# Where an operator reads its data and its weights.
+# The inputs of an operator for its data and its weights.
 FACTORS = {
     "BATCH_MATMUL": (0, 1),
     "CONV_2D": (0, 1),

@@ -48,7 +48,7 @@ def in_buckets(
 ) -> tuple[Arrays, NDArray[np.int64]]:
     """Return stacked samples padded to the largest bucket, and the length of each: `stated`, or that of the arrays.
 
-    What the arrays hold beyond a sample's length becomes padding. Raises CalibrationInvalid.
+    The values beyond a sample's length become padding. Raises CalibrationInvalid.
     """
     count = len(next(iter(inputs.values())))
     given = {one.name: inputs[one.name].shape[one.axis] for one in buckets.inputs}

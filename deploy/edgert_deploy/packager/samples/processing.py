@@ -138,6 +138,10 @@ def _preset(name: str, source: SourceModel) -> Preprocess:
         )
     spec = images[0]
     layout = _model_layout(spec)
+    if (channels := _channels(spec, layout)) != 3:
+        raise ConfigInvalid(
+            f"--preprocess {name} is for colour images; input {spec.name!r} has {channels} channels: give a file"
+        )
     height, width = _height_and_width(spec, layout)
     if -1 in (height, width):
         raise ConfigInvalid(
@@ -246,8 +250,8 @@ def _labels(path: Path) -> tuple[str, ...]:
 
 
 def _check_there(path: Path, presets: tuple[str, ...]) -> None:
-    if not path.exists():
-        raise ConfigInvalid(f"{path} is neither a file nor a preset: give a TOML file, or {' or '.join(presets)}")
+    if path.suffix != ".toml" or not path.is_file():
+        raise ConfigInvalid(f"{path} is neither a preset nor a .toml file: give {' or '.join(presets)}, or such a file")
 
 
 def _checked(name: str, preprocess: Preprocess, source: SourceModel) -> Preprocess:

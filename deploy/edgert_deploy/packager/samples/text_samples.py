@@ -72,4 +72,7 @@ def text_preprocessor(rule: Text, inputs: Sequence[TensorSpec]) -> TextPreproces
 
 def _file(path: Path) -> bytes:
     with as_recording(path, TEXT_BYTES_MAX, "cut it"):
-        return text_in_file(path)
+        text = text_in_file(path)
+    if not text.strip():
+        raise CalibrationInvalid(f"{path} holds no text: remove it, or write its text")
+    return text

@@ -1,7 +1,7 @@
 """`If` nodes whose condition is known at the build: each is replaced by the branch that it takes.
 
 Exporters write one for each `if` of the program, most of which ask for a shape. Their conditions are constants once the
-model's axes have lengths. ONNX Runtime's constant folding finds them. Where the batch is open, it folds at several
+model's axes have lengths. ONNX Runtime's constant folding finds them. If the batch is open, it folds at several
 batches: only a condition that has one value at all of them is taken as known.
 """
 

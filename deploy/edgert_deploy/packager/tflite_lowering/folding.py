@@ -1,6 +1,6 @@
 """Folding: a model at one batch, with constants, shapes and BatchNormalization computed and functions inlined.
 
-ONNX Runtime folds the model. Where it has no kernel for a part that TFLite can take (a newer opset, a dtype), ONNX's
+ONNX Runtime folds the model. If it has no kernel for a part that TFLite can take (a newer opset, a dtype), ONNX's
 reference implementation computes the constants, and the rest stays as it is.
 """
 

@@ -68,6 +68,17 @@ def test_what_does_not_fit_is_refused(text: str, says: str, tmp_path: Path) -> N
         preprocess(tmp_path, text)
 
 
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [("imagenet", "'image' has 1 channels"), ("imagnet", "give imagenet or yolo"), ("labels.txt", "or such a file")],
+)
+def test_a_wrong_preprocess_names_what_there_is(name: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "labels.txt").write_text("one\n")
+    path = tmp_path / name if name == "labels.txt" else Path(name)
+    with pytest.raises(ConfigInvalid, match=says):
+        read_preprocess(path, source((-1, 1, 8, 8)))
+
+
 def test_labels_find_the_output_that_they_fit(tmp_path: Path) -> None:
     (tmp_path / "labels.txt").write_text("cat\n\n dog \n")
     classify = read_classify(tmp_path / "labels.txt", SOURCE)

@@ -88,6 +88,9 @@ def test_what_cannot_be_a_sample_is_refused(tmp_path: Path, rule_file: Path) -> 
     (tmp_path / "empty").mkdir()
     with pytest.raises(CalibrationInvalid, match=r"has 0 texts; at least 1 are needed: give a folder with one \.txt"):
         load(tmp_path / "empty", rule_file, source(24))
+    (tmp_path / "empty" / "blank.txt").write_text("\n")
+    with pytest.raises(CalibrationInvalid, match=r"blank\.txt holds no text"):
+        load(tmp_path / "empty", rule_file, source(24))
     (tmp_path / "bad.txt").write_bytes(b"good\nbad \xff\n")
     with pytest.raises(CalibrationInvalid, match=r"sample 1 of .*bad\.txt: text 0 of the request is not UTF-8"):
         load(tmp_path / "bad.txt", rule_file, source(24))
