@@ -261,55 +261,19 @@ class DeviceConfig(Closed):
         return self.models.get(name, ModelConfig())
 
 
-@dataclass(frozen=True)
 class StateDir:
     """The paths of a device's state folder."""
 
-    root: Path
-
-    @property
-    def config(self) -> Path:
-        return self.root / "config.toml"
-
-    @property
-    def keys(self) -> Path:
-        return self.root / "keys"
-
-    @property
-    def models(self) -> Path:
-        return self.root / "models"
-
-    @property
-    def incoming(self) -> Path:
-        return self.root / "incoming"
-
-    @property
-    def cache(self) -> Path:
-        return self.root / "cache"
-
-    @property
-    def learned(self) -> Path:
-        return self.root / "learned"
-
-    @property
-    def follow(self) -> Path:
-        return self.root / "follow"
-
-    @property
-    def spool(self) -> Path:
-        return self.root / "spool" / "telemetry.db"
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.config, self.log, self.pid = root / "config.toml", root / "edgertd.log", root / "edgertd.pid"
+        self.keys, self.models, self.incoming = root / "keys", root / "models", root / "incoming"
+        self.cache, self.learned, self.follow = root / "cache", root / "learned", root / "follow"
+        self.spool = root / "spool" / "telemetry.db"
 
     @property
     def control_socket(self) -> Path:
         return self.find(self.root / "control.sock")
-
-    @property
-    def log(self) -> Path:
-        return self.root / "edgertd.log"
-
-    @property
-    def pid(self) -> Path:
-        return self.root / "edgertd.pid"
 
     @property
     def read_only(self) -> bool:

@@ -19,8 +19,8 @@ from edgert.registry.address import digest_of
 from edgert.registry.artifacts import EMPTY, release_tag, runtime_manifest, wheel_blob
 from edgert.registry.client import Registry
 from edgert_deploy.bootstrap import wheelhouse
-from edgert_deploy.bootstrap.bootstrap import BootstrapOptions
 from edgert_deploy.bootstrap.locked_wheels import MACHINES, shipped_lock
+from edgert_deploy.bootstrap.plan import BootstrapOptions
 from edgert_deploy.bootstrap.wheelhouse import Wheelhouse, WheelTarget
 from edgert_deploy.devices.profiles import DeviceProfile
 from edgert_deploy.rollout.publish import OnBytes, put_small

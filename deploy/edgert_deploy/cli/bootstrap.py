@@ -14,8 +14,9 @@ from edgert.bundle.signing import PublicKey, read_public_key
 from edgert.errors import ConfigInvalid
 from edgert.telemetry.link import CONNECTED
 from edgert.typed_json import to_json
-from edgert_deploy.bootstrap.bootstrap import BootstrapOptions, plan_bootstrap, use_previous_runtime
 from edgert_deploy.bootstrap.bootstrap import bootstrap as set_up
+from edgert_deploy.bootstrap.bootstrap import use_previous_runtime
+from edgert_deploy.bootstrap.plan import BootstrapOptions, plan_bootstrap
 from edgert_deploy.bootstrap.runtime import TRIAL_S
 from edgert_deploy.bootstrap.wheelhouse import ENGINES_WITHOUT_WHEELS, EXTRAS_ASKED
 from edgert_deploy.cli.broker_options import of_this_broker

@@ -12,8 +12,8 @@ import click
 
 from edgert.errors import ConfigInvalid, Interrupted, NotBootstrapped
 from edgert.versions.trial_limits import LIMIT_NAMES, parse_limits
-from edgert_deploy.bootstrap.bootstrap import BootstrapOptions
 from edgert_deploy.bootstrap.bootstrap import bootstrap as set_up
+from edgert_deploy.bootstrap.plan import BootstrapOptions
 from edgert_deploy.cli.bootstrap import trusted_keys
 from edgert_deploy.cli.options import inventory_option, json_option, selector_argument, verbose_option
 from edgert_deploy.cli.output import columns, emit, error_lines, errors_by_cause

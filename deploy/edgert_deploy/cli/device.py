@@ -25,8 +25,9 @@ from edgert_deploy.cli.options import (
 from edgert_deploy.cli.output import columns, emit, say
 from edgert_deploy.cli.types import ProfileName
 from edgert_deploy.devices.facts import describe, misfits, pick_profile, probe
-from edgert_deploy.devices.inventory import ALL, Device, SshAddress, find_inventory, fingerprint, refuse_same_machine
+from edgert_deploy.devices.inventory import Device, SshAddress, find_inventory, fingerprint, refuse_same_machine
 from edgert_deploy.devices.profiles import list_profiles, load_profile
+from edgert_deploy.devices.selector import ALL
 
 
 @click.group()

@@ -14,8 +14,9 @@ from edgert_deploy.cli.options import inventory_option, json_option, profiles_op
 from edgert_deploy.cli.output import say
 from edgert_deploy.cli.types import Selector
 from edgert_deploy.devices.facts import LOCAL_PROFILE, MachineFacts, misfits, pick_profile, probe
-from edgert_deploy.devices.inventory import SELECTED_BY, Device, SshAddress, find_inventory
+from edgert_deploy.devices.inventory import Device, SshAddress, find_inventory
 from edgert_deploy.devices.profiles import DeviceProfile, list_profiles
+from edgert_deploy.devices.selector import SELECTED_BY
 from edgert_deploy.devices.transports import Transport
 
 

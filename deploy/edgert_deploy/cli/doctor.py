@@ -13,7 +13,8 @@ from edgert.errors import ConfigInvalid
 from edgert_deploy.cli.options import inventory_option, json_option, profiles_option, selector_argument
 from edgert_deploy.cli.output import emit, say
 from edgert_deploy.common.parallel import AT_ONCE_MAX
-from edgert_deploy.devices.inventory import ALL, find_inventory
+from edgert_deploy.devices.inventory import find_inventory
+from edgert_deploy.devices.selector import ALL
 from edgert_deploy.doctor import FAIL, OK, WARN, Finding
 
 

@@ -10,7 +10,7 @@ import click
 from edgert.bundle.channel import Entry
 from edgert.environment import RUNTIME
 from edgert.errors import ConfigInvalid
-from edgert_deploy.bootstrap.bootstrap import ALL_ENGINES, BootstrapOptions
+from edgert_deploy.bootstrap.plan import ALL_ENGINES, BootstrapOptions
 from edgert_deploy.bootstrap.runtime import TRIAL_S
 from edgert_deploy.bootstrap.runtime_release import collect_runtime
 from edgert_deploy.bootstrap.runtime_release import publish_runtime as put

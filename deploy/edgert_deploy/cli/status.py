@@ -12,8 +12,9 @@ from edgert_deploy.cli.options import inventory_option, json_option, selector_ar
 from edgert_deploy.cli.output import columns
 from edgert_deploy.cli.team import open_rollouts
 from edgert_deploy.common.project import find_project
-from edgert_deploy.devices.inventory import ALL, Device, find_inventory
+from edgert_deploy.devices.inventory import Device, find_inventory
 from edgert_deploy.devices.remote import RemoteDaemon
+from edgert_deploy.devices.selector import ALL
 from edgert_deploy.devices.transports import Transport
 from edgert_deploy.rollout.drift import device_drifts, model_drifts, wanted_of
 

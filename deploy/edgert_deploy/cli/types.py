@@ -181,7 +181,8 @@ def _matching(names: Iterable[str], beginning: str) -> list[str]:
 
 def _selectable(ctx: click.Context) -> list[str]:
     """Every word that selects devices. A broken inventory completes nothing: the command itself explains it."""
-    from edgert_deploy.devices.inventory import ALL, find_inventory
+    from edgert_deploy.devices.inventory import find_inventory
+    from edgert_deploy.devices.selector import ALL
 
     try:
         devices = find_inventory(ctx.params.get("inventory_file")).devices()

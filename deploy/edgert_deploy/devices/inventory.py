@@ -41,16 +41,14 @@ from edgert.toml_file import about, from_table
 from edgert.typed_json import Closed
 from edgert_deploy.common.addresses import host_and_port
 from edgert_deploy.common.project import find_project
+from edgert_deploy.devices.selector import ALL, select, some_of
 from edgert_deploy.devices.transports import TRANSPORTS, TransportKind
 
 # Names become MQTT topic segments and file names.
 NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 TAG = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}(=[A-Za-z0-9_.+:/@-]{1,63})?")
-ALL = "all"
 TAGS_MAX = 64
 LISTS = ("groups", "tags")
-SELECTED_BY = ("tag:", "site:", "profile:", "!")
-KNOWN_SHOWN_MAX = 20
 DEVICES_MAX = 10_000
 INVENTORY_BYTES_MAX = 16 * 1024**2
 
@@ -161,7 +159,7 @@ class Inventory:
         """Return the one device that `selector` matches. Raises ConfigInvalid if it matches several."""
         chosen = self.select(selector)
         if len(chosen) > 1:
-            names = _first([device.name for device in chosen])
+            names = some_of([device.name for device in chosen])
             raise ConfigInvalid(f"{selector!r} selects {len(chosen)} devices ({names}): this command takes one")
         return chosen[0]
 
@@ -248,44 +246,6 @@ def find_inventory(given: Path | None = None) -> Inventory:
     return Inventory(find_project().inventory if given is None else given)
 
 
-def select(devices: list[Device], selector: str, path: Path, *, groups: bool = True) -> list[Device]:
-    """Return the devices that `selector` matches, each once, in the inventory's order.
-
-    Words are separated by commas: names, groups, `all`, `tag:KEY`, `tag:KEY=VALUE`, `site:NAME`, `profile:NAME`.
-    `!` before a word excludes its devices; if every word has one, from all devices. A word that matches no device is an
-    error, so that a typing mistake selects no other devices. Raises ConfigInvalid.
-    """
-    words = [word.strip() for word in selector.split(",") if word.strip()]
-    if words and not devices:
-        raise ConfigInvalid(f"{path} has no device yet: add one with edgert device add")
-    wanted = [word for word in words if not word.startswith("!")]
-    chosen = {d.name for d in devices} if words and not wanted else set[str]()
-    for word in wanted:
-        chosen |= _matched(devices, word, path, groups)
-    for word in words:
-        if word.startswith("!"):
-            chosen -= _matched(devices, word[1:], path, groups)
-    if not chosen:
-        raise ConfigInvalid(f"{selector!r} selects no device: give names, groups, tag:KEY, site:NAME or {ALL}")
-    return [d for d in devices if d.name in chosen]
-
-
-def _matched(devices: list[Device], word: str, path: Path, groups: bool) -> set[str]:
-    found = {d.name for d in devices if (_matches(d, word) if groups else d.name == word)}
-    if not found:
-        raise ConfigInvalid(f"{path} has no {_what(word, groups)}; it has {_known(devices, word)}")
-    return found
-
-
-def _matches(device: Device, word: str) -> bool:
-    kind, colon, value = word.partition(":")
-    if not colon:
-        return word in (ALL, device.name, *device.groups)
-    if kind == "tag":
-        return value in device.tags or any(tag.partition("=")[0] == value for tag in device.tags)
-    return value == {"site": device.site, "profile": device.profile}.get(kind)
-
-
 def fingerprint(host_key: str) -> str:
     """Return SHA256:... of an OpenSSH public key line, as ssh-keygen -l shows it. Raises ConfigInvalid."""
     try:
@@ -293,30 +253,6 @@ def fingerprint(host_key: str) -> str:
     except (IndexError, binascii.Error) as error:
         raise ConfigInvalid(f"{host_key[:60]!r} is no host key: give a line such as `ssh-ed25519 AAAA...`") from error
     return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
-
-
-def _what(word: str, groups: bool) -> str:
-    if not groups:
-        return f"device {word!r}"
-    return f"device with {word!r}" if ":" in word else f"device or group {word!r}"
-
-
-def _known(devices: list[Device], word: str) -> str:
-    """List what `word` could have been, shortened."""
-    kind = word.partition(":")[0] if ":" in word else ""
-    if kind == "tag":
-        return f"tags {_first({tag for d in devices for tag in d.tags})}"
-    if kind in ("site", "profile"):
-        return f"{kind}s {_first({getattr(d, kind) for d in devices})}"
-    if kind:
-        return "tag:, site: and profile: to select by"
-    groups = {group for d in devices for group in d.groups}
-    return f"devices {_first([d.name for d in devices])}" + (f"; groups {_first(groups)}" if groups else "")
-
-
-def _first(names: Iterable[str]) -> str:
-    ordered = list(names) if isinstance(names, list) else sorted(names)
-    return ", ".join(ordered[:KNOWN_SHOWN_MAX]) or "none"
 
 
 def _check_name(what: str, name: str) -> None:

@@ -26,7 +26,7 @@ from edgert_deploy.common.project import find_project
 from edgert_deploy.common.registry import open_registry
 from edgert_deploy.devices.inventory import Inventory
 from edgert_deploy.devices.profiles import list_profiles
-from edgert_deploy.devices.transports.ssh_login import read_ssh_config
+from edgert_deploy.devices.transports.ssh_config import read_ssh_config
 from edgert_deploy.doctor import FAIL, HOST, OK, WARN, Finding
 
 PYTHON_RANGE = ((3, 10), (3, 13))

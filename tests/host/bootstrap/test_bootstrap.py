@@ -15,7 +15,8 @@ from edgert.bundle.signing import new_key
 from edgert.checks.status import DeviceStatus
 from edgert.errors import ConfigInvalid, DeviceError, EngineMissing
 from edgert.telemetry.link import CONNECTED
-from edgert_deploy.bootstrap.bootstrap import BootstrapOptions, BootstrapResult, bootstrap
+from edgert_deploy.bootstrap.bootstrap import BootstrapResult, bootstrap
+from edgert_deploy.bootstrap.plan import BootstrapOptions
 from edgert_deploy.devices.device_files import Broker, broker_doubt, check_settings
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.profiles import load_profile

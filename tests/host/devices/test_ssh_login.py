@@ -16,7 +16,8 @@ import pytest
 from edgert.errors import ConfigInvalid, DeviceUnreachable, HostKeyMismatch, LoginRefused
 from edgert_deploy.devices.inventory import Device, SshAddress
 from edgert_deploy.devices.transports.ssh import SshTransport
-from edgert_deploy.devices.transports.ssh_login import Jump, LinkLimits, read_ssh_config, scan_host_key
+from edgert_deploy.devices.transports.ssh_config import read_ssh_config
+from edgert_deploy.devices.transports.ssh_login import Jump, LinkLimits, scan_host_key
 from hil.keys import new_ssh_key
 from hil.sshd import SshDevice, running_sshd, start_sshd
 from tests.support.ports import free_port

@@ -12,7 +12,7 @@ import numpy as np
 from edgert.errors import SourceInvalid
 from edgert.tensors import DATATYPES, MAX_RANK, TensorSpec
 from edgert_deploy.packager.sandbox import Answer, Progress
-from edgert_deploy.packager.sources.onnx_model import check_batch_axes, check_run_size, check_value, output_spec
+from edgert_deploy.packager.sources.tensor_specs import check_batch_axes, check_run_size, check_value, output_spec
 
 IDENTIFIER = b"TFL3"  # at byte 4 of the file
 

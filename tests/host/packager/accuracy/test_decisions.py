@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from edgert.bundle.rules import Ctc, Detect
 from edgert.tensors import TensorSpec
-from edgert_deploy.packager.accuracy.decisions import Judgement, judgements, neighbour_agreement, value_agreement
+from edgert_deploy.packager.accuracy.agreement import neighbour_agreement, value_agreement
+from edgert_deploy.packager.accuracy.decisions import Judgement, judgements
 
 Array = NDArray[Any]
 RANDOM = np.random.default_rng(3)

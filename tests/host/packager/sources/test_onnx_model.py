@@ -13,14 +13,13 @@ pytest.importorskip("onnx")
 
 from edgert.errors import SourceInvalid
 from edgert.tensors import TensorSpec
-from edgert_deploy.packager.sources.onnx_model import (
+from edgert_deploy.packager.sources.onnx_model import opset_of, parse
+from edgert_deploy.packager.sources.tensor_specs import (
     check_batch_axes,
     check_run_size,
     check_value,
     input_specs,
-    opset_of,
     output_spec,
-    parse,
 )
 from tests.support import models
 

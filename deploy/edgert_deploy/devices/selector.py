@@ -1,0 +1,78 @@
+"""Selectors: the words by which commands name devices of the inventory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgert.errors import ConfigInvalid
+
+if TYPE_CHECKING:
+    from edgert_deploy.devices.inventory import Device
+
+ALL = "all"
+SELECTED_BY = ("tag:", "site:", "profile:", "!")
+KNOWN_SHOWN_MAX = 20
+
+
+def select(devices: list[Device], selector: str, path: Path, *, groups: bool = True) -> list[Device]:
+    """Return the devices that `selector` matches, each once, in the inventory's order.
+
+    Words are separated by commas: names, groups, `all`, `tag:KEY`, `tag:KEY=VALUE`, `site:NAME`, `profile:NAME`.
+    `!` before a word excludes its devices; if every word has one, from all devices. A word that matches no device is an
+    error, so that a typing mistake selects no other devices. Raises ConfigInvalid.
+    """
+    words = [word.strip() for word in selector.split(",") if word.strip()]
+    if words and not devices:
+        raise ConfigInvalid(f"{path} has no device yet: add one with edgert device add")
+    wanted = [word for word in words if not word.startswith("!")]
+    chosen = {d.name for d in devices} if words and not wanted else set[str]()
+    for word in wanted:
+        chosen |= _matched(devices, word, path, groups)
+    for word in words:
+        if word.startswith("!"):
+            chosen -= _matched(devices, word[1:], path, groups)
+    if not chosen:
+        raise ConfigInvalid(f"{selector!r} selects no device: give names, groups, tag:KEY, site:NAME or {ALL}")
+    return [d for d in devices if d.name in chosen]
+
+
+def _matched(devices: list[Device], word: str, path: Path, groups: bool) -> set[str]:
+    found = {d.name for d in devices if (_matches(d, word) if groups else d.name == word)}
+    if not found:
+        raise ConfigInvalid(f"{path} has no {_what(word, groups)}; it has {_known(devices, word)}")
+    return found
+
+
+def _matches(device: Device, word: str) -> bool:
+    kind, colon, value = word.partition(":")
+    if not colon:
+        return word in (ALL, device.name, *device.groups)
+    if kind == "tag":
+        return value in device.tags or any(tag.partition("=")[0] == value for tag in device.tags)
+    return value == {"site": device.site, "profile": device.profile}.get(kind)
+
+
+def _what(word: str, groups: bool) -> str:
+    if not groups:
+        return f"device {word!r}"
+    return f"device with {word!r}" if ":" in word else f"device or group {word!r}"
+
+
+def _known(devices: list[Device], word: str) -> str:
+    """List what `word` could have been, shortened."""
+    kind = word.partition(":")[0] if ":" in word else ""
+    if kind == "tag":
+        return f"tags {some_of({tag for d in devices for tag in d.tags})}"
+    if kind in ("site", "profile"):
+        return f"{kind}s {some_of({getattr(d, kind) for d in devices})}"
+    if kind:
+        return "tag:, site: and profile: to select by"
+    groups = {group for d in devices for group in d.groups}
+    return f"devices {some_of([d.name for d in devices])}" + (f"; groups {some_of(groups)}" if groups else "")
+
+
+def some_of(names: Iterable[str]) -> str:
+    ordered = list(names) if isinstance(names, list) else sorted(names)
+    return ", ".join(ordered[:KNOWN_SHOWN_MAX]) or "none"

@@ -1,0 +1,198 @@
+"""The agreement of an answer with FP32's, 0 to 1: a function for each way in which apps read outputs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgert.bundle.rules import Detect
+from edgert.processing.ctc import greedy
+from edgert.processing.detect import detections
+
+Array = NDArray[Any]
+Outputs = list[Array]
+
+IOU_MIN = 0.5
+SCORE_MIN = 0.25
+NEIGHBOUR_TOLERANCE = 0.01  # of cosine, and
+NEIGHBOUR_SHARE = 0.05  # of how much nearer the nearest sample is than the mean one
+ANCHOR_TOLERANCE = 0.15  # of a box value's own spread; of a box's longer side for a point in it
+WORST_CHANNELS = 0.1  # the share of channels that `values` averages over
+
+
+def top1_agreement(answers: Array, reference: Array) -> float:
+    """Return the share of rows whose largest element is FP32's. A row with NaN has no largest."""
+    return float(same_top1(answers, reference).mean())
+
+
+def text_agreement(answers: Array, reference: Array) -> float:
+    """Return the share of sequences `[T, C]` that CTC reads the same; the most frequent class is the blank."""
+    return float(same_texts(answers, reference).mean())
+
+
+def decision_agreement(answers: Array, reference: Array) -> float:
+    """Return the share of values on the same side of 0.5."""
+    return float(same_sides(answers, reference).mean())
+
+
+def map_agreement(answers: Array, reference: Array) -> float:
+    """Return the mean IoU over samples of the positions above the threshold; two empty maps agree.
+
+    The threshold is 0.5, or half of FP32's largest value where hardly anything is above 0.5.
+    """
+    threshold = 0.5 if float((reference > 0.5).mean()) > 1e-4 else float(reference.max()) / 2
+    a, b = (array.reshape(len(array), -1) > threshold for array in (answers, reference))
+    union = (a | b).sum(axis=1)
+    return float(np.where(union == 0, 1.0, (a & b).sum(axis=1) / np.maximum(union, 1)).mean())
+
+
+def neighbour_agreement(answers: Array, reference: Array) -> float:
+    """Return the share of vectors whose nearest other vector is as near in FP32, or the mean cosine to FP32's if less."""
+    cosines = (unit_vectors(answers) * unit_vectors(reference)).sum(axis=1)
+    return min(float(same_neighbours(answers, reference).mean()), float(cosines.mean()))
+
+
+def value_agreement(answers: Array, reference: Array) -> float:
+    """Return R squared of the worst channels: 1 - mean squared error / variance, at least 0.
+
+    A channel is an element along the shortest axis behind the samples that is longer than 1. Channels that hardly
+    vary are measured by the variance of all.
+    """
+    if reference.dtype.kind != "f":
+        return float((answers == reference).mean())
+    a, b = _channels(answers), _channels(reference)
+    error = np.square(a - b).mean(axis=0)
+    spread = b.var(axis=0)
+    overall = max(float(b.var()), 1e-30)
+    spread = np.where(spread < 1e-6 * overall, overall, spread)
+    scores = np.sort(np.nan_to_num(1 - error / spread, nan=0.0, neginf=0.0).clip(0, 1))
+    return float(scores[: max(1, round(WORST_CHANNELS * len(scores)))].mean())
+
+
+def box_agreement(rule: Detect, answers: Outputs, reference: Outputs, size: tuple[int, int]) -> float:
+    """Return the F1 score of the boxes that `rule` decodes against FP32's: same class, IoU of at least 0.5."""
+    got, want = (detections(rule, outputs, size, None) for outputs in (answers, reference))
+    hits = found = wanted = 0
+    for i in range(len(want.counts)):
+        g, w = int(got.counts[i]), int(want.counts[i])
+        ious = _ious(got.boxes[i, :g], want.boxes[i, :w])
+        ious[got.classes[i, :g, None] != want.classes[i, None, :w]] = 0.0
+        hits += _matched(ious)
+        found, wanted = found + g, wanted + w
+    return 2 * hits / (found + wanted) if found + wanted else 1.0
+
+
+def anchor_agreement(boxes: Array, scores: Array, true_boxes: Array, true_scores: Array) -> float:
+    """Return the F1 score of anchors `[N, A, ...]` that are confident in both and stand for nearly the same box."""
+    got, want = scores >= SCORE_MIN, true_scores >= SCORE_MIN
+    if not want.any():
+        return 1.0 if not got.any() else 0.0
+    both = got & want
+    sides = true_boxes[want][:, 2:4]
+    same = _same_boxes if float((sides > 0).all(axis=1).mean()) > 0.99 else _same_values
+    hits = int(same(boxes[both], true_boxes[both], true_boxes[want]).sum())
+    return 2 * hits / int(got.sum() + want.sum())
+
+
+def _same_boxes(boxes: Array, true: Array, every: Array) -> Array:
+    """Which boxes `[n, 4 + points]` overlap by IOU_MIN, with their points near.
+
+    An anchor moves the boxes of both by the same distance, so the overlap is known without it. Whether the four values
+    are corners, or a centre and sides, is not known: the boxes must overlap in both readings.
+    """
+    ious = [[_ious(a[None], b[None])[0, 0] for a, b in zip(read(boxes), read(true), strict=True)] for read in READINGS]
+    side = true[:, 2:4].max(axis=1, keepdims=True)
+    near = (np.abs(boxes[:, 4:] - true[:, 4:]) <= ANCHOR_TOLERANCE * side).all(axis=1)
+    return np.asarray((np.array(ious).reshape(len(READINGS), -1) >= IOU_MIN).all(axis=0) & near)
+
+
+def _same_values(values: Array, true: Array, every: Array) -> Array:
+    """Which rows differ from FP32's by little of each value's spread over `every` row."""
+    spread = np.maximum(every.std(axis=0), 1e-2 * np.abs(every).max() + 1e-12)
+    return np.asarray((np.abs(values - true) <= ANCHOR_TOLERANCE * spread).mean(axis=-1) >= 0.9)
+
+
+def same_top1(answers: Array, reference: Array) -> Array:
+    return np.asarray((answers.argmax(-1) == reference.argmax(-1)) & np.isfinite(answers).all(-1))
+
+
+def same_texts(answers: Array, reference: Array) -> Array:
+    return read_alike(answers, reference, int(np.bincount(reference.argmax(-1).ravel()).argmax()))
+
+
+def read_alike(answers: Array, reference: Array, blank: int) -> Array:
+    pairs = zip(answers, reference, strict=True)
+    return np.array(
+        [np.isfinite(a).all() and np.array_equal(greedy(a, blank)[0], greedy(b, blank)[0]) for a, b in pairs]
+    )
+
+
+def same_sides(answers: Array, reference: Array) -> Array:
+    same = ((answers > 0.5) == (reference > 0.5)) & np.isfinite(answers)
+    return np.asarray(same.reshape(len(same), -1).mean(axis=1))
+
+
+def same_neighbours(answers: Array, reference: Array) -> Array:
+    alike = _alike(unit_vectors(reference))
+    chosen = _alike(unit_vectors(answers)).argmax(axis=1)
+    nearest, others = alike.max(axis=1), len(alike) - 1
+    mean = (alike.sum(axis=1) - alike.diagonal()) / max(others, 1)
+    tolerance = np.minimum(NEIGHBOUR_TOLERANCE, NEIGHBOUR_SHARE * (nearest - mean))
+    return np.asarray(alike[np.arange(len(alike)), chosen] >= nearest - tolerance)
+
+
+def unit_vectors(vectors: Array) -> NDArray[np.float64]:
+    flat = np.nan_to_num(vectors.reshape(len(vectors), -1).astype(np.float64))
+    return np.asarray(flat / np.maximum(np.linalg.norm(flat, axis=1, keepdims=True), 1e-12))
+
+
+def _alike(unit: Array) -> Array:
+    """The cosine of each vector to each other one; -2 to itself."""
+    alike = unit @ unit.T
+    np.fill_diagonal(alike, -2.0)
+    return np.asarray(alike)
+
+
+def _channels(array: Array) -> NDArray[np.float64]:
+    """`[positions, channels]`: channels along the shortest axis behind the samples that is longer than 1."""
+    sides = [(side, axis) for axis, side in enumerate(array.shape) if axis > 0 and side > 1]
+    if not sides:
+        return array.reshape(-1, 1).astype(np.float64)
+    axis = min(sides)[1]
+    return np.moveaxis(array, axis, -1).reshape(-1, array.shape[axis]).astype(np.float64)
+
+
+def _from_centres(boxes: Array) -> Array:
+    half = np.abs(boxes[:, 2:4]) / 2
+    return np.concatenate([boxes[:, :2] - half, boxes[:, :2] + half], axis=1)
+
+
+def _from_corners(boxes: Array) -> Array:
+    return np.concatenate([np.minimum(boxes[:, :2], boxes[:, 2:4]), np.maximum(boxes[:, :2], boxes[:, 2:4])], axis=1)
+
+
+READINGS = (_from_centres, _from_corners)
+
+
+def _ious(one: Array, other: Array) -> Array:
+    """IoU of corners `[n, 4]` with `[m, 4]`: `[n, m]`."""
+    low = np.maximum(one[:, None, :2], other[None, :, :2])
+    high = np.minimum(one[:, None, 2:], other[None, :, 2:])
+    both = np.prod(np.maximum(high - low, 0), axis=2)
+    areas = [np.prod(boxes[:, 2:] - boxes[:, :2], axis=1) for boxes in (one, other)]
+    union = areas[0][:, None] + areas[1][None] - both
+    return np.asarray(np.where(union > 0, both / np.maximum(union, 1e-12), 0.0))
+
+
+def _matched(ious: Array) -> int:
+    """How many rows find a column of their own, best first as the rows stand."""
+    free = np.ones(ious.shape[1], bool)
+    hits = 0
+    for row in ious:
+        best = np.where(free, row, 0.0)
+        if best.size and best.max() >= IOU_MIN:
+            free[best.argmax()] = False
+            hits += 1
+    return hits

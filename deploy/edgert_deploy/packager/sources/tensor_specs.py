@@ -1,0 +1,121 @@
+"""The inputs and outputs of a model as specs. A tensor that EdgeRT does not carry is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import numpy as np
+
+from edgert.errors import SourceInvalid
+from edgert.tensors import DATATYPES, MAX_RANK, TensorSpec
+from edgert_deploy.packager.sources.axes import (
+    axis_option,
+    described,
+    model_inputs,
+    option_for,
+)
+
+NAME_LENGTH_MAX = 255
+RUN_BYTES_MAX = 2**33  # the inputs of the largest batch
+
+
+def input_specs(proto: Any, open_axes: Collection[tuple[str, int]] = ()) -> tuple[TensorSpec, ...]:
+    """Return the inputs that are no weights; `open_axes` (input, axis) may stay open. Raises SourceInvalid."""
+    specs = tuple(_spec(value, open_axes) for value in model_inputs(proto))
+    if not specs:
+        raise SourceInvalid("the model has no input; export it so that the data is an input, not a constant")
+    check_batch_axes(specs)
+    return specs
+
+
+def check_value(name: str, dtype: str) -> None:
+    """Raise SourceInvalid for an input whose name or dtype no bundle holds."""
+    if not name or len(name) > NAME_LENGTH_MAX:
+        raise SourceInvalid(
+            f"an input of the model has no name, or one of more than {NAME_LENGTH_MAX} letters; rename it"
+        )
+    if dtype not in DATATYPES:
+        raise SourceInvalid(f"input {name!r} has element type {dtype}; EdgeRT carries {', '.join(DATATYPES)}")
+
+
+def check_run_size(spec: TensorSpec, shape: list[int]) -> None:
+    """Raise SourceInvalid for an input of `shape` that is too large to run."""
+    if int(np.prod(shape, dtype=object)) * spec.dtype.itemsize > RUN_BYTES_MAX:
+        raise SourceInvalid(f"input {spec.name!r} of shape {shape} is larger than {RUN_BYTES_MAX} bytes")
+
+
+def check_batch_axes(specs: tuple[TensorSpec, ...]) -> None:
+    """Raise SourceInvalid unless all of `specs` leave the batch open, or none."""
+    open_batch = {spec.name: spec.shape[0] == -1 for spec in specs}
+    if len(set(open_batch.values())) > 1:
+        raise SourceInvalid(
+            f"some inputs leave the batch axis open ({_names(n for n, o in open_batch.items() if o)}) and others do not "
+            f"({_names(n for n, o in open_batch.items() if not o)}); export all of them with an open axis 0, or none"
+        )
+
+
+def output_spec(name: str, datatype: str, shapes: list[tuple[int, ...]], inputs: tuple[TensorSpec, ...]) -> TensorSpec:
+    """Return the spec of an output, from its shapes for one and (where the batch is open) two samples."""
+    if datatype == "object":
+        raise SourceInvalid(
+            f"output {name!r} is text; EdgeRT carries numbers: train the model on the numbers of the classes, and give "
+            "their names with --labels"
+        )
+    if datatype not in DATATYPES:
+        raise SourceInvalid(f"output {name!r} is of type {datatype!r}; EdgeRT carries {', '.join(DATATYPES)}")
+    one, most = shapes[0], shapes[-1]
+    if inputs[0].shape[0] != -1:
+        if not one or one[0] != 1:
+            raise SourceInvalid(
+                f"output {name!r} has shape {list(one)}; axis 0 must be the batch, of length 1 as the input's"
+            )
+        return TensorSpec(name, DATATYPES[datatype], one)
+    if not one or (one[0], most[0]) != (1, 2) or one[1:] != most[1:]:
+        raise SourceInvalid(
+            f"output {name!r} has shape {list(one)} for one sample and {list(most)} for two; axis 0 of every output must "
+            "count the samples: change that output, or export the model with batch fixed to 1"
+        )
+    return TensorSpec(name, DATATYPES[datatype], (-1, *one[1:]))
+
+
+def _spec(value: Any, open_axes: Collection[tuple[str, int]]) -> TensorSpec:
+    from onnx.helper import tensor_dtype_to_np_dtype
+
+    if not value.type.HasField("tensor_type"):
+        raise SourceInvalid(f"input {value.name!r} is no tensor; only tensors can be inputs")
+    tensor = value.type.tensor_type
+    try:
+        dtype = tensor_dtype_to_np_dtype(tensor.elem_type).name
+    except KeyError:
+        dtype = f"number {tensor.elem_type}"
+    check_value(value.name, "text" if dtype == "object" else dtype)
+    if not tensor.HasField("shape"):
+        raise SourceInvalid(f"input {value.name!r} has no shape; export the model with its input shape")
+    return TensorSpec(value.name, DATATYPES[dtype], _shape(value.name, tensor.shape.dim, open_axes))
+
+
+def _shape(name: str, dims: Any, open_axes: Collection[tuple[str, int]]) -> tuple[int, ...]:
+    if not dims:
+        raise SourceInvalid(
+            f"input {name!r} has no axes, so it is one number for a whole batch: give its value, as --input {name}=1, "
+            "and it becomes a constant of the model; or export the model with one value per sample, [N, 1]"
+        )
+    if len(dims) > MAX_RANK:
+        raise SourceInvalid(f"input {name!r} has {len(dims)} axes; an input has at most {MAX_RANK}, the batch included")
+    lengths = [dim.dim_value if dim.HasField("dim_value") and dim.dim_value > 0 else -1 for dim in dims]
+    if lengths[0] not in (-1, 1):
+        raise SourceInvalid(
+            f"input {name!r} has a batch axis fixed to {lengths[0]}; export the model with axis 0 open (dynamic) or of length 1"
+        )
+    for axis, length in enumerate(lengths[1:], start=1):
+        if length == -1 and (name, axis) not in open_axes:
+            raise SourceInvalid(
+                f"axis {axis} of input {name!r} {described(dims)} is open; only the batch axis may be. "
+                f"Give its length: {option_for(name, dims)}, or some lengths: --buckets {axis_option(name, dims, axis)}"
+            )
+    return tuple(lengths)
+
+
+def _names(names: Iterator[str]) -> str:
+    return ", ".join(repr(name) for name in names)
