@@ -71,9 +71,7 @@ class SlotStore:
             return SlotState.from_json(json.loads(path.read_bytes()))
         except FileNotFoundError:
             return SlotState()
-        except (
-            OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, ConfigInvalid
-        ) as error:  # fmt: skip
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise StorageFailed(
                 f"{path} cannot be read ({type(error).__name__}: {error}); remove {self.folder} and deploy the model again"
             ) from error

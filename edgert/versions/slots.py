@@ -7,11 +7,12 @@ them, and `mark-good` is refused until they have held for the whole watch.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from typing import Any
 
-from edgert.errors import ConfigInvalid, TransitionRefused
+from edgert.errors import TransitionRefused
+from edgert.typed_json import Mistyped, from_json
 from edgert.versions.boot_clock import BootClock
 from edgert.versions.trial_limits import TrialLimits
 
@@ -155,24 +156,14 @@ class SlotState:
     def from_json(cls, value: dict[str, Any]) -> SlotState:
         """Read `as_json`, ignoring what a newer runtime added: after its trial failed, this one must read the file.
 
-        Raises ValueError, KeyError, TypeError, AttributeError, OverflowError or ConfigInvalid.
+        Raises ValueError, KeyError or TypeError.
         """
         if value["format"] != FORMAT:
             raise ValueError(f"format {value['format']!r}, this version reads {FORMAT}")
         if value["live_slot"] not in (None, *SLOT_NAMES):
             raise ValueError(f"live_slot is {value['live_slot']!r}")
-        trial, limits = _known(Trial, value["trial"]), value["limits"]
-        rolled_back = _known(RolledBackVersion, value["rolled_back"])
-        return cls(
-            state=State(value["state"]),
-            live_slot=value["live_slot"],
-            a=_version(value["a"]),
-            b=_version(value["b"]),
-            trial=None if trial is None else Trial(str(trial["boot_id"]), float(trial["ends_at_s"])),
-            ratchet=int(value["ratchet"]),
-            limits=None if limits is None else _limits(limits),
-            rolled_back=None if rolled_back is None else RolledBackVersion(**rolled_back),
-        )
+        found, limits = from_json(cls, {**value, "limits": None}), value["limits"]
+        return found if limits is None else replace(found, limits=_limits(limits))
 
 
 def step(
@@ -238,18 +229,9 @@ _ADVICE = {
 }
 
 
-def _version(value: dict[str, Any] | None) -> Version | None:
-    return None if value is None else Version(int(value["release"]), str(value["digest"]), bool(value["good"]))
-
-
-def _limits(value: dict[str, Any]) -> TrialLimits:
-    """Limits that a newer runtime wrote and this one cannot judge count as a watch that was cut off: roll back."""
+def _limits(value: Any) -> TrialLimits:
+    """Return the limits; those of a newer runtime that this one cannot judge count as a watch that was cut off."""
     try:
-        return TrialLimits.from_json(value)
-    except (KeyError, TypeError, ValueError, ConfigInvalid):
+        return from_json(TrialLimits, value)
+    except Mistyped:
         return TrialLimits({}, started=True)
-
-
-def _known(cls: type[Trial] | type[RolledBackVersion], value: dict[str, Any] | None) -> dict[str, Any] | None:
-    names = {field.name for field in fields(cls)}
-    return None if value is None else {key: given for key, given in value.items() if key in names}

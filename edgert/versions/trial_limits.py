@@ -7,9 +7,8 @@ not hold.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from edgert.errors import ConfigInvalid
 
@@ -81,18 +80,6 @@ class TrialLimits:
             for name, (above, share, unit, _), value in kinds
         ]
         return f"{', '.join(limits) or 'no crash'} over {self.watch_s:g} s{', marked good by the device itself' * self.unattended}"
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> TrialLimits:
-        """Raises KeyError, TypeError, ValueError or ConfigInvalid."""
-        return cls(
-            {str(name): float(bound) for name, bound in dict(value["bounds"]).items()},
-            float(value["watch_s"]),
-            bool(value["unattended"]),
-            float(value["confirm_s"]),
-            bool(value["started"]),
-            bool(value["passed"]),
-        )
 
 
 @dataclass(frozen=True)

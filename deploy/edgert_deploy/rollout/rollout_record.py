@@ -194,7 +194,7 @@ def _head_as_json(rollout: Rollout) -> dict[str, Any]:
 def _head_from_json(value: Mapping[str, Any]) -> Rollout:
     limits = value["limits"]
     strategy = Strategy.from_json(value["strategy"])
-    trial_limits = None if limits is None else TrialLimits.from_json(limits)
+    trial_limits = None if limits is None else from_json(TrialLimits, limits)
     return Rollout(**vars(from_json(Head, value)), strategy=strategy, limits=trial_limits)
 
 
