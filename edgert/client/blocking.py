@@ -17,14 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from edgert.client.base import (
-    IDLE_CONNECTIONS_MAX,
-    BaseClient,
-    CallOptions,
-    Priority,
-    SessionOptions,
-    request_flags,
-)
+from edgert.client.base import IDLE_CONNECTIONS_MAX, BaseClient, CallOptions, Priority, SessionOptions, request_flags
 from edgert.client.conversation import (
     RETRY_PAUSE_S,
     Conversation,

@@ -25,10 +25,7 @@ from edgert.errors import EngineFailed, EngineMissing
 from edgert.tensors import TensorSpec, batchable
 
 # Distribution and module, in order of preference.
-_SDKS = (
-    ("ai-edge-litert", "ai_edge_litert.interpreter"),
-    ("tflite-runtime", "tflite_runtime.interpreter"),
-)
+_SDKS = (("ai-edge-litert", "ai_edge_litert.interpreter"), ("tflite-runtime", "tflite_runtime.interpreter"))
 # Exceptions of the interpreter and its NumPy wrapper.
 _SDK_ERRORS = (RuntimeError, ValueError, TypeError, OSError, MemoryError)
 

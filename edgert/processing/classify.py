@@ -26,10 +26,7 @@ class Classifier:
         self._always = not rule.threshold and not rule.none
 
     def __call__(
-        self,
-        scores: NDArray[Any],
-        windows: Sequence[int] | None = None,
-        before: NDArray[np.float32] | None = None,
+        self, scores: NDArray[Any], windows: Sequence[int] | None = None, before: NDArray[np.float32] | None = None
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """Return classes and their scores. Items are smoothed if `windows` counts those of each signal, in order.
 

@@ -41,13 +41,7 @@ from edgert_deploy.bootstrap.runtime import (
 from edgert_deploy.bootstrap.wheelhouse import Wheelhouse
 from edgert_deploy.devices import service
 from edgert_deploy.devices.claims import note_folders, setting_up
-from edgert_deploy.devices.device_files import (
-    DeviceFile,
-    check_config,
-    config_there,
-    holds,
-    put,
-)
+from edgert_deploy.devices.device_files import DeviceFile, check_config, config_there, holds, put
 from edgert_deploy.devices.facts import probe
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.profiles import DeviceProfile

@@ -22,14 +22,7 @@ from edgert_deploy.bootstrap.runtime import (
 )
 from edgert_deploy.bootstrap.wheelhouse import Wheelhouse, WheelTarget
 from edgert_deploy.devices import service
-from edgert_deploy.devices.device_files import (
-    Broker,
-    DeviceFile,
-    Following,
-    broker_doubt,
-    holds,
-    wanted_files,
-)
+from edgert_deploy.devices.device_files import Broker, DeviceFile, Following, broker_doubt, holds, wanted_files
 from edgert_deploy.devices.facts import PYTHONS, MachineFacts, describe, misfits, probe
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.profiles import DeviceProfile

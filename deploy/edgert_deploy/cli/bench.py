@@ -37,12 +37,7 @@ HEADING = ("DEVICE", "WHAT", "ENGINE", "P50 MS", "P95 MS", "P99 MS", "PER S", "T
 @inventory_option
 @json_option
 def bench(
-    model_or_bundle: str | Path,
-    selector: str,
-    for_s: float,
-    clients: int,
-    inventory_file: Path | None,
-    as_json: bool,
+    model_or_bundle: str | Path, selector: str, for_s: float, clients: int, inventory_file: Path | None, as_json: bool
 ) -> None:
     """Measure latency, throughput, memory and temperature on devices.
 

@@ -76,11 +76,7 @@ def _read_model_argument(ctx: click.Context, param: click.Parameter, path: Path)
 @click.option("--out", type=NewBundlePath(), help="The bundle to write (default: NAME.edgert).")
 @click.option("--name", help="The model's name on devices (default: the file's).")
 @click.option(
-    "--release",
-    type=click.IntRange(1, 2**53 - 1),
-    default=1,
-    show_default=True,
-    help="Must grow with every deploy.",
+    "--release", type=click.IntRange(1, 2**53 - 1), default=1, show_default=True, help="Must grow with every deploy."
 )
 @click.option(
     "--downgrade-from",
@@ -174,13 +170,7 @@ def _read_model_argument(ctx: click.Context, param: click.Parameter, path: Path)
 )
 @json_option
 def build(
-    model: Path,
-    init: bool,
-    force: bool,
-    out: Path | None,
-    key: Path | None,
-    as_json: bool,
-    **given: Any,
+    model: Path, init: bool, force: bool, out: Path | None, key: Path | None, as_json: bool, **given: Any
 ) -> None:
     """Build, check and sign a bundle of MODEL for one or more targets.
 

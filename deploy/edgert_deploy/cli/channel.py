@@ -80,13 +80,7 @@ def show(name: str, fleet: bool, store_url: str, reach: Reach, as_json: bool) ->
 @reach_options
 @signing_options
 @json_option
-def halt(
-    name: str,
-    model: str,
-    reach: Reach,
-    signing: Signing,
-    as_json: bool,
-) -> None:
+def halt(name: str, model: str, reach: Reach, signing: Signing, as_json: bool) -> None:
     """Halt the newest release of MODEL (default: of every model) in channel NAME.
 
     Devices that have not begun with it do not begin, and keep what they have. Devices that have it keep it, too: to
@@ -129,13 +123,7 @@ def resume(name: str, model: str, retry: bool, reach: Reach, signing: Signing, a
 @reach_options
 @signing_options
 @json_option
-def renew(
-    name: str,
-    revoked: tuple[str, ...],
-    reach: Reach,
-    signing: Signing,
-    as_json: bool,
-) -> None:
+def renew(name: str, revoked: tuple[str, ...], reach: Reach, signing: Signing, as_json: bool) -> None:
     """Sign channel NAME again as it is, with a later expiry; revoke keys.
 
     A channel that nobody changes needs this before it expires: devices raise the alarm channel_stale and take nothing
@@ -175,13 +163,7 @@ def hint(name: str, settings: MqttSettings, as_json: bool) -> None:
 @reach_options
 @signing_options
 @json_option
-def remove(
-    name: str,
-    model: str,
-    reach: Reach,
-    signing: Signing,
-    as_json: bool,
-) -> None:
+def remove(name: str, model: str, reach: Reach, signing: Signing, as_json: bool) -> None:
     """Take MODEL out of channel NAME. Devices keep the release that they have.
 
     \b

@@ -85,13 +85,7 @@ def record(
     recorder = Recorder(store, lambda: time.time_ns() // 1_000_000)
     client_id, session = named_session("record", session_name)
     subscriber = FleetSubscriber(
-        settings,
-        recorder,
-        site,
-        client_id=client_id,
-        session=session,
-        settled=lambda: recorder.settled,
-        log=_say,
+        settings, recorder, site, client_id=client_id, session=session, settled=lambda: recorder.settled, log=_say
     )
     subscriber.open()
     _say(f"recording from {settings.address} to {store.name}")

@@ -84,10 +84,7 @@ def init(folder: Path, as_json: bool) -> None:
     text = f"{folder} is a project; made: {', '.join(made) or 'nothing, everything existed'}"
     emit({"project": str(folder), "made": made, "stayed": stayed, "key": str(shared)}, text, as_json)
     if above is not None:
-        say(
-            "",
-            f"note: {folder} is inside the project {above}; its own {FILE_NAME} applies here",
-        )
+        say("", f"note: {folder} is inside the project {above}; its own {FILE_NAME} applies here")
     users = config_folder() / INVENTORY
     if INVENTORY in made and users.exists():
         say("", f"note: your devices so far are in {users}: copy it here, or pass --inventory")

@@ -40,13 +40,7 @@ from edgert_deploy.rollout.channels import Change
 @signing_options
 @json_option
 def promote(
-    model: str,
-    source: str | None,
-    target: str,
-    chosen: Chosen,
-    reach: Reach,
-    signing: Signing,
-    as_json: bool,
+    model: str, source: str | None, target: str, chosen: Chosen, reach: Reach, signing: Signing, as_json: bool
 ) -> None:
     """Offer the newest release of MODEL in one channel to the devices of another, or to more of the same.
 

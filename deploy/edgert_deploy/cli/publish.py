@@ -41,14 +41,7 @@ from edgert_deploy.rollout.request import read_offer
 @signing_options
 @reach_of_argument
 @json_option
-def publish(
-    bundle: Path,
-    channel: str | None,
-    chosen: Chosen,
-    signing: Signing,
-    reach: Reach,
-    as_json: bool,
-) -> None:
+def publish(bundle: Path, channel: str | None, chosen: Chosen, signing: Signing, reach: Reach, as_json: bool) -> None:
     """Put BUNDLE into REGISTRY, and with --channel offer it to the devices that follow the channel.
 
     REGISTRY is oci://HOST/REPOSITORY, in any OCI registry; without it, the project's. Only files that the registry lacks

@@ -87,11 +87,7 @@ def give_to_user(transport: Transport, device: Device) -> bool:
     Keys, configuration and passwords stay root's. Raises DeviceError if the user cannot reach these folders.
     """
     done = _shell(
-        transport,
-        _GIVE_TO_USER,
-        "give the state folder to its user",
-        device,
-        words=(device.state, USER, USER_COMMENT),
+        transport, _GIVE_TO_USER, "give the state folder to its user", device, words=(device.state, USER, USER_COMMENT)
     )
     program = edgertd(device)[0]
     reach = 'runuser -u "$1" -- test -w "$2" && runuser -u "$1" -- test -x "$3"'

@@ -84,13 +84,7 @@ def build_bundle(
         golden = golden_samples(evaluation, choices, progress)
         ranges = activations(request.source, request.calibration)
         receipt_bytes = receipt(
-            choices,
-            builder.built,
-            ranges,
-            request.licence,
-            request.notes,
-            model=request.model,
-            release=request.release,
+            choices, builder.built, ranges, request.licence, request.notes, model=request.model, release=request.release
         )
         contents = write_contents(request, choices, golden, receipt_bytes, work)
         progress(f"writing {out}")

@@ -51,11 +51,7 @@ class View:
             for number, (letter, was) in enumerate(zip(states, before.sites[site][1], strict=True))
             if letter != was
         ]
-        return {
-            **self._said(),
-            **({"words": self.words} if self.words != before.words else {}),
-            "changed": changed,
-        }
+        return {**self._said(), **({"words": self.words} if self.words != before.words else {}), "changed": changed}
 
     def is_news(self, before: View) -> bool:
         return replace(self, at_ms=0) != replace(before, at_ms=0)

@@ -131,10 +131,7 @@ def local_artifact(artifact: Artifact, source: SourceModel) -> LocalArtifact:
 
 
 def run_artifact(
-    artifact: LocalArtifact,
-    samples: CalibrationSet,
-    options: EngineOptions = ALL_THREADS,
-    batch: int = BATCH,
+    artifact: LocalArtifact, samples: CalibrationSet, options: EngineOptions = ALL_THREADS, batch: int = BATCH
 ) -> Outputs:
     """Load the artifact, run all samples through it, and close it.
 

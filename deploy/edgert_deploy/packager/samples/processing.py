@@ -153,14 +153,7 @@ def _preset(name: str, source: SourceModel) -> Preprocess:
         return Preprocess(spec.name, 1 / 255, layout="nhwc", model_layout=layout, resize=resize, decode=True)
     resize = Resize("crop", height, width, shortest_side=round(max(height, width) * IMAGENET_MARGIN))
     return Preprocess(
-        spec.name,
-        1 / 255,
-        IMAGENET_MEAN,
-        IMAGENET_STD,
-        layout="nhwc",
-        model_layout=layout,
-        resize=resize,
-        decode=True,
+        spec.name, 1 / 255, IMAGENET_MEAN, IMAGENET_STD, layout="nhwc", model_layout=layout, resize=resize, decode=True
     )
 
 

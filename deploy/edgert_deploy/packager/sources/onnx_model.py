@@ -24,11 +24,7 @@ from edgert.errors import SourceInvalid
 from edgert.tensors import TensorSpec
 from edgert.typed_json import from_json, to_json
 from edgert_deploy.packager.sandbox import Answer, Progress
-from edgert_deploy.packager.sources.axes import (
-    move_input_batches,
-    move_output_batches,
-    set_lengths,
-)
+from edgert_deploy.packager.sources.axes import move_input_batches, move_output_batches, set_lengths
 from edgert_deploy.packager.sources.branches import inline_known_branches
 from edgert_deploy.packager.sources.bucket_axis import WantedBuckets, cut_outputs, find_axis, probed_lengths
 from edgert_deploy.packager.sources.classical import unwrap_maps

@@ -217,10 +217,7 @@ def _fold_once(model: onnx.ModelProto) -> bool:
 
 
 def _results(
-    model: onnx.ModelProto,
-    node: onnx.NodeProto,
-    constants: dict[str, NDArray[Any]],
-    shapes: dict[str, tuple[int, ...]],
+    model: onnx.ModelProto, node: onnx.NodeProto, constants: dict[str, NDArray[Any]], shapes: dict[str, tuple[int, ...]]
 ) -> list[NDArray[Any]] | None:
     """Return the results of `node` where they are known before the model runs."""
     from onnx.reference import ReferenceEvaluator

@@ -13,13 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgert_deploy.packager.tflite_lowering.graph import Node
-from edgert_deploy.packager.tflite_lowering.lowering import (
-    CHANNELS_LAST_ORDERS,
-    FLOAT32,
-    Layout,
-    Lowering,
-    Uncovered,
-)
+from edgert_deploy.packager.tflite_lowering.lowering import CHANNELS_LAST_ORDERS, FLOAT32, Layout, Lowering, Uncovered
 from edgert_deploy.packager.tflite_lowering.op import Op
 from edgert_deploy.packager.tflite_lowering.ops.operands import broadcast_constant
 from edgert_deploy.packager.tflite_lowering.ops.sampling import Sampling, nearest_of_tflite, weights_of_tflite
