@@ -18,7 +18,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @click.command(hidden=True)
 @click.argument("model")
-@click.option("--by", required=True, help="Who deploys: user@host.")
+@click.option("--by", required=True, help="The user and host of the deployment: user@host.")
 @click.option(
     "--for-s",
     type=click.FloatRange(min=1, max=LASTS_S_MAX),

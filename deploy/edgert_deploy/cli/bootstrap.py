@@ -62,7 +62,7 @@ FILE = click.Path(dir_okay=False, path_type=Path)
     "extras",
     multiple=True,
     type=click.Choice(EXTRAS_ASKED),
-    help="What more models need: text installs the package tokenizers. A device keeps it.",
+    help="Packages that some models need: text installs tokenizers. A device keeps them.",
 )
 @click.option("--upgrade", is_flag=True, help="Replace another version of edgert by this host's, on trial.")
 @click.option("--previous-runtime", is_flag=True, help="Change back to the runtime before this one, on trial.")
@@ -92,7 +92,7 @@ FILE = click.Path(dir_okay=False, path_type=Path)
     type=click.Choice(["auto", "systemd", "monitor"]),
     default="auto",
     show_default=True,
-    help="What keeps the daemon running: a systemd unit (auto: where systemd runs), or edgertd's own monitor.",
+    help="The keeper of the daemon: a systemd unit (auto: if systemd runs), or edgertd's own monitor.",
 )
 @click.option(
     "--set",

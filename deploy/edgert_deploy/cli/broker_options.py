@@ -44,7 +44,7 @@ _OPTIONS = (
     click.option(
         "--ca", metavar="FILE", default="", help="Authority that signed the broker's certificate, if not a public one."
     ),
-    click.option("--cert", metavar="FILE", default="", help="Client certificate, where the broker asks for one."),
+    click.option("--cert", metavar="FILE", default="", help="Client certificate, if the broker asks for one."),
     click.option("--key", metavar="FILE", default="", help="The client certificate's key."),
     click.option("--username", metavar="USER", default="", help="User to log in as."),
     click.option("--password-file", metavar="FILE", default="", help="File whose first line is the password."),

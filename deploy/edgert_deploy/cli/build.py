@@ -92,7 +92,7 @@ def _read_model_argument(ctx: click.Context, param: click.Parameter, path: Path)
     "--metric",
     default="auto",
     show_default=True,
-    help=f"What the accuracy gate compares: {', '.join(METRICS)} or module:function.",
+    help=f"The figure that the accuracy gate compares: {', '.join(METRICS)} or module:function.",
 )
 @click.option(
     "--max-drop",
@@ -191,16 +191,15 @@ def build(
           --metric map --precision auto
 
     \b
-    What the accuracy gate compares (--metric):
-      auto    with `labels` in the hold-out: top-1 of the artifact and of the FP32 source. Without: how often both
-              name the same class, if the one output is [N, C] and holds class scores (with --labels, or if its
-              rows are probabilities); else cosine.
+    The figures of the accuracy gate (--metric):
+      auto    the first that fits the hold-out and the model: map, cer, top1, decisions.
       top1    top-1 with labels; without, how often both name the same class.
       top5    whether the right class is among the first five; needs labels.
       map     a detector's mean average precision; needs --postprocess and `boxes` in the hold-out.
       wer     1 - the word error rate; needs --postprocess with [ctc], and texts in the hold-out.
       cer     1 - the character error rate; needs the same.
       window_f1, event_f1   F1 of the answered classes, by window or by event; needs labels and [classify].
+      decisions  classes, boxes, texts, ... that an app reads from each output, compared with FP32's; the worst output.
       cosine  the mean cosine of the artifact's outputs to FP32's, of the worst output.
       module:function   your own, called with (outputs, inputs, labels), higher is better.
 

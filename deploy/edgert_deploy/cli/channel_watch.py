@@ -1,4 +1,4 @@
-"""`edgert channel watch`: follow the progress of a release, and halt it where too many devices go back."""
+"""`edgert channel watch`: follow the progress of a release, and halt it if too many devices go back."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ def watch(
     signing: Signing,
     as_json: bool,
 ) -> None:
-    """Show the progress of the releases in channel NAME, and halt MODEL (default: each) where too many devices go back.
+    """Show the progress of the releases in channel NAME, and halt MODEL (default: each) if too many devices go back.
 
-    The progress is what the devices report; `edgert fleet record` brings it to the store. All devices count that went back
-    from a release, whenever that was. The command ends when every device that is heard of has decided, or after --for. A
-    device that was not heard of for 15 minutes does not keep it from ending.
+    Devices report their progress, and `edgert fleet record` brings it to the store. Every device that went back from a
+    release counts, whenever that was. The command ends when each device has decided, or after --for. It does not wait for
+    a device that has been silent for 15 minutes.
 
     Exits with 0 when no release was halted, else with 9.
 

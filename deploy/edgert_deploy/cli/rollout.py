@@ -65,7 +65,7 @@ def status(id: str | None, as_json: bool) -> None:
 
 @rollout.command("resume")
 @click.argument("id", required=False)
-@click.option("--bundle", type=BundlePath(), help="Its bundle, where this host has it in another place.")
+@click.option("--bundle", type=BundlePath(), help="Its bundle, if this host has it in another place.")
 @yes_option
 @verbose_option
 @json_option
