@@ -70,7 +70,9 @@ device.add_command(set_)
 @click.option("--jump", default="", metavar="[USER@]HOST[:PORT]", help="A jump host to reach it through.")
 @click.option("--jump-fingerprint", metavar="SHA256:...", help="The jump host's key to accept.")
 @click.option("--site", default="default", show_default=True, help="Its site, part of its MQTT topics.")
-@click.option("--home", help="The folder in which bootstrap installs there [default: /opt/edgert, or ~/.local/share/edgert].")
+@click.option(
+    "--home", help="The folder in which bootstrap installs there [default: /opt/edgert, or ~/.local/share/edgert]."
+)
 @click.option("--state", help="The device's state folder [default: /var/lib/edgert, or ~/.local/state/edgert].")
 @same_machine_option
 @profiles_option
