@@ -10,7 +10,6 @@ import os
 import re
 import sys
 from collections.abc import Mapping
-from types import TracebackType
 
 import click
 from rich.console import Console
@@ -54,9 +53,7 @@ class BuildProgress:
         else:
             click.echo(text)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *failure: object) -> None:
         if self._bars is not None:
             self._bars.close()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import click
@@ -124,9 +123,7 @@ class UploadProgress:
             self._tenths = tenths
             say("", f"sending to {self._where}: {10 * tenths} % of {size_text(total)}")
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *failure: object) -> None:
         if self._bar is not None:
             self._bar.stop()
 

@@ -20,7 +20,6 @@ import tempfile
 import threading
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from types import TracebackType
 from typing import IO, Any, Literal
 
 from edgert.errors import EdgeRTError
@@ -115,7 +114,7 @@ class Child:
     def __enter__(self) -> Child:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *failure: object) -> None:
         self.close()
 
     def _printed(self) -> str:
