@@ -145,6 +145,8 @@ class ModelService:
             worker.loaded = from_json(LoadedStatus, message["loaded"])
             if worker is self.workers.loading:
                 self._switch()
+        elif message["op"] == "started":
+            worker.started(int(message["pid"]))
         elif message["op"] == "progress":
             self.workers.progressed(worker, str(message["line"]))
             log(f"model {self.model}: {worker.progress}")
@@ -163,6 +165,10 @@ class ModelService:
         if not self.workers.remove(worker):
             return
         self._enter(Event.LOAD_ENDED if was_loading else Event.WORKER_ENDED)
+        if not worker.process.pid:
+            fault = worker.failure or DeviceError("no worker can be started: the fork server ended")
+            self._crashed(worker.version, fault, stable=False, blamed=False)
+            return
         fault = worker.failure or EngineFailed(f"the worker of model {self.model} ended: {end}")
         if (was_loading or self.trial.watches(worker)) and self._on_trial(worker.version):
             self._roll_back(worker.version, fault)

@@ -16,6 +16,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from edgert.daemon import service_manager
 from edgert.daemon.acceptor import Acceptor, reject
 from edgert.daemon.control_server import ControlClient, ControlServer
 from edgert.daemon.device_reporter import DeviceReporter
+from edgert.daemon.fork_server import WorkerStarter
 from edgert.daemon.incoming import IncomingFolder
 from edgert.daemon.load_turns import LoadTurns
 from edgert.daemon.memory import LearnedSizes
@@ -76,6 +78,7 @@ class Supervisor:
         self._turns = LoadTurns(self._services, self._budget, clock)
         self._status_rounds = StatusRounds(self._boot, limit_mb, self._services, clock, lambda: state.read_only)
         self._control_server = ControlServer(self._selector, self._obey, clock)
+        self._starter = WorkerStarter(log)
         self._stop_by_s: float | None = None
         self._side_processes: list[SideProcess] = []
         self._follower: SideProcess | None = None
@@ -110,6 +113,7 @@ class Supervisor:
             self._reporter.close()
             for process in self._side_processes:
                 process.stop()
+            self._starter.close()
         log("edgertd has stopped")
 
     # --- the loop -----------------------------------------------------------------------------
@@ -203,6 +207,7 @@ class Supervisor:
             self._budget.learn()
             for service in self._services.values():
                 service.stop()
+            self._starter.abandon()
 
     # --- clients ------------------------------------------------------------------------------
 
@@ -246,6 +251,7 @@ class Supervisor:
                 self._report,
                 self._turns.admit,
                 self._clock,
+                partial(WorkerProcess.start, start_process=self._starter),
             )
         return self._services[model]
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import socket
 import subprocess
-import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 from edgert.checks.status import LoadedStatus
+from edgert.daemon.fork_server import ForkedProcess, Process, start_alone
 from edgert.daemon.memory import process_mb
 from edgert.errors import EdgeRTError
 from edgert.versions.slots import Version
@@ -34,7 +35,7 @@ class WorkerProcess:
     It may load for `load_s_max` from `started_s` on; `progress` is the last line of a long load.
     """
 
-    process: subprocess.Popen[bytes]
+    process: Process
     channel: socket.socket
     page: RunPage
     version: Version
@@ -51,7 +52,13 @@ class WorkerProcess:
     alarms: tuple[str, ...] = ()  # that it has raised
 
     @classmethod
-    def start(cls, order: dict[str, Any], version: Version, now_s: float) -> WorkerProcess:
+    def start(
+        cls,
+        order: dict[str, Any],
+        version: Version,
+        now_s: float,
+        start_process: Callable[[socket.socket], Process] = start_alone,
+    ) -> WorkerProcess:
         """Start a process and give it `order` (see edgert.worker.worker.LoadOrder). Raises OSError."""
         with contextlib.ExitStack() as on_error:
             page = RunPage.create()
@@ -59,16 +66,18 @@ class WorkerProcess:
             ours, theirs = channel.pair()
             on_error.callback(ours.close)
             with theirs:
-                process = subprocess.Popen(
-                    [sys.executable, "-m", "edgert.worker.worker", "--channel", str(theirs.fileno())],
-                    stdin=subprocess.DEVNULL,
-                    pass_fds=[theirs.fileno()],
-                )
+                process = start_process(theirs)
             on_error.pop_all()
         ours.setblocking(False)
         with contextlib.suppress(OSError):  # it ended at once: the loop sees the closed channel
             channel.send(ours, order, (page.descriptor,))
         return cls(process, ours, page, version, now_s)
+
+    def started(self, pid: int) -> None:
+        """Take the id of a forked process. Raises ValueError where no worker says it, OSError if it has ended."""
+        if not isinstance(self.process, ForkedProcess):
+            raise ValueError("this worker was not forked")
+        self.process.started(pid)
 
     def stop(self, *, final: bool, now_s: float) -> None:
         """Ask the worker to answer what it has and to end; `final` tells its clients that the daemon stops."""
@@ -94,6 +103,8 @@ class WorkerProcess:
             self.process.kill()
             code = self.process.wait()
         self.page.close()
+        if code is None:
+            return "exit code unknown"
         return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
 
     def measure(self) -> float:

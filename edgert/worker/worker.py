@@ -15,10 +15,11 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -88,14 +89,34 @@ def main() -> None:
     """Run `python -m edgert.worker.worker`."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--channel", type=int, required=True)
-    end = socket.socket(fileno=parser.parse_args().channel)
     # The supervisor alone decides when a worker ends; a Ctrl-C in its terminal reaches the whole group.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    run(socket.socket(fileno=parser.parse_args().channel))
+
+
+def run(end: socket.socket, *, forked: bool = False) -> NoReturn:
+    """Serve what the channel's first message orders, and end the process. Tell its id if it is `forked`."""
+    code = 1
+    try:
+        if forked:
+            channel.send(end, {"op": "started", "pid": os.getpid()})
+        code = _serve(end)
+    except BaseException:  # noqa: BLE001  # a forked process must not return to the fork server's loop
+        traceback.print_exc()
+    # Some engines' own threads make the interpreter's exit slow or fatal. All that matters is closed.
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _serve(end: socket.socket) -> int:
+    """Return the exit code."""
     received = channel.receive(end)
     if received is None:
-        return
+        return 0
     order, page = LoadOrder.from_json(received[0]), RunPage(received[1][0])
     _prefer_for_oom()
+    with contextlib.suppress(OSError):  # `ps` and `top` show the model
+        Path("/proc/self/comm").write_text(order.model)
     try:
         config = read_config(order.state)
         version = load_version(order.folder, order.digest, config)
@@ -105,17 +126,15 @@ def main() -> None:
         worker = Worker(order, config, _watched(model, page))
     except EdgeRTError as error:
         channel.send(end, {"op": "failed", "code": error.code, "exit_code": error.exit_code, "message": error.message})
-        sys.exit(1)
+        return 1
     except Exception as error:  # noqa: BLE001  # any failure of an engine or the disk must reach `edgertd status`
         message = f"{type(error).__name__} while loading: {error}"
         channel.send(end, {"op": "failed", "code": "device.engine_failed", "exit_code": 7, "message": message[:2000]})
-        sys.exit(1)
+        return 1
     worker.start(end)
     worker.attend(end)
     worker.stop()
-    # Some engines' own threads make the interpreter's exit slow or fatal. All that matters is closed.
-    sys.stderr.flush()
-    os._exit(0)
+    return 0
 
 
 class Worker:

@@ -1,0 +1,176 @@
+"""Starts workers: as forks of one fork server where that works, else each as a program of its own.
+
+`edgert.worker.fork_server` is the server's process. It is the parent of the workers, so the daemon holds a pidfd of each
+to end it and to see its end, and asks the server for the exit code. Workers outlive a server that was killed; the next
+worker gets a new server.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Protocol
+
+from edgert.worker_link import channel
+
+ANSWER_S_MAX = 5.0  # for an exit code; a fork takes milliseconds
+
+
+class Process(Protocol):
+    """A worker's process. `wait` raises subprocess.TimeoutExpired, and returns the exit code if that is known."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def kill(self) -> None: ...
+
+    def wait(self, timeout: float | None = None) -> int | None: ...
+
+
+class WorkerStarter:
+    """Starts workers. All methods run on the supervisor's thread."""
+
+    def __init__(self, log: Callable[[str], None]) -> None:
+        self._log = log
+        self._forks = _has_pidfd()
+        self._server: ForkServer | None = None
+
+    def __call__(self, end: socket.socket) -> Process:
+        """Start a worker with `end` as its channel. Raises OSError."""
+        if self._forks:
+            try:
+                return self._running().fork(end)
+            except (ValueError, OSError) as error:
+                self._log(f"no fork server ({error}): this worker starts on its own")
+        return start_alone(end)
+
+    def abandon(self) -> None:
+        """Kill a server that has no worker yet, which ends those that wait for it."""
+        if self._server is not None and not self._server.forked:
+            self._server.process.kill()
+
+    def close(self) -> None:
+        """End the server, whose workers have ended."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    @property
+    def pid(self) -> int | None:
+        """The server's process id; None while none runs."""
+        return None if self._server is None else self._server.process.pid
+
+    def _running(self) -> ForkServer:
+        """Return the server that runs. Raises ValueError if it never will, OSError if it cannot be started now."""
+        if self._server is not None and (code := self._server.process.poll()) is not None:
+            served = self._server.forked
+            self.close()
+            if not served:
+                self._forks = False
+                raise ValueError(f"it ended with {code}")
+        if self._server is None:
+            self._server = ForkServer()
+        return self._server
+
+
+class ForkServer:
+    """One run of the server. `forked` tells whether a worker came of it."""
+
+    def __init__(self) -> None:
+        self.forked = False
+        self.channel, theirs = channel.pair()
+        self.channel.settimeout(ANSWER_S_MAX)
+        with theirs:
+            try:
+                self.process = _start("edgert.worker.fork_server", theirs)
+            except OSError:
+                self.channel.close()
+                raise
+
+    def fork(self, end: socket.socket) -> ForkedProcess:
+        """Ask for a worker with `end` as its channel. Raises OSError."""
+        channel.send(self.channel, {"op": "fork"}, (end.fileno(),))
+        return ForkedProcess(self)
+
+    def exit_code(self, pid: int) -> int | None:
+        """Return the exit code of a worker that has ended; None if the server was killed."""
+        try:
+            channel.send(self.channel, {"op": "reap", "pid": pid})
+            received = channel.receive(self.channel)
+        except OSError:
+            self.process.kill()  # if it is stuck; the next worker gets a new one
+            return None
+        return None if received is None else int(received[0]["code"])
+
+    def close(self) -> None:
+        """End the server."""
+        self.channel.close()
+        try:
+            self.process.wait(ANSWER_S_MAX)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+class ForkedProcess:
+    """A worker that the fork server starts. `pid` is 0 until it says that it has started."""
+
+    def __init__(self, server: ForkServer) -> None:
+        self.pid = 0
+        self._server, self._pidfd, self._killed = server, -1, False
+
+    def started(self, pid: int) -> None:
+        """Take the process's id, as it says itself. Raises ValueError if it did before, OSError if it has ended."""
+        if self.pid:
+            raise ValueError("a worker starts once")
+        self._pidfd = os.pidfd_open(pid)
+        self.pid, self._server.forked = pid, True
+        if self._killed:
+            self.kill()
+
+    def kill(self) -> None:
+        self._killed = True
+        if self._pidfd >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        if self._pidfd < 0:  # it never started
+            return None
+        ended = select.poll()  # select() takes no descriptor above 1023
+        ended.register(self._pidfd, select.POLLIN)
+        if not ended.poll(None if timeout is None else 1000 * timeout):
+            raise subprocess.TimeoutExpired("worker", timeout or 0.0)
+        os.close(self._pidfd)
+        self._pidfd = -1
+        return self._server.exit_code(self.pid)
+
+
+def start_alone(end: socket.socket) -> Process:
+    """Start a worker as a program of its own. Raises OSError."""
+    return _start("edgert.worker.worker", end)
+
+
+def _start(module: str, end: socket.socket) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", module, "--channel", str(end.fileno())],
+        stdin=subprocess.DEVNULL,
+        pass_fds=[end.fileno()],
+        # OpenBLAS starts a thread a core when NumPy is imported, for products larger than any of a worker's.
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+    )
+
+
+def _has_pidfd() -> bool:
+    """Return whether this system has pidfds: Linux since 5.3, where no sandbox refuses them."""
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except (AttributeError, OSError):
+        return False
+    return True

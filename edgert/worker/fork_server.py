@@ -1,0 +1,74 @@
+"""The fork server: a process that has imported what workers import, and becomes a worker by fork.
+
+The workers share the memory of these imports, and start at once. The server has no session and one thread, which is what
+makes a fork safe. The daemon's end is `edgert.daemon.fork_server`; `SOCK_SEQPACKET` messages of
+`edgert.worker_link.channel` pass between the two:
+
+- `fork`, with the worker's end of its channel as descriptor: the new process says `started` with its id there, and goes
+  on as `edgert.worker.worker` does.
+- `reap`, with the id of a process that has ended: the server answers with its exit code.
+
+The server ends when its channel closes, so it never outlives the daemon.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import os
+import signal
+import socket
+import sys
+
+from edgert.engines import engine_by_name
+from edgert.worker import worker
+from edgert.worker_link import channel
+
+# Imported here, these SDKs start no thread. OpenVINO does, and TensorRT opens its device: their workers import them.
+SHARED_ENGINES = ("onnxruntime", "tflite")
+
+
+def main() -> None:
+    """Run `python -m edgert.worker.fork_server`."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--channel", type=int, required=True)
+    end = socket.socket(fileno=parser.parse_args().channel)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in the worker
+    _import_engines()
+    while (received := channel.receive(end)) is not None:
+        message, descriptors = received
+        if message["op"] == "reap":
+            _, status = os.waitpid(message["pid"], 0)
+            channel.send(end, {"code": os.waitstatus_to_exitcode(status)})
+        else:
+            _fork(end, socket.socket(fileno=descriptors[0]))
+
+
+def _import_engines() -> None:
+    for name in SHARED_ENGINES:
+        with contextlib.suppress(Exception):  # missing or broken: a worker that needs it will say so
+            engine_by_name(name).version()
+    if (threads := len(os.listdir("/proc/self/task"))) > 1:
+        sys.exit(f"an engine started {threads - 1} threads when it was imported: workers cannot be forked")
+    gc.collect()
+    gc.freeze()  # a collection in a worker would write to the shared memory
+
+
+def _fork(end: socket.socket, worker_end: socket.socket) -> None:
+    try:
+        if os.fork():
+            worker_end.close()
+            return
+    except OSError as error:  # no memory or no processes: without `started`, no version is blamed
+        with contextlib.suppress(OSError):
+            message = f"no worker can be started: {error.strerror}"
+            channel.send(worker_end, {"op": "failed", "code": "device.error", "exit_code": 7, "message": message})
+        worker_end.close()
+        return
+    end.close()
+    worker.run(worker_end, forked=True)
+
+
+if __name__ == "__main__":
+    main()
