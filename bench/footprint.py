@@ -2,6 +2,9 @@
 
 - **Memory** (PSS) of the supervisor and of the worker, and of the worker above engine and weights: without what loading
   the engine and the model adds to a Python with NumPy, measured in processes of their own.
+- **Many models** (`--models`; copies of three in FP32, from 0.3 to 14 MB): memory of all processes, and its share of that
+  of one FastAPI process with the same artifacts, threads and requests.
+- **A further worker**: the time from the end of one to the next one's `ready`, less the pause between them and the load.
 - **Idle**: processor time and wake-ups of all processes of the daemon over `--idle-seconds`, after requests, with one
   client connected, and with the telemetry forwarder connected to a mosquitto if one is installed.
 - **A round** of the follower that finds no news: processor time and the most memory; between two rounds nothing runs.
@@ -19,6 +22,7 @@ import contextlib
 import os
 import resource
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -31,13 +35,19 @@ from typing import Any
 
 import numpy as np
 
-from bench.common import DIGITS, ROOT, digits_device, edgertd, emit, processes, serving
+from bench.architectures import write_model
+from bench.common import DIGITS, ROOT, BenchModel, device_with, digits_device, edgertd, emit, processes, serving
+from bench.peer_servers.environments import default_folder
+from bench.peer_servers.servers import running
 from bench.peer_servers.session import write_spec
 from bench.raw import live_artifact
 from edgert import Client
 from edgert.bundle.signing import new_key
+from edgert.config import StateDir
+from edgert.daemon.crashes import RESTART_PAUSES_S
 from edgert.daemon.memory import process_mb
 from edgert.errors import Unavailable
+from edgert.protocol.control import ask as control_ask
 from edgert_deploy.rollout.channels import Channels, Seen
 from tests.support.brokers import Broker
 from tests.support.registries import RegistryServer
@@ -45,6 +55,7 @@ from tests.support.registries import RegistryServer
 COLUMNS = ("what", "seen", "unit", "target", "met")
 START_S_MAX = 60.0
 SETTLE_S = 5.0
+REQUESTS = 50  # to each of many models
 
 # All processes stay until the end, so that all are measured at once.
 WITH_NUMPY = "import numpy, sys; print('ready', flush=True); sys.stdin.read()"
@@ -74,16 +85,20 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="JSON lines on stdout")
     parser.add_argument("--idle-seconds", type=float, default=60.0)
     parser.add_argument("--starts", type=int, default=5)
+    parser.add_argument("--models", type=int, nargs="*", default=[3, 10])
     options = parser.parse_args()
     with contextlib.ExitStack() as stack:
         config = stack.enter_context(broker_config())
         state, path = stack.enter_context(digits_device(config))
         rows = [
             *memory(state, path),
+            *further_workers(state, options.starts),
             *idle(state, path, options.idle_seconds),
             *rounds(state, options.starts),
             *cold_start(state, path, options.starts),
         ]
+    for count in options.models:
+        rows += many_models(count)
     emit(rows, COLUMNS, options.json)
 
 
@@ -102,6 +117,61 @@ def memory(state: Path, path: Path) -> list[dict[str, Any]]:
         row("engine and weights", engine_mb, "MB PSS"),
         row("worker above engine and weights", worker_mb - engine_mb, "MB PSS", 30.0),
     ]
+
+
+def many_models(count: int) -> list[dict[str, Any]]:
+    """Measure a daemon that was started with the models beside a FastAPI process, once both have answered."""
+    print(f"{count} models", file=sys.stderr)
+    kinds = ("mlp", "cnn", "mobilenet_v2")
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="edgert-models-")))
+        files = {kind: write_model(kind, folder, calibration=16, holdout=16) for kind in kinds[:count]}
+        models = [
+            BenchModel(f"{kinds[i % 3]}{i // 3}", *files[kinds[i % 3]], precision="fp32") for i in range(count)
+        ]
+        state, path = stack.enter_context(device_with(models, "[serving]\ncache_mb = 0\n"))
+        edgertd(state, "stop")
+        edgertd(state, "start")
+        with Client(path, timeout_s=600.0) as client:
+            for model in models:
+                for _ in range(REQUESTS):
+                    client.infer(model.name, model.item(), cache=False)
+        status = edgertd(state, "status")
+        threads = {entry["model"]: entry["serving"]["threads"] for entry in status["models"]}
+        spec = state.parent / "spec.json"
+        write_spec(spec, {name: (live_artifact(state, name), count) for name, count in threads.items()})
+        first = models[0]
+        server = stack.enter_context(
+            running("fastapi-unix", default_folder(), state.parent, spec, first.name, first.item())
+        )
+        for model in models:
+            ask_peer = server.asking(model.name, model.item())
+            for _ in range(REQUESTS):
+                ask_peer()
+        ours = sum(mb(pid) for pid in processes(status["daemon"]["pid"]))
+        theirs = sum(mb(pid) for pid in processes(server.pid))
+    return [
+        row(f"{count} models", ours, "MB PSS"),
+        row(f"{count} models, share of FastAPI's memory", ours / theirs, "", 1.2 if count <= 3 else 1.5),
+    ]
+
+
+def further_workers(state: Path, times: int) -> list[dict[str, Any]]:
+    print("further workers", file=sys.stderr)
+    took = []
+    for _ in range(times):
+        control = StateDir(state).control_socket
+        before = serving(state, "digits")["pid"]
+        os.kill(before, signal.SIGKILL)
+        began = time.monotonic()
+        while True:
+            now = control_ask(control, {"op": "status"}, 10.0)["models"]["digits"]
+            if now["state"] == "ready" and now["pid"] != before:
+                break
+            time.sleep(0.002)
+        took.append(time.monotonic() - began - now["load_s"] - RESTART_PAUSES_S[0])
+        control_ask(control, {"op": "sync", "model": "digits"}, 60.0)  # makes the crash forgotten
+    return [row("a further worker, less its load", statistics.median(took), "s", 0.1)]
 
 
 def idle(state: Path, path: Path, seconds: float) -> list[dict[str, Any]]:
@@ -234,7 +304,9 @@ def name_of(pid: int, supervisor: int) -> str:
     if pid == supervisor:
         return "supervisor"
     words = Path(f"/proc/{pid}/cmdline").read_bytes()
-    return "forwarder" if b"edgert.telemetry.forwarder" in words else "worker"
+    if b"edgert.telemetry.forwarder" in words:
+        return "forwarder"
+    return "worker" if Path(f"/proc/{pid}/comm").read_text().strip() == "digits" else "fork server"
 
 
 @contextmanager

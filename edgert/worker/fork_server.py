@@ -50,7 +50,7 @@ def _import_engines() -> None:
         with contextlib.suppress(Exception):  # missing or broken: a worker that needs it will say so
             engine_by_name(name).version()
     if (threads := len(os.listdir("/proc/self/task"))) > 1:
-        sys.exit(f"an engine started {threads - 1} threads when it was imported: workers cannot be forked")
+        sys.exit(f"workers cannot be forked: an import left {threads - 1} more thread(s)")
     gc.collect()
     gc.freeze()  # a collection in a worker would write to the shared memory
 

@@ -266,6 +266,8 @@ def test_a_killed_daemon_restarts_and_serves_the_same_versions() -> None:
         device.put()
         with device.client() as client:
             client.infer("echo", ITEM)
+            worker = device.serving()["pid"]
+            server = int(Path(f"/proc/{worker}/status").read_text().split("PPid:")[1].split()[0])
             os.kill(device.run("status")["daemon"]["pid"], signal.SIGKILL)
             answered = threading.Event()
 
@@ -276,6 +278,15 @@ def test_a_killed_daemon_restarts_and_serves_the_same_versions() -> None:
 
             wait_until(lambda: not device.run("status")["daemon"]["running"] or again(), "it is gone")
             wait_until(again, "it serves again")
+            wait_until(lambda: not runs(worker) and not runs(server), "the processes of the killed daemon have ended")
+
+
+def runs(pid: int) -> bool:
+    """Return whether a process runs; one that ended has no command line, even if nobody has reaped it."""
+    try:
+        return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
+    except OSError:
+        return False
 
 
 def test_two_daemons_never_share_a_state_folder() -> None:

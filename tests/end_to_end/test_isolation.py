@@ -20,7 +20,7 @@ from edgert.daemon import crashes
 from edgert.daemon.model_service import ModelService
 from edgert.daemon.worker_process import WorkerProcess
 from edgert.daemon.worker_set import LOAD_S_MAX
-from edgert.engines.fault import MAGIC
+from edgert.engines.fault import EXIT_CODE, MAGIC
 from edgert.errors import EdgeRTError, Unavailable, WorkerLost
 from edgert.tensors import TensorSpec
 from edgert.versions.install import install
@@ -157,6 +157,22 @@ def test_a_worker_killed_by_the_kernel_restarts_and_others_are_not_affected(pair
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: pair.serving()["pid"] not in (None, pid), "it is back")
     assert pair.serving("other")["pid"] == other
+
+
+def test_models_serve_on_without_the_fork_server_and_a_crash_brings_a_new_one(pair: Device) -> None:
+    pids = [pair.serving()["pid"], pair.serving("other")["pid"]]
+    servers = {int(Path(f"/proc/{pid}/status").read_text().split("PPid:")[1].split()[0]) for pid in pids}
+    assert len(servers) == 1, "both are forks of one server"
+    os.kill(servers.pop(), signal.SIGKILL)
+    with pair.client() as client:
+        assert client.infer("other", ITEM)["y"].tolist() == ITEM.tolist()
+    say(pair, "exit")
+    wait_until(lambda: pair.serving()["pid"] not in (None, pids[0]), "it is back")
+    say(pair, "exit")
+    wait_until(lambda: pair.serving()["crashes"] == 2 and pair.serving()["state"] == "ready", "it is back again")
+    reasons = [event["reason"].rsplit(": ", 1)[1] for event in events(pair, "crashed")]
+    assert reasons == ["exit code unknown", f"exit code {EXIT_CODE}"]
+    assert pair.serving("other")["pid"] == pids[1]
 
 
 # --- engine preference ----------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,19 +30,24 @@ def use(device: Device, model: str, timeout_s: float = WAIT_S_MAX) -> None:
     assert answer["y"].tolist() == ITEM.tolist()
 
 
+def put(device: Device, **options: Any) -> None:
+    """Deploy a model whose worker has more memory of its own than workers share."""
+    device.put(engine="fault", program={"load": {"fault": "leak", "mb": 40}}, **options)
+
+
 @pytest.fixture(scope="module")
 def budget_for_two() -> int:
-    """A budget in MB that holds two null workers and not three."""
+    """A budget in MB that holds two such workers and not three."""
     with a_device() as device:
-        device.put()
-        return round(float(device.serving()["memory_mb"]) * 2.5)
+        put(device)
+        return round(float(device.serving()["memory_mb"]) * 2.4)
 
 
 def test_models_share_a_budget(budget_for_two: int) -> None:
     config = f"[serving]\nmemory_mb = {budget_for_two}\n[models.pinned]\npinned = true\n"
     with a_device(config) as device:
         for model in ("pinned", "one", "two"):
-            device.put(model=model)
+            put(device, model=model)
             time.sleep(IDLE_S_MIN)
         assert states(device) == {"pinned": "ready", "one": "unloaded", "two": "ready"}
         pid = device.serving("two")["pid"]
@@ -72,9 +78,9 @@ def test_models_share_a_budget(budget_for_two: int) -> None:
 
 def test_a_model_in_use_is_not_unloaded_and_the_other_asks_again(budget_for_two: int) -> None:
     with a_device(f"[serving]\nmemory_mb = {budget_for_two * 3 // 5}\n") as device:
-        device.put(model="busy", delay_s=0.01)
+        put(device, model="busy", delay_s=0.01)
         time.sleep(IDLE_S_MIN)
-        device.put(model="late")
+        put(device, model="late")
         time.sleep(IDLE_S_MIN)
         use(device, "busy")
         with load(device, "busy", threads=2) as (_, errors):
@@ -121,9 +127,9 @@ def test_without_a_budget_every_model_is_loaded_one_after_the_other_on_one_proce
 
 def test_a_new_version_is_swapped_in_beside_the_old_one_even_where_the_budget_holds_one(budget_for_two: int) -> None:
     with a_device(f"[serving]\nmemory_mb = {budget_for_two // 2}\n") as device:
-        device.put(delay_s=0.002)
+        put(device, delay_s=0.002)
         with load(device, threads=2) as (releases, errors):
-            device.put(release=2, delay_s=0.002)
+            put(device, release=2, delay_s=0.002)
             wait_until(lambda: 2 in releases, "the new one serves")
         assert errors == []
 
@@ -132,7 +138,7 @@ def test_requests_that_take_turns_between_models_are_all_answered(budget_for_two
     """Only one of the two fits: slow, and no answer lost."""
     with a_device(f"[serving]\nmemory_mb = {budget_for_two // 2}\n") as device:
         for model in ("one", "two"):
-            device.put(model=model)
+            put(device, model=model)
             time.sleep(IDLE_S_MIN)
         with device.client() as client:
             for turn in range(4):
