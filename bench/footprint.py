@@ -4,7 +4,7 @@
   the engine and the model adds to a Python with NumPy, measured in processes of their own.
 - **Many models** (`--models`; copies of three in FP32, from 0.3 to 14 MB): memory of all processes, and its share of that
   of one FastAPI process with the same artifacts, threads and requests.
-- **A further worker**: the time from the end of one to the next one's `ready`, less the pause between them and the load.
+- **A further worker**: the time from its start to `ready`, less the engine's load; as a fork, and as a program of its own.
 - **Idle**: processor time and wake-ups of all processes of the daemon over `--idle-seconds`, after requests, with one
   client connected, and with the telemetry forwarder connected to a mosquitto if one is installed.
 - **A round** of the follower that finds no news: processor time and the most memory; between two rounds nothing runs.
@@ -22,7 +22,6 @@ import contextlib
 import os
 import resource
 import shutil
-import signal
 import statistics
 import subprocess
 import sys
@@ -44,10 +43,12 @@ from bench.raw import live_artifact
 from edgert import Client
 from edgert.bundle.signing import new_key
 from edgert.config import StateDir
-from edgert.daemon.crashes import RESTART_PAUSES_S
+from edgert.daemon.fork_server import WorkerStarter, start_alone
 from edgert.daemon.memory import process_mb
+from edgert.daemon.worker_process import WorkerProcess
 from edgert.errors import Unavailable
-from edgert.protocol.control import ask as control_ask
+from edgert.versions.slot_store import SlotStore
+from edgert.worker_link import channel
 from edgert_deploy.rollout.channels import Channels, Seen
 from tests.support.brokers import Broker
 from tests.support.registries import RegistryServer
@@ -126,9 +127,7 @@ def many_models(count: int) -> list[dict[str, Any]]:
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="edgert-models-")))
         files = {kind: write_model(kind, folder, calibration=16, holdout=16) for kind in kinds[:count]}
-        models = [
-            BenchModel(f"{kinds[i % 3]}{i // 3}", *files[kinds[i % 3]], precision="fp32") for i in range(count)
-        ]
+        models = [BenchModel(f"{kinds[i % 3]}{i // 3}", *files[kinds[i % 3]], precision="fp32") for i in range(count)]
         state, path = stack.enter_context(device_with(models, "[serving]\ncache_mb = 0\n"))
         edgertd(state, "stop")
         edgertd(state, "start")
@@ -157,21 +156,40 @@ def many_models(count: int) -> list[dict[str, Any]]:
 
 
 def further_workers(state: Path, times: int) -> list[dict[str, Any]]:
+    """Start workers beside the one that serves, in turns as forks and as programs of their own."""
     print("further workers", file=sys.stderr)
-    took = []
-    for _ in range(times):
-        control = StateDir(state).control_socket
-        before = serving(state, "digits")["pid"]
-        os.kill(before, signal.SIGKILL)
-        began = time.monotonic()
-        while True:
-            now = control_ask(control, {"op": "status"}, 10.0)["models"]["digits"]
-            if now["state"] == "ready" and now["pid"] != before:
-                break
-            time.sleep(0.002)
-        took.append(time.monotonic() - began - now["load_s"] - RESTART_PAUSES_S[0])
-        control_ask(control, {"op": "sync", "model": "digits"}, 60.0)  # makes the crash forgotten
-    return [row("a further worker, less its load", statistics.median(took), "s", 0.1)]
+    store = SlotStore(StateDir(state).models / "digits")
+    slots = store.read()
+    version = slots.live
+    assert version is not None
+    order = {"model": "digits", "folder": str(store.live_folder(slots)), "state": str(state), "boot": "b"}
+    starter = WorkerStarter(log=print)
+    starts = {"a fork": starter, "a program of its own": start_alone}
+    took: dict[str, list[float]] = {how: [] for how in starts}
+    for _ in range(times + 1):  # the first fork waits for the fork server
+        for how, start_process in starts.items():
+            began = time.monotonic()
+            worker = WorkerProcess.start({**order, "digest": version.digest}, version, began, start_process)
+            took[how].append(ready_s(worker) - began)
+    starter.close()
+    return [
+        row(f"a further worker, {how}, less its load", statistics.median(seen[1:]), "s", 0.1 if "fork" in how else None)
+        for how, seen in took.items()
+    ]
+
+
+def ready_s(worker: WorkerProcess) -> float:
+    """Return when the worker was ready, less the time of its load; end it."""
+    worker.channel.settimeout(START_S_MAX)
+    while (received := channel.receive(worker.channel)) is not None:
+        if received[0]["op"] == "started":
+            worker.started(received[0]["pid"])
+        elif received[0]["op"] == "ready":
+            at = time.monotonic() - received[0]["loaded"]["load_s"]
+            worker.channel.close()
+            worker.process.wait(START_S_MAX)
+            return at
+    sys.exit(f"a worker did not load: {worker.reaped()}")
 
 
 def idle(state: Path, path: Path, seconds: float) -> list[dict[str, Any]]:
