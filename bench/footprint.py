@@ -112,8 +112,10 @@ def memory(state: Path, path: Path) -> list[dict[str, Any]]:
     with bare(WITH_NUMPY) as plain, bare(WITH_ENGINE, str(spec)) as loaded:
         engine_mb = mb(loaded) - mb(plain)
         supervisor_mb, worker_mb = mb(supervisor), mb(worker)
+        server_mb = mb(int(Path(f"/proc/{worker}/stat").read_text().rsplit(")", 1)[1].split()[1]))
     return [
         row("supervisor", supervisor_mb, "MB PSS", 25.0),
+        row("fork server", server_mb, "MB PSS"),
         row("worker", worker_mb, "MB PSS"),
         row("engine and weights", engine_mb, "MB PSS"),
         row("worker above engine and weights", worker_mb - engine_mb, "MB PSS", 30.0),
