@@ -22,12 +22,13 @@ import contextlib
 import os
 import resource
 import shutil
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,7 @@ from bench.raw import live_artifact
 from edgert import Client
 from edgert.bundle.signing import new_key
 from edgert.config import StateDir
-from edgert.daemon.fork_server import WorkerStarter, start_alone
+from edgert.daemon.fork_server import Process, WorkerStarter, start_alone
 from edgert.daemon.memory import process_mb
 from edgert.daemon.worker_process import WorkerProcess
 from edgert.errors import Unavailable
@@ -112,10 +113,8 @@ def memory(state: Path, path: Path) -> list[dict[str, Any]]:
     with bare(WITH_NUMPY) as plain, bare(WITH_ENGINE, str(spec)) as loaded:
         engine_mb = mb(loaded) - mb(plain)
         supervisor_mb, worker_mb = mb(supervisor), mb(worker)
-        server_mb = mb(int(Path(f"/proc/{worker}/stat").read_text().rsplit(")", 1)[1].split()[1]))
     return [
         row("supervisor", supervisor_mb, "MB PSS", 25.0),
-        row("fork server", server_mb, "MB PSS"),
         row("worker", worker_mb, "MB PSS"),
         row("engine and weights", engine_mb, "MB PSS"),
         row("worker above engine and weights", worker_mb - engine_mb, "MB PSS", 30.0),
@@ -166,7 +165,7 @@ def further_workers(state: Path, times: int) -> list[dict[str, Any]]:
     assert version is not None
     order = {"model": "digits", "folder": str(store.live_folder(slots)), "state": str(state), "boot": "b"}
     starter = WorkerStarter(log=print)
-    starts = {"a fork": starter, "a program of its own": start_alone}
+    starts: dict[str, Callable[[socket.socket], Process]] = {"a fork": starter, "a program of its own": start_alone}
     took: dict[str, list[float]] = {how: [] for how in starts}
     for _ in range(times + 1):  # the first fork waits for the fork server
         for how, start_process in starts.items():
@@ -187,7 +186,7 @@ def ready_s(worker: WorkerProcess) -> float:
         if received[0]["op"] == "started":
             worker.started(received[0]["pid"])
         elif received[0]["op"] == "ready":
-            at = time.monotonic() - received[0]["loaded"]["load_s"]
+            at = time.monotonic() - float(received[0]["loaded"]["load_s"])
             worker.channel.close()
             worker.process.wait(START_S_MAX)
             return at
@@ -324,9 +323,7 @@ def name_of(pid: int, supervisor: int) -> str:
     if pid == supervisor:
         return "supervisor"
     words = Path(f"/proc/{pid}/cmdline").read_bytes()
-    if b"edgert.telemetry.forwarder" in words:
-        return "forwarder"
-    return "worker" if Path(f"/proc/{pid}/comm").read_text().strip() == "digits" else "fork server"
+    return "forwarder" if b"edgert.telemetry.forwarder" in words else "worker"
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Starts workers: as forks of one fork server where that works, else each as a program of its own.
+"""Starts workers: as forks of one fork server where that works and pays, else each as a program of its own.
 
 `edgert.worker.fork_server` is the server's process. It is the parent of the workers, so the daemon holds a pidfd of each
 to end it and to see its end, and asks the server for the exit code. Workers outlive a server that was killed; the next
@@ -34,16 +34,16 @@ class Process(Protocol):
 
 
 class WorkerStarter:
-    """Starts workers. All methods run on the supervisor's thread."""
+    """Starts workers. `pays` tells whether there are workers enough. All methods run on the supervisor's thread."""
 
-    def __init__(self, log: Callable[[str], None]) -> None:
-        self._log = log
+    def __init__(self, log: Callable[[str], None], pays: Callable[[], bool] = lambda: True) -> None:
+        self._log, self._pays = log, pays
         self._forks = _has_pidfd()
         self._server: ForkServer | None = None
 
     def __call__(self, end: socket.socket) -> Process:
         """Start a worker with `end` as its channel. Raises OSError."""
-        if self._forks:
+        if self._forks and self._pays():
             try:
                 return self._running().fork(end)
             except (ValueError, OSError) as error:

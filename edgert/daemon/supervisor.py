@@ -56,6 +56,7 @@ STOP_S_MAX = 30.0
 FIRST_ROUND_S_MAX = 60.0  # until the follower's first round
 HINT_PAUSE_S = 60.0  # between two rounds for hints
 HINT_S_MAX = 10.0  # until the round after a hint, which all devices of a channel get at once
+FORKED_MODELS_MIN = 2  # with one model, the fork server would cost 16 MB and share nothing
 STATE_CHECK_S = 30.0  # between checks whether the state folder still exists
 
 
@@ -78,7 +79,7 @@ class Supervisor:
         self._turns = LoadTurns(self._services, self._budget, clock)
         self._status_rounds = StatusRounds(self._boot, limit_mb, self._services, clock, lambda: state.read_only)
         self._control_server = ControlServer(self._selector, self._obey, clock)
-        self._starter = WorkerStarter(log)
+        self._starter = WorkerStarter(log, lambda: len(state.model_names()) >= FORKED_MODELS_MIN)
         self._stop_by_s: float | None = None
         self._side_processes: list[SideProcess] = []
         self._follower: SideProcess | None = None

@@ -265,9 +265,10 @@ def test_a_stop_answers_or_refuses_every_request() -> None:
 def test_a_killed_daemon_restarts_and_serves_the_same_versions() -> None:
     with a_device() as device:
         device.put()
+        device.put(model="other")
         with device.client() as client:
             client.infer("echo", ITEM)
-            worker = device.serving()["pid"]
+            worker = device.serving("other")["pid"]
             server = int(Path(f"/proc/{worker}/status").read_text().split("PPid:")[1].split()[0])
             os.kill(device.run("status")["daemon"]["pid"], signal.SIGKILL)
             answered = threading.Event()
