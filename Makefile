@@ -153,6 +153,7 @@ servers:
 	  command -v mmdebstrap >/dev/null || missing="$$missing mmdebstrap debian-archive-keyring"; \
 	  command -v systemd-nspawn >/dev/null || missing="$$missing systemd-container"; \
 	  command -v ip >/dev/null || missing="$$missing iproute2"; \
+	  PATH="$$PATH:/usr/sbin" command -v iptables >/dev/null || missing="$$missing iptables"; \
 	  ls /usr/lib/*/faketime/libfaketimeMT.so.1 >/dev/null 2>&1 || missing="$$missing libfaketime"; \
 	fi; \
 	test -z "$$(echo $$missing)" && exit 0; \

@@ -34,6 +34,8 @@ REBOOT = 133  # exit code of systemd-nspawn when the system inside reboots
 PROGRAMS = {
     "systemd-nspawn": "systemd-container",
     "ip": "iproute2",
+    "tc": "iproute2",
+    "iptables": "iptables",
     "ssh": "openssh-client",
     "ssh-keygen": "openssh-client",
 }
@@ -145,6 +147,29 @@ class Container(HasKeys):
         _ip("-n", self.name, "link", "set", "eth0", "up" if up else "down")
         if up:  # the kernel dropped the route with the link
             _ip("-n", self.name, "route", "replace", "default", "via", self._host_ip)
+
+    def allow_only(self, port: int) -> None:
+        """Let the device reach one TCP port of this host and nothing else, and take no connection."""
+        there = ("-p", "tcp", "--dport", str(port))
+        for words in (
+            ("-P", "INPUT", "DROP"),
+            ("-P", "OUTPUT", "DROP"),
+            ("-A", "INPUT", "-i", "lo", "-j", "ACCEPT"),
+            ("-A", "OUTPUT", "-o", "lo", "-j", "ACCEPT"),
+            ("-A", "OUTPUT", "-d", self._host_ip, *there, "-j", "ACCEPT"),
+            ("-A", "INPUT", "-s", self._host_ip, "-p", "tcp", "--sport", str(port), "!", "--syn", "-j", "ACCEPT"),
+        ):
+            self._iptables(*words)
+
+    def spoil(self, kbit_s: int, loss: float) -> None:
+        """Limit the rate of the link in both directions, and drop that share of the packets to the device."""
+        words = ("root", "tbf", "rate", f"{kbit_s}kbit", "burst", "16kb", "latency", "400ms")
+        for where, device in ((("-n", self.name), "eth0"), ((), self.name)):
+            _run("tc", *where, "qdisc", "replace", "dev", device, *words)
+        self._iptables("-I", "INPUT", "-m", "statistic", "--mode", "random", "--probability", str(loss), "-j", "DROP")
+
+    def _iptables(self, *words: str) -> None:
+        _run("ip", "netns", "exec", self.name, "iptables", *words)
 
     # --- life ---------------------------------------------------------------------------------
 
@@ -353,9 +378,13 @@ def _name(number: int) -> str:
 
 
 def _ip(*words: str) -> None:
-    done = subprocess.run(["ip", *words], capture_output=True, text=True)
+    _run("ip", *words)
+
+
+def _run(*words: str) -> None:
+    done = subprocess.run(words, capture_output=True, text=True)
     if done.returncode != 0:
-        raise ConfigInvalid(f"`ip {' '.join(words)}` failed: {done.stderr.strip()}")
+        raise ConfigInvalid(f"`{' '.join(words)}` failed: {done.stderr.strip()}")
 
 
 def _allow_inotify() -> None:

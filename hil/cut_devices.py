@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from edgert.bundle.signing import write_key_pair
+from edgert.bundle.signing import SigningKey, write_key_pair
 from edgert.config import read_config
 from edgert.versions.boot_clock import BOOT_ID_VARIABLE
 from edgert.versions.install import install
@@ -102,9 +102,13 @@ class Agent:
 
 
 class CutDevice(Protocol):
-    """A device with a daemon and an agent whose power can be cut. `disk` survives the cut."""
+    """A device with a daemon and an agent whose power can be cut. `disk` survives the cut.
+
+    `key` signs the channel that it follows; None where it follows none.
+    """
 
     disk: LossyDisk
+    key: SigningKey | None
 
     def on(self, boot: str, *, cold: bool) -> Agent:
         """Start with the disk as it is and return the agent. `boot` is the boot id; `cold` boots for real, if possible."""
@@ -119,6 +123,7 @@ class EmulatedDevice:
     """An emulated machine. Unless `cold`, it resumes from a state saved before its state disk was mounted."""
 
     def __init__(self, folder: Path) -> None:
+        self.key: SigningKey | None = None
         changes, state = _bootstrapped(folder)
         self.disk = LossyDisk(folder / "disk", mounted.ext4(folder / "ext4", state, DISK_BYTES, images.DATA_LABEL))
         image = images.image_over(folder / "image", ARCH, changes)
@@ -155,8 +160,9 @@ class LocalDevice:
         device = Device(folder / "made")
         device.prepare()
         device.state.config.write_text(f'device = "{NAME}"\nprofile = "{PROFILE}"\n')
-        self._key = folder / "key.pem"
-        write_key_pair(device.key, self._key, folder / "public.pem")
+        self.key: SigningKey | None = device.key
+        self._key_file = folder / "key.pem"
+        write_key_pair(device.key, self._key_file, folder / "public.pem")
         for release in (1, 2):
             bundle = device.bundle(release=release, profile=PROFILE, op="copy" if release % 2 else "sum")
             install(bundle, device.state, read_config(device.state))
@@ -172,7 +178,7 @@ class LocalDevice:
         self._mounted.on()
         environment = {**os.environ, BOOT_ID_VARIABLE: boot, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'deploy'}"}
         port = free_port()
-        agent = [str(ROOT / "hil/on_device/slots_agent.py"), str(port), str(self._key), str(self._mount)]
+        agent = [str(ROOT / "hil/on_device/slots_agent.py"), str(port), str(self._key_file), str(self._mount)]
         with (self._folder / "log").open("ab") as log:
             for words in (
                 ["-m", "edgert.cli", "--state", str(self._mount), "serve"],

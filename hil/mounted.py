@@ -13,7 +13,7 @@ from hil.disk import LossyDisk
 
 MOUNT_S_MAX = 60.0
 COMMAND_S_MAX = 300
-PROGRAMS = {"qemu-storage-daemon": "qemu-utils", "losetup": "mount", "mke2fs": "e2fsprogs"}
+PROGRAMS = {"qemu-storage-daemon": "qemu-system-common", "losetup": "mount", "mke2fs": "e2fsprogs"}
 
 
 class MountedDisk:

@@ -6,7 +6,8 @@
 The state is in an ext4 on a disk that loses unflushed writes (`disk.py`). A cut loses the page cache, and by chance
 each unflushed sector of the disk: harder than any real disk. Then the disk is mounted, the daemon starts, and a
 request must be answered by the old version or the new one, bit for bit. Operations that were acknowledged before the
-cut must have lasted. No operator helps.
+cut must have lasted. No operator helps. The local device also follows a channel: it is cut while it asks, fetches,
+installs and begins a trial, and the next round must go on from there.
 
 Half of the cuts come at a random write or flush of the operation, half at a random time during it or shortly after.
 
@@ -32,18 +33,19 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from edgert.errors import ConfigInvalid, DeviceError, EdgeRTError
 from hil import rootfs
 from hil.cut_devices import CUT_DEVICES, Agent, CutDevice
+from tests.support.hostile_registry import HostileRegistry, hostile_registry
 
 SERVES_S_MAX = 10.0  # promised from the daemon's start to an answer
 BEYOND = 1.5  # times the operation's own time, because the page cache is written later
 PROGRESS_CUTS = 10
-OPERATIONS = ("install", "activate", "mark-good", "rollback", "collect")
+OPERATIONS = ("install", "activate", "mark-good", "rollback", "collect", "channel")
 
 Say = Callable[[str], None]
 
@@ -74,6 +76,8 @@ class Rig:
     device: CutDevice
     seed: int
     chance: random.Random = field(default_factory=random.Random)
+    registry: HostileRegistry | None = None  # that the operation `channel` follows
+    only: str = ""  # the one operation to cut
     seconds: dict[str, float] = field(default_factory=dict)
     requests: dict[str, int] = field(default_factory=dict)
 
@@ -85,17 +89,43 @@ class Rig:
 
     def undisturbed(self, agent: Agent, operation: str, release: int = 0) -> None:
         """Run an operation without a cut and note its duration and disk requests."""
-        bundle = agent.must("make", release=release)["bundle"] if operation == "install" else ""
+        words = self._words(agent, operation, release, 0)
         before = self.device.disk.requests
-        self.seconds[operation] = agent.must("operate", operation=operation, bundle=bundle)["s"]
+        self.seconds[operation] = agent.must("operate", **words)["s"]
         self.requests[operation] = max(1, self.device.disk.requests - before)
         agent.must("follow")
+        self._settle(agent)
+
+    def again(self, agent: Agent) -> str:
+        """Make the round of the follower that comes after a cut; return what went wrong, or ""."""
+        assert self.registry is not None
+        answer = agent.ask("operate", operation="channel", registry=self.registry.address)
+        self._settle(agent)
+        return str(answer.get("error", ""))
+
+    def _settle(self, agent: Agent) -> None:
+        """Wait for the end of a trial that a round of the follower began: the daemon ends it."""
+        while self.registry is not None and agent.must("slots")["unattended"]:
+            time.sleep(0.1)
+
+    def _words(self, agent: Agent, operation: str, release: int, number: int) -> dict[str, str]:
+        """Prepare an operation; return what the agent is told. A channel gets its release as a new attempt."""
+        if operation not in ("install", "channel"):
+            return {"operation": operation}
+        bundle = str(agent.must("make", release=release)["bundle"])
+        if operation == "install":
+            return {"operation": operation, "bundle": bundle}
+        assert self.registry is not None and self.device.key is not None  # noqa: PT018
+        entry = replace(self.registry.put_release(Path(bundle)), attempt=number + 1)
+        self.registry.put_channel(self.device.key, number + 1, entry)
+        return {"operation": operation, "registry": self.registry.address}
 
     def cut(self, agent: Agent, number: int) -> Cut:
         """Prepare an operation, start it, and cut the power during it."""
         now = agent.must("slots")
         back = now["spare"] or [0, False]  # release, and whether it was marked good
-        operation = self.chance.choice([o for o in OPERATIONS if o != "rollback" or back[1]])
+        possible = {"rollback": back[1], "channel": self.registry is not None}
+        operation = self.chance.choice([o for o in OPERATIONS if possible.get(o, True) and self.only in ("", o)])
         active, new = int(now["live"]), max(now["ratchet"], now["live"]) + 1
         if operation in ("activate", "mark-good", "collect"):
             self.undisturbed(agent, "install", new)
@@ -103,20 +133,18 @@ class Rig:
             self.undisturbed(agent, "activate")
         if operation == "collect":  # collect removes a version that failed its trial
             self.undisturbed(agent, "rollback")
-        # A boot ends a trial, so only these two operations change the live release.
-        after = {"mark-good": new, "rollback": int(back[0])}.get(operation, active)
-        at, ended = self._interrupted(agent, operation, new)
+        # A boot ends a trial, so only these operations change the live release; the daemon may end that of a channel.
+        after = {"mark-good": new, "rollback": int(back[0]), "channel": new}.get(operation, active)
+        at, ended = self._interrupted(agent, operation, new, number)
         self.device.off()
         agent.close()
         lost = self.device.disk.cut(self.chance)
-        allowed = (after,) if ended else tuple(dict.fromkeys((active, after)))
+        allowed = (after,) if ended and operation != "channel" else tuple(dict.fromkeys((active, after)))
         return Cut(number, operation, at, ended, lost, allowed, new if operation == "install" and ended else None)
 
-    def _interrupted(self, agent: Agent, operation: str, new: int) -> tuple[str, bool]:
+    def _interrupted(self, agent: Agent, operation: str, new: int, number: int) -> tuple[str, bool]:
         """Start the operation and wait for the moment to cut; return the moment, and whether it was acknowledged."""
-        words = {"operation": operation, "bundle": ""}
-        if operation == "install":
-            words["bundle"] = agent.must("make", release=new)["bundle"]
+        words = self._words(agent, operation, new, number)
         took = self.seconds.get(operation, 0.2)
         if self.chance.random() < 0.5:
             nth = self.chance.randrange(self.requests.get(operation, 8) + 2)
@@ -169,12 +197,17 @@ def cuts(rig: Rig, numbers: range, cold: int, say: Say) -> Iterator[tuple[Cut, b
     new = int(agent.must("slots")["ratchet"]) + 1
     for operation in ("install", "activate", "mark-good"):
         rig.undisturbed(agent, operation, new)
+    if rig.registry is not None:
+        rig.undisturbed(agent, "channel", new + 1)
     for n in numbers:
         rig.chance = random.Random(f"{rig.seed} {n}")
         cut = rig.cut(agent, n)
         left = rig.device.disk.content
         agent, found = rig.begin(cold=n <= cold)
-        yield judged(cut, found), left
+        cut = judged(cut, found)
+        if cut.operation == "channel" and not cut.problem:
+            cut.problem = rig.again(agent)
+        yield cut, left
         if "error" in found:
             return
 
@@ -204,6 +237,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--on", choices=sorted(CUT_DEVICES), default="machine", help="device to cut [machine]")
     parser.add_argument("--cuts", type=int, default=200, help="number of cuts [200]")
     parser.add_argument("--cold", type=int, default=0, help="number of cuts after which the machine boots for real [0]")
+    parser.add_argument("--only", choices=OPERATIONS[:3] + OPERATIONS[4:], default="", help="operation to cut [all]")
     parser.add_argument("--seed", type=int, default=None, help="seed of the random numbers [random]")
     parser.add_argument(
         "--without-fsync",
@@ -263,9 +297,11 @@ def _say(line: str) -> None:
 def _run(device: Callable[[Path], CutDevice], log: Log, done: list[Cut], asked: argparse.Namespace) -> None:
     """Cut as often as asked; each cut is written to the log and to `done` at once."""
     begun, before = time.monotonic(), len(done)
-    with tempfile.TemporaryDirectory(prefix="edgert-power-") as folder:
+    with tempfile.TemporaryDirectory(prefix="edgert-power-") as folder, hostile_registry() as registry:
         _say("preparing the device")
-        rig = Rig(device(Path(folder)), log.seed)
+        rig = Rig(device(Path(folder)), log.seed, only=asked.only)
+        if rig.device.key is not None:
+            rig.registry = registry
         try:
             for cut, left in cuts(rig, range(len(done) + 1, asked.cuts + 1), asked.cold, _say):
                 done.append(cut)

@@ -12,7 +12,7 @@ class Relay:
     """A relay to a port that cuts or freezes each connection after a number of bytes towards the server.
 
     `bytes_per_s` limits the rate in that direction, `cut_answers_after` cuts in the other one. The relay listens on
-    `port` (0: a free one).
+    `address` at `port` (0: a free one).
     """
 
     def __init__(
@@ -23,13 +23,14 @@ class Relay:
         bytes_per_s: float | None = None,
         port: int = 0,
         cut_answers_after: list[int] | None = None,
+        address: str = "127.0.0.1",
     ) -> None:
         self._target_port = target_port
         self._bytes_per_s = bytes_per_s
         self._cut_after = list(cut_after or [])  # one entry per connection, then no more cuts
         self._cut_answers_after = list(cut_answers_after or [])  # likewise
         self._freeze_after = freeze_after
-        self._listener = socket.create_server(("127.0.0.1", port))
+        self._listener = socket.create_server((address, port))
         self._sockets: list[socket.socket] = [self._listener]
         self.connections = 0
         self.port = int(self._listener.getsockname()[1])
@@ -41,6 +42,9 @@ class Relay:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         for each in self._sockets:
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
@@ -72,6 +76,7 @@ class Relay:
                     return  # reads nothing and closes nothing: the link is dead without a notice
                 if cut is not None and passed + len(data) > cut:
                     target.sendall(data[: cut - passed])
+                    self.bytes_passed += cut - passed
                     self.bytes_towards_server += cut - passed if slow else 0
                     break
                 target.sendall(data)

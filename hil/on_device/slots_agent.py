@@ -8,6 +8,7 @@ Each operation runs in a fork, as the owner of the state folder, like `edgertd`.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import pickle
@@ -16,6 +17,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +27,7 @@ import numpy as np
 from edgert import Client
 from edgert.bundle.signing import read_signing_key
 from edgert.cli.owner import act_as_owner
-from edgert.config import StateDir, read_config
+from edgert.config import FollowConfig, StateDir, read_config
 from edgert.errors import EdgeRTError
 from edgert.protocol.control import ask
 from edgert.tensors import InferResponse
@@ -96,6 +99,7 @@ def slots() -> dict[str, Any]:
         "live": getattr(state.live, "release", None),
         "spare": None if spare is None else [spare.release, spare.good],
         "ratchet": state.ratchet,
+        "unattended": state.on_trial and state.limits is not None and state.limits.unattended,
     }
 
 
@@ -112,8 +116,8 @@ def make(release: int) -> dict[str, Any]:
     return {"bundle": os.fspath(path)}
 
 
-def operate(operation: str, bundle: str = "") -> dict[str, Any]:
-    """Run one slot operation, then let the daemon follow: {"s": duration} or {"error": ...}."""
+def operate(operation: str, bundle: str = "", registry: str = "") -> dict[str, Any]:
+    """Run one slot operation, or a round of the follower at `registry`: {"s": duration} or {"error": ...}."""
     begun = time.monotonic()
     reader, writer = os.pipe()
     child = os.fork()
@@ -133,6 +137,12 @@ def operate(operation: str, bundle: str = "") -> dict[str, Any]:
                 store.mark_good()
             elif operation == "rollback":
                 store.rollback()
+            elif operation == "channel":
+                from edgert.follow.follower import ChannelFollower, open_registry
+
+                config = replace(read_config(state), follow=FollowConfig(registry))
+                done = ChannelFollower(state, config, open_registry(config)).round()
+                assert done.failure is None, done.failure
             elif operation == "collect":
                 with store.installing():
                     store.collect()
@@ -169,6 +179,8 @@ KEY = read_signing_key(KEY_FILE)
 
 
 def main() -> None:
+    if find_spec("urllib3"):  # else this device follows no channel
+        importlib.import_module("edgert.follow.follower")
     with socket.create_server(("0.0.0.0", PORT)) as listener:
         while True:
             link, _ = listener.accept()

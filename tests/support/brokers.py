@@ -26,6 +26,7 @@ from tests.support.devices import WAIT_S_MAX, wait_until
 from tests.support.ports import free_port
 
 USER = "pi-07"
+SERVER = "server.test"  # for clients that are not on this machine
 PASSWORD = "right horse"
 
 
@@ -122,7 +123,7 @@ class Broker:
 
 
 def write_authority_and_server(folder: Path) -> None:
-    """Write `ca.pem`, and with keys `server.pem` for localhost and `client.pem` for USER, valid for an hour."""
+    """Write `ca.pem`, and with keys `server.pem` for localhost and SERVER, and `client.pem` for USER, valid for an hour."""
     authority_key = ec.generate_private_key(ec.SECP256R1())
     authority_name = _named("EdgeRT test authority")
     authority = (
@@ -136,7 +137,7 @@ def write_authority_and_server(folder: Path) -> None:
     issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key())
     for file, name in (("server", "localhost"), ("client", USER)):
         key = ec.generate_private_key(ec.SECP256R1())
-        names = [x509.DNSName(name), x509.IPAddress(IPv4Address("127.0.0.1"))]
+        names = [x509.DNSName(name), x509.DNSName(SERVER), x509.IPAddress(IPv4Address("127.0.0.1"))]
         certificate = (
             _certificate(_named(name), authority_name, key.public_key())
             .add_extension(x509.SubjectAlternativeName(names), critical=False)
