@@ -8,21 +8,19 @@ the channel, so that nobody can mix entries of two statements.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import re
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field
 
+from edgert.bundle.document import document_bytes, read_document
 from edgert.bundle.envelope import CHANNEL_PAYLOAD_TYPE, parse_envelope, sign
 from edgert.bundle.expiry import expiry_time, time_text
 from edgert.bundle.signing import PublicKey, SigningKey
 from edgert.environment import RUNTIME
 from edgert.errors import BundleCorrupt, ChannelExpired, ChannelInvalid, ChannelTooOld, SignatureInvalid
 from edgert.names import CHANNEL_NAME, MODEL_NAME
-from edgert.typed_json import Mistyped, from_json
+from edgert.typed_json import Closed
 
-FORMAT = 1
 STATEMENT_BYTES_MAX = 256 * 1024  # of the envelope
 ENTRIES_MAX = 256
 SELECTED_MAX = 64  # sites, profiles or tags of an entry; keys of a statement
@@ -45,7 +43,7 @@ class Follower:
 
 
 @dataclass(frozen=True)
-class Entry:
+class Entry(Closed):
     """A release for the devices that are selected; a device takes the first entry of a model that selects it.
 
     `digest` is the bundle's digest. `envelope` and `manifest` are the SHA-256 of the bundle's envelope and of the OCI
@@ -85,7 +83,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Statement:
+class Statement(Closed):
     """What a channel gives its devices. Times are UTC, as 2027-02-19T08:00:00Z.
 
     `counter` only rises, in a new registry too: max(last + 1, seconds since 1970) needs no memory. With `not_before` the
@@ -118,26 +116,12 @@ class Statement:
         return now_s >= expiry_time(self.expires)
 
     def to_bytes(self) -> bytes:
-        value = {"format": FORMAT, **asdict(self)}
-        return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+        return document_bytes(self)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Statement:
         """Parse a statement. Raises ChannelInvalid where this version cannot read it."""
-        try:
-            value = json.loads(data)
-            if value["format"] != FORMAT:
-                raise ChannelInvalid(
-                    f"the channel has format {str(value['format'])[:40]!r}, this version reads {FORMAT}: update edgert"
-                )
-            _check_known(value)
-            return from_json(cls, value)
-        except Mistyped as error:
-            if isinstance(error.__cause__, ChannelInvalid):  # a value of the right type that is not allowed
-                raise error.__cause__ from None
-            raise ChannelInvalid(f"the channel cannot be read: {error}") from error
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise ChannelInvalid(f"the channel cannot be read: {type(error).__name__}") from error
+        return read_document(cls, data, "the channel", ChannelInvalid, "update edgert on the device")
 
 
 def sign_statement(statement: Statement, key: SigningKey) -> bytes:
@@ -245,15 +229,3 @@ def _check_entry(entry: Entry) -> None:
         raise ChannelInvalid(
             f"{name} is watched for {entry.watch_s:g} s; give more than 0 and at most {TRIAL_S_MAX:g} s"
         )
-
-
-def _check_known(value: dict[str, Any]) -> None:
-    """Raise ChannelInvalid for unknown keys: without one that it does not know, a device may take a wrong release."""
-    for cls, table, known in (
-        (Statement, value, {"format"}),
-        *((Entry, entry, set[str]()) for entry in value["entries"]),
-    ):
-        if unknown := sorted(set(table) - known - {field.name for field in fields(cls)}):
-            raise ChannelInvalid(
-                f"the channel has unknown keys {', '.join(unknown)[:200]}: update edgert on the device"
-            )

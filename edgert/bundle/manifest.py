@@ -1,15 +1,12 @@
-"""The manifest: the signed description of a bundle. A value, checked once where it enters.
-
-The canonical form is JSON with sorted keys, no spaces, ASCII: the same manifest always has the same bytes.
-"""
+"""The manifest: the signed description of a bundle. A value, checked once where it enters."""
 
 from __future__ import annotations
 
-import json
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from edgert.bundle.buckets import Buckets, check_buckets
+from edgert.bundle.document import document_bytes, read_document
 from edgert.bundle.expiry import expiry_time
 from edgert.bundle.rules import Classify, Ctc, Detect, Preprocess, check_rules
 from edgert.bundle.signal_rules import Series, Sound, check_series, check_smoothing, check_sound
@@ -18,9 +15,7 @@ from edgert.bundle.text_rules import Embed, Text, check_embed, check_text
 from edgert.errors import BundleError, NotCompatible
 from edgert.names import MODEL_NAME
 from edgert.tensors import TensorSpec
-from edgert.typed_json import Mistyped, UnknownKey, from_json
 
-FORMAT = 1
 FILE_PATH = re.compile(r"[a-z0-9][a-z0-9._-]*(/[a-z0-9][a-z0-9._-]*){0,7}")
 FILE_PATH_LENGTH_MAX = 100  # what a USTAR header holds
 FILES_MAX = 512
@@ -188,27 +183,12 @@ class Manifest:
         )
 
     def to_bytes(self) -> bytes:
-        value = {"format": FORMAT, **asdict(self)}
-        return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+        return document_bytes(self)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Manifest:
         """Parse a manifest. Raises BundleError where this version cannot read it."""
-        try:
-            value = json.loads(data)
-            if value["format"] != FORMAT:
-                raise BundleError(
-                    f"the bundle has format {value['format']!r}, this version reads {FORMAT}: update edgert on the device"
-                )
-            return from_json(cls, value)
-        except UnknownKey as error:  # of a rule: ignoring it would change the model's input
-            raise BundleError(f"the manifest cannot be read: {error}. Update edgert on the device") from error
-        except Mistyped as error:
-            if isinstance(error.__cause__, BundleError):  # a value of the right type that is not allowed
-                raise error.__cause__ from None
-            raise BundleError(f"the manifest cannot be read: {error}") from error
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise BundleError(f"the manifest cannot be read: {type(error).__name__}: {error}") from error
+        return read_document(cls, data, "the bundle's manifest", BundleError, "update edgert on the device")
 
 
 def _check(manifest: Manifest) -> None:

@@ -1,22 +1,21 @@
 """A release of the runtime: the signed list of the wheels that make edgert's environment on each kind of device.
 
 A host publishes it into a registry, as an envelope and one blob for each wheel; devices that follow a channel fetch the
-wheels that they lack (edgert.follow.runtime). The canonical form is JSON, as for a bundle's manifest.
+wheels that they lack (edgert.follow.runtime).
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
+from edgert.bundle.document import document_bytes, read_document
 from edgert.bundle.envelope import RUNTIME_PAYLOAD_TYPE, parse_envelope, sign
 from edgert.bundle.signing import PublicKey, SigningKey
 from edgert.errors import BundleError, NotCompatible
-from edgert.typed_json import Closed, Mistyped, from_json
+from edgert.typed_json import Closed
 
-FORMAT = 1
 TARGETS_MAX = 64
 WHEELS_MAX = 512
 WHEEL_BYTES_MAX = 8 * 1024**3
@@ -58,7 +57,7 @@ class RuntimeTarget(Closed):
 
 
 @dataclass(frozen=True)
-class RuntimeRelease:
+class RuntimeRelease(Closed):
     """A release: its number, the version of edgert, and the runtime of each kind of device."""
 
     release: int
@@ -83,25 +82,12 @@ class RuntimeRelease:
         )
 
     def to_bytes(self) -> bytes:
-        return json.dumps({"format": FORMAT, **asdict(self)}, sort_keys=True, separators=(",", ":")).encode()
+        return document_bytes(self)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> RuntimeRelease:
         """Parse a release. Raises BundleError where this version cannot read it."""
-        try:
-            value = json.loads(data)
-            if value["format"] != FORMAT:
-                raise BundleError(
-                    f"the runtime has format {str(value['format'])[:40]!r}, this version reads {FORMAT}: run edgert bootstrap "
-                    "--upgrade"
-                )
-            return from_json(cls, value)
-        except Mistyped as error:
-            if isinstance(error.__cause__, BundleError):
-                raise error.__cause__ from None
-            raise BundleError(f"the runtime cannot be read: {error}") from error
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise BundleError(f"the runtime cannot be read: {type(error).__name__}") from error
+        return read_document(cls, data, "the runtime", BundleError, "run edgert bootstrap --upgrade")
 
 
 def sign_runtime(release: RuntimeRelease, key: SigningKey) -> bytes:

@@ -112,7 +112,7 @@ def test_rules_may_be_left_out() -> None:
 )
 def test_an_unknown_key_of_a_rule_is_refused_as_it_would_change_answers(key: str, rule: object) -> None:
     value = {**json.loads(GOOD.to_bytes()), key: rule}
-    with pytest.raises(BundleError, match=r"unknown key 'mirror'.*Update edgert on the device"):
+    with pytest.raises(BundleError, match=r"unknown key 'mirror'.*update edgert on the device"):
         Manifest.from_bytes(json.dumps(value).encode())
 
 

@@ -1,0 +1,40 @@
+"""The signed documents: a bundle's manifest, a channel's statement and a release of the runtime, as canonical JSON.
+
+Sorted keys, no spaces, ASCII: the same document always has the same bytes. Each class checks its values when it is made.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any, TypeVar
+
+from edgert.errors import EdgeRTError
+from edgert.typed_json import Mistyped, UnknownKey, from_json
+
+FORMAT = 1
+
+T = TypeVar("T")
+
+
+def document_bytes(document: Any) -> bytes:
+    """Return the bytes to sign of a dataclass."""
+    value = {"format": FORMAT, **asdict(document)}
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+
+def read_document(cls: type[T], data: bytes, what: str, fault: type[EdgeRTError], update: str) -> T:
+    """Return the `cls` of signed bytes. Raises `fault`, which calls the document `what` and says how to `update`."""
+    try:
+        value = json.loads(data)
+        if (given := value.pop("format")) != FORMAT:
+            raise fault(f"{what} has format {str(given)[:40]!r}, this version reads {FORMAT}: {update}")
+        return from_json(cls, value)
+    except UnknownKey as error:  # to ignore it might change what the device takes, or a model's input
+        raise fault(f"{what} cannot be read: {error}: {update}") from error
+    except Mistyped as error:
+        if isinstance(error.__cause__, fault):  # a value of the right type that is not allowed
+            raise error.__cause__ from None
+        raise fault(f"{what} cannot be read: {error}") from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise fault(f"{what} cannot be read: {type(error).__name__}") from error
