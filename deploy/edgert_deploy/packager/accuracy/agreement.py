@@ -16,6 +16,7 @@ Outputs = list[Array]
 
 IOU_MIN = 0.5
 SCORE_MIN = 0.25
+MAP_THRESHOLDS = (0.3, 0.5, 0.7)  # apps differ: text detectors take 0.3, most others 0.5
 NEIGHBOUR_TOLERANCE = 0.01  # of cosine, and
 NEIGHBOUR_SHARE = 0.05  # of how much nearer the nearest sample is than the mean one
 ANCHOR_TOLERANCE = 0.15  # of a box value's own spread; of a box's longer side for a point in it
@@ -38,11 +39,16 @@ def decision_agreement(answers: Array, reference: Array) -> float:
 
 
 def map_agreement(answers: Array, reference: Array) -> float:
-    """Return the mean IoU over samples of the positions above the threshold; two empty maps agree.
+    """Return the mean IoU over samples of the positions above a threshold, the least of MAP_THRESHOLDS.
 
-    The threshold is 0.5, or half of FP32's largest value where hardly anything is above 0.5.
+    Two empty maps agree. A threshold that hardly any of FP32's values exceeds does not count; half of FP32's largest
+    value counts where that leaves none.
     """
-    threshold = 0.5 if float((reference > 0.5).mean()) > 1e-4 else float(reference.max()) / 2
+    thresholds = [each for each in MAP_THRESHOLDS if float((reference > each).mean()) > 1e-4]
+    return min(_map_iou(answers, reference, each) for each in thresholds or [float(reference.max()) / 2])
+
+
+def _map_iou(answers: Array, reference: Array, threshold: float) -> float:
     a, b = (array.reshape(len(array), -1) > threshold for array in (answers, reference))
     union = (a | b).sum(axis=1)
     return float(np.where(union == 0, 1.0, (a & b).sum(axis=1) / np.maximum(union, 1)).mean())

@@ -9,7 +9,7 @@ always alike. So each output is recognized by its shape and by FP32's values, an
     top1         class probabilities: how often both put the same class first
     texts        probabilities along a sequence (CTC): how often both read the same
     decisions    values of 0 to 1, some on either side of 0.5: how often both are on the same side
-    maps         values of 0 to 1 over positions: IoU of what is above the threshold
+    maps         values of 0 to 1 over positions: IoU of what is above 0.3, 0.5 and 0.7, the least
     neighbours   embeddings: how often both have the same nearest other sample, or one that FP32 finds as near within
                  0.01 of cosine and 5 % of its lead over the mean sample (which of two equally near ones comes first is
                  no decision), and the cosine to FP32's

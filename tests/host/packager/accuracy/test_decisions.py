@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from edgert.bundle.rules import Ctc, Detect
 from edgert.tensors import TensorSpec
-from edgert_deploy.packager.accuracy.agreement import neighbour_agreement, value_agreement
+from edgert_deploy.packager.accuracy.agreement import map_agreement, neighbour_agreement, value_agreement
 from edgert_deploy.packager.accuracy.decisions import Judgement, judgements
 
 Array = NDArray[Any]
@@ -181,3 +181,12 @@ def test_stated_texts_have_the_stated_blank_and_axis() -> None:
     later = scores.copy()
     later[0, :, 1] = [1, 0, 0]  # a shorter run reads the same
     assert one.score([later], [scores]) == 1.0
+
+
+def test_a_map_is_judged_at_each_threshold_that_apps_take() -> None:
+    """Half of the positions that a text detector's threshold of 0.3 finds are lost, and 0.5 sees nothing of it."""
+    reference = np.zeros((2, 1, 16, 16), np.float32)
+    reference[:, :, :8], reference[:, :, 8:] = 0.9, 0.35
+    answers = np.where(reference == 0.9, reference, np.float32(0.25))
+    assert map_agreement(answers, reference) == 0.5
+    assert map_agreement(reference, reference) == 1.0
