@@ -16,7 +16,7 @@ import argparse
 import mmap
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -67,7 +67,7 @@ def inputs() -> list[dict[str, Any]]:
     sent = samples(item_shape(proto), CLIENTS, 0)[:, None]
     own, shared = sent.copy(), sent[0].copy()
 
-    def run(into: Sequence[Any], copy_to: Callable[[int], int]) -> Callable[[], None]:
+    def run(into: Any, copy_to: Callable[[int], int]) -> Callable[[], None]:
         def each() -> None:
             for i in range(CLIENTS):
                 np.copyto(into[copy_to(i)], sent[copy_to(i)])

@@ -34,8 +34,10 @@ class CtcReader:
         return rows, probabilities
 
     def _probabilities(self, steps: NDArray[Any], classes: NDArray[np.intp]) -> NDArray[np.float32]:
-        best = steps[np.arange(len(steps)), classes].astype(np.float32)
-        return 1 / np.exp(steps.astype(np.float32) - best[:, None]).sum(axis=1) if self._rule.softmax else best
+        best: NDArray[np.float32] = steps[np.arange(len(steps)), classes].astype(np.float32)
+        if self._rule.softmax:
+            best = 1 / np.exp(steps.astype(np.float32) - best[:, None]).sum(axis=1)
+        return best
 
 
 def text_of(row: NDArray[np.uint8]) -> str:

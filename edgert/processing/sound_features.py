@@ -60,7 +60,8 @@ def mel_filters(rule: Sound) -> NDArray[np.float64]:
     """Return triangular filters [n_mels, 1 + n_fft / 2], by Slaney's or HTK's mel scale."""
     hz = np.fft.rfftfreq(rule.n_fft, 1.0 / rule.rate_hz)
     top = rule.fmax or rule.rate_hz / 2
-    edges = _hz(np.linspace(_mel(rule.fmin, rule.htk), _mel(top, rule.htk), rule.n_mels + 2), rule.htk)
+    mels = np.linspace(_mel(rule.fmin, rule.htk), _mel(top, rule.htk), rule.n_mels + 2, dtype=np.float64)
+    edges = _hz(mels, rule.htk)
     widths = np.diff(edges)
     slopes = edges[:, None] - hz
     rising, falling = -slopes[:-2] / widths[:-1, None], slopes[2:] / widths[1:, None]

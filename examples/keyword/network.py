@@ -62,11 +62,11 @@ class Network:
 
     def _forward(self, x: Array) -> tuple[list[tuple[Array, Array]], Array]:
         """Return what each convolution sees and answers, both [N, steps, ...], and the scores."""
-        layers = []
+        layers: list[tuple[Array, Array]] = []
         for i, (count, length, stride) in enumerate(LAYERS):
             windows = sliding_window_view(x, length, axis=2)[:, :, ::stride]
             seen = windows.transpose(0, 2, 1, 3).reshape(len(x), windows.shape[2], -1)
-            made = np.maximum(seen @ self.weights[2 * i].reshape(count, -1).T + self.weights[2 * i + 1], 0)
+            made: Array = np.maximum(seen @ self.weights[2 * i].reshape(count, -1).T + self.weights[2 * i + 1], 0)
             layers.append((seen, made))
             x = made.transpose(0, 2, 1)
         return layers, made.max(axis=1) @ self.weights[-2].T + self.weights[-1]

@@ -100,7 +100,7 @@ def test_a_client_may_bring_a_memory_of_the_right_form_for_itself_alone(device: 
         resume(np.zeros((1, 5), np.float32), NOTHING),
         resume(np.zeros((1, 4), np.int32), NOTHING),
         resume(np.zeros(4, np.float32), NOTHING),
-        resume(np.float32(1), NOTHING),
+        resume(np.array(1, np.float32), NOTHING),
         resume(STATE, np.zeros(1, np.float32)),
         resume(STATE, np.zeros((0, 2), np.float32)),
         resume(STATE, NOTHING, skip=-1),

@@ -17,7 +17,7 @@ import math
 import re
 import zipfile
 import zlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -197,6 +197,7 @@ def _table_rows(path: Path, columns: Collection[int]) -> Iterator[tuple[int, lis
 
 _NPZ_ADVICE = "write it with numpy.savez_compressed(path, input_name=samples, labels=labels)"
 _NPY_ADVICE = "write it with numpy.save(path, samples)"
+_open_memmap: Callable[..., NDArray[Any]] = np.lib.format.open_memmap
 
 
 def _check_names(path: Path, found: Collection[str], specs: Sequence[TensorSpec], more: Collection[str]) -> None:
@@ -236,7 +237,7 @@ def _mapped(path: Path, spec: TensorSpec | None = None) -> NDArray[Any]:
     NumPy's `load` would advise to unpickle a file of another kind.
     """
     with _as_samples(path, ".npy file of plain values", _NPY_ADVICE):
-        array = np.asarray(np.lib.format.open_memmap(path, mode="r"))
+        array = np.asarray(_open_memmap(path, mode="r"))
         if spec is not None:
             check_form(str(path), spec, array.shape, array.dtype)
         return array
@@ -279,7 +280,7 @@ def _one_by_one(spec: TensorSpec, files: Sequence[Path]) -> NDArray[Any]:
 def _one(spec: TensorSpec, path: Path) -> NDArray[Any]:
     """Return the item in a file of one sample, with or without a batch axis of length 1."""
     with _as_samples(path, ".npy file of plain values", _NPY_ADVICE):
-        one = np.lib.format.open_memmap(path, mode="r")
+        one = _open_memmap(path, mode="r")
         shape = one.shape if len(one.shape) == len(spec.shape) else (1, *one.shape)
         if shape[:1] != (1,):
             raise CalibrationInvalid(f"{path} holds {shape[0]} samples; give one per file, or all in {spec.name}.npy")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from edgert_deploy.packager.accuracy.confidence import drop_interval, samples_needed
 
 
-def drops(lost: int, gained: int, count: int) -> np.ndarray:
+def drops(lost: int, gained: int, count: int) -> NDArray[np.float64]:
     return np.array([1.0] * lost + [-1.0] * gained + [0.0] * (count - lost - gained))
 
 

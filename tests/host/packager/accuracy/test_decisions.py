@@ -36,7 +36,7 @@ def yolo(images: int = 6, classes: int = 18, anchors: int = 2100) -> Array:
     for image in range(images):
         for anchor in RANDOM.choice(anchors, 3, replace=False):
             scores[image, RANDOM.integers(classes), anchor] = RANDOM.uniform(0.4, 0.9)
-    return np.concatenate([boxes, scores], 1).astype(np.float32)
+    return np.asarray(np.concatenate([boxes, scores], 1), np.float32)
 
 
 OUTPUTS = {

@@ -27,7 +27,8 @@ def steps_of(texts: list[str]) -> NDArray[np.float32]:
     path = np.zeros((len(texts), 24), int)
     for row, text in zip(path, texts, strict=True):
         row[: 2 * len(text) : 2] = [1 + LETTERS.index(letter) for letter in text]
-    return 9 * np.eye(5, dtype=np.float32)[path]
+    scores: NDArray[np.float32] = 9 * np.eye(5, dtype=np.float32)[path]
+    return scores
 
 
 @settings(deadline=None)
