@@ -205,12 +205,13 @@ def test_a_version_that_keeps_crashing_is_rolled_back() -> None:
         device.put(release=2)
         for _ in range(3):
             wait_until(lambda: device.serving()["state"] == "ready", "it serves")
-            if device.serving()["release"] == 1:
+            serving = device.serving()
+            if serving.get("release") == 1:
                 break
-            pid = device.serving()["pid"]
+            pid = serving["pid"]
             os.kill(pid, signal.SIGKILL)
-            wait_until(lambda pid=pid: device.serving()["pid"] != pid, "it is gone")  # type: ignore[misc]
-        wait_until(lambda: device.serving()["release"] == 1, "the version before serves")
+            wait_until(lambda pid=pid: device.serving().get("pid") != pid, "it is gone")  # type: ignore[misc]
+        wait_until(lambda: device.serving().get("release") == 1, "the version before serves")
         assert device.model()["live"]["release"] == 1
 
 

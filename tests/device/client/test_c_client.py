@@ -648,9 +648,10 @@ def test_c_waits_for_a_model_as_long_as_it_may(driver: Path, tmp_path: Path) -> 
     with false_daemon(tmp_path, [loading], [loading], [WELCOME_FRAME]) as path, client(driver, path):
         pass
     path.unlink()
-    with false_daemon(tmp_path, *[[loading]] * 20) as path:
-        late = refusal(driver, path, timeout_ms=200)
-        assert (late["code"], late["retry_after_ms"]) == ("unavailable", 50)
+    past_the_deadline = wire.error_frame(Unavailable("the model is being loaded", retry_after_s=3600.0))
+    with false_daemon(tmp_path, [loading], [past_the_deadline]) as path:
+        late = refusal(driver, path, timeout_ms=60_000)
+        assert (late["code"], late["retry_after_ms"]) == ("unavailable", 3_600_000)
     path.unlink()
     with false_daemon(tmp_path, [b""]) as path:
         assert refusal(driver, path, timeout_ms=200)["code"] == "request.deadline_exceeded"
