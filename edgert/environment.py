@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from edgert.errors import DeviceError, EngineMissing
 
@@ -25,6 +25,7 @@ SELF_TEST_S_MAX = 1800.0  # TensorRT may compile an engine for its new version
 INSTALLED_FACTOR = 1.4  # byte code and file system blocks on top of the files; measured: 1.3
 SPARE_BYTES = 32 * 1024**2  # stays free
 ID_LENGTH = 16
+TAIL_CHARS = 800
 TENSORRT_HINT = "; TensorRT comes with JetPack: apt-get install tensorrt"
 _PIP = ("--isolated", "--disable-pip-version-check", "--no-input")
 _INSTALL = ("--no-index", "--no-deps", "--require-hashes", "--force-reinstall", "--no-cache-dir", "--quiet")
@@ -44,24 +45,26 @@ done
 """
 
 
-class Ran(Protocol):
+@dataclass(frozen=True)
+class Result:
     """How a command ended and what it printed."""
 
-    @property
-    def ok(self) -> bool: ...
+    argv: tuple[str, ...]
+    exit_code: int
+    stdout: str
+    stderr: str
 
     @property
-    def stdout(self) -> str: ...
-
-    @property
-    def stderr(self) -> str: ...
+    def ok(self) -> bool:
+        return self.exit_code == 0
 
     def complaint(self) -> str:
-        """Return one line for a message."""
-        ...
+        """Return one line for a message: the command, its exit code, the end of its output."""
+        output = (self.stderr.strip() or self.stdout.strip())[-TAIL_CHARS:]
+        return f"`{shlex.join(self.argv)[:200]}` exited with {self.exit_code}: {output or 'no output'}"
 
 
-Run = Callable[[Sequence[str], float], Ran]  # a command and its time limit in seconds
+Run = Callable[[Sequence[str], float], Result]  # a command and its time limit in seconds
 
 
 @dataclass(frozen=True)

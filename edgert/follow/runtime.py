@@ -39,6 +39,7 @@ from edgert.environment import (
     SPARE_BYTES,
     VENV_S_MAX,
     Environment,
+    Result,
     changed_wheels,
     make_environment,
     needs_system_site,
@@ -303,30 +304,14 @@ class RuntimeFollower:
         _run(["sh", os.fspath(home / "runtime.sh"), "collect"], VENV_S_MAX)
 
 
-@dataclass(frozen=True)
-class _Ran:
-    argv: tuple[str, ...]
-    exit_code: int
-    stdout: str
-    stderr: str
-
-    @property
-    def ok(self) -> bool:
-        return self.exit_code == 0
-
-    def complaint(self) -> str:
-        output = (self.stderr.strip() or self.stdout.strip())[-800:]
-        return f"`{shlex.join(self.argv)[:200]}` exited with {self.exit_code}: {output or 'no output'}"
-
-
-def _run(argv: Sequence[str], timeout_s: float) -> _Ran:
+def _run(argv: Sequence[str], timeout_s: float) -> Result:
     try:
         done = subprocess.run(
             argv, capture_output=True, text=True, errors="replace", timeout=timeout_s, stdin=subprocess.DEVNULL
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise DeviceError(f"`{shlex.join(argv)[:200]}` did not end well: {error}") from error
-    return _Ran(tuple(argv), done.returncode, done.stdout, done.stderr)
+    return Result(tuple(argv), done.returncode, done.stdout, done.stderr)
 
 
 def _base(home: Path, runtime: str) -> _Base:

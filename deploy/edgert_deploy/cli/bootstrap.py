@@ -92,7 +92,7 @@ FILE = click.Path(dir_okay=False, path_type=Path)
     type=click.Choice(["auto", "systemd", "monitor"]),
     default="auto",
     show_default=True,
-    help="The keeper of the daemon: a systemd unit (auto: if systemd runs), or edgertd's own monitor.",
+    help="What restarts the daemon: a systemd unit (auto: if systemd runs), or edgertd's own monitor.",
 )
 @click.option(
     "--set",

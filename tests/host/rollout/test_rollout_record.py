@@ -12,18 +12,8 @@ import pytest
 from edgert.versions.trial_limits import TrialLimits
 from edgert_deploy.rollout.rollout_record import ABORTED, DONE, RUNNING, STOPPED, Record, Rollout, new_record
 from edgert_deploy.rollout.waves import Strategy
+from tests.support.rollouts import ROLLOUT
 
-ROLLOUT = Rollout(
-    id="echo-r2-1",
-    bundle="b",
-    digest="digest",
-    model="echo",
-    release=2,
-    inventory="inventory.toml",
-    devices=("a", "b", "c"),
-    strategy=Strategy(),
-    trial_s=60.0,
-)
 LIVE: dict[str, Any] = {"result": "live", "error": None}
 FAILED: dict[str, Any] = {"result": "failed", "error": {"code": "x", "message": "y"}}
 

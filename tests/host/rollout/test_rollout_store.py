@@ -16,21 +16,10 @@ import pytest
 from edgert.errors import ConfigInvalid
 from edgert_deploy.fleet.store.rollouts import StoredRollouts
 from edgert_deploy.fleet.store.store import Store
-from edgert_deploy.rollout.rollout_record import ABORTED, DONE, STOPPED, Rollout
+from edgert_deploy.rollout.rollout_record import ABORTED, DONE, STOPPED
 from edgert_deploy.rollout.rollout_store import READ_MAX, RolloutStore
-from edgert_deploy.rollout.waves import Strategy
+from tests.support.rollouts import ROLLOUT
 
-ROLLOUT = Rollout(
-    id="echo-r2-1",
-    bundle="b",
-    digest="digest",
-    model="echo",
-    release=2,
-    inventory="inventory.toml",
-    devices=("a", "b", "c"),
-    strategy=Strategy(),
-    trial_s=60.0,
-)
 LIVE: dict[str, Any] = {"result": "live", "error": None}
 
 

@@ -6,13 +6,14 @@ A new transport is one file here, one entry in `TRANSPORTS` and one case in `tes
 from __future__ import annotations
 
 import importlib
-import shlex
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
+
+from edgert.environment import Result as Result  # of every transport
 
 if TYPE_CHECKING:
     from edgert_deploy.devices.inventory import Device
@@ -42,7 +43,6 @@ TRANSPORTS = {
 OUTPUT_BYTES_MAX = 16 * 1024**2  # a command that prints more is ended
 INPUT_BYTES_MAX = 1024**2
 EOF_GRACE_S = 2.0  # a child that a command leaves behind keeps the pipes open; the answer is complete without it
-TAIL_CHARS = 800
 
 _SHA256_PYTHON = (
     "import hashlib,sys\n"
@@ -64,25 +64,6 @@ fi"""
 
 LineSink = Callable[[str], None]
 ByteProgress = Callable[[int, int], None]  # bytes so far, bytes in total
-
-
-@dataclass(frozen=True)
-class Result:
-    """How a command ended and what it printed."""
-
-    argv: tuple[str, ...]
-    exit_code: int
-    stdout: str
-    stderr: str
-
-    @property
-    def ok(self) -> bool:
-        return self.exit_code == 0
-
-    def complaint(self) -> str:
-        """Return one line for a message: the command, its exit code, the end of its output."""
-        output = (self.stderr.strip() or self.stdout.strip())[-TAIL_CHARS:]
-        return f"`{shlex.join(self.argv)[:200]}` exited with {self.exit_code}: {output or 'no output'}"
 
 
 @dataclass(frozen=True)
