@@ -135,7 +135,7 @@ def test_a_session_that_finds_no_place_at_once_goes_on_later() -> None:
         device.put(model="sums", op="add", state_id="v1")
         with client.session("sums") as stream:
             stream.infer(item(1))
-            device.put(model="sums", op="add", state_id="v1", release=2)
+            device.replace("sums", op="add", state_id="v1", release=2)
             with client.session("sums"), pytest.raises(Overloaded, match="sessions_max"):
                 stream.infer(item(2))
             wait_until(lambda: device.serving("sums")["sessions"] == 0, "there is a place")
@@ -165,7 +165,7 @@ def test_a_session_survives_a_new_version_only_if_that_continues_it(before: str,
         device.put(model="sums", op="add", state_id=before)
         with client.session("sums") as stream:
             assert stream.infer(item(1))["y"][0] == 1
-            device.put(model="sums", op="add", state_id=after, release=2)
+            device.replace("sums", op="add", state_id=after, release=2)
             if goes_on:
                 assert stream.infer(item(2), trace=True).outputs["y"][0] == 3
                 assert stream.infer(item(2), trace=True).release == 2
@@ -223,7 +223,7 @@ def test_an_asyncio_session_moves_with_its_state(waits: bool) -> None:
     async def across_versions(device: Device) -> None:
         async with AsyncClient(device.socket) as client, client.session("sums") as stream:
             await stream.infer(item(1))
-            device.put(model="sums", op="add", state_id="v1", release=2)
+            device.replace("sums", op="add", state_id="v1", release=2)
             if waits:  # the loop sees MOVED before the next request
                 await asyncio.sleep(0.2)
             answer = await stream.infer(item(2), trace=True)

@@ -76,6 +76,12 @@ class Device:
         store.mark_good()
         self.sync(store.folder.name)
 
+    def replace(self, model: str, **options: Any) -> None:
+        """Do `put` and wait until the worker before has ended: it may answer for a moment longer."""
+        pid = self.serving(model)["pid"]
+        self.put(model=model, **options)
+        wait_until(lambda: not Path(f"/proc/{pid}").exists(), "the worker of the release before has ended")
+
     def sync(self, model: str) -> dict[str, Any]:
         """Let the daemon follow the slots of `model`; return its status of the model."""
         return ask(self.state.control_socket, {"op": "sync", "model": model}, 60.0)

@@ -531,9 +531,9 @@ def test_c_has_sessions_that_move_with_their_state(serving: Device, driver: Path
     with session(driver, serving, "sums") as one, session(driver, serving, "sums") as other:
         assert [first_sum(one) for _ in range(3)] == [1, 2, 3]
         assert first_sum(other) == 1
-        serving.put(model="sums", op="add", state_id="v1", release=2)
+        serving.replace("sums", op="add", state_id="v1", release=2)
         assert [first_sum(one), first_sum(other)] == [4, 2]
-        serving.put(model="sums", op="add", state_id="v2", release=3)
+        serving.replace("sums", op="add", state_id="v2", release=3)
         lost = one.ask("infer 0 0 2 1 4 1")
         assert (lost["code"], lost["retryable"]) == ("request.session_lost", 0)
         assert "began with release 2, which no longer serves" in lost["message"]
