@@ -207,7 +207,9 @@ def ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         cells.setdefault((row["model"], row["clients"], row["placement"]), {})[row["server"]] = row
     found = []
     for cell, here in cells.items():
-        best = max((row for name, row in here.items() if name not in (OURS, HTTP)), key=lambda row: row["requests_per_s"])
+        best = max(
+            (row for name, row in here.items() if name not in (OURS, HTTP)), key=lambda row: row["requests_per_s"]
+        )
         seen = _beside(here, best)
         missed = [name for name, value in seen.items() if not _met(name, value, cell[1])]
         told = {name: f"**{value:.2f}**" if name in missed else f"{value:.2f}" for name, value in seen.items()}
