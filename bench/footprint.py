@@ -44,10 +44,10 @@ from bench.raw import live_artifact
 from edgert import Client
 from edgert.bundle.signing import new_key
 from edgert.config import StateDir
-from edgert.daemon.fork_server import Process, WorkerStarter, start_alone
-from edgert.daemon.memory import process_mb
-from edgert.daemon.worker_process import WorkerProcess
+from edgert.daemon.workers.fork_server import Process, WorkerStarter, start_alone
+from edgert.daemon.workers.worker_process import WorkerProcess
 from edgert.errors import Unavailable
+from edgert.machine import process_mb
 from edgert.versions.slot_store import SlotStore
 from edgert.worker_link import channel
 from edgert_deploy.rollout.channels import Channels, Seen

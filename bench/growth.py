@@ -38,7 +38,7 @@ from bench.echo import echo
 from bench.transport import ours
 from edgert import Client
 from edgert.bundle.signing import new_key
-from edgert.daemon.memory import process_mb
+from edgert.machine import process_mb
 from edgert.protocol.sharing import SHARE_BYTES_MIN
 
 MODELS = (1, 2, 5, 10, 20, 50)

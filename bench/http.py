@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from bench.http_client import HttpAsker
 from edgert import Client
-from edgert.daemon.memory import process_mb
+from edgert.machine import process_mb
 from edgert.protocol.control import ask
 from tests.support.devices import Device, a_device, wait_until
 

@@ -54,7 +54,7 @@ from bench.peer_servers.servers import ONE_MODEL, PEERS, running
 from bench.peer_servers.session import write_spec
 from bench.raw import live_artifact, open_session
 from edgert import Client
-from edgert.daemon.memory import process_mb
+from edgert.machine import process_mb
 from tests.support.ports import free_port
 
 OURS, HTTP, RAW = "EdgeRT", "EdgeRT HTTP", "Session.run"

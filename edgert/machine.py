@@ -37,6 +37,20 @@ def rss_bytes() -> int | None:
     return None
 
 
+def process_mb(pid: int) -> float | None:
+    """Return the process's PSS in MB (10^6 bytes), or its resident size on older kernels; None once it has ended."""
+    try:
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) * 1024 / 1e6
+    except (OSError, ValueError, IndexError):
+        pass
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE") / 1e6
+    except (OSError, ValueError, IndexError):
+        return None
+
+
 def mem_available_bytes() -> int | None:
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in Path("/proc/meminfo").read_text().splitlines():

@@ -23,20 +23,20 @@ from typing import Any
 from edgert import __version__
 from edgert.checks.channel_status import STALE, ChannelEvent, read_channel_status
 from edgert.config import DeviceConfig, StateDir, read_config
-from edgert.daemon import service_manager
-from edgert.daemon.acceptor import Acceptor, reject
-from edgert.daemon.control_server import ControlClient, ControlServer
 from edgert.daemon.device_reporter import DeviceReporter
-from edgert.daemon.fork_server import WorkerStarter
-from edgert.daemon.incoming import IncomingFolder
-from edgert.daemon.load_turns import LoadTurns
-from edgert.daemon.memory import LearnedSizes
-from edgert.daemon.memory_budget import MemoryBudget
-from edgert.daemon.model_service import ModelService
-from edgert.daemon.resources import raise_descriptor_limit, sole_daemon
-from edgert.daemon.side_process import SideProcess
-from edgert.daemon.status_rounds import StatusRounds
-from edgert.daemon.worker_process import WorkerProcess
+from edgert.daemon.memory.load_turns import LoadTurns
+from edgert.daemon.memory.memory_budget import MemoryBudget
+from edgert.daemon.memory.worker_sizes import LearnedSizes
+from edgert.daemon.model.model_service import ModelService
+from edgert.daemon.sockets.acceptor import Acceptor, reject
+from edgert.daemon.sockets.control_server import ControlClient, ControlServer
+from edgert.daemon.sockets.status_rounds import StatusRounds
+from edgert.daemon.system import service_manager
+from edgert.daemon.system.incoming import IncomingFolder
+from edgert.daemon.system.resources import raise_descriptor_limit, sole_daemon
+from edgert.daemon.system.side_process import SideProcess
+from edgert.daemon.workers.fork_server import WorkerStarter
+from edgert.daemon.workers.worker_process import WorkerProcess
 from edgert.errors import (
     DeviceError,
     EdgeRTError,

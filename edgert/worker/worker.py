@@ -39,16 +39,16 @@ from edgert.telemetry.spool import Spool
 from edgert.threads import STACK_BYTES
 from edgert.typed_json import to_json
 from edgert.versions.installed import load_version
-from edgert.worker.agreement import scores_output
-from edgert.worker.area_budget import AreaBudget, areas_bytes_max
-from edgert.worker.batcher import Batcher
-from edgert.worker.cache import PredictionCache
-from edgert.worker.connections import Connections
-from edgert.worker.model import LoadedModel, load_model
-from edgert.worker.near_cache import NearCache, image_axes
-from edgert.worker.pipeline import Pipeline
-from edgert.worker.sessions import Sessions
-from edgert.worker.shadow import ReferenceProcess, Shadow
+from edgert.worker.connections.area_budget import AreaBudget, areas_bytes_max
+from edgert.worker.connections.connections import Connections
+from edgert.worker.connections.sessions import Sessions
+from edgert.worker.loading.model import LoadedModel, load_model
+from edgert.worker.pipeline.batcher import Batcher
+from edgert.worker.pipeline.cache import PredictionCache
+from edgert.worker.pipeline.near_cache import NearCache, image_axes
+from edgert.worker.pipeline.pipeline import Pipeline
+from edgert.worker.shadow.agreement import scores_output
+from edgert.worker.shadow.shadow import ReferenceProcess, Shadow
 from edgert.worker_link import channel
 from edgert.worker_link.run_page import RunPage
 

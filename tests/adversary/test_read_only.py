@@ -10,7 +10,7 @@ import pytest
 
 from edgert import Client
 from edgert.config import read_config
-from edgert.daemon.resources import sole_daemon
+from edgert.daemon.system.resources import sole_daemon
 from edgert.errors import DeviceError
 from tests.support.devices import Device, a_device
 

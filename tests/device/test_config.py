@@ -42,6 +42,8 @@ def test_every_table_is_read() -> None:
         (BASE + "[models.m]\nnear = 1.5", "near is 1.5"),
         (BASE + '[mqtt]\nhome_assistant = "a b"', "home_assistant is 'a b'"),
         (BASE + "models = 5", "models is 5, not an object"),
+        (BASE + "[models]\ndigits = 1", "digits"),
+        (BASE + "[models.digits]\npined = true", "pined"),
         ('device = "7"\nprofile = "p"', "reads as a number"),
         ('device = "d"', "profile"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from edgert import machine
@@ -33,3 +34,10 @@ def test_the_fields_of_a_sys_message_are_those_of_this_machine(tmp_path: Path) -
         assert value > 0
     assert (machine.rss_bytes() or 0) > 2**20
     assert machine.disk_free_bytes(tmp_path / "missing") is None
+
+
+def test_a_process_has_a_size_and_one_that_is_gone_has_none() -> None:
+    size = machine.process_mb(os.getpid())
+    assert size is not None
+    assert 5 < size < 5000
+    assert machine.process_mb(2**22 + 1) is None

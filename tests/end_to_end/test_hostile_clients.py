@@ -20,8 +20,8 @@ import numpy as np
 import pytest
 
 from edgert.config import ServingConfig
-from edgert.daemon.acceptor import ACCEPTS_MAX, ACCEPTS_PER_S_MAX, BURST_MAX, PENDING_MAX, Acceptor, is_allowed
-from edgert.daemon.memory import process_mb
+from edgert.daemon.sockets.acceptor import ACCEPTS_MAX, ACCEPTS_PER_S_MAX, BURST_MAX, PENDING_MAX, Acceptor, is_allowed
+from edgert.machine import process_mb
 from edgert.protocol import wire
 from edgert.protocol.frame_buffer import FrameBuffer
 from tests.support.clients import HELLO, ITEM, greeted, raw, read_frame, request

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 from edgert.config import read_config
-from edgert.daemon import crashes
-from edgert.daemon.model_service import ModelService
-from edgert.daemon.worker_process import WorkerProcess
-from edgert.daemon.worker_set import LOAD_S_MAX
+from edgert.daemon.model import crashes
+from edgert.daemon.model.model_service import ModelService
+from edgert.daemon.workers.worker_process import WorkerProcess
+from edgert.daemon.workers.worker_set import LOAD_S_MAX
 from edgert.engines.fault import EXIT_CODE, MAGIC
 from edgert.errors import EdgeRTError, Unavailable, WorkerLost
 from edgert.tensors import TensorSpec

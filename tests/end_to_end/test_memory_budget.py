@@ -10,9 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgert.daemon.memory import (
-    IDLE_S_MIN,
-)
+from edgert.daemon.memory.memory_budget import IDLE_S_MIN
 from edgert.errors import EdgeRTError, Unavailable
 from edgert.protocol.control import ask
 from tests.support.clients import ITEM, load

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from edgert.config import read_config
-from edgert.daemon.trial_watch import Phase
+from edgert.daemon.model.trial_watch import Phase
 from edgert.errors import DeployUnderWay, DeviceUnreachable, EdgeRTError
 from edgert.versions.boot_clock import BOOT_ID_VARIABLE
 from edgert.versions.claims import Claims, claiming

@@ -10,7 +10,7 @@ from edgert.config import DeviceConfig, StateDir, read_config
 from edgert.versions.install import install
 from edgert.versions.installed import InstalledVersion, load_live
 from edgert.versions.slot_store import SlotStore
-from edgert.worker.model import LoadedModel, load_model
+from edgert.worker.loading.model import LoadedModel, load_model
 from tests.support.bundles import make_null_bundle
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from typing import Any
 
-from edgert.daemon.worker_process import WorkerProcess
+from edgert.daemon.workers.worker_process import WorkerProcess
 from edgert.typed_json import to_json
 from edgert.versions.slots import Version
 from edgert.worker_link import channel

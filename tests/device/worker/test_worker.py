@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from edgert.protocol import wire
-from edgert.worker.model import load_model
+from edgert.worker.loading.model import load_model
 from edgert.worker.worker import LoadOrder, Worker
 from edgert.worker_link import channel
 from tests.support.clients import read_frame, request

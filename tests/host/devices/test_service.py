@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from edgert.config import DeviceConfig, FollowConfig, MqttConfig, StateDir
-from edgert.daemon import service_manager
+from edgert.daemon.system import service_manager
 from edgert.errors import DeviceError
 from edgert_deploy.devices.facts import MachineFacts
 from edgert_deploy.devices.inventory import Device

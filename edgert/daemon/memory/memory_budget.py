@@ -1,0 +1,116 @@
+"""The memory budget of all models: whether a version may load now, and which models are unloaded for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from edgert.daemon.memory.worker_sizes import LearnedSizes, estimated_mb
+from edgert.daemon.model.model_service import ModelService
+from edgert.daemon.workers.worker_process import WorkerState
+from edgert.errors import Unavailable
+from edgert.versions.slots import SlotState
+
+IDLE_S_MIN = 1.0  # a model that was used within this time is not unloaded
+
+
+class MemoryBudget:
+    """Divides `limit_mb` among `services`; 0 sets no limit, and then nothing is measured."""
+
+    def __init__(
+        self,
+        limit_mb: float,
+        sizes: LearnedSizes,
+        services: Mapping[str, ModelService],
+        clock: Callable[[], float],
+    ) -> None:
+        self._limit_mb, self._sizes, self._services, self._clock = limit_mb, sizes, services, clock
+
+    def admit(self, service: ModelService, slots: SlotState) -> bool:
+        """Return whether `service` may load its live version now; if not, begin to make room.
+
+        A version of the same model that still serves does not count: a swap must not stop the model. Raises
+        Unavailable for a version that is larger than the budget leaves beside the pinned models.
+        """
+        version = slots.live
+        if not self._limit_mb or version is None:
+            return True
+        self.learn()
+        claims = [claim for other in self._services.values() for claim in self._claims(other, service)]
+        left_mb = self._limit_mb - sum(claim.mb for claim in claims if self._services[claim.model].pinned)
+        known_mb = self._sizes.of(version.digest)
+        if known_mb is not None and known_mb > left_mb:
+            raise Unavailable(
+                f"release {version.release} of {service.model} needs {known_mb:.0f} MB, "
+                f"the budget leaves {left_mb:.0f} MB beside pinned models: raise memory_mb in config.toml"
+            )
+        # An estimate alone refuses nothing: at worst, the model loads with all others unloaded.
+        need_mb = known_mb or min(left_mb, estimated_mb(service.store.live_folder(slots)))
+        room = make_room(need_mb, self._limit_mb, claims, self._clock())
+        for model in room.unload:
+            self._services[model].unload(f"room for {service.model}")
+        return room.now
+
+    def learn(self) -> None:
+        """Measure the workers that serve, and remember their sizes."""
+        if self._limit_mb:
+            for service in self._services.values():
+                if (worker := service.workers.serving) is not None:
+                    self._sizes.learn(worker.version.digest, worker.measure())
+
+    def _claims(self, service: ModelService, asking: ModelService) -> list[Claim]:
+        """Return what the workers of `service` use of the budget, as `asking` must see it."""
+        claims = []
+        workers = service.workers
+        for worker in workers:
+            leaving = worker.state is WorkerState.STOPPING or worker.killed_at_s is not None
+            if service is asking and not leaving:
+                continue
+            mb = worker.mb or self._sizes.of(worker.version.digest) or estimated_mb(service.store.folder)
+            fixed = (
+                service.pinned
+                or service.trial.in_progress
+                or worker is not workers.serving
+                or workers.loading is not None
+            )
+            used_at_s = self._clock() if workers.busy else worker.used_at_s
+            claims.append(Claim(service.model, mb, used_at_s, leaving, fixed and not leaving))
+        return claims
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One worker's share of the budget. A `leaving` worker frees it soon; a `fixed` one is not unloaded."""
+
+    model: str
+    mb: float
+    used_at_s: float = 0.0
+    leaving: bool = False
+    fixed: bool = False  # pinned, on trial or being replaced
+
+
+@dataclass(frozen=True)
+class Room:
+    """Whether there is room now; if not, the models to unload for it (none: wait)."""
+
+    now: bool
+    unload: tuple[str, ...] = ()
+
+
+def make_room(need_mb: float, limit_mb: float, claims: Sequence[Claim], now_s: float) -> Room:
+    """Decide how `need_mb` fits under `limit_mb` beside `claims`.
+
+    The least recently used models are unloaded first, as few as possible, and none if that would not suffice.
+    """
+    staying = [claim for claim in claims if not claim.leaving]
+    if need_mb <= limit_mb - sum(claim.mb for claim in claims):
+        return Room(now=True)
+    missing = need_mb - (limit_mb - sum(claim.mb for claim in staying))
+    going: list[str] = []
+    for claim in sorted(staying, key=lambda c: c.used_at_s):
+        if missing <= 0:
+            break
+        if not claim.fixed and now_s - claim.used_at_s >= IDLE_S_MIN:
+            going.append(claim.model)
+            missing -= claim.mb
+    return Room(now=False, unload=tuple(going) if missing <= 0 else ())

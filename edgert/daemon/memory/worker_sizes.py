@@ -1,0 +1,56 @@
+"""The memory that each version's worker takes: measured while it serves, and kept in the device's state by its digest."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from pathlib import Path
+
+from edgert.durable import replace_file
+
+WORKER_BASE_MB = 40.0  # interpreter, NumPy and EdgeRT's code, without an engine
+LEARNED_SHARE = 0.05  # smaller changes are not written
+
+
+class LearnedSizes:
+    """The size of each version's worker in MB, stored in `folder`, the state's `learned/`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._known: dict[str, float] = {}
+
+    def of(self, digest: str) -> float | None:
+        """Return the size of a worker with the version `digest`, or None if it never served here."""
+        if digest not in self._known:
+            try:
+                self._known[digest] = float(json.loads(self._path(digest).read_bytes())["worker_mb"])
+            except (OSError, ValueError, KeyError, TypeError):
+                return None  # not measured yet, or damaged
+        return self._known[digest]
+
+    def learn(self, digest: str, mb: float) -> None:
+        """Store the size of a version's worker."""
+        before = self.of(digest)
+        if before is not None and abs(mb - before) <= LEARNED_SHARE * before:
+            return
+        self._known[digest] = mb
+        path = self._path(digest)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(path, json.dumps({"worker_mb": round(mb, 1)}).encode(), durable=False)
+        except OSError:
+            pass  # a full disk costs the memory of it, not the serving
+
+    def _path(self, digest: str) -> Path:
+        return self._folder / f"{digest[:32]}.size.json"
+
+
+def estimated_mb(folder: Path) -> float:
+    """Return what a version that never served here may need: its files once, and a worker."""
+    size = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):  # an install may remove files meanwhile
+                size += os.lstat(os.path.join(parent, name)).st_size
+    return WORKER_BASE_MB + size / 1e6

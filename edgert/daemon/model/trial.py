@@ -1,0 +1,161 @@
+"""The trial of one model: when it ends, and what follows from its limits.
+
+`Trial` follows the slots, begins a `TrialWatch` where the trial has limits, and acts on what the watch found: it keeps
+the version, waits for the host, or has it rolled back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from edgert.checks.status import TrialStatus
+from edgert.daemon.model.slot_writer import SlotWriter
+from edgert.daemon.model.trial_watch import TrialWatch, event_fields
+from edgert.daemon.workers.worker_process import WorkerProcess
+from edgert.errors import EdgeRTError, HealthCheckFailed, SlotsBusy, TransitionRefused
+from edgert.log import log
+from edgert.versions.slot_store import SlotStore
+from edgert.versions.slots import CUT_OFF, ON_TRIAL, SlotState, Version
+
+
+class Trial:
+    """All methods run on the supervisor's thread.
+
+    `roll_back` ends the trial of a version (version, reason, fields of the event); `expired` follows a trial that ran
+    out (version, and the reason, or None if a command ended it before); `report` reports an event. `ends_at_s` is on `clock`.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        store: SlotStore,
+        slot_writer: SlotWriter,
+        clock: Callable[[], float],
+        roll_back: Callable[[Version, EdgeRTError, dict[str, Any]], object],
+        expired: Callable[[Version | None, str | None], None],
+        report: Callable[[str, str, dict[str, Any]], None],
+    ) -> None:
+        self._model, self._store, self._slot_writer, self._clock = model, store, slot_writer, clock
+        self._roll_back, self._expired, self._report = roll_back, expired, report
+        self.in_progress = False
+        self.ends_at_s: float | None = None
+        self.fault: EdgeRTError | None = None  # why a trial that is over could not be ended yet
+        self._watch: TrialWatch | None = None
+        self._last: TrialStatus | None = None  # what the last watch found
+        self._unwatched: WorkerProcess | None = None  # its watch begins once the slots can be changed
+
+    def follow(self, slots: SlotState) -> None:
+        """Follow what the slots say of a trial."""
+        self.ends_at_s = None
+        self.in_progress = slots.state in ON_TRIAL
+        active = slots.live
+        if not self.in_progress or (self._watch and active and self._watch.worker.version.digest != active.digest):
+            self._watch = None
+        if not self.in_progress:
+            self._unwatched = self.fault = None
+        elif slots.trial is not None:
+            self.ends_at_s = self._clock() + slots.trial.left_s(self._store.clock)
+
+    def begin(self, worker: WorkerProcess) -> None:
+        """Watch the limits from now on, if `worker` serves a version whose trial has some."""
+        self._watch, self._unwatched = None, worker
+        error = self._slot_writer.attempt("begin the watch", partial(self._begin, worker))
+        if error is not None:  # without a watch, the trial runs out
+            log(f"model {self._model}: its limits are not watched yet: {error.message}")
+
+    def watches(self, worker: WorkerProcess) -> bool:
+        """Return whether the limits are watched on `worker`, or will be."""
+        return worker is self._unwatched or (self._watch is not None and worker is self._watch.worker)
+
+    def received(self, worker: WorkerProcess, message: dict[str, Any]) -> None:
+        """Take a worker's message about its figures."""
+        if self._watch is not None and worker is self._watch.worker:
+            self._watch.received(message, self._clock())
+            self._conclude(self._watch)
+
+    def count_golden(self, samples: int) -> None:
+        """Count golden samples that a command asked, which are not requests of apps."""
+        if self._watch is not None:
+            self._watch.count_golden(samples)
+
+    def forget(self) -> None:
+        """Stop watching a version that was rolled back."""
+        self._watch = self._unwatched = self.fault = None
+
+    def stop(self) -> None:
+        """Let the trial run on without this daemon."""
+        self.forget()
+        self.ends_at_s = None
+
+    def tick(self, now_s: float) -> None:
+        """Do what is due."""
+        if self.ends_at_s is not None and now_s >= self.ends_at_s:
+            self.ends_at_s = None
+            error = self._slot_writer.attempt("end the trial", self._expire)
+            self.fault = None if isinstance(error, SlotsBusy) else error
+        if self._watch is not None and self._watch.due_s is not None and now_s >= self._watch.due_s:
+            self._watch.tick(now_s)
+            self._conclude(self._watch)
+
+    @property
+    def due_s(self) -> float | None:
+        """The time on `clock` when `tick` is due; None for never."""
+        times = [self.ends_at_s, None if self._watch is None else self._watch.due_s]
+        return min((time_s for time_s in times if time_s is not None), default=None)
+
+    def status(self) -> TrialStatus | None:
+        """Return how the limits are watched, or what the last watch found; None where there was none."""
+        return self._last if self._watch is None else self._watch.status(self._clock())
+
+    def _begin(self, worker: WorkerProcess) -> None:
+        if worker is not self._unwatched:
+            return
+        slots = self._store.read()
+        active, limits = slots.live, slots.limits
+        wanted = limits is not None and not limits.passed and active is not None
+        if not wanted or active is None or limits is None or active.digest != worker.version.digest:
+            self._unwatched = None
+            return
+        begun = self._store.start_watch()
+        self._unwatched = None
+        if begun:
+            self._watch = TrialWatch(limits, worker, self._clock())
+        else:
+            self._roll_back(active, HealthCheckFailed(CUT_OFF), {})
+
+    def _conclude(self, watch: TrialWatch) -> None:
+        """Act on what the watch found, once."""
+        if not watch.over or watch.concluded:
+            return
+        watch.concluded = True
+        self._last = watch.status(self._clock())
+        release, watched_s = watch.worker.version.release, watch.watched_s(self._clock())
+        fields = {"release": release, "watched_s": round(watched_s, 1), **event_fields(watch.readings)}
+        if watch.finding is not None:
+            self._watch = None
+            broke = {"broken": watch.finding.name, "value": watch.finding.value, "limit": watch.finding.limit}
+            reason = HealthCheckFailed(f"{watch.finding.message}; watched for {watched_s:.0f} s")
+            self._roll_back(watch.worker.version, reason, {**fields, **broke})
+        else:
+            self._slot_writer.attempt("pass the limits", partial(self._pass, watch, fields))
+
+    def _pass(self, watch: TrialWatch, fields: dict[str, Any]) -> None:
+        if watch is not self._watch:
+            return
+        try:
+            slots = self._store.pass_limits(watch.worker.version.digest)
+        except TransitionRefused:  # a command has ended the trial
+            self._watch = None
+            return
+        self._watch = None
+        self.follow(slots)
+        self._report("kept" if watch.limits.unattended else "limits_held", self._model, fields)
+
+    def _expire(self) -> None:
+        slots = self._store.read()
+        reason = slots.why_expired(self._store.clock)
+        ended = self._store.expire_trial(wait=False)
+        self.fault = None
+        self._expired(slots.live, reason if ended else None)

@@ -1,0 +1,154 @@
+"""Measures a version on trial and judges its limits.
+
+A `TrialWatch` begins when the version on trial serves. After each period it asks the worker for its figures, measures
+the worker's memory and the device's temperature, and judges them (edgert.versions.trial_limits). A limit that is broken
+LOOKS_TO_BREAK times in a row ends the watch at once; at the end, one judgement decides. If apps sent too few requests
+for a p99 or a share of errors, the worker first asks itself golden samples, through the socket like an app. A worker
+that ends, hangs or is replaced meanwhile fails the trial; `Trial` sees to that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from edgert import machine as host
+from edgert.checks.status import TrialStatus
+from edgert.daemon.workers.worker_process import WorkerProcess
+from edgert.versions.slot_store import SlotStore
+from edgert.versions.slots import SlotState
+from edgert.versions.trial_limits import FILL_S_MAX, LOOKS_TO_BREAK, REQUESTS_MIN, Broken, Readings, TrialLimits, broken
+from edgert.worker_link import channel
+
+PERIOD_SHARE = 1 / 60  # of the watch
+PERIOD_S_MIN, PERIOD_S_MAX = 0.2, 5.0
+SILENT_S_MAX = 15.0  # for a worker that reports no figures
+FILL_GRACE_S = 30.0  # for the last golden sample
+
+
+class Phase(str, Enum):
+    WATCHING = "watching"
+    FILLING = "filling"  # the worker asks itself golden samples
+    HELD = "held"  # all limits held
+    BROKEN = "broken"  # one did not
+
+
+class TrialWatch:
+    """Watches `worker` from `now_s` on (monotonic). `phase` and `finding` are the result of `tick` and `received`."""
+
+    def __init__(
+        self, limits: TrialLimits, worker: WorkerProcess, now_s: float, temp_c: Callable[[], float | None] = host.temp_c
+    ) -> None:
+        self.limits, self.worker = limits, worker
+        self.phase = Phase.WATCHING
+        self.finding: Broken | None = None
+        self.concluded = False  # whether `Trial` has acted on the result
+        self.readings = Readings()
+        self._temp_c = temp_c
+        self._begun_s = self._received_s = now_s
+        self._ends_s = now_s + limits.watch_s
+        self._period_s = min(max(limits.watch_s * PERIOD_SHARE, PERIOD_S_MIN), PERIOD_S_MAX)
+        self._due_s = now_s + self._period_s
+        self._golden = 0
+        self._streak = 0
+        self._filled = False
+
+    @property
+    def due_s(self) -> float | None:
+        """The time when `tick` is due; None once the watch is over."""
+        return None if self.over else self._due_s
+
+    @property
+    def over(self) -> bool:
+        return self.phase in (Phase.HELD, Phase.BROKEN)
+
+    def tick(self, now_s: float) -> None:
+        """Ask for figures if that is due; a worker that has reported none for long fails."""
+        if self.over or now_s < self._due_s:
+            return
+        self._due_s = now_s + self._period_s
+        if now_s < self._ends_s:
+            self._due_s = min(self._due_s, self._ends_s)
+        with contextlib.suppress(OSError):  # the worker ended, which the loop notices, or its queue is full
+            channel.send(self.worker.channel, {"op": "figures"})
+        if now_s - self._received_s > SILENT_S_MAX + self._period_s:
+            message = f"the worker gave no figures for {now_s - self._received_s:.0f} s"
+            self._break(Broken("worker", None, SILENT_S_MAX, message))
+
+    def count_golden(self, samples: int) -> None:
+        """Count golden samples that a command asked."""
+        self._golden += samples
+
+    def received(self, message: dict[str, Any], now_s: float) -> None:
+        """Take the worker's figures, or its message that it has asked the golden samples."""
+        if self.over:
+            return
+        self._received_s = now_s
+        if message["op"] == "asked_golden":
+            self._golden += int(message["count"])
+            self.phase, self._filled, self._due_s = Phase.WATCHING, True, now_s
+            return
+        if self.phase is Phase.FILLING:
+            return
+        self.readings = Readings(
+            requests=int(message["requests"]),
+            failed=int(message["failed"]),
+            golden=min(self._golden, int(message["requests"])),
+            p99_ms=float(message["p99_ms"]),
+            rss_mb=round(self.worker.measure(), 1),
+            temp_c=self._temp_c() if "temp_c" in self.limits.bounds else None,
+            compared=int(message["compared"]),
+            agreed=int(message["agreed"]),
+        )
+        self._judge(now_s)
+
+    def _judge(self, now_s: float) -> None:
+        ended = now_s >= self._ends_s
+        if ended and self._too_few():
+            self._fill()
+            return
+        found = broken(self.limits, self.readings, at_end=ended)
+        self._streak = self._streak + 1 if found else 0
+        if found and (ended or self._streak >= LOOKS_TO_BREAK):
+            self._break(found[0])
+        elif ended:
+            self.phase = Phase.HELD
+
+    def _too_few(self) -> bool:
+        return self.limits.fills and not self._filled and self.readings.requests < REQUESTS_MIN
+
+    def _fill(self) -> None:
+        self.phase = Phase.FILLING
+        self._due_s += FILL_S_MAX + FILL_GRACE_S  # a message says when it is done
+        count = REQUESTS_MIN - self.readings.requests
+        with contextlib.suppress(OSError):
+            channel.send(self.worker.channel, {"op": "ask_golden", "count": count, "for_s": FILL_S_MAX})
+
+    def _break(self, finding: Broken) -> None:
+        self.phase, self.finding = Phase.BROKEN, finding
+
+    def watched_s(self, now_s: float) -> float:
+        return max(0.0, now_s - self._begun_s)
+
+    def status(self, now_s: float) -> TrialStatus:
+        left_s = round(max(0.0, self._ends_s - now_s), 1)
+        release, readings = self.worker.version.release, self.readings
+        return TrialStatus(release, self.phase.value, left_s, readings, readings.described())
+
+
+def event_fields(readings: Readings) -> dict[str, Any]:
+    """Return the readings as the fields of an event."""
+    known = {name: readings.value(name) for name in ("p99_ms", "error_rate", "agreement")}
+    rounded = {name: round(value, 4) for name, value in known.items() if value is not None}
+    return {"requests": readings.requests, "golden": readings.golden, "rss_mb": readings.rss_mb, **rounded}
+
+
+def previous_version(store: SlotStore, slots: SlotState) -> tuple[Path, str] | None:
+    """Return folder and digest of the good version that the one on trial is compared with, if a limit asks for it."""
+    spare = slots.spare
+    if slots.limits is None or "agreement" not in slots.limits.bounds or spare is None or not spare.good:
+        return None
+    return store.slot_folder(slots.spare_slot), spare.digest

@@ -1,0 +1,90 @@
+"""Answers of `status`: each waits until the workers have reported their figures, or for STATUS_S_MAX."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from edgert.checks.status import DaemonStatus, LoadedStatus, MemoryStatus, WorkerFigures
+from edgert.daemon.model.model_service import ModelService
+from edgert.daemon.sockets.control_server import ControlClient
+from edgert.protocol.control import answer_of
+from edgert.typed_json import from_json, to_json
+from edgert.worker_link import channel
+
+STATUS_S_MAX = 1.0
+
+
+@dataclass(eq=False)
+class _Round:
+    """One `status` that waits for figures."""
+
+    client: ControlClient
+    ends_at_s: float
+    asked: int = 0
+    answers: dict[str, tuple[LoadedStatus, WorkerFigures]] = field(default_factory=dict)
+
+
+class StatusRounds:
+    """Asks the workers of `services`, and answers each command once."""
+
+    def __init__(
+        self,
+        boot: str,
+        limit_mb: float,
+        services: Mapping[str, ModelService],
+        clock: Callable[[], float],
+        read_only: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._read_only = read_only
+        self._boot, self._limit_mb, self._services, self._clock = boot, limit_mb, services, clock
+        self._rounds: dict[int, _Round] = {}
+        self._number = 0
+
+    def begin(self, client: ControlClient) -> None:
+        """Ask every worker that serves."""
+        self._number += 1
+        started = self._rounds[self._number] = _Round(client, self._clock() + STATUS_S_MAX)
+        for service in self._services.values():
+            if (worker := service.workers.serving) is not None:
+                worker.measure()
+                with contextlib.suppress(OSError):
+                    channel.send(worker.channel, {"op": "stats", "id": self._number})
+                    started.asked += 1
+        if not started.asked:
+            self._finish(self._number)
+
+    def received(self, model: str, message: dict[str, Any]) -> None:
+        """Take a worker's figures. Raises ValueError, KeyError or TypeError for a message that no worker sends."""
+        current = self._rounds.get(message["id"])
+        if current is None:
+            return
+        loaded = from_json(LoadedStatus, message["loaded"])
+        current.answers[model] = loaded, from_json(WorkerFigures, message["figures"])
+        if len(current.answers) == current.asked:
+            self._finish(message["id"])
+
+    def tick(self, now_s: float) -> None:
+        """Answer without the figures that did not come in time."""
+        for number in [number for number, each in self._rounds.items() if now_s > each.ends_at_s]:
+            self._finish(number)
+
+    def due_s(self) -> float | None:
+        return min((each.ends_at_s for each in self._rounds.values()), default=None)
+
+    def _finish(self, number: int) -> None:
+        finished = self._rounds.pop(number)
+        models = {name: service.status() for name, service in self._services.items()}
+        for name, (loaded, figures) in finished.answers.items():
+            models[name] = replace(models[name], loaded=loaded, figures=figures)
+        used_mb = sum(worker.mb for service in self._services.values() for worker in service.workers)
+        shared_mb = sum(figures.shared_bytes for _, figures in finished.answers.values()) / 1e6
+        memory = MemoryStatus(round(used_mb, 1), self._limit_mb, round(shared_mb, 1))
+        read_only = False
+        with contextlib.suppress(OSError):  # the folder was removed
+            read_only = self._read_only()
+        status = DaemonStatus(os.getpid(), self._boot, memory, models, read_only)
+        finished.client.reply(answer_of(to_json(status)))

@@ -1,0 +1,1 @@
+"""Worker processes as the daemon sees them: started, switched, watched and ended."""

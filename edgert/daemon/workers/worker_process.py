@@ -1,0 +1,118 @@
+"""A worker process: its channel, its run page, and what the daemon knows of it."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from edgert.checks.status import LoadedStatus
+from edgert.daemon.workers.fork_server import ForkedProcess, Process, start_alone
+from edgert.errors import EdgeRTError
+from edgert.machine import process_mb
+from edgert.versions.slots import Version
+from edgert.worker_link import channel
+from edgert.worker_link.run_page import RunPage
+
+STOP_S_MAX = 25.0
+EXIT_S_MAX = 1.0  # from the end of the channel to the end of the process
+
+
+class WorkerState(str, Enum):
+    LOADING = "loading"
+    READY = "ready"
+    STOPPING = "stopping"
+
+
+@dataclass(eq=False)
+class WorkerProcess:
+    """`loaded` is None until the worker is ready; `mb` is its memory when last measured (0: never).
+
+    It may load for `load_s_max` from `started_s` on; `progress` is the last line of a long load.
+    """
+
+    process: Process
+    channel: socket.socket
+    page: RunPage
+    version: Version
+    started_s: float
+    state: WorkerState = WorkerState.LOADING
+    stop_by_s: float | None = None
+    killed_at_s: float | None = None
+    loaded: LoadedStatus | None = None
+    failure: EdgeRTError | None = None
+    mb: float = 0.0
+    connected_at_s: float = 0.0
+    load_s_max: float = 0.0
+    progress: str = ""
+    alarms: tuple[str, ...] = ()  # that it has raised
+
+    @classmethod
+    def start(
+        cls,
+        order: dict[str, Any],
+        version: Version,
+        now_s: float,
+        start_process: Callable[[socket.socket], Process] = start_alone,
+    ) -> WorkerProcess:
+        """Start a process and give it `order` (see edgert.worker.worker.LoadOrder). Raises OSError."""
+        with contextlib.ExitStack() as on_error:
+            page = RunPage.create()
+            on_error.callback(page.close)
+            ours, theirs = channel.pair()
+            on_error.callback(ours.close)
+            with theirs:
+                process = start_process(theirs)
+            on_error.pop_all()
+        ours.setblocking(False)
+        with contextlib.suppress(OSError):  # it ended at once: the loop sees the closed channel
+            channel.send(ours, order, (page.descriptor,))
+        return cls(process, ours, page, version, now_s)
+
+    def started(self, pid: int) -> None:
+        """Take the id of a forked process. Raises ValueError where no worker says it, OSError if it has ended."""
+        if not isinstance(self.process, ForkedProcess):
+            raise ValueError("this worker was not forked")
+        self.process.started(pid)
+
+    def stop(self, *, final: bool, now_s: float) -> None:
+        """Ask the worker to answer what it has and to end; `final` tells its clients that the daemon stops."""
+        if self.state is WorkerState.STOPPING:
+            return
+        self.state, self.stop_by_s = WorkerState.STOPPING, now_s + STOP_S_MAX
+        try:
+            channel.send(self.channel, {"op": "stop", "final": final})
+        except OSError:
+            self.kill(now_s)
+
+    def kill(self, now_s: float, why: EdgeRTError | None = None) -> None:
+        """Kill the worker; `why` becomes the reason of its end."""
+        self.failure = why or self.failure
+        self.killed_at_s = self.killed_at_s or now_s
+        self.process.kill()
+
+    def reaped(self) -> str:
+        """Wait for the end of a process whose channel has closed; return how it ended."""
+        try:
+            code = self.process.wait(EXIT_S_MAX)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            code = self.process.wait()
+        self.page.close()
+        if code is None:
+            return "exit code unknown"
+        return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+
+    def measure(self) -> float:
+        """Measure the memory and return it in MB; the last value if the process has ended."""
+        self.mb = process_mb(self.process.pid) or self.mb
+        return self.mb
+
+    @property
+    def used_at_s(self) -> float:
+        """The last time when a client connected or the engine ran."""
+        return max(self.connected_at_s, self.page.last_run_s())

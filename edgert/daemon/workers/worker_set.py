@@ -1,0 +1,103 @@
+"""The workers of one model: the one that serves, the one that loads, and those that end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from edgert.daemon.workers.worker_process import WorkerProcess, WorkerState
+from edgert.errors import EngineFailed
+from edgert.versions.slots import Version
+
+LOAD_S_MAX = 180.0
+PROGRESS_S_MAX = 900.0  # between two progress lines of an engine, such as TensorRT building a plan
+STUCK_S = 10.0  # a worker that lives this long after it was killed
+
+StartWorker = Callable[[dict[str, Any], Version, float], WorkerProcess]
+
+
+class WorkerSet:
+    """Starts, switches and ends them. `clock` is monotonic seconds, the same as the workers' run pages."""
+
+    def __init__(self, clock: Callable[[], float], start: StartWorker = WorkerProcess.start) -> None:
+        self.serving: WorkerProcess | None = None
+        self.loading: WorkerProcess | None = None
+        self._ending: list[WorkerProcess] = []
+        self._clock, self._start = clock, start
+
+    def __iter__(self) -> Iterator[WorkerProcess]:
+        return iter([worker for worker in (self.serving, self.loading, *self._ending) if worker is not None])
+
+    def start(self, order: dict[str, Any], version: Version) -> WorkerProcess:
+        """Start a worker that loads `version`. Raises OSError."""
+        self.loading = self._start(order, version, self._clock())
+        self.loading.load_s_max = LOAD_S_MAX
+        return self.loading
+
+    def progressed(self, worker: WorkerProcess, line: str) -> None:
+        """Note that loading goes on, which allows it more time."""
+        worker.load_s_max = max(worker.load_s_max, self._clock() - worker.started_s + PROGRESS_S_MAX)
+        worker.progress = line
+
+    def switch(self) -> None:
+        """Let the worker that loaded serve, and end the one that served."""
+        self.retire()
+        worker, self.loading = self.loading, None
+        assert worker is not None  # the caller has had its message
+        worker.state = WorkerState.READY
+        worker.started_s = worker.connected_at_s = self._clock()
+        self.serving = worker
+
+    def retire(self, *, final: bool = False) -> None:
+        """End the worker that serves, after it answered what it has; `final` while the daemon stops."""
+        if self.serving is not None:
+            self.serving.stop(final=final, now_s=self._clock())
+            self._ending.append(self.serving)
+            self.serving = None
+
+    def abandon(self) -> None:
+        """Kill the worker that loads."""
+        if self.loading is not None:
+            self.loading.kill(self._clock())
+            self._ending.append(self.loading)
+            self.loading = None
+
+    def remove(self, worker: WorkerProcess) -> bool:
+        """Forget a worker whose process is gone; return whether its end was unexpected."""
+        if worker is self.serving:
+            self.serving = None
+        elif worker is self.loading:
+            self.loading = None
+        else:
+            self._ending.remove(worker)
+            return False
+        return True
+
+    def tick(self, now_s: float) -> None:
+        """Kill what loads or ends for too long."""
+        loading = self.loading
+        if loading is not None and now_s > loading.started_s + loading.load_s_max:
+            message = f"release {loading.version.release} did not load within {loading.load_s_max:.0f} s"
+            loading.kill(now_s, EngineFailed(message))
+        for worker in self._ending:
+            if worker.stop_by_s is not None and now_s > worker.stop_by_s:
+                worker.kill(now_s)
+
+    def due_s(self) -> float | None:
+        """Return when `tick` is due, on the clock; None for never."""
+        alive = [worker for worker in self._ending if not worker.killed_at_s]
+        times = [worker.stop_by_s for worker in alive if worker.stop_by_s is not None]
+        if self.loading is not None and not self.loading.killed_at_s:
+            times.append(self.loading.started_s + self.loading.load_s_max)
+        return min(times, default=None)
+
+    @property
+    def busy(self) -> bool:
+        """Whether an engine run is in progress."""
+        return any(worker.page.running_since_s() is not None for worker in self)
+
+    @property
+    def stuck(self) -> bool:
+        """Whether a worker outlived its kill, which this daemon cannot mend."""
+        now_s = self._clock()
+        return any(worker.killed_at_s is not None and now_s - worker.killed_at_s > STUCK_S for worker in self)

@@ -1,0 +1,273 @@
+"""One client's connection in a worker: frames in, answers out. Its own thread serves it, or the reactor's."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from edgert.errors import EdgeRTError, Moved, Overloaded, ProtocolError, RequestError, SessionLost
+from edgert.protocol import wire
+from edgert.protocol.frame_buffer import FrameBuffer
+from edgert.protocol.kept_frame import KeptFrame
+from edgert.protocol.local_socket import SEND_BUFFER_BYTES, timeval
+from edgert.protocol.sharing import SharedArea, send_with_descriptor
+from edgert.telemetry.recorder import WindowRecorder
+from edgert.telemetry.spans import RequestSpan
+from edgert.worker.connections.sessions import ClientSession
+from edgert.worker.pipeline.pipeline import Answer, ModelInputs, Pipeline
+
+FIRST_BUFFER_BYTES = 8192
+BUFFERS_BYTES_MAX = 256 * 1024**2  # the receive buffers of all connections of a worker together
+KEPT_SHARE = 1 / 2  # of them, until buffers are given back after each answer
+REACTOR_FRAME_BYTES_MAX = 1024**2  # a connection with larger frames keeps its thread, which can wait
+# A client that stops inside a frame for this long is disconnected; one that is silent between frames loses its buffer.
+STALL_S = 10.0
+
+
+class BufferBudget:
+    """Bounds the receive buffers of all connections of one worker, whatever sizes their clients announce.
+
+    A connection keeps its buffer from one frame to the next, unless the budget is `scarce`.
+    """
+
+    def __init__(self, size_bytes_max: int = BUFFERS_BYTES_MAX) -> None:
+        self._left_bytes = size_bytes_max
+        self._scarce_bytes = size_bytes_max * (1 - KEPT_SHARE)
+        self.scarce = False
+        self._lock = threading.Lock()
+
+    def resize(self, old_bytes: int, new_bytes: int) -> None:
+        """Count a buffer that is about to change its size. Raises Overloaded if too little is left."""
+        with self._lock:
+            if new_bytes - old_bytes > self._left_bytes:
+                raise Overloaded(
+                    "the frames of all clients fill the daemon's buffers; send it again", retry_after_s=0.2
+                )
+            self._left_bytes += old_bytes - new_bytes
+            self.scarce = self._left_bytes < self._scarce_bytes
+
+
+class ReactorSwitch:
+    """Tells when connections should move to the reactor: there are many, and they take turns.
+
+    A connection that asks and finds that another one was the `last` to be answered is not alone.
+    """
+
+    __slots__ = ("last", "many")
+
+    def __init__(self) -> None:
+        self.many = False
+        self.last: Connection | None = None
+
+
+class Connection:
+    """Serves `sock` with `pipeline`. Its buffers count towards `budget` until `close`."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        pipeline: Pipeline,
+        recorder: WindowRecorder,
+        frame_bytes_max: int,
+        budget: BufferBudget,
+        log: Callable[[str], None],
+    ) -> None:
+        self.sock, self._pipeline, self._record, self._log = sock, pipeline, recorder.record, log
+        self._frame_bytes_max, self.budget = frame_bytes_max, budget
+        self.frames = FrameBuffer(frame_bytes_max, FIRST_BUFFER_BYTES, budget.resize)
+        budget.resize(0, FIRST_BUFFER_BYTES)
+        self._reply = KeptFrame(wire.RESULT)
+        self.area: SharedArea | None = None
+        self.session: ClientSession | None = None
+        self._tensors: tuple[wire.WireTensor, ...] | None = None  # the tensors that `_inputs` was made of
+        self._inputs: ModelInputs | None = None
+        stall = timeval(STALL_S)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, stall)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, stall)
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+
+    def begin(self, session: ClientSession) -> None:
+        """Serve the requests of `session`."""
+        self.session = session
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval(min(STALL_S, session.idle_s)))
+
+    def greet(self, welcome: bytes, made: tuple[SharedArea, int] | None) -> None:
+        """Send the frame `welcome`, with shared memory and its descriptor, which is closed, if there is some."""
+        if made is None:
+            self.sock.sendall(welcome)
+            return
+        area, descriptor = made
+        self.area = area
+        self.frames.shared = area.request
+        self._reply = KeptFrame(wire.RESULT, shared=area.response)
+        try:
+            send_with_descriptor(self.sock, welcome, descriptor)
+        finally:
+            os.close(descriptor)
+
+    def serve(self, switch: ReactorSwitch) -> bool:
+        """Answer requests until the client is gone or no more are read. Raises ProtocolError, OSError.
+
+        Returns True, between two frames, if the connection should move to the reactor. A high-priority client keeps
+        its thread: only requests queued in the batcher can be reordered. A client of large frames keeps it as well.
+        """
+        sock, frames, budget, infer, clock, now = (
+            self.sock,
+            self.frames,
+            self.budget,
+            self._pipeline.infer if self.session is None else self.session.infer,
+            time.monotonic,
+            time.perf_counter_ns,
+        )
+        first = None  # a frame that had begun to come in the reactor
+        began_ns = now()
+        if frames.missing() and (first := self._rest()) is None:
+            return False
+        while True:
+            if budget.scarce:
+                self.shrink()
+            request, first = first, None
+            if frames.more and request is None:
+                request = frames.feed(0)
+                began_ns = now()
+            if request is None:
+                try:
+                    count = sock.recv_into(frames.room)
+                except BlockingIOError:  # an idle client may stay, and its thread sleeps
+                    self.shrink()
+                    self._wait_until_readable()
+                    continue
+                began_ns = now()
+                if not count:
+                    return False
+                request = frames.feed(count) or self._rest()
+                if request is None:
+                    return False
+            if request.kind != wire.INFER:
+                self._take(request)
+                continue
+            try:
+                deadline_s = clock() + request.arg * 1e-6 if request.arg else None
+                answer = infer(self.read(request), request.flags, began_ns, deadline_s)
+                encoding_ns = now()
+                parts = self.encoded(answer, request)
+            except Moved:  # the caller tells the client where to go
+                return False
+            except Exception as error:  # noqa: BLE001  # a request that fails must not end the connection
+                sock.sendall(self.refusal(request, error, began_ns))
+                continue
+            try:
+                if (sock.send(parts[0]) if len(parts) == 1 else sock.sendmsg(parts)) != self._reply.sent_bytes:
+                    raise OSError("the client takes no answer")
+            except OSError:
+                self.missed(began_ns)
+                raise
+            self.answered(answer, began_ns, encoding_ns)
+            if switch.last is not self:
+                switch.last = self
+                if switch.many and self._suits_reactor(request):
+                    return True
+
+    def read(self, request: wire.Frame) -> ModelInputs:
+        """Return the inputs of an INFER frame. Raises RequestError if the model does not take them."""
+        if self._inputs is None or request.tensors is not self._tensors:
+            self._inputs = None
+            self._inputs = self._pipeline.read(request.tensors)
+            self._tensors = request.tensors
+        return self._inputs
+
+    def encoded(self, answer: Answer, request: wire.Frame) -> Sequence[wire.Buffer]:
+        """Return the buffers to send. Raises RequestError if a frame cannot hold the answer."""
+        outputs, numbers, batch, flags, stages = answer
+        reply = self._reply
+        parts = reply.parts(outputs, numbers, flags, request.request_id, batch, stages)
+        if reply.frame_bytes > self._frame_bytes_max:
+            if self.session is not None:
+                self.session.undo()
+            raise RequestError(
+                f"the answer takes {reply.frame_bytes} bytes, a frame at most {self._frame_bytes_max}: ask for fewer items"
+            )
+        return parts
+
+    def answered(self, answer: Answer, came_ns: int, encoding_ns: int) -> None:
+        """Count a request that came at `came_ns`, and whose answer was encoded from `encoding_ns` on and sent now."""
+        _, _, batch, flags, stages = answer
+        sent_ns = time.perf_counter_ns()
+        self._record(("ok", (sent_ns - came_ns) // 1000, stages, (sent_ns - encoding_ns) // 1000, batch, flags != 0))
+
+    def missed(self, came_ns: int) -> None:
+        """Count a request that came at `came_ns`, whose client left, or reads nothing, before it had the answer."""
+        self._record(RequestSpan("gone", (time.perf_counter_ns() - came_ns) // 1000))
+
+    def refusal(self, request: wire.Frame, error: Exception, came_ns: int) -> bytes:
+        """Return the ERROR frame for a request; count it, and log an error that is not ours."""
+        if not isinstance(error, EdgeRTError):
+            self._log(f"{type(error).__name__} in a request: {error}")
+            error = EdgeRTError(f"internal error: {type(error).__name__}: {error}")
+        took_us = (time.perf_counter_ns() - came_ns) // 1000
+        self._record(RequestSpan("shed" if isinstance(error, Overloaded) else "error", took_us))
+        return wire.error_frame(error, request_id=request.request_id)
+
+    def shrink(self) -> None:
+        """Release the memory of a large request; its views are not used any more."""
+        self._tensors = self._inputs = None
+        self.frames.shrink()
+
+    def close(self) -> None:
+        """Return the connection's part of the buffer budget."""
+        self.budget.resize(self.frames.size_bytes, 0)
+
+    def _suits_reactor(self, request: wire.Frame) -> bool:
+        """Return whether the reactor may read the next frame after `request`."""
+        high = request.flags & wire.FLAG_HIGH_PRIORITY
+        return not (self.frames.more or high or self.frames.size_bytes > REACTOR_FRAME_BYTES_MAX)
+
+    def _take(self, frame: wire.Frame) -> None:
+        """Handle a frame that is no request. Raises ProtocolError, SessionLost."""
+        if frame.kind == wire.RESUME and self.session is not None:
+            self.session.resume(frame)
+        else:
+            self.sock.sendall(pong(frame))
+
+    def _wait_until_readable(self) -> None:
+        """Sleep until bytes, or the end, have come: the socket's own time-out is for pauses inside a frame.
+
+        Raises SessionLost where a session's client sent nothing for too long.
+        """
+        poll = select.poll()
+        poll.register(self.sock, select.POLLIN)
+        if self.session is None:
+            poll.poll()
+            return
+        idle_s = self.session.idle_s
+        if not poll.poll(max(0.0, idle_s - STALL_S) * 1000):
+            raise SessionLost(
+                f"the session had no request for {idle_s:g} s, the limit ([serving] session_idle_s): begin a new session"
+            )
+
+    def _rest(self) -> wire.Frame | None:
+        """Return the frame whose beginning has come, or None if the client ends inside it."""
+        frames = self.frames
+        while True:
+            try:
+                count = self.sock.recv_into(frames.room[: frames.missing()], 0, socket.MSG_WAITALL)
+            except BlockingIOError as error:
+                raise ProtocolError(f"the client stopped inside a frame for {STALL_S:.0f} s") from error
+            if not count:
+                return None
+            request = frames.feed(count)
+            if request is not None:
+                return request
+
+
+def pong(request: wire.Frame) -> bytes:
+    """Return the answer to a PING. Raises ProtocolError for any other frame."""
+    if request.kind != wire.PING:
+        raise ProtocolError(f"frame kind {request.kind} is not for the daemon; send INFER or PING")
+    return wire.json_frame(wire.PONG, {}, request_id=request.request_id)

@@ -1,0 +1,182 @@
+"""The client connections of a worker: admission, the thread that serves each, and its end."""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import select
+import socket
+import threading
+import time
+
+from edgert.errors import EdgeRTError, Moved, Overloaded, ProtocolError
+from edgert.log import log
+from edgert.protocol import wire
+from edgert.protocol.local_socket import send_all
+from edgert.telemetry.recorder import WindowRecorder
+from edgert.worker.connections.admission import Admission, Peer
+from edgert.worker.connections.area_budget import AreaBudget
+from edgert.worker.connections.connection import BufferBudget, Connection, ReactorSwitch
+from edgert.worker.connections.reactor import Departure, Reactor
+from edgert.worker.connections.sessions import Sessions
+from edgert.worker.pipeline.pipeline import Pipeline
+
+PROTOCOL_ERROR_PAUSE_S = 0.01  # before the answer: a client cannot break the protocol more than 100 times a second
+MANY_MIN = 4  # connections; two are served as well by two threads (decision 17)
+DRAIN_STEP_S = 0.002
+MOVED = wire.json_frame(wire.MOVED, {})
+
+
+class Connections:
+    """Serves clients with `pipeline`. `reactor_cap` is the reactor's batch; None: the model does not answer quickly.
+
+    `recorder` takes the requests of apps, `probes` those of checks. `final_frame` is what the clients get when they are sent away.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        recorder: WindowRecorder,
+        probes: WindowRecorder,
+        welcome: bytes,
+        frame_bytes_max: int,
+        connections_max: int,
+        reactor_cap: int | None,
+        areas: AreaBudget,
+        sessions: Sessions,
+    ) -> None:
+        self._sessions = sessions
+        self._pipeline, self._recorder, self._probes = pipeline, recorder, probes
+        self._welcome, self._frame_bytes_max = welcome, frame_bytes_max
+        self._budget, self._areas = BufferBudget(), areas
+        self._lock = threading.Lock()
+        self._admission = Admission(connections_max)
+        self._switch = ReactorSwitch()
+        self._reactor: Reactor | None = None
+        if reactor_cap is not None:
+            self._reactor = Reactor(pipeline, reactor_cap, self._switch, self._departs, log)
+        self.final_frame = MOVED
+        self._stopping = False
+
+    def __len__(self) -> int:
+        return len(self._admission)
+
+    @property
+    def in_reactor(self) -> int:
+        return 0 if self._reactor is None else len(self._reactor)
+
+    def start(self) -> None:
+        if self._reactor is not None:
+            self._reactor.start()
+
+    def accept(self, sock: socket.socket, *, shared: bool, probe: bool = False, session: bool = False) -> None:
+        """Serve `sock` in a thread of its own, or refuse it; `shared`: its client can use shared memory."""
+        why = ", the limit ([serving] connections_max), and none has more than its share"
+        with self._lock:
+            peer = Peer.of(sock)
+            if not self._stopping and self._admission.admit(sock, peer):
+                self._set_switch()
+                try:
+                    # threading.Thread would make this thread wait for the new one to begin, which costs more than
+                    # all else here when many connect at once.
+                    _thread.start_new_thread(self._serve, (sock, peer.uid, shared, probe, session))
+                    return
+                except RuntimeError:
+                    why = ", and the system gives no more threads: see TasksMax of the unit"
+                    self._admission.release(sock)
+                    self._set_switch()
+        error = Overloaded(f"{len(self)} clients are connected{why}", retry_after_s=0.5)
+        with contextlib.suppress(OSError):
+            sock.send(wire.error_frame(error), socket.MSG_DONTWAIT)
+        sock.close()
+
+    def stop_reading(self) -> None:
+        """Read no more requests; those that were sent before are still answered."""
+        with self._lock:
+            self._stopping = True
+            for sock in self._admission.sockets():
+                with contextlib.suppress(OSError):
+                    sock.shutdown(socket.SHUT_RD)  # its thread sees the end after what was sent
+
+    def wait_until_gone(self, timeout_s: float) -> None:
+        """Wait until every connection has ended."""
+        until = time.monotonic() + timeout_s
+        while not self._admission.empty and time.monotonic() < until:
+            time.sleep(DRAIN_STEP_S)
+
+    def _serve(self, sock: socket.socket, uid: int, shared: bool, probe: bool, session: bool) -> None:
+        """Greet and serve one connection; the first function of its thread."""
+        connection = None
+        try:
+            recorder = self._probes if probe else self._recorder
+            connection = Connection(sock, self._pipeline, recorder, self._frame_bytes_max, self._budget, log)
+            if session:
+                connection.begin(self._sessions.open())
+            connection.greet(self._welcome, self._areas.make(uid, self._pipeline.shared_bytes) if shared else None)
+        except (EdgeRTError, OSError) as error:
+            self._end(sock, connection, error)
+            return
+        self._continue(connection, Departure())
+
+    def _continue(self, connection: Connection, departure: Departure) -> None:
+        """Serve a connection, which may have left the reactor, until it ends or joins the reactor."""
+        error = departure.error
+        try:
+            if error is None:
+                if departure.unsent:
+                    connection.sock.sendall(departure.unsent)
+                # A session keeps its thread: the reactor's requests are independent.
+                if connection.serve(self._switch if connection.session is None else ReactorSwitch()):
+                    assert self._reactor is not None  # or the switch would be off
+                    self._reactor.add(connection)
+                    return
+        except (EdgeRTError, OSError) as failure:
+            error = failure
+        except Exception as failure:  # noqa: BLE001  # a fault of ours must end this connection only
+            log(f"{type(failure).__name__} between requests: {failure}")
+            error = failure
+        self._end(connection.sock, connection, error)
+
+    def _departs(self, connection: Connection, departure: Departure) -> None:
+        """Take a connection from the reactor."""
+        try:
+            _thread.start_new_thread(self._continue, (connection, departure))
+        except RuntimeError as error:  # no more threads, and the reactor's thread must not wait for a client
+            connection.sock.setblocking(False)
+            overloaded = Overloaded(f"no thread can be started: {error}", retry_after_s=0.5)
+            cut = OSError("the client has half of an answer")
+            self._end(connection.sock, connection, cut if departure.unsent else overloaded)
+
+    def _end(self, sock: socket.socket, connection: Connection | None, error: Exception | None) -> None:
+        """Send the client the reason, if there is one, and forget the connection."""
+        with contextlib.suppress(OSError):  # the client is gone or takes nothing
+            if error is None or isinstance(error, Moved):
+                if self._stopping or self._admission.is_leaving(sock):
+                    session = None if connection is None else connection.session
+                    moves = self.final_frame is MOVED
+                    send_all(sock, session.moved() if session is not None and moves else [self.final_frame])
+            elif isinstance(error, EdgeRTError):
+                if isinstance(error, ProtocolError):
+                    time.sleep(PROTOCOL_ERROR_PAUSE_S)
+                sock.sendall(wire.error_frame(error))
+        with self._lock:
+            self._admission.release(sock)
+            self._set_switch()
+        if connection is not None:
+            if connection.area is not None:
+                self._areas.end(connection.area, unread=not _has_closed(sock))
+            if connection.session is not None:
+                self._sessions.close(connection.session)
+            connection.close()
+        sock.close()
+
+    def _set_switch(self) -> None:
+        """Update whether there are many connections; the caller holds the lock."""
+        self._switch.many = self._reactor is not None and len(self._admission) >= MANY_MIN
+
+
+def _has_closed(sock: socket.socket) -> bool:
+    """Return whether the other end is closed in both directions, so that its client reads nothing more."""
+    poll = select.poll()
+    poll.register(sock, 0)
+    return any(event & select.POLLHUP for _, event in poll.poll(0))

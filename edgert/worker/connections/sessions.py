@@ -1,0 +1,128 @@
+"""The sessions of a worker: how many there may be, and what each keeps between its requests.
+
+A session lives on one connection and ends with it. Its memory is reserved at the most that it can take, before its first
+request: a client that opens sessions and never uses them meets the limits too.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from edgert.bundle.manifest import Manifest
+from edgert.config import ServingConfig
+from edgert.errors import Overloaded, ProtocolError, RequestError, SessionLost
+from edgert.protocol import wire
+from edgert.protocol.arrays import from_wire, to_wire
+from edgert.worker.pipeline.pipeline import Answer, ModelInputs, Pipeline
+from edgert.worker.pipeline.session_memory import MemoryForm
+
+FRAME_OVERHEAD_BYTES = 4096  # header, meta, descriptors and padding
+
+
+class Sessions:
+    """Opens sessions of the version `digest`, within the limits of `serving`; a frame holds what one keeps."""
+
+    def __init__(
+        self, pipeline: Pipeline, manifest: Manifest, digest: str, serving: ServingConfig, frame_bytes_max: int
+    ) -> None:
+        self.pipeline, self.manifest, self.digest = pipeline, manifest, digest
+        self._frame_bytes_max = frame_bytes_max
+        self.idle_s = serving.session_idle_s
+        self._serving = serving
+        self._count = 0
+        self._lock = threading.Lock()
+
+    @property
+    def count(self) -> int:
+        return self._count
+
+    @property
+    def reserved_bytes(self) -> int:
+        return self._count * self._form.size_bytes
+
+    def open(self) -> ClientSession:
+        """Return a new session. Raises Overloaded, which names the limit, and RequestError of a model that keeps nothing."""
+        name, form, serving = self.manifest.model, self._form, self._serving
+        if not form.keeps:
+            raise RequestError(f"model {name} keeps nothing between requests: send them without a session")
+        if form.size_bytes + FRAME_OVERHEAD_BYTES > self._frame_bytes_max:
+            raise RequestError(
+                f"a session of model {name} keeps up to {form.size_bytes} bytes, and a frame, in which it moves to another "
+                f"worker, holds {self._frame_bytes_max} ([serving] frame_mb): raise that limit"
+            )
+        with self._lock:
+            if self._count >= serving.sessions_max:
+                raise Overloaded(
+                    f"model {name} has {self._count} sessions, the limit ([serving] sessions_max): close one first"
+                )
+            if (size := (self._count + 1) * form.size_bytes) > serving.session_mb * 1e6:
+                raise Overloaded(
+                    f"the sessions of model {name} would keep {size / 1e6:.1f} MB, and {serving.session_mb:g} MB are the "
+                    "limit ([serving] session_mb): close one first"
+                )
+            self._count += 1
+        return ClientSession(self)
+
+    def close(self, session: ClientSession) -> None:
+        """Free the place of a session that `open` returned."""
+        with self._lock:
+            self._count -= 1
+
+    @property
+    def _form(self) -> MemoryForm:
+        return self.pipeline.memory_form
+
+
+class ClientSession:
+    """One session: its requests, one at a time, change its memory. A request that fails changes nothing."""
+
+    def __init__(self, sessions: Sessions) -> None:
+        self._sessions, self._infer = sessions, sessions.pipeline.infer_next
+        self.idle_s = sessions.idle_s
+        self.memory = self._before = sessions.pipeline.memory_form.first
+
+    def infer(self, inputs: ModelInputs, flags: int, came_ns: int, deadline_s: float | None) -> Answer:
+        """Answer the next request, as `Pipeline.infer`."""
+        self._before = self.memory
+        answer, self.memory = self._infer(inputs, flags, came_ns, deadline_s, self.memory)
+        return answer
+
+    def undo(self) -> None:
+        """Forget the last request, which got no answer."""
+        self.memory = self._before
+
+    def moved(self) -> Sequence[wire.Buffer]:
+        """Return the frame that sends the client away, with the memory that it takes to another worker, if it has begun."""
+        manifest, memory = self._sessions.manifest, self.memory
+        if memory is self._sessions.pipeline.memory_form.first:  # its RESUME may still be on the way
+            return [wire.json_frame(wire.MOVED, {})]
+        value = {"release": manifest.release, "version": self._sessions.digest, "skip": memory.skip}
+        if manifest.state_id:
+            value["state_id"] = manifest.state_id
+        tensors = [to_wire(i, array) for i, array in enumerate(memory.arrays)]
+        return wire.frame(wire.MOVED, meta=wire.json_meta(value), tensors=tensors)
+
+    def resume(self, frame: wire.Frame) -> None:
+        """Continue with the memory in a client's RESUME frame. Raises SessionLost where it is another version's.
+
+        It comes from the client and is trusted as little as a request: it can only be of this version's form.
+        """
+        value, manifest = frame.json(), self._sessions.manifest
+        same = value.get("version") == self._sessions.digest
+        alike = manifest.state_id != "" and value.get("state_id") == manifest.state_id
+        if not (same or alike):
+            raise SessionLost(
+                f"the session began with release {_text(value.get('release'))}, which no longer serves, and release "
+                f"{manifest.release} does not continue it: begin a new session"
+            )
+        form, skip = self._sessions.pipeline.memory_form, value.get("skip")
+        if not form.fits(frame.tensors) or type(skip) is not int or not 0 <= skip < 2**31:
+            raise ProtocolError("the memory of the session does not fit the model")
+        arrays = [from_wire(tensor).copy() for tensor in frame.tensors]
+        self.memory = self._before = form.first.with_arrays(arrays, skip)
+
+
+def _text(value: Any) -> str:
+    return str(value)[:20]

@@ -1,0 +1,1 @@
+"""From an installed version to a model that is loaded, checked and measured."""

@@ -1,0 +1,346 @@
+"""Learning: a worker measures, on this device, how many engine threads, instances and items in a batch a model needs.
+
+Theory of operation: threads are tried as 1, 2, 4, ... up to the number of processors, and more are taken only while
+they gain MORE_THREADS_GAIN: a small model runs in 13 us on one thread and in 26 us on two. One session is open at a
+time, so learning takes no more memory than serving. Then batches of 1, 2, 4, ... are timed on the session that won; the
+cap is the largest batch that is still cheaper per item than the smaller ones. A size that would take the process more than
+LEARN_MB_MAX is not tried: its activations would stay in memory while it serves. Engines keep the memory of their largest
+batch, so a session that grew by more than KEPT_MB_MAX is opened anew.
+
+All of it ends within about LEARN_S_MAX: a measurement that would not fit is not begun, and the figures so far decide. The
+result is kept in the device's state, for the artifact, the engine's version, the processors and the configuration, so the
+next load measures nothing. If other work took much of the processors, the next MEASURED_MAX - 1 loads measure again, and
+the least disturbed result counts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgert.config import ServingConfig
+from edgert.durable import replace_file
+from edgert.engines import UNTHREADED, Session
+from edgert.machine import rss_bytes
+from edgert.tensors import batchable
+
+LEARN_S_MAX = 3.0
+FORMAT = 3
+OTHERS_MAX = 0.25  # share of the processors that other work may take before the figures are doubted
+MEASURED_MAX = 3
+
+THREADS_RUNS = (3, 200)
+THREADS_S_MAX = 0.25
+MORE_THREADS_GAIN = 0.10
+MORE_INSTANCES_GAIN = 0.10
+RATE_S = 0.2
+
+BATCH_CAP_MAX = 32
+BATCH_RUNS = (2, 12)
+BATCH_S_MAX = 0.06
+BATCH_ROUNDS = 3
+# A larger batch must be cheaper per item by at least this share; it also saves wake-ups. With 0.10, the learned cap
+# reached 0.81 of the best fixed cap at 64 clients on a fully connected model, and 0.94 on INT8 convolutions.
+BATCH_GAIN_MIN = 0.05
+LEARN_MB_MAX = 64.0
+KEPT_MB_MAX = 8.0
+BATCH_MISSES_MAX = 2  # sizes in a row without that gain before no larger one is tried
+
+Arrays = list[NDArray[Any]]
+Clock = Callable[[], float]
+Load = Callable[[int], Session]
+
+
+@dataclass(frozen=True)
+class Learned:
+    """How to run an artifact on this device. `threads_us` and `run_us` are the measured times (threads, batch -> us).
+
+    `others` is the share of the processors that other work took meanwhile, `measured` the number of measurements.
+    """
+
+    threads: int
+    instances: int = 1
+    batch_cap: int = 1
+    threads_us: dict[str, float] = field(default_factory=dict)
+    run_us: dict[str, float] = field(default_factory=dict)
+    took_s: float = 0.0
+    others: float = 0.0
+    measured: int = 1
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether to measure again when the model is loaded next."""
+        return self.others > OTHERS_MAX and self.measured < MEASURED_MAX
+
+    def better(self, again: Learned) -> Learned:
+        """Return the less disturbed of this result and another one."""
+        return replace(min(self, again, key=lambda one: one.others), measured=self.measured + 1)
+
+
+@dataclass(frozen=True)
+class Circumstances:
+    """All that a measurement depends on besides the artifact; it is valid only for equal circumstances."""
+
+    engine: str
+    engine_version: str
+    cpus: int
+    objective: str
+    threads: int
+    instances: int
+    batch_max: int
+    format: int = FORMAT
+
+    @classmethod
+    def of(cls, engine: str, engine_version: str, settings: ServingConfig, cpus: int | None = None) -> Circumstances:
+        cpus = cpus or len(os.sched_getaffinity(0))
+        return cls(
+            engine, engine_version, cpus, settings.objective, settings.threads, settings.instances, settings.batch_max
+        )
+
+    @property
+    def threads_to_try(self) -> tuple[int, ...]:
+        """The numbers of threads to measure, ascending."""
+        if self.threads or self.engine in UNTHREADED:
+            return (self.threads or 1,)
+        powers = [1 << i for i in range(self.cpus.bit_length()) if 1 << i < self.cpus]
+        return (*powers, self.cpus)
+
+
+class LearnedFile:
+    """The file with what was learned of one artifact; `folder` is the state's `learned/`."""
+
+    def __init__(self, folder: Path, artifact_sha256: str) -> None:
+        self._path = folder / f"{artifact_sha256[:32]}.json"
+
+    def read(self, circumstances: Circumstances) -> Learned | None:
+        """Return what was learned under these circumstances; None if there is nothing, or the file is damaged."""
+        try:
+            value = json.loads(self._path.read_bytes())
+            if value["circumstances"] != asdict(circumstances):
+                return None
+            learned = Learned(**value["learned"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        whole = (learned.threads, learned.instances, learned.batch_cap)
+        return learned if all(type(n) is int and 1 <= n <= 4096 for n in whole) else None
+
+    def write(self, circumstances: Circumstances, learned: Learned) -> None:
+        value = {"circumstances": asdict(circumstances), "learned": asdict(learned)}
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(self._path, json.dumps(value).encode(), durable=False, shared=True)
+        except OSError:
+            pass  # with a full disk, the next load measures again
+
+
+def learn(
+    load: Load,
+    first: Session,
+    sample: Arrays,
+    circumstances: Circumstances,
+    clock: Clock = time.perf_counter,
+    busy: Callable[[], tuple[float, float]] = lambda: processor_times(),
+    memory_mb: Callable[[], float] = lambda: (rss_bytes() or 0) / 1e6,
+) -> tuple[list[Session], Learned]:
+    """Measure, and return the sessions to serve with.
+
+    `first` was loaded with the least of `threads_to_try`; `load` opens the artifact with a number of threads, and
+    `sample` is one item. `busy` returns the seconds that all processors had so far, and those that other processes
+    used; `memory_mb` returns this process's memory. Raises the errors of `load` and of the sessions; then no session is
+    left open.
+    """
+    began, (all_before_s, others_before_s) = clock(), busy()
+    until = began + LEARN_S_MAX
+    sessions = [first]
+    try:
+        threads, times_us = _choose_threads(load, sessions, sample, circumstances, until, clock)
+        if circumstances.objective == "throughput" or circumstances.instances > 1:
+            threads = _choose_instances(load, sessions, sample, circumstances, threads, until, clock)
+        run_us: dict[int, float] = {}
+        cap = circumstances.batch_max
+        if not cap:
+            before_mb = memory_mb()
+            cap, run_us = learn_batch_cap(sessions[-1], sample, until, clock, memory_mb)
+            if memory_mb() - before_mb > KEPT_MB_MAX:
+                _replace(sessions, load, threads)
+    except BaseException:
+        for session in sessions:
+            session.close()
+        raise
+    all_s, others_s = busy()
+    learned = Learned(
+        threads=threads,
+        instances=len(sessions),
+        batch_cap=cap,
+        threads_us={str(n): round(us, 2) for n, us in times_us.items()},
+        run_us={str(n): round(us, 2) for n, us in run_us.items()},
+        took_s=round(clock() - began, 3),
+        others=round(max(0.0, others_s - others_before_s) / max(1e-9, all_s - all_before_s), 3),
+    )
+    return sessions, learned
+
+
+def learn_batch_cap(
+    session: Session,
+    sample: Arrays,
+    until_s: float,
+    clock: Clock = time.perf_counter,
+    memory_mb: Callable[[], float] = lambda: (rss_bytes() or 0) / 1e6,
+) -> tuple[int, dict[int, float]]:
+    """Return the largest batch that is cheaper per item than every smaller one, and the time of each batch in us.
+
+    Sizes are 1, 2, 4, ... up to BATCH_CAP_MAX, in BATCH_ROUNDS rounds. The shortest of all runs of a size counts: longer
+    ones measure the device's other work. Ends soon after `until_s` on `clock`, and before a size that is expected to
+    take LEARN_MB_MAX more than the first.
+    """
+    if not batchable((*session.inputs, *session.outputs)):
+        return 1, {}
+    times_us: dict[int, float] = {}
+    largest, first_mb = BATCH_CAP_MAX, 0.0
+    for _ in range(BATCH_ROUNDS):
+        size, misses = 1, 0
+        while size <= largest and misses < BATCH_MISSES_MAX:
+            known_s = times_us.get(size, 2 * times_us.get(size // 2, 0.0)) / 1e6
+            if times_us and clock() + (BATCH_RUNS[0] + 1) * 1.5 * known_s > until_s:
+                return cap_of(times_us), times_us
+            inputs = [np.ascontiguousarray(np.resize(array, (size, *array.shape[1:]))) for array in sample]
+            time_us = 1e6 * min(_timed_runs(session, inputs, BATCH_RUNS, BATCH_S_MAX, clock))
+            if size not in times_us:
+                first_mb = first_mb or memory_mb()
+                if 2 * (memory_mb() - first_mb) > LEARN_MB_MAX:  # activations grow with the batch
+                    largest = size
+            times_us[size] = min(time_us, times_us.get(size, float("inf")))
+            misses = 0 if cap_of(times_us) >= size else misses + 1
+            size *= 2
+    return cap_of(times_us), times_us
+
+
+def cap_of(times_us: Mapping[int, float]) -> int:
+    """Return the largest size that is cheaper per item, by BATCH_GAIN_MIN, than the accepted smaller ones."""
+    cap, best_per_item = 1, float("inf")
+    for size, time_us in sorted(times_us.items()):
+        if time_us / size <= best_per_item * (1 - BATCH_GAIN_MIN):
+            cap, best_per_item = size, time_us / size
+    return cap
+
+
+def processor_times() -> tuple[float, float]:
+    """Return the seconds of all processors since the machine started, and those that other processes used."""
+    try:
+        first = Path("/proc/stat").read_text().split("\n", 1)[0]
+        ticks = [int(word) / os.sysconf("SC_CLK_TCK") for word in first.split()[1:9]]  # user ... steal
+    except (OSError, ValueError):
+        return 0.0, 0.0
+    idle_s = ticks[3] + ticks[4]
+    return sum(ticks), sum(ticks) - idle_s - time.process_time()
+
+
+def _choose_threads(
+    load: Load, sessions: list[Session], sample: Arrays, circumstances: Circumstances, until_s: float, clock: Clock
+) -> tuple[int, dict[int, float]]:
+    """Return the number of threads with the fastest answer; `sessions` holds the session with that many then."""
+    candidates = circumstances.threads_to_try
+    times_us: dict[int, float] = {}
+    best = loaded = candidates[0]
+    if len(candidates) == 1:
+        return best, times_us
+    load_s = 0.0
+    for threads in candidates:
+        # Half of the time is left for batches; a candidate may have to be loaded twice.
+        expected_s = 2 * load_s + (THREADS_RUNS[0] + 1) * times_us.get(loaded, 0.0) / 1e6
+        if clock() + expected_s > until_s - LEARN_S_MAX / 2:
+            break
+        if threads != loaded:
+            began = clock()
+            _replace(sessions, load, threads)
+            loaded, load_s = threads, clock() - began
+        times_us[threads] = 1e6 * min(_timed_runs(sessions[0], sample, THREADS_RUNS, THREADS_S_MAX, clock))
+        if threads != best and times_us[threads] > (1 - MORE_THREADS_GAIN) * times_us[best]:
+            break
+        best = threads
+    if best != loaded:
+        _replace(sessions, load, best)
+    return best, times_us
+
+
+def _choose_instances(
+    load: Load,
+    sessions: list[Session],
+    sample: Arrays,
+    circumstances: Circumstances,
+    threads: int,
+    until_s: float,
+    clock: Clock,
+) -> int:
+    """Open as many sessions as answer the most items; return the threads of each. A configured number is not measured."""
+    each = circumstances.threads or 1
+    wanted = circumstances.instances or max(1, circumstances.cpus // each)
+    if wanted == 1 or (circumstances.engine in UNTHREADED and not circumstances.instances):
+        return threads
+    alone = 0.0
+    if not circumstances.instances:
+        if clock() + 4 * RATE_S > until_s:
+            return threads
+        alone = _rate(sessions, sample, clock)
+    if threads != each:
+        _replace(sessions, load, each)
+    while len(sessions) < wanted:
+        sessions.append(load(each))
+    if circumstances.instances or _rate(sessions, sample, clock) >= (1 + MORE_INSTANCES_GAIN) * alone:
+        return each
+    while len(sessions) > 1:
+        sessions.pop().close()
+    if threads != each:
+        _replace(sessions, load, threads)
+    return threads
+
+
+def _replace(sessions: list[Session], load: Load, threads: int) -> None:
+    """Replace the last session; two at once would need the weights twice."""
+    sessions.pop().close()
+    sessions.append(load(threads))
+
+
+def _rate(sessions: Sequence[Session], sample: Arrays, clock: Clock) -> float:
+    """Return the items per second that the sessions answer together."""
+    counts = [0] * len(sessions)
+
+    def work(number: int, session: Session) -> None:
+        session.run(sample)
+        until = clock() + RATE_S
+        while clock() < until:
+            session.run(sample)
+            counts[number] += 1
+
+    began = clock()
+    threads = []
+    for pair in enumerate(sessions):
+        thread = threading.Thread(target=work, args=pair)
+        try:
+            thread.start()
+        except RuntimeError:  # the system gives no more threads: fewer sessions answer, which is what is measured
+            break
+        threads.append(thread)
+    for thread in threads:
+        thread.join()
+    return sum(counts) / max(1e-9, clock() - began)
+
+
+def _timed_runs(session: Session, inputs: Arrays, counts: tuple[int, int], s_max: float, clock: Clock) -> list[float]:
+    """Return the seconds of single runs: at least counts[0], at most counts[1] and about `s_max` in total."""
+    session.run(inputs)  # the first run of a size may compile it
+    runs: list[float] = []
+    while len(runs) < counts[0] or (len(runs) < counts[1] and sum(runs) < s_max):
+        began = clock()
+        session.run(inputs)
+        runs.append(clock() - began)
+    return runs

@@ -1,0 +1,120 @@
+"""One version of one model, loaded: its sessions are warm and checked, its threads and its batch cap are learned."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from edgert.bundle.manifest import ArtifactEntry
+from edgert.checks import golden_samples as golden
+from edgert.config import DeviceConfig, StateDir
+from edgert.engines import EngineOptions, Session, engine_by_name
+from edgert.engines.padding import load_session
+from edgert.versions.installed import InstalledVersion, check_files, first_working
+from edgert.worker.loading.learning import Circumstances, Learned, LearnedFile, learn
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """The artifact that a worker serves. `tried` names the preferred artifacts that failed, each with its reason.
+
+    `more_sessions` are open beside `session` if several instances answer more.
+    """
+
+    version: InstalledVersion
+    artifact: ArtifactEntry
+    session: Session
+    more_sessions: tuple[Session, ...]
+    engine_version: str
+    learned: Learned
+    load_s: float
+    tried: tuple[str, ...]
+
+    @property
+    def batch_cap(self) -> int:
+        return self.learned.batch_cap
+
+    @property
+    def degraded(self) -> bool:
+        return bool(self.tried)
+
+
+def load_model(
+    version: InstalledVersion,
+    state: StateDir,
+    config: DeviceConfig,
+    progress: Callable[[str], None] = lambda line: None,
+    clock: Callable[[], float] = time.monotonic,
+) -> LoadedModel:
+    """Load the version's first artifact, in order of preference, that loads and answers its golden inputs correctly.
+
+    An engine reports work of minutes to `progress`. Raises the last artifact's error when none loads, and with
+    `strict` the first one's.
+    """
+    began = clock()
+    working = first_working(
+        version, lambda artifact: _open(version, artifact, state, config, progress), strict=config.serving.strict
+    )
+    engine_version, (session, *more), learned = working.value
+    _return_free_memory()
+    return LoadedModel(
+        version, working.artifact, session, tuple(more), engine_version, learned, clock() - began, working.tried
+    )
+
+
+def _open(
+    version: InstalledVersion,
+    artifact: ArtifactEntry,
+    state: StateDir,
+    config: DeviceConfig,
+    progress: Callable[[str], None],
+) -> tuple[str, list[Session], Learned]:
+    """Return the engine's version and the artifact's sessions, as learned here before or now, each checked."""
+    check_files(version, artifact)
+    engine_version = engine_by_name(artifact.engine).version()
+    circumstances = Circumstances.of(artifact.engine, engine_version, config.serving)
+    kept = LearnedFile(state.learned, version.manifest.file(artifact.entry).sha256)
+
+    def load(threads: int) -> Session:
+        options = EngineOptions(threads=threads, cache_dir=state.cache, progress=progress)
+        return load_session(version.local(artifact), options)
+
+    known = kept.read(circumstances)
+    learned = None if known is None or known.doubtful else known
+    sessions = [load(learned.threads if learned else circumstances.threads_to_try[0])]
+    try:
+        checked = sessions[0]
+        golden.check(version, artifact, checked.run)
+        if learned is None:
+            sessions = []  # learn closes what it does not return
+            sessions, measured = learn(load, checked, next(golden.samples(version)), circumstances)
+            learned = measured if known is None else known.better(measured)
+            if learned.threads != measured.threads:
+                _close_to(sessions, 0)
+        _close_to(sessions, learned.instances)
+        while len(sessions) < learned.instances:
+            sessions.append(load(learned.threads))
+        for session in sessions:
+            if session is not checked:
+                golden.check(version, artifact, session.run)
+    except BaseException:
+        _close_to(sessions, 0)
+        raise
+    if learned != known:
+        kept.write(circumstances, learned)
+    return engine_version, sessions, learned
+
+
+def _return_free_memory() -> None:
+    """Give back to the system what loading used and freed. The C library keeps it: 24 MB for a model of 14 MB."""
+    with contextlib.suppress(OSError, AttributeError):  # a C library other than glibc has no such function
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def _close_to(sessions: list[Session], count: int) -> None:
+    """Close all but the first `count`."""
+    while len(sessions) > count:
+        sessions.pop().close()

@@ -1,0 +1,1 @@
+"""A request through the model: caches, preprocessing, batches, the engine, postprocessing."""

@@ -1,0 +1,399 @@
+"""The micro-batcher: leaders and followers, without a thread of its own and without a timer.
+
+A request that finds an engine instance idle runs it at once, in its own thread. Requests that arrive while all
+instances are busy wait; when a run ends, the first of them is woken as the next leader and takes the others along, up
+to the cap. So a lone request pays nothing for batching, and no batch is waited for. Where a model leaves an axis of its
+items open, only requests of one shape share a batch.
+
+One exception: after a batch of several requests, their clients are about to ask again. The next leader lingers for
+them, for at most a tenth of the last run's time, and only while fewer wait than took part in that batch.
+
+There are two priorities. High requests go first; a low one is bypassed by at most BYPASS_MAX batches, then the oldest
+of them leads. `self._idle` holds the free instances; list.pop and append are atomic, so a lone request takes no lock. A
+busy instance is handed to the next leader directly.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgert.checks.status import BatcherStatus
+from edgert.engines import Session
+from edgert.errors import DeadlineExceeded, EdgeRTError, EngineFailed, Overloaded
+from edgert.tensors import batchable
+from edgert.worker.pipeline.tuning import LINGER_SHARE, LatencyTuner
+
+LINGER_S_MAX = 0.002
+LINGER_STEP_S = 20e-6
+BYPASS_MAX = 4
+
+Arrays = list[NDArray[Any]]
+_new = tuple.__new__  # makes a NamedTuple without the Python function in between
+
+
+class EngineAnswer(NamedTuple):
+    """The model's outputs, maybe as views of a whole batch's arrays. Durations are nanoseconds."""
+
+    outputs: Arrays
+    queue_ns: int
+    engine_ns: int
+    batch: int
+
+
+class _Instance:
+    """One engine session; only the thread that holds it runs it. `last_count` requests were in its last run."""
+
+    __slots__ = ("arena", "last_count", "last_run_s", "run")
+
+    def __init__(self, session: Session) -> None:
+        self.run = session.run
+        self.arena: Arrays = []
+        self.last_count, self.last_run_s = 1, 0.0
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    """A waiting request. `gate` opens when it has an answer or an error, or is to lead on `instance`."""
+
+    inputs: Sequence[NDArray[Any]]
+    items: int
+    deadline_s: float | None
+    high: bool
+    came_ns: int
+    shapes: tuple[tuple[int, ...], ...] = ()  # of its items, where requests differ in them
+    waits_since_ns: int = field(default_factory=time.perf_counter_ns)
+    instance: _Instance | None = None
+    answer: EngineAnswer | None = None
+    error: EdgeRTError | None = None
+    gate: threading.Lock = field(default_factory=lambda: _closed_gate())
+
+
+class Batcher:
+    """Runs requests on `session` and `more_sessions` (of the same artifact), at most `cap` items at a time.
+
+    With `cap` 1, each request runs by itself. At most `queue_max` requests of each priority wait. `p95_ms` is a target
+    for the time from a request's arrival to its engine's answer; 0 sets none. `clock` returns seconds, and deadlines
+    are stated on it.
+
+    `closed` counts batches by what closed them: `idle` (no other request waited), `cap`, `linger` (the leader waited for
+    the last batch's clients), `deadline` (it waited less, because of its own time-out). `runs` holds, by the number of
+    items in a run, how many such runs there were and their engine time in ns.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        cap: int,
+        queue_max: int = 256,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+        more_sessions: Sequence[Session] = (),
+        p95_ms: float = 0.0,
+    ) -> None:
+        self.cap = cap if batchable((*session.inputs, *session.outputs)) else 1
+        self.tuner = LatencyTuner(p95_ms, self.cap) if p95_ms else None
+        self.closed: Counter[str] = Counter()
+        self.runs: dict[int, tuple[int, int]] = {}
+        self.is_open = any(-1 in spec.item_shape for spec in session.inputs)
+        self._queue_max = queue_max
+        self._clock, self._sleep = clock, sleep
+        self._idle = [_Instance(one) for one in (*more_sessions, session)]
+        self.instances = len(self._idle)
+        self._last = self._idle[-1]
+        self._arena: Arrays = []  # of `infer_together`
+        self._mutex = threading.Lock()  # guards the queues
+        self._high: deque[_Waiting] = deque()
+        self._low: deque[_Waiting] = deque()
+        self._refusal: EdgeRTError | None = None
+        self._bypassed = 0  # batches in a row that went before a waiting low request
+
+    def infer(
+        self,
+        inputs: Sequence[NDArray[Any]],
+        items: int,
+        deadline_s: float | None = None,
+        high: bool = False,
+        came_ns: int = 0,
+    ) -> EngineAnswer:
+        """Answer one request of `items` items; blocks until it is answered.
+
+        `came_ns` is when it arrived, on time.perf_counter_ns (0: now). Raises Overloaded if the queue is full,
+        DeadlineExceeded if `deadline_s` (on `clock`) passes before the engine could start, EngineFailed.
+        """
+        if self._idle and (instance := self._idle_instance()) is not None:
+            return self._run_alone(instance, inputs, items, came_ns)
+        shapes = tuple(array.shape[1:] for array in inputs) if self.is_open else ()
+        request = _Waiting(inputs, items, deadline_s, high, came_ns or time.perf_counter_ns(), shapes)
+        self._queue(request)
+        if (
+            self._idle and (instance := self._idle_instance()) is not None
+        ):  # it became idle before the request could be seen
+            self._release(instance)
+        return self._wait(request)
+
+    def infer_together(
+        self, requests: Sequence[tuple[Arrays, int]], deadline_s: float | None = None
+    ) -> list[EngineAnswer]:
+        """Answer requests (inputs, items) in one run; several have at most `cap` items. Only one thread may call this.
+
+        Raises what `infer` raises, for all of them.
+        """
+        if len(requests) == 1:
+            return [self.infer(*requests[0], deadline_s)]
+        total = sum(items for _, items in requests)
+        whole = self._gather(self._arena, [inputs for inputs, _ in requests], total)
+        outputs, queue_ns, engine_ns, _ = self.infer(whole, total, deadline_s)
+        shares = _shares(outputs, [items for _, items in requests])
+        return [_new(EngineAnswer, (own, queue_ns, engine_ns, total)) for own in shares]
+
+    def close(self, error: EdgeRTError) -> None:
+        """End the waiting requests with `error`, and let none wait any more. Runs under way end by themselves."""
+        with self._mutex:
+            self._refusal = error
+            waiting = [*self._high, *self._low]
+            self._high.clear()
+            self._low.clear()
+        for request in waiting:
+            request.error = error
+            request.gate.release()
+
+    @property
+    def waiting(self) -> int:
+        return len(self._high) + len(self._low)
+
+    def status(self) -> BatcherStatus:
+        tuner = None if self.tuner is None else self.tuner.status()
+        return BatcherStatus(len(self._high), len(self._low), self.instances, tuner)
+
+    def _idle_instance(self) -> _Instance | None:
+        try:
+            return self._idle.pop()
+        except IndexError:  # another thread took it
+            return None
+
+    def _run_alone(self, instance: _Instance, inputs: Sequence[NDArray[Any]], items: int, came_ns: int) -> EngineAnswer:
+        """Run one request on an instance that was idle: the hot path."""
+        began_ns = time.perf_counter_ns()
+        try:
+            outputs = instance.run(inputs)
+            engine_ns = time.perf_counter_ns() - began_ns
+            self.closed["cap" if items >= self.cap > 1 else "idle"] += 1
+            self._count_run(instance, 1, items, engine_ns)
+        except EdgeRTError:
+            raise
+        except Exception as error:
+            raise _failed(error) from error
+        finally:
+            self._release(instance)
+        if self.tuner is not None:
+            self.tuner.add((began_ns + engine_ns - (came_ns or began_ns),))
+        return _new(EngineAnswer, (outputs, 0, engine_ns, items))
+
+    def _count_run(self, instance: _Instance, requests: int, items: int, engine_ns: int) -> None:
+        instance.last_count, instance.last_run_s = requests, engine_ns * 1e-9
+        count, sum_ns = self.runs.get(items, (0, 0))
+        self.runs[items] = (count + 1, sum_ns + engine_ns)
+
+    def _queue(self, request: _Waiting) -> None:
+        with self._mutex:
+            if self._refusal is not None:
+                raise self._refusal
+            queue = self._high if request.high else self._low
+            if len(queue) >= self._queue_max:
+                per_request_s = self._last.last_run_s / self._last.last_count / self.instances
+                raise Overloaded(
+                    f"{len(queue)} requests wait for this model, the limit ([serving] queue_max); send less or try again later",
+                    retry_after_s=max(0.001, per_request_s * self.waiting),
+                )
+            queue.append(request)
+
+    def _wait(self, request: _Waiting) -> EngineAnswer:
+        if request.deadline_s is None:
+            request.gate.acquire()
+        elif not request.gate.acquire(timeout=max(0.0, request.deadline_s - self._clock())):
+            with self._mutex:
+                queue = self._high if request.high else self._low
+                if request in queue:
+                    queue.remove(request)
+                    raise late()
+            request.gate.acquire()  # a leader has taken it, and the answer will come
+        if request.error is not None:
+            raise request.error
+        if request.answer is not None:
+            return request.answer
+        return self._lead(request)
+
+    def _lead(self, own: _Waiting) -> EngineAnswer:
+        """Run a batch with `own` in it, answer the others, and release the instance."""
+        instance = own.instance
+        assert instance is not None  # the thread that woke this request gave it one
+        try:
+            cap = self.cap if self.tuner is None else self.tuner.cap
+            batch = [own]
+            reason = "idle"
+            if cap > 1:
+                reason = self._linger(instance, own, cap)
+                batch += self._take(cap - own.items, own.shapes)
+            self.closed["cap" if _items(batch) >= cap > 1 else reason] += 1
+            self._run(instance, batch)
+        finally:
+            self._release(instance)
+        if own.error is not None:
+            raise own.error
+        assert own.answer is not None  # _run answers every request or gives it an error
+        return own.answer
+
+    def _linger(self, instance: _Instance, own: _Waiting, cap: int) -> str:
+        """Wait for the clients of the instance's last run; return what closes the batch, if not the cap."""
+        cohort = min(instance.last_count, cap)
+        share = LINGER_SHARE if self.tuner is None else self.tuner.linger_share
+        if cohort <= 1 or self.waiting + 1 >= cohort or not share:
+            return "idle"
+        now_s, reason = self._clock(), "linger"
+        until_s = now_s + min(share * instance.last_run_s, LINGER_S_MAX)
+        if own.deadline_s is not None and own.deadline_s - instance.last_run_s < until_s:
+            until_s, reason = own.deadline_s - instance.last_run_s, "deadline"
+        while self.waiting + 1 < cohort and self._clock() < until_s:
+            self._sleep(LINGER_STEP_S)
+        return reason
+
+    def _take(self, room: int, shapes: tuple[tuple[int, ...], ...]) -> list[_Waiting]:
+        """Take waiting requests of `shapes` that fit into `room` items: high ones first, then in order of arrival.
+
+        Requests of other shapes keep their places.
+        """
+        taken: list[_Waiting] = []
+        with self._mutex:
+            for queue in (self._high, self._low):
+                others = []
+                while queue and room > 0:
+                    if self._expired(queue[0]):
+                        queue.popleft()
+                        continue
+                    if queue[0].shapes != shapes:
+                        others.append(queue.popleft())
+                        continue
+                    if queue[0].items > room:
+                        room = 0  # it goes first in the next batch; no other goes before it in this one
+                        break
+                    taken.append(queue.popleft())
+                    room -= taken[-1].items
+                queue.extendleft(reversed(others))
+            if taken and not taken[-1].high:
+                self._bypassed = 0
+        return taken
+
+    def _run(self, instance: _Instance, batch: list[_Waiting]) -> None:
+        start_ns = time.perf_counter_ns()
+        items = _items(batch)
+        try:
+            several = len(batch) > 1
+            inputs = self._gather(instance.arena, [one.inputs for one in batch], items) if several else batch[0].inputs
+            outputs = instance.run(inputs)
+        except EdgeRTError as error:
+            self._fail(batch, error)
+            return
+        except Exception as error:  # noqa: BLE001  # an engine's own failure must not leave the others waiting
+            self._fail(batch, _failed(error))
+            return
+        ended_ns = time.perf_counter_ns()
+        engine_ns = ended_ns - start_ns
+        self._count_run(instance, len(batch), items, engine_ns)
+        shares = _shares(outputs, [one.items for one in batch]) if several else [outputs]
+        for request, own in zip(batch, shares, strict=True):
+            request.answer = EngineAnswer(own, start_ns - request.waits_since_ns, engine_ns, items)
+        for request in batch[1:]:
+            request.gate.release()
+        if self.tuner is not None:
+            self.tuner.add([ended_ns - request.came_ns for request in batch])
+
+    def _fail(self, batch: list[_Waiting], error: EdgeRTError) -> None:
+        for request in batch:
+            request.error = error
+        for request in batch[1:]:
+            request.gate.release()
+
+    def _gather(self, arena: Arrays, requests: Sequence[Sequence[NDArray[Any]]], items: int) -> Arrays:
+        """Return the inputs of `requests` one after the other, in the arrays of `arena`, which are made once."""
+        if self.is_open:
+            return [np.concatenate(arrays) for arrays in zip(*requests, strict=True)]
+        if not arena:
+            arena += [np.empty((self.cap, *a.shape[1:]), a.dtype) for a in requests[0]]
+        for i, whole in enumerate(arena):
+            np.concatenate([inputs[i] for inputs in requests], out=whole[:items])
+        return [whole[:items] for whole in arena]
+
+    def _release(self, instance: _Instance) -> None:
+        """Hand the instance to the next leader; without one, leave it idle."""
+        while True:
+            if self._low or self._high:
+                with self._mutex:
+                    leader = self._next_leader()
+                    if leader is not None:
+                        leader.instance = instance
+                        leader.gate.release()
+                        return
+            self._idle.append(instance)
+            if not (self._low or self._high):
+                return
+            # A request began to wait before it could see the idle instance.
+            idle = self._idle_instance()
+            if idle is None:
+                return
+            instance = idle
+
+    def _next_leader(self) -> _Waiting | None:
+        """Return the first waiting request, high ones before low ones within BYPASS_MAX; refuse expired ones."""
+        while self._high or self._low:
+            low_leads = not self._high or (self._bypassed >= BYPASS_MAX and bool(self._low))
+            leader = (self._low if low_leads else self._high).popleft()
+            if self._expired(leader):
+                continue
+            self._bypassed = 0 if low_leads or not self._low else self._bypassed + 1
+            return leader
+        return None
+
+    def _expired(self, request: _Waiting) -> bool:
+        """Return whether its time-out has passed; if so, refuse it."""
+        if request.deadline_s is None or self._clock() < request.deadline_s:
+            return False
+        request.error = late()
+        request.gate.release()
+        return True
+
+
+def _shares(outputs: Arrays, counts: Sequence[int]) -> Iterator[Arrays]:
+    """Yield each request's part of a batch's outputs, as views; `counts` are the requests' items."""
+    at = 0
+    for items in counts:
+        yield [array[at : at + items] for array in outputs]
+        at += items
+
+
+def _items(batch: list[_Waiting]) -> int:
+    return sum(request.items for request in batch)
+
+
+def _closed_gate() -> threading.Lock:
+    gate = threading.Lock()
+    gate.acquire()
+    return gate
+
+
+def _failed(error: Exception) -> EngineFailed:
+    return EngineFailed(f"the engine failed: {type(error).__name__}: {error}")
+
+
+def late() -> DeadlineExceeded:
+    """Return the error of a request whose time-out passed before its turn came."""
+    return DeadlineExceeded(
+        "the request's time-out passed while it waited for the engine; send less or allow more time"
+    )

@@ -1,0 +1,215 @@
+"""The near cache: it answers a frame with the answer to an earlier, nearly equal one. Off by default; for cameras.
+
+A frame's signature is its luma (ITU-R BT.601 weights) in at most GRID x GRID cells, each the mean of up to 4 x 4
+sampled pixels. The distance of two frames is the largest difference of any one cell, as a share of the range of
+values: a small thing that moves changes its cell, while a mean over the frame would hide it. A kept signature never
+follows the frames that it answers, so a slow change cannot carry an old answer along.
+
+The engine also answers the first PROBATION near hits, and later one in SAMPLE_EVERY, and the two answers are compared.
+If fewer than FLOOR of them agree, the near cache forgets everything, turns itself off for a while, and starts anew.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgert.backoff import Backoff, doubling
+from edgert.checks.status import NearCacheStatus
+from edgert.tensors import TensorSpec
+from edgert.worker.shadow.agreement import compare
+
+GRID = 16
+SAMPLES_PER_CELL = 4  # in each direction
+ENTRIES_MAX = 16
+SAMPLE_EVERY = 50
+PROBATION = 10
+WINDOW = 50  # comparisons that the agreement is judged by
+FLOOR = 0.95
+OFF_S = 60.0
+OFF_S_MAX = 3600.0
+LUMA = (0.299, 0.587, 0.114)
+
+Arrays = list[NDArray[Any]]
+
+
+class NearLookup(NamedTuple):
+    """The signature of a frame, and the answer of the nearest kept frame within the distance, or None.
+
+    If it is `sampled`, ask the engine too, and give its answer to `compared`.
+    """
+
+    signature: NDArray[np.float32]
+    outputs: Arrays | None
+    sampled: bool
+
+
+class _Entry(NamedTuple):
+    signature: NDArray[np.float32]
+    outputs: Arrays
+    born_s: float
+
+
+class NearCache:
+    """Answers single items of a model whose first input is an image. Every method is thread-safe.
+
+    Frames within `distance`, in 0 ... 1 of `value_range`, share an answer. `scores` is the index of the output with
+    class scores, if there is one.
+    """
+
+    def __init__(
+        self,
+        image: TensorSpec,
+        distance: float,
+        value_range: float,
+        ttl_s: float,
+        scores: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        axes = image_axes(image)
+        assert axes is not None, "the caller asks image_axes first"
+        self._channels = axes
+        self._distance, self._scale, self._ttl_s = distance, 1.0 / (value_range or 1.0), ttl_s
+        self._scores, self._clock = scores, clock
+        self._mutex = threading.Lock()
+        self._entries: deque[_Entry] = deque(maxlen=ENTRIES_MAX)
+        self._recent: deque[bool] = deque(maxlen=WINDOW)
+        self._until_sample = 0
+        self._probation = PROBATION
+        self._backoff, self._off_until_s = Backoff(doubling(OFF_S, OFF_S_MAX)), 0.0
+        self.lookups = self.hits = self.sampled = self.agreed = 0
+        self._distance_sum = self._distance_max = 0.0
+
+    @property
+    def on(self) -> bool:
+        return self._clock() >= self._off_until_s
+
+    def look(self, image: NDArray[Any]) -> NearLookup:
+        """Look up `image`: one item of the model's first input, with its batch axis."""
+        signature = self.signature(image)
+        with self._mutex:
+            self.lookups += 1
+            entry, distance = self._nearest(signature)
+            if entry is None:
+                return NearLookup(signature, None, False)
+            if self._probation or self._until_sample <= 0:
+                self._until_sample = SAMPLE_EVERY
+                return NearLookup(signature, entry.outputs, True)
+            self._until_sample -= 1
+            self.hits += 1
+            self._distance_sum += distance
+            self._distance_max = max(self._distance_max, distance)
+            return NearLookup(signature, entry.outputs, False)
+
+    def keep(self, lookup: NearLookup, outputs: Sequence[NDArray[Any]]) -> None:
+        """Keep the engine's answer to a frame that was near to none."""
+        kept = [array.copy() for array in outputs]
+        for array in kept:
+            array.flags.writeable = False
+        with self._mutex:
+            self._entries.append(_Entry(lookup.signature, kept, self._clock()))
+
+    def compared(self, lookup: NearLookup, outputs: Sequence[NDArray[Any]]) -> None:
+        """Compare the kept answer with the engine's."""
+        assert lookup.outputs is not None, "only a near hit can be compared"
+        agrees = compare(lookup.outputs, outputs, self._scores).agrees
+        with self._mutex:
+            self.sampled += 1
+            self.agreed += agrees
+            self._recent.append(agrees)
+            self._probation = max(0, self._probation - 1)
+            wrong = len(self._recent) - sum(self._recent)
+            # More than FLOOR allows over the whole window; before it is full, more than it could still make good.
+            if wrong > (1 - FLOOR) * max(len(self._recent), 2 * PROBATION):
+                self._turn_off()
+            elif len(self._recent) == WINDOW:
+                self._backoff.reset()
+
+    def signature(self, image: NDArray[Any]) -> NDArray[np.float32]:
+        """Return GRID x GRID means of luma (fewer for a smaller image), flat, as shares of the value range."""
+        frame = image[0]
+        if self._channels == 0:
+            frame = np.moveaxis(frame, 0, -1)
+        height, width = frame.shape[:2]
+        rows, columns = _samples(height), _samples(width)
+        sampled = frame[rows][:, columns].astype(np.float32)
+        weights = np.array(LUMA, np.float32) if sampled.shape[2] >= 3 else np.ones(1, np.float32)
+        luma = sampled[:, :, : len(weights)] @ weights
+        down, across = min(GRID, height), min(GRID, width)
+        cells = luma.reshape(down, len(rows) // down, across, len(columns) // across).mean(axis=(1, 3))
+        signature: NDArray[np.float32] = (cells.ravel() * self._scale).astype(np.float32)
+        return signature
+
+    def figures(self) -> dict[str, float]:
+        """Return the telemetry."""
+        with self._mutex:
+            return {
+                "near_lookup_total": self.lookups,
+                "near_hit_total": self.hits,
+                "near_sampled_total": self.sampled,
+                "near_agree_total": self.agreed,
+                "near_distance_max": round(self._distance_max, 5),
+            }
+
+    def status(self) -> NearCacheStatus:
+        with self._mutex:
+            return NearCacheStatus(
+                on=self.on,
+                why=self._why(),
+                distance=self._distance,
+                lookups=self.lookups,
+                hits=self.hits,
+                hit_rate=round(self.hits / self.lookups, 4) if self.lookups else 0.0,
+                distance_mean=round(self._distance_sum / self.hits, 5) if self.hits else 0.0,
+                distance_max=round(self._distance_max, 5),
+                sampled=self.sampled,
+                agreed=self.agreed,
+                agreement=round(self.agreed / self.sampled, 4) if self.sampled else None,
+            )
+
+    def _why(self) -> str:
+        if not self.on:
+            return f"off: fewer than {FLOOR:.0%} of the sampled answers agreed; on again in {self._off_until_s - self._clock():.0f} s"
+        if self._probation:
+            return f"on probation: {self._probation} more near hits are computed and compared"
+        return f"one near hit in {SAMPLE_EVERY} is computed and compared"
+
+    def _nearest(self, signature: NDArray[np.float32]) -> tuple[_Entry | None, float]:
+        """Return the nearest kept frame within the distance, and how far it is; drop expired ones."""
+        now_s = self._clock()
+        while self._entries and now_s - self._entries[0].born_s > self._ttl_s:
+            self._entries.popleft()
+        best: _Entry | None = None
+        least = self._distance
+        for entry in self._entries:
+            distance = float(np.abs(entry.signature - signature).max())
+            if distance <= least:
+                best, least = entry, distance
+        return best, least
+
+    def _turn_off(self) -> None:
+        self._off_until_s = self._clock() + self._backoff.failed()
+        self._entries.clear()
+        self._recent.clear()
+        self._probation, self._until_sample = PROBATION, 0
+
+
+def image_axes(spec: TensorSpec) -> int | None:
+    """Return the axis of an item with the channels: 0 or 2; None if `spec` is not a batch of images of one size."""
+    item = spec.item_shape
+    if len(item) != 3 or spec.shape[0] not in (-1, 1) or min(item) < 1:
+        return None
+    return next((axis for axis in (2, 0) if item[axis] in (1, 3, 4)), None)
+
+
+def _samples(length: int) -> NDArray[np.intp]:
+    """Return the rows (or columns) to sample: SAMPLES_PER_CELL for each cell, spread evenly, or all."""
+    cells = min(GRID, length)
+    count = cells * min(SAMPLES_PER_CELL, length // cells)
+    return ((np.arange(count) + 0.5) * length / count).astype(np.intp)

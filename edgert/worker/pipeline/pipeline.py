@@ -1,0 +1,420 @@
+"""One request through the model: cache -> preprocess -> batcher and engine -> postprocess.
+
+Each stage takes arrays and returns arrays; its time is measured in nanoseconds.
+
+The prediction cache has the client's bytes as its key and the client's answer as its value, so a hit costs neither the
+decoding of an image nor the suppression of boxes. The near cache compares the model's input and keeps the model's own
+outputs, so it comes after preprocessing: in an image of another size, the same boxes are at other places.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgert.engines.padding import Padder
+from edgert.errors import RequestError
+from edgert.processing.placement import Placement
+from edgert.processing.postprocess import Postprocessor
+from edgert.processing.preprocess import Preprocessor
+from edgert.processing.preprocessors import preprocessor
+from edgert.processing.signals import SignalPreprocessor
+from edgert.processing.text import TextPreprocessor
+from edgert.protocol import wire
+from edgert.protocol.arrays import from_wire
+from edgert.tensors import StageTimes, TensorSpec, batchable, fits
+from edgert.versions.installed import read_file
+from edgert.worker.loading.model import LoadedModel
+from edgert.worker.pipeline.batcher import Batcher, EngineAnswer
+from edgert.worker.pipeline.cache import PredictionCache, tag_of
+from edgert.worker.pipeline.near_cache import NearCache
+from edgert.worker.pipeline.session_memory import Memory, MemoryForm
+from edgert.worker.shadow.shadow import Shadow
+
+ITEMS_MAX = 1024
+SHARED_ITEMS = 8
+FRAME_BYTES_MIN = 64 * 1024
+SHARED_BYTES_MIN = 256 * 1024
+SHARED_BYTES_MIN_IMAGES = 8 * 1024**2  # a 1080p frame
+
+Arrays = list[NDArray[Any]]
+_new = tuple.__new__  # makes a NamedTuple without the Python function in between
+
+
+class ModelInputs(NamedTuple):
+    """The tensors of a request as arrays; valid for every request whose tensors are at the same place.
+
+    `raw`: they hold an image, a signal or a text that needs preprocessing. `tag` stands for dtypes and shapes.
+    """
+
+    arrays: Arrays
+    items: int
+    raw: bool
+    tag: bytes
+
+
+class Answer(NamedTuple):
+    """The content of a RESULT frame; `outputs[i]` is tensor `numbers[i]`."""
+
+    outputs: Arrays
+    numbers: list[int]
+    batch: int
+    flags: int
+    stages: StageTimes
+
+
+@dataclass(slots=True)
+class _Request:
+    """One request under way: `arrays` are the client's, then the model's. Durations are nanoseconds.
+
+    `memory` is the session's, before and then after; None outside of a session.
+    """
+
+    arrays: Arrays
+    items: int
+    raw: bool
+    tag: bytes
+    deadline_s: float | None
+    high: bool
+    came_ns: int
+    memory: Memory | None = None
+    placements: list[Placement] | None = None
+    windows: list[int] | None = None
+    preprocess_ns: int = 0
+    postprocess_ns: int = 0
+
+
+class Pipeline:
+    """Serves one loaded model. `infer` may be called from many threads at once."""
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        batcher: Batcher,
+        cache: PredictionCache,
+        near: NearCache | None = None,
+        shadows: Sequence[Shadow] = (),
+    ) -> None:
+        manifest = model.version.manifest
+        self.inputs = manifest.app_inputs
+        self._batcher, self._cache = batcher, cache
+        self._near, self._shadows = near, tuple(shadows)
+        self._batchable = batchable(manifest.inputs)
+        self._padder: Padder | None = None
+        if manifest.buckets is not None:
+            self._padder = Padder(manifest.buckets, manifest.inputs, manifest.outputs)
+        self._image = 0  # the index of the input that is preprocessed
+        self._pre: Preprocessor | SignalPreprocessor | TextPreprocessor | None = None
+        # The inputs of a request with raw input: a text stands for several of the model's.
+        self._sent = [i for i, spec in enumerate(self.inputs) if spec.name in manifest.sent_inputs]
+        if (rule := manifest.input_rule) is not None:
+            self._image = next(i for i, s in enumerate(self.inputs) if s.name == rule.input)
+            self._pre = preprocessor(rule, self.inputs, lambda path: read_file(model.version, path))
+        self.memory_form = MemoryForm(manifest, self._pre)
+        self._in_turn = self.memory_form.in_turn
+        self._post: Postprocessor | None = None
+        computed = manifest.outputs
+        self._labels: tuple[str, ...] = ()
+        if any((manifest.classify, manifest.detect, manifest.ctc, manifest.embed)):
+            self._post = Postprocessor(manifest)
+            computed, self._labels = self._post.outputs, self._post.labels
+        self._bare = self._post is None and not self._in_turn
+        states = {one.output for one in manifest.state}
+        places = [i for i, spec in enumerate(computed) if spec.name not in states]
+        self.outputs = tuple(self._any_number(computed[i]) for i in places)
+        # Which computed outputs are sent, and their indices in `outputs`, by whether the inputs are raw.
+        sent = [places if self._post is None else self._post.sent(raw) for raw in (False, True)]
+        self._places = tuple([i for i in places if i in each] for each in sent)
+        self._numbers = tuple([places.index(i) for i in each] for each in self._places)
+        item_bytes = [sum(map(self._item_bytes, specs)) for specs in (self.inputs, self.outputs)]
+        self._item_bytes_max = max(item_bytes)
+
+    def frame_bytes_max(self, configured_bytes: int) -> int:
+        """Return the largest frame that this model needs, at most `configured_bytes`."""
+        specs = (*self.inputs, *self.outputs)
+        open_ended = self._padder is None and any(n == -1 for spec in specs for n in spec.item_shape)
+        if open_ended or self._pre is not None:  # an image may be larger than the model's input
+            return configured_bytes
+        return min(configured_bytes, FRAME_BYTES_MIN + ITEMS_MAX * self._item_bytes_max + self.memory_form.size_bytes)
+
+    @property
+    def shared_bytes(self) -> int:
+        """The size of a half of a client's shared memory: room for eight items in or out."""
+        images = self._pre is not None and self._pre.of_images
+        return max(SHARED_BYTES_MIN_IMAGES if images else SHARED_BYTES_MIN, SHARED_ITEMS * self._item_bytes_max)
+
+    def welcome(self) -> dict[str, Any]:
+        """Return the description of the model that a client gets when it connects."""
+        value: dict[str, Any] = {
+            "inputs": [spec.as_json() for spec in self.inputs],
+            "outputs": [spec.as_json() for spec in self.outputs],
+        }
+        if self._pre is not None:
+            named = {"input": self._pre.frames, "integers": self._pre.integers, "files": self._pre.files}
+            if isinstance(self._pre, TextPreprocessor):
+                named = {"text": self._pre.files}
+            value["preprocess"] = {name: form.as_json() for name, form in named.items() if form is not None}
+            if self.memory_form.pre is not None:
+                value["preprocess"]["step"] = self.memory_form.pre.step
+            if len(self._sent) < len(self.inputs):
+                made = [spec.name for i, spec in enumerate(self.inputs) if i not in self._sent or i == self._image]
+                value["preprocess"]["text_for"] = made
+        if self._labels and sum(map(len, self._labels)) < wire.META_BYTES_MAX // 8:
+            value["labels"] = list(self._labels)
+        return value
+
+    def read(self, tensors: tuple[wire.WireTensor, ...]) -> ModelInputs:
+        """Return a frame's tensors as arrays, without a copy. Raises RequestError if the model does not take them."""
+        numbers = self._sent if len(tensors) == len(self._sent) else range(len(self.inputs))
+        if len(tensors) != len(numbers):
+            raise RequestError(f"the model takes {len(self.inputs)} inputs, the request has {len(tensors)}")
+        arrays, raw = [], False
+        for tensor, i in zip(tensors, numbers, strict=True):
+            spec, forms = self.inputs[i], self._forms(i, len(numbers))
+            if tensor.number != i or not any(fits(form, tensor.datatype, tensor.shape) for form in forms):
+                wanted = " or ".join(f"{form.datatype} {list(form.shape)}" for form in forms)
+                raise RequestError(
+                    f"input {i} ({spec.name!r}) takes {wanted}, got {tensor.datatype} {list(tensor.shape)}"
+                )
+            arrays.append(from_wire(tensor))
+            if self._pre is not None and i == self._image:
+                raw = self._pre.wants(arrays[-1])
+        return ModelInputs(arrays, self._items(arrays), raw, tag_of(arrays))
+
+    def _forms(self, number: int, count: int) -> tuple[TensorSpec, ...]:
+        """Return what input `number` may be in a request of `count` tensors."""
+        if self._pre is None or number != self._image:
+            return (self.inputs[number],)
+        if len(self._sent) == len(self.inputs):
+            return self._pre.forms
+        return self._pre.forms[1:] if count == len(self._sent) else self._pre.forms[:1]
+
+    def is_bare(self, inputs: ModelInputs, flags: int) -> bool:
+        """Return whether the request needs the engine only: no cache, no pre- and no postprocessing."""
+        cached = not flags & wire.FLAG_NO_CACHE and (self._cache.on or self._near is not None)
+        return not cached and not inputs.raw and self._bare
+
+    def infer(self, inputs: ModelInputs, flags: int, came_ns: int, deadline_s: float | None) -> Answer:
+        """Answer one request that came at `came_ns` with the frame's `flags`. Raises EdgeRTError for the client."""
+        began_ns = time.perf_counter_ns()
+        high = flags & wire.FLAG_HIGH_PRIORITY != 0
+        cached = not flags & wire.FLAG_NO_CACHE and (self._cache.on or self._near is not None)
+        if not cached and not inputs.raw and self._bare:  # as `is_bare`
+            engine = self._ask_engine(inputs.arrays, inputs.items, deadline_s, high, came_ns)
+            return self._bare_answer(engine, (began_ns - came_ns) // 1000, engine.queue_ns // 1000)
+        request = _Request(*inputs, deadline_s, high, came_ns)
+        cache_ns = hit_flags = 0
+        if not cached:
+            engine = self._run(request)
+        else:
+            ask = self._ask_cache if self._near is None or request.items != 1 else self._ask_near
+            engine, hit_flags = ask(request)
+            around_ns = engine.queue_ns + engine.engine_ns + request.preprocess_ns + request.postprocess_ns
+            cache_ns = time.perf_counter_ns() - began_ns - around_ns
+        return self._answer(request, engine, began_ns, cache_ns, hit_flags)
+
+    def infer_next(
+        self, inputs: ModelInputs, flags: int, came_ns: int, deadline_s: float | None, memory: Memory
+    ) -> tuple[Answer, Memory]:
+        """Answer a request of the session that has `memory`, as `infer` without caches; also return its memory then."""
+        began_ns = time.perf_counter_ns()
+        high = flags & wire.FLAG_HIGH_PRIORITY != 0
+        request = _Request(*inputs, deadline_s, high, came_ns, memory)
+        answer = self._answer(request, self._run(request), began_ns)
+        return answer, request.memory or memory
+
+    def _answer(
+        self, request: _Request, engine: EngineAnswer, began_ns: int, cache_ns: int = 0, hit_flags: int = 0
+    ) -> Answer:
+        stages = StageTimes(
+            decode_us=(began_ns - request.came_ns) // 1000,
+            preprocess_us=request.preprocess_ns // 1000,
+            cache_us=cache_ns // 1000,
+            queue_us=engine.queue_ns // 1000,
+            engine_us=engine.engine_ns // 1000,
+            postprocess_us=request.postprocess_ns // 1000,
+        )
+        return Answer(engine.outputs, self._numbers[request.raw], engine.batch, hit_flags, stages)
+
+    def infer_together(
+        self, requests: Sequence[ModelInputs], times_ns: Sequence[tuple[int, int]], deadline_s: float | None
+    ) -> list[Answer]:
+        """Answer bare requests in one run of the engine; `times_ns` holds when each came and when it was read.
+
+        Several requests have at most as many items as the batcher's cap. Only one thread may call this. Raises
+        EdgeRTError, which is then the answer to all of them.
+        """
+        began_ns = time.perf_counter_ns()
+        engines = self._batcher.infer_together([(one.arrays, one.items) for one in requests], deadline_s)
+        answers = []
+        for one, engine, (came_ns, read_ns) in zip(requests, engines, times_ns, strict=True):
+            for shadow in self._shadows:
+                shadow.offer(one.arrays, engine.outputs)
+            queue_us = (began_ns - read_ns + engine.queue_ns) // 1000
+            answers.append(self._bare_answer(engine, (read_ns - came_ns) // 1000, queue_us))
+        return answers
+
+    def _bare_answer(self, engine: EngineAnswer, decode_us: int, queue_us: int) -> Answer:
+        outputs, _, engine_ns, batch = engine
+        stages = _new(StageTimes, (decode_us, 0, 0, queue_us, engine_ns // 1000, 0))
+        return _new(Answer, (outputs, self._numbers[0], batch, 0, stages))
+
+    def _run(self, request: _Request) -> EngineAnswer:
+        """Return the client's answer, computed by the engine."""
+        self._preprocess(request)
+        if not request.items:  # a session's windows are not complete yet
+            empty = [np.empty((0, *(max(0, n) for n in spec.item_shape)), spec.dtype) for spec in self.outputs]
+            return EngineAnswer([empty[i] for i in self._numbers[request.raw]], 0, 0, 0)
+        if self._in_turn:
+            return self._postprocessed(request, self._ask_in_turn(request))
+        answer = self._ask_engine(request.arrays, request.items, request.deadline_s, request.high, request.came_ns)
+        return self._postprocessed(request, answer)
+
+    def _ask_in_turn(self, request: _Request) -> EngineAnswer:
+        """Run the items one after the other, each with the state that the one before it left."""
+        form, memory = self.memory_form, request.memory or self.memory_form.first
+        state, answers = memory.state, []
+        for i in range(request.items):
+            arrays = form.with_state([array[i : i + 1] for array in request.arrays], state)
+            answers.append(self._ask_engine(arrays, 1, request.deadline_s, request.high, request.came_ns))
+            state = form.state_of(answers[-1].outputs)
+        if request.memory is not None:
+            request.memory = memory._replace(state=state)
+        if len(answers) == 1:
+            return answers[0]
+        outputs = [np.concatenate(parts) for parts in zip(*(one.outputs for one in answers), strict=True)]
+        queue_ns, engine_ns = sum(one.queue_ns for one in answers), sum(one.engine_ns for one in answers)
+        return EngineAnswer(outputs, queue_ns, engine_ns, max(one.batch for one in answers))
+
+    def _ask_engine(
+        self, arrays: Arrays, items: int, deadline_s: float | None, high: bool, came_ns: int
+    ) -> EngineAnswer:
+        if self._padder is None:
+            answer = self._batcher.infer(arrays, items, deadline_s, high, came_ns)
+        else:
+            length, padded = self._padder.length(arrays), self._padder.padded(arrays)
+            answer = self._batcher.infer(padded, items, deadline_s, high, came_ns)
+            answer = answer._replace(outputs=self._padder.cut(answer.outputs, length))
+        for shadow in self._shadows:
+            shadow.offer(arrays, answer.outputs)
+        return answer
+
+    def _preprocess(self, request: _Request) -> None:
+        if not request.raw:
+            return
+        assert self._pre is not None  # only it calls inputs raw
+        began_ns = time.perf_counter_ns()
+        given = dict(zip(self._sent, request.arrays, strict=True))
+        made: dict[int, NDArray[Any]] = {}
+        if isinstance(self._pre, TextPreprocessor):
+            tokens = self._pre(given[self._image])
+            made = {i: tokens[spec.name] for i, spec in enumerate(self.inputs) if spec.name in tokens}
+        elif request.memory is not None and (signals := self.memory_form.pre) is not None:
+            made[self._image] = self._next_windows(request, signals)
+        elif isinstance(self._pre, Preprocessor):
+            made[self._image], request.placements = self._pre(given[self._image], request.deadline_s)
+        else:
+            made[self._image], request.windows = self._pre(given[self._image], request.deadline_s)
+            if self.memory_form.first.state and len(request.windows or ()) > 1:
+                raise RequestError("a request of this model takes one signal, as its state goes from window to window")
+        request.arrays = [made[i] if i in made else given[i] for i in range(len(self.inputs))]
+        # A signal may hold several windows; in a session also none that is complete.
+        request.items = self._items(request.arrays) if len(made[self._image]) else 0
+        request.preprocess_ns = time.perf_counter_ns() - began_ns
+
+    def _next_windows(self, request: _Request, signals: SignalPreprocessor) -> NDArray[Any]:
+        """Return the model's tensor for the windows that a session's request completes, maybe none."""
+        assert request.memory is not None  # the caller has looked
+        windows, held, skip = signals.next_windows(
+            request.arrays[self._image], request.memory.held, request.memory.skip
+        )
+        request.memory = request.memory._replace(held=held, skip=skip)
+        request.windows = [len(windows)]
+        return signals.features(windows) if len(windows) else windows
+
+    def _postprocessed(self, request: _Request, answer: EngineAnswer) -> EngineAnswer:
+        """Return the outputs that are sent: the model's, and what the manifest's rules compute from them."""
+        if self._bare:
+            return answer
+        began_ns, computed = time.perf_counter_ns(), answer.outputs
+        if self._post is not None:
+            memory = request.memory
+            before = None if memory is None else memory.shares
+            computed = self._post(computed, request.placements, request.arrays, self._image, request.windows, before)
+            if memory is not None and before is not None and request.windows is not None:
+                request.memory = memory._replace(shares=self._post.last_shares(answer.outputs, before))
+        sent = [computed[i] for i in self._places[request.raw]]
+        request.postprocess_ns = time.perf_counter_ns() - began_ns
+        return answer._replace(outputs=sent)
+
+    def _ask_cache(self, request: _Request) -> tuple[EngineAnswer, int]:
+        """Return the answer, and the flags that tell whether it came from the cache or another request's run."""
+        cache, now = self._cache, time.perf_counter_ns
+        began_ns = now()
+        key = cache.key(request.arrays, request.tag)
+        outputs = cache.get(key, began_ns)
+        if outputs is not None:
+            return EngineAnswer(outputs, 0, 0, 0), wire.FLAG_CACHE_HIT
+        looked_ns = now()
+        runs: list[EngineAnswer] = []
+        run_ns = 0
+
+        def run_engine() -> Arrays:
+            nonlocal run_ns
+            asked_ns = now()
+            runs.append(self._run(request))
+            run_ns = now() - asked_ns
+            return runs[0].outputs
+
+        outputs, hit = cache.get_or_run(key, run_engine, request.deadline_s)
+        flags = wire.FLAG_CACHE_HIT if hit else 0
+        if not runs:
+            cache.judge(True, looked_ns - began_ns, 0)  # without the time that it waited for another's run
+            return EngineAnswer(outputs, 0, 0, 0), flags
+        answer = runs[0]
+        own_ns = answer.engine_ns * request.items // max(1, answer.batch)
+        cache.judge(False, now() - began_ns - run_ns, own_ns + request.preprocess_ns + request.postprocess_ns)
+        return answer._replace(outputs=outputs), flags
+
+    def _ask_near(self, request: _Request) -> tuple[EngineAnswer, int]:
+        """As `_ask_cache`, from the near cache. The engine answers a sampled hit, and the two answers are compared."""
+        cache = self._near
+        assert cache is not None  # the caller has looked
+        self._preprocess(request)
+        lookup = cache.look(request.arrays[0]) if cache.on and request.items == 1 else None
+        if lookup is not None and lookup.outputs is not None and not lookup.sampled:
+            hit = self._postprocessed(request, EngineAnswer(lookup.outputs, 0, 0, 0))
+            return hit, wire.FLAG_CACHE_HIT | wire.FLAG_NEAR_HIT
+        answer = self._ask_engine(request.arrays, request.items, request.deadline_s, request.high, request.came_ns)
+        if lookup is not None and lookup.sampled:
+            cache.compared(lookup, answer.outputs)
+        elif lookup is not None:
+            cache.keep(lookup, answer.outputs)
+        return self._postprocessed(request, answer), 0
+
+    def _any_number(self, spec: TensorSpec) -> TensorSpec:
+        """Return an output as answers have it: with an item for each one that ran, also of a model for one."""
+        return TensorSpec(spec.name, spec.datatype, (-1, *spec.item_shape)) if self._in_turn else spec
+
+    def _items(self, arrays: Arrays) -> int:
+        """Return the number of items in a request. Raises RequestError."""
+        if not (self._batchable or self._in_turn):
+            return 1
+        counts = {len(array) for array in arrays}
+        if len(counts) != 1:
+            raise RequestError(f"the inputs have batches of {sorted(counts)} items; give the same number on all")
+        if not 1 <= (count := counts.pop()) <= ITEMS_MAX:
+            raise RequestError(f"the request has {count} items; it may have 1 to {ITEMS_MAX}: split it")
+        return count
+
+    def _item_bytes(self, spec: TensorSpec) -> int:
+        """Return the bytes of one item, its descriptor and its padding; an axis of any length counts once."""
+        if self._padder is not None:
+            spec = self._padder.buckets.at(spec, self._padder.buckets.largest)
+        return math.prod(max(1, n) for n in spec.item_shape) * spec.dtype.itemsize + 2 * wire.ALIGNMENT

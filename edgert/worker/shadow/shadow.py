@@ -1,0 +1,229 @@
+"""Shadow: a sample of the live requests also goes through the FP32 reference, and the answers are compared.
+
+Theory of operation: a sampled request leaves a copy of its inputs and its answer in a queue of QUEUE_MAX and goes on; if
+the queue is full, no copy is made. A thread takes the copy to the process edgert.worker.shadow.shadow_process, which runs the
+reference at idle priority. It is a process because a thread of idle priority that holds Python's lock would delay the
+live ones, and because a reference that crashes then costs nothing else.
+
+The alarm is raised when the last WINDOW comparisons agree less often than `alarm`, and cleared when their agreement is
+half way from there to 1.
+"""
+
+from __future__ import annotations
+
+import queue
+import random
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+from edgert.checks.status import ShadowStatus
+from edgert.errors import EdgeRTError, Unavailable
+from edgert.protocol import wire
+from edgert.protocol.arrays import to_wire
+from edgert.protocol.frame_buffer import FrameBuffer
+from edgert.protocol.local_socket import send_all
+from edgert.worker.shadow.agreement import Agreement
+
+QUEUE_MAX = 1
+WINDOW = 50
+ALARM_MIN = 20  # comparisons before the alarm may go off
+RESTART_S = 60.0
+FRAME_BYTES_MAX = 1024**3
+
+Arrays = list[NDArray[Any]]
+
+
+class Reference(Protocol):
+    """Runs the reference."""
+
+    def compare(self, inputs: Arrays, outputs: Arrays) -> Agreement:
+        """Compare `outputs` with the reference's answer to `inputs`. Raises EdgeRTError."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Shadow:
+    """Compares a `share` of the answers given to `offer` with those of the reference that `open_reference` opens.
+
+    `notify` is called with (event, fields) when the alarm is raised and when it is cleared. `choose` returns numbers in
+    0 ... 1.
+    """
+
+    def __init__(
+        self,
+        open_reference: Callable[[], Reference],
+        share: float,
+        alarm: float,
+        notify: Callable[[str, Mapping[str, float]], None],
+        choose: Callable[[], float] = random.random,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._open_reference, self._share, self._alarm = open_reference, share, alarm
+        self._notify, self._choose, self._clock = notify, choose, clock
+        self._reference: Reference | None = None
+        self._closed_until_s = 0.0
+        self._queue: queue.Queue[tuple[Arrays, Arrays] | None] = queue.Queue(QUEUE_MAX)
+        self._recent: deque[Agreement] = deque(maxlen=WINDOW)
+        self._thread = threading.Thread(target=self._run, name="shadow", daemon=True)
+        self.sampled = self.agreed = self.dropped = self.failed = 0
+        self.alarmed = False
+        self.fault: str | None = None
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def offer(self, inputs: Sequence[NDArray[Any]], outputs: Sequence[NDArray[Any]]) -> None:
+        """Take every live answer, without waiting; one that is not sampled costs a tenth of a microsecond."""
+        if self._choose() >= self._share:
+            return
+        if self._queue.full():
+            self.dropped += 1
+            return
+        try:
+            self._queue.put_nowait(([a.copy() for a in inputs], [a.copy() for a in outputs]))
+        except queue.Full:
+            self.dropped += 1
+
+    def stop_sampling(self) -> None:
+        """Compare nothing that is offered from now on."""
+        self._share = 0.0
+
+    def close(self) -> None:
+        """End the reference; a request that waits is not compared."""
+        self._closed_until_s = float("inf")
+        if self._reference is not None:
+            self._reference.close()
+
+    def step(self, inputs: Arrays, outputs: Arrays) -> None:
+        """Compare one answer; the shadow's thread calls this for each sampled one."""
+        if self._clock() < self._closed_until_s:
+            self.dropped += 1
+            return
+        try:
+            if self._reference is None:
+                self._reference = self._open_reference()
+            agreement = self._reference.compare(inputs, outputs)
+        except EdgeRTError as error:
+            self._failed(error)
+            return
+        self.fault = None
+        self.sampled += 1
+        self.agreed += agreement.agrees
+        self._recent.append(agreement)
+        self._judge()
+
+    def figures(self) -> dict[str, float]:
+        """Return the telemetry. `drift` is by how much the last WINDOW answers agreed less than all."""
+        recent = list(self._recent)
+        share = sum(a.agrees for a in recent) / len(recent) if recent else 1.0
+        overall = self.agreed / self.sampled if self.sampled else 1.0
+        return {
+            "shadow_total": self.sampled,
+            "shadow_agree_total": self.agreed,
+            "shadow_dropped_total": self.dropped,
+            "shadow_agreement": round(share, 4),
+            "shadow_cosine_mean": round(sum(a.cosine for a in recent) / len(recent), 6) if recent else 1.0,
+            "shadow_cosine_min": round(min((a.cosine for a in recent), default=1.0), 6),
+            "shadow_drift": round(overall - share, 4),
+            "shadow_alarm": int(self.alarmed),
+        }
+
+    def status(self) -> ShadowStatus:
+        figures = self.figures()
+        return ShadowStatus(
+            on=self._clock() >= self._closed_until_s,
+            fault=self.fault,
+            share=self._share,
+            failed=self.failed,
+            total=self.sampled,
+            agree_total=self.agreed,
+            dropped_total=self.dropped,
+            agreement=figures["shadow_agreement"],
+            cosine_mean=figures["shadow_cosine_mean"],
+            cosine_min=figures["shadow_cosine_min"],
+            drift=figures["shadow_drift"],
+            alarm=self.alarmed,
+        )
+
+    def _run(self) -> None:
+        while (job := self._queue.get()) is not None:
+            self.step(*job)
+
+    def _judge(self) -> None:
+        figures = self.figures()
+        share = figures["shadow_agreement"]
+        if not self.alarmed and len(self._recent) >= ALARM_MIN and share < self._alarm:
+            self.alarmed = True
+            self._notify("shadow_alarm", self.figures())
+        elif self.alarmed and share >= self._alarm + (1 - self._alarm) / 2:
+            self.alarmed = False
+            self._notify("shadow_recovered", self.figures())
+
+    def _failed(self, error: EdgeRTError) -> None:
+        """Close a reference that failed or is gone; it is opened again after a while."""
+        self.failed += 1
+        self.fault = error.message
+        if self._reference is not None:
+            self._reference.close()
+            self._reference = None
+        self._closed_until_s = max(self._closed_until_s, self._clock() + RESTART_S)
+
+
+class ReferenceProcess:
+    """The reference in its own process, at idle priority. `order` is a LoadOrder's JSON. Raises Unavailable."""
+
+    def __init__(self, order: Mapping[str, Any]) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            command = [sys.executable, "-m", "edgert.worker.shadow.shadow_process", "--channel", str(theirs.fileno())]
+            try:
+                self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
+            except OSError as error:
+                ours.close()
+                raise Unavailable(f"cannot start the reference's process: {error.strerror}") from error
+        self._sock = ours
+        self._frames = FrameBuffer(FRAME_BYTES_MAX)
+        try:
+            self._sock.sendall(wire.json_frame(wire.HELLO, dict(order)))
+            self._receive()
+        except BaseException:
+            self.close()
+            raise
+
+    def compare(self, inputs: Arrays, outputs: Arrays) -> Agreement:
+        tensors = [to_wire(i, array) for i, array in enumerate((*inputs, *outputs))]
+        try:
+            send_all(self._sock, wire.frame(wire.INFER, tensors=tensors))
+        except OSError as error:
+            raise Unavailable(f"the reference's process is gone: {error}") from error
+        value = self._receive().json()
+        return Agreement(bool(value["agrees"]), float(value["cosine"]))
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._sock.close()
+
+    def _receive(self) -> wire.Frame:
+        """Return the next frame. Raises the error of an ERROR frame, and Unavailable at the end."""
+        while True:
+            try:
+                count = self._sock.recv_into(self._frames.room)
+            except OSError as error:
+                raise Unavailable(f"the reference's process is gone: {error}") from error
+            if not count:
+                raise Unavailable(f"the reference's process ended with {self._process.poll()}")
+            if (received := self._frames.feed(count)) is not None:
+                break
+        if received.kind == wire.ERROR:
+            raise wire.error_of(received)
+        return received

@@ -1,0 +1,106 @@
+"""The reference's process: one session of the FP32 artifact, at idle priority, beside a live worker.
+
+With `as_served` in the order, it loads a version as a worker would: the first of its artifacts that loads.
+
+It receives the load order as a HELLO frame and answers WELCOME or ERROR. Then it receives INFER frames with a request's
+inputs and its live answer, and returns RESULT frames that tell how far the reference agrees. It ends with its channel.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import socket
+from pathlib import Path
+from typing import Any
+
+# The functions below import heavy modules, so that the imports run at idle priority.
+
+THREADS = 1  # more would take more cores from the live engine at once
+
+
+def main() -> None:
+    """Run `python -m edgert.worker.shadow.shadow_process`."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--channel", type=int, required=True)
+    end = socket.socket(fileno=parser.parse_args().channel)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _lower_priority()
+    with contextlib.suppress(OSError):  # the worker is gone
+        _serve(end)
+    os._exit(0)  # some engines' own threads make the orderly exit slow or fatal
+
+
+def _lower_priority() -> None:
+    """Run only while a processor is idle, and be the first process to end when memory runs out."""
+    os.nice(19)
+    with contextlib.suppress(OSError):  # some sandboxes refuse; nice remains
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
+
+
+def _serve(end: socket.socket) -> None:
+    from edgert.errors import EdgeRTError
+    from edgert.protocol import wire
+    from edgert.protocol.frame_buffer import FrameBuffer
+    from edgert.worker.shadow.shadow import FRAME_BYTES_MAX
+
+    frames = FrameBuffer(FRAME_BYTES_MAX)
+    compare: Any = None
+    while True:
+        count = end.recv_into(frames.room)
+        if not count:
+            return
+        received = frames.feed(count)
+        if received is None:
+            continue
+        try:
+            if compare is None:
+                compare = _open(received.json())
+                end.sendall(wire.json_frame(wire.WELCOME, {}))
+            else:
+                end.sendall(wire.json_frame(wire.RESULT, compare(received.tensors)))
+        except EdgeRTError as error:
+            end.sendall(wire.error_frame(error))
+
+
+def _open(order: dict[str, Any]) -> Any:
+    """Load the reference; return the function that compares the tensors of an INFER frame with its answer."""
+    from edgert.bundle.manifest import ArtifactEntry
+    from edgert.checks.golden_samples import load_checked
+    from edgert.config import StateDir, read_config
+    from edgert.engines import EngineOptions, Session
+    from edgert.errors import BundleError
+    from edgert.protocol.arrays import from_wire
+    from edgert.versions.installed import first_working, load_version
+    from edgert.worker.shadow.agreement import compare, scores_output
+
+    state = StateDir(Path(order["state"]))
+    version = load_version(Path(order["folder"]), order["digest"], read_config(state))
+    options = EngineOptions(threads=THREADS, cache_dir=state.cache)
+
+    def opened(artifact: ArtifactEntry) -> Session:
+        return load_checked(version, artifact, options)[0]
+
+    if order.get("as_served"):
+        session = first_working(version, opened).value
+    elif version.reference is None:
+        raise BundleError("the bundle has no reference artifact for this device; build it with --with-reference")
+    else:
+        session = opened(version.reference)
+    manifest = version.manifest
+    scores = scores_output(manifest)
+    count = len(manifest.inputs)
+
+    def compared(tensors: Any) -> dict[str, Any]:
+        arrays = [from_wire(tensor) for tensor in tensors]
+        return compare(arrays[count:], session.run(arrays[:count]), scores)._asdict()
+
+    return compared
+
+
+if __name__ == "__main__":
+    main()

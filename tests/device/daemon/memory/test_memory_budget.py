@@ -1,0 +1,121 @@
+"""The budget admits a version, makes room for it, or refuses one that can never fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from edgert.daemon.memory.memory_budget import IDLE_S_MIN, Claim, MemoryBudget, Room, make_room
+from edgert.daemon.memory.worker_sizes import LearnedSizes
+from edgert.daemon.model.model_service import ModelService
+from edgert.daemon.workers.worker_set import WorkerSet
+from edgert.errors import Unavailable
+from edgert.versions.slot_store import SlotStore
+from edgert.versions.slots import SlotState, State, Version
+from tests.support.workers import FakeWorker
+
+NOW = 1000.0
+
+
+class World:
+    """Services with fake workers, sizes on disk, and a clock."""
+
+    def __init__(self, folder: Path, limit_mb: float) -> None:
+        self.folder, self.unloaded = folder, list[str]()
+        self.services: dict[str, ModelService] = {}
+        self.sizes = LearnedSizes(folder / "learned")
+        self.budget = MemoryBudget(limit_mb, self.sizes, self.services, lambda: 1000.0)
+
+    def add(self, model: str, mb: float = 0.0, used_at_s: float = 0.0, **changes: Any) -> ModelService:
+        """A model whose worker uses `mb`; 0 for none."""
+        workers = WorkerSet(lambda: 1000.0, lambda order, version, now_s: FakeWorker(version, now_s))
+        if mb:
+            worker = cast(FakeWorker, workers.start({}, version_of(model)))
+            workers.switch()
+            worker.now_mb, worker.connected_at_s = mb, used_at_s
+        service = SimpleNamespace(
+            model=model,
+            pinned=changes.get("pinned", False),
+            trial=SimpleNamespace(in_progress=changes.get("on_trial", False)),
+            workers=workers,
+            store=SlotStore(self.folder / model),
+            unload=lambda reason: self.unloaded.append(model),
+        )
+        self.services[model] = cast(ModelService, service)
+        return self.services[model]
+
+    def admit(self, service: ModelService) -> bool:
+        return self.budget.admit(service, SlotState(State.STEADY, "a", a=version_of(service.model)))
+
+
+def version_of(model: str) -> Version:
+    return Version(1, model.ljust(64, "0"), good=True)
+
+
+def test_without_a_limit_everything_is_admitted(tmp_path: Path) -> None:
+    world = World(tmp_path, 0)
+    world.add("large", 10_000.0)
+    assert world.admit(world.add("new"))
+    assert world.sizes.of(version_of("large").digest) is None, "and nothing is measured"
+
+
+def test_the_least_recently_used_model_makes_room(tmp_path: Path) -> None:
+    world = World(tmp_path, 100)
+    for model, used_at_s in (("early", 10.0), ("late", 20.0)):
+        world.add(model, 40.0, used_at_s)
+    assert not world.admit(world.add("new"))
+    assert world.unloaded == ["early"]
+    assert world.sizes.of(version_of("early").digest) == 40.0, "its size is known from now on"
+
+
+def test_a_model_on_trial_stays(tmp_path: Path) -> None:
+    world = World(tmp_path, 100)
+    world.add("trial", 70.0, on_trial=True)
+    assert not world.admit(world.add("new"))
+    assert world.unloaded == []
+
+
+def test_beside_pinned_models_an_estimate_alone_refuses_nothing(tmp_path: Path) -> None:
+    world = World(tmp_path, 100)
+    world.add("pinned", 70.0, pinned=True)
+    assert world.admit(world.add("new")), "a new version is estimated with 40 MB"
+
+
+def test_the_worker_that_a_new_version_replaces_does_not_count(tmp_path: Path) -> None:
+    world = World(tmp_path, 100)
+    assert world.admit(world.add("echo", 90.0))
+
+
+def test_a_version_that_is_known_to_be_too_large_is_refused(tmp_path: Path) -> None:
+    world = World(tmp_path, 100)
+    world.add("pinned", 30.0, pinned=True)
+    world.sizes.learn(version_of("new").digest, 80.0)
+    with pytest.raises(Unavailable, match="needs 80 MB, the budget leaves 70 MB beside pinned models"):
+        world.admit(world.add("new"))
+
+
+def claim(model: str, mb: float, idle_s: float = 100.0, **kinds: bool) -> Claim:
+    return Claim(model, mb, NOW - idle_s, **kinds)
+
+
+@pytest.mark.parametrize(
+    ("need", "claims", "room"),
+    [
+        (50, [], Room(True)),
+        (50, [claim("a", 50)], Room(True)),
+        (50, [claim("a", 60)], Room(False, ("a",))),
+        (50, [claim("new", 40, 5), claim("old", 40, 9)], Room(False, ("old",))),
+        (90, [claim("new", 40, 5), claim("old", 40, 9)], Room(False, ("old", "new"))),
+        (50, [claim("a", 60, fixed=True)], Room(False)),
+        (50, [claim("a", 60, idle_s=IDLE_S_MIN / 2)], Room(False)),
+        (50, [claim("a", 60, leaving=True)], Room(False)),
+        (50, [claim("pinned", 30, fixed=True), claim("a", 40)], Room(False, ("a",))),
+        (80, [claim("pinned", 30, fixed=True), claim("a", 40)], Room(False)),
+    ],
+    ids=["empty", "fits", "one-goes", "oldest-goes", "two-go", "fixed", "in-use", "on-its-way", "beside", "in-vain"],
+)
+def test_the_least_recently_used_go_and_only_as_many_as_must(need: float, claims: list[Claim], room: Room) -> None:
+    assert make_room(need, 100, claims, NOW) == room

@@ -1,0 +1,340 @@
+"""A model service follows its slots through loads, swaps, crashes, quarantine and memory, with workers that are fakes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from edgert.config import DeviceConfig, StateDir, parse_config
+from edgert.daemon.model.crashes import CRASHES_MAX, QUARANTINE_PAUSES_S, RESTART_PAUSES_S
+from edgert.daemon.model.model_service import ROOM_S_MAX, STABLE_S, ModelService
+from edgert.daemon.model.model_state import ModelState
+from edgert.daemon.model.slot_writer import BUSY_RETRY_S
+from edgert.daemon.workers.worker_set import LOAD_S_MAX, STUCK_S
+from edgert.errors import EdgeRTError, ModelNotFound, ShuttingDown, Unavailable
+from edgert.versions.slot_store import SlotStore
+from edgert.versions.slots import SlotState, State, Trial, Version
+from tests.support.workers import FakeWorker, connected, ready_message
+
+OLD, NEW = Version(1, "old", good=True), Version(2, "new", good=False)
+STEADY = SlotState(State.STEADY, "a", a=OLD, ratchet=1)
+
+
+class World:
+    """A service with slots on disk, a clock and workers of its own."""
+
+    def __init__(self, folder: Path, serving: str = "") -> None:
+        self.now_s = 1000.0
+        self.state = StateDir(folder)
+        self.store = SlotStore(self.state.models / "echo")
+        self.store.folder.mkdir(parents=True)
+        self.workers: list[FakeWorker] = []
+        self.events: list[tuple[str, dict[str, Any]]] = []
+        self.room: bool | EdgeRTError = True
+        self.cannot_start = False
+        config: DeviceConfig = parse_config(f'device = "d"\nprofile = "p"\nmachine = "m"\n[serving]\n{serving}', "test")
+        self.service = ModelService(
+            "echo",
+            self.state,
+            config,
+            "boot",
+            lambda service, worker: None,
+            lambda event, model, fields: self.events.append((event, fields)),
+            self._admit,
+            lambda: self.now_s,
+            self._start,
+        )
+
+    def _admit(self, service: ModelService, slots: SlotState) -> bool:
+        if isinstance(self.room, EdgeRTError):
+            raise self.room
+        return self.room
+
+    def _start(self, order: dict[str, Any], version: Version, now_s: float) -> FakeWorker:
+        if self.cannot_start:
+            raise OSError(12, "Cannot allocate memory")
+        self.workers.append(FakeWorker(version, now_s, pid=len(self.workers) + 1))
+        return self.workers[-1]
+
+    def slots(self, slots: SlotState) -> list[EdgeRTError | None]:
+        """Change the slots as a command does; what the command is told."""
+        self.store.commit(slots)
+        told: list[EdgeRTError | None] = []
+        self.service.sync(told.append)
+        return told
+
+    def loaded(self) -> FakeWorker:
+        """Let the last worker become ready."""
+        self.service.received(self.workers[-1], ready_message())
+        return self.workers[-1]
+
+    def finish_loading(self) -> None:
+        """Let the worker that loads become ready, if there is one."""
+        if self.service.workers.loading is not None:
+            self.service.received(self.service.workers.loading, ready_message())
+
+    def end(self, which: int) -> None:
+        """End one of the workers, if there is one."""
+        if workers := list(self.service.workers):
+            self.service.ended(workers[which])
+
+    def serve(self) -> FakeWorker:
+        """Serve the version OLD."""
+        self.slots(STEADY)
+        return self.loaded()
+
+    def wait(self, seconds: float) -> None:
+        self.now_s += seconds
+        self.service.tick()
+
+    def names(self) -> list[str]:
+        return [name for name, _ in self.events]
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def test_a_live_version_is_loaded_and_serves(world: World) -> None:
+    told = world.slots(STEADY)
+    assert (world.service.state, world.service.settled, told) == ("loading", False, [])
+    worker = world.loaded()
+    assert (world.service.state, world.service.settled, told) == ("ready", True, [None])
+    theirs, ours = connected()
+    with theirs, ours:
+        world.service.connect(theirs, shared=True)
+    assert worker.asked() == ["connection"]
+    status = world.service.status()
+    assert (status.pid, status.loaded and status.loaded.engine, status.fault) == (1, "tflite", None)
+
+
+def test_a_new_version_is_swapped_in_and_the_old_worker_is_retired(world: World) -> None:
+    old = world.serve()
+    told = world.slots(SlotState(State.STEADY, "b", a=OLD, b=Version(2, "new", good=True), ratchet=2))
+    assert (world.service.state, told) == ("ready", [])
+    new = world.loaded()
+    assert (world.service.workers.serving, told, old.asked()) == (new, [None], ["stop"])
+    world.service.ended(old)
+    assert list(world.service.workers) == [new]
+
+
+def test_a_load_that_is_out_of_date_is_killed(world: World) -> None:
+    world.slots(STEADY)
+    world.slots(SlotState())
+    assert (world.workers[0].killed, world.service.state) == (True, "stopped")
+    theirs, ours = connected()
+    with theirs, ours, pytest.raises(ModelNotFound):
+        world.service.connect(theirs)
+
+
+def test_a_load_that_takes_too_long_is_killed_unless_it_progresses(world: World) -> None:
+    world.slots(STEADY)
+    world.service.received(world.workers[0], {"op": "progress", "line": "builds a plan"})
+    assert world.service.status().loading == "builds a plan"
+    world.wait(LOAD_S_MAX + 1)
+    assert not world.workers[0].killed
+    world.wait(900)
+    assert world.workers[0].killed
+    assert not world.service.workers.stuck
+    world.now_s += STUCK_S + 1
+    assert world.service.workers.stuck
+
+
+def test_crashes_lead_to_restarts_and_then_to_quarantine(world: World) -> None:
+    worker = world.serve()
+    for pause_s in RESTART_PAUSES_S:
+        world.service.ended(worker)
+        assert (world.service.state, world.service.status().retry_s) == ("restarting", round(pause_s, 1))
+        world.wait(pause_s)
+        worker = world.loaded()
+    world.service.ended(worker)
+    assert (world.service.state, world.service.status().crashes) == ("quarantined", CRASHES_MAX)
+    theirs, ours = connected()
+    with theirs, ours, pytest.raises(Unavailable, match="quarantined, it failed 3 times") as refused:
+        world.service.connect(theirs)
+    assert refused.value.retry_after_s == pytest.approx(QUARANTINE_PAUSES_S[0])
+    world.wait(QUARANTINE_PAUSES_S[0])
+    world.service.ended(world.workers[-1])
+    assert world.service.status().retry_s == QUARANTINE_PAUSES_S[1]
+    world.wait(QUARANTINE_PAUSES_S[1])
+    assert world.loaded() is world.service.workers.serving
+    assert (world.service.state, world.service.status().fault) == ("ready", None)
+
+
+def test_a_worker_that_served_for_long_makes_crashes_forgotten(world: World) -> None:
+    worker = world.serve()
+    world.service.ended(worker)
+    world.wait(RESTART_PAUSES_S[0])
+    worker = world.loaded()
+    world.now_s += STABLE_S + 1
+    world.service.ended(worker)
+    assert world.service.status().crashes == 1
+
+
+def test_a_good_version_that_keeps_crashing_gives_way_to_the_one_before(world: World) -> None:
+    world.slots(SlotState(State.STEADY, "b", a=OLD, b=Version(2, "new", good=True), ratchet=2))
+    for _ in range(CRASHES_MAX):
+        world.service.ended(world.loaded())
+        world.wait(max(RESTART_PAUSES_S))
+    assert "rolled_back" in world.names()
+    assert (world.loaded().version, world.service.state) == (OLD, "ready")
+
+
+def test_a_version_on_trial_that_does_not_load_is_rolled_back_at_once(world: World) -> None:
+    old = world.serve()
+    world.slots(SlotState(State.STAGED, "a", a=OLD, b=NEW, ratchet=1))
+    world.store.activate(60.0)
+    told: list[EdgeRTError | None] = []
+    world.service.sync(told.append)
+    world.service.ended(world.workers[-1])
+    assert "ended: killed by signal 11" in str(told[0])
+    assert (world.store.read().state, world.service.workers.serving, world.service.state) == (
+        State.STEADY,
+        old,
+        "ready",
+    )
+
+
+def test_while_the_slots_are_busy_a_rollback_is_tried_again(world: World) -> None:
+    world.serve()
+    world.slots(SlotState(State.STAGED, "a", a=OLD, b=NEW, ratchet=1))
+    world.store.activate(60.0)
+    world.service.sync()
+    with world.store.locked():
+        world.service.ended(world.workers[-1])
+        assert world.store.read().state is State.TRIAL
+        world.wait(BUSY_RETRY_S)
+    assert "rolled_back" not in world.names()
+    world.wait(BUSY_RETRY_S)
+    assert world.store.read().state is State.STEADY
+    assert world.names()[-1] == "rolled_back"
+
+
+def test_a_trial_that_runs_out_is_rolled_back(world: World) -> None:
+    world.serve()
+    world.slots(SlotState(State.STAGED, "a", a=OLD, b=NEW, ratchet=1))
+    world.store.activate(0.001)
+    world.service.sync()
+    world.loaded()
+    for _ in range(10):  # the slots may be busy for a moment
+        world.wait(1.0)
+    event, fields = next(each for each in world.events if each[0] == "rolled_back")
+    assert (event, fields["release"]) == ("rolled_back", 2)
+    assert world.loaded().version == OLD
+
+
+def test_a_worker_that_cannot_be_started_counts_as_a_crash(world: World) -> None:
+    world.cannot_start = True
+    world.slots(STEADY)
+    assert (world.service.state, world.service.status().fault) == (
+        "restarting",
+        "no worker can be started: Cannot allocate memory",
+    )
+    world.cannot_start = False
+    world.wait(RESTART_PAUSES_S[0])
+    assert world.service.state == "loading"
+
+
+def test_a_version_is_not_blamed_for_a_system_without_processes(world: World) -> None:
+    """However long it lasts, the live version stays live, and is started again."""
+    world.cannot_start = True
+    world.slots(SlotState(State.STEADY, "b", a=OLD, b=Version(2, "new", good=True), ratchet=2))
+    for _ in range(6):
+        world.wait(QUARANTINE_PAUSES_S[-1])
+    assert {name for name, _ in world.events} == {"crashed"}
+    world.cannot_start = False
+    world.wait(QUARANTINE_PAUSES_S[-1])
+    assert world.loaded().version.release == 2
+
+
+def test_with_a_budget_a_model_loads_for_its_first_client(tmp_path: Path) -> None:
+    world = World(tmp_path, "memory_mb = 100")
+    assert world.slots(STEADY) == [None]
+    assert world.service.state == "unloaded"
+    theirs, ours = connected()
+    with theirs, ours:
+        with pytest.raises(Unavailable, match="is loading"):
+            world.service.connect(theirs)
+        worker = world.loaded()
+        world.service.unload("room for other")
+        assert (world.service.state, worker.asked()) == ("unloaded", ["stop"])
+
+
+def test_a_model_waits_for_memory_and_then_refuses(tmp_path: Path) -> None:
+    world = World(tmp_path, "memory_mb = 100")
+    world.slots(STEADY)
+    world.room = False
+    theirs, ours = connected()
+    with theirs, ours:
+        with pytest.raises(Unavailable, match="is waiting"):
+            world.service.connect(theirs)
+        world.wait(ROOM_S_MAX + 1)
+        assert world.service.state == "unloaded"
+        assert world.names() == ["no_room"]
+        world.room = Unavailable("release 1 of echo needs 500 MB")
+        with pytest.raises(Unavailable, match="does not load: release 1 of echo needs 500 MB"):
+            world.service.connect(theirs)
+        world.room = True
+        with pytest.raises(Unavailable, match="is loading"):
+            world.service.connect(theirs)
+
+
+def test_a_worker_beyond_its_memory_is_replaced_beside_itself(tmp_path: Path) -> None:
+    world = World(tmp_path, "worker_mb_max = 100")
+    worker = world.serve()
+    worker.now_mb = 110.0
+    world.wait(10)
+    assert world.names()[-1] == "recycled"
+    assert (world.loaded(), worker.asked()) == (world.service.workers.serving, ["stop"])
+
+
+def test_a_stopped_service_refuses_and_starts_nothing(world: World) -> None:
+    worker = world.serve()
+    world.service.stop()
+    told = world.slots(STEADY)
+    assert isinstance(told[0], Unavailable)
+    theirs, ours = connected()
+    with theirs, ours, pytest.raises(ShuttingDown):
+        world.service.connect(theirs)
+    world.service.ended(worker)
+    assert (list(world.service.workers), world.service.due_s(), world.service.state) == ([], None, "stopping")
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_any_order_of_events_leaves_a_state_that_is_true(tmp_path: Path, seed: int) -> None:
+    chance = Random(seed)
+    world = World(tmp_path, "memory_mb = 100" if seed % 2 else "")
+    versions = [OLD, Version(2, "new", good=True)]
+    choices: list[Callable[[], object]] = [
+        lambda: world.slots(replace(STEADY, live_slot=chance.choice("ab"), a=OLD, b=versions[1])),
+        lambda: world.slots(SlotState()),
+        lambda: world.slots(SlotState(State.FIRST_TRIAL, "a", a=NEW, trial=Trial(world.store.clock.boot_id, 1e9))),
+        lambda: world.slots(SlotState(State.STEADY, "a", a=replace(OLD, digest=str(chance.random())))),
+        world.finish_loading,
+        lambda: world.end(0),
+        lambda: world.end(-1),
+        lambda: world.service.unload("room"),
+        lambda: setattr(world, "room", chance.choice([True, False, Unavailable("it is too large")])),
+        lambda: setattr(world, "cannot_start", chance.random() < 0.3),
+        lambda: world.wait(chance.choice([0.05, 0.5, 30.0, 200.0])),
+    ]
+    for _ in range(120):
+        with world.store.locked() if chance.random() < 0.1 else nullcontext():
+            chance.choice(choices[4:])()
+            world.wait(0.1)
+        chance.choice(choices)()
+        workers, state = world.service.workers, world.service.state
+        assert (workers.serving is not None) == (state == "ready")
+        assert (workers.loading is not None) == (world.service._state in (ModelState.LOADING, ModelState.SWAPPING))
+        theirs, ours = connected()
+        with theirs, ours, suppress(EdgeRTError):
+            world.service.connect(theirs)
+    for worker in world.workers:
+        worker.close()

@@ -1,0 +1,45 @@
+"""A change of the slots succeeds at once, later, or fails for good."""
+
+from __future__ import annotations
+
+import pytest
+
+from edgert.daemon.model.slot_writer import BUSY_RETRY_S, STORAGE_RETRY_S, SlotWriter
+from edgert.errors import SlotsBusy, StorageFailed, TransitionRefused
+
+
+class Change:
+    """Fails with the errors in turn, then succeeds."""
+
+    def __init__(self, *errors: Exception) -> None:
+        self.errors, self.calls = list(errors), 0
+
+    def __call__(self) -> None:
+        self.calls += 1
+        if self.errors:
+            raise self.errors.pop(0)
+
+
+@pytest.mark.parametrize(("error", "pause_s"), [(SlotsBusy("x"), BUSY_RETRY_S), (StorageFailed("x"), STORAGE_RETRY_S)])
+def test_a_change_is_tried_again_after_a_pause(error: Exception, pause_s: float) -> None:
+    writer, change = SlotWriter(lambda: 100.0), Change(error)
+    assert writer.attempt("it", change) is error
+    assert writer.due_s() == 100.0 + pause_s
+    writer.tick(100.0)
+    assert change.calls == 1
+    writer.tick(100.0 + pause_s)
+    assert (change.calls, writer.due_s()) == (2, None)
+
+
+def test_a_newer_change_replaces_the_pending_one_of_its_name() -> None:
+    writer, old, new = SlotWriter(lambda: 0.0), Change(SlotsBusy("x")), Change()
+    writer.attempt("it", old)
+    assert writer.attempt("it", new) is None
+    writer.tick(1.0)
+    assert (old.calls, new.calls) == (1, 1)
+
+
+def test_any_other_error_is_final() -> None:
+    writer, refused = SlotWriter(lambda: 0.0), TransitionRefused("x")
+    assert writer.attempt("it", Change(refused)) is refused
+    assert writer.due_s() is None

@@ -1,0 +1,139 @@
+"""A trial begins a watch when it can, acts once on what the watch found, and ends when it runs out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgert.daemon.model.slot_writer import BUSY_RETRY_S, SlotWriter
+from edgert.daemon.model.trial import Trial
+from edgert.errors import EdgeRTError
+from edgert.versions.slot_store import SlotStore
+from edgert.versions.slots import CUT_OFF, SlotState, State, Version
+from edgert.versions.trial_limits import LOOKS_TO_BREAK, TrialLimits
+from tests.support.workers import FakeWorker
+
+OLD, NEW = Version(1, "old", good=True), Version(2, "new", good=False)
+
+
+class World:
+    """A trial of NEW with slots on disk and a clock of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.now_s = 100.0
+        self.store = SlotStore(folder / "echo")
+        self.store.folder.mkdir()
+        self.writer = SlotWriter(lambda: self.now_s)
+        self.rolled_back: list[tuple[str, dict[str, Any]]] = []
+        self.expired: list[str | None] = []
+        self.events: list[str] = []
+        self.trial = Trial(
+            "echo",
+            self.store,
+            self.writer,
+            lambda: self.now_s,
+            self._roll_back,
+            lambda version, reason: self.expired.append(reason),
+            lambda event, model, fields: self.events.append(event),
+        )
+        self.worker = FakeWorker(NEW, self.now_s)
+
+    def _roll_back(self, version: Version, fault: EdgeRTError, fields: dict[str, Any]) -> None:
+        self.rolled_back.append((fault.message, fields))
+
+    def activate(self, limits: TrialLimits | None, trial_s: float = 60.0) -> None:
+        self.store.commit(SlotState(State.STAGED, "a", a=OLD, b=NEW, ratchet=1))
+        self.trial.follow(self.store.activate(trial_s, limits))
+
+    def figures(self, **figures: Any) -> None:
+        message = {"op": "figures", "requests": 0, "failed": 0, "p99_ms": 0.0, "compared": 0, "agreed": 0, **figures}
+        self.trial.received(self.worker, message)
+
+    def wait(self, seconds: float) -> None:
+        self.now_s += seconds
+        self.writer.tick(self.now_s)
+        self.trial.tick(self.now_s)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def test_a_trial_without_limits_is_not_watched(world: World) -> None:
+    world.activate(None)
+    world.trial.begin(world.worker)
+    assert (world.trial.in_progress, world.trial.watches(world.worker), world.trial.status()) == (True, False, None)
+
+
+def test_limits_that_held_wait_for_the_host(world: World) -> None:
+    world.activate(TrialLimits({}, 10.0))
+    world.trial.begin(world.worker)
+    assert world.trial.watches(world.worker)
+    world.now_s += 10
+    world.figures()
+    assert (world.events, world.store.read().state, world.trial.watches(world.worker)) == (
+        ["limits_held"],
+        State.TRIAL,
+        False,
+    )
+    status = world.trial.status()
+    assert status is not None
+    assert status.phase == "held"
+
+
+def test_an_unattended_trial_is_kept_as_soon_as_the_slots_are_free(world: World) -> None:
+    world.activate(TrialLimits({}, 10.0, unattended=True))
+    world.trial.begin(world.worker)
+    world.now_s += 10
+    with world.store.locked():
+        world.figures()
+        world.figures()  # what was found is acted on once
+        assert (world.events, world.trial.watches(world.worker)) == ([], True)
+    world.wait(BUSY_RETRY_S)
+    assert (world.events, world.store.read().state, world.trial.in_progress) == (["kept"], State.STEADY, False)
+
+
+def test_a_broken_limit_rolls_back_with_its_figures(world: World) -> None:
+    world.activate(TrialLimits({"rss_mb": 5.0}, 10.0))
+    world.trial.begin(world.worker)
+    for _ in range(LOOKS_TO_BREAK):
+        world.figures()
+    ((reason, fields),) = world.rolled_back
+    assert reason.startswith("rss_mb is 10 MB, the limit is at most 5 MB")
+    assert (fields["broken"], fields["limit"], fields["release"]) == ("rss_mb", 5.0, 2)
+
+
+def test_a_watch_begins_once_the_slots_are_free(world: World) -> None:
+    world.activate(TrialLimits({}, 10.0))
+    with world.store.locked():
+        world.trial.begin(world.worker)
+    assert (world.trial.watches(world.worker), world.trial.status()) == (True, None)
+    world.wait(BUSY_RETRY_S)
+    assert world.trial.status() is not None
+
+
+def test_a_watch_that_was_cut_off_rolls_back(world: World) -> None:
+    world.activate(TrialLimits({}, 10.0))
+    world.store.start_watch()
+    world.trial.begin(world.worker)
+    assert [reason for reason, _ in world.rolled_back] == [CUT_OFF]
+
+
+def test_a_trial_that_runs_out_is_ended_once_the_slots_are_free(world: World) -> None:
+    world.activate(None, trial_s=0.001)
+    with world.store.locked():
+        world.wait(1.0)
+    assert (world.expired, world.store.read().state) == ([], State.TRIAL)
+    world.wait(BUSY_RETRY_S)
+    assert world.expired == ["the trial was not confirmed in time"]
+    assert world.store.read().state is State.STEADY
+
+
+def test_a_trial_that_a_command_ended_is_no_trial_any_more(world: World) -> None:
+    world.activate(TrialLimits({}, 10.0))
+    world.trial.begin(world.worker)
+    world.trial.follow(world.store.mark_good(force=True))
+    assert (world.trial.in_progress, world.trial.watches(world.worker), world.trial.due_s) == (False, False, None)

@@ -1,0 +1,79 @@
+"""A trial watch asks for figures, judges them, and fails a worker that reports none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from edgert.daemon.model.trial_watch import FILL_GRACE_S, SILENT_S_MAX, Phase, TrialWatch, event_fields
+from edgert.versions.slots import Version
+from edgert.versions.trial_limits import FILL_S_MAX, LOOKS_TO_BREAK, REQUESTS_MIN, Readings, TrialLimits
+from tests.support.workers import FakeWorker
+
+
+def figures(**changes: Any) -> dict[str, Any]:
+    return {"op": "figures", "requests": 0, "failed": 0, "p99_ms": 0.0, "compared": 0, "agreed": 0, **changes}
+
+
+@pytest.fixture
+def worker() -> FakeWorker:
+    return FakeWorker(Version(2, "d", good=False), 0.0)
+
+
+def a_watch(worker: FakeWorker, thermometer: Callable[[], float | None] = lambda: 50.0, **bounds: float) -> TrialWatch:
+    """A watch of 60 s, which asks each second, from 0 s on."""
+    return TrialWatch(TrialLimits(bounds, 60.0), worker, 0.0, thermometer)
+
+
+def test_a_limit_breaks_the_trial_when_it_is_broken_several_times_in_a_row(worker: FakeWorker) -> None:
+    temperatures = iter([90.0, 70.0, *[90.0] * LOOKS_TO_BREAK])
+    watch = a_watch(worker, lambda: next(temperatures), temp_c=80.0)
+    for second in range(1, 3 + LOOKS_TO_BREAK):
+        assert watch.phase is Phase.WATCHING
+        watch.tick(float(second))
+        assert worker.asked() == ["figures"]
+        watch.received(figures(), float(second))
+    assert watch.phase is Phase.BROKEN
+    assert watch.finding is not None
+    assert watch.finding.message.startswith("temp_c is 90 °C, the limit is at most 80 °C")
+    assert (watch.over, watch.due_s) == (True, None)
+
+
+def test_a_worker_that_reports_no_figures_fails(worker: FakeWorker) -> None:
+    watch = a_watch(worker)
+    for second in range(1, int(SILENT_S_MAX) + 3):
+        watch.tick(float(second))
+    assert watch.finding is not None
+    assert "gave no figures" in watch.finding.message
+
+
+def test_limits_that_hold_until_the_end_pass(worker: FakeWorker) -> None:
+    watch = a_watch(worker, p99_ms=8.0)
+    watch.received(figures(requests=REQUESTS_MIN, p99_ms=9.0), 30.0)
+    assert watch.phase is Phase.WATCHING
+    watch.received(figures(requests=2 * REQUESTS_MIN, p99_ms=7.0), 60.0)
+    assert (watch.phase, watch.finding, watch.watched_s(60.0)) == (Phase.HELD, None, 60.0)
+    status = watch.status(59.0)
+    assert (status.release, status.phase, status.left_s, status.readings.requests) == (2, "held", 1.0, 200)
+    fields = event_fields(watch.readings)
+    assert (fields["requests"], fields["p99_ms"], fields["error_rate"]) == (200, 7.0, 0.0)
+
+
+def test_without_enough_requests_the_worker_asks_itself(worker: FakeWorker) -> None:
+    watch = a_watch(worker, p99_ms=8.0)
+    watch.count_golden(3)
+    watch.received(figures(requests=10), 60.0)
+    assert (watch.phase, worker.asked()) == (Phase.FILLING, ["ask_golden"])
+    assert watch.due_s is not None
+    assert watch.due_s > FILL_S_MAX + FILL_GRACE_S
+    watch.received(figures(requests=50), 61.0)
+    assert watch.phase is Phase.FILLING
+    watch.received({"op": "asked_golden", "count": 90}, 70.0)
+    watch.received(figures(requests=100, p99_ms=1.0), 70.1)
+    assert (watch.phase, watch.readings.golden) == (Phase.HELD, 93)
+
+
+def test_readings_that_are_not_known_are_no_fields_of_an_event() -> None:
+    assert event_fields(Readings(rss_mb=5.0)) == {"requests": 0, "golden": 0, "rss_mb": 5.0}

@@ -1,0 +1,136 @@
+"""The acceptor routes connections whose hello has arrived, and bounds the rest, on a clock that the test moves."""
+
+from __future__ import annotations
+
+import selectors
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgert.config import ServingConfig
+from edgert.daemon.sockets.acceptor import (
+    ACCEPTS_MAX,
+    ACCEPTS_PER_S_MAX,
+    BURST_MAX,
+    FLOOD_PAUSE_S,
+    HELLO_S_MAX,
+    PENDING_MAX,
+    Acceptor,
+)
+from edgert.protocol import wire
+from edgert.protocol.listening import listening
+from tests.support.devices import WAIT_S_MAX
+
+HELLO = {"model": "echo"}
+
+
+class World:
+    """An acceptor, its listener and its loop."""
+
+    def __init__(self, listener: socket.socket, path: Path) -> None:
+        self.now_s = 100.0
+        self.routed: list[dict[str, Any]] = []
+        self.clients: list[socket.socket] = []
+        self._path = path
+        self._selector = selectors.DefaultSelector()
+        self.acceptor = Acceptor(ServingConfig(), self._selector, self._route, lambda: self.now_s)
+        self._selector.register(listener, selectors.EVENT_READ, lambda: self.acceptor.accept(listener))
+
+    def _route(self, sock: socket.socket, hello: dict[str, Any]) -> None:
+        self.routed.append(hello)
+        sock.close()
+
+    def connect(self, data: bytes = b"") -> socket.socket:
+        """A client that has sent `data`."""
+        client = socket.socket(socket.AF_UNIX)
+        client.settimeout(WAIT_S_MAX)
+        client.connect(str(self._path))
+        client.sendall(data)
+        self.clients.append(client)
+        return client
+
+    def turn(self) -> None:
+        for key, _ in self._selector.select(0):
+            key.data()
+        self.acceptor.tick()
+
+    def close(self) -> None:
+        for client in self.clients:
+            client.close()
+        self._selector.close()
+
+
+def error_of(client: socket.socket) -> str:
+    """The text of the error that the client is sent before its connection is closed."""
+    return client.recv(4096)[wire.HEADER.size :].decode(errors="replace")
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    path = tmp_path / "edgert.sock"
+    with listening(path, 0o600) as listener:
+        made = World(listener, path)
+        yield made
+        made.close()
+
+
+def hello() -> bytes:
+    return bytes(wire.json_frame(wire.HELLO, HELLO))
+
+
+def test_a_hello_is_routed_at_once_and_one_in_pieces_when_it_is_complete(world: World) -> None:
+    world.connect(hello())
+    slow = world.connect(hello()[:70])
+    world.turn()
+    assert world.routed == [HELLO]
+    slow.sendall(hello()[70:])
+    world.turn()
+    assert world.routed == [HELLO, HELLO]
+    assert world.acceptor.due_s() is None
+
+
+def test_a_hello_that_does_not_come_is_waited_for_until_its_deadline(world: World) -> None:
+    client = world.connect()
+    world.turn()
+    assert world.acceptor.due_s() == world.now_s + HELLO_S_MAX
+    world.now_s += HELLO_S_MAX + 0.1
+    world.acceptor.tick()
+    assert "no hello arrived within 5 s" in error_of(client)
+
+
+@pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n" + b"x" * 64, bytes(64)])
+def test_what_is_no_hello_is_refused(world: World, data: bytes) -> None:
+    client = world.connect(data)
+    world.turn()
+    assert "a connection begins with a HELLO frame" in error_of(client)
+
+
+def test_of_too_many_silent_connections_the_oldest_is_dropped(world: World) -> None:
+    oldest = world.connect()
+    world.turn()
+    while len(world.clients) <= PENDING_MAX:
+        world.connect()
+        world.turn()
+    assert "too many connections that send no hello" in error_of(oldest)
+    world.clients[1].sendall(hello())
+    world.turn()
+    assert world.routed == [HELLO]
+
+
+def test_a_flood_is_accepted_at_a_limited_rate(world: World) -> None:
+    for _ in range(BURST_MAX // ACCEPTS_MAX):
+        for _ in range(ACCEPTS_MAX):
+            world.connect(hello())
+        world.turn()
+    assert len(world.routed) == BURST_MAX
+    world.connect(hello())
+    world.turn()
+    assert len(world.routed) == BURST_MAX
+    assert world.acceptor.due_s() == world.now_s + FLOOD_PAUSE_S
+    world.now_s += max(FLOOD_PAUSE_S, 1 / ACCEPTS_PER_S_MAX)
+    world.turn()
+    world.turn()
+    assert len(world.routed) == BURST_MAX + 1

@@ -1,0 +1,87 @@
+"""The control server answers each command once, and drops a connection that sends none."""
+
+from __future__ import annotations
+
+import json
+import selectors
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgert.daemon.sockets.control_server import CONTROL_S_MAX, ControlClient, ControlServer
+from edgert.errors import ModelNotFound
+from edgert.protocol.listening import listening
+from tests.support.devices import WAIT_S_MAX
+
+
+class World:
+    """A control server, its listener and its loop."""
+
+    def __init__(self, listener: socket.socket, path: Path) -> None:
+        self.now_s = 100.0
+        self._path, self._selector = path, selectors.DefaultSelector()
+        self.server = ControlServer(self._selector, self._obey, lambda: self.now_s)
+        self._selector.register(listener, selectors.EVENT_READ, lambda: self.server.accept(listener))
+
+    def _obey(self, client: ControlClient, request: dict[str, Any]) -> None:
+        if request["op"] == "refuse":
+            raise ModelNotFound("there is none")
+        client.reply({"ok": request})
+
+    def turn(self) -> None:
+        for key, _ in self._selector.select(0):
+            key.data()
+        self.server.tick()
+
+    def sent(self, data: bytes) -> socket.socket:
+        client = socket.socket(socket.AF_UNIX)
+        client.settimeout(WAIT_S_MAX)
+        client.connect(str(self._path))
+        client.sendall(data)
+        self.turn()  # accepted
+        self.turn()  # read
+        return client
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    path = tmp_path / "control.sock"
+    with listening(path, 0o600) as listener:
+        yield World(listener, path)
+
+
+def test_a_line_is_answered_by_a_line(world: World) -> None:
+    with world.sent(b'{"op": "status"}\n') as client:
+        assert json.loads(client.recv(4096)) == {"ok": {"op": "status"}}
+        assert client.recv(10) == b""
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (b'{"op": "refuse"}\n', "there is none"),
+        (b"{}\n", "not a control request: KeyError"),
+        (b"5\n", "not a control request: TypeError"),
+        (b"nonsense\n", "not a control request: JSONDecodeError"),
+        (b"[" * 100_000 + b"\n", "not a control request: RecursionError"),
+    ],
+)
+def test_a_line_that_cannot_be_obeyed_is_answered_with_an_error(world: World, line: bytes, words: str) -> None:
+    with world.sent(line) as client:
+        assert words in json.loads(client.recv(4096))["error"]["message"]
+
+
+def test_a_line_in_pieces_is_waited_for_until_its_deadline(world: World) -> None:
+    with world.sent(b'{"op": ') as client:
+        assert world.server.due_s() == world.now_s + CONTROL_S_MAX
+        client.sendall(b'"status"}\n')
+        world.turn()
+        assert json.loads(client.recv(4096)) == {"ok": {"op": "status"}}
+    with world.sent(b'{"op": ') as client:
+        world.now_s += CONTROL_S_MAX + 0.1
+        world.turn()
+        assert client.recv(10) == b""
+        assert world.server.due_s() is None

@@ -1,0 +1,82 @@
+"""A status waits for the workers' figures, but not for ever."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from edgert.checks.status import DaemonStatus, ServingStatus
+from edgert.daemon.model.model_service import ModelService
+from edgert.daemon.sockets.control_server import ControlClient
+from edgert.daemon.sockets.status_rounds import STATUS_S_MAX, StatusRounds
+from edgert.daemon.workers.worker_set import WorkerSet
+from edgert.typed_json import from_json, to_json
+from edgert.versions.slots import Version
+from tests.support.devices import WAIT_S_MAX
+from tests.support.statuses import LOADED, worker_figures
+from tests.support.workers import FakeWorker
+
+
+class World:
+    """Two models, of which one serves; a command; and a clock that the test moves."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+        self.services = {"echo": self._service("ready"), "idle": self._service("unloaded")}
+        self.services["echo"].workers.start({}, Version(3, "d", good=True))
+        self.services["echo"].workers.switch()
+        self.worker = cast(FakeWorker, self.services["echo"].workers.serving)
+        self.rounds = StatusRounds("boot", 500.0, self.services, lambda: self.now_s)
+        self.command, theirs = socket.socketpair()
+        self.command.settimeout(WAIT_S_MAX)
+        self.client = ControlClient(theirs, 0.0)
+
+    def _service(self, state: str) -> ModelService:
+        workers = WorkerSet(lambda: self.now_s, lambda order, version, now_s: FakeWorker(version, now_s))
+        return cast(ModelService, SimpleNamespace(workers=workers, status=lambda: ServingStatus(state)))
+
+    def answer(self) -> DaemonStatus:
+        value: dict[str, Any] = json.loads(self.command.recv(100_000))
+        return from_json(DaemonStatus, value["ok"])
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    made = World()
+    yield made
+    made.command.close()
+    made.worker.close()
+
+
+def report(number: int) -> dict[str, Any]:
+    figures = to_json(worker_figures(7, {"idle": 7}))
+    return {"op": "stats", "id": number, "loaded": to_json(LOADED), "figures": figures}
+
+
+def test_the_answer_has_the_figures_of_every_worker(world: World) -> None:
+    world.rounds.begin(world.client)
+    assert (world.worker.asked(), world.rounds.due_s()) == (["stats"], world.now_s + STATUS_S_MAX)
+    world.rounds.received("echo", report(1))
+    status = world.answer()
+    echo = status.models["echo"].figures
+    assert (echo and echo.requests.requests, status.models["idle"].figures) == (7, None)
+    assert (status.boot, status.memory.used_mb, status.memory.limit_mb) == ("boot", 10.0, 500.0)
+    assert world.rounds.due_s() is None
+
+
+def test_a_worker_that_does_not_answer_is_reported_without_figures(world: World) -> None:
+    world.rounds.begin(world.client)
+    world.rounds.tick(world.now_s + STATUS_S_MAX + 0.1)
+    assert world.answer().models["echo"] == ServingStatus("ready")
+    world.rounds.received("echo", report(1))  # too late, and ignored
+
+
+def test_a_report_that_no_worker_sends_is_an_error(world: World) -> None:
+    world.rounds.begin(world.client)
+    with pytest.raises(ValueError, match="lacks 'engine'"):
+        world.rounds.received("echo", {**report(1), "loaded": {"release": 1, "digest": "d"}})

@@ -1,0 +1,137 @@
+"""A process beside the workers is kept up, with growing pauses, and ends with whoever started it."""
+
+from __future__ import annotations
+
+import selectors
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from edgert.checks.channel_status import AGAIN
+from edgert.daemon.system.side_process import PAUSE_S_MIN, SideProcess
+from tests.support.devices import wait_until
+
+ENDS = [sys.executable, "-S", "-c", "raise SystemExit(3)"]
+STAYS = [sys.executable, "-S", "-c", "import sys; sys.stdin.read()"]
+
+
+class Loop:
+    """A supervisor's loop in small, with a clock of its own."""
+
+    def __init__(self, command: list[str]) -> None:
+        self.now_s = 1000.0
+        self.said: list[str] = []
+        self.selector = selectors.DefaultSelector()
+        self.process = SideProcess("it", command, self.selector, self.said.append, lambda: self.now_s)
+
+    def turn(self) -> None:
+        if self.selector.get_map():
+            for key, _ in self.selector.select(0.02):
+                key.data()
+        self.process.tick(self.now_s)
+
+
+@pytest.fixture
+def loop(request: pytest.FixtureRequest) -> Iterator[Loop]:
+    made = Loop(request.param)
+    made.process.start()
+    yield made
+    made.process.stop()
+
+
+def ends(loop: Loop, times: int) -> None:
+    def ended() -> bool:
+        loop.turn()
+        return len(loop.said) == times
+
+    wait_until(ended, f"end number {times}")
+
+
+@pytest.mark.parametrize("loop", [ENDS], indirect=True)
+def test_each_early_end_doubles_the_pause(loop: Loop) -> None:
+    ends(loop, 1)
+    assert "ended with 3" in loop.said[0]
+    assert loop.process.due_s() == loop.now_s + PAUSE_S_MIN
+    loop.now_s += PAUSE_S_MIN / 2
+    loop.turn()
+    assert loop.process.pid is None
+    loop.now_s += PAUSE_S_MIN / 2
+    ends(loop, 2)
+    assert loop.process.due_s() == loop.now_s + 2 * PAUSE_S_MIN
+
+
+@pytest.mark.parametrize("loop", [ENDS], indirect=True)
+def test_a_long_life_makes_early_ends_forgotten(loop: Loop) -> None:
+    ends(loop, 1)
+    loop.now_s += PAUSE_S_MIN
+    loop.process.tick(loop.now_s)
+    loop.now_s += 3600
+    ends(loop, 2)
+    assert loop.process.due_s() == loop.now_s + PAUSE_S_MIN
+
+
+@pytest.mark.parametrize("loop", [STAYS], indirect=True)
+def test_stop_ends_it_for_good(loop: Loop) -> None:
+    pid = loop.process.pid
+    assert pid is not None
+    loop.process.stop()
+    assert not Path(f"/proc/{pid}").exists()
+    assert loop.process.due_s() is None
+
+
+@pytest.mark.parametrize("loop", [["/nowhere/to/be/found"]], indirect=True)
+def test_what_cannot_be_started_is_tried_again(loop: Loop) -> None:
+    assert "cannot be started" in loop.said[0]
+    assert loop.process.due_s() == loop.now_s + PAUSE_S_MIN
+
+
+class Rounds(Loop):
+    """A loop whose process ends with `code` when it has nothing to do, and then rests for an hour."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__([sys.executable, "-S", "-c", f"raise SystemExit({code})"])
+        self.process = SideProcess(
+            "it",
+            [sys.executable, "-S", "-c", f"raise SystemExit({code})"],
+            self.selector,
+            self.said.append,
+            lambda: self.now_s,
+            pause_s_max=900.0,
+            rest_s=lambda: 3600.0,
+        )
+
+    def until_due_in(self, pause_s: float) -> None:
+        def due() -> bool:
+            self.turn()
+            return self.process.pid is None and self.process.due_s() == self.now_s + pause_s
+
+        wait_until(due, f"the next round is due in {pause_s} s")
+
+
+def test_rounds_rest_after_a_good_end() -> None:
+    loop = Rounds(0)
+    loop.process.start_in(60.0)
+    assert loop.process.pid is None
+    loop.now_s += 60.0
+    loop.until_due_in(3600.0)
+    assert loop.said == []
+
+
+def test_a_round_that_waits_comes_again_soon_and_then_later_without_a_line_in_the_log() -> None:
+    loop = Rounds(AGAIN)
+    loop.process.start()
+    for pause_s in (5.0, 10.0, 20.0, 40.0):
+        loop.until_due_in(pause_s)
+        loop.now_s += pause_s
+    assert loop.said == []
+
+
+def test_a_round_that_is_wanted_begins_after_the_one_in_progress() -> None:
+    loop = Rounds(0)
+    loop.process.start()
+    loop.process.start_in(3.0)
+    loop.until_due_in(3.0)
+    loop.process.start_in(1.0)
+    assert loop.process.due_s() == loop.now_s + 1.0

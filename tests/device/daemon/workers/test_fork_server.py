@@ -1,0 +1,127 @@
+"""Workers are forks of one server; where that does not work, each is a program of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from edgert.daemon.workers.fork_server import ForkedProcess, Process, WorkerStarter
+from edgert.worker_link import channel
+
+START_S_MAX = 60.0  # the imports, on a busy machine
+
+
+class Starts:
+    """A starter, and the daemon's ends of its workers' channels."""
+
+    def __init__(self) -> None:
+        self.logged: list[str] = []
+        self.starter = WorkerStarter(self.logged.append)
+        self.ends: list[socket.socket] = []
+
+    def ask(self) -> Process:
+        """Ask for a worker, which waits for its order."""
+        ours, theirs = channel.pair()
+        ours.settimeout(START_S_MAX)
+        self.ends.append(ours)
+        with theirs:
+            return self.starter(theirs)
+
+    def worker(self) -> ForkedProcess:
+        """Return a worker that has started."""
+        process = self.ask()
+        assert isinstance(process, ForkedProcess)
+        received = channel.receive(self.ends[-1])
+        assert received is not None
+        assert received[0]["op"] == "started"
+        process.started(received[0]["pid"])
+        return process
+
+    def kill_server(self) -> None:
+        pid = self.starter.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+
+
+@pytest.fixture
+def starts() -> Iterator[Starts]:
+    made = Starts()
+    yield made
+    for end in made.ends:
+        end.close()
+    made.starter.close()
+
+
+def test_workers_come_of_one_server_with_one_thread_and_end_with_their_exit_codes(starts: Starts) -> None:
+    first, second = starts.worker(), starts.worker()
+    for process in (first, second):
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        assert f"PPid:\t{starts.starter.pid}\n" in status
+    assert len(os.listdir(f"/proc/{starts.starter.pid}/task")) == 1
+    with pytest.raises(subprocess.TimeoutExpired):
+        first.wait(0.0)
+    starts.ends[0].close()  # without an order it ends in order
+    assert first.wait(START_S_MAX) == 0
+    second.kill()
+    assert second.wait(START_S_MAX) == -signal.SIGKILL
+    second.kill()  # it has ended: nothing happens
+
+
+def test_a_worker_that_is_killed_before_it_starts_ends_when_it_does(starts: Starts) -> None:
+    process = starts.ask()
+    process.kill()
+    received = channel.receive(starts.ends[0])
+    assert received is not None
+    assert isinstance(process, ForkedProcess)
+    process.started(received[0]["pid"])
+    assert process.wait(START_S_MAX) == -signal.SIGKILL
+    with pytest.raises(ValueError, match="once"):
+        process.started(os.getpid())
+
+
+def test_workers_outlive_a_killed_server_and_the_next_ones_get_a_new_one(starts: Starts) -> None:
+    process, before = starts.worker(), starts.starter.pid
+    starts.kill_server()
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.0)
+    second = starts.worker()
+    assert starts.starter.pid != before
+    process.kill()
+    assert process.wait(START_S_MAX) is None, "its exit code went with the first server"
+    second.kill()
+    assert second.wait(START_S_MAX) == -signal.SIGKILL
+
+
+def test_a_server_that_never_gave_a_worker_is_not_started_again(starts: Starts) -> None:
+    process = starts.ask()
+    starts.starter.abandon()
+    assert channel.receive(starts.ends[0]) is None, "who waits for it sees the end"
+    assert (process.pid, process.wait()) == (0, None)
+    pid = starts.starter.pid
+    assert pid is not None
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    alone = [starts.ask() for _ in range(2)]
+    assert all(isinstance(each, subprocess.Popen) for each in alone)
+    assert starts.logged == ["no fork server (it ended with -9): this worker starts on its own"]
+    for end in starts.ends:
+        end.close()
+    assert [each.wait(START_S_MAX) for each in alone] == [0, 0]
+
+
+def test_a_server_with_a_second_thread_forks_nothing(
+    starts: Starts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A thread of a library may hold a lock while the process forks: a worker would wait for it for ever."""
+    thread = "import threading, time; threading.Thread(target=time.sleep, args=(1e6,), daemon=True).start()"
+    (tmp_path / "sitecustomize.py").write_text(thread)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    starts.ask()
+    assert channel.receive(starts.ends[0]) is None
+    assert "1 more thread" in capfd.readouterr().err

@@ -1,0 +1,83 @@
+"""Workers are started, switched, retired and killed in time."""
+
+from __future__ import annotations
+
+import pytest
+
+from edgert.daemon.workers.worker_process import STOP_S_MAX, WorkerState
+from edgert.daemon.workers.worker_set import LOAD_S_MAX, PROGRESS_S_MAX, STUCK_S, WorkerSet
+from edgert.versions.slots import Version
+from tests.support.workers import FakeWorker
+
+VERSION = Version(1, "d", good=True)
+
+
+class World:
+    """A set of fake workers and a clock that the test moves."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+        self.set = WorkerSet(lambda: self.now_s, lambda order, version, now_s: FakeWorker(version, now_s))
+
+    def start(self) -> FakeWorker:
+        worker = self.set.start({}, VERSION)
+        assert isinstance(worker, FakeWorker)
+        return worker
+
+    def wait(self, seconds: float) -> None:
+        self.now_s += seconds
+        self.set.tick(self.now_s)
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_a_switch_retires_the_worker_that_served(world: World) -> None:
+    old = world.start()
+    world.set.switch()
+    new = world.start()
+    assert (world.set.serving, world.set.loading) == (old, new)
+    world.set.switch()
+    assert (world.set.serving, world.set.loading, list(world.set)) == (new, None, [new, old])
+    assert (old.state, new.state, old.asked()) == (WorkerState.STOPPING, WorkerState.READY, ["stop"])
+    assert world.set.due_s() == world.now_s + STOP_S_MAX
+    world.wait(STOP_S_MAX + 0.1)
+    assert old.killed
+    assert not world.set.remove(old)
+    assert list(world.set) == [new]
+
+
+def test_a_load_is_killed_after_its_time_which_progress_extends(world: World) -> None:
+    worker = world.start()
+    assert world.set.due_s() == world.now_s + LOAD_S_MAX
+    world.wait(LOAD_S_MAX)
+    world.set.progressed(worker, "builds a plan")
+    world.wait(PROGRESS_S_MAX)
+    assert (worker.killed, worker.progress) == (False, "builds a plan")
+    world.wait(0.1)
+    assert worker.killed
+    assert "did not load within 1080 s" in str(worker.failure)
+    assert world.set.remove(worker), "its end was not expected"
+
+
+def test_a_load_that_is_abandoned_ends_as_expected(world: World) -> None:
+    worker = world.start()
+    world.set.abandon()
+    assert (worker.killed, world.set.loading, world.set.remove(worker)) == (True, None, False)
+
+
+def test_a_worker_that_outlives_its_kill_is_stuck(world: World) -> None:
+    worker = world.start()
+    worker.kill(world.now_s)
+    assert not world.set.stuck
+    world.wait(STUCK_S + 0.1)
+    assert world.set.stuck
+
+
+def test_a_run_in_progress_makes_the_set_busy(world: World) -> None:
+    worker = world.start()
+    assert not world.set.busy
+    worker.run_page.since_s = 99.0
+    assert world.set.busy

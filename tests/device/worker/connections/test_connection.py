@@ -1,0 +1,267 @@
+"""One client's connection in a worker, over a pair of sockets; and the worker's connections together."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from edgert.errors import Overloaded, ShuttingDown
+from edgert.protocol import wire
+from edgert.protocol.kept_frame import KeptFrame
+from edgert.protocol.local_socket import timeval
+from edgert.protocol.sharing import SharedArea
+from edgert.telemetry.recorder import WindowRecorder
+from edgert.worker.connections.area_budget import AreaBudget
+from edgert.worker.connections.connection import FIRST_BUFFER_BYTES, BufferBudget, Connection, ReactorSwitch
+from edgert.worker.connections.connections import Connections
+from edgert.worker.connections.reactor import Departure, Reactor
+from edgert.worker.pipeline.batcher import Batcher
+from edgert.worker.pipeline.cache import PredictionCache
+from edgert.worker.pipeline.pipeline import Pipeline
+from tests.support.clients import ITEM, read_frame, request
+from tests.support.devices import WAIT_S_MAX, wait_until
+from tests.support.loaded_models import loaded
+
+FRAME_BYTES_MAX = 64 * 1024
+PING = wire.json_frame(wire.PING, {}, request_id=3)
+LARGE = request(1, np.repeat(ITEM, 1000, axis=0))
+WELCOME = wire.json_frame(wire.WELCOME, {})
+
+
+@pytest.fixture(scope="module")
+def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
+    model = loaded(tmp_path_factory.mktemp("model"))
+    return Pipeline(model, Batcher(model.session, model.batch_cap), PredictionCache(0, 60.0))
+
+
+class Served:
+    """The client's end of a connection, and what its thread ended with."""
+
+    def __init__(self, pipeline: Pipeline, switch: ReactorSwitch, frame_bytes_max: int, budget: BufferBudget) -> None:
+        self.client, self.server = socket.socketpair()
+        self.client.settimeout(WAIT_S_MAX)
+        self.recorder = WindowRecorder("m")
+        self.logged: list[str] = []
+        self.connection = Connection(self.server, pipeline, self.recorder, frame_bytes_max, budget, self.logged.append)
+        self.result: bool | Exception | None = None
+        self._thread = threading.Thread(target=self._serve, args=(switch,), daemon=True)
+        self._thread.start()
+
+    def _serve(self, switch: ReactorSwitch) -> None:
+        try:
+            self.result = self.connection.serve(switch)
+        except Exception as error:  # noqa: BLE001  # the test looks at it
+            self.result = error
+
+    def ended(self) -> bool | Exception | None:
+        self._thread.join(WAIT_S_MAX)
+        assert not self._thread.is_alive()
+        return self.result
+
+
+@pytest.fixture
+def serve(pipeline: Pipeline) -> Iterator[Callable[..., Served]]:
+    made: list[Served] = []
+
+    def one(
+        switch: ReactorSwitch | None = None,
+        frame_bytes_max: int = FRAME_BYTES_MAX,
+        budget: BufferBudget | None = None,
+    ) -> Served:
+        made.append(Served(pipeline, switch or ReactorSwitch(), frame_bytes_max, budget or BufferBudget()))
+        return made[-1]
+
+    yield one
+    for served in made:
+        served.client.close()
+        served.ended()
+        served.server.close()
+
+
+def test_requests_are_answered_and_counted(serve: Callable[..., Served]) -> None:
+    served = serve()
+    for number in range(3):
+        served.client.sendall(request(number, ITEM * number))
+        frame = read_frame(served.client)
+        assert (frame.kind, frame.request_id) == (wire.RESULT, number)
+        assert np.frombuffer(frame.tensors[0].data, np.float32).tolist() == (ITEM * number).ravel().tolist()
+    served.client.sendall(PING)
+    assert read_frame(served.client).kind == wire.PONG
+    served.client.close()
+    assert served.ended() is False
+    assert served.recorder.snapshot().totals.answered == 3
+
+
+def test_a_request_that_fails_leaves_the_connection_usable(serve: Callable[..., Served]) -> None:
+    served = serve()
+    served.client.sendall(request(1, ITEM[:, :3]) + request(2))
+    assert wire.error_of(read_frame(served.client)).code == "request.invalid"
+    assert read_frame(served.client).kind == wire.RESULT
+    served.client.close()
+    served.ended()
+    assert (served.recorder.snapshot().totals.errors, served.logged) == (1, [])
+
+
+def test_an_answer_longer_than_a_frame_is_refused(serve: Callable[..., Served]) -> None:
+    served = serve(frame_bytes_max=256)  # with 64 bytes less for the header, the answer's own limit is passed
+    served.connection.frames.limit(FRAME_BYTES_MAX)
+    served.client.sendall(request(1, np.ones((10, 4), np.float32)))
+    assert "ask for fewer items" in wire.error_of(read_frame(served.client)).message
+
+
+def test_a_frame_that_is_not_for_the_daemon_ends_the_connection(serve: Callable[..., Served]) -> None:
+    served = serve()
+    served.client.sendall(wire.json_frame(wire.WELCOME, {}))
+    assert "send INFER or PING" in str(served.ended())
+
+
+def test_an_end_inside_a_frame_ends_the_connection(serve: Callable[..., Served]) -> None:
+    served = serve()
+    served.client.sendall(request()[:100])
+    served.client.close()
+    assert served.ended() is False
+
+
+def test_a_connection_moves_to_the_reactor_when_many_take_turns(serve: Callable[..., Served]) -> None:
+    switch = ReactorSwitch()
+    served = serve(switch)
+    switch.many = True
+    served.client.sendall(request(1))  # the first: no other was answered before
+    read_frame(served.client)
+    assert served.ended() is True
+    high = serve(switch)
+    parts = bytearray(request(1))
+    parts[6] |= wire.FLAG_HIGH_PRIORITY
+    high.client.sendall(parts)
+    read_frame(high.client)
+    high.client.close()
+    assert high.ended() is False  # high priority keeps its thread
+
+
+def test_a_buffer_is_kept_for_the_next_large_frame_until_the_client_is_silent(serve: Callable[..., Served]) -> None:
+    served = serve()
+    served.server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval(1.0))  # instead of STALL_S
+    frames = served.connection.frames
+    sizes = []
+    for _ in range(3):
+        served.client.sendall(LARGE)
+        assert read_frame(served.client).kind == wire.RESULT
+        sizes.append((frames.size_bytes, id(frames.room.obj)))
+    assert sizes[0][0] >= len(LARGE)
+    assert len(set(sizes)) == 1
+    wait_until(lambda: frames.size_bytes == FIRST_BUFFER_BYTES, "the buffer is given back")
+    served.client.sendall(LARGE)
+    assert read_frame(served.client).kind == wire.RESULT
+
+
+def test_silent_clients_in_the_reactor_cannot_keep_the_buffers_that_others_need(pipeline: Pipeline) -> None:
+    items = np.repeat(ITEM, 1024, axis=0)
+    budget, switch = BufferBudget(20 * FIRST_BUFFER_BYTES + 6 * items.nbytes), ReactorSwitch()
+    switch.many = True
+    departed: list[Departure] = []
+    reactor = Reactor(pipeline, 1, switch, lambda connection, departure: departed.append(departure), print)
+    reactor.start()
+    with contextlib.ExitStack() as stack:
+        for number in range(20):
+            client, server = (stack.enter_context(sock) for sock in socket.socketpair())
+            client.settimeout(WAIT_S_MAX)
+            connection = Connection(server, pipeline, WindowRecorder("m"), FRAME_BYTES_MAX, budget, print)
+            made = SharedArea.made(2 * items.nbytes)
+            assert made is not None
+            connection.greet(WELCOME, made)
+            assert read_frame(client).kind == wire.WELCOME
+            reactor.add(connection)
+            (head,) = KeptFrame(wire.INFER, shared=made[0].request).parts([items], [0], 0, number, 0)
+            client.sendall(head)
+            assert client.recv(64)[5] == wire.RESULT
+        assert departed == []
+
+
+@pytest.mark.parametrize("items", [ITEM, ITEM[:, :3]], ids=["answered", "refused"])
+def test_silent_clients_cannot_keep_the_buffers_that_others_need(
+    serve: Callable[..., Served], items: NDArray[np.float32]
+) -> None:
+    large = request(1, np.repeat(items, 1000, axis=0))
+    budget = BufferBudget(20 * FIRST_BUFFER_BYTES + 6 * len(large))
+    for _ in range(20):
+        served = serve(budget=budget)
+        for _ in range(2):
+            served.client.sendall(large)
+            error = None if (frame := read_frame(served.client)).kind == wire.RESULT else wire.error_of(frame)
+            assert error is None or error.code == "request.invalid"
+
+
+def test_the_buffers_of_all_connections_are_limited_together() -> None:
+    budget = BufferBudget(3 * FIRST_BUFFER_BYTES)
+    budget.resize(0, FIRST_BUFFER_BYTES)
+    with pytest.raises(Overloaded):
+        budget.resize(FIRST_BUFFER_BYTES, 4 * FIRST_BUFFER_BYTES)
+    budget.resize(FIRST_BUFFER_BYTES, 3 * FIRST_BUFFER_BYTES)
+    budget.resize(3 * FIRST_BUFFER_BYTES, 0)
+
+
+# --- the connections of a worker ------------------------------------------------------------
+
+
+@pytest.fixture
+def connections(pipeline: Pipeline) -> Iterator[Connections]:
+    connections = Connections(
+        pipeline,
+        WindowRecorder("m"),
+        WindowRecorder("m"),
+        WELCOME,
+        FRAME_BYTES_MAX,
+        2,
+        reactor_cap=None,
+        areas=AreaBudget(0),
+        sessions=None,  # type: ignore[arg-type]  # no test here begins one
+    )
+    yield connections
+    connections.stop_reading()
+    connections.wait_until_gone(20)
+    assert len(connections) == 0
+
+
+def accepted(connections: Connections) -> socket.socket:
+    ours, theirs = socket.socketpair()
+    ours.settimeout(WAIT_S_MAX)
+    connections.accept(theirs, shared=False)
+    return ours
+
+
+def test_a_client_is_greeted_served_and_sent_to_the_next_worker(connections: Connections) -> None:
+    with accepted(connections) as client:
+        assert read_frame(client).kind == wire.WELCOME
+        client.sendall(request(1))
+        assert read_frame(client).kind == wire.RESULT
+        connections.stop_reading()
+        assert read_frame(client).kind == wire.MOVED
+        assert client.recv(1) == b""
+
+
+def test_a_stopping_daemon_tells_its_clients(connections: Connections) -> None:
+    connections.final_frame = wire.error_frame(ShuttingDown("the daemon is stopping", retry_after_s=1.0))
+    with accepted(connections) as client:
+        read_frame(client)
+        connections.stop_reading()
+        assert wire.error_of(read_frame(client)).code == "unavailable.shutting_down"
+
+
+def test_a_client_too_many_is_refused(connections: Connections) -> None:
+    with accepted(connections) as first, accepted(connections) as second, accepted(connections) as third:
+        assert "connections_max" in wire.error_of(read_frame(third)).message
+        assert read_frame(first).kind == read_frame(second).kind == wire.WELCOME
+
+
+def test_a_client_that_breaks_the_protocol_is_told(connections: Connections) -> None:
+    with accepted(connections) as client:
+        read_frame(client)
+        client.sendall(b"garbage" * 20)
+        assert wire.error_of(read_frame(client)).code == "request.protocol"
+        assert client.recv(1) == b""

@@ -1,0 +1,231 @@
+"""Learning of threads, instances and the batch cap: in limited time, and kept for the next load."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from edgert.config import ServingConfig, parse_config
+from edgert.errors import ConfigInvalid, EngineFailed
+from edgert.tensors import TensorSpec
+from edgert.worker.loading.learning import BATCH_CAP_MAX, LEARN_S_MAX, Circumstances, Learned, LearnedFile, learn
+from tests.support.devices import a_device
+
+SAMPLE: list[NDArray[Any]] = [np.zeros((1, 2), np.float32)]
+
+
+class Machine:
+    """A simulated device: `fixed_s` a run and `item_s` an item, both shared by `useful` threads at most; a load takes `load_s`.
+
+    `thread_s` is what each further thread costs. It counts what is open, and at most at once.
+    """
+
+    def __init__(
+        self, fixed_s: float, item_s: float, useful: int = 1, thread_s: float = 0.0, load_s: float = 0.01
+    ) -> None:
+        self.fixed_s, self.item_s, self.useful, self.thread_s, self.load_s = fixed_s, item_s, useful, thread_s, load_s
+        self.now_s = 0.0
+        self.open = self.open_max = self.loads = self.runs = 0
+        self.item_mb = self.held_mb = 0.0  # what a session takes for each item of its largest batch
+
+    def clock(self) -> float:
+        return self.now_s
+
+    def load(self, threads: int) -> SimulatedSession:
+        self.now_s += self.load_s
+        self.held_mb = 0.0
+        self.loads += 1
+        self.open += 1
+        self.open_max = max(self.open, self.open_max)
+        return SimulatedSession(self, threads)
+
+
+class SimulatedSession:
+    def __init__(self, machine: Machine, threads: int) -> None:
+        self.inputs: tuple[TensorSpec, ...] = (TensorSpec("x", "FP32", (-1, 2)),)
+        self.outputs: tuple[TensorSpec, ...] = (TensorSpec("y", "FP32", (-1, 2)),)
+        self.machine, self.threads = machine, threads
+
+    def run(self, tensors: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+        machine = self.machine
+        machine.runs += 1
+        machine.held_mb = max(machine.held_mb, machine.item_mb * len(tensors[0]))
+        busy_s = (machine.fixed_s + machine.item_s * len(tensors[0])) / min(self.threads, machine.useful)
+        machine.now_s += busy_s + machine.thread_s * (self.threads - 1)
+        return list(tensors)
+
+    def close(self) -> None:
+        self.machine.open -= 1
+
+
+def circumstances(**changes: Any) -> Circumstances:
+    return replace(Circumstances.of("onnxruntime", "1", ServingConfig(), cpus=4), **changes)
+
+
+def learned_on(machine: Machine, **changes: Any) -> Learned:
+    wanted = circumstances(**changes)
+    sessions, learned = learn(machine.load, machine.load(wanted.threads_to_try[0]), SAMPLE, wanted, machine.clock)
+    assert machine.open == len(sessions) == learned.instances
+    assert all(s.threads == learned.threads for s in sessions if isinstance(s, SimulatedSession))
+    return learned
+
+
+def test_a_small_model_gets_one_thread_and_a_large_one_all_that_help() -> None:
+    assert learned_on(Machine(0, 13e-6, useful=4, thread_s=13e-6)).threads == 1
+    assert learned_on(Machine(0, 10e-3, useful=4)).threads == 4
+    assert learned_on(Machine(0, 10e-3, useful=2)).threads == 2
+
+
+@pytest.mark.parametrize(
+    ("fixed_s", "item_s", "cap"),
+    [(4e-3, 0.1e-3, BATCH_CAP_MAX), (0, 2e-3, 1), (0.2e-3, 1e-3, 8)],
+)
+def test_the_cap_is_the_largest_batch_that_still_gains_a_twentieth_per_item(
+    fixed_s: float, item_s: float, cap: int
+) -> None:
+    assert learned_on(Machine(fixed_s, item_s)).batch_cap == cap
+
+
+@pytest.mark.parametrize(("item_mb", "cap", "loads"), [(0.0, 32, 1), (1.0, 32, 2), (12.0, 4, 2), (100.0, 2, 2)])
+def test_no_batch_is_tried_that_takes_much_memory_and_none_is_kept(item_mb: float, cap: int, loads: int) -> None:
+    machine = Machine(4e-3, 0.1e-3)
+    machine.item_mb = item_mb
+    sessions, learned = learn(
+        machine.load,
+        machine.load(1),
+        SAMPLE,
+        circumstances(threads=1),
+        machine.clock,
+        memory_mb=lambda: machine.held_mb,
+    )
+    assert (learned.batch_cap, machine.loads, machine.held_mb) == (cap, loads, 0.0 if loads > 1 else item_mb)
+    assert machine.open == len(sessions) == 1
+
+
+def test_a_size_that_gains_nothing_does_not_hide_the_next_that_does() -> None:
+    machine = Machine(4e-3, 0.1e-3)
+    session = machine.load(1)
+    run = session.run
+
+    def odd(tensors: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+        machine.now_s += 4e-3 if len(tensors[0]) == 2 else 0
+        return run(tensors)
+
+    session.run = odd  # type: ignore[method-assign]
+    _, learned = learn(machine.load, session, SAMPLE, circumstances(threads=1), machine.clock)
+    assert learned.batch_cap == BATCH_CAP_MAX
+
+
+@pytest.mark.parametrize("run_s", [20e-6, 5e-3, 0.1, 0.3])
+@pytest.mark.parametrize("load_s", [0.001, 0.3])
+def test_learning_ends_in_time(run_s: float, load_s: float) -> None:
+    machine = Machine(0.9 * run_s, 0.1 * run_s, useful=4, load_s=load_s)
+    before = machine.load(1)
+    began = machine.now_s
+    _, learned = learn(machine.load, before, SAMPLE, circumstances(), machine.clock)
+    assert machine.now_s - began == pytest.approx(learned.took_s, abs=0.01)
+    assert learned.took_s <= LEARN_S_MAX
+    assert machine.open_max == 1, "no more memory than serving takes"
+
+
+def test_for_throughput_several_instances_are_opened_where_they_answer_more() -> None:
+    given = learned_on(Machine(0, 10e-3, useful=1), objective="throughput", threads=1, instances=2)
+    assert (given.threads, given.instances) == (1, 2)
+
+
+def test_configured_values_are_not_measured() -> None:
+    machine = Machine(1e-3, 1e-3)
+    learned = learned_on(machine, threads=3, batch_max=8)
+    assert (learned.batch_cap, machine.runs) == (8, 0)
+    assert circumstances(threads=3).threads_to_try == (3,)
+    assert circumstances(engine="tensorrt").threads_to_try == (1,)
+    assert circumstances(cpus=6).threads_to_try == (1, 2, 4, 6)
+
+
+def test_a_session_that_fails_is_closed() -> None:
+    machine = Machine(1e-3, 1e-3)
+    session = machine.load(1)
+
+    def fails(tensors: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+        raise EngineFailed("no")
+
+    session.run = fails  # type: ignore[method-assign]
+    with pytest.raises(EngineFailed):
+        learn(machine.load, session, SAMPLE, circumstances(), machine.clock)
+    assert machine.open == 0
+
+
+def test_what_was_learned_is_kept_for_the_same_circumstances_only(tmp_path: Path) -> None:
+    file = LearnedFile(tmp_path / "learned", "ab" * 32)
+    learned = Learned(threads=2, batch_cap=16, run_us={"1": 10.0})
+    assert file.read(circumstances()) is None
+    file.write(circumstances(), learned)
+    assert file.read(circumstances()) == learned
+    for other in ({"cpus": 8}, {"engine_version": "2"}, {"objective": "throughput"}, {"batch_max": 4}, {"threads": 1}):
+        assert file.read(circumstances(**other)) is None
+
+
+def test_a_measurement_on_a_busy_device_is_repeated_and_the_quietest_counts() -> None:
+    def measured(others_s: float) -> Learned:
+        machine, busy = Machine(1e-3, 1e-3), iter([(100.0, 50.0), (104.0, 50.0 + others_s)])
+        return learn(machine.load, machine.load(1), SAMPLE, circumstances(), machine.clock, lambda: next(busy))[1]
+
+    quiet, busy, busier = measured(0.1), measured(2.0), measured(3.0)
+    assert [one.doubtful for one in (quiet, busy, busier)] == [False, True, True]
+    assert busier.better(quiet).others == quiet.others
+    assert not busier.better(quiet).doubtful
+    again = busier.better(busy)
+    assert (again.others, again.measured, again.doubtful) == (busy.others, 2, True)
+    assert not again.better(busier).doubtful, "enough is enough"
+
+
+@pytest.mark.parametrize("damage", ["", "{}", "[1]", '{"learned": 1}'])
+def test_a_damaged_file_is_measured_again(tmp_path: Path, damage: str) -> None:
+    file = LearnedFile(tmp_path, "ab" * 32)
+    file.write(circumstances(), Learned(2))
+    next(tmp_path.iterdir()).write_text(damage)
+    assert file.read(circumstances()) is None
+
+
+def test_a_number_out_of_range_is_measured_again(tmp_path: Path) -> None:
+    file = LearnedFile(tmp_path, "ab" * 32)
+    file.write(circumstances(), Learned(2))
+    path = next(tmp_path.iterdir())
+    value = json.loads(path.read_text())
+    value["learned"]["batch_cap"] = 0
+    path.write_text(json.dumps(value))
+    assert file.read(circumstances()) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['[serving]\nobjective = "fast"', "[models.a]\nnear = 2.0", "[models.a]\np95_ms = -1", "[models.a]\nshadow = -0.1"],
+)
+def test_wishes_out_of_range_are_refused(text: str) -> None:
+    with pytest.raises(ConfigInvalid):
+        parse_config(f'device = "d"\nprofile = "p"\n{text}\n', "config.toml")
+
+
+def test_the_daemon_learns_once_and_serves_with_the_configured_instances() -> None:
+    with a_device("[serving]\ninstances = 2\n") as device:
+        device.put(delay_s=0.002)
+        serving = device.serving()
+        assert (serving["instances"], serving["threads"]) == (2, 1)
+        assert serving["batch_cap"] > 1
+        paths = [path for path in device.state.learned.glob("*.json") if "learned" in json.loads(path.read_text())]
+        assert len(paths) == 1
+        value = json.loads(paths[0].read_text())
+        value["learned"] |= {"batch_cap": 5, "others": 0.0}
+        paths[0].write_text(json.dumps(value))
+        device.run("stop")
+        device.run("start")
+        with device.client() as client:
+            assert client.infer("echo", np.ones((1, 4), np.float32), priority="high")["y"].tolist() == [[1.0] * 4]
+        assert device.serving()["batch_cap"] == 5, "what was learned is not measured again"

@@ -1,0 +1,45 @@
+"""Loading one version of one model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgert.errors import EdgeRTError
+from edgert.worker.loading.model import load_model
+from tests.support.loaded_models import installed, loaded
+
+ITEM = np.array([[1.0, 2.0, 3.0, 4.0]], np.float32)
+
+
+def test_a_model_is_loaded_with_what_was_learned(tmp_path: Path) -> None:
+    model = loaded(tmp_path)
+    assert (model.batch_cap, model.degraded, model.tried) == (4, False, ())
+    assert model.session.run([ITEM])[0].tolist() == ITEM.tolist()
+
+
+def test_a_preferred_artifact_that_does_not_load_is_named(tmp_path: Path) -> None:
+    model = loaded(tmp_path, first=("null", b"?"))
+    assert model.degraded
+    assert len(model.tried) == 1
+    assert model.tried[0].startswith("first: ")
+
+
+def test_strict_takes_the_preferred_artifact_or_none(tmp_path: Path) -> None:
+    with pytest.raises(EdgeRTError):
+        loaded(tmp_path, "[serving]\nstrict = true\n", first=("null", b"?"))
+
+
+def test_a_model_with_wrong_golden_answers_is_not_loaded(tmp_path: Path) -> None:
+    with pytest.raises(EdgeRTError):
+        loaded(tmp_path, golden_off_by=1.0)
+
+
+def test_as_many_sessions_are_open_as_are_configured(tmp_path: Path) -> None:
+    version, state, config = installed(tmp_path, "[serving]\ninstances = 3\nthreads = 1\nbatch_max = 1\n")
+    first = load_model(version, state, config)
+    again = load_model(version, state, config)  # learned before
+    assert len(first.more_sessions) == len(again.more_sessions) == 2
+    assert first.learned == again.learned

@@ -1,0 +1,64 @@
+"""What a model's sessions keep, and which tensors have the form of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edgert.bundle.rules import Classify, Smooth
+from edgert.bundle.signal_rules import Sound
+from edgert.processing.signals import SignalPreprocessor
+from edgert.protocol.wire import WireTensor
+from edgert.worker.pipeline.session_memory import MemoryForm
+from tests.support.loaded_models import installed
+
+SOUND = Sound("x", 16_000, 8, step=4, lead=2, features="samples")
+
+
+def form(folder: Path, **options: Any) -> MemoryForm:
+    version, _, _ = installed(folder, item_shape=(8,), **options)
+    manifest = version.manifest
+    pre = None if manifest.sound is None else SignalPreprocessor(manifest.sound, manifest.inputs[0])
+    return MemoryForm(manifest, pre)
+
+
+def tensors(*shapes: tuple[int, ...]) -> list[WireTensor]:
+    return [
+        WireTensor(i, "FP32", shape, memoryview(np.zeros(shape, np.float32).tobytes()))
+        for i, shape in enumerate(shapes)
+    ]
+
+
+def test_a_model_without_state_and_steps_keeps_nothing(tmp_path: Path) -> None:
+    found = form(tmp_path)
+    assert not found.keeps
+    assert not found.in_turn
+    assert found.size_bytes == 0
+
+
+def test_state_the_rest_of_a_signal_and_scores_are_kept_and_measured(tmp_path: Path) -> None:
+    rules = {"sound": SOUND, "classify": Classify("y", smooth=Smooth("mean", 3))}
+    found = form(tmp_path, op="add", state_id="", rules=rules)
+    assert found.keeps
+    assert found.in_turn
+    assert found.size_bytes == 8 * 4 + 8 * 4 + 2 * 8 * 4
+    assert [array.shape for array in found.first.arrays] == [(1, 8), (2,), (0, 8)]
+
+
+def test_only_tensors_of_the_memorys_form_fit(tmp_path: Path) -> None:
+    rules = {"sound": SOUND, "classify": Classify("y", smooth=Smooth("mean", 3))}
+    found = form(tmp_path, op="add", state_id="", rules=rules)
+    assert found.fits(tensors((1, 8), (8,), (2, 8)))
+    assert found.fits(tensors((1, 8), (0,), (0, 8)))
+    for shapes in (
+        [(1, 8), (8,)],
+        [(1, 8), (9,), (2, 8)],
+        [(1, 8), (8,), (3, 8)],
+        [(1, 8), (8,), (2, 9)],
+        [(0, 8), (8,), (2, 8)],
+        [(1, 8), (8, 1), (2, 8)],
+        [(), (), ()],
+    ):
+        assert not found.fits(tensors(*shapes)), shapes
