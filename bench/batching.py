@@ -2,13 +2,14 @@
 
 Real ONNX Runtime models with random weights run in the real daemon and answer client processes. `dense`, a fully
 connected layer with 33 MB of weights, gains from batches; `conv`, INT8 convolutions, does not; the others are those of
-`bench.peers`. Each setting has a
-daemon, all run at once; rounds of all settings are interleaved in a rotating order, and a figure is the median over
-the rounds. The cache is off, so every request reaches the engine. All daemons have the same number of engine threads.
+`bench.peers`. Each setting has a daemon, all run at once; rounds of all settings are interleaved in a rotating order,
+and a figure is the median over the rounds. The cache is off, so every request reaches the engine. All daemons have the
+same number of engine threads.
 
 `cpu_us` is the worker's processor time a request, which other work on the machine hardly changes, and `cpu_of_best` the
-share of it to the best fixed cap's. `of_batch_1` is the rate over that of cap 1: the median of the ratios within a round, because other work on the
-machine changes from round to round. `of_best` is the median over the best fixed cap's median.
+share of it to the best fixed cap's. `of_batch_1` is the rate over that of cap 1: the median of the ratios within a
+round, because other work on the machine changes from round to round. `of_best` is the median over the best fixed cap's
+median.
 
     python -m bench.batching            # a table
     python -m bench.batching --json     # JSON lines
@@ -18,22 +19,22 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import statistics
 import sys
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.architectures import ARCHITECTURES, item_shape, samples
-from bench.bundles import make_bundle
-from bench.common import Ask, Clients, Load, cpu_us, deploy, edgertd, emit, median_load, start
-from edgert import Client
+from bench.support.architectures import ARCHITECTURES, item_shape, samples
+from bench.support.bundles import make_bundle
+from bench.support.clients import Clients, Load, median_load, ours
+from bench.support.devices import deploy, edgertd, start, state_folder
+from bench.support.processes import cpu_us
+from bench.support.tables import emit
 from edgert.bundle.signing import SigningKey, new_key
 
 SETTINGS = {"cap 1": 1, "cap 8": 8, "cap 32": 32, "learned": 0}
@@ -81,15 +82,7 @@ def main() -> None:
 
 def measure(model: str, states: dict[str, Path], clients: int, rounds: int, seconds: float) -> list[dict[str, Any]]:
     item = sample(model)
-
-    def asking(state: Path) -> Any:
-        def make(_: int) -> Ask:
-            client = Client(state / "edgert.sock")
-            return lambda: client.infer(model, item, cache=False)
-
-        return make
-
-    groups = {name: Clients(clients, asking(state)) for name, state in states.items()}
+    groups = {name: Clients(clients, ours(state, model, item)) for name, state in states.items()}
     loads: dict[str, list[Load]] = {name: [] for name in groups}
     before = {name: served(state) for name, state in states.items()}
     names = list(groups)
@@ -150,20 +143,14 @@ def served(state: Path) -> dict[str, Any]:
 @contextmanager
 def daemons(model: str, threads: int) -> Iterator[dict[str, Path]]:
     """Run a daemon per setting that serves `model`; yield their state folders, which are removed afterwards."""
-    folder = Path(tempfile.mkdtemp(prefix="edgert-bench-"))
-    key = new_key()
-    states = {name: folder / f"s{number}" for number, name in enumerate(SETTINGS)}
-    try:
-        bundle = make_model(folder, model, key)
+    with ExitStack() as stack:
+        states = {name: stack.enter_context(state_folder()) for name in SETTINGS}
+        key = new_key()
+        bundle = make_model(states["cap 1"].parent, model, key)
         for name, state in states.items():
             start(state, key.public.pem(), f"[serving]\nthreads = {threads}\nbatch_max = {SETTINGS[name]}\n")
             deploy(state, model, bundle)
         yield states
-    finally:
-        for state in states.values():
-            if state.exists():
-                edgertd(state, "stop")
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def sample(model: str) -> NDArray[Any]:

@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from bench.architectures import item_shape, mobilenet_v2, samples
-from bench.common import emit
+from bench.support.architectures import item_shape, mobilenet_v2, samples
+from bench.support.tables import emit
 
 SIZES_MB = (1, 2, 4, 8, 16)
 CLIENTS, ROUNDS = 32, 9

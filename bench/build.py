@@ -28,9 +28,11 @@ from typing import Any
 
 import numpy as np
 
-from bench.architectures import write_model
-from bench.common import DIGITS, edgert, emit
-from bench.peer_servers.environments import default_folder, environment
+from bench.support.architectures import write_model
+from bench.support.devices import edgert
+from bench.support.peer_servers.environments import default_folder, environment
+from bench.support.tables import emit
+from tests.support.paths import DIGITS
 
 TARGETS = ("raspberry-pi-4", "intel-nuc", "jetson-orin-nano", "generic-x86-64")
 SAMPLES = 16

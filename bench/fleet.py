@@ -1,7 +1,7 @@
 """How many devices one broker and one exporter can handle: real mosquitto, real `edgert fleet export`, simulated
 devices.
 
-Every device has its own connection and reports once a minute, as in the field (bench/fleet_load.py). `lost` are
+Every device has its own connection and reports once a minute, as in the field (`support/fleet_load.py`). `lost` are
 reports that were sent and that no exporter had counted when none counted anything for GIVE_UP_S. `drained_s` is the
 time from the last sent report to the last counted one; more than LATE_S is late. `--find-max` sends ever faster, with
 one exporter, then with two and four of a site each, until reports are lost or late; a window of 30 s equals
@@ -17,9 +17,7 @@ each; the needs of 100,000 devices follow from these slopes.
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import os
 import re
 import resource
 import signal
@@ -34,7 +32,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.fleet_load import Load
+from bench.support.fleet_load import Load
+from bench.support.processes import cpu_us, rss_mb
+from bench.support.tables import emit_figures
 from tests.support.brokers import Broker
 
 WINDOW_S = 60.0
@@ -48,8 +48,6 @@ FASTER = 1.6
 STEPS_MAX = 12
 SHARES = (1, 2, 4)
 CALCULATED = 100_000
-_MAIN = "import sys; from edgert_deploy.cli import main; sys.exit(main())"
-_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def main() -> None:
@@ -66,19 +64,10 @@ def main() -> None:
     _allow_descriptors(options.devices)
     if options.find_max:
         for exporters in SHARES:
-            show(find_max(options.devices, options.models, exporters, options.by), options.json)
+            emit_figures(find_max(options.devices, options.models, exporters, options.by), options.json)
         return
     with a_fleet(options.devices, options.models, options.exporters, options.by, options.recorder) as fleet:
-        show(fleet.measure(options.windows, WINDOW_S), options.json)
-
-
-def show(said: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(said), flush=True)
-        return
-    for name, value in said.items():
-        print(f"{name:36} {value:,}" if isinstance(value, (int, float)) else f"{name:36} {value}")
-    print(flush=True)
+        emit_figures(fleet.measure(options.windows, WINDOW_S), options.json)
 
 
 def find_max(devices: int, models: int, exporters: int, by: str) -> dict[str, Any]:
@@ -111,16 +100,6 @@ class Program:
     pid: int
     port: int = 0
 
-    def cpu_s(self) -> float:
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(") ")[2].split()
-        return (int(fields[11]) + int(fields[12])) / _TICKS
-
-    def rss_mb(self) -> float:
-        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
-            if line.startswith("VmRSS:"):
-                return int(line.split()[1]) / 1024
-        return 0.0
-
     def metrics(self) -> dict[str, float]:
         """Return the exporter's own series with their labels."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=60) as answer:
@@ -145,9 +124,9 @@ class Fleet:
         took_s = self.load.run(windows, window_s)
         sent, drained_s = self.load.reports_sent, self._drained(before + self.load.reports_sent)
         cpu_s = [after - then for after, then in zip(self._cpu_s(), cpu_before, strict=True)]
-        devices, rss_mb = self.load.devices, [exporter.rss_mb() for exporter in self.exporters]
+        devices, used_mb = self.load.devices, [rss_mb(exporter.pid) for exporter in self.exporters]
         messages_per_s = (sent + windows * devices) / took_s  # `sys` is a message, but no report
-        per_device_kb = sum(now - then for now, then in zip(rss_mb, self.empty_mb, strict=True)) * 1024 / devices
+        per_device_kb = sum(now - then for now, then in zip(used_mb, self.empty_mb, strict=True)) * 1024 / devices
         exporter_s, broker_s = sum(cpu_s[1 : 1 + len(self.exporters)]), cpu_s[0]
         grown = CALCULATED / devices * window_s / WINDOW_S
         said: dict[str, Any] = {
@@ -158,7 +137,7 @@ class Fleet:
             "messages_per_s": round(messages_per_s, 1),
             "lost": round(before + sent - self._counted()),
             "drained_s": round(drained_s, 1),
-            "exporter_rss_mb": round(max(rss_mb), 1),
+            "exporter_rss_mb": round(max(used_mb), 1),
             "exporter_kb_per_device": round(per_device_kb, 2),
             "exporter_cpu_share": round(exporter_s / took_s, 3),
             "broker_cpu_share": round(broker_s / took_s, 3),
@@ -170,7 +149,7 @@ class Fleet:
         }
         if self.recorder:
             said |= {
-                "recorder_rss_mb": round(self.recorder.rss_mb(), 1),
+                "recorder_rss_mb": round(rss_mb(self.recorder.pid), 1),
                 "recorder_cpu_share": round(cpu_s[-1] / took_s, 3),
                 "store_bytes_per_report": round(self._store_bytes() / (self._counted() or 1)),
             }
@@ -198,9 +177,8 @@ class Fleet:
         return last_change - began
 
     def _cpu_s(self) -> list[float]:
-        return [
-            program.cpu_s() for program in (self.broker, *self.exporters, *([self.recorder] if self.recorder else []))
-        ]
+        programs = [self.broker, *self.exporters, *([self.recorder] if self.recorder else [])]
+        return [cpu_us([program.pid]) / 1e6 for program in programs]
 
     def _store_bytes(self) -> int:
         return sum(file.stat().st_size for file in self.store.parent.glob(f"{self.store.name}*"))
@@ -220,7 +198,7 @@ def a_fleet(devices: int, models: int, exporters: int, by: str, recorder: bool) 
         ]
         store = folder / "fleet.db"
         writer = stack.enter_context(_program("record", "--broker", address, "--store", str(store))) if recorder else None  # fmt: skip
-        empty_mb = [exporter.rss_mb() for exporter in started]
+        empty_mb = [rss_mb(exporter.pid) for exporter in started]
         load = Load(broker.port, devices, models, sites=exporters if exporters > 1 else 10)
         stack.callback(load.close)
         load.connect()
@@ -232,7 +210,9 @@ def a_fleet(devices: int, models: int, exporters: int, by: str, recorder: bool) 
 @contextmanager
 def _program(*words: str) -> Iterator[Program]:
     """Start one `edgert fleet` command, which is ended by its pid."""
-    process = subprocess.Popen([sys.executable, "-c", _MAIN, "fleet", *words], stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "edgert_deploy.cli", "fleet", *words], stderr=subprocess.PIPE, text=True
+    )
     assert process.stderr is not None
     try:
         line = process.stderr.readline()

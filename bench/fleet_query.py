@@ -14,7 +14,6 @@ The cost of a million reports is that of histograms written minute by minute; `m
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import tempfile
@@ -26,6 +25,7 @@ from pathlib import Path
 import numpy as np
 import sqlalchemy as sa
 
+from bench.support.tables import emit_figures
 from edgert.telemetry.messages import HistMessage
 from edgert.telemetry.sketch import Sketch, merged
 from edgert_deploy.fleet.packed import WINDOW, Pool
@@ -75,11 +75,7 @@ def main() -> None:
             **ask_all(url),
             "a million reports: removed, s": round(removal_s(url, options.hours), 1),
         }
-    if options.json:
-        print(json.dumps(said))
-    else:
-        for name, value in said.items():
-            print(f"{name:32} {value:,}" if isinstance(value, (int, float)) else f"{name:32} {value}")
+    emit_figures(said, options.json)
 
 
 def fill(url: str, devices: int, hours: int) -> tuple[float, float, int]:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.common import emit
+from bench.support.tables import emit
 from edgert.bundle.rules import Preprocess
 from edgert.engines import EngineOptions, LocalArtifact, Session, engine_by_name
 from edgert.processing.preprocess import Preprocessor

@@ -35,12 +35,14 @@ from typing import Any
 
 import numpy as np
 
-from bench.architectures import write_model
-from bench.common import DIGITS, ROOT, BenchModel, device_with, digits_device, edgertd, emit, processes, serving
-from bench.peer_servers.environments import default_folder
-from bench.peer_servers.servers import running
-from bench.peer_servers.session import write_spec
-from bench.raw import live_artifact
+from bench.support.architectures import write_model
+from bench.support.devices import BenchModel, device_with, digits_device, edgertd, serving
+from bench.support.live_artifact import live_artifact
+from bench.support.peer_servers.environments import default_folder
+from bench.support.peer_servers.servers import running
+from bench.support.peer_servers.session import write_spec
+from bench.support.processes import processes
+from bench.support.tables import emit
 from edgert import Client
 from edgert.bundle.signing import new_key
 from edgert.config import StateDir
@@ -52,6 +54,7 @@ from edgert.versions.slot_store import SlotStore
 from edgert.worker_link import channel
 from edgert_deploy.rollout.channels import Channels, Seen
 from tests.support.brokers import Broker
+from tests.support.paths import DIGITS, ROOT
 from tests.support.registries import RegistryServer
 
 COLUMNS = ("what", "seen", "unit", "target", "met")
@@ -65,7 +68,7 @@ WITH_ENGINE = """
 import sys
 from pathlib import Path
 import numpy
-from bench.peer_servers.session import open_first
+from bench.support.peer_servers.session import open_first
 session = open_first(Path(sys.argv[1]))
 session.run([numpy.zeros((1, *session.inputs[0].item_shape), session.inputs[0].dtype)])
 print("ready", flush=True)
@@ -268,9 +271,8 @@ def children_cpu_s() -> float:
 def start_s(state: Path, path: Path) -> float:
     """Start the daemon, send requests until one is answered, stop the daemon; return the time to the answer."""
     began = time.monotonic()
-    code = "import sys; from edgert.cli import main; sys.exit(main())"
     log = (state / "bench.log").open("ab")
-    daemon = subprocess.Popen([sys.executable, "-c", code, "--state", str(state), "serve"], stderr=log)
+    daemon = subprocess.Popen([sys.executable, "-m", "edgert.cli", "--state", str(state), "serve"], stderr=log)
     image = sample()
     try:
         while True:

@@ -4,7 +4,7 @@
   all processes, the time from the daemon's start until the first model and until each has answered, and one client's times.
 - **Connections** (1 to 2,000, all but one idle): memory, and the times of the client that asks.
 - **Bytes** (0.2 KB to 40 MB, a model that reads nothing): one client's times, beside two bare Python processes that pass
-  the same bytes (`bench.echo`); `cpu_us` is the worker's processor time a request.
+  the same bytes (`support/echo.py`); `cpu_us` is the worker's processor time a request.
 
 Times are microseconds: the median over the rounds, in which all sizes of an axis take turns where one daemon serves
 them. A kink between two neighbours is what to look for, not the figures of a noisy machine.
@@ -19,10 +19,8 @@ from __future__ import annotations
 import argparse
 import math
 import resource
-import shutil
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -31,11 +29,13 @@ from typing import Any
 
 import numpy as np
 
-from bench.architectures import mlp, samples
-from bench.bundles import make_bundle
-from bench.common import Ask, Clients, Load, cpu_us, deploy, edgertd, emit, null_device, processes, serving, start
-from bench.echo import echo
-from bench.transport import ours
+from bench.support.architectures import mlp, samples
+from bench.support.bundles import make_bundle
+from bench.support.clients import Ask, Clients, Load, ours
+from bench.support.devices import deploy, edgertd, null_device, serving, start, state_folder
+from bench.support.echo import echo
+from bench.support.processes import cpu_us, processes
+from bench.support.tables import emit
 from edgert import Client
 from edgert.bundle.signing import new_key
 from edgert.machine import process_mb
@@ -77,15 +77,13 @@ def models(most: int) -> list[dict[str, Any]]:
     rows = []
     for count in (n for n in MODELS if n <= most):
         print(f"{count} models", file=sys.stderr)
-        folder, key = Path(tempfile.mkdtemp(prefix="edgert-growth-")), new_key()
-        state = folder / "state"
-        try:
+        with state_folder() as state:
+            key = new_key()
             start(state, key.public.pem())
             for number in range(count):
                 name = f"m{number}"
-                deploy(
-                    state, name, make_bundle(folder, key, name, "onnxruntime", program, item, answer, output="scores")
-                )
+                bundle = make_bundle(state.parent, key, name, "onnxruntime", program, item, answer, output="scores")
+                deploy(state, name, bundle)
             edgertd(state, "stop")
             began = time.monotonic()
             edgertd(state, "start")
@@ -94,20 +92,8 @@ def models(most: int) -> list[dict[str, Any]]:
                 for number in range(count):
                     client.infer(f"m{number}", item, cache=False, timeout_s=600.0)
                     answered_s.append(round(time.monotonic() - began, 2))
-            make = ours(state, "m0", item, "socket", cache=False)
-            rows.append(
-                _row(
-                    count,
-                    _loads({"": make}, {})[0][""],
-                    _memory_mb(state),
-                    first_s=answered_s[0],
-                    start_s=answered_s[-1],
-                )
-            )
-        finally:
-            if state.exists():
-                edgertd(state, "stop")
-            shutil.rmtree(folder, ignore_errors=True)
+            loads = _loads({"": ours(state, "m0", item, "socket")}, {})[0][""]
+            rows.append(_row(count, loads, _memory_mb(state), first_s=answered_s[0], start_s=answered_s[-1]))
     return rows
 
 
@@ -127,9 +113,7 @@ def connections(most: int) -> list[dict[str, Any]]:
             while open_now < count:
                 idle.enter_context(Client(state / "edgert.sock")).infer("m", item)
                 open_now += 1
-            rows.append(
-                _row(count, _loads({"": ours(state, "m", item, "socket", cache=False)}, {})[0][""], _memory_mb(state))
-            )
+            rows.append(_row(count, _loads({"": ours(state, "m", item, "socket")}, {})[0][""], _memory_mb(state)))
     return rows
 
 
@@ -140,7 +124,7 @@ def sizes(most: int) -> list[dict[str, Any]]:
     with null_device({f"m{size}": item for size, item in items.items()}) as state:
         makes: dict[object, Callable[[int], Ask]] = {}
         for size, item in items.items():
-            makes[size] = ours(state, f"m{size}", item, "shared", cache=False)
+            makes[size] = ours(state, f"m{size}", item, "auto")
             makes[size, "echo"] = echo(item, shared=size > SHARE_BYTES_MIN)
         loads, spent_us = _loads(makes, {size: [serving(state, f"m{size}")["pid"]] for size in SIZES_BYTES})
     return [

@@ -1,6 +1,6 @@
 """The cost of hostile clients for a good one: its p99 under each attack over its p99 in the quiet rounds between.
 
-The good client sends requests to digits (INT8 on ONNX Runtime), the cache off. Each attack (`bench/attacks.py`) runs
+The good client sends requests to digits (INT8 on ONNX Runtime), the cache off. Each attack (`support/attacks.py`) runs
 in its own process at a low priority, on the same model. `strikes_per_s` shows how much an attack achieved on a loaded
 machine, `us_a_strike` the daemon's processor time per strike without other load. Quiet rounds and attacks alternate;
 figures are medians over the rounds, `times_p99` of the ratios of neighbours. `grew_mb` is the growth of the daemon's
@@ -24,9 +24,13 @@ from typing import Any
 
 import numpy as np
 
-from bench.attacks import ATTACKS, Attacker
-from bench.common import DIGITS, Ask, Clients, Load, digits_device, edgertd, emit, own_mb
+from bench.support.attacks import ATTACKS, Attacker
+from bench.support.clients import Ask, Clients, Load
+from bench.support.devices import digits_device, edgertd
+from bench.support.processes import cpu_us, own_mb
+from bench.support.tables import emit
 from edgert import Client
+from tests.support.paths import DIGITS
 
 SETTLE_S = 0.3
 TIMES_P99_MAX = 2.0  # the target
@@ -101,18 +105,12 @@ def measure(attack: str, state: Path, path: Path, good: Clients, rounds: int, se
 def cost_us(attacker: Attacker, state: Path, seconds: float) -> float:
     """Return the daemon's processor time per strike."""
     pids = daemon(state)
-    before = sum(map(processor_s, pids))
+    before_us = cpu_us(pids)
     attacker.begin()
     time.sleep(seconds)
     strikes = attacker.end()
     time.sleep(SETTLE_S)
-    return (sum(map(processor_s, pids)) - before) / max(1, strikes) * 1e6
-
-
-def processor_s(pid: int) -> float:
-    """Return the processor time of a process so far, in steps of 10 ms."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return (cpu_us(pids) - before_us) / max(1, strikes)
 
 
 def asking(path: Path) -> Ask:
@@ -123,7 +121,7 @@ def asking(path: Path) -> Ask:
 
 
 def held(state: Path) -> tuple[float, int]:
-    """Return memory in MB (PSS) and descriptors of the supervisor and the workers."""
+    """Return the own memory in MB and descriptors of the supervisor and the workers."""
     pids = daemon(state)
     with contextlib.suppress(OSError):
         return sum(own_mb(pid) for pid in pids), sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in pids)

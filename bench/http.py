@@ -6,7 +6,6 @@ see the same machine; once with everything pinned to one core and once free.
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import time
@@ -15,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.http_client import HttpAsker
+from bench.support.http_client import http_asker
 from edgert import Client
 from edgert.machine import process_mb
 from edgert.protocol.control import ask
@@ -24,16 +23,6 @@ from tests.support.devices import Device, a_device, wait_until
 SIZES_BYTES = (4096, 150_528, 1_228_800)
 ROUNDS, REQUESTS = 30, 20
 CONFIG = '[serving]\ncache_mb = 0\n[http]\nlisten = "127.0.0.1:0"\n'
-
-
-def http_asker(port: int, values: NDArray[np.float32], model: str = "echo", tensor_name: str = "x") -> HttpAsker:
-    size = {"binary_data_size": values.nbytes}
-    tensor = {"name": tensor_name, "datatype": "FP32", "shape": list(values.shape), "parameters": size}
-    head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
-    fields = {"Inference-Header-Content-Length": str(len(head))}
-    return HttpAsker(
-        ("127.0.0.1", port), f"/v2/models/{model}/infer", fields, head + values.tobytes(), 2 * values.nbytes + 4096
-    )
 
 
 def measure(device: Device, values: NDArray[np.float32], port: int) -> dict[str, list[float]]:

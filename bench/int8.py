@@ -7,7 +7,7 @@ to 4x faster, 4x smaller, under 1 % of accuracy lost.
 Digits is a trained model; its accuracy is top-1 on held-out samples. The others have the usual architectures and
 random weights, so that no download is needed: times and sizes are real, but accuracy only shows how similar INT8 and
 FP32 answer. Trained networks forgive more noise than networks that learnt nothing. `cosine` is that of the answers
-without the mean answer (bench/architectures.py).
+without the mean answer (`support/architectures.py`).
 
     python -m bench.int8                                  # a table
     python -m bench.int8 --models digits,encoder --json   # JSON lines
@@ -25,8 +25,8 @@ from typing import Any
 
 import numpy as np
 
-from bench.architectures import ARCHITECTURES, write_model
-from bench.common import DIGITS, emit
+from bench.support.architectures import ARCHITECTURES, write_model
+from bench.support.tables import emit
 from edgert.engines import EngineOptions, Session, engine_by_name
 from edgert_deploy.devices.profiles import load_profile
 from edgert_deploy.packager.accuracy.accuracy_gate import local_artifact, run_samples
@@ -35,6 +35,7 @@ from edgert_deploy.packager.accuracy.reference import Reference
 from edgert_deploy.packager.builders import Artifact, Order, Precision, builder_for
 from edgert_deploy.packager.samples.samples import CalibrationSet, load_samples
 from edgert_deploy.packager.sources.source_model import SourceModel, load_source
+from tests.support.paths import DIGITS
 
 MODELS = ("digits", "mobilenet_v2", "resnet_50", "encoder")
 ENGINES = {"tflite": "raspberry-pi-4", "openvino": "intel-nuc", "onnxruntime": "generic-x86-64"}

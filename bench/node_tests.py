@@ -1,7 +1,7 @@
 """How far the TFLite lowering reaches, by the ONNX project's own node tests (`onnx.backend.test`).
 
 Each test's model is lowered to a float32 .tflite file, run in TFLite's interpreter, and compared with the test's
-outputs at the test's tolerances. `bench/node_cases.py` decides which tests are promised and why the others are not.
+outputs at the test's tolerances. `support/node_cases.py` decides which tests are promised and why the others are not.
 
     promised      tests of operators that the lowering covers; `passed` of them pass
     unsupported   the rest; each must be refused with a reason, or pass, and never give a wrong answer
@@ -29,8 +29,8 @@ from typing import Any
 
 import numpy as np
 
-from bench.common import ROOT
-from bench.node_cases import CONSTANT_INPUTS, PROMISED_GROUPS, NodeTest, bound, load_tests, reason_outside
+from bench.support.node_cases import CONSTANT_INPUTS, PROMISED_GROUPS, NodeTest, bound, load_tests, reason_outside
+from tests.support.paths import ROOT
 
 DOCS_PAGE = ROOT / "docs/tflite-operators.md"
 # A test takes about 10 ms; one that takes this long hangs.

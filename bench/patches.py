@@ -1,6 +1,6 @@
 """How patches are made: our settings of zstd beside its levels with a dictionary, by size and time, for 26 MB of INT8.
 
-Two successors of the same weights: another last layer, and all layers trained on (`bench/transfer.py`). Each setting
+Two successors of the same weights: another last layer, and all layers trained on (`int8_weights`). Each setting
 makes each patch in turn, and the patch must restore the same bytes.
 
     python -m bench.patches
@@ -14,8 +14,8 @@ from collections.abc import Callable
 
 import zstandard
 
-from bench.common import emit
-from bench.transfer import weights
+from bench.support.bundles import int8_weights
+from bench.support.tables import emit
 from edgert.bundle.delta import WINDOW_BYTES_MAX
 from edgert_deploy.rollout import delta as deltas
 
@@ -27,7 +27,7 @@ def main() -> None:
     parser.add_argument("--size-mb", type=float, default=26.0, help="of weights (26)")
     parser.add_argument("--json", action="store_true", help="one JSON object a row")
     options = parser.parse_args()
-    old, layer, all_of_it = (weights(release, int(options.size_mb * 1e6)) for release in (1, 2, 3))
+    old, layer, all_of_it = (int8_weights(release, int(options.size_mb * 1e6)) for release in (1, 2, 3))
     ways: dict[str, Callable[[bytes, bytes], bytes]] = {
         "ours": deltas.make_patch,
         "level 9": lambda new, old: by_level(new, old, 9),

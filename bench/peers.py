@@ -34,25 +34,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.architectures import write_model
-from bench.common import (
-    DIGITS_MODEL,
-    Ask,
-    BenchModel,
-    Clients,
-    Load,
-    cpu_us,
-    device_with,
-    edgertd,
-    emit,
-    pin,
-    processes,
-)
-from bench.http import http_asker
-from bench.peer_servers.environments import default_folder
-from bench.peer_servers.servers import ONE_MODEL, PEERS, running
-from bench.peer_servers.session import write_spec
-from bench.raw import live_artifact, open_session
+from bench.support.architectures import write_model
+from bench.support.clients import Ask, Clients, Load
+from bench.support.devices import DIGITS_MODEL, BenchModel, device_with, edgertd
+from bench.support.http_client import http_asker
+from bench.support.live_artifact import live_artifact, open_session
+from bench.support.peer_servers.environments import default_folder
+from bench.support.peer_servers.servers import ONE_MODEL, PEERS, running
+from bench.support.peer_servers.session import write_spec
+from bench.support.processes import cpu_us, pin, processes
+from bench.support.tables import emit
 from edgert import Client
 from edgert.machine import process_mb
 from tests.support.ports import free_port

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.common import emit
+from bench.support.tables import emit
 from bench.zoo.data import WORDS
 from bench.zoo.packages import model_file
 from edgert.bundle.rules import Classify, Ctc, Detect, Preprocess, Resize, Smooth

@@ -22,7 +22,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from bench.common import ROOT, emit, processes
+from bench.support.processes import cpu_us, processes
+from bench.support.tables import emit
 from edgert.bundle.channel import Entry
 from edgert.bundle.signing import SigningKey, new_key
 from edgert.registry.address import parse_repository
@@ -32,13 +33,12 @@ from edgert.registry.login import read_credentials
 from edgert_deploy.rollout.channel_entries import with_release
 from edgert_deploy.rollout.channels import Channels, Seen
 from edgert_deploy.rollout.publish import Release, publish
-from hil.relay import Relay
+from hil.support.relay import Relay
 from tests.support.bundles import make_null_bundle
+from tests.support.paths import ROOT
 from tests.support.registries import Mirror, RegistryServer
 
-TICKS_PER_S = 100
 CHANNEL, MODEL = "stable", "model"
-FOLLOW = "import sys; from edgert.cli import main; sys.exit(main())"
 COLUMNS = (
     *("server", "asks", "bytes_each", "kb_a_day", "server_ms_each", "downloads", "server_ms_a_download"),
     *("real_devices", "real_s", "real_mb"),
@@ -62,8 +62,7 @@ class Place:
 
     def cpu_ms(self) -> float:
         """Return the processor time of the server so far."""
-        stats = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in processes(self.pid)]
-        return sum((int(stat[11]) + int(stat[12])) * 1000 / TICKS_PER_S for stat in stats)
+        return cpu_us(processes(self.pid)) / 1e3
 
 
 @dataclass(frozen=True)
@@ -185,7 +184,9 @@ def real_devices(place: Place, key: SigningKey, folder: Path, count: int, parall
 
         def follow(number: int) -> None:
             words = ["--state", str(states[number]), "follow", "--json"]
-            done = subprocess.run([sys.executable, "-c", FOLLOW, *words], capture_output=True, text=True, cwd=ROOT)
+            done = subprocess.run(
+                [sys.executable, "-m", "edgert.cli", *words], capture_output=True, text=True, cwd=ROOT
+            )
             installed = list((states[number] / "models" / MODEL).glob("*/null/weights.bin"))
             assert installed, done.stdout + done.stderr
 

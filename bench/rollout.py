@@ -22,22 +22,22 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from bench.common import ROOT, emit
-from bench.stand_ins import stand_ins
+from bench.support.stand_ins import stand_ins
+from bench.support.tables import emit
 from edgert.bundle.signing import new_key, write_key_pair
 from edgert_deploy.common.keys import key_paths
 from edgert_deploy.common.parallel import at_once_here
 from edgert_deploy.devices.inventory import Device, Inventory
-from hil.containers import running_container
-from hil.containers import why_not as why_no_containers
-from hil.dut import Dut, reached
-from hil.host import Host
-from hil.sshd import running_sshd
+from hil.support.containers import running_container
+from hil.support.containers import why_not as why_no_containers
+from hil.support.dut import Dut, reached
+from hil.support.host import Host
+from hil.support.sshd import running_sshd
 from tests.support.bundles import make_null_bundle
+from tests.support.paths import ROOT
 
 COLUMNS = ("devices", "parallel", "wall_s", "cpu_s", "cpu_ms_each", "memory_mb", "more_cpu_ms_each", "more_kb_each")
 PROFILE = "generic-x86-64"
-MAIN = "import sys; from edgert_deploy.cli import main; sys.exit(main())"
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.common import DIGITS
 from edgert.engines.onnxruntime import sdk
 from edgert_deploy.devices.profiles import load_profile
 from edgert_deploy.packager.accuracy.accuracy_gate import artifact_outputs, reference_outputs
@@ -28,6 +27,7 @@ from edgert_deploy.packager.builders.qdq import prepared, quantize
 from edgert_deploy.packager.samples.samples import CalibrationSet, load_samples
 from edgert_deploy.packager.sources.source_model import SourceModel, load_source
 from tests.support import models
+from tests.support.paths import DIGITS
 
 MAX_DROP = 0.01
 

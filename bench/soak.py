@@ -2,7 +2,7 @@
 
 Three models on one daemon: `digits` (INT8 on ONNX Runtime; its worker must survive), `camera` (150 KB in, a new
 version every few seconds) and `killed` (its worker is killed now and then). Clients of several kinds send requests to
-all three in closed loops, while the attacks of `bench/attacks.py` take turns on all three. At the end:
+all three in closed loops, while the attacks of `support/attacks.py` take turns on all three. At the end:
 
     requests      none failed, except with an error that allows a retry
     answers       each has the shape, and digits the values, of the answer before the load
@@ -37,12 +37,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.attacks import ATTACKS, Attacker
-from bench.bundles import make_null_bundle
-from bench.common import DIGITS, deploy, digits_device, edgertd, emit, own_mb, serving
+from bench.support.attacks import ATTACKS, Attacker
+from bench.support.bundles import make_zeros_bundle
+from bench.support.devices import deploy, digits_device, edgertd, serving
+from bench.support.processes import own_mb
+from bench.support.tables import emit
 from edgert import Client
 from edgert.bundle.signing import new_key
 from edgert.errors import EdgeRTError
+from tests.support.paths import DIGITS
 
 SWAP_EVERY_S = 7.0
 KILL_EVERY_S = 70.0  # long enough for the daemon to forget the crash before
@@ -99,7 +102,7 @@ def main() -> None:
     with digits_device() as (state, path):
         key = new_key()
         (state / "keys" / "soak.pem").write_bytes(key.public.pem())
-        soak = Soak(state, path, lambda model, item, n: make_null_bundle(state.parent, key, model, item, release=n))
+        soak = Soak(state, path, lambda model, item, n: make_zeros_bundle(state.parent, key, model, item, release=n))
         rows = soak.run(options.minutes * 60, options.growth_mb_max)
     emit(rows, COLUMNS, options.json)
     sys.exit(0 if all(row["holds"] for row in rows) else 1)

@@ -11,9 +11,7 @@ speech with the state carried along; `same` is the share of chunks with the same
 from __future__ import annotations
 
 import argparse
-import shutil
 import statistics
-import tempfile
 import time
 import wave
 from collections.abc import Callable
@@ -23,7 +21,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.common import deploy, edgert, edgertd, emit, start
+from bench.support.devices import deploy, edgert, start, state_folder
+from bench.support.tables import emit
 from bench.zoo import data
 from bench.zoo.packages import model_file
 from edgert import Client
@@ -58,11 +57,9 @@ def main() -> None:
 def measure(rounds: int) -> list[dict[str, Any]]:
     """Return a row for the loop, and one for each precision of the device."""
     path = model_file("silero-vad", "silero_vad/data/silero_vad_openvino_16k.onnx")
-    folder = Path(tempfile.mkdtemp(prefix="edgert-bench-"))
-    state = folder / "state"
     precisions = ("fp32", "int8")
-    try:
-        _serve(folder, state, path, precisions)
+    with state_folder() as state:
+        _serve(state, path, precisions)
         sound = _speech(SECONDS, seed=99)
         scores: dict[str, Floats] = {}
         times: dict[str, list[float]] = {}
@@ -77,10 +74,6 @@ def measure(rounds: int) -> list[dict[str, Any]]:
                             return float(stream.infer(chunk)["output"][0, 0])
 
                         scores[precision] = _run(ask, sound, times.setdefault(precision, []))
-    finally:
-        if state.exists():
-            edgertd(state, "stop")
-        shutil.rmtree(folder, ignore_errors=True)
     return [_row(name, scores[name], scores["loop"], times[name], times["loop"]) for name in scores]
 
 
@@ -102,7 +95,8 @@ def package_loop(path: Path) -> Score:
     return score
 
 
-def _serve(folder: Path, state: Path, path: Path, precisions: tuple[str, ...]) -> None:
+def _serve(state: Path, path: Path, precisions: tuple[str, ...]) -> None:
+    folder = state.parent
     edgert("keys", "new", "--dir", str(folder / "keys"))
     start(state, (folder / "keys/default.pem").read_bytes())
     (folder / "rules.toml").write_text(RULES)

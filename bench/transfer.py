@@ -2,7 +2,7 @@
 
 The model is 26 MB of realistic INT8 weights (normally distributed, 7 bits of entropy each). In release 2 the last
 fiftieth of them is new; in release 3 a twentieth of all differ by one. The device is a real sshd behind a link of
-packets (`bench/link.py`), by default 5 Mbit/s, 50 ms round trip, 2 % loss. Bytes are those of the link, both ways,
+packets (`support/link.py`), by default 5 Mbit/s, 50 ms round trip, 2 % loss. Bytes are those of the link, both ways,
 lost ones included. `edgert deploy` is the whole command: facts, delta, transfer, install, trial, check, mark-good.
 scp and rsync only copy the bundle (rsync -z over the release before); compare them with `send_seconds`, the time that
 deploy takes to ask for facts, make the delta and send it. The kernel's congestion control matters and is printed: bbr
@@ -25,19 +25,18 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
-from bench.common import ROOT, edgertd, emit, start
-from bench.link import HERE, Link, Quality, why_not
+from bench.support.bundles import int8_weights
+from bench.support.devices import edgertd, start
+from bench.support.link import HERE, Link, Quality, why_not
+from bench.support.tables import emit
 from edgert.bundle.signing import new_key
 from edgert_deploy.devices.inventory import Inventory
-from hil.keys import new_keys
-from hil.sshd import SshDevice, start_sshd
+from hil.support.keys import new_keys
+from hil.support.sshd import SshDevice, start_sshd
 from tests.support.bundles import make_null_bundle
+from tests.support.paths import ROOT
 
 COLUMNS = ("what", "release", "seconds", "send_seconds", "link_mb", "bytes_over_edgert", "seconds_over_edgert")
-CHANGED_SHARE = 50
-MOVED_SHARE = 0.05
 TOOL_S_MAX = 3600
 
 
@@ -55,19 +54,18 @@ def main() -> None:
     congestion = Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
     print(f"TCP's congestion control here is {congestion}", file=sys.stderr)
     quality = Quality(options.mbit * 1e6, options.delay_ms / 2e3, options.loss / 100)
-    folder = Path(tempfile.mkdtemp(prefix="edgert-bench-"))
-    try:
-        with Link(quality, options.seed) as link:
-            rows = measure(folder, link, int(options.size_mb * 1e6))
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with (
+        tempfile.TemporaryDirectory(prefix="edgert-bench-", ignore_cleanup_errors=True) as folder,
+        Link(quality, options.seed) as link,
+    ):
+        rows = measure(Path(folder), link, int(options.size_mb * 1e6))
     emit(rows, COLUMNS, options.json)
 
 
 def measure(folder: Path, link: Link, size_bytes: int) -> list[dict[str, object]]:
     key = new_key()
     bundles = [
-        make_null_bundle(folder / "bundles", key, "model", release, padding=weights(release, size_bytes))
+        make_null_bundle(folder / "bundles", key, "model", release, padding=int8_weights(release, size_bytes))
         for release in (1, 2, 3)
     ]
     sshd = _sshd(folder / "device")
@@ -97,19 +95,6 @@ def measure(folder: Path, link: Link, size_bytes: int) -> list[dict[str, object]
     return rows
 
 
-def weights(release: int, size_bytes: int) -> bytes:
-    """Return INT8 weights; from release 2 on the last fiftieth differs; in release 3 a twentieth moved by one."""
-    drawn = np.random.default_rng(0).normal(0, 30, size_bytes)
-    if release > 1:
-        changed = size_bytes // CHANGED_SHARE
-        drawn[-changed:] = np.random.default_rng(2).normal(0, 30, changed)
-    whole = np.rint(drawn)
-    if release > 2:
-        chance = np.random.default_rng(3)
-        whole += chance.choice([-1, 1], size_bytes) * (chance.random(size_bytes) < MOVED_SHARE)
-    return bytes(np.clip(whole, -128, 127).astype(np.int8).tobytes())
-
-
 def timed(link: Link, folder: Path, command: list[str]) -> dict[str, float]:
     environment = {
         **os.environ,
@@ -136,9 +121,8 @@ def _commands(sshd: SshDevice, bundle: Path, copies: Path) -> dict[str, list[str
     key = ["-i", str(sshd.client_key), "-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null"]
     user = sshd.address.partition("@")[0]
     ssh = f"ssh -p {sshd.port} {' '.join(key)}"
-    deploy = "import sys; from edgert_deploy.cli import main; sys.exit(main())"
     return {
-        "edgert": [sys.executable, "-c", deploy, "deploy", str(bundle), "board", "--json"],
+        "edgert": [sys.executable, "-m", "edgert_deploy.cli", "deploy", str(bundle), "board", "--json"],
         # The device has no SFTP, so scp needs its older protocol.
         "scp": ["scp", "-O", "-P", str(sshd.port), *key, str(bundle), f"{user}@{HERE}:{copies}/scp.edgert"],
         "rsync": ["rsync", "-z", "--no-times", "-e", ssh, str(bundle), f"{user}@{HERE}:{copies}/rsync.edgert"],

@@ -4,7 +4,7 @@ The model reads nothing (the null engine, ten numbers out), so only the transpor
 (224 x 224 x 3 UINT8) and 1.2 MB (640 x 640 x 3), with the cache off; and cache hits at 150 KB. `over_us` is p50 minus
 the p50 of `Session.run` on the same array in its own process: the median over the rounds, in which all cases of a
 placement take turns. Frames under 16 KB always use the socket. `echo_us` is the p50 of the same bytes between two
-bare Python processes (`bench.echo`), the lower bound for any server in Python. The asyncio client is called from
+bare Python processes (`support/echo.py`), the lower bound for any server in Python. The asyncio client is called from
 outside its loop, one `run_until_complete` per request, which its figures include.
 
 Two placements: client and daemon pinned to one core, and free. Waking an idle core costs more than the transport.
@@ -25,10 +25,13 @@ from typing import Any
 
 import numpy as np
 
-from bench.common import Ask, Clients, Load, emit, null_device, pin, serving
-from bench.echo import echo
-from bench.raw import open_session
-from edgert import AsyncClient, Client
+from bench.support.clients import Ask, Clients, Load, ours
+from bench.support.devices import null_device, serving
+from bench.support.echo import echo
+from bench.support.live_artifact import open_session
+from bench.support.processes import pin
+from bench.support.tables import emit
+from edgert import AsyncClient
 from edgert.protocol.sharing import SHARE_BYTES_MIN
 
 PAYLOADS = {"4 KB": (4096,), "150 KB": (224, 224, 3), "1.2 MB": (640, 640, 3)}
@@ -65,14 +68,14 @@ def main() -> None:
         for name, item in items.items():
             makes[name, "raw"] = raw(state, _model(name), item)
             for transport in TRANSPORTS:
-                makes[name, transport] = ours(state, _model(name), item, transport, cache=False)
+                makes[name, transport] = ours(state, _model(name), item, TRANSPORTS[transport])
                 makes[name, f"{transport} echo"] = echo(
                     item, shared=transport == "shared" and item.nbytes > SHARE_BYTES_MIN
                 )
             for transport in ASYNCIO:
                 makes[name, transport] = ours_asyncio(state, _model(name), item, transport)
         for transport in TRANSPORTS:
-            makes[f"{HIT} hit", transport] = ours(slow, "hit", items[HIT], transport, cache=True)
+            makes[f"{HIT} hit", transport] = ours(slow, "hit", items[HIT], TRANSPORTS[transport], cache=True)
         for placement, cores in (("one core", {0}), ("free", None)):
             print(placement, file=sys.stderr)
             pin(workers, cores)
@@ -120,14 +123,6 @@ def raw(state: Path, model: str, item: Any) -> Make:
     def make(_: int) -> Ask:
         session = open_session(state, 1, model)
         return lambda: session.run([item])
-
-    return make
-
-
-def ours(state: Path, model: str, item: Any, transport: str, *, cache: bool) -> Make:
-    def make(_: int) -> Ask:
-        client = Client(state / "edgert.sock", transport=TRANSPORTS[transport])
-        return lambda: client.infer(model, item, cache=cache)
 
     return make
 

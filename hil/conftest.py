@@ -7,7 +7,7 @@ import os
 import pytest
 
 from edgert.errors import ConfigInvalid
-from hil.containers import running_container, why_not
+from hil.support.containers import running_container, why_not
 
 
 @pytest.fixture(scope="session")

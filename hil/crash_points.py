@@ -46,6 +46,7 @@ from edgert_deploy.rollout.delta import Deltas, DeviceFiles
 from tests.support.devices import Device
 from tests.support.following import followed, following
 from tests.support.hostile_registry import HostileRegistry, hostile_registry
+from tests.support.paths import ROOT
 from tests.support.runtime_homes import FIRST, WHEEL, release_of, stand_in_home
 
 MODEL = "echo"
@@ -54,7 +55,7 @@ WEIGHTS, WEIGHTS_BYTES = "null/weights.bin", 64 * 1024
 FAULTS = {"killed": 0, "ENOSPC": errno.ENOSPC, "EIO": errno.EIO}
 NEVER = 1 << 30
 RUN_S_MAX = 600.0
-SOURCE = Path(__file__).with_name("faults.c")
+SOURCE = ROOT / "hil/support/faults.c"
 
 
 @dataclass(frozen=True)
@@ -109,8 +110,7 @@ def try_all(say: Callable[[Point], None] = lambda _: None, only: str = "") -> li
         environment = {**os.environ, "LD_PRELOAD": str(library), "SSL_CERT_FILE": os.devnull}
         (Path(made) / "sync").symlink_to("/bin/true")
         environment["PATH"] = f"{made}:{os.environ['PATH']}"
-        root = Path(__file__).resolve().parents[1]
-        process = subprocess.Popen(command, env=environment, cwd=root, stdout=subprocess.PIPE, text=True)
+        process = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, text=True)
         points = []
         assert process.stdout is not None
         for line in process.stdout:

@@ -3,7 +3,7 @@
     make hil-power CUTS=200 SEED=7                     # an emulated machine
     python -m hil.power_cuts --on local --cuts 1000    # this machine's kernel: fast
 
-The state is in an ext4 on a disk that loses unflushed writes (`disk.py`). A cut loses the page cache, and by chance
+The state is in an ext4 on a disk that loses unflushed writes (`support/disk.py`). A cut loses the page cache, and by chance
 each unflushed sector of the disk: harder than any real disk. Then the disk is mounted, the daemon starts, and a
 request must be answered by the old version or the new one, bit for bit. Operations that were acknowledged before the
 cut must have lasted. No operator helps. The local device also follows a channel: it is cut while it asks, fetches,
@@ -38,8 +38,8 @@ from pathlib import Path
 from typing import Any
 
 from edgert.errors import ConfigInvalid, DeviceError, EdgeRTError
-from hil import rootfs
-from hil.cut_devices import CUT_DEVICES, Agent, CutDevice
+from hil.support import rootfs
+from hil.support.cut_devices import CUT_DEVICES, Agent, CutDevice
 from tests.support.hostile_registry import HostileRegistry, hostile_registry
 
 SERVES_S_MAX = 10.0  # promised from the daemon's start to an answer

@@ -2,7 +2,7 @@
 
     python -m hil.runtime_cuts --cuts 60 --seed 1      # as root; on this machine's kernel
 
-HOME is in an ext4 on a disk that loses unflushed writes (`disk.py`). The device's own script installs a new
+HOME is in an ext4 on a disk that loses unflushed writes (`support/disk.py`). The device's own script installs a new
 environment, finishes it and puts it on trial; the power is cut at a random write or flush. Then the disk is mounted,
 and the unit's `before-start` runs under another boot id. A stand-in answers for the daemon; `test_bootstrap.py` has
 the real one.
@@ -25,8 +25,8 @@ from pathlib import Path
 from edgert.environment import FINISH
 from edgert.errors import ConfigInvalid
 from edgert_deploy.bootstrap.runtime import script_text
-from hil.disk import LossyDisk
-from hil.mounted import MountedDisk, ext4, why_not
+from hil.support.disk import LossyDisk
+from hil.support.mounted import MountedDisk, ext4, why_not
 from tests.support.runtimes import NEW, OLD, STAND_IN
 
 DISK_BYTES = 48 * 1024**2

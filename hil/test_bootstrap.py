@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from hil import rootfs
-from hil.containers import Container, running_container
-from hil.dut import Dut, reached
-from hil.host import Host
+from hil.support import rootfs
+from hil.support.containers import Container, running_container
+from hil.support.dut import Dut, reached
+from hil.support.host import Host
 from tests.support.bundles import make_null_bundle
 from tests.support.devices import wait_until
 from tests.support.trees import another_tree

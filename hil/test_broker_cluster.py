@@ -24,14 +24,13 @@ from edgert.telemetry.mqtt import Connection, MqttSettings
 from edgert.telemetry.sketch import Sketch
 from edgert_deploy.fleet.store import schema
 from edgert_deploy.fleet.store.query import FleetQuery, Question
-from hil.broker_cluster import NODES, BrokerCluster, why_not
+from hil.support.broker_cluster import NODES, BrokerCluster, why_not
 from tests.support.devices import WAIT_S_MAX, wait_until
 from tests.support.fleet import scraped
 from tests.support.forwarding import ForwardingDevice
 
 DEVICES = 6
 REPORT_EVERY_S = 0.2
-_MAIN = "import sys; from edgert_deploy.cli import main; sys.exit(main())"
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +86,7 @@ class Reporting:
 @contextmanager
 def command(settings: MqttSettings, *words: str) -> Iterator[str]:
     """Run an `edgert fleet` command and yield its first line. It must end with 0 when asked to."""
-    program = [sys.executable, "-c", _MAIN, "fleet", words[0], "--broker", settings.address, *words[1:]]
+    program = [sys.executable, "-m", "edgert_deploy.cli", "fleet", words[0], "--broker", settings.address, *words[1:]]
     process = subprocess.Popen(program, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     try:

@@ -6,13 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from hil.containers import Container
+from hil.support.containers import Container
 from tests.support.paths import ROOT
 
 _MAKE = """
 import sys, time
 from pathlib import Path
-from hil.containers import Container
+from hil.support.containers import Container
 container = Container(Path(sys.argv[1]))
 container.make()
 print(container.name, flush=True)

@@ -22,10 +22,11 @@ from edgert.errors import EdgeRTError
 from edgert_deploy.devices.facts import probe
 from edgert_deploy.devices.profiles import DeviceProfile, load_profile
 from edgert_deploy.devices.transports import open_transport
-from hil.dut import Bench, Dut, opened, read_dut, why_not
-from hil.host import DIGITS, ROOT, Host
+from hil.support.dut import Bench, Dut, opened, read_dut, why_not
+from hil.support.host import Host
 from tests.support.bundles import make_null_bundle
 from tests.support.devices import wait_until
+from tests.support.paths import DIGITS, ROOT
 
 DUT_FILE = Path(os.environ.get("EDGERT_DUT", ROOT / "hil/duts/container.toml"))
 COMMAND_S_MAX = 3600

@@ -16,9 +16,9 @@ import pytest
 from edgert.errors import Interrupted
 from edgert_deploy.devices.remote import RemoteDaemon
 from edgert_deploy.devices.transports import open_transport
-from hil.containers import Container, running_container
-from hil.dut import Dut, reached
-from hil.host import Host
+from hil.support.containers import Container, running_container
+from hil.support.dut import Dut, reached
+from hil.support.host import Host
 from tests.support.bundles import make_null_bundle
 from tests.support.devices import wait_until
 

@@ -15,8 +15,8 @@ import pytest
 from edgert.errors import DeviceUnreachable
 from edgert_deploy.devices.transports.ssh import SshTransport
 from edgert_deploy.devices.transports.ssh_login import LinkLimits
-from hil.relay import Relay
-from hil.sshd import SshDevice, running_sshd
+from hil.support.relay import Relay
+from hil.support.sshd import SshDevice, running_sshd
 
 CUTS = 200
 SEED = 20261121

@@ -17,11 +17,11 @@ from edgert.checks.channel_status import ChannelStatus, read_channel_status
 from edgert.config import StateDir, read_config
 from edgert.versions.slot_store import SlotStore
 from edgert.versions.slots import SlotState
-from hil.containers import Container, running_container
-from hil.dut import Dut, reached
-from hil.host import Host
-from hil.keys import greets
-from hil.relay import Relay
+from hil.support.containers import Container, running_container
+from hil.support.dut import Dut, reached
+from hil.support.host import Host
+from hil.support.keys import greets
+from hil.support.relay import Relay
 from tests.support.brokers import SERVER
 from tests.support.bundles import make_null_bundle
 from tests.support.devices import wait_until

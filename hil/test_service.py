@@ -19,10 +19,10 @@ from edgert.telemetry.messages import MetricsMessage, Topic
 from edgert_deploy.fleet.listener import FleetListener
 from edgert_deploy.fleet.reports import EventMessage
 from edgert_deploy.fleet.subscriber import FleetSubscriber
-from hil import rootfs
-from hil.containers import Container, running_container
-from hil.dut import Dut, reached
-from hil.host import Host
+from hil.support import rootfs
+from hil.support.containers import Container, running_container
+from hil.support.dut import Dut, reached
+from hil.support.host import Host
 from tests.support.brokers import PASSWORD, USER, Broker, mosquitto
 from tests.support.bundles import make_null_bundle
 from tests.support.devices import wait_until

@@ -50,7 +50,6 @@ PROFILES = {
 }
 REASON_LETTERS_MAX = 600
 RUN_SAMPLES_MAX = 300  # for the vendors' calibration
-CLI = "import sys; from edgert_deploy.cli import main; sys.exit(main())"
 
 
 @dataclass(frozen=True)
@@ -250,7 +249,9 @@ def _size(path: Path) -> int:
 
 
 def _edgert(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", CLI, *words], capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [sys.executable, "-m", "edgert_deploy.cli", *words], capture_output=True, text=True, check=False
+    )
 
 
 def _children_s() -> float:

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from bench.common import DIGITS
 from bench.zoo import data, scores
 from bench.zoo.packages import folder, model_file
+from tests.support.paths import DIGITS
 
 Array = NDArray[Any]
 Arrays = Mapping[str, Array]

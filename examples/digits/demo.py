@@ -31,7 +31,7 @@ import numpy as np
 from edgert import Client
 from edgert.errors import EdgeRTError
 from edgert.tensors import InferResponse
-from hil.sshd import running_sshd
+from hil.support.sshd import running_sshd
 
 HERE = Path(__file__).resolve().parent
 CONNECTIONS = 8
@@ -255,8 +255,9 @@ class Demo:
         """Print an `edgert` command, then run it."""
         texts = [os.fspath(word) if isinstance(word, Path) else str(word) for word in words]
         print(f"\n{BOLD}$ edgert {shlex.join(self._short(text) for text in texts)}{END}", flush=True)
-        code = "import sys; from edgert_deploy.cli import main; sys.exit(main())"
-        done = subprocess.run([sys.executable, "-c", code, *texts], env=self._environment, cwd=self._folder)
+        done = subprocess.run(
+            [sys.executable, "-m", "edgert_deploy.cli", *texts], env=self._environment, cwd=self._folder
+        )
         if done.returncode:
             raise DemoFailed(f"edgert {texts[0]} ended with exit code {done.returncode}; its message is above")
 

@@ -23,7 +23,7 @@ from edgert_deploy.bootstrap.runtime import script_text
 from edgert_deploy.devices.device_files import DeviceFile, config_text, holds, put
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.transports import PutOptions, Transport, in_folder, open_transport
-from hil.sshd import running_sshd
+from hil.support.sshd import running_sshd
 from tests.support.devices import WAIT_S_MAX
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="the attack is on root")

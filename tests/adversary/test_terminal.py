@@ -15,7 +15,7 @@ from edgert.cli import main as edgertd
 from edgert.log import log
 from edgert_deploy.cli import main
 from edgert_deploy.devices.inventory import Inventory
-from hil.sshd import running_sshd
+from hil.support.sshd import running_sshd
 from tests.support.bundles import make_null_bundle
 from tests.support.paths import ROOT
 from tests.support.statuses import device_status

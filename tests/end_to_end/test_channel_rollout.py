@@ -18,7 +18,7 @@ from edgert.bundle.channel import Follower, position
 from edgert.bundle.signing import SigningKey, new_key, write_key_pair
 from edgert.versions.slot_store import SlotStore
 from edgert_deploy.common.keys import key_paths
-from hil.relay import Relay
+from hil.support.relay import Relay
 from tests.support.brokers import Broker
 from tests.support.commands import Edgert
 from tests.support.devices import WAIT_S_MAX, Device, a_device, wait_until

@@ -26,7 +26,7 @@ from edgert_deploy.common.folders import cache_folder
 from edgert_deploy.devices.inventory import Device, Inventory
 from edgert_deploy.devices.remote import RemoteDaemon
 from edgert_deploy.devices.transports import open_transport
-from hil.sshd import SshDevice, running_sshd
+from hil.support.sshd import SshDevice, running_sshd
 from tests.support.bundles import flip_bit, make_null_bundle
 from tests.support.clients import PAUSE_S
 from tests.support.intents import sentences, write_model, write_sentences

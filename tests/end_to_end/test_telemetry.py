@@ -18,7 +18,7 @@ import pytest
 
 from edgert.errors import DeadlineExceeded
 from edgert.telemetry.mqtt import Connection
-from hil.relay import Relay
+from hil.support.relay import Relay
 from tests.support.brokers import USER, Broker
 from tests.support.devices import Device, a_device, wait_until
 from tests.support.ports import free_port

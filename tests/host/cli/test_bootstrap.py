@@ -8,7 +8,7 @@ import pytest
 
 from edgert.config import StateDir, read_config
 from edgert_deploy.devices.inventory import Inventory
-from hil.sshd import SshDevice
+from hil.support.sshd import SshDevice
 from tests.support.commands import Edgert
 
 

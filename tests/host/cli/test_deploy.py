@@ -20,7 +20,7 @@ from edgert.versions.claims import Claims
 from edgert_deploy.cli import main
 from edgert_deploy.common.keys import key_paths
 from edgert_deploy.devices.inventory import Inventory
-from hil.sshd import SshDevice, running_sshd
+from hil.support.sshd import SshDevice, running_sshd
 from tests.support.bundles import flip_bit, make_null_bundle
 from tests.support.commands import Edgert, live, stop
 from tests.support.devices import Device, a_device, wait_until

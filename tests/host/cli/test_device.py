@@ -10,8 +10,8 @@ import pytest
 
 from edgert_deploy.cli import main
 from edgert_deploy.devices.inventory import Inventory
-from hil.keys import new_ssh_key
-from hil.sshd import SshDevice
+from hil.support.keys import new_ssh_key
+from hil.support.sshd import SshDevice
 from tests.support.commands import Edgert
 from tests.support.ports import free_port
 

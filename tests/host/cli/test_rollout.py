@@ -9,7 +9,7 @@ import pytest
 from edgert.bundle.signing import new_key
 from edgert_deploy.cli import main
 from edgert_deploy.devices.inventory import Inventory
-from hil.sshd import SshDevice
+from hil.support.sshd import SshDevice
 from tests.support.bundles import make_null_bundle
 from tests.support.commands import Edgert, live
 from tests.support.ports import free_port

@@ -13,7 +13,7 @@ from edgert.versions.install import install
 from edgert_deploy.cli import main
 from edgert_deploy.devices.inventory import Device, Inventory
 from edgert_deploy.doctor.device import check_device
-from hil.sshd import SshDevice, running_sshd
+from hil.support.sshd import SshDevice, running_sshd
 from tests.support import devices
 from tests.support.commands import Edgert, stop
 from tests.support.ports import free_port

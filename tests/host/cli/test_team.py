@@ -17,7 +17,7 @@ import pytest
 
 from edgert.bundle.signing import read_signing_key
 from edgert_deploy.devices.inventory import Inventory
-from hil.sshd import SshDevice
+from hil.support.sshd import SshDevice
 from tests.support.bundles import make_null_bundle
 from tests.support.commands import stop
 from tests.support.ports import free_port

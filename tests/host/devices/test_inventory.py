@@ -18,7 +18,7 @@ from edgert_deploy.devices.inventory import (
     fingerprint,
     refuse_same_machine,
 )
-from hil.keys import new_ssh_key
+from hil.support.keys import new_ssh_key
 from tests.support.devices import WAIT_S_MAX
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGPKSUTyz1HwHReFVvD5obVsALAgJRNarH4TRpNePnAS"

@@ -20,8 +20,8 @@ from edgert_deploy.cli import main
 from edgert_deploy.devices.inventory import Device, Inventory
 from edgert_deploy.devices.logs import LogRequest, following, parse_since, read_log
 from edgert_deploy.devices.transports import open_transport
-from hil.keys import new_ssh_key
-from hil.sshd import SshDevice, running_sshd, start_sshd
+from hil.support.keys import new_ssh_key
+from hil.support.sshd import SshDevice, running_sshd, start_sshd
 from tests.support.devices import wait_until
 from tests.support.paths import ROOT
 

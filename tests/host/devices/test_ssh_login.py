@@ -18,8 +18,8 @@ from edgert_deploy.devices.inventory import Device, SshAddress
 from edgert_deploy.devices.transports.ssh import SshTransport
 from edgert_deploy.devices.transports.ssh_config import read_ssh_config
 from edgert_deploy.devices.transports.ssh_login import Jump, LinkLimits, scan_host_key
-from hil.keys import new_ssh_key
-from hil.sshd import SshDevice, running_sshd, start_sshd
+from hil.support.keys import new_ssh_key
+from hil.support.sshd import SshDevice, running_sshd, start_sshd
 from tests.support.ports import free_port
 
 

@@ -19,9 +19,9 @@ from edgert_deploy.devices.inventory import Device, SshAddress, fingerprint
 from edgert_deploy.devices.transports import TRANSPORTS, Pace, PutOptions, Transport, open_transport
 from edgert_deploy.devices.transports.ssh import SshTransport
 from edgert_deploy.devices.transports.ssh_login import LinkLimits, scan_host_key
-from hil.keys import new_ssh_key
-from hil.relay import Relay
-from hil.sshd import SshDevice, running_sshd, start_sshd
+from hil.support.keys import new_ssh_key
+from hil.support.relay import Relay
+from hil.support.sshd import SshDevice, running_sshd, start_sshd
 from tests.support.devices import WAIT_S_MAX
 from tests.support.ports import free_port
 

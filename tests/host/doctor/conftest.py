@@ -10,7 +10,7 @@ import pytest
 from edgert.bundle.signing import new_key, write_key_pair
 from edgert_deploy.common.keys import key_paths
 from edgert_deploy.devices.inventory import Inventory
-from hil.sshd import SshDevice, running_sshd
+from hil.support.sshd import SshDevice, running_sshd
 from tests.support import devices
 from tests.support.devices import a_device
 

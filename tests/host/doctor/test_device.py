@@ -18,8 +18,8 @@ from edgert_deploy.common.keys import key_paths
 from edgert_deploy.devices.inventory import Device, Inventory
 from edgert_deploy.doctor import FAIL, OK, WARN
 from edgert_deploy.doctor.device import check_device, clock_skew_s
-from hil.keys import new_ssh_key
-from hil.sshd import SshDevice
+from hil.support.keys import new_ssh_key
+from hil.support.sshd import SshDevice
 from tests.support import devices
 from tests.support.brokers import Broker
 from tests.support.devices import a_device, wait_until

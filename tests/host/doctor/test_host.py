@@ -14,7 +14,7 @@ from edgert_deploy.common.keys import key_paths
 from edgert_deploy.devices.inventory import Device, Inventory
 from edgert_deploy.doctor import FAIL, OK
 from edgert_deploy.doctor.host import check_host, signing_keys
-from hil.keys import new_ssh_key
+from hil.support.keys import new_ssh_key
 from tests.support.brokers import Broker
 from tests.support.devices import WAIT_S_MAX
 from tests.support.findings import levels, text_of

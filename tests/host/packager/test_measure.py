@@ -27,7 +27,7 @@ from edgert_deploy.packager.receipt import read_receipt
 from edgert_deploy.packager.request import BuildRequest
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.source_model import SourceModel
-from hil.sshd import SshDevice, running_sshd
+from hil.support.sshd import SshDevice, running_sshd
 from tests.support.profiles import profile
 
 

@@ -26,8 +26,8 @@ from edgert_deploy.devices.transports.ssh_login import LinkLimits
 from edgert_deploy.rollout.delta import Deltas
 from edgert_deploy.rollout.request import DeployRequest, read_offer
 from edgert_deploy.rollout.transfer import Transfer
-from hil.relay import Relay
-from hil.sshd import SshDevice, running_sshd
+from hil.support.relay import Relay
+from hil.support.sshd import SshDevice, running_sshd
 from tests.support.bundles import make_null_bundle
 from tests.support.paths import ROOT
 from tests.support.releases import WEIGHTS_BYTES, bundle_of, keep, slot, weights

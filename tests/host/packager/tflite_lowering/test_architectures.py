@@ -15,7 +15,7 @@ pytest.importorskip("ai_edge_litert")
 
 from onnx import TensorProto, helper
 
-from bench.architectures import IR_VERSION, OPSET, Graph
+from bench.support.architectures import IR_VERSION, OPSET, Graph
 from edgert_deploy.packager.tflite_lowering import lower
 from edgert_deploy.packager.tflite_lowering.quantize import quantize_int8
 from tests.support.tflite_cases import Arrays, run_onnx, run_tflite, sqnr_db

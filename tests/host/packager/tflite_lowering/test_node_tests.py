@@ -8,8 +8,8 @@ pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 pytest.importorskip("ai_edge_litert")
 
-from bench.node_cases import load_tests
 from bench.node_tests import PASSED, run_tests
+from bench.support.node_cases import load_tests
 
 # What passes of onnx 1.23's tests; raise it with the reach. Later releases of onnx have more.
 PASSED_MIN = 1190

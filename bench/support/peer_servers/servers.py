@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.common import ROOT, Ask
-from bench.http_client import HttpAsker
-from bench.peer_servers.environments import environment
-from bench.peer_servers.minimal_server import minimal_asker
+from bench.support.clients import Ask
+from bench.support.http_client import HttpAsker
+from bench.support.peer_servers.environments import environment
+from bench.support.peer_servers.minimal_server import minimal_asker
+from tests.support.paths import ROOT
 from tests.support.ports import free_port
 
 START_S_MAX = 60.0
@@ -43,24 +44,26 @@ def minimal(folder: Path, spec: Path) -> tuple[list[str], Asking]:
     def asking(model: str, array: NDArray[Any]) -> Ask:
         return minimal_asker(path, models.index(model), array)
 
-    return ["-m", "bench.peer_servers.minimal_server", str(spec), str(path)], asking
+    return ["-m", "bench.support.peer_servers.minimal_server", str(spec), str(path)], asking
 
 
 def fastapi_tcp(folder: Path, spec: Path) -> tuple[list[str], Asking]:
     port = free_port()
-    return ["-m", "bench.peer_servers.fastapi_server", str(spec), str(port)], _binary(
+    return ["-m", "bench.support.peer_servers.fastapi_server", str(spec), str(port)], _binary(
         ("127.0.0.1", port), "/infer/{model}"
     )
 
 
 def fastapi_unix(folder: Path, spec: Path) -> tuple[list[str], Asking]:
     path = folder / "fastapi.sock"
-    return ["-m", "bench.peer_servers.fastapi_server", str(spec), str(path)], _binary(path, "/infer/{model}")
+    return ["-m", "bench.support.peer_servers.fastapi_server", str(spec), str(path)], _binary(path, "/infer/{model}")
 
 
 def litserve(folder: Path, spec: Path) -> tuple[list[str], Asking]:
     port = free_port()
-    return ["-m", "bench.peer_servers.litserve_server", str(spec), str(port)], _binary(("127.0.0.1", port), "/predict")
+    return ["-m", "bench.support.peer_servers.litserve_server", str(spec), str(port)], _binary(
+        ("127.0.0.1", port), "/predict"
+    )
 
 
 def mlserver(folder: Path, spec: Path) -> tuple[list[str], Asking]:
@@ -71,7 +74,7 @@ def mlserver(folder: Path, spec: Path) -> tuple[list[str], Asking]:
     (place / "settings.json").write_text(json.dumps(settings))
     model = {
         "name": "digits",
-        "implementation": "bench.peer_servers.mlserver_model.Digits",
+        "implementation": "bench.support.peer_servers.mlserver_model.Digits",
         "parameters": {"uri": str(spec)},
     }
     (place / "model-settings.json").write_text(json.dumps(model))

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from edgert.errors import ConfigInvalid
-from hil.disk import LossyDisk
+from hil.support.disk import LossyDisk
 
 MOUNT_S_MAX = 60.0
 COMMAND_S_MAX = 300

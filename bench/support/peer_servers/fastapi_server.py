@@ -1,6 +1,6 @@
 """FastAPI + uvicorn (uvloop, httptools, one worker): POST /infer/MODEL with raw FP32 bytes, raw FP32 bytes back.
 
-Run it as `python -m bench.peer_servers.fastapi_server SPEC PORT`, or with the path of a Unix socket instead of the
+Run it as `-m bench.support.peer_servers.fastapi_server SPEC PORT`, or with the path of a Unix socket instead of the
 port. The endpoint runs in the event loop and reads the body itself: for a model of a few microseconds that is faster
 than a plain function in FastAPI's thread pool.
 """
@@ -14,7 +14,7 @@ import numpy as np
 import uvicorn
 from fastapi import FastAPI, Request, Response
 
-from bench.peer_servers.session import open_spec
+from bench.support.peer_servers.session import open_spec
 
 
 def main() -> None:

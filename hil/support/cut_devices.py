@@ -25,14 +25,15 @@ from edgert.versions.boot_clock import BOOT_ID_VARIABLE
 from edgert.versions.install import install
 from edgert.versions.slot_store import SlotStore
 from edgert_deploy.devices.transports import PutOptions, open_transport
-from hil import containers, images, machines, mounted
-from hil.containers import running_container
-from hil.disk import LossyDisk
-from hil.dut import Dut, reached
-from hil.host import ROOT, Host
-from hil.machines import Machine
+from hil.support import containers, images, machines, mounted
+from hil.support.containers import running_container
+from hil.support.disk import LossyDisk
+from hil.support.dut import Dut, reached
+from hil.support.host import Host
+from hil.support.machines import Machine
 from tests.support.bundles import make_null_bundle
 from tests.support.devices import Device
+from tests.support.paths import ROOT
 from tests.support.ports import free_port
 
 ARCH, PROFILE, NAME, MODEL = "amd64", "generic-x86-64", "cut-device", "echo"

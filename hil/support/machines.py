@@ -19,8 +19,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from edgert.errors import ConfigInvalid
-from hil import images
-from hil.keys import HasKeys, greets
+from hil.support import images
+from hil.support.keys import HasKeys, greets
 from tests.support.ports import free_port
 
 START_S_MAX = 400.0  # for an emulated processor on a busy machine

@@ -1,7 +1,7 @@
 /* A preloaded library that counts the calls that change files below one folder. At the n-th call it kills the process
  * or fails the call with an errno. It counts nothing until faults_arm() was called. See hil/crash_points.py.
  *
- *     cc -shared -fPIC -O1 -U_FORTIFY_SOURCE -o faults.so hil/faults.c -ldl
+ *     cc -shared -fPIC -O1 -U_FORTIFY_SOURCE -o faults.so hil/support/faults.c -ldl
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>

@@ -1,6 +1,6 @@
 """LitServe with its fast queue, one worker, no batching: POST /predict with raw FP32 bytes, raw FP32 bytes back.
 
-Run it as `python -m bench.peer_servers.litserve_server SPEC PORT`.
+Run it as `-m bench.support.peer_servers.litserve_server SPEC PORT`.
 """
 
 # No `from __future__ import annotations`: LitServe reads the annotations at run time.
@@ -12,7 +12,7 @@ import litserve
 import numpy as np
 from fastapi import Body, Response
 
-from bench.peer_servers.session import open_first
+from bench.support.peer_servers.session import open_first
 
 
 class Digits(litserve.LitAPI):  # type: ignore[misc]  # LitServe is not followed

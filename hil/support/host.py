@@ -14,12 +14,11 @@ from edgert.bundle.signing import SigningKey, read_signing_key
 from edgert_deploy.devices.inventory import Device, Inventory
 from edgert_deploy.devices.remote import RemoteDaemon
 from edgert_deploy.devices.transports import Result, open_transport
-from hil.dut import Dut
+from hil.support.dut import Dut
+from tests.support.paths import DIGITS, ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
-DIGITS = ROOT / "examples/digits"
 COMMAND_S_MAX = 3600  # TensorRT builds its engine in the first install
-_EDGERT = (sys.executable, "-c", "import sys; from edgert_deploy.cli import main; sys.exit(main())")
+_EDGERT = (sys.executable, "-m", "edgert_deploy.cli")
 
 
 @dataclass(frozen=True)

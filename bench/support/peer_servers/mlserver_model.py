@@ -11,7 +11,7 @@ import numpy as np
 from mlserver import MLModel
 from mlserver.types import InferenceRequest, InferenceResponse, ResponseOutput
 
-from bench.peer_servers.session import open_first
+from bench.support.peer_servers.session import open_first
 
 
 class Digits(MLModel):  # type: ignore[misc]  # MLServer is not followed

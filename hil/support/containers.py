@@ -2,7 +2,7 @@
 
 Each container has a network namespace with one link to this host, a cgroup, and an overlay for its changes. It starts in
 about a second. It shares this machine's kernel, clock and page cache: a power cut ends its processes at once and loses
-no written data. `hil/machines.py` has devices that do lose data.
+no written data. `machines.py` has devices that do lose data.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from edgert.errors import ConfigInvalid
-from hil import rootfs
-from hil.keys import HasKeys, greets, new_keys
+from hil.support import rootfs
+from hil.support.keys import HasKeys, greets, new_keys
 
 START_S_MAX = 240.0
 LOGIN_S_MAX = 240.0  # PAM waits up to two minutes for systemd-logind

@@ -16,7 +16,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.common import Ask
+from bench.support.clients import Ask
 from edgert.protocol.local_socket import SEND_BUFFER_BYTES
 
 ANSWER = bytes(192)

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from edgert.errors import ConfigInvalid
-from hil import containers, machines
-from hil.containers import Container, running_container
-from hil.machines import Machine, running_machine
-from hil.power import CommandSwitch, PowerSwitch
-from hil.sshd import SshDevice, running_sshd
+from hil.support import containers, machines
+from hil.support.containers import Container, running_container
+from hil.support.machines import Machine, running_machine
+from hil.support.power import CommandSwitch, PowerSwitch
+from hil.support.sshd import SshDevice, running_sshd
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -1,7 +1,7 @@
 """The simplest server there is: one loop over Unix sockets, no features, no check of anything.
 
 A request is 8 bytes (the model's number, the payload's length) and raw FP32 bytes; the answer is 4 bytes of length and
-raw FP32 bytes. Run it as `python -m bench.peer_servers.minimal_server SPEC SOCKET`.
+raw FP32 bytes. Run it as `python -m bench.support.peer_servers.minimal_server SPEC SOCKET`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.peer_servers.session import open_spec
+from bench.support.peer_servers.session import open_spec
 from edgert.engines import Session
 
 HEAD, LENGTH = struct.Struct("<II"), struct.Struct("<I")

@@ -26,6 +26,7 @@ from types import TracebackType
 from edgert.errors import EdgeRTError
 from edgert.telemetry.mqtt import Connection, MqttSettings
 from tests.support.devices import wait_until
+from tests.support.paths import ROOT
 from tests.support.ports import free_port
 
 NODES = 3
@@ -33,7 +34,7 @@ STARTS_WITHIN_S = 300.0  # three Erlang machines on two busy cores
 STOPS_WITHIN_S = 30.0
 _SERVER = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")  # Debian's wrapper uses the system's folders
 
-_SHIPPED = Path(__file__).parents[1] / "examples" / "telemetry" / "cluster"
+_SHIPPED = ROOT / "examples" / "telemetry" / "cluster"
 
 
 def why_not() -> str:

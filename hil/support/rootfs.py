@@ -1,7 +1,5 @@
 """Root filesystems and kernels of virtual devices, built from Debian packages and kept in a cache folder.
 
-    python -m hil.rootfs [amd64|arm64]     # build it now, and print its path
-
 A filesystem is built once per recipe (suite, processor, packages) and is only read afterwards. A container puts an
 overlay over it; an emulated machine gets a copy. You may remove the cache: $EDGERT_HIL_CACHE, else ~/.cache/edgert-hil.
 """
@@ -15,7 +13,6 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from io import FileIO
 from pathlib import Path
 
@@ -38,8 +35,6 @@ KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
 BINFMT = Path("/proc/sys/fs/binfmt_misc")
 
-Say = Callable[[str], None]
-
 
 def cache_folder() -> Path:
     named = os.environ.get("EDGERT_HIL_CACHE")
@@ -60,7 +55,7 @@ def why_not(arch: str = "amd64") -> str:
     return _why_not_foreign(arch)
 
 
-def rootfs(arch: str = "amd64", say: Say = lambda _: None) -> Path:
+def rootfs(arch: str = "amd64") -> Path:
     """Return the folder of the root filesystem; build it if needed. Raises ConfigInvalid."""
     if reason := why_not(arch):
         raise ConfigInvalid(reason)
@@ -77,22 +72,21 @@ def rootfs(arch: str = "amd64", say: Say = lambda _: None) -> Path:
         arch,
         PACKAGES,
         f"building a root filesystem of {SUITE} for {arch} ({'about six minutes' if foreign else 'about a minute'}, once)",
-        say,
     )
 
 
-def kernel(arch: str, say: Say = lambda _: None) -> Path:
+def kernel(arch: str) -> Path:
     """Return a folder with `boot/vmlinuz-*` and `lib/modules/*`, unpacked only. Raises ConfigInvalid."""
     packages = (f"linux-image-cloud-{arch}",)
     folder = _folder("kernel", arch, packages)
-    return _built(folder, ["--variant=extract"], arch, packages, f"fetching a kernel for {arch}", say)
+    return _built(folder, ["--variant=extract"], arch, packages, f"fetching a kernel for {arch}")
 
 
-def _built(folder: Path, options: list[str], arch: str, packages: tuple[str, ...], doing: str, say: Say) -> Path:
+def _built(folder: Path, options: list[str], arch: str, packages: tuple[str, ...], doing: str) -> Path:
     with only_one(folder):
         if folder.is_dir():
             return folder
-        say(doing)
+        print(doing, file=sys.stderr)
         partial = folder.with_name(folder.name + ".partial")
         shutil.rmtree(partial, ignore_errors=True)
         mirror = os.environ.get("EDGERT_HIL_MIRROR")
@@ -163,15 +157,3 @@ def _why_not_foreign(arch: str) -> str:
             recipe = Path(f"/usr/lib/binfmt.d/qemu-{machine}.conf").read_text()
             (BINFMT / "register").write_text(recipe.strip())
     return "" if registered.exists() else f"the kernel cannot start {machine} programs: register qemu with binfmt_misc"
-
-
-def main() -> None:
-    arch = sys.argv[1] if len(sys.argv) > 1 else "amd64"
-    try:
-        print(rootfs(arch, lambda line: print(line, file=sys.stderr)))
-    except ConfigInvalid as error:
-        sys.exit(f"error: {error.message}")
-
-
-if __name__ == "__main__":
-    main()

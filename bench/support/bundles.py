@@ -16,6 +16,9 @@ from edgert.bundle.signing import SigningKey
 from edgert.engines import engine_by_name
 from edgert.tensors import DATATYPES, TensorSpec
 
+CHANGED_SHARE = 50
+MOVED_SHARE = 0.05
+
 
 def make_bundle(
     folder: Path,
@@ -74,13 +77,26 @@ def make_bundle(
     return bundle
 
 
-def make_null_bundle(
+def make_zeros_bundle(
     folder: Path, key: SigningKey, model: str, item: NDArray[Any], *, delay_s: float = 0.0, release: int = 1
 ) -> Path:
-    """Make a model that reads nothing and returns ten zeros, so that only the time of the daemon remains."""
+    """Make a null-engine model that reads nothing and returns ten zeros: only the time of the daemon remains."""
     program = json.dumps({"op": "zeros", "delay_s": delay_s}).encode()
     answer = np.zeros((1, 10), np.float32)
     return make_bundle(folder, key, model, "null", program, item, answer, release=release)
+
+
+def int8_weights(release: int, size_bytes: int) -> bytes:
+    """Return INT8 weights; from release 2 on the last fiftieth differs; in release 3 a twentieth moved by one."""
+    drawn = np.random.default_rng(0).normal(0, 30, size_bytes)
+    if release > 1:
+        changed = size_bytes // CHANGED_SHARE
+        drawn[-changed:] = np.random.default_rng(2).normal(0, 30, changed)
+    whole = np.rint(drawn)
+    if release > 2:
+        chance = np.random.default_rng(3)
+        whole += chance.choice([-1, 1], size_bytes) * (chance.random(size_bytes) < MOVED_SHARE)
+    return bytes(np.clip(whole, -128, 127).astype(np.int8).tobytes())
 
 
 def _spec(name: str, array: NDArray[Any]) -> TensorSpec:

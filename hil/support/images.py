@@ -1,7 +1,5 @@
 """Disk images for emulated machines: a root filesystem, a kernel and an initrd, built without a boot.
 
-    python -m hil.images amd64|arm64       # build it now, and print its path
-
 The image holds the system of `rootfs.py`, the kernel's modules, DHCP on its one link, and the keys beside it.
 """
 
@@ -11,13 +9,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from edgert.errors import ConfigInvalid
-from hil import rootfs
-from hil.keys import new_keys
+from hil.support import rootfs
+from hil.support.keys import new_keys
 
 RECIPE = "2"
 SIZE = "4G"  # sparse
@@ -83,15 +80,15 @@ def why_not(arch: str) -> str:
     return ""
 
 
-def image(arch: str, say: Callable[[str], None] = lambda _: None) -> Image:
+def image(arch: str) -> Image:
     """Return the image for `arch`; build it if needed. Raises ConfigInvalid."""
     if reason := why_not(arch):
         raise ConfigInvalid(reason)
-    below, kernel = rootfs.rootfs(arch, say), rootfs.kernel(arch, say)
+    below, kernel = rootfs.rootfs(arch), rootfs.kernel(arch)
     folder = rootfs.cache_folder() / f"image-{below.name}-{RECIPE}"
     with rootfs.only_one(folder):
         if not folder.is_dir():
-            say(f"making a disk image for {arch}")
+            print(f"making a disk image for {arch}", file=sys.stderr)
             partial = folder.with_name(folder.name + ".partial")
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir()
@@ -183,16 +180,3 @@ def _run(*words: str) -> subprocess.CompletedProcess[str]:
     if done.returncode != 0:
         raise ConfigInvalid(f"`{words[0]}` failed: {done.stderr.strip()[-600:]}")
     return done
-
-
-def main() -> None:
-    if len(sys.argv) != 2 or sys.argv[1] not in rootfs.MACHINES:
-        sys.exit(f"usage: python -m hil.images {'|'.join(rootfs.MACHINES)}")
-    try:
-        print(image(sys.argv[1], lambda line: print(line, file=sys.stderr)).folder)
-    except ConfigInvalid as error:
-        sys.exit(f"error: {error.message}")
-
-
-if __name__ == "__main__":
-    main()

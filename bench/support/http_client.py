@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 from collections.abc import Mapping
 from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 HEAD_BYTES_MAX = 4096
 
@@ -62,3 +66,14 @@ class HttpAsker:
         sock = socket.create_connection(self._address)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return sock
+
+
+def http_asker(port: int, values: NDArray[np.float32], model: str = "echo", tensor_name: str = "x") -> HttpAsker:
+    """Return a client of our HTTP server that sends and receives binary tensors."""
+    size = {"binary_data_size": values.nbytes}
+    tensor = {"name": tensor_name, "datatype": "FP32", "shape": list(values.shape), "parameters": size}
+    head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
+    fields = {"Inference-Header-Content-Length": str(len(head))}
+    return HttpAsker(
+        ("127.0.0.1", port), f"/v2/models/{model}/infer", fields, head + values.tobytes(), 2 * values.nbytes + 4096
+    )
