@@ -17,9 +17,10 @@ from edgert.errors import ProtocolError
 from edgert.protocol.wire import (
     DATATYPES_BY_CODE,
     DESCRIPTOR,
+    DESCRIPTOR_BYTES,
     FLAG_SHARED,
     FRAME_BYTES_MAX,
-    HEADER,
+    HEADER_BYTES,
     HELLO,
     MAGIC,
     META_BYTES_MAX,
@@ -28,6 +29,7 @@ from edgert.protocol.wire import (
     VERSION,
     Frame,
     WireTensor,
+    aligned,
 )
 from edgert.tensors import ITEM_BYTES, MAX_RANK
 
@@ -36,7 +38,7 @@ HUGE_PAGE_BYTES = 2 * 1024**2
 # The header's 64 bytes by what differs between frames: beginning, flags, request id, model id, arg, lengths, stages.
 _ALIKE = struct.Struct("<6sHQII16s24s")
 _BEGINNING = struct.Struct("<4sBB")
-_LENGTHS = struct.Struct("<IHHQ")
+_LENGTHS, _LENGTHS_OFFSET = struct.Struct("<IHHQ"), 24  # meta bytes, tensors, status, body bytes
 _new = tuple.__new__  # makes a NamedTuple without the Python function in between
 
 
@@ -64,7 +66,7 @@ class FrameBuffer:
 
     The memoryviews of a frame are valid until the next bytes are received into `room`. Bytes that are not the protocol
     raise ProtocolError, before any memory of the size that they announce is allocated. `shared` is the memory that
-    holds the bodies of FLAG_SHARED frames, from offset 64.
+    holds the bodies of FLAG_SHARED frames, after room for a header.
 
     Every request passes here, at both ends. So a frame that arrives whole and whose kind, lengths and descriptors
     equal those of the last one is not checked again.
@@ -79,7 +81,7 @@ class FrameBuffer:
         """`resizing` is called before the buffer changes its size, and may refuse by raising an error."""
         self._resizing = resizing
         self._small_bytes = size_bytes
-        self._body_bytes_max = frame_bytes_max - 64
+        self._body_bytes_max = frame_bytes_max - HEADER_BYTES
         self._filled = 0  # bytes from offset 0 that were received and do not belong to a returned frame
         self._taken = 0  # length of the frame returned last, if more bytes follow it
         self.more = False  # whether bytes follow the frame returned last
@@ -88,7 +90,7 @@ class FrameBuffer:
 
     def limit(self, frame_bytes_max: int) -> None:
         """Accept frames of at most this size from now on."""
-        self._body_bytes_max = frame_bytes_max - 64
+        self._body_bytes_max = frame_bytes_max - HEADER_BYTES
         self._last = _NONE
 
     def _allocate(self, size_bytes: int) -> None:
@@ -116,11 +118,11 @@ class FrameBuffer:
             if head == last_head and lengths == last_lengths and flags & FLAG_SHARED == last_shared:
                 if last_shared:
                     assert self.shared is not None  # the last frame was in it
-                    view[64:size] = self.shared[64:size]
-                if view[64:end].tobytes() == self._descriptors:
+                    view[HEADER_BYTES:size] = self.shared[HEADER_BYTES:size]
+                if view[HEADER_BYTES:end].tobytes() == self._descriptors:
                     self._filled, self.room = 0, view
                     return _new(Frame, (kind, flags, request_id, model_id, arg, 0, b"", self._tensors, stages))
-        if filled < 64:
+        if filled < HEADER_BYTES:
             self._wait_for_more(filled)
             return None
         return self._parse(filled)
@@ -142,9 +144,10 @@ class FrameBuffer:
         """Return how many bytes the frame that has begun needs at least; 0 between frames."""
         if not self._filled or self._taken:
             return 0
-        if self._filled < 64:
-            return 64 - self._filled
-        return 64 + int(HEADER.unpack_from(self._view)[10]) - self._filled
+        if self._filled < HEADER_BYTES:
+            return HEADER_BYTES - self._filled
+        *_, body_bytes = _LENGTHS.unpack_from(self._view, _LENGTHS_OFFSET)
+        return HEADER_BYTES + int(body_bytes) - self._filled
 
     def _parse(self, filled: int) -> Frame | None:
         """Return the frame that begins at offset 0, or None while more of it must come. Raises ProtocolError."""
@@ -152,20 +155,20 @@ class FrameBuffer:
         magic, version, kind = _BEGINNING.unpack(head)
         meta_bytes, tensor_count, status, body_bytes = _LENGTHS.unpack(lengths)
         self._check(magic, version, kind, meta_bytes, tensor_count, body_bytes)
-        offset = 64 + ((meta_bytes + 63) & ~63)
-        size = 64 + body_bytes
+        offset = HEADER_BYTES + aligned(meta_bytes)
+        size = HEADER_BYTES + body_bytes
         received = filled
         if flags & FLAG_SHARED:
             filled = self._copy_shared(size, filled)
         elif filled < size:
             self._make_room(size, filled)
             return None
-        meta = bytes(self._view[64 : 64 + meta_bytes]) if meta_bytes else b""
+        meta = bytes(self._view[HEADER_BYTES : HEADER_BYTES + meta_bytes]) if meta_bytes else b""
         tensors = self._tensors_at(offset, tensor_count, size)
         if filled == size:
             self._filled, self.room = 0, self._view
             plain = tensors and not meta_bytes and not status
-            end = offset + 64 * tensor_count
+            end = offset + DESCRIPTOR_BYTES * tensor_count
             self._last = _Last(received, head, lengths, flags & FLAG_SHARED, kind, end, size) if plain else _NONE
         else:  # a client that does not wait for its answers
             self._filled, self._taken, self.more = filled, size, True
@@ -184,13 +187,13 @@ class FrameBuffer:
             raise ProtocolError(f"frame kind {kind} is not known")
         if body_bytes > self._body_bytes_max:
             raise ProtocolError(
-                f"a frame of {64 + body_bytes} bytes is too large; at most {64 + self._body_bytes_max} are allowed"
+                f"a frame of {HEADER_BYTES + body_bytes} bytes is too large; at most {HEADER_BYTES + self._body_bytes_max} are allowed"
             )
         if meta_bytes > META_BYTES_MAX or tensor_count > TENSORS_MAX:
             raise ProtocolError(
                 f"{meta_bytes} bytes of meta and {tensor_count} tensors; at most {META_BYTES_MAX} and {TENSORS_MAX}"
             )
-        if ((meta_bytes + 63) & ~63) + 64 * tensor_count > body_bytes:
+        if aligned(meta_bytes) + DESCRIPTOR_BYTES * tensor_count > body_bytes:
             raise ProtocolError("the lengths in the header contradict each other")
 
     def _wait_for_more(self, filled: int) -> None:
@@ -212,9 +215,9 @@ class FrameBuffer:
         """
         if self.shared is None or size > len(self.shared):
             raise ProtocolError(f"a frame of {size} bytes in shared memory that this connection does not have")
-        rest = bytes(self._view[64:filled])
-        self._make_room(size + len(rest), 64)
-        self._view[64:size] = self.shared[64:size]
+        rest = bytes(self._view[HEADER_BYTES:filled])
+        self._make_room(size + len(rest), HEADER_BYTES)
+        self._view[HEADER_BYTES:size] = self.shared[HEADER_BYTES:size]
         self._view[size : size + len(rest)] = rest
         return size + len(rest)
 
@@ -230,7 +233,7 @@ class FrameBuffer:
             if offset != size:
                 raise ProtocolError("a frame's body is longer than its parts")
             return ()
-        descriptors = bytes(self._view[offset : offset + 64 * count])
+        descriptors = bytes(self._view[offset : offset + DESCRIPTOR_BYTES * count])
         # With the same descriptors at the same place, the views of the last frame are still right.
         if descriptors != self._descriptors or self._place != (offset, size):
             self._tensors = self._parse_tensors(offset, count, size)
@@ -239,9 +242,9 @@ class FrameBuffer:
 
     def _parse_tensors(self, offset: int, count: int, size: int) -> tuple[WireTensor, ...]:
         tensors = []
-        data = offset + 64 * count
+        data = offset + DESCRIPTOR_BYTES * count
         for i in range(count):
-            number, code, rank, nbytes, *dims = DESCRIPTOR.unpack_from(self._view, offset + 64 * i)
+            number, code, rank, nbytes, *dims = DESCRIPTOR.unpack_from(self._view, offset + DESCRIPTOR_BYTES * i)
             datatype = DATATYPES_BY_CODE.get(code)
             if datatype is None or rank > MAX_RANK:
                 raise ProtocolError(f"tensor {i} has datatype code {code} and rank {rank}, which are not known")
@@ -251,7 +254,7 @@ class FrameBuffer:
             if data + nbytes > size:
                 raise ProtocolError(f"tensor {i} reaches beyond its frame")
             tensors.append(WireTensor(number, datatype, shape, self._view[data : data + nbytes]))
-            data += (nbytes + 63) & ~63
+            data += aligned(nbytes)
         if data != size:
             raise ProtocolError("a frame's body is longer than its parts")
         return tuple(tensors)

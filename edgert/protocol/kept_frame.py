@@ -105,15 +105,15 @@ class KeptFrame:
         parts: list[wire.Buffer] = [self._head]
         for array in arrays:
             parts.append(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-            if array.nbytes & 63:
-                parts.append(bytes(-array.nbytes % 64))
+            if padding := bytes(-array.nbytes % wire.ALIGNMENT):
+                parts.append(padding)
         return parts
 
 
 def _places(arrays: Arrays, memory: bytearray | memoryview) -> list[NDArray[Any]]:
     """Return views of `memory`, which holds a frame of these arrays: where each array is in it."""
-    found, at = [], 64 + 64 * len(arrays)
+    found, at = [], wire.HEADER_BYTES + wire.DESCRIPTOR_BYTES * len(arrays)
     for array in arrays:
         found.append(np.frombuffer(memory, array.dtype, array.size, at).reshape(array.shape))
-        at += (array.nbytes + 63) & ~63
+        at += wire.aligned(array.nbytes)
     return found

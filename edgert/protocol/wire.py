@@ -38,6 +38,7 @@ FLAG_NEAR_HIT = 16  # RESULT, with FLAG_CACHE_HIT: the cached answer is that of 
 HEADER = struct.Struct(f"<4sBBHQIIIHHQ{len(StageTimes._fields)}I")
 # number, datatype, rank, pad, bytes, eight dimensions
 DESCRIPTOR = struct.Struct("<BBB5xQ8I16x")
+HEADER_BYTES, DESCRIPTOR_BYTES = HEADER.size, DESCRIPTOR.size
 
 DATATYPE_CODES = {name: code for code, name in enumerate(NUMPY_NAMES, start=1)}
 DATATYPES_BY_CODE = {code: name for name, code in DATATYPE_CODES.items()}
@@ -94,6 +95,11 @@ class OutTensor(NamedTuple):
     data: Buffer
 
 
+def aligned(size_bytes: int) -> int:
+    """Return the size of a part of a frame with its padding."""
+    return size_bytes + -size_bytes % ALIGNMENT
+
+
 def descriptor(number: int, datatype: str, shape: Sequence[int], nbytes: int) -> bytes:
     """Return the 64 bytes that announce one tensor. Raises ProtocolError for more than eight axes."""
     if len(shape) > MAX_RANK:
@@ -118,18 +124,17 @@ def frame(
     parts: list[Buffer] = [b""]
     body = 0
     if meta:
-        padded = meta + _PAD[: -len(meta) % 64]
+        padded = meta + _PAD[: -len(meta) % ALIGNMENT]
         parts.append(padded)
         body = len(padded)
     if tensors:
         parts.append(tensors[0][0] if len(tensors) == 1 else b"".join(t[0] for t in tensors))
-        body += 64 * len(tensors)
+        body += DESCRIPTOR_BYTES * len(tensors)
         for _, data in tensors:
-            nbytes = len(data)
             parts.append(data)
-            if nbytes & 63:
-                parts.append(_PAD[: -nbytes % 64])
-            body += (nbytes + 63) & ~63
+            if padding := _PAD[: -len(data) % ALIGNMENT]:
+                parts.append(padding)
+            body += len(data) + len(padding)
     parts[0] = HEADER.pack(
         MAGIC, VERSION, kind, flags, request_id, model_id, arg, len(meta), len(tensors), status, body, *stages
     )
@@ -137,11 +142,11 @@ def frame(
 
 
 def share(parts: Sequence[Buffer], area: memoryview) -> bytes | None:
-    """Copy the body of a frame made by `frame` to offset 64 of `area`, and return the header that announces it.
+    """Copy the body of a frame made by `frame` to where a body begins in `area`, and return the header that announces it.
 
     Returns None if the body does not fit: then the frame is sent as it is.
     """
-    at = 64
+    at = HEADER_BYTES
     for part in parts[1:]:
         end = at + len(part)
         if end > len(area):
@@ -149,7 +154,7 @@ def share(parts: Sequence[Buffer], area: memoryview) -> bytes | None:
         area[at:end] = part
         at = end
     header = bytearray(parts[0])
-    header[6] |= FLAG_SHARED
+    header[VARYING_OFFSET] |= FLAG_SHARED
     return bytes(header)
 
 

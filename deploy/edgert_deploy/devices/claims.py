@@ -66,14 +66,13 @@ class HeldClaim:
 
 
 @contextmanager
-def claimed(
-    daemon: RemoteDaemon, model: str, send_bytes: int = 0, bytes_per_s: float = SLOW_LINK_BYTES_PER_S
-) -> Iterator[HeldClaim]:
-    """Claim `model` on the device, for as long as `send_bytes` take on a slow link or at `bytes_per_s`.
+def claimed(daemon: RemoteDaemon, model: str, send_bytes: int = 0, bytes_per_s: float = 0.0) -> Iterator[HeldClaim]:
+    """Claim `model` on the device, for as long as `send_bytes` take on a slow link, or at a lower `bytes_per_s`.
 
     Raises DeployUnderWay if another deployment has the claim, or if the device is being set up.
     """
-    lasts_s = min(LASTS_S + send_bytes / min(bytes_per_s, SLOW_LINK_BYTES_PER_S), LASTS_S_MAX)
+    slowest = min(bytes_per_s or SLOW_LINK_BYTES_PER_S, SLOW_LINK_BYTES_PER_S)
+    lasts_s = min(LASTS_S + send_bytes / slowest, LASTS_S_MAX)
     with _noted(daemon.device, model, f"another deployment of {model}") as note:
         old = _read(note)
         instead = ("--instead-of", old) if old.startswith(f"{model}.") else ()

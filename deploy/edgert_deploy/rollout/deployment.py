@@ -87,7 +87,7 @@ def deploy_one(request: DeployRequest, device: Device, progress: Progress) -> Ou
         finally:
             transport.close()
     except EdgeRTError as error:
-        outcome = _without_success(device, error)
+        outcome = _failed(device, error)
     if outcome.error is not None:
         progress(f"{outcome.result} [{outcome.error.code}]")
     return replace(outcome, seconds=time.monotonic() - begun)
@@ -96,7 +96,7 @@ def deploy_one(request: DeployRequest, device: Device, progress: Progress) -> Ou
 def abandoned(request: DeployRequest, device: Device) -> Outcome:
     """Return the outcome of a deployment whose end the user did not wait for."""
     manifest = request.offer.manifest
-    return _without_success(
+    return _failed(
         device,
         Interrupted(
             f"abandoned in the middle: if release {manifest.release} of {manifest.model} is on trial there, the device "
@@ -122,10 +122,9 @@ class _Deployment:
         if self.request.dry_run:
             size = transfer.planned_bytes(facts) if Step.SEND in plan.steps else 0
             return Outcome(self.device.name, PLANNED, plan.steps, sent_bytes=size)
-        if set(plan.steps) <= {Step.START}:
+        if not plan.changes_model:
             return self._apply(plan, HeldClaim(self.daemon, "", facts), transfer)
-        limit = {"bytes_per_s": self.request.bytes_per_s} if self.request.bytes_per_s else {}
-        with claimed(self.daemon, plan.model, self.request.offer.size_bytes, **limit) as claim:
+        with claimed(self.daemon, plan.model, self.request.offer.size_bytes, self.request.bytes_per_s) as claim:
             # Another deployment may have ended since the facts were read.
             plan = make_plan(claim.facts, self.request.offer, self.request.limits)
             return self._apply(plan, claim, transfer)
@@ -164,11 +163,10 @@ class _Deployment:
                 if not on_trial:
                     raise
                 return self._rolled_back(plan, claim, step, error)
-        changed = set(plan.steps) - {Step.START}
-        self.progress(f"release {plan.release} of {plan.model} is live" + ("" if changed else " already"))
+        self.progress(f"release {plan.release} of {plan.model} is live" + ("" if plan.changes_model else " already"))
         return Outcome(
             self.device.name,
-            LIVE if changed else UNCHANGED,
+            LIVE if plan.changes_model else UNCHANGED,
             plan.steps,
             plan.release,
             sent_bytes=transfer.sent_bytes,
@@ -200,7 +198,7 @@ class _Deployment:
     def _stopped(self, plan: Plan, claim: HeldClaim, step: Step, cause: Interrupted) -> Outcome:
         """End a deployment that the user stopped."""
         if step in (Step.START, Step.SEND, Step.INSTALL):
-            return _without_success(self.device, Interrupted(f"{cause.message}: the live version did not change"))
+            return _failed(self.device, Interrupted(f"{cause.message}: the live version did not change"))
         try:
             now = _live_release(self._roll_back(plan, claim), plan)
         except EdgeRTError as error:
@@ -208,7 +206,7 @@ class _Deployment:
                 f"{cause.message}, and the roll-back failed [{error.code}]: {error.message}; a trial ends by itself"
             ) from error
         message = f"{cause.message}: release {plan.release} was rolled back. {_live_text(now)}"
-        return replace(_without_success(self.device, Interrupted(message)), serving=now)
+        return replace(_failed(self.device, Interrupted(message)), serving=now)
 
     def _rolled_back(self, plan: Plan, claim: HeldClaim, step: Step, cause: EdgeRTError) -> Outcome:
         """Leave nothing of a version that failed: neither live, nor on trial, nor staged."""
@@ -219,12 +217,12 @@ class _Deployment:
             facts = self._roll_back(plan, claim)
         except EdgeRTError as error:
             raise type(cause)(f"{failed}; and the roll-back failed, too [{error.code}]: {error.message}") from error
-        before, returned = _returned(claim.facts, plan), _returned(facts, plan)
-        if returned not in (None, before) and returned.reason != BY_COMMAND and returned.reason not in failed:
+        before, own = _own_roll_back(claim.facts, plan), _own_roll_back(facts, plan)
+        if own not in (None, before) and own.reason != BY_COMMAND and own.reason not in failed:
             # The device ended the trial between two steps of the host; the next step only found no trial.
-            failed = f"{self.device.name}: release {plan.release} of {plan.model} was rolled back: {returned.reason}"
+            failed = f"{self.device.name}: release {plan.release} of {plan.model} was rolled back: {own.reason}"
         now = _live_release(facts, plan)
-        return replace(_without_success(self.device, RolledBack(f"{failed}. {_live_text(now, 'again')}")), serving=now)
+        return replace(_failed(self.device, RolledBack(f"{failed}. {_live_text(now, 'again')}")), serving=now)
 
     def _roll_back(self, plan: Plan, claim: HeldClaim) -> DeviceStatus:
         """Roll back what is on trial or staged, and return the device's facts then. The model may be gone by now.
@@ -241,7 +239,7 @@ class _Deployment:
         return facts
 
 
-def _without_success(device: Device, error: EdgeRTError, result: str = FAILED) -> Outcome:
+def _failed(device: Device, error: EdgeRTError, result: str = FAILED) -> Outcome:
     if isinstance(error, BundleError) and not isinstance(error, BundleCorrupt):  # a damaged transfer may succeed later
         result = REFUSED
     elif isinstance(error, Interrupted) and result == FAILED:
@@ -250,7 +248,7 @@ def _without_success(device: Device, error: EdgeRTError, result: str = FAILED) -
 
 
 def _trial_end(request: DeployRequest) -> str:
-    """Progress what a device does that the host loses in the middle of a trial."""
+    """Return what the device does if the host loses it during the trial."""
     if request.limits is not None and request.limits.unattended:
         return "the device keeps it if all limits hold, else it rolls back"
     lasts_s = request.trial_s + (request.limits.trial_s if request.limits else 0.0)
@@ -262,7 +260,7 @@ def _live_release(facts: DeviceStatus, plan: Plan) -> int | None:
     return None if model is None else model.release
 
 
-def _returned(facts: DeviceStatus, plan: Plan) -> RolledBackVersion | None:
+def _own_roll_back(facts: DeviceStatus, plan: Plan) -> RolledBackVersion | None:
     """Return the device's record of rolling the plan's version back, if it has one."""
     model = facts.model(plan.model)
     returned = None if model is None else model.rolled_back

@@ -63,6 +63,11 @@ class Plan:
     steps: tuple[Step, ...]
     limits: TrialLimits | None = None
 
+    @property
+    def changes_model(self) -> bool:
+        """Whether a step changes the model; else the daemon is started at most."""
+        return any(step is not Step.START for step in self.steps)
+
 
 def make_plan(facts: DeviceStatus, offer: Offer, limits: TrialLimits | None = None) -> Plan:
     """Return the steps, with `limits` on trial.
