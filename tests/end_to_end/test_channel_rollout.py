@@ -25,7 +25,6 @@ from tests.support.devices import WAIT_S_MAX, Device, a_device, wait_until
 from tests.support.following import followed, following
 from tests.support.registries import RegistryServer
 
-MAIN = "import sys; from edgert_deploy.cli import main; sys.exit(main())"
 NAMES = ("d-0", "d-1", "d-2", "d-3")
 BREAKS = 200
 PIECE_BYTES = 16_000  # of a connection that breaks: TLS takes a part of it
@@ -148,7 +147,7 @@ def recorded(broker: Broker, store: Path) -> Iterator[None]:
     """Run `edgert fleet record`."""
     words = ["fleet", "record", "--broker", broker.settings.address, "--store", str(store)]
     with open(store.with_suffix(".log"), "wb") as log:
-        process = subprocess.Popen([sys.executable, "-c", MAIN, *words], stdout=log, stderr=log)
+        process = subprocess.Popen([sys.executable, "-m", "edgert_deploy.cli", *words], stdout=log, stderr=log)
     try:
         wait_until(store.exists, "the recorder makes its store")
         yield

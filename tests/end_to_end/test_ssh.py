@@ -37,7 +37,6 @@ DIGITS = ROOT / "examples" / "digits"
 COMMAND_S_MAX = 280
 # The device is this machine: leave no unit in its systemd.
 MONITOR = ("--service", "monitor", "--engines", "first")
-_MAIN = "import sys; from edgert_deploy.cli import main; sys.exit(main())"
 
 
 @dataclass
@@ -71,7 +70,7 @@ class World:
             "PYTHONPATH": os.pathsep.join([str(tree), str(tree / "deploy"), os.environ.get("PYTHONPATH", "")]),
         }
         done = subprocess.run(
-            [sys.executable, "-c", _MAIN, *map(str, words), "--json"],
+            [sys.executable, "-m", "edgert_deploy.cli", *map(str, words), "--json"],
             capture_output=True,
             text=True,
             timeout=COMMAND_S_MAX,

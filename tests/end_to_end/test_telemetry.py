@@ -24,7 +24,6 @@ from tests.support.devices import Device, a_device, wait_until
 from tests.support.ports import free_port
 
 ITEM = np.ones((1, 4), np.float32)
-_MAIN = "import sys; from edgert_deploy.cli import main; sys.exit(main())"
 
 
 def mqtt_config(broker: Broker, port: int = 0) -> str:
@@ -47,7 +46,7 @@ def watch_words(broker: Broker, seconds: float) -> list[str]:
     """Return `edgert fleet watch --json` as a command."""
     words = ["fleet", "watch", "--broker", f"localhost:{broker.port}", "--tls", "--ca", broker.folder / "ca.pem"]
     login = ["--username", USER, "--password-file", broker.folder / "password", "--json", "--for", f"{seconds}s"]
-    return [sys.executable, "-c", _MAIN, *map(str, (*words, *login))]
+    return [sys.executable, "-m", "edgert_deploy.cli", *map(str, (*words, *login))]
 
 
 def watch(broker: Broker, seconds: float) -> list[dict[str, Any]]:

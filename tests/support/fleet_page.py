@@ -17,8 +17,6 @@ from tests.support.browser import Page
 from tests.support.devices import WAIT_S_MAX, wait_until
 from tests.support.fleet import Pi, Sent
 
-_MAIN = "import sys; from edgert_deploy.cli import main; sys.exit(main())"
-
 
 def event(pi: Pi, seq: int, ts_ms: int, **fields: Any) -> Sent:
     said = messages.envelope(ts_ms=ts_ms, boot=pi.boot, seq=seq) | fields
@@ -30,7 +28,7 @@ def page_of(broker: Broker, folder: Path, words: list[str]) -> Iterator[str]:
     """`edgert fleet ui` in a process of its own; what it printed on stdout."""
     env = {**os.environ, "XDG_STATE_HOME": str(folder / "state"), "EDGERT_CONFIG_DIR": str(folder / "config")}
     env.pop("EDGERT_STORE", None)
-    argv = [sys.executable, "-c", _MAIN, "fleet", "ui", "--broker", f"127.0.0.1:{broker.port}", *words]
+    argv = [sys.executable, "-m", "edgert_deploy.cli", "fleet", "ui", "--broker", f"127.0.0.1:{broker.port}", *words]
     with subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         printed = process.stdout.readline().strip()

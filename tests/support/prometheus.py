@@ -24,13 +24,11 @@ from tests.support.brokers import Broker
 from tests.support.devices import WAIT_S_MAX, wait_until
 from tests.support.ports import free_port
 
-_MAIN = "import sys; from edgert_deploy.cli import main; sys.exit(main())"
-
 
 @contextmanager
 def exporter_process(broker: Broker, *words: str) -> Iterator[int]:
     """`edgert fleet export` on a free port; it must end with 0 when it is told to."""
-    command = [sys.executable, "-c", _MAIN, "fleet", "export", "--broker", broker.settings.address]
+    command = [sys.executable, "-m", "edgert_deploy.cli", "fleet", "export", "--broker", broker.settings.address]
     process = subprocess.Popen([*command, "--listen", "127.0.0.1:0", *words], stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     try:

@@ -16,7 +16,7 @@ import pytest
 from edgert_deploy.cli import main
 from tests.support.paths import DIGITS, ROOT
 
-MAIN = "import sys; from edgert_deploy.cli import main; sys.exit(main())"
+EDGERT = (sys.executable, "-m", "edgert_deploy.cli")
 
 
 class Shell:
@@ -33,7 +33,7 @@ class Shell:
 
     def __call__(self, *words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-c", MAIN, *words],
+            [*EDGERT, *words],
             capture_output=True,
             text=True,
             cwd=self.folder,

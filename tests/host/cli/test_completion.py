@@ -87,6 +87,6 @@ def test_the_command_answers_the_shell(inventory: Inventory, monkeypatch: pytest
     monkeypatch.setenv("_EDGERT_COMPLETE", "bash_complete")
     monkeypatch.setenv("COMP_WORDS", "edgert status kit")
     monkeypatch.setenv("COMP_CWORD", "2")
-    words = [sys.executable, "-c", "import sys; from edgert_deploy.cli import main; sys.exit(main())"]
+    words = [sys.executable, "-m", "edgert_deploy.cli"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
     assert (done.stdout, done.stderr) == ("plain,kitchen\n", "")

@@ -55,8 +55,7 @@ class SlowInstall:
 
     def interrupted_deploy(self, bundle: Path, presses: int) -> tuple[int, str, str]:
         """Deploy in a process of its own, interrupted while it installs; return exit code, stdout, stderr."""
-        program = "import sys; from edgert_deploy.cli import main; sys.exit(main())"
-        words = [sys.executable, "-c", program, "deploy", str(bundle), "here"]
+        words = [sys.executable, "-m", "edgert_deploy.cli", "deploy", str(bundle), "here"]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "deploy")])}
         with subprocess.Popen(
             words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment

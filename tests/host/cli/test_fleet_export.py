@@ -24,8 +24,6 @@ from tests.support.fleet import NOW_MS, Pi, Sent, publish, scraped
 from tests.support.ports import free_port
 from tests.support.prometheus import exporter_process, prometheus, promql
 
-_MAIN = "import sys; from edgert_deploy.cli import main; sys.exit(main())"
-
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[Broker]:

@@ -125,8 +125,8 @@ def test_a_device_without_a_report_is_told_from_one_with_and_shows_no_version(br
 
 
 def test_ctrl_c_ends_it_quietly_with_0(broker: Broker) -> None:
-    program = "import sys; from edgert_deploy.cli import main; sys.exit(main())"
-    words = [sys.executable, "-c", program, "fleet", "watch", "--broker", broker.settings.address, "--interval", "0.2s"]
+    words = [sys.executable, "-m", "edgert_deploy.cli", "fleet", "watch", "--broker", broker.settings.address]
+    words += ["--interval", "0.2s"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stderr is not None

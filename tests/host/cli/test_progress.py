@@ -7,14 +7,13 @@ import json
 import os
 import pty
 import subprocess
-import sys
 
 import pytest
 
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
-from tests.support.shell import MAIN, Shell
+from tests.support.shell import EDGERT, Shell
 from tests.support.terminals import Terminal
 
 
@@ -30,7 +29,7 @@ def drawn_on(ours: int) -> bytes:
 
 def test_the_table_and_the_lines_above_it_stay_on_the_screen(shell: Shell) -> None:
     words = shell.build_words("--target", "jetson-orin-nano")
-    terminal = Terminal([sys.executable, "-c", MAIN, *words], shell.folder, shell.env)
+    terminal = Terminal([*EDGERT, *words], shell.folder, shell.env)
     code, lines = terminal.end()
     assert code == 0
     assert "━" in terminal.drawn.decode()
@@ -49,9 +48,7 @@ def test_stdout_holds_the_result_alone(shell: Shell) -> None:
     ours, theirs = pty.openpty()
     words = shell.build_words("--json")
     env = {**shell.env, "TERM": "xterm", "COLUMNS": "120"}
-    build = subprocess.Popen(
-        [sys.executable, "-c", MAIN, *words], cwd=shell.folder, env=env, stdout=subprocess.PIPE, stderr=theirs
-    )
+    build = subprocess.Popen([*EDGERT, *words], cwd=shell.folder, env=env, stdout=subprocess.PIPE, stderr=theirs)
     os.close(theirs)
     shown = drawn_on(ours)
     stdout, _ = build.communicate()

@@ -22,7 +22,6 @@ from tests.support.ports import free_port
 from tests.support.terminals import Terminal
 
 HOST_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIKtJ2Zk1O1N7xVq8M2oPpN3kQ0m4b1sUq3bF0hYy9a1T"
-EDGERT = "import sys; from edgert_deploy.cli import main; sys.exit(main())"
 TABLE = """\
 from edgert_deploy.cli.output import say
 from edgert_deploy.cli import main
@@ -85,7 +84,9 @@ def test_the_real_command_leaves_the_screen_as_it_was_and_groups_failures_by_cau
 ) -> None:
     a_fleet(inventory, 60)
     bundle = make_null_bundle(tmp_path / "b", new_key())
-    terminal = Terminal([sys.executable, "-c", EDGERT, "deploy", str(bundle), "all"], tmp_path, environment())
+    terminal = Terminal(
+        [sys.executable, "-m", "edgert_deploy.cli", "deploy", str(bundle), "all"], tmp_path, environment()
+    )
     code, lines = terminal.end()
     assert code == 6, lines
     assert lines[0] == "the user's own line"

@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +20,7 @@ from hil.support.sshd import SshDevice
 from tests.support.bundles import make_null_bundle
 from tests.support.commands import stop
 from tests.support.ports import free_port
-from tests.support.shell import MAIN, ShellHere
+from tests.support.shell import EDGERT, ShellHere
 
 
 class Host:
@@ -42,7 +41,7 @@ class Host:
     @contextmanager
     def deploying(self) -> Iterator[subprocess.Popen[str]]:
         """A process that deploys release 1 to `here`, and has come to the installation."""
-        words = [sys.executable, "-c", MAIN, "deploy", str(self.folder / "bundles" / "echo-1.edgert"), "here"]
+        words = [*EDGERT, "deploy", str(self.folder / "bundles" / "echo-1.edgert"), "here"]
         with subprocess.Popen(
             words, cwd=self.project, env=self.shell.env, text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
         ) as process:

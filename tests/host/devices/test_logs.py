@@ -108,9 +108,8 @@ def test_lines_are_followed_and_nothing_stays_behind(sshd: SshDevice, log: Path)
 
 
 def test_ctrl_c_ends_following_with_0(inventory: Inventory, sshd: SshDevice, log: Path) -> None:
-    program = "import sys; from edgert_deploy.cli import main; sys.exit(main())"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "deploy")])}
-    words = [sys.executable, "-c", program, "logs", "board", "-f", "--json"]
+    words = [sys.executable, "-m", "edgert_deploy.cli", "logs", "board", "-f", "--json"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdout is not None
         lines = [json.loads(process.stdout.readline())["line"] for _ in range(5)]

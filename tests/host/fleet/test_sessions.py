@@ -24,8 +24,6 @@ from tests.support.brokers import Broker
 from tests.support.devices import WAIT_S_MAX, wait_until
 from tests.support.fleet import Pi, Sent, publish, scraped
 
-_MAIN = "import sys; from edgert_deploy.cli import main; sys.exit(main())"
-
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[Broker]:
@@ -49,7 +47,9 @@ class Recording:
 
     def __init__(self, broker: Broker, store: Path, started: list[subprocess.Popen[str]]) -> None:
         words = ["fleet", "record", "--broker", broker.settings.address, "--store", str(store), "--session", "main"]
-        self.process = subprocess.Popen([sys.executable, "-c", _MAIN, *words], stderr=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "edgert_deploy.cli", *words], stderr=subprocess.PIPE, text=True
+        )
         started.append(self.process)
         assert self.process.stderr is not None
         self.said = self.process.stderr.readline()
@@ -138,7 +138,9 @@ def test_an_exporter_that_is_killed_and_started_again_counts_what_came_meanwhile
 
     def exporter() -> tuple[subprocess.Popen[str], int]:
         words = ["fleet", "export", "--broker", broker.settings.address, "--listen", "127.0.0.1:0", "--session", "main"]
-        process = subprocess.Popen([sys.executable, "-c", _MAIN, *words], stderr=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "edgert_deploy.cli", *words], stderr=subprocess.PIPE, text=True
+        )
         started.append(process)
         assert process.stderr is not None
         port = re.search(r"reads port (\d+)", process.stderr.readline())

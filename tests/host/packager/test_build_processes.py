@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from edgert_deploy.packager.builders import Order
 from edgert_deploy.packager.sources.source_model import load_source
 from tests.support import models
 from tests.support.paths import DIGITS
-from tests.support.shell import MAIN, Shell
+from tests.support.shell import EDGERT, Shell
 
 ORDERS = [
     Order("tflite", "int8", load_profile("raspberry-pi-4")),
@@ -95,9 +94,7 @@ def test_no_process_outlives_an_interrupted_build(shell: Shell, signal_number: i
     words = ["build", str(DIGITS / "digits.onnx"), "--calibration", str(DIGITS / "calibration.npz"), "--holdout"]
     words += [str(DIGITS / "holdout.npz"), "--jobs", "2", "--no-cache", "--out", "d.edgert"]
     words += ["--target", "intel-nuc", "--target", "jetson-orin-nano", "--target", "raspberry-pi-4"]
-    build = subprocess.Popen(
-        [sys.executable, "-c", MAIN, *words], cwd=shell.folder, env=shell.env, stderr=subprocess.PIPE, text=True
-    )
+    build = subprocess.Popen([*EDGERT, *words], cwd=shell.folder, env=shell.env, stderr=subprocess.PIPE, text=True)
     assert build.stderr is not None
     assert any("quantising" in line for line in build.stderr)  # a child prints it
     children = _children(build.pid)
