@@ -16,6 +16,7 @@ that a channel names, the points are those until its environment is whole: hil/r
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import ctypes
 import errno
@@ -105,7 +106,8 @@ def try_all(say: Callable[[Point], None] = lambda _: None, only: str = "") -> li
         done = subprocess.run(words, capture_output=True, text=True, timeout=120)
         if done.returncode != 0:
             raise ConfigInvalid(f"{SOURCE.name} does not compile: {done.stderr.strip()[-600:]}")
-        command = [sys.executable, "-m", "hil.crash_points", "--inside", str(library), folder, only]
+        command = [sys.executable, "-m", "hil.crash_points", "--inside", str(library), folder]
+        command += ["--only", only] if only else []
         # The registry here has no TLS: without the authorities of the system, which take 20 ms to read for each follower.
         environment = {**os.environ, "LD_PRELOAD": str(library), "SSL_CERT_FILE": os.devnull}
         (Path(made) / "sync").symlink_to("/bin/true")
@@ -474,11 +476,16 @@ def summary(points: list[Point]) -> str:
 
 
 def main() -> None:
-    if sys.argv[1:2] == ["--inside"]:
-        _inside(sys.argv[2], Path(sys.argv[3]), sys.argv[4])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=OPERATIONS, default="", help="one operation")
+    parser.add_argument("--list", action="store_true", help="show every call")
+    parser.add_argument("--inside", nargs=2, metavar=("LIBRARY", "FOLDER"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.inside:
+        _inside(options.inside[0], Path(options.inside[1]), options.only)
         return
-    points = try_all(only=sys.argv[2] if sys.argv[1:2] == ["--only"] else "")
-    print(table(points) if "--list" in sys.argv else summary(points))
+    points = try_all(only=options.only)
+    print(table(points) if options.list else summary(points))
     failed = [point for point in points if point.problem]
     for point in failed:
         print(point, file=sys.stderr)
