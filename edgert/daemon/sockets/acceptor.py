@@ -151,14 +151,14 @@ class _PendingHello:
         """
         data = self._data
         while True:
-            wanted = 64
-            if len(data) >= 64:
-                header = wire.HEADER.unpack_from(data)
-                if header[0] != wire.MAGIC or header[2] != wire.HELLO or header[10] > wire.HELLO_BYTES_MAX or header[8]:
+            wanted = wire.HEADER_BYTES
+            if len(data) >= wire.HEADER_BYTES:
+                magic, _, kind, _, _, _, _, _, tensors, _, body_bytes, *_ = wire.HEADER.unpack_from(data)
+                if magic != wire.MAGIC or kind != wire.HELLO or body_bytes > wire.HELLO_BYTES_MAX or tensors:
                     raise ProtocolError(
                         "a connection begins with a HELLO frame of at most 4096 bytes (docs/protocol.md)"
                     )
-                wanted += header[10]
+                wanted += body_bytes
             missing = wanted - len(data)
             if not missing:
                 break
