@@ -5,6 +5,7 @@
     fuse         replaces groups of nodes by nodes that TFLite has an operator for
     OPS          ONNX operator -> its record, with the function that writes it (ops/)
     Lowering     the layouts and tensors of the values
+    Value        a tensor with the operators that read it, in which nodes are written as formulas
     Writer       the flatbuffer
 
 The lowering keeps the model's contract: names, order, layout and dtypes of inputs and outputs, and the open batch.
@@ -19,8 +20,9 @@ from edgert_deploy.packager.sources.branches import CONTROL_FLOW
 from edgert_deploy.packager.tflite_lowering.folding import ONNX_DOMAINS
 from edgert_deploy.packager.tflite_lowering.fusion import fuse
 from edgert_deploy.packager.tflite_lowering.graph import Graph, Node, read_graph
-from edgert_deploy.packager.tflite_lowering.lowering import Lowering, Uncovered
+from edgert_deploy.packager.tflite_lowering.lowering import Lowering
 from edgert_deploy.packager.tflite_lowering.ops import OPS
+from edgert_deploy.packager.tflite_lowering.value import Uncovered
 from edgert_deploy.packager.tflite_lowering.widening import widen
 
 __all__ = ["OPS", "lower"]

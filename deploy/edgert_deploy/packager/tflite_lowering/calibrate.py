@@ -7,6 +7,7 @@ range of 63. So the ranges are recorded here, with every tensor kept in memory o
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -88,8 +89,7 @@ class Ranges:
 
 def _kind(name: str) -> str:
     """Return the name under which a tensor shares its range with the same tensor of other steps."""
-    before, mark, step = name.partition(STEP_MARK)
-    return before if mark and step.isdigit() else name
+    return re.sub(rf"{STEP_MARK}[0-9]+", "", name)
 
 
 def _float_activations(model: Any) -> list[int]:

@@ -6,7 +6,7 @@ with the batch. It is -1 in `BatchShape.signature`, which keeps the batch of the
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -33,14 +33,33 @@ class BatchShape:
     def fixed(cls, *dims: int) -> BatchShape:
         return cls(dims, dims)
 
-    def permuted(self, order: tuple[int, ...]) -> BatchShape:
+    def permuted(self, order: Sequence[int]) -> BatchShape:
         return BatchShape(tuple(self.dims[i] for i in order), tuple(self.signature[i] for i in order))
 
-    def with_length(self, axis: int, length: int) -> BatchShape:
-        """Return the shape whose `axis` has `length` elements at any batch."""
+    def with_lengths(self, lengths: Mapping[int, int]) -> BatchShape:
+        """Return the shape whose axes have the `lengths` (axis -> elements) at any batch."""
         dims, signature = list(self.dims), list(self.signature)
-        dims[axis] = signature[axis] = length
+        for axis, length in lengths.items():
+            dims[axis] = signature[axis] = length
         return BatchShape(tuple(dims), tuple(signature))
+
+    def with_length(self, axis: int, length: int) -> BatchShape:
+        return self.with_lengths({axis: length})
+
+    def padded(self, amounts: Sequence[Sequence[int]]) -> BatchShape:
+        """Return the shape with `amounts` more elements before and after each axis, or fewer where they are below 0."""
+        return self.with_lengths({i: n + sum(amounts[i]) for i, n in enumerate(self.dims) if any(amounts[i])})
+
+    def reduced(self, axes: Sequence[int], *, keep: bool = True) -> BatchShape:
+        """Return the shape with `axes` of length 1, or without them."""
+        if keep:
+            return self.with_lengths(dict.fromkeys(axes, 1))
+        return self.permuted([i for i in range(self.rank) if i not in axes])
+
+    def of_rank(self, rank: int) -> BatchShape:
+        """Return the shape with axes of length 1 before its own."""
+        ones = (1,) * (rank - self.rank)
+        return BatchShape(ones + self.dims, ones + self.signature)
 
     def with_axis(self, axis: int, length: int) -> BatchShape:
         """Return the shape with one more axis, inserted before `axis`."""
@@ -48,10 +67,6 @@ class BatchShape:
         dims.insert(axis, length)
         signature.insert(axis, length)
         return BatchShape(tuple(dims), tuple(signature))
-
-    def without_axis(self, axis: int) -> BatchShape:
-        kept = tuple(i for i in range(self.rank) if i != axis)
-        return self.permuted(kept)
 
 
 @dataclass(frozen=True)

@@ -8,19 +8,18 @@ width, channels].
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
 import numpy as np
-from ai_edge_litert import schema_py_generated as schema
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from edgert_deploy.packager.tflite_lowering.graph import BatchShape, Graph, Node
 from edgert_deploy.packager.tflite_lowering.op import Op
+from edgert_deploy.packager.tflite_lowering.value import FLOAT32, Uncovered, Value
 from edgert_deploy.packager.tflite_lowering.writer import TENSOR_TYPES, Writer
 
-FLOAT32 = np.dtype("float32")
 AXIS_MAX = 2**31 - 1  # lengths are int32 in the file
 SPATIAL_RANKS = (3, 4, 5)
 TO_CHANNELS_LAST = (0, 2, 3, 1)
@@ -30,10 +29,6 @@ CHANNELS_LAST_ORDERS = {3: (0, 2, 1), 4: TO_CHANNELS_LAST, 5: (0, 2, 3, 4, 1)}
 CHANNELS_FIRST_ORDERS = {3: (0, 2, 1), 4: TO_CHANNELS_FIRST, 5: (0, 4, 1, 2, 3)}
 # The position of each ONNX axis in the channels-last tensor, by rank.
 CHANNELS_LAST_AXES = {3: (0, 3, 2), 4: (0, 3, 1, 2), 5: (0, 4, 1, 2, 3)}
-
-
-class Uncovered(Exception):
-    """A node that cannot be lowered: the text names the part of it, and a way round where there is one."""
 
 
 class Layout(Enum):
@@ -53,6 +48,7 @@ class Lowering:
         self._inputs: dict[str, int] = {}
         self._tensors: dict[tuple[str, Layout], int] = {}
         self._layouts: dict[str, Layout] = {}
+        self._named: set[int] = set()  # tensors of ONNX values, and constants
         self._non_negative: set[str] = set()
         self._unknown: set[str] = set()
         self._users: dict[str, list[Node]] = {}
@@ -129,28 +125,46 @@ class Lowering:
         """Return the layout that `name` was made in."""
         return self._layouts.get(name, Layout.NATIVE)
 
-    def native(self, name: str) -> int:
-        return self.tensor(name, Layout.NATIVE)
+    def read(self, node: Node, index: int = 0, layout: Layout = Layout.NATIVE, rank: int = 0) -> Value:
+        """Return input `index` of `node` in `layout`, from which the node's result is computed.
 
-    def channels_last(self, name: str) -> int:
-        return self.tensor(name, Layout.CHANNELS_LAST)
+        A constant gets the axes of a value of `rank` where that is given.
+        """
+        name = node.inputs[index]
+        if not self.is_constant(name):
+            return self._value(name, layout, self.tensor(name, layout), _result_name(node))
+        array = self._known(name)
+        return self.constant_of(node, name, in_layout(array, rank or array.ndim, layout))
+
+    def constant_of(self, node: Node, name: str, array: NDArray[Any]) -> Value:
+        """Return `array` as an operand of `node`."""
+        return Value(self, _result_name(node), self.constant(array, name), BatchShape.fixed(*array.shape), array.dtype)
+
+    def read_as_made(self, node: Node) -> tuple[Value, Layout]:
+        """Return the first input of `node` in the layout that it was made in."""
+        layout = self.layout(node.inputs[0])
+        return self.read(node, 0, layout), layout
+
+    def layout_in_order(self, name: str) -> Layout:
+        """Return a layout in which the elements are in ONNX's order, for a reader that only reshapes the value."""
+        held = self.layout(name)
+        return held if held is Layout.NATIVE or _same_order(self.shape(name).dims) else Layout.NATIVE
+
+    def result(self, node: Node, value: Value, layout: Layout = Layout.NATIVE, index: int = 0) -> None:
+        """Make `value`, computed in `layout`, output `index` of `node`."""
+        name = node.outputs[index]
+        if value.tensor not in self._named:
+            self.writer.call(value.tensor, name, self.laid_out(self.shape(name), layout))
+        self.alias(name, layout, value.tensor)
 
     def tensor(self, name: str, layout: Layout) -> int:
         """Return the tensor of `name` in `layout`, converted at most once."""
-        if self.is_constant(name):
-            return self._constant_operand(name, layout)
         if (name, layout) not in self._tensors:
             if name not in self._layouts:
                 raise Uncovered(f"nothing here computes {name!r}, an optional output of its node")
-            convert = self._to_native if layout is Layout.NATIVE else self._to_channels_last
-            self._tensors[name, layout] = convert(name)
+            self._tensors[name, layout] = self._converted(name, layout).tensor
+            self._named.add(self._tensors[name, layout])
         return self._tensors[name, layout]
-
-    def in_native_order(self, name: str) -> int:
-        """Return a tensor with its elements in ONNX's order, for a reader that only reshapes it."""
-        if self.layout(name) is Layout.CHANNELS_LAST and _same_order(self.shape(name).dims):
-            return self.channels_last(name)
-        return self.native(name)
 
     def define(self, name: str, layout: Layout = Layout.NATIVE) -> int:
         """Return a new tensor for the value `name`, made in `layout`."""
@@ -165,8 +179,8 @@ class Lowering:
         """
         self._inputs[name] = self.define(name)
         if self.dtype(name) == FLOAT32 and self._stays_float(name):
-            copied = self.scratch(f"{name}_copy", self.shape(name))
-            self.alias(name, Layout.NATIVE, self.reshape(self._inputs[name], self.shape(name), copied))
+            copied = self._value(name, Layout.NATIVE, self._inputs[name]).copied(self.shape(name))
+            self.alias(name, Layout.NATIVE, copied.tensor)
 
     def _stays_float(self, name: str) -> bool:
         """Whether a reader of `name` may stay in float32 beside INT8."""
@@ -177,6 +191,7 @@ class Lowering:
         """Make the existing `tensor` that of the value `name`."""
         self._layouts[name] = layout
         self._tensors[name, layout] = tensor
+        self._named.add(tensor)
         return tensor
 
     def stand_in(self, name: str) -> None:
@@ -206,85 +221,10 @@ class Lowering:
         held = any(self.layout(name) is Layout.CHANNELS_LAST for name in names)
         return Layout.CHANNELS_LAST if held and len(ranks) == 1 and ranks <= set(SPATIAL_RANKS) else Layout.NATIVE
 
-    # --- writing
-
-    def constant(self, values: ArrayLike, name: str, dtype: Any = np.float32) -> int:
-        return self.writer.constant(np.ascontiguousarray(np.asarray(values, dtype)).reshape(np.shape(values)), name)
-
-    def index_constant(self, values: ArrayLike, name: str) -> int:
-        """Write axes, a shape or a permutation, as int32."""
-        return self.constant(values, name, np.int32)
-
-    def scratch(self, name: str, shape: BatchShape, dtype: np.dtype[Any] = FLOAT32) -> int:
-        """Return a tensor between two operators of one ONNX node."""
-        return self.writer.tensor(name, shape, dtype)
-
-    def emit(self, code: str, inputs: list[int], outputs: list[int], **options: Any) -> None:
-        self.writer.operator(code, inputs, outputs, **options)
-
-    def arithmetic(self, code: str, inputs: list[int], output: int, activation: str = "NONE") -> int:
-        """Write ADD, SUB, MUL or DIV, and return `output`."""
-        self.emit(code, inputs, [output], fusedActivationFunction=activation_code(activation))
-        return output
-
-    def total(
-        self, tensor: int, shape: BatchShape, axes: list[int], output: int, result: BatchShape, *, keep: bool
-    ) -> int:
-        """Write the sum over `axes` of a float tensor of `shape` into `output`, of shape `result`.
-
-        The sum is the mean times the number of elements: the quantiser gives the result of SUM the scale of its input,
-        which clips it.
-        """
-        places = self.index_constant(axes, "axes")
-        if any(shape.signature[axis] == -1 for axis in axes):
-            self.emit("SUM", [tensor, places], [output], keepDims=keep)
-            return output
-        mean = self.scratch("mean", result)
-        self.emit("MEAN", [tensor, places], [mean], keepDims=keep)
-        count = self.constant(np.float32(np.prod([shape.dims[axis] for axis in axes])), "count")
-        return self.arithmetic("MUL", [mean, count], output)
-
-    def reshape(self, tensor: int, shape: BatchShape, output: int) -> int:
-        if shape.signature.count(-1) > 1:
-            raise Uncovered(
-                f"the batch is part of more than one axis of {list(shape.signature)}; "
-                "export the model with its batch fixed to 1"
-            )
-        self.emit(
-            "RESHAPE", [tensor, self.index_constant(shape.signature, "shape")], [output], newShape=list(shape.signature)
-        )
-        return output
-
-    def cast(self, tensor: int, output: int, before: np.dtype[Any], after: np.dtype[Any]) -> int:
-        self.emit("CAST", [tensor], [output], inDataType=TENSOR_TYPES[before], outDataType=TENSOR_TYPES[after])
-        return output
-
-    def pick(self, tensor: int, elements: ArrayLike, axis: int, output: int) -> int:
-        """Write the `elements` of `tensor` along `axis`, in their order."""
-        self.emit("GATHER", [tensor, self.index_constant(elements, "elements")], [output], axis=axis, batchDims=0)
-        return output
-
-    def cut(self, tensor: int, begin: ArrayLike, size: ArrayLike, output: int) -> int:
-        """Write a part of `tensor`; a size of -1 reads to the end."""
-        inputs = [tensor, self.index_constant(begin, "begin"), self.index_constant(size, "size")]
-        self.emit("SLICE", inputs, [output])
-        return output
-
-    def transpose(self, tensor: int, order: tuple[int, ...], output: int) -> int:
-        self.emit("TRANSPOSE", [tensor, self.index_constant(order, "order")], [output])
-        return output
-
-    def along_last(self, axis: int, source: str, output: str, write: Callable[[int, int], None]) -> None:
-        """Call `write` with tensors of `source` and `output`, of one shape, with ONNX's `axis` moved to the end."""
-        shape = self.shape(source)
-        if axis == shape.rank - 1:
-            write(self.native(source), self.define(output))
-            return
-        order = (*(i for i in range(shape.rank) if i != axis), axis)
-        turned = [self.scratch(f"{output}_turned", shape.permuted(order)) for _ in range(2)]
-        self.transpose(self.native(source), order, turned[0])
-        write(*turned)
-        self.transpose(turned[1], tuple(int(i) for i in np.argsort(order)), self.define(output))
+    def constant(self, array: NDArray[Any], name: str) -> int:
+        tensor = self.writer.constant(np.ascontiguousarray(array).reshape(array.shape), name)
+        self._named.add(tensor)
+        return tensor
 
     def finish(self) -> bytes:
         """Return the file; its inputs and outputs have ONNX's names, order and layout."""
@@ -292,54 +232,47 @@ class Lowering:
         for name in self.graph.outputs:
             if 0 in self.shape(name).dims:
                 raise Uncovered(f"output {name!r} has no elements, and TFLite holds no empty tensor; drop that output")
-            tensor = self.native(name)
-            taken = self.is_constant(name) or tensor in self._inputs.values() or tensor in outputs.values()
-            outputs[name] = self._copied(name, tensor) if taken else tensor
+            constant = self.is_constant(name)
+            tensor = self.constant(self._known(name), name) if constant else self.tensor(name, Layout.NATIVE)
+            if constant or tensor in self._inputs.values() or tensor in outputs.values():
+                tensor = self._value(name, Layout.NATIVE, tensor).copied(self.shape(name)).tensor
+            outputs[name] = tensor
         for name, tensor in outputs.items():
             self.writer.rename(tensor, name)
         return self.writer.finish(self._inputs, outputs)
 
-    # --- conversions
+    def _known(self, name: str) -> NDArray[Any]:
+        """Return a constant, of a dtype that TFLite has."""
+        self.dtype(name)
+        return self.value(name, f"{name!r}")
 
-    def _to_native(self, name: str) -> int:
-        held = self._tensors[name, Layout.CHANNELS_LAST]
-        shape, dtype = self.shape(name), self.dtype(name)
-        if _same_order(shape.dims):
-            return self.reshape(held, shape, self.scratch(f"{name}_native", shape, dtype))
-        if shape.rank == 3:
-            between = shape.permuted((0, 2, 1))
-            held = self.reshape(held, between, self.scratch(f"{name}_width_channels", between, dtype))
-        return self.transpose(held, CHANNELS_FIRST_ORDERS[shape.rank], self.scratch(f"{name}_native", shape, dtype))
+    def _value(self, name: str, layout: Layout, tensor: int, result: str = "") -> Value:
+        return Value(self, result or name, tensor, self.laid_out(self.shape(name), layout), self.dtype(name))
 
-    def _to_channels_last(self, name: str) -> int:
-        held = self._tensors[name, Layout.NATIVE]
-        shape, dtype = self.shape(name), self.dtype(name)
-        wanted = self.laid_out(shape, Layout.CHANNELS_LAST)
-        if _same_order(shape.dims):
-            return self.reshape(held, wanted, self.scratch(f"{name}_channels_last", wanted, dtype))
-        order = CHANNELS_LAST_ORDERS[shape.rank]
-        turned = self.transpose(held, order, self.scratch(f"{name}_turned", shape.permuted(order), dtype))
-        if shape.rank != 3:
-            return turned
-        return self.reshape(turned, wanted, self.scratch(f"{name}_channels_last", wanted, dtype))
-
-    def _constant_operand(self, name: str, layout: Layout) -> int:
-        array = self.value(name, f"{name!r}")
-        if array.dtype not in TENSOR_TYPES:
-            raise Uncovered(f"{name!r} has dtype {array.dtype}; convert the model to float32")
-        if layout is Layout.CHANNELS_LAST:
-            array = np.moveaxis(array, 1, -1)
-            array = array[:, None] if array.ndim == 3 else array
-        return self.constant(array, name, array.dtype)
-
-    def _copied(self, name: str, tensor: int) -> int:
-        """Return a copy: in TFLite each input and output is a tensor of its own."""
-        shape = self.shape(name)
-        return self.reshape(tensor, shape, self.scratch(name, shape, self.dtype(name)))
+    def _converted(self, name: str, layout: Layout) -> Value:
+        """Return the value in the layout that it was not made in."""
+        shape, made = self.shape(name), self._layouts[name]
+        held = self._value(name, made, self._tensors[name, made])
+        if not _same_order(shape.dims):
+            if made is Layout.NATIVE:
+                held = held.turned(CHANNELS_LAST_ORDERS[shape.rank])
+            elif shape.rank == 3:
+                held = held.reshaped(shape.permuted((0, 2, 1))).turned((0, 2, 1))
+            else:
+                held = held.turned(CHANNELS_FIRST_ORDERS[shape.rank])
+        return held.reshaped(self.laid_out(shape, layout))
 
 
-def activation_code(activation: str) -> int:
-    return int(getattr(schema.ActivationFunctionType, activation))
+def _result_name(node: Node) -> str:
+    return next(filter(None, node.outputs))
+
+
+def in_layout(array: NDArray[Any], rank: int, layout: Layout) -> NDArray[Any]:
+    """Return a constant operand of a value of `rank` in `layout`, with its axes in the same order."""
+    if layout is Layout.NATIVE or (array.size == 1 and array.ndim < rank):
+        return array
+    array = np.moveaxis(array.reshape((1,) * (rank - array.ndim) + array.shape), 1, -1)
+    return array[:, None] if rank == 3 else array
 
 
 def _same_order(dims: tuple[int, ...]) -> bool:

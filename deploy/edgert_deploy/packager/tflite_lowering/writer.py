@@ -100,12 +100,15 @@ class Writer:
         tensor = schema.TensorT()
         tensor.name = self._unique(name)
         tensor.type = TENSOR_TYPES[dtype]
-        tensor.shape = list(shape.dims)
         tensor.buffer = buffer
-        if shape.signature != shape.dims:
-            tensor.shapeSignature = list(shape.signature)
+        _shape(tensor, shape)
         self._tensors.append(tensor)
         return len(self._tensors) - 1
+
+    def call(self, tensor: int, name: str, shape: BatchShape) -> None:
+        """Give `tensor` the name and the shape of the ONNX value that it turned out to be."""
+        self._tensors[tensor].name = self._unique(name)
+        _shape(self._tensors[tensor], shape)
 
     def constant(self, array: NDArray[Any], name: str) -> int:
         """Add a tensor with a value.
@@ -177,6 +180,11 @@ class AlignedBuffer(schema.BufferT):  # type: ignore[misc]  # the generated sche
         schema.BufferStart(builder)
         schema.BufferAddData(builder, data)
         return schema.BufferEnd(builder)
+
+
+def _shape(tensor: Any, shape: BatchShape) -> None:
+    tensor.shape = list(shape.dims)
+    tensor.shapeSignature = None if shape.signature == shape.dims else list(shape.signature)
 
 
 def _filled(table: Any, options: dict[str, Any]) -> Any:

@@ -33,5 +33,7 @@ def test_a_constant_that_only_repeats_along_the_batch_is_expanded() -> None:
 def test_shapes_gain_and_lose_axes() -> None:
     shape = BatchShape((1, 3, 4), (-1, 3, 4))
     assert shape.permuted((2, 0, 1)) == BatchShape((4, 1, 3), (4, -1, 3))
-    assert shape.with_axis(1, 7).without_axis(1) == shape
+    assert shape.with_axis(1, 7).reduced([1], keep=False) == shape
+    assert shape.reduced([1, 2]) == BatchShape((1, 1, 1), (-1, 1, 1))
+    assert shape.padded([(0, 0), (1, 2), (0, -1)]) == BatchShape((1, 6, 3), (-1, 6, 3))
     assert shape.with_length(0, 5) == BatchShape((5, 3, 4), (5, 3, 4))

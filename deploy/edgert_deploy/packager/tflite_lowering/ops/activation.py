@@ -6,45 +6,33 @@ import numpy as np
 
 from edgert_deploy.packager.tflite_lowering.fusion import clamp_name
 from edgert_deploy.packager.tflite_lowering.graph import BatchShape, Node
-from edgert_deploy.packager.tflite_lowering.lowering import FLOAT32, Layout, Lowering, Uncovered
+from edgert_deploy.packager.tflite_lowering.lowering import Layout, Lowering, in_layout
 from edgert_deploy.packager.tflite_lowering.op import NARROW, Op
-from edgert_deploy.packager.tflite_lowering.ops.elementwise import identity, unary
-from edgert_deploy.packager.tflite_lowering.ops.operands import (
-    BOOL,
-    Operands,
-    Steps,
-    channels_last_constant,
-    comparable_zero,
-)
+from edgert_deploy.packager.tflite_lowering.ops.elementwise import unary
+from edgert_deploy.packager.tflite_lowering.ops.operands import comparable_zero, of_one, operands
+from edgert_deploy.packager.tflite_lowering.value import BOOL, FLOAT32, Uncovered, Value
 
 PER_AXIS_SOFTMAX_OPSET = 13  # before it, Softmax took all axes from `axis` on as one
 CLIP_BOUNDS = {1: ("min", "MAXIMUM"), 2: ("max", "MINIMUM")}
 
 
-def relu(lowering: Lowering, node: Node) -> None:
-    steps = Steps(lowering, node)
-    if steps.dtype == FLOAT32:
-        steps.last("RELU", steps.x)
-    else:
-        steps.last("MAXIMUM", steps.x, steps.constant(0))
+def relu(x: Value, node: Node) -> Value:
+    return x.op("RELU") if x.dtype == FLOAT32 else x.op("MAXIMUM", 0)
 
 
 def clip(lowering: Lowering, node: Node) -> None:
     """Apply the lower bound, then the upper one, which wins where they cross."""
-    steps = Steps(lowering, node)
+    x, layout = lowering.read_as_made(node)
     name = clamp_name(node, lambda bound: _scalar(lowering, bound))
-    if name != "NONE" and steps.dtype == FLOAT32:
-        steps.last(name, steps.x)
+    if name != "NONE" and x.dtype == FLOAT32:
+        lowering.result(node, x.op(name), layout)
         return
-    bounds = [(code, _bound(lowering, node, steps, name, index)) for index, (name, code) in CLIP_BOUNDS.items()]
-    given = [(code, bound) for code, bound in bounds if bound is not None]
-    if not given:
-        identity(lowering, node)
-        return
-    x = steps.x
-    for code, bound in given[:-1]:
-        x = steps.between(code, x, bound)
-    steps.last(given[-1][0], x, given[-1][1])
+    for index, (attribute, code) in CLIP_BOUNDS.items():
+        if attribute in node.attributes:
+            x = x.op(code, float(node.attributes[attribute]))
+        elif node.input(index):
+            x = x.op(code, lowering.read(node, index))
+    lowering.result(node, x, layout)
 
 
 def _scalar(lowering: Lowering, name: str) -> float | None:
@@ -52,123 +40,95 @@ def _scalar(lowering: Lowering, name: str) -> float | None:
     return float(array.reshape(())) if array is not None and array.size == 1 else None
 
 
-def _bound(lowering: Lowering, node: Node, steps: Steps, attribute: str, index: int) -> int | None:
-    if attribute in node.attributes:
-        return steps.constant(float(node.attributes[attribute]))
-    return lowering.native(node.input(index)) if node.input(index) else None
+def gelu(x: Value, node: Node) -> Value:
+    return x.op("GELU", approximate=node.attributes.get("approximate", "none") == "tanh")
 
 
-def gelu(lowering: Lowering, node: Node) -> None:
-    steps = Steps(lowering, node)
-    steps.last("GELU", steps.x, approximate=node.attributes.get("approximate", "none") == "tanh")
-
-
-def leaky_relu(lowering: Lowering, node: Node) -> None:
-    steps = Steps(lowering, node)
-    steps.last("LEAKY_RELU", steps.x, alpha=float(node.attributes.get("alpha", 0.01)))
+def leaky_relu(x: Value, node: Node) -> Value:
+    return x.op("LEAKY_RELU", alpha=float(node.attributes.get("alpha", 0.01)))
 
 
 def prelu(lowering: Lowering, node: Node) -> None:
     """Compose a slope per item, or a computed slope, of other operators: TFLite's PRELU has one for all items."""
-    slope = lowering.graph.constants.get(node.inputs[1])
-    operands = Operands(lowering, node)
-    x, slopes = operands.tensors
-    shape = lowering.shape(node.outputs[0])
-    rank = shape.rank
+    slope, rank = lowering.graph.constants.get(node.inputs[1]), lowering.shape(node.outputs[0]).rank
     if slope is not None and lowering.dtype(node.inputs[0]) == FLOAT32 and (slope.ndim < rank or slope.shape[0] == 1):
-        whole = slope.reshape((1,) * (rank - slope.ndim) + slope.shape)
-        if operands.layout is Layout.CHANNELS_LAST:
-            whole = channels_last_constant(whole, rank)
-        item = lowering.constant(whole.reshape(whole.shape[1:]), node.inputs[1])
-        lowering.emit("PRELU", [x, item], [operands.define()])
-        return
-    zero = lowering.constant(0, f"{node.outputs[0]}_zero", operands.dtype)
-    above, below, sloped = (operands.scratch(shape) for _ in range(3))
-    lowering.emit("MAXIMUM", [x, zero], [above])
-    lowering.emit("MINIMUM", [x, zero], [below])
-    lowering.arithmetic("MUL", [below, slopes], sloped)
-    lowering.arithmetic("ADD", [above, sloped], operands.define())
-
-
-def elu(lowering: Lowering, node: Node) -> None:
-    """relu(x) + alpha * elu(min(x, 0)): the alpha of TFLite's ELU is 1."""
-    alpha, steps = float(node.attributes.get("alpha", 1.0)), Steps(lowering, node)
-    if alpha == 1:
-        steps.last("ELU", steps.x)
+        x, layout = lowering.read_as_made(node)
+        whole = in_layout(slope.reshape((1,) * (rank - slope.ndim) + slope.shape), rank, layout)
+        y = x.op("PRELU", whole.reshape(whole.shape[1:]))
     else:
-        above, below = _halves(steps)
-        steps.last("ADD", above, steps.between("MUL", steps.between("ELU", below), steps.constant(alpha)))
+        (x, slopes), layout = operands(lowering, node)
+        y = x.op("MAXIMUM", 0) + x.op("MINIMUM", 0) * slopes
+    lowering.result(node, y, layout)
 
 
-def selu(lowering: Lowering, node: Node) -> None:
+def elu(x: Value, node: Node) -> Value:
+    """relu(x) + alpha * elu(min(x, 0)): the alpha of TFLite's ELU is 1."""
+    alpha = float(node.attributes.get("alpha", 1.0))
+    if alpha == 1:
+        return x.op("ELU")
+    above, below = _halves(x)
+    return above + below.op("ELU") * alpha
+
+
+def selu(x: Value, node: Node) -> Value:
     alpha = float(node.attributes.get("alpha", 1.67326319217681884765625))
     gamma = float(node.attributes.get("gamma", 1.05070102214813232421875))
-    steps = Steps(lowering, node)
-    above, below = _halves(steps)
-    bent = steps.between("MUL", steps.between("ELU", below), steps.constant(alpha * gamma))
-    steps.last("ADD", steps.between("MUL", above, steps.constant(gamma)), bent)
+    above, below = _halves(x)
+    return above * gamma + below.op("ELU") * (alpha * gamma)
 
 
-def celu(lowering: Lowering, node: Node) -> None:
-    alpha, steps = float(node.attributes.get("alpha", 1.0)), Steps(lowering, node)
-    above, below = _halves(steps)
-    bent = steps.between("ELU", steps.between("MUL", below, steps.constant(1 / alpha)))
-    steps.last("ADD", above, steps.between("MUL", bent, steps.constant(alpha)))
+def celu(x: Value, node: Node) -> Value:
+    alpha = float(node.attributes.get("alpha", 1.0))
+    above, below = _halves(x)
+    return above + (below * (1 / alpha)).op("ELU") * alpha
 
 
-def _halves(steps: Steps) -> tuple[int, int]:
+def _halves(x: Value) -> tuple[Value, Value]:
     """max(x, 0) and min(x, 0)."""
-    above = steps.between("RELU", steps.x)
-    return above, steps.between("SUB", steps.x, above)
+    above = x.op("RELU")
+    return above, x - above
 
 
-def softplus(lowering: Lowering, node: Node) -> None:
+def softplus(x: Value) -> Value:
     """max(x, 0) + log(1 + exp(-|x|)), which does not overflow."""
-    steps = Steps(lowering, node)
-    decay = steps.between("EXP", steps.between("MUL", steps.between("ABS", steps.x), steps.constant(-1.0)))
-    smooth = steps.between("LOG", steps.between("ADD", decay, steps.constant(1.0)))
-    steps.last("ADD", steps.between("RELU", steps.x), smooth)
+    decay = (x.op("ABS") * -1).op("EXP")
+    return x.op("RELU") + (decay + 1).op("LOG")
 
 
-def mish(lowering: Lowering, node: Node) -> None:
+def mish(x: Value, node: Node) -> Value:
     """x * tanh(softplus(x)) = x * s * (1 + n) / (1 + n * n), where s = sigmoid(x) and n = 1 - s.
 
     In this form nothing overflows or cancels, and every step has an INT8 kernel (1 / d is rsqrt(d) squared).
     """
-    steps = Steps(lowering, node)
-    sigmoid = steps.between("LOGISTIC", steps.x)
-    rest = steps.between("SUB", steps.constant(1.0), sigmoid)
-    root = steps.between("RSQRT", steps.between("ADD", steps.between("MUL", rest, rest), steps.constant(1.0)))
-    share = steps.between("MUL", steps.between("ADD", rest, steps.constant(1.0)), steps.between("MUL", root, root))
-    steps.last("MUL", steps.between("MUL", steps.x, sigmoid), share)
+    sigmoid = x.op("LOGISTIC")
+    rest = 1 - sigmoid
+    root = (rest * rest + 1).op("RSQRT")
+    return x * sigmoid * ((rest + 1) * (root * root))
 
 
-def hard_sigmoid(lowering: Lowering, node: Node) -> None:
+def hard_sigmoid(x: Value, alpha: float, beta: float) -> Value:
     """relu6(6 * (alpha * x + beta)) / 6 = clip(alpha * x + beta, 0, 1)."""
-    alpha, beta = (float(node.attributes.get(k, d)) for k, d in (("alpha", 0.2), ("beta", 0.5)))
-    steps = Steps(lowering, node)
-    scaled = steps.between("MUL", steps.x, steps.constant(6 * alpha))
-    clamped = steps.between("ADD", scaled, steps.constant(6 * beta), activation="RELU6")
-    steps.last("MUL", clamped, steps.constant(1 / 6))
+    return (x * (6 * alpha)).op("ADD", 6 * beta, activation="RELU6") * (1 / 6)
 
 
-def softsign(lowering: Lowering, node: Node) -> None:
-    steps = Steps(lowering, node)
-    steps.last("DIV", steps.x, steps.between("ADD", steps.between("ABS", steps.x), steps.constant(1.0)))
+def _hard_sigmoid(x: Value, node: Node) -> Value:
+    return hard_sigmoid(x, *(float(node.attributes.get(k, d)) for k, d in (("alpha", 0.2), ("beta", 0.5))))
 
 
-def swish(lowering: Lowering, node: Node) -> None:
+def softsign(x: Value) -> Value:
+    return x / (x.op("ABS") + 1)
+
+
+def swish(x: Value, node: Node) -> Value:
     """x * sigmoid(alpha * x)."""
-    alpha, steps = float(node.attributes.get("alpha", 1.0)), Steps(lowering, node)
-    scaled = steps.x if alpha == 1 else steps.between("MUL", steps.x, steps.constant(alpha))
-    steps.last("MUL", steps.x, steps.between("LOGISTIC", scaled))
+    alpha = float(node.attributes.get("alpha", 1.0))
+    return x * (x if alpha == 1 else x * alpha).op("LOGISTIC")
 
 
-def thresholded_relu(lowering: Lowering, node: Node) -> None:
-    steps, alpha = Steps(lowering, node), float(node.attributes.get("alpha", 1.0))
-    threshold = steps.constant(alpha) if alpha else comparable_zero(lowering, node.outputs[0])
-    above = steps.between("GREATER", steps.x, threshold, dtype=BOOL)
-    steps.last("SELECT_V2", above, steps.x, steps.constant(0.0))
+def thresholded_relu(x: Value, node: Node) -> Value:
+    alpha = float(node.attributes.get("alpha", 1.0))
+    above = x.op("GREATER", alpha or comparable_zero(x), dtype=BOOL)
+    return above.op("SELECT_V2", x, x.constant(0), dtype=FLOAT32)
 
 
 # --- Softmax
@@ -176,58 +136,50 @@ def thresholded_relu(lowering: Lowering, node: Node) -> None:
 
 def softmax(lowering: Lowering, node: Node) -> None:
     """TFLite's operator runs over the last axis: another axis is moved there and back."""
-    source, output = node.inputs[0], node.outputs[0]
-    shape, layout = lowering.shape(source), lowering.layout(source)
+    shape, layout = lowering.shape(node.inputs[0]), lowering.layout(node.inputs[0])
     per_axis = lowering.graph.opset >= PER_AXIS_SOFTMAX_OPSET
     axis = int(node.attributes.get("axis", -1 if per_axis else 1)) % shape.rank
     if not per_axis and axis != shape.rank - 1:
-        _flat_softmax(lowering, node, axis)
+        x = lowering.read(node)
+        lowering.result(node, _softmax(x.reshaped(_flat(shape, axis)), node).reshaped(shape))
     elif layout is Layout.CHANNELS_LAST and axis == 1:
-        _emit_softmax(lowering, node, lowering.channels_last(source), lowering.define(output, layout))
+        lowering.result(node, _softmax(lowering.read(node, 0, layout), node), layout)
     else:
-        lowering.along_last(axis, source, output, lambda x, y: _emit_softmax(lowering, node, x, y))
+        lowering.result(node, lowering.read(node).along_last(axis, lambda x: _softmax(x, node)))
 
 
-def _flat_softmax(lowering: Lowering, node: Node, axis: int) -> None:
-    shape, output = lowering.shape(node.inputs[0]), node.outputs[0]
+def _softmax(x: Value, node: Node) -> Value:
+    return x.op("LOG_SOFTMAX") if node.op_type == "LogSoftmax" else x.op("SOFTMAX", beta=1.0)
+
+
+def _flat(shape: BatchShape, axis: int) -> BatchShape:
     if axis != 1 or -1 in shape.signature[1:]:
         raise Uncovered(
             f"axis {axis} joins axes before opset {PER_AXIS_SOFTMAX_OPSET}; "
             f"export the model with opset {PER_AXIS_SOFTMAX_OPSET} or later"
         )
     features = int(np.prod(shape.dims[1:]))
-    flat_shape = BatchShape((shape.dims[0], features), (shape.signature[0], features))
-    flat = [lowering.scratch(f"{output}_flat", flat_shape) for _ in range(2)]
-    lowering.reshape(lowering.native(node.inputs[0]), flat_shape, flat[0])
-    _emit_softmax(lowering, node, *flat)
-    lowering.reshape(flat[1], shape, lowering.define(output))
-
-
-def _emit_softmax(lowering: Lowering, node: Node, source: int, output: int) -> None:
-    if node.op_type == "LogSoftmax":
-        lowering.emit("LOG_SOFTMAX", [source], [output])
-    else:
-        lowering.emit("SOFTMAX", [source], [output], beta=1.0)
+    return BatchShape((shape.dims[0], features), (shape.signature[0], features))
 
 
 OPS = {
-    "Celu": Op(celu),
+    "Celu": Op(of_one(celu)),
     "Clip": Op(clip, widens=NARROW),
-    "Elu": Op(elu, stays_float=True),
-    "Gelu": Op(gelu),
-    "HardSigmoid": Op(hard_sigmoid, sign="non_negative"),
+    "Elu": Op(of_one(elu), stays_float=True),
+    "Gelu": Op(of_one(gelu)),
+    "HardSigmoid": Op(of_one(_hard_sigmoid), sign="non_negative"),
     "HardSwish": Op(unary("HARD_SWISH")),
-    "LeakyRelu": Op(leaky_relu),
+    "LeakyRelu": Op(of_one(leaky_relu)),
     "LogSoftmax": Op(softmax),
-    "Mish": Op(mish),
+    "Mish": Op(of_one(mish)),
     "PRelu": Op(prelu, widens=NARROW),
-    "Relu": Op(relu, widens=NARROW, sign="non_negative"),
-    "Selu": Op(selu),
+    "Relu": Op(of_one(relu), widens=NARROW, sign="non_negative"),
+    "Selu": Op(of_one(selu)),
     "Sigmoid": Op(unary("LOGISTIC"), sign="non_negative"),
     "Softmax": Op(softmax, sign="non_negative"),
-    "Softplus": Op(softplus, sign="non_negative"),
-    "Softsign": Op(softsign, stays_float=True),
-    "Swish": Op(swish),
+    "Softplus": Op(of_one(lambda x, node: softplus(x)), sign="non_negative"),
+    "Softsign": Op(of_one(lambda x, node: softsign(x)), stays_float=True),
+    "Swish": Op(of_one(swish)),
     "Tanh": Op(unary("TANH")),
-    "ThresholdedRelu": Op(thresholded_relu),
+    "ThresholdedRelu": Op(of_one(thresholded_relu)),
 }

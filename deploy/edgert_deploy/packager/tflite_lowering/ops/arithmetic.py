@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
 
 import numpy as np
 
-from edgert_deploy.packager.tflite_lowering.graph import BatchShape, Node
-from edgert_deploy.packager.tflite_lowering.lowering import FLOAT32, Lowering, Uncovered
+from edgert_deploy.packager.tflite_lowering.graph import Node
+from edgert_deploy.packager.tflite_lowering.lowering import Lowering, in_layout
 from edgert_deploy.packager.tflite_lowering.op import NARROW, Op, Write
-from edgert_deploy.packager.tflite_lowering.ops.elementwise import identity
-from edgert_deploy.packager.tflite_lowering.ops.operands import (
-    BOOL,
-    INT32,
-    INT64,
-    Operands,
-    Steps,
-    broadcast_constant,
-    comparable_zero,
-)
+from edgert_deploy.packager.tflite_lowering.ops.operands import comparable_zero, of_several, operand_layout, operands
+from edgert_deploy.packager.tflite_lowering.value import BOOL, FLOAT32, INT32, INT64, Uncovered, Value, broadcast
 
 # Three quotients of 22 bits or more make 64 bits.
 LONG_DIVISION_STEPS = 3
@@ -26,26 +19,21 @@ LONG_DIVISION_STEPS = 3
 
 def arithmetic(code: str) -> Write:
     """Return a writer of ADD, SUB or MUL nodes, which can clamp their result."""
-
-    def write(lowering: Lowering, node: Node) -> None:
-        operands = Operands(lowering, node)
-        lowering.arithmetic(code, operands.tensors, operands.define(), node.activation)
-
-    return write
+    return of_several(lambda pair, node: pair[0].binary(code, pair[1], activation=node.activation))
 
 
-def binary(code: str) -> Write:
-    return lambda lowering, node: Operands(lowering, node).last(code)
+def logic(code: str) -> Write:
+    return of_several(lambda pair, node: pair[0].binary(code, pair[1]))
 
 
 def comparison(code: str) -> Write:
     def write(lowering: Lowering, node: Node) -> None:
-        operands = Operands(lowering, node)
-        operands.tensors = [
-            comparable_zero(lowering, name) if _is_float_zero(lowering, name) else tensor
-            for name, tensor in zip(node.inputs, operands.tensors, strict=True)
-        ]
-        operands.last(code)
+        pair, layout = operands(lowering, node)
+        one, other = (
+            comparable_zero(value) if _is_float_zero(lowering, name) else value
+            for name, value in zip(node.inputs, pair, strict=True)
+        )
+        lowering.result(node, one.binary(code, other, dtype=BOOL), layout)
 
     return write
 
@@ -55,105 +43,68 @@ def _is_float_zero(lowering: Lowering, name: str) -> bool:
     return array is not None and array.dtype == FLOAT32 and array.size == 1 and not array.any()
 
 
+def select(condition: Value, one: Value, other: Value) -> Value:
+    shape = broadcast(condition.shape, broadcast(one.shape, other.shape))
+    return condition.op("SELECT_V2", one, other, shape=shape, dtype=other.dtype)
+
+
 def variadic(code: str) -> Write:
     """Return a writer of nodes with any number of operands, joined two at a time."""
-
-    def write(lowering: Lowering, node: Node) -> None:
-        if len(node.inputs) == 1:
-            identity(lowering, node)
-            return
-        operands = Operands(lowering, node)
-        operands.joined(code, operands.define())
-
-    return write
+    return of_several(lambda values, node: _joined(code, values))
 
 
-def mean(lowering: Lowering, node: Node) -> None:
-    operands = Operands(lowering, node)
-    share = lowering.constant(1 / len(node.inputs), f"{node.outputs[0]}_share")
-    lowering.arithmetic("MUL", [operands.joined("ADD"), share], operands.define())
+def mean(values: list[Value], node: Node) -> Value:
+    return _joined("ADD", values) * (1 / len(values))
+
+
+def _joined(code: str, values: list[Value]) -> Value:
+    return reduce(lambda one, other: one.binary(code, other), values)
 
 
 def divide(lowering: Lowering, node: Node) -> None:
     """Divide. A constant divisor becomes a factor, because DIV has no INT8 kernel."""
     divisor = lowering.graph.constants.get(node.inputs[1])
     dtype = lowering.dtype(node.outputs[0])
-    operands = Operands(lowering, node)
-    if dtype == INT64:
-        _long_division(lowering, node, operands)
+    if dtype in (INT32, INT64) or divisor is None or (divisor == 0).any():
+        (x, y), layout = operands(lowering, node)
+        lowering.result(node, _long_division(x, y) if dtype == INT64 else x / y, layout)
         return
-    if dtype == INT32 or divisor is None or (divisor == 0).any():
-        lowering.arithmetic("DIV", operands.tensors, operands.define())
-        return
+    layout = operand_layout(lowering, node)
     inverse = (1 / lowering.value(node.inputs[1], "the divisor").astype(np.float64)).astype(np.float32)
-    factor = broadcast_constant(lowering, inverse, f"{node.inputs[1]}_inverse", operands.rank, operands.layout)
-    lowering.arithmetic("MUL", [operands.tensors[0], factor], operands.define())
+    inverse = in_layout(inverse, lowering.shape(node.outputs[0]).rank, layout)
+    lowering.result(node, lowering.read(node, 0, layout) * inverse, layout)
 
 
-def _long_division(lowering: Lowering, node: Node, operands: Operands) -> None:
+def _long_division(x: Value, y: Value) -> Value:
     """Divide int64, which DIV does not take, by float32 quotients of the part that is left to divide.
 
     Each quotient is right in its upper 22 bits or more, and its product is subtracted exactly. The last one divides a
     multiple of the divisor (FLOOR_MOD removed the remainder first), so that rounding makes it exact.
     """
-    x, y = operands.tensors
-    shape = lowering.shape(node.outputs[0])
-
-    def step(code: str, *inputs: int, dtype: np.dtype[np.generic] = INT64) -> int:
-        output = operands.scratch(shape, dtype)
-        lowering.emit(code, list(inputs), [output])
-        return output
-
-    def as_float(tensor: int, held: BatchShape) -> int:
-        return lowering.cast(tensor, operands.scratch(held, FLOAT32), INT64, FLOAT32)
-
-    divisor = as_float(y, operands.shapes[1])
-    left = step("SUB", x, _rest_with_dividends_sign(lowering, node, operands))
-    quotient = None
+    divisor, left = y.cast(FLOAT32), x - _rest_with_dividends_sign(x, y)
+    quotients = []
     for _ in range(LONG_DIVISION_STEPS):
-        part = step("ROUND", step("DIV", as_float(left, shape), divisor, dtype=FLOAT32), dtype=FLOAT32)
-        whole = lowering.cast(part, operands.scratch(shape), FLOAT32, INT64)
-        left = step("SUB", left, step("MUL", whole, y))
-        quotient = whole if quotient is None else step("ADD", quotient, whole)
-    assert quotient is not None
-    lowering.reshape(quotient, lowering.laid_out(shape, operands.layout), operands.define())
+        quotients.append((left.cast(FLOAT32) / divisor).op("ROUND").cast(INT64))
+        left = left - quotients[-1] * y
+    return _joined("ADD", quotients)
 
 
-def modulo(lowering: Lowering, node: Node) -> None:
+def modulo(pair: list[Value], node: Node) -> Value:
     """FLOOR_MOD has the divisor's sign, like ONNX's integers; `fmod` has the dividend's."""
-    operands = Operands(lowering, node)
-    if not node.attributes.get("fmod", 0):
-        operands.last("FLOOR_MOD")
-        return
-    _rest_with_dividends_sign(lowering, node, operands, operands.define())
+    x, y = pair
+    return _rest_with_dividends_sign(x, y) if node.attributes.get("fmod", 0) else x.binary("FLOOR_MOD", y)
 
 
-def _rest_with_dividends_sign(lowering: Lowering, node: Node, operands: Operands, output: int | None = None) -> int:
-    """Write C's remainder, into `output` where it is given: that of the magnitudes, with the dividend's sign."""
-    (x, y), (x_shape, y_shape), shape = operands.tensors, operands.shapes, lowering.shape(node.outputs[0])
-    rest = operands.scratch(shape)
-    lowering.emit("FLOOR_MOD", [_magnitude(operands, x, x_shape), _magnitude(operands, y, y_shape)], [rest])
-    target = operands.scratch(shape) if output is None else output
-    if operands.dtype != INT64:
-        sign = operands.scratch(x_shape)
-        lowering.emit("SIGN", [x], [sign])
-        return lowering.arithmetic("MUL", [rest, sign], target)
-    negative, below = operands.scratch(shape), operands.scratch(x_shape, BOOL)
-    lowering.emit("NEG", [rest], [negative])
-    lowering.emit("LESS", [x, lowering.constant(0, f"{node.outputs[0]}_zero", INT64)], [below])
-    lowering.emit("SELECT_V2", [below, negative, rest], [target])
-    return target
+def _rest_with_dividends_sign(x: Value, y: Value) -> Value:
+    """Return C's remainder: that of the magnitudes, with the dividend's sign."""
+    rest = _magnitude(x).binary("FLOOR_MOD", _magnitude(y))
+    if x.dtype != INT64:
+        return rest * x.op("SIGN")
+    return select(x.op("LESS", 0, dtype=BOOL), rest.op("NEG"), rest)
 
 
-def _magnitude(operands: Operands, tensor: int, shape: BatchShape) -> int:
-    size = operands.scratch(shape)
-    if operands.dtype != INT64:
-        operands.lowering.emit("ABS", [tensor], [size])
-        return size
-    turned = operands.scratch(shape)
-    operands.lowering.emit("NEG", [tensor], [turned])
-    operands.lowering.emit("MAXIMUM", [tensor, turned], [size])
-    return size
+def _magnitude(x: Value) -> Value:
+    return x.op("ABS") if x.dtype != INT64 else x.op("MAXIMUM", x.op("NEG"))
 
 
 def power(lowering: Lowering, node: Node) -> None:
@@ -163,42 +114,30 @@ def power(lowering: Lowering, node: Node) -> None:
     known = constant is not None and constant.size == 1 and float(constant.reshape(())) in KNOWN_POWERS
     same = lowering.shape(base).dims == lowering.shape(node.outputs[0]).dims
     if constant is not None and known and same and (dtype == FLOAT32 or float(constant.reshape(())) >= 1):
-        KNOWN_POWERS[float(constant.reshape(()))](Steps(lowering, node))
+        x, layout = lowering.read_as_made(node)
+        lowering.result(node, KNOWN_POWERS[float(constant.reshape(()))](x), layout)
         return
-    if lowering.dtype(exponent) == FLOAT32 or dtype == FLOAT32:
-        _float_power(lowering, node)
+    (x, y), layout = operands(lowering, node)
+    if FLOAT32 not in (x.dtype, y.dtype):
+        if {x.dtype, y.dtype} != {INT32}:
+            raise Uncovered(f"TFLite raises float32 and int32 to a power, not {dtype}; cast to one of them")
+        lowering.result(node, x.binary("POW", y), layout)
         return
-    if {dtype, lowering.dtype(exponent)} != {INT32}:
-        raise Uncovered(f"TFLite raises float32 and int32 to a power, not {dtype}; cast to one of them")
-    Operands(lowering, node).last("POW")
+    floats = [value if value.dtype == FLOAT32 else value.cast(FLOAT32) for value in (x, y)]
+    raised = floats[0].binary("POW", floats[1])
+    lowering.result(node, raised if dtype == FLOAT32 else raised.cast(dtype), layout)
 
 
-def _float_power(lowering: Lowering, node: Node) -> None:
-    operands = Operands(lowering, node)
-    floats = []
-    for name, tensor, shape in zip(node.inputs, operands.tensors, operands.shapes, strict=True):
-        held = lowering.dtype(name)
-        is_float = held == FLOAT32
-        floats.append(tensor if is_float else lowering.cast(tensor, operands.scratch(shape, FLOAT32), held, FLOAT32))
-    dtype = lowering.dtype(node.outputs[0])
-    if dtype == FLOAT32:
-        lowering.emit("POW", floats, [operands.define()])
-        return
-    result = operands.scratch(lowering.shape(node.outputs[0]), FLOAT32)
-    lowering.emit("POW", floats, [result])
-    lowering.cast(result, operands.define(), FLOAT32, dtype)
-
-
-KNOWN_POWERS: dict[float, Callable[[Steps], None]] = {
-    0.5: lambda steps: steps.last("SQRT", steps.x),
-    1.0: lambda steps: steps.last("MUL", steps.x, steps.constant(1.0)),
-    2.0: lambda steps: steps.last("MUL", steps.x, steps.x),
-    3.0: lambda steps: steps.last("MUL", steps.between("MUL", steps.x, steps.x), steps.x),
+KNOWN_POWERS: dict[float, Callable[[Value], Value]] = {
+    0.5: lambda x: x.op("SQRT"),
+    1.0: lambda x: x * 1,
+    2.0: lambda x: x * x,
+    3.0: lambda x: x * x * x,
 }
 
 OPS = {
     "Add": Op(arithmetic("ADD"), widens=NARROW, clamps=True),
-    "And": Op(binary("LOGICAL_AND")),
+    "And": Op(logic("LOGICAL_AND")),
     "Div": Op(divide, widens=NARROW, stays_float=True),
     "Equal": Op(comparison("EQUAL"), widens=NARROW),
     "Greater": Op(comparison("GREATER"), widens=NARROW),
@@ -206,14 +145,14 @@ OPS = {
     "Less": Op(comparison("LESS"), widens=NARROW),
     "LessOrEqual": Op(comparison("LESS_EQUAL"), widens=NARROW),
     "Max": Op(variadic("MAXIMUM"), widens=NARROW),
-    "Mean": Op(mean, widens=NARROW),
+    "Mean": Op(of_several(mean), widens=NARROW),
     "Min": Op(variadic("MINIMUM"), widens=NARROW),
-    "Mod": Op(modulo, widens=NARROW, stays_float=True),
+    "Mod": Op(of_several(modulo), widens=NARROW, stays_float=True),
     "Mul": Op(arithmetic("MUL"), widens=NARROW, clamps=True),
-    "Or": Op(binary("LOGICAL_OR")),
+    "Or": Op(logic("LOGICAL_OR")),
     "Pow": Op(power, widens=NARROW, stays_float=True),
     "Sub": Op(arithmetic("SUB"), widens=NARROW, clamps=True),
     "Sum": Op(variadic("ADD"), widens=NARROW),
-    "Where": Op(binary("SELECT_V2"), stays_float=True),
-    "Xor": Op(binary("NOT_EQUAL")),
+    "Where": Op(of_several(lambda values, node: select(*values)), stays_float=True),
+    "Xor": Op(logic("NOT_EQUAL")),
 }

@@ -2,38 +2,36 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
-from edgert_deploy.packager.tflite_lowering.graph import BatchShape
-from edgert_deploy.packager.tflite_lowering.lowering import Lowering, Uncovered
+from edgert_deploy.packager.tflite_lowering.ops.activation import hard_sigmoid, softplus, softsign
+from edgert_deploy.packager.tflite_lowering.value import Uncovered, Value
 from edgert_deploy.packager.tflite_lowering.writer import STEP_MARK
+
+Activation = Callable[[Value], Value]
 
 
 @dataclass(frozen=True)
 class State:
-    """Tensors [batch, hidden]; None is zeros, which cost no operator."""
+    """Values [batch, hidden]; None is zeros, which cost no operator."""
 
-    hidden: int | None = None
-    memory: int | None = None
+    hidden: Value | None = None
+    memory: Value | None = None
 
 
 @dataclass
 class Cell:
-    """The weights of one direction, and the writer of its steps.
+    """The weights of one direction, and what its steps share.
 
     `recurrent` is [gates * hidden, hidden]; `recurrent_bias` and `peepholes` are [gates * hidden] and
     [3 * hidden], or None.
     """
 
-    lowering: Lowering
     name: str
-    shape: BatchShape
     recurrent: NDArray[Any]
     recurrent_bias: NDArray[Any]
     peepholes: NDArray[Any] | None
@@ -41,111 +39,65 @@ class Cell:
     clip: float | None
     options: dict[str, Any]
     # Weights are written once and read at every step.
-    _weights: dict[tuple[int, int], int] = field(default_factory=dict)
-    _step: str = ""
-    _counts: Counter[str] = field(default_factory=Counter)
+    _weights: dict[tuple[int, int], Value] = field(default_factory=dict)
 
     @property
     def hidden(self) -> int:
-        return self.shape.dims[1]
+        return int(self.recurrent.shape[1])
 
-    def begin(self, step: int, is_first: bool) -> None:
-        """Begin `step`. The first one has no state to continue from, and operators of its own."""
-        self._step = "first" if is_first else f"{STEP_MARK}{step}"
-        self._counts.clear()
+    def at_step(self, step: int, value: Value, *, is_first: bool) -> Value:
+        """Return `value` as one of `step`. The first one has no state to continue from, and operators of its own."""
+        return replace(value, name=self.name, step="first" if is_first else f"{STEP_MARK}{step}")
 
-    # --- operators over [batch, hidden]
-
-    def op(self, code: str, *inputs: int, width: int | None = None, **options: Any) -> int:
-        output = self._made(code.lower(), self.shape if width is None else self.shape.with_length(1, width))
-        self.lowering.emit(code, list(inputs), [output], **options)
-        return output
-
-    def _made(self, what: str, shape: BatchShape) -> int:
-        self._counts[what] += 1
-        return self.lowering.scratch(f"{self.name}_{what}_{self._counts[what]}{self._step}", shape)
-
-    def constant(self, values: Any) -> int:
-        return self.lowering.constant(np.asarray(values, np.float32), f"{self.name}_constant")
-
-    def gates(self, tensor: int, count: int) -> list[int]:
-        """Split a tensor [batch, count * hidden] into its gates."""
+    def gates(self, given: Value, count: int) -> list[Value]:
+        """Split a value [batch, count * hidden] into its gates."""
         if count == 1:
-            return [tensor]
-        outputs = [self._made("gate", self.shape) for _ in range(count)]
-        self.lowering.emit("SPLIT", [self.lowering.index_constant(1, "axis"), tensor], outputs, numSplits=count)
-        return outputs
+            return [given]
+        gate = (given.shape.with_length(1, self.hidden), given.dtype)
+        return given.indices(1).op_of_many("SPLIT", [gate] * count, given, numSplits=count)
 
-    def recur(self, state: int, first: int, end: int, bias: NDArray[Any] | None = None) -> int:
+    def recur(self, state: Value, first: int, end: int, bias: NDArray[Any] | None = None) -> Value:
         """Return the product of a state and the recurrent weights of the gates from `first` to `end`."""
-        rows = slice(first * self.hidden, end * self.hidden)
         if (first, end) not in self._weights:
-            self._weights[first, end] = self.lowering.constant(self.recurrent[rows], f"{self.name}_recurrent")
-        biases = [] if bias is None else [self.constant(bias)]
-        width = (end - first) * self.hidden
-        return self.op("FULLY_CONNECTED", state, self._weights[first, end], *biases, width=width)
+            self._weights[first, end] = state.constant(self.recurrent[first * self.hidden : end * self.hidden])
+        shape = state.shape.with_length(1, (end - first) * self.hidden)
+        return state.op("FULLY_CONNECTED", self._weights[first, end], *([] if bias is None else [bias]), shape=shape)
 
-    def activate(self, which: int, tensor: int) -> int:
+    def activate(self, which: int, x: Value) -> Value:
         if self.clip is not None:
-            tensor = self.op("MAXIMUM", tensor, self.constant(-self.clip))
-            tensor = self.op("MINIMUM", tensor, self.constant(self.clip))
-        return self.activations[which](self, tensor)
+            x = x.op("MAXIMUM", -self.clip).op("MINIMUM", self.clip)
+        return self.activations[which](x)
 
 
 # --- activations
 
-Activation = Callable[[Cell, int], int]
 
-
-def _affine(cell: Cell, x: int, alpha: float, beta: float) -> int:
-    return cell.op("ADD", cell.op("MUL", x, cell.constant(alpha)), cell.constant(beta))
-
-
-def _scaled_tanh(cell: Cell, x: int, alpha: float, beta: float) -> int:
-    return cell.op("MUL", cell.op("TANH", cell.op("MUL", x, cell.constant(beta))), cell.constant(alpha))
-
-
-def _hard_sigmoid(cell: Cell, x: int, alpha: float, beta: float) -> int:
-    """relu6(6 * (alpha * x + beta)) / 6 = clip(alpha * x + beta, 0, 1)."""
-    return cell.op("MUL", cell.op("RELU6", _affine(cell, x, 6 * alpha, 6 * beta)), cell.constant(1 / 6))
-
-
-def _elu(cell: Cell, x: int, alpha: float, beta: float) -> int:
+def _elu(x: Value, alpha: float, beta: float) -> Value:
     if alpha != 1:
         raise Uncovered(f"activation Elu has alpha {alpha}, and TFLite's has 1; export the model with alpha 1")
-    return cell.op("ELU", x)
-
-
-def _softsign(cell: Cell, x: int, alpha: float, beta: float) -> int:
-    return cell.op("DIV", x, cell.op("ADD", cell.op("ABS", x), cell.constant(1)))
-
-
-def _softplus(cell: Cell, x: int, alpha: float, beta: float) -> int:
-    """max(x, 0) + log(1 + exp(-|x|)), which does not overflow."""
-    decay = cell.op("EXP", cell.op("MUL", cell.op("ABS", x), cell.constant(-1)))
-    return cell.op("ADD", cell.op("RELU", x), cell.op("LOG", cell.op("ADD", decay, cell.constant(1))))
+    return x.op("ELU")
 
 
 @dataclass(frozen=True)
 class _Kind:
     """An activation, and the defaults of its parameters."""
 
-    write: Callable[[Cell, int, float, float], int]
+    write: Callable[[Value, float, float], Value]
     alpha: float | None = None
     beta: float | None = None
 
 
 _KINDS = {
-    "affine": _Kind(_affine, 1.0, 0.0),
+    "affine": _Kind(lambda x, alpha, beta: x * alpha + beta, 1.0, 0.0),
     "elu": _Kind(_elu, 1.0),
-    "hardsigmoid": _Kind(_hard_sigmoid, 0.2, 0.5),
-    "leakyrelu": _Kind(lambda cell, x, alpha, beta: cell.op("LEAKY_RELU", x, alpha=alpha), 0.01),
-    "relu": _Kind(lambda cell, x, alpha, beta: cell.op("RELU", x)),
-    "scaledtanh": _Kind(_scaled_tanh, 1.0, 1.0),
-    "sigmoid": _Kind(lambda cell, x, alpha, beta: cell.op("LOGISTIC", x)),
-    "softplus": _Kind(_softplus),
-    "softsign": _Kind(_softsign),
-    "tanh": _Kind(lambda cell, x, alpha, beta: cell.op("TANH", x)),
+    "hardsigmoid": _Kind(hard_sigmoid, 0.2, 0.5),
+    "leakyrelu": _Kind(lambda x, alpha, beta: x.op("LEAKY_RELU", alpha=alpha), 0.01),
+    "relu": _Kind(lambda x, alpha, beta: x.op("RELU")),
+    "scaledtanh": _Kind(lambda x, alpha, beta: (x * beta).op("TANH") * alpha, 1.0, 1.0),
+    "sigmoid": _Kind(lambda x, alpha, beta: x.op("LOGISTIC")),
+    "softplus": _Kind(lambda x, alpha, beta: softplus(x)),
+    "softsign": _Kind(lambda x, alpha, beta: softsign(x)),
+    "tanh": _Kind(lambda x, alpha, beta: x.op("TANH")),
 }
 
 
@@ -166,62 +118,58 @@ def activations_of(names: Sequence[str], alphas: Sequence[float], betas: Sequenc
 
 
 def _bound(kind: _Kind, alpha: float, beta: float) -> Activation:
-    return lambda cell, x: kind.write(cell, x, alpha, beta)
+    return lambda x: kind.write(x, alpha, beta)
 
 
 # --- one step; `given` is the product with the input, with biases
 
 
-def _rnn_step(cell: Cell, given: int, state: State) -> State:
+def _rnn_step(cell: Cell, given: Value, state: State) -> State:
     if state.hidden is not None:
-        given = cell.op("ADD", given, cell.recur(state.hidden, 0, 1))
+        given = given + cell.recur(state.hidden, 0, 1)
     return State(cell.activate(0, given))
 
 
-def _gru_step(cell: Cell, given: int, state: State) -> State:
+def _gru_step(cell: Cell, given: Value, state: State) -> State:
     """Gates z, r, h: (1 - z) * new + z * old, written as new + z * (old - new)."""
     before = bool(cell.options.get("linear_before_reset", 0))
     z, r, new = cell.gates(given, 3)
     if state.hidden is not None:
         of_z, of_r = cell.gates(cell.recur(state.hidden, 0, 2), 2)
-        z, r = cell.op("ADD", z, of_z), cell.op("ADD", r, of_r)
+        z, r = z + of_z, r + of_r
     z, r = cell.activate(0, z), cell.activate(0, r)
     bias = cell.recurrent_bias[2 * cell.hidden :]
     if before:
-        product = cell.constant(bias[None]) if state.hidden is None else cell.recur(state.hidden, 2, 3, bias)
-        new = cell.op("ADD", new, cell.op("MUL", r, product))
+        new = new + r * (bias[None] if state.hidden is None else cell.recur(state.hidden, 2, 3, bias))
     elif state.hidden is not None:
-        new = cell.op("ADD", new, cell.recur(cell.op("MUL", r, state.hidden), 2, 3))
+        new = new + cell.recur(r * state.hidden, 2, 3)
     new = cell.activate(1, new)
-    if state.hidden is None:
-        return State(cell.op("SUB", new, cell.op("MUL", z, new)))
-    return State(cell.op("ADD", new, cell.op("MUL", z, cell.op("SUB", state.hidden, new))))
+    return State(new - z * new if state.hidden is None else new + z * (state.hidden - new))
 
 
-def _lstm_step(cell: Cell, given: int, state: State) -> State:
+def _lstm_step(cell: Cell, given: Value, state: State) -> State:
     """Gates i, o, f, c."""
     if state.hidden is not None:
-        given = cell.op("ADD", given, cell.recur(state.hidden, 0, 4), width=4 * cell.hidden)
+        given = given + cell.recur(state.hidden, 0, 4)
     i, o, f, c = cell.gates(given, 4)
     i = cell.activate(0, _peeped(cell, i, 0, state.memory))
-    memory = cell.op("MUL", i, cell.activate(1, c))
+    memory = i * cell.activate(1, c)
     if state.memory is not None:
         if cell.options.get("input_forget", 0):
-            f = cell.op("SUB", cell.constant(1), i)
+            f = 1 - i
         else:
             f = cell.activate(0, _peeped(cell, f, 2, state.memory))
-        memory = cell.op("ADD", cell.op("MUL", f, state.memory), memory)
+        memory = f * state.memory + memory
     o = cell.activate(0, _peeped(cell, o, 1, memory))
     # ONNX Runtime clips the inputs of the gates' activations, not the memory.
-    return State(cell.op("MUL", o, cell.activations[2](cell, memory)), memory)
+    return State(o * cell.activations[2](memory), memory)
 
 
-def _peeped(cell: Cell, gate: int, place: int, memory: int | None) -> int:
+def _peeped(cell: Cell, gate: Value, place: int, memory: Value | None) -> Value:
     """Add the peephole's view of the memory to a gate; peepholes are in the order i, o, f."""
     if cell.peepholes is None or memory is None:
         return gate
-    weights = cell.peepholes[place * cell.hidden : (place + 1) * cell.hidden]
-    return cell.op("ADD", gate, cell.op("MUL", memory, cell.constant(weights[None])))
+    return gate + memory * cell.peepholes[None, place * cell.hidden : (place + 1) * cell.hidden]
 
 
 @dataclass(frozen=True)
@@ -230,7 +178,7 @@ class Kind:
 
     gates: int
     activations: tuple[str, ...]
-    step: Callable[[Cell, int, State], State]
+    step: Callable[[Cell, Value, State], State]
 
 
 KINDS = {

@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgert_deploy.packager.tflite_lowering.graph import BatchShape, Node
-from edgert_deploy.packager.tflite_lowering.lowering import FLOAT32, Lowering, Uncovered
+from edgert_deploy.packager.tflite_lowering.lowering import Lowering
 from edgert_deploy.packager.tflite_lowering.op import Op
+from edgert_deploy.packager.tflite_lowering.value import FLOAT32, Uncovered, Value
 
 Labels = tuple[str, ...]
 
@@ -55,34 +56,20 @@ def _labels(term: str, rank: int) -> Labels:
 
 @dataclass(frozen=True)
 class Term:
-    """An intermediate operand whose axes have `labels`: a tensor, or a constant that is written when it is read."""
+    """An intermediate operand whose axes have `labels`: a value, or a constant that is written when it is read."""
 
-    lowering: Lowering
-    name: str
     labels: Labels
     shape: BatchShape
-    made: int | None = None
-    constant: NDArray[Any] | None = None
-
-    @property
-    def tensor(self) -> int:
-        if self.constant is not None:
-            return self.lowering.constant(self.constant, self.name)
-        assert self.made is not None
-        return self.made
+    value: Value | NDArray[Any]
 
     def lengths(self) -> dict[str, int]:
         return dict(zip(self.labels, self.shape.dims, strict=True))
 
     def in_order(self, labels: Labels) -> Term:
         """Return the term with its axes in another order."""
-        if labels == self.labels:
-            return self
-        order = tuple(self.labels.index(label) for label in labels)
-        made = replace(self, labels=labels, shape=self.shape.permuted(order))
-        if self.constant is not None:
-            return replace(made, constant=self.constant.transpose(order))
-        return replace(made, made=self.lowering.transpose(self.tensor, order, made.scratch("turned")))
+        order, value = tuple(self.labels.index(label) for label in labels), self.value
+        turned = value.transpose(order) if isinstance(value, np.ndarray) else value.turned(order)
+        return Term(labels, self.shape.permuted(order), turned)
 
     def grouped(self, *groups: Labels) -> Term:
         """Return the term with one axis per group; the groups hold all labels, and an empty one has length 1."""
@@ -94,15 +81,10 @@ class Term:
         return laid.reshaped(tuple("".join(group) for group in groups), shape)
 
     def reshaped(self, labels: Labels, shape: BatchShape) -> Term:
-        made = replace(self, labels=labels, shape=shape)
-        if shape == self.shape:
-            return made
-        if self.constant is not None:
-            return replace(made, constant=self.constant.reshape(shape.dims))
-        return replace(made, made=self.lowering.reshape(self.tensor, shape, made.scratch("grouped")))
-
-    def scratch(self, what: str) -> int:
-        return self.lowering.scratch(f"{self.name}_{what}", self.shape)
+        value = self.value
+        return Term(
+            labels, shape, value.reshape(shape.dims) if isinstance(value, np.ndarray) else value.reshaped(shape)
+        )
 
     def without(self, labels: set[str]) -> Term:
         """Return the term without those of `labels` whose axes have length 1 here."""
@@ -120,53 +102,49 @@ class Term:
             marked = replace(self, labels=(*self.labels[:second], f"{label}'", *self.labels[second + 1 :]))
             others = tuple(marked.labels[i] for i in rest)
             both = marked.in_order((*others, label, f"{label}'"))
-            whole = both.shape.without_axis(len(rest)).with_length(len(rest), length * length)
+            whole = both.shape.reduced([len(rest)], keep=False).with_length(len(rest), length * length)
             flat = both.reshaped((*others, label), whole)
             return flat.taken(label, np.arange(length) * (length + 1)).without_repeats()
         return self
 
     def taken(self, label: str, elements: NDArray[Any]) -> Term:
-        axis = self.labels.index(label)
-        made = replace(self, shape=self.shape.with_length(axis, len(elements)))
-        if self.constant is not None:
-            return replace(made, constant=self.constant.take(elements, axis))
-        return replace(made, made=self.lowering.pick(self.tensor, elements, axis, made.scratch("diagonal")))
+        axis, value = self.labels.index(label), self.value
+        taken = value.take(elements, axis) if isinstance(value, np.ndarray) else value.picked(elements, axis)
+        return Term(self.labels, self.shape.with_length(axis, len(elements)), taken)
 
     def summed(self, labels: Iterable[str]) -> Term:
         """Return the sum over `labels`."""
-        axes = sorted(self.labels.index(label) for label in labels)
+        axes, value = sorted(self.labels.index(label) for label in labels), self.value
         if not axes:
             return self
-        kept = tuple(i for i in range(self.shape.rank) if i not in axes)
-        made = replace(self, labels=tuple(self.labels[i] for i in kept), shape=self.shape.permuted(kept))
-        if self.constant is not None:
-            return replace(made, constant=self.constant.sum(axis=tuple(axes)))
-        output = made.scratch("summed")
-        self.lowering.total(self.tensor, self.shape, axes, output, made.shape, keep=False)
-        return replace(made, made=output)
+        total = value.sum(axis=tuple(axes)) if isinstance(value, np.ndarray) else value.total(axes, keep=False)
+        kept = tuple(label for i, label in enumerate(self.labels) if i not in axes)
+        return Term(kept, self.shape.reduced(axes, keep=False), total)
 
 
 def einsum(lowering: Lowering, node: Node) -> None:
-    output = node.outputs[0]
+    shape = lowering.shape(node.outputs[0])
     equation = parse(str(node.attributes["equation"]), [lowering.shape(name).rank for name in node.inputs])
-    named = zip(node.inputs, equation.operands, strict=True)
-    terms = [_term(lowering, name, labels, output).without_repeats() for name, labels in named]
-    terms = _without_broadcasts(terms)
+    terms = [_term(lowering, node, index, labels).without_repeats() for index, labels in enumerate(equation.operands)]
+    # The first one is computed, as are all products then; weights are on the side where FULLY_CONNECTED has them.
+    terms = sorted(_without_broadcasts(terms), key=lambda term: isinstance(term.value, np.ndarray))
     held = terms.pop(0)
     while terms:
         needed = {label for term in terms[1:] for label in term.labels} | set(equation.result)
         held = _product(held, terms.pop(0), needed)
     held = held.summed(set(held.labels) - set(equation.result)).in_order(_present(equation.result, held))
-    lowering.reshape(held.tensor, lowering.shape(output), lowering.define(output))
+    lowering.result(node, _computed(held).reshaped(shape))
 
 
-def _term(lowering: Lowering, name: str, labels: Labels, output: str) -> Term:
+def _term(lowering: Lowering, node: Node, index: int, labels: Labels) -> Term:
+    name = node.inputs[index]
     dtype = lowering.dtype(name)
     if dtype != FLOAT32:
         raise Uncovered(f"{name!r} has dtype {dtype}; convert the model to float32")
-    constant = lowering.value(name, f"{name!r}") if lowering.is_constant(name) else None
-    made = None if lowering.is_constant(name) else lowering.native(name)
-    return Term(lowering, f"{output}_{name}", labels, lowering.shape(name), made, constant)
+    known = lowering.is_constant(name)
+    return Term(
+        labels, lowering.shape(name), lowering.value(name, f"{name!r}") if known else lowering.read(node, index)
+    )
 
 
 def _without_broadcasts(terms: list[Term]) -> list[Term]:
@@ -185,54 +163,29 @@ def _product(left: Term, right: Term, needed: set[str]) -> Term:
     """Return the product of two operands, without the labels that are not `needed` any more."""
     left = left.summed(set(left.labels) - needed - set(right.labels))
     right = right.summed(set(right.labels) - needed - set(left.labels))
-    if left.constant is not None and right.constant is None:
-        left, right = right, left  # the constant on the side that FULLY_CONNECTED has its weights on
     shared = tuple(label for label in left.labels if label in right.labels)
     batch, inner = (tuple(n for n in shared if (n in needed) is kept) for kept in (True, False))
     rows, columns = (tuple(n for n in t.labels if n not in shared) for t in (left, right))
-    signature = {
+    lengths = {
         n: (d, s) for t in (right, left) for n, d, s in zip(t.labels, t.shape.dims, t.shape.signature, strict=True)
     }
     labels = (*batch, *rows, *columns)
-    shape = BatchShape(tuple(signature[n][0] for n in labels), tuple(signature[n][1] for n in labels))
-    if inner and not batch and right.constant is not None:
-        made = _times_weights(left.grouped(rows, inner), right.grouped(columns, inner))
+    shape = BatchShape(tuple(lengths[n][0] for n in labels), tuple(lengths[n][1] for n in labels))
+    if inner and not batch and isinstance(right.value, np.ndarray):
+        weights = np.asarray(right.grouped(columns, inner).value)
+        made = _computed(left.grouped(rows, inner)).times_weights(weights)
     else:
-        multiply = _batched if inner else _outer
-        made = multiply(left.grouped(batch, rows, inner), right.grouped(batch, inner, columns))
-    return made.reshaped(labels, shape)
+        one, other = left.grouped(batch, rows, inner), right.grouped(batch, inner, columns)
+        wanted = BatchShape(
+            (*one.shape.dims[:2], other.shape.dims[2]), (*one.shape.signature[:2], other.shape.signature[2])
+        )
+        made = _computed(one).op("BATCH_MATMUL" if inner else "MUL", other.value, shape=wanted)
+    return Term(labels, shape, made.reshaped(shape))
 
 
-def _result(left: Term, right: Term, *axes: tuple[Term, int]) -> Term:
-    """Return a term for a product, with the given axes of both."""
-    pairs = [(term.shape.dims[i], term.shape.signature[i]) for term, i in axes]
-    shape = BatchShape(tuple(n for n, _ in pairs), tuple(n for _, n in pairs))
-    labels = tuple(term.labels[i] for term, i in axes)
-    return replace(left, labels=labels, shape=shape, constant=None, name=f"{left.name}_product")
-
-
-def _outer(left: Term, right: Term) -> Term:
-    """[batch, rows, 1] * [batch, 1, columns]."""
-    made = _result(left, right, (left, 0), (left, 1), (right, 2))
-    tensor = left.lowering.arithmetic("MUL", [left.tensor, right.tensor], made.scratch("outer"))
-    return replace(made, made=tensor)
-
-
-def _batched(left: Term, right: Term) -> Term:
-    """[batch, rows, inner] * [batch, inner, columns]."""
-    made = _result(left, right, (left, 0), (left, 1), (right, 2))
-    output = made.scratch("matrices")
-    left.lowering.emit("BATCH_MATMUL", [left.tensor, right.tensor], [output], adjX=False, adjY=False)
-    return replace(made, made=output)
-
-
-def _times_weights(left: Term, right: Term) -> Term:
-    """[rows, inner] * [columns, inner]'."""
-    made = _result(left, right, (left, 0), (right, 0))
-    bias = left.lowering.constant(np.zeros(right.shape.dims[0]), f"{made.name}_bias")
-    output = made.scratch("weighted")
-    left.lowering.emit("FULLY_CONNECTED", [left.tensor, right.tensor, bias], [output])
-    return replace(made, made=output)
+def _computed(term: Term) -> Value:
+    assert isinstance(term.value, Value)
+    return term.value
 
 
 OPS = {"Einsum": Op(einsum)}

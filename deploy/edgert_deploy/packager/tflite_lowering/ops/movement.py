@@ -6,28 +6,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgert_deploy.packager.tflite_lowering.graph import BatchShape, Node
-from edgert_deploy.packager.tflite_lowering.lowering import (
-    FLOAT32,
-    TO_CHANNELS_FIRST,
-    TO_CHANNELS_LAST,
-    Layout,
-    Lowering,
-    Uncovered,
-)
+from edgert_deploy.packager.tflite_lowering.lowering import TO_CHANNELS_FIRST, TO_CHANNELS_LAST, Layout, Lowering
 from edgert_deploy.packager.tflite_lowering.op import NARROW_BUT_BYTES, Op
+from edgert_deploy.packager.tflite_lowering.value import FLOAT32, Uncovered, Value
 
 # --- shape only
 
 
 def reshape(lowering: Lowering, node: Node) -> None:
     """Write Reshape, Flatten, Squeeze or Unsqueeze: ONNX's shape inference has computed the new shape."""
-    source, output = node.inputs[0], node.outputs[0]
+    source, shape = node.inputs[0], lowering.shape(node.outputs[0])
     if _flattens_features(lowering, node):
-        lowering.feature_order[output] = _channels_last_order(lowering.shape(source).dims[1:])
-        tensor = lowering.channels_last(source)
+        lowering.feature_order[node.outputs[0]] = _channels_last_order(lowering.shape(source).dims[1:])
+        x = lowering.read(node, 0, Layout.CHANNELS_LAST)
     else:
-        tensor = lowering.in_native_order(source)
-    lowering.reshape(tensor, lowering.shape(output), lowering.define(output))
+        x = lowering.read(node, 0, lowering.layout_in_order(source))
+    lowering.result(node, x.reshaped(shape))
 
 
 def _flattens_features(lowering: Lowering, node: Node) -> bool:
@@ -51,44 +45,32 @@ def _channels_last_order(item: tuple[int, ...]) -> NDArray[np.intp]:
 
 def transpose(lowering: Lowering, node: Node) -> None:
     """Transpose. Between the two layouts this only renames the tensor."""
-    source, output = node.inputs[0], node.outputs[0]
+    source = node.inputs[0]
     rank = lowering.shape(source).rank
     order = tuple(int(i) for i in node.attributes.get("perm", reversed(range(rank))))
     if lowering.layout(source) is Layout.CHANNELS_LAST and order == TO_CHANNELS_LAST:
-        lowering.alias(output, Layout.NATIVE, lowering.channels_last(source))
+        lowering.result(node, lowering.read(node, 0, Layout.CHANNELS_LAST))
     elif order == TO_CHANNELS_FIRST:
-        lowering.alias(output, Layout.CHANNELS_LAST, lowering.native(source))
+        lowering.result(node, lowering.read(node), Layout.CHANNELS_LAST)
     else:
-        lowering.transpose(lowering.native(source), order, lowering.define(output))
+        lowering.result(node, lowering.read(node).turned(order))
 
 
 def expand(lowering: Lowering, node: Node) -> None:
     """Broadcast to a shape without the batch, or one whose batch the value has already."""
-    source, output = node.inputs[0], node.outputs[0]
-    before, after = lowering.shape(source), lowering.shape(output)
-    if before == after:
-        lowering.alias(output, Layout.NATIVE, lowering.native(source))
-        return
-    if after.signature.count(-1) > before.signature.count(-1):
+    x, after = lowering.read(node), lowering.shape(node.outputs[0])
+    if x.shape != after and after.signature.count(-1) > x.shape.signature.count(-1):
         raise Uncovered("it expands a computed value to the batch; export the model with its batch fixed to 1")
-    held = before
-    while held.rank < after.rank:
-        held = held.with_axis(0, 1)
-    tensor = lowering.native(source)
-    if held.rank != before.rank:
-        tensor = lowering.reshape(tensor, held, lowering.scratch(f"{output}_held", held, lowering.dtype(source)))
-    repeats = [n if n != h else 1 for n, h in zip(after.dims, held.dims, strict=True)]
-    lowering.emit("TILE", [tensor, lowering.index_constant(repeats, "repeats")], [lowering.define(output)])
+    x = x.reshaped(x.shape.of_rank(after.rank))
+    repeats = [n if n != h else 1 for n, h in zip(after.dims, x.shape.dims, strict=True)]
+    lowering.result(node, x if x.shape == after else x.op("TILE", x.indices(repeats), shape=after))
 
 
 def tile(lowering: Lowering, node: Node) -> None:
-    source, output = node.inputs[0], node.outputs[0]
-    repeats = lowering.value(node.inputs[1], "the repeats").reshape(-1)
-    shape = lowering.shape(source)
-    if any(length == -1 and n != 1 for length, n in zip(shape.signature, repeats, strict=True)):
+    x, repeats = lowering.read(node), lowering.value(node.inputs[1], "the repeats").reshape(-1)
+    if any(length == -1 and n != 1 for length, n in zip(x.shape.signature, repeats, strict=True)):
         raise Uncovered("it repeats the batch; export the model with its batch fixed to 1")
-    inputs = [lowering.native(source), lowering.index_constant(repeats, "repeats")]
-    lowering.emit("TILE", inputs, [lowering.define(output)])
+    lowering.result(node, x.op("TILE", x.indices(repeats), shape=lowering.shape(node.outputs[0])))
 
 
 # --- joining and cutting
@@ -100,63 +82,55 @@ def concat(lowering: Lowering, node: Node) -> None:
     axis = int(node.attributes["axis"]) % shape.rank
     if shape.signature[axis] == -1:
         raise Uncovered("it joins along the batch; export the model with its batch fixed to 1")
-    inputs = [_joined(lowering, node, name, layout) for name in node.inputs]
-    output = lowering.define(node.outputs[0], layout)
-    lowering.emit("CONCATENATION", inputs, [output], axis=lowering.axis(axis, shape.rank, layout))
+    first, *others = (_joined(lowering, node, index, layout) for index in range(len(node.inputs)))
+    place, shape = lowering.axis(axis, shape.rank, layout), lowering.laid_out(shape, layout)
+    lowering.result(node, first.op("CONCATENATION", *others, shape=shape, axis=place), layout)
 
 
-def _joined(lowering: Lowering, node: Node, name: str, layout: Layout) -> int:
+def _joined(lowering: Lowering, node: Node, index: int, layout: Layout) -> Value:
     """Return an operand of a join. A constant that ONNX expands to the batch (a class token) is expanded here too."""
+    name = node.inputs[index]
     if name not in lowering.graph.expanded_constants:
-        return lowering.tensor(name, layout)
-    peer = next((n for n in node.inputs if lowering.shape(n).signature[0] == -1), None)
-    if peer is None or lowering.dtype(peer) != FLOAT32 or layout is not Layout.NATIVE:
+        return lowering.read(node, index, layout)
+    peers = (i for i, n in enumerate(node.inputs) if lowering.shape(n).signature[0] == -1)
+    peer = next(peers, None)
+    if peer is None or lowering.dtype(node.inputs[peer]) != FLOAT32 or layout is not Layout.NATIVE:
         raise Uncovered(f"{name!r} depends on the batch; export the model with its batch fixed to 1")
-    shape = lowering.shape(peer)
-    one = BatchShape((*shape.dims[:1], *(1,) * (shape.rank - 1)), (*shape.signature[:1], *(1,) * (shape.rank - 1)))
-    label = f"{node.outputs[0]}_expanded"
-    first = lowering.cut(lowering.native(peer), [0] * shape.rank, one.signature, lowering.scratch(label, one))
-    nothing = lowering.arithmetic("MUL", [first, lowering.constant(np.float32(0), label)], lowering.scratch(label, one))
-    constant = lowering.shape(name)
-    expanded = BatchShape(constant.dims, (-1, *constant.dims[1:]))
-    return lowering.arithmetic("ADD", [nothing, lowering.tensor(name, layout)], lowering.scratch(label, expanded))
+    x = lowering.read(node, peer)
+    ones = (1,) * (x.shape.rank - 1)
+    one = x.cut([0] * x.shape.rank, BatchShape((x.shape.dims[0], *ones), (-1, *ones)))
+    return one * 0 + lowering.read(node, index)
 
 
 def split(lowering: Lowering, node: Node) -> None:
-    source, layout = node.inputs[0], lowering.layout(node.inputs[0])
-    shape = lowering.shape(source)
+    x, layout = lowering.read_as_made(node)
+    shape = lowering.shape(node.inputs[0])
     axis = int(node.attributes.get("axis", 0)) % shape.rank
     if shape.signature[axis] == -1:
         raise Uncovered("it splits the batch; export the model with its batch fixed to 1")
-    place = lowering.axis(axis, shape.rank, layout)
-    start = 0
-    for output in node.outputs:
-        length = lowering.shape(output).dims[axis]
+    place, start = lowering.axis(axis, shape.rank, layout), 0
+    for index, output in enumerate(node.outputs):
         piece = lowering.laid_out(lowering.shape(output), layout)
         begin = [start if i == place else 0 for i in range(piece.rank)]
-        lowering.cut(lowering.tensor(source, layout), begin, piece.signature, lowering.define(output, layout))
-        start += length
+        lowering.result(node, x.cut(begin, piece), layout, index)
+        start += lowering.shape(output).dims[axis]
 
 
 def slice_(lowering: Lowering, node: Node) -> None:
-    source, layout = node.inputs[0], lowering.layout(node.inputs[0])
-    shape, cut = lowering.shape(source), lowering.shape(node.outputs[0])
+    x, layout = lowering.read_as_made(node)
+    shape, cut = lowering.shape(node.inputs[0]), lowering.shape(node.outputs[0])
     starts = lowering.integers(node, "starts", 1) or []
     axes = lowering.integers(node, "axes", 3) or list(range(len(starts)))
     steps = lowering.integers(node, "steps", 4) or [1] * len(starts)
-    rank = lowering.laid_out(shape, layout).rank
-    begin, stride = [0] * rank, [1] * rank
+    begin, stride = [0] * x.shape.rank, [1] * x.shape.rank
     for axis, start, step in zip(axes, starts, steps, strict=True):
         if shape.signature[axis] == -1 and (start != 0 or step != 1 or cut.signature[axis] != -1):
             raise Uncovered("it cuts the batch; export the model with its batch fixed to 1")
         place = lowering.axis(axis, shape.rank, layout)
         begin[place], stride[place] = _start(start, shape.dims[axis], step), step
     piece = lowering.laid_out(cut, layout)
-    tensor, output = lowering.tensor(source, layout), lowering.define(node.outputs[0], layout)
-    if all(step == 1 for step in stride):
-        lowering.cut(tensor, begin, piece.signature, output)
-        return
-    _strided(lowering, tensor, begin, stride, piece, output)
+    is_plain = all(step == 1 for step in stride)
+    lowering.result(node, x.cut(begin, piece) if is_plain else _strided(x, begin, stride, piece), layout)
 
 
 def _start(start: int, length: int, step: int) -> int:
@@ -165,14 +139,12 @@ def _start(start: int, length: int, step: int) -> int:
     return min(max(start, 0), length - 1 if step < 0 else length)
 
 
-def _strided(
-    lowering: Lowering, tensor: int, begin: list[int], stride: list[int], piece: BatchShape, output: int
-) -> None:
+def _strided(x: Value, begin: list[int], stride: list[int], piece: BatchShape) -> Value:
     """Write STRIDED_SLICE. The end is one step after the last element; masks open the batch and ends before 0."""
     last = [b + n * s for b, n, s in zip(begin, piece.dims, stride, strict=True)]
     open_ends = [i for i, (end, n) in enumerate(zip(last, piece.signature, strict=True)) if n == -1 or end < 0]
-    inputs = [tensor, *(lowering.index_constant(values, "cut") for values in (begin, last, stride))]
-    lowering.emit("STRIDED_SLICE", inputs, [output], endMask=sum(1 << i for i in open_ends))
+    cut = (x.indices(values) for values in (begin, last, stride))
+    return x.op("STRIDED_SLICE", *cut, shape=piece, endMask=sum(1 << i for i in open_ends))
 
 
 # --- between space and channels
@@ -180,28 +152,21 @@ def _strided(
 
 def space_to_depth(lowering: Lowering, node: Node) -> None:
     """Move blocks to channels. TFLite's order of channels is ONNX's DCR mode; a look-up reorders them for CRD."""
-    output, block = node.outputs[0], int(node.attributes["blocksize"])
-    source = lowering.channels_last(node.inputs[0])
-    if node.attributes.get("mode", "DCR") == "DCR":
-        target = lowering.define(output, Layout.CHANNELS_LAST)
-        lowering.emit("SPACE_TO_DEPTH", [source], [target], blockSize=block)
-        return
-    shape = lowering.laid_out(lowering.shape(output), Layout.CHANNELS_LAST)
-    deep = lowering.scratch(f"{output}_deep", shape, lowering.dtype(output))
-    lowering.emit("SPACE_TO_DEPTH", [source], [deep], blockSize=block)
-    order = np.arange(shape.dims[3]).reshape(block * block, -1).T.reshape(-1)
-    lowering.pick(deep, order, 3, lowering.define(output, Layout.CHANNELS_LAST))
+    block, shape = int(node.attributes["blocksize"]), lowering.shape(node.outputs[0])
+    shape = lowering.laid_out(shape, Layout.CHANNELS_LAST)
+    deep = lowering.read(node, 0, Layout.CHANNELS_LAST).op("SPACE_TO_DEPTH", shape=shape, blockSize=block)
+    if node.attributes.get("mode", "DCR") != "DCR":
+        deep = deep.picked(np.arange(shape.dims[3]).reshape(block * block, -1).T, 3)
+    lowering.result(node, deep, Layout.CHANNELS_LAST)
 
 
 def depth_to_space(lowering: Lowering, node: Node) -> None:
     """Move channels to blocks, the reverse of `space_to_depth`. CRD is PixelShuffle."""
-    source, block = lowering.channels_last(node.inputs[0]), int(node.attributes["blocksize"])
+    x, block = lowering.read(node, 0, Layout.CHANNELS_LAST), int(node.attributes["blocksize"])
     if node.attributes.get("mode", "DCR") == "CRD":
-        shape = lowering.laid_out(lowering.shape(node.inputs[0]), Layout.CHANNELS_LAST)
-        order = np.arange(shape.dims[3]).reshape(-1, block * block).T.reshape(-1)
-        target = lowering.scratch(f"{node.outputs[0]}_reordered", shape, lowering.dtype(node.inputs[0]))
-        source = lowering.pick(source, order, 3, target)
-    lowering.emit("DEPTH_TO_SPACE", [source], [lowering.define(node.outputs[0], Layout.CHANNELS_LAST)], blockSize=block)
+        x = x.picked(np.arange(x.shape.dims[3]).reshape(-1, block * block).T, 3)
+    shape = lowering.laid_out(lowering.shape(node.outputs[0]), Layout.CHANNELS_LAST)
+    lowering.result(node, x.op("DEPTH_TO_SPACE", shape=shape, blockSize=block), Layout.CHANNELS_LAST)
 
 
 OPS = {

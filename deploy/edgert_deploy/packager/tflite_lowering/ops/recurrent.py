@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgert_deploy.packager.tflite_lowering.graph import BatchShape, Node
-from edgert_deploy.packager.tflite_lowering.lowering import Lowering, Uncovered
+from edgert_deploy.packager.tflite_lowering.lowering import Lowering
 from edgert_deploy.packager.tflite_lowering.op import Op
 from edgert_deploy.packager.tflite_lowering.ops.cells import KINDS, Activation, Cell, State, activations_of
+from edgert_deploy.packager.tflite_lowering.value import Uncovered, Value
 
 # A step is some 15 operators per direction; beyond this limit the file loads too slowly.
 STEPS_MAX = 512
@@ -48,7 +49,7 @@ class _Sequence:
 class _Run:
     """The outcome of one direction: the results of its steps in the order of time, and the last state."""
 
-    results: list[int]
+    results: list[Value]
     last: State
 
 
@@ -61,10 +62,13 @@ def recurrent(lowering: Lowering, node: Node) -> None:
     for i, is_reverse in enumerate(turns):
         cell, given = _cell(sequence, i, activations[i]), _given(sequence, i)
         runs.append(_run(sequence, cell, given, State(hidden[i], memory[i]), is_reverse))
-    _write_results(sequence, runs)
-    for place, tensors in ((1, [run.last.hidden for run in runs]), (2, [run.last.memory for run in runs])):
+    whole, count = sequence.state.with_axis(0, sequence.steps), sequence.steps
+    if lowering.is_read(node.outputs[0]):  # Y, [steps, directions, batch, hidden]
+        packed = [run.results[0].op("PACK", *run.results[1:], shape=whole, valuesCount=count, axis=0) for run in runs]
+        lowering.result(node, _stacked(packed, 1))
+    for place, values in ((1, [run.last.hidden for run in runs]), (2, [run.last.memory for run in runs])):
         if len(node.outputs) > place and lowering.is_read(node.outputs[place]):
-            _stack(sequence, [t for t in tensors if t is not None], 0, sequence.state, node.outputs[place])
+            lowering.result(node, _stacked([one for one in values if one is not None], 0), index=place)
 
 
 def _sequence_of(lowering: Lowering, node: Node) -> _Sequence:
@@ -75,7 +79,7 @@ def _sequence_of(lowering: Lowering, node: Node) -> _Sequence:
         raise Uncovered(
             f"it has {x.dims[0]} steps; at most {STEPS_MAX} are unrolled, so export the model for shorter sequences"
         )
-    state = x.without_axis(0).with_length(1, recurrent_shape.dims[2])
+    state = x.reduced([0], keep=False).with_length(1, recurrent_shape.dims[2])
     return _Sequence(lowering, node, x, state, _masks(lowering, node, x.dims[0]))
 
 
@@ -101,54 +105,40 @@ def _activations(node: Node, directions: int) -> list[list[Activation]]:
     return [found[i * len(default) : (i + 1) * len(default)] for i in range(directions)]
 
 
-def _initial(sequence: _Sequence, place: int, directions: int) -> list[int | None]:
+def _initial(sequence: _Sequence, place: int, directions: int) -> list[Value | None]:
     """Return the initial state of each direction."""
-    lowering, name = sequence.lowering, sequence.node.input(place)
-    if not name:
+    lowering, node = sequence.lowering, sequence.node
+    if not node.input(place):
         return [None] * directions
-    if lowering.is_constant(name):
-        values = lowering.one_item(name, "the initial state")
-        return [lowering.constant(v, f"{name}_state") if v.any() else None for v in values]
-    tensor = lowering.native(name)
-    if directions == 1:
-        return [lowering.reshape(tensor, sequence.state, lowering.scratch(f"{name}_state", sequence.state))]
-    return [*_unpacked(lowering, tensor, directions, sequence.state, f"{name}_state")]
+    if lowering.is_constant(node.inputs[place]):
+        values, x = lowering.one_item(node.inputs[place], "the initial state"), lowering.read(node)
+        return [x.constant(one) if one.any() else None for one in values]
+    return [*_unpacked(lowering.read(node, place), directions, sequence.state)]
 
 
 def _cell(sequence: _Sequence, direction: int, activations: list[Activation]) -> Cell:
     lowering, node = sequence.lowering, sequence.node
-    recurrent_weights = lowering.value(node.inputs[2], "R")[direction]
-    peepholes = lowering.value(node.input(PEEPHOLES), "P")[direction] if node.input(PEEPHOLES) else None
     clip = node.attributes.get("clip")
     return Cell(
-        lowering,
         f"{_name(node)}_{direction}",
-        sequence.state,
-        recurrent_weights,
+        lowering.value(node.inputs[2], "R")[direction],
         _biases(sequence, direction)[1],
-        peepholes,
+        lowering.value(node.input(PEEPHOLES), "P")[direction] if node.input(PEEPHOLES) else None,
         activations,
         None if clip is None else float(clip),
         node.attributes,
     )
 
 
-def _given(sequence: _Sequence, direction: int) -> list[int]:
+def _given(sequence: _Sequence, direction: int) -> list[Value]:
     """Return the input's contribution to the gates at each step, [batch, gates * hidden]."""
     lowering, node = sequence.lowering, sequence.node
     weights = lowering.value(node.inputs[1], "W")[direction]
     bias, recurrent_bias = (b.copy() for b in _biases(sequence, direction))
     if node.op_type == "GRU" and node.attributes.get("linear_before_reset", 0):
         recurrent_bias[2 * sequence.state.dims[1] :] = 0  # the reset gate is applied first
-    inputs = [
-        lowering.native(node.inputs[0]),
-        lowering.constant(weights, f"{_name(node)}_weights"),
-        lowering.constant(bias + recurrent_bias, f"{_name(node)}_bias"),
-    ]
-    product = lowering.scratch(f"{_name(node)}_given", sequence.x.with_length(2, len(weights)))
-    lowering.emit("FULLY_CONNECTED", inputs, [product], keepNumDims=True)
-    step = sequence.state.with_length(1, len(weights))
-    return _unpacked(lowering, product, sequence.steps, step, f"{_name(node)}_step")
+    product = lowering.read(node).times_weights(weights, bias + recurrent_bias)
+    return _unpacked(product, sequence.steps, sequence.state.with_length(1, len(weights)))
 
 
 def _biases(sequence: _Sequence, direction: int) -> NDArray[np.float32]:
@@ -161,66 +151,46 @@ def _biases(sequence: _Sequence, direction: int) -> NDArray[np.float32]:
     return biases
 
 
-def _run(sequence: _Sequence, cell: Cell, given: list[int], state: State, is_reverse: bool) -> _Run:
+def _run(sequence: _Sequence, cell: Cell, given: list[Value], state: State, is_reverse: bool) -> _Run:
     order = range(sequence.steps)[:: -1 if is_reverse else 1]
-    results: dict[int, int] = {}
+    results: dict[int, Value] = {}
     for step in order:
-        cell.begin(step, is_first=step == order[0])
-        made = KINDS[sequence.node.op_type].step(cell, given[step], state)
+        x, hidden, memory = (
+            None if one is None else cell.at_step(step, one, is_first=step == order[0])
+            for one in (given[step], state.hidden, state.memory)
+        )
+        assert x is not None
+        made = KINDS[sequence.node.op_type].step(cell, x, State(hidden, memory))
         assert made.hidden is not None
         results[step] = made.hidden
         if sequence.masks is not None and not sequence.masks[step].all():
-            mask = cell.constant(sequence.masks[step])
-            results[step] = cell.op("MUL", made.hidden, mask)
-            made = State(*(_kept(cell, mask, *pair) for pair in zip(_parts(state), _parts(made), strict=True)))
+            mask = x.constant(sequence.masks[step])
+            results[step] = made.hidden * mask
+            made = State(_kept(mask, hidden, made.hidden), _kept(mask, memory, made.memory))
         state = made
     return _Run([results[step] for step in range(sequence.steps)], state)
 
 
-def _parts(state: State) -> tuple[int | None, int | None]:
-    return state.hidden, state.memory
-
-
-def _kept(cell: Cell, mask: int, old: int | None, new: int | None) -> int | None:
+def _kept(mask: Value, old: Value | None, new: Value | None) -> Value | None:
     """Return `new` for items that have not ended, else `old`."""
     if new is None:
         return None
-    if old is None:
-        return cell.op("MUL", new, mask)
-    return cell.op("ADD", old, cell.op("MUL", cell.op("SUB", new, old), mask))
+    return new * mask if old is None else old + (new - old) * mask
 
 
-# --- results
+def _stacked(values: list[Value], axis: int) -> Value:
+    """Join `values`, one per direction, along a new axis."""
+    shape = values[0].shape.with_axis(axis, len(values))
+    if len(values) == 1:
+        return values[0].reshaped(shape)
+    return values[0].op("PACK", *values[1:], shape=shape, valuesCount=len(values), axis=axis)
 
 
-def _write_results(sequence: _Sequence, runs: list[_Run]) -> None:
-    """Write Y, [steps, directions, batch, hidden]."""
-    lowering, node = sequence.lowering, sequence.node
-    if not lowering.is_read(node.outputs[0]):
-        return
-    whole, packed = sequence.state.with_axis(0, sequence.steps), []
-    for run in runs:
-        packed.append(lowering.scratch(f"{_name(node)}_steps", whole))
-        lowering.emit("PACK", run.results, [packed[-1]], valuesCount=sequence.steps, axis=0)
-    _stack(sequence, packed, 1, whole, node.outputs[0])
-
-
-def _stack(sequence: _Sequence, tensors: list[int], axis: int, shape: BatchShape, name: str) -> None:
-    """Join `tensors` of `shape`, one per direction, along a new axis into the value `name`."""
-    lowering = sequence.lowering
-    if len(tensors) == 1:
-        lowering.reshape(tensors[0], shape.with_axis(axis, 1), lowering.define(name))
-    else:
-        lowering.emit("PACK", tensors, [lowering.define(name)], valuesCount=len(tensors), axis=axis)
-
-
-def _unpacked(lowering: Lowering, tensor: int, count: int, shape: BatchShape, name: str) -> list[int]:
-    """Split a tensor along its first axis."""
+def _unpacked(value: Value, count: int, shape: BatchShape) -> list[Value]:
+    """Split a value along its first axis into values of `shape`."""
     if count == 1:
-        return [lowering.reshape(tensor, shape, lowering.scratch(name, shape))]
-    outputs = [lowering.scratch(name, shape) for _ in range(count)]
-    lowering.emit("UNPACK", [tensor], outputs, num=count, axis=0)
-    return outputs
+        return [value.reshaped(shape)]
+    return value.op_of_many("UNPACK", [(shape, value.dtype)] * count, num=count, axis=0)
 
 
 def _name(node: Node) -> str:

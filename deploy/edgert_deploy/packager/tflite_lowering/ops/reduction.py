@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
-import numpy as np
-
-from edgert_deploy.packager.tflite_lowering.graph import BatchShape, Node
-from edgert_deploy.packager.tflite_lowering.lowering import FLOAT32, Layout, Lowering
+from edgert_deploy.packager.tflite_lowering.graph import Node
+from edgert_deploy.packager.tflite_lowering.lowering import Layout, Lowering
 from edgert_deploy.packager.tflite_lowering.op import NARROW, Op, Write
-from edgert_deploy.packager.tflite_lowering.ops.operands import BOOL
+from edgert_deploy.packager.tflite_lowering.value import BOOL, Value
 
 # The reductions of booleans.
 OF_BOOLEANS = {"REDUCE_MAX": "REDUCE_ANY", "REDUCE_MIN": "REDUCE_ALL"}
@@ -29,59 +28,42 @@ class Axes:
 def reduction(code: str, before: str = "", after: str = "") -> Write:
     """Return a writer of after(reduce(before(x))); the outer two are unary operators of TFLite, or SQUARE, a MUL."""
 
-    def write(lowering: Lowering, node: Node) -> None:
-        axes = _axes(lowering, node)
-        reduce = OF_BOOLEANS[code] if lowering.dtype(node.inputs[0]) == BOOL else code
-        x = lowering.tensor(node.inputs[0], axes.layout)
-        if before:
-            shape = lowering.laid_out(lowering.shape(node.inputs[0]), axes.layout)
-            x = _apply(lowering, before, x, _scratch(lowering, node, shape))
-        if after:
-            reduced = _reduced(lowering, node, reduce, x, axes, None)
-            _apply(lowering, after, reduced, lowering.define(node.outputs[0], axes.result_layout))
-        else:
-            _reduced(lowering, node, reduce, x, axes, lowering.define(node.outputs[0], axes.result_layout))
+    def compute(x: Value, axes: Axes) -> Value:
+        x = x * x if before == "SQUARE" else x.op(before) if before else x
+        x = _reduced(x, code, axes)
+        return x.op(after) if after else x
 
-    return write
+    return _writer(compute)
 
 
-def log_sum_exp(lowering: Lowering, node: Node) -> None:
+def log_sum_exp(x: Value, axes: Axes) -> Value:
     """Subtract the largest element before the exponentials, so that they cannot overflow."""
-    axes = _axes(lowering, node)
-    output, x = node.outputs[0], lowering.tensor(node.inputs[0], axes.layout)
-    shape = lowering.laid_out(lowering.shape(node.inputs[0]), axes.layout)
-    kept = shape
-    for place in axes.places:
-        kept = kept.with_length(place, 1)
-    largest = _scratch(lowering, node, kept)
-    lowering.emit("REDUCE_MAX", [x, lowering.index_constant(axes.places, "axes")], [largest], keepDims=True)
-    centred = lowering.arithmetic("SUB", [x, largest], _scratch(lowering, node, shape))
-    powers = _apply(lowering, "EXP", centred, _scratch(lowering, node, shape))
-    whole = replace(axes, keep=True, result_layout=axes.layout)
-    total = _summed(lowering, node, powers, whole, _scratch(lowering, node, kept), kept)
-    logarithm = _apply(lowering, "LOG", total, _scratch(lowering, node, kept))
-    if axes.keep:
-        lowering.arithmetic("ADD", [logarithm, largest], lowering.define(output, axes.result_layout))
-        return
-    added = lowering.arithmetic("ADD", [logarithm, largest], _scratch(lowering, node, kept))
-    lowering.reshape(added, lowering.shape(output), lowering.define(output, axes.result_layout))
+    largest = x.reduced("REDUCE_MAX", axes.places)
+    result = (x - largest).op("EXP").total(axes.places).op("LOG") + largest
+    return result.reshaped(result.shape.reduced(axes.places, keep=axes.keep))
 
 
 def global_pool(code: str) -> Write:
     def write(lowering: Lowering, node: Node) -> None:
         axes = _laid_axes(lowering, node, list(range(2, lowering.shape(node.inputs[0]).rank)), True)
-        x = lowering.tensor(node.inputs[0], axes.layout)
-        _reduced(lowering, node, code, x, axes, lowering.define(node.outputs[0], axes.result_layout))
+        lowering.result(node, _reduced(lowering.read(node, 0, axes.layout), code, axes), axes.result_layout)
 
     return write
 
 
 def cumulative_sum(lowering: Lowering, node: Node) -> None:
-    axis = int(lowering.value(node.inputs[1], "the axis").reshape(()))
-    axis %= lowering.shape(node.inputs[0]).rank
-    inputs = [lowering.native(node.inputs[0]), lowering.constant(axis, "axis", np.int32)]
-    options = {name: bool(node.attributes.get(name, 0)) for name in ("exclusive", "reverse")}
-    lowering.emit("CUMSUM", inputs, [lowering.define(node.outputs[0])], **options)
+    x = lowering.read(node)
+    axis = int(lowering.value(node.inputs[1], "the axis").reshape(())) % x.shape.rank
+    options: dict[str, Any] = {name: bool(node.attributes.get(name, 0)) for name in ("exclusive", "reverse")}
+    lowering.result(node, x.op("CUMSUM", x.indices(axis), **options))
+
+
+def _writer(compute: Callable[[Value, Axes], Value]) -> Write:
+    def write(lowering: Lowering, node: Node) -> None:
+        axes = _axes(lowering, node)
+        lowering.result(node, compute(lowering.read(node, 0, axes.layout), axes), axes.result_layout)
+
+    return write
 
 
 def _axes(lowering: Lowering, node: Node) -> Axes:
@@ -105,40 +87,12 @@ def _laid_axes(lowering: Lowering, node: Node, axes: list[int], keep: bool) -> A
     return Axes(places, keep, held, held if keep else Layout.NATIVE)
 
 
-def _reduced(lowering: Lowering, node: Node, code: str, x: int, axes: Axes, output: int | None) -> int:
-    """Reduce `x`, into `output` where there is one."""
-    shape = lowering.laid_out(lowering.shape(node.outputs[0]), axes.result_layout)
+def _reduced(x: Value, code: str, axes: Axes) -> Value:
     if not axes.places:
-        return x if output is None else lowering.reshape(x, shape, output)
-    target = _scratch(lowering, node, shape) if output is None else output
+        return x
     if code == "SUM":
-        return _summed(lowering, node, x, axes, target, shape)
-    lowering.emit(code, [x, lowering.index_constant(axes.places, "axes")], [target], keepDims=axes.keep)
-    return target
-
-
-def _summed(lowering: Lowering, node: Node, x: int, axes: Axes, target: int, shape: BatchShape) -> int:
-    """Sum. Floats take mean times count: the quantiser would clip the result of SUM to the scale of its elements."""
-    source = lowering.laid_out(lowering.shape(node.inputs[0]), axes.layout)
-    counts, places = [source.signature[place] for place in axes.places], lowering.index_constant(axes.places, "axes")
-    if lowering.dtype(node.inputs[0]) != FLOAT32 or min(counts) < 1:
-        lowering.emit("SUM", [x, places], [target], keepDims=axes.keep)
-        return target
-    mean = _scratch(lowering, node, shape)
-    lowering.emit("MEAN", [x, places], [mean], keepDims=axes.keep)
-    count = lowering.constant(math.prod(counts), f"{node.outputs[0]}_count")
-    return lowering.arithmetic("MUL", [mean, count], target)
-
-
-def _apply(lowering: Lowering, code: str, x: int, output: int) -> int:
-    if code == "SQUARE":
-        return lowering.arithmetic("MUL", [x, x], output)
-    lowering.emit(code, [x], [output])
-    return output
-
-
-def _scratch(lowering: Lowering, node: Node, shape: BatchShape) -> int:
-    return lowering.scratch(f"{node.outputs[0]}_step", shape, lowering.dtype(node.inputs[0]))
+        return x.total(axes.places, keep=axes.keep)
+    return x.reduced(OF_BOOLEANS[code] if x.dtype == BOOL else code, axes.places, keep=axes.keep)
 
 
 OPS = {
@@ -148,7 +102,7 @@ OPS = {
     "ReduceL1": Op(reduction("SUM", before="ABS"), widens=NARROW),
     "ReduceL2": Op(reduction("SUM", before="SQUARE", after="SQRT"), widens=NARROW),
     "ReduceLogSum": Op(reduction("SUM", after="LOG"), widens=NARROW),
-    "ReduceLogSumExp": Op(log_sum_exp, widens=NARROW),
+    "ReduceLogSumExp": Op(_writer(log_sum_exp), widens=NARROW),
     "ReduceMax": Op(reduction("REDUCE_MAX"), widens=NARROW),
     "ReduceMean": Op(reduction("MEAN"), widens=NARROW),
     "ReduceMin": Op(reduction("REDUCE_MIN"), widens=NARROW),

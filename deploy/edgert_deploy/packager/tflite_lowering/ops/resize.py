@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgert_deploy.packager.tflite_lowering.graph import Node
-from edgert_deploy.packager.tflite_lowering.lowering import CHANNELS_LAST_ORDERS, FLOAT32, Layout, Lowering, Uncovered
+from edgert_deploy.packager.tflite_lowering.lowering import CHANNELS_LAST_ORDERS, Layout, Lowering, in_layout
 from edgert_deploy.packager.tflite_lowering.op import Op
-from edgert_deploy.packager.tflite_lowering.ops.operands import broadcast_constant
 from edgert_deploy.packager.tflite_lowering.ops.sampling import Sampling, nearest_of_tflite, weights_of_tflite
+from edgert_deploy.packager.tflite_lowering.value import FLOAT32, Uncovered, Value
 
 # The largest difference of two computations of a weight in float32, on an axis of some thousand elements.
 WEIGHT_TOLERANCE = 1e-4
@@ -110,10 +110,10 @@ def _has_operator(lowering: Lowering, node: Node, axes: Sequence[int] | dict[int
 
 
 def _emit_tflite(lowering: Lowering, node: Node, code: str, align_corners: bool, half_pixel: bool) -> None:
-    output = lowering.define(node.outputs[0], Layout.CHANNELS_LAST)
-    size = lowering.laid_out(lowering.shape(node.outputs[0]), Layout.CHANNELS_LAST).dims[1:3]
-    inputs = [lowering.channels_last(node.inputs[0]), lowering.index_constant(size, "size")]
-    lowering.emit(code, inputs, [output], alignCorners=align_corners, halfPixelCenters=half_pixel)
+    shape = lowering.laid_out(lowering.shape(node.outputs[0]), Layout.CHANNELS_LAST)
+    x = lowering.read(node, 0, Layout.CHANNELS_LAST)
+    options: dict[str, Any] = {"alignCorners": align_corners, "halfPixelCenters": half_pixel}
+    lowering.result(node, x.op(code, x.indices(shape.dims[1:3]), shape=shape, **options), Layout.CHANNELS_LAST)
 
 
 # --- compositions
@@ -132,65 +132,37 @@ def _nearest(lowering: Lowering, node: Node, samplings: dict[int, Sampling]) -> 
         ):
             _emit_tflite(lowering, node, "RESIZE_NEAREST_NEIGHBOR", False, half)
             return
-    source, output = node.inputs[0], node.outputs[0]
-    layout, rank = lowering.layout(source), lowering.shape(source).rank
-    tensor, shape = lowering.tensor(source, layout), lowering.laid_out(lowering.shape(source), layout)
+    x, layout = lowering.read_as_made(node)
+    rank = lowering.shape(node.inputs[0]).rank
     for axis, indices in picked.items():
-        place = lowering.axis(axis, rank, layout)
-        shape = shape.with_length(place, len(indices))
-        taken = lowering.scratch(f"{output}_taken", shape, lowering.dtype(source))
-        tensor = lowering.pick(tensor, indices, place, taken)
+        x = x.picked(indices, lowering.axis(axis, rank, layout))
     if inside is not None:
-        mask = broadcast_constant(lowering, inside.astype(np.float32), f"{output}_inside", rank, layout)
-        tensor = lowering.arithmetic("MUL", [tensor, mask], lowering.scratch(f"{output}_masked", shape))
-    lowering.alias(output, layout, _with_outside(lowering, node, tensor, samplings, layout))
+        x = x * in_layout(inside, rank, layout)
+    lowering.result(node, _with_outside(node, x, inside, rank, layout), layout)
 
 
 def _by_matrices(
     lowering: Lowering, node: Node, weights: dict[int, NDArray[Any]], samplings: dict[int, Sampling]
 ) -> None:
     """Multiply each axis, moved to the end, by its matrix: FULLY_CONNECTED in INT8 is exact to its rounding."""
-    source, output = node.inputs[0], node.outputs[0]
-    rank = lowering.shape(source).rank
-    layout = lowering.layout(source) if rank > 3 else Layout.NATIVE
-    tensor, shape = lowering.tensor(source, layout), lowering.shape(source)
-    wanted = CHANNELS_LAST_ORDERS[rank] if layout is Layout.CHANNELS_LAST else tuple(range(rank))
-    order = wanted
+    rank = lowering.shape(node.inputs[0]).rank
+    layout = lowering.layout(node.inputs[0]) if rank > 3 else Layout.NATIVE
+    x = lowering.read(node, 0, layout)
+    order = wanted = CHANNELS_LAST_ORDERS[rank] if layout is Layout.CHANNELS_LAST else tuple(range(rank))
     # While the order is unchanged, the axis at the end needs no transposition.
     for axis in sorted(weights, key=order.index, reverse=True):
-        matrix = weights[axis]
         turned = (*(a for a in order if a != axis), axis)
-        tensor, order = _turned(lowering, tensor, shape.permuted(turned), order, turned, output), turned
-        shape = shape.with_length(axis, len(matrix))
-        mixed = lowering.scratch(f"{output}_mixed", shape.permuted(order))
-        constants = [lowering.constant(matrix, f"{output}_weights"), lowering.constant(np.zeros(len(matrix)), "zeros")]
-        lowering.emit("FULLY_CONNECTED", [tensor, *constants], [mixed], keepNumDims=True)
-        tensor = mixed
-    tensor = _turned(lowering, tensor, shape.permuted(wanted), order, wanted, output)
-    lowering.alias(output, layout, _with_outside(lowering, node, tensor, samplings, layout))
+        x, order = x.turned([order.index(a) for a in turned]).times_weights(weights[axis]), turned
+    x = x.turned([order.index(a) for a in wanted])
+    lowering.result(node, _with_outside(node, x, _inside(samplings, rank), rank, layout), layout)
 
 
-def _turned(
-    lowering: Lowering, tensor: int, shape: Any, held: tuple[int, ...], wanted: tuple[int, ...], name: str
-) -> int:
-    if held == wanted:
-        return tensor
-    return lowering.transpose(
-        tensor, tuple(held.index(axis) for axis in wanted), lowering.scratch(f"{name}_turned", shape)
-    )
-
-
-def _with_outside(lowering: Lowering, node: Node, tensor: int, samplings: dict[int, Sampling], layout: Layout) -> int:
-    """Add the value of the outside of the image, where `tensor` has zeros."""
-    value, output = float(node.attributes.get("extrapolation_value", 0.0)), node.outputs[0]
-    shape = lowering.shape(output)
-    inside = _inside(samplings, shape.rank)
+def _with_outside(node: Node, x: Value, inside: NDArray[np.bool_] | None, rank: int, layout: Layout) -> Value:
+    """Add the value of the outside of the image, where `x` has zeros."""
+    value = float(node.attributes.get("extrapolation_value", 0.0))
     if value == 0 or inside is None:
-        return tensor
-    values = np.where(inside, np.float32(0), np.float32(value))
-    constant = broadcast_constant(lowering, values, f"{output}_outside", shape.rank, layout)
-    result = lowering.scratch(f"{output}_extrapolated", lowering.laid_out(shape, layout))
-    return lowering.arithmetic("ADD", [tensor, constant], result)
+        return x
+    return x + in_layout(np.where(inside, np.float32(0), np.float32(value)), rank, layout)
 
 
 def _inside(samplings: dict[int, Sampling], rank: int) -> NDArray[np.bool_] | None:

@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgert_deploy.packager.tflite_lowering.graph import BatchShape, Node
-from edgert_deploy.packager.tflite_lowering.lowering import FLOAT32, SPATIAL_RANKS, Layout, Lowering, Uncovered
+from edgert_deploy.packager.tflite_lowering.lowering import SPATIAL_RANKS, Layout, Lowering
 from edgert_deploy.packager.tflite_lowering.op import Op
-from edgert_deploy.packager.tflite_lowering.ops.convolution import Kernel, as_2d, convolve, plain_options
-from edgert_deploy.packager.tflite_lowering.ops.windows import with_lengths
+from edgert_deploy.packager.tflite_lowering.ops.convolution import Kernel, as_2d, convolved, plain_options
+from edgert_deploy.packager.tflite_lowering.value import Uncovered, Value
 
 
 @dataclass(frozen=True)
@@ -55,16 +55,11 @@ def conv_transpose(lowering: Lowering, node: Node) -> None:
     if -1 in lowering.shape(source).signature[1:]:
         raise Uncovered("the batch is part of a spatial axis; export the model with its batch fixed to 1")
     axes = _axes(lowering, node, weights.shape[2:])
-    whole_shape = lowering.laid_out(lowering.shape(output), Layout.CHANNELS_LAST)
-    whole_shape = with_lengths(whole_shape, [axis.positions * axis.stride for axis in axes])
-    deep = _phases(lowering, node, axes, as_2d(weights))
-    if all(axis.is_whole for axis in axes):
-        _rearrange(lowering, deep, axes, whole_shape, lowering.define(output, Layout.CHANNELS_LAST), output)
-        return
-    whole = lowering.scratch(f"{output}_whole", whole_shape)
-    _rearrange(lowering, deep, axes, whole_shape, whole, output)
-    begin, size = [0, *(axis.before for axis in axes), 0], [-1, *(axis.outputs for axis in axes), -1]
-    lowering.cut(whole, begin, size, lowering.define(output, Layout.CHANNELS_LAST))
+    shape = lowering.laid_out(lowering.shape(output), Layout.CHANNELS_LAST)
+    whole = _rearranged(_phases(lowering, node, axes, as_2d(weights)), axes, shape)
+    if not all(axis.is_whole for axis in axes):
+        whole = whole.cut([0, *(axis.before for axis in axes), 0], shape)
+    lowering.result(node, whole, Layout.CHANNELS_LAST)
 
 
 def _axes(lowering: Lowering, node: Node, kernel: tuple[int, ...]) -> list[TransposedAxis]:
@@ -93,30 +88,22 @@ def _padding_before(node: Node, axis: int, rank: int, surplus: int) -> int:
     return 0 if scheme == "VALID" else int(node.attributes.get("pads", [0] * 2 * rank)[axis])
 
 
-def _phases(lowering: Lowering, node: Node, axes: list[TransposedAxis], weights: NDArray[Any]) -> int:
+def _phases(lowering: Lowering, node: Node, axes: list[TransposedAxis], weights: NDArray[Any]) -> Value:
     """Return all phases of all positions as channels: phase by phase, each with ONNX's channels."""
-    output, groups = node.outputs[0], int(node.attributes.get("group", 1))
-    count, channels = int(np.prod([axis.stride for axis in axes])), weights.shape[1] * groups
+    groups, count = int(node.attributes.get("group", 1)), int(np.prod([axis.stride for axis in axes]))
+    channels = weights.shape[1] * groups
     bias = lowering.value(node.input(2), "the bias") if node.input(2) else np.zeros(channels, np.float32)
-    source_shape = lowering.laid_out(lowering.shape(node.inputs[0]), Layout.CHANNELS_LAST)
-    shape = with_lengths(source_shape, [axis.size + 2 * (axis.taps - 1) for axis in axes])
-    source = lowering.channels_last(node.inputs[0])
-    if shape != source_shape:
-        edges = [[0, 0], *([axis.taps - 1] * 2 for axis in axes), [0, 0]]
-        padded = lowering.scratch(f"{output}_padded", shape)
-        lowering.emit("PAD", [source, lowering.index_constant(edges, "pads")], [padded])
-        source = padded
-    deep_shape = with_lengths(shape, [axis.positions for axis in axes])
-    deep_shape = deep_shape.with_length(len(axes) + 1, channels * count)
-    deep = lowering.scratch(f"{output}_deep", deep_shape)
+    x = lowering.read(node, 0, Layout.CHANNELS_LAST)
+    if any(axis.taps > 1 for axis in axes):
+        x = x.padded([[0, 0], *([axis.taps - 1] * 2 for axis in axes), [0, 0]])
+    shape = x.shape.with_lengths({place: axis.positions for place, axis in enumerate(axes, start=1)})
     by_group = np.concatenate([_phase_kernel(part, axes) for part in np.split(weights, groups)])
     biases = np.concatenate([np.tile(part, count) for part in np.split(bias, groups)])
     kernel = Kernel(by_group, biases, groups, plain_options(len(axes)))
-    convolve(lowering, kernel, source, shape, deep, deep_shape, output)
+    deep = convolved(kernel, x, shape.with_length(len(axes) + 1, channels * count))
     if groups == 1 or count == 1:
         return deep
-    order = np.arange(channels * count).reshape(groups, count, -1).swapaxes(0, 1).reshape(-1)
-    return lowering.pick(deep, order, len(axes) + 1, lowering.scratch(f"{output}_ordered", deep_shape))
+    return deep.picked(np.arange(channels * count).reshape(groups, count, -1).swapaxes(0, 1), len(axes) + 1)
 
 
 def _phase_kernel(weights: NDArray[Any], axes: list[TransposedAxis]) -> NDArray[Any]:
@@ -131,29 +118,22 @@ def _phase_kernel(weights: NDArray[Any], axes: list[TransposedAxis]) -> NDArray[
     return kernel.reshape(-1, weights.shape[0], *(axis.taps for axis in axes))
 
 
-def _rearrange(
-    lowering: Lowering, deep: int, axes: list[TransposedAxis], shape: BatchShape, output: int, name: str
-) -> None:
+def _rearranged(deep: Value, axes: list[TransposedAxis], result: BatchShape) -> Value:
     """Move phases from channels to their positions: DEPTH_TO_SPACE, or the same axis by axis."""
-    strides = [axis.stride for axis in axes]
+    strides, channels = [axis.stride for axis in axes], result.dims[-1]
+    shape = result.with_lengths({place: axis.positions * axis.stride for place, axis in enumerate(axes, start=1)})
     if len(axes) == 2 and strides[0] == strides[1]:
-        lowering.emit("DEPTH_TO_SPACE", [deep], [output], blockSize=strides[0])
-        return
-    channels = shape.dims[-1]
+        return deep.op("DEPTH_TO_SPACE", shape=shape, blockSize=strides[0])
     for place in range(len(axes) - 1, 0, -1):
         outer = int(np.prod(strides[:place]))  # phases of the axes before this one
         inner = int(channels * strides[place] * np.prod([a.stride * a.positions for a in axes[place + 1 :]]))
         if outer == 1:
             continue
         items = int(np.prod([axis.positions for axis in axes[:place]])) * shape.dims[0]
-        by_position = BatchShape(
-            (items, axes[place].positions, outer, inner),
-            (-1 if shape.signature[0] == -1 else items, axes[place].positions, outer, inner),
-        )
-        by_phase = by_position.permuted((0, 2, 1, 3))
-        held = lowering.reshape(deep, by_position, lowering.scratch(f"{name}_positions", by_position, FLOAT32))
-        deep = lowering.transpose(held, (0, 2, 1, 3), lowering.scratch(f"{name}_interleaved", by_phase, FLOAT32))
-    lowering.reshape(deep, shape, output)
+        rest = (axes[place].positions, outer, inner)
+        by_position = BatchShape((items, *rest), (-1 if shape.signature[0] == -1 else items, *rest))
+        deep = deep.reshaped(by_position).turned((0, 2, 1, 3))
+    return deep.reshaped(shape)
 
 
 OPS = {"ConvTranspose": Op(conv_transpose)}

@@ -6,16 +6,14 @@ One-dimensional windows are two-dimensional with a height of one.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 from numpy.typing import NDArray
 
-from edgert_deploy.packager.tflite_lowering.graph import BatchShape, Node
-from edgert_deploy.packager.tflite_lowering.lowering import FLOAT32, SPATIAL_RANKS, Lowering, Uncovered
-
-MIRROR_SYMMETRIC = 1  # schema MirrorPadMode: the edge element itself is repeated
+from edgert_deploy.packager.tflite_lowering.graph import Node
+from edgert_deploy.packager.tflite_lowering.lowering import SPATIAL_RANKS, Lowering
+from edgert_deploy.packager.tflite_lowering.value import Uncovered
 
 
 @dataclass(frozen=True)
@@ -80,9 +78,6 @@ class Window:
     def pads(self) -> list[list[int]]:
         return [[0, 0], *([axis.before, axis.after] for axis in self.axes), [0, 0]]
 
-    def padded(self, shape: BatchShape) -> BatchShape:
-        return with_lengths(shape, [axis.size + axis.before + axis.after for axis in self.axes])
-
 
 def window_of(lowering: Lowering, node: Node, kernel: list[int]) -> Window:
     """Return the window of a Conv or a pooling node."""
@@ -122,30 +117,3 @@ def _window_axis(
         before = declared_after = 0
     after = max(reach - size - before, 0)
     return WindowAxis(size, outputs, kernel, stride, dilation, before, after, declared_after)
-
-
-def pad_window(
-    lowering: Lowering,
-    source: int,
-    shape: BatchShape,
-    window: Window,
-    name: str,
-    *,
-    dtype: np.dtype[Any] = FLOAT32,
-    mirrored: bool = False,
-) -> int:
-    """Return `source` with the padding that `window` reads: zeros, or the mirrored elements at the edge."""
-    padded = lowering.scratch(f"{name}_padded", window.padded(shape), dtype)
-    inputs = [source, lowering.index_constant(window.pads(), "pads")]
-    if mirrored:
-        lowering.emit("MIRROR_PAD", inputs, [padded], mode=MIRROR_SYMMETRIC)
-    else:
-        lowering.emit("PAD", inputs, [padded])
-    return padded
-
-
-def with_lengths(shape: BatchShape, lengths: list[int]) -> BatchShape:
-    """Return a channels-last `shape` with other lengths of its spatial axes."""
-    for place, length in enumerate(lengths, start=1):
-        shape = shape.with_length(place, length)
-    return shape

@@ -1,0 +1,189 @@
+"""A tensor of the file being written, with the operators that read it: nodes are written as formulas of values.
+
+`(x - mean) * inverse` writes SUB and MUL. A number or an array becomes a constant of the dtype of the value beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from ai_edge_litert import schema_py_generated as schema
+from numpy.typing import ArrayLike, NDArray
+
+from edgert_deploy.packager.tflite_lowering.graph import BatchShape
+from edgert_deploy.packager.tflite_lowering.writer import TENSOR_TYPES
+
+if TYPE_CHECKING:
+    from edgert_deploy.packager.tflite_lowering.lowering import Lowering
+
+FLOAT32, BOOL, INT32, INT64 = map(np.dtype, ("float32", "bool", "int32", "int64"))
+
+
+class Uncovered(Exception):
+    """A node that cannot be lowered: the text names the part of it, and a way round where there is one."""
+
+
+@dataclass(frozen=True)
+class Value:
+    """A tensor, its shape in the file's order of axes, and its dtype.
+
+    Operators make new values. Their tensors are called after `name`, the result of the ONNX node that is being
+    written, so that a layer that stays in float is found, and end with `step` (recurrent.py).
+    """
+
+    lowering: Lowering
+    name: str
+    tensor: int
+    shape: BatchShape
+    dtype: np.dtype[Any]
+    step: str = ""
+
+    def op(
+        self,
+        code: str,
+        *operands: Value | ArrayLike,
+        shape: BatchShape | None = None,
+        dtype: np.dtype[Any] | None = None,
+        activation: str = "NONE",
+        **options: Any,
+    ) -> Value:
+        """Write an operator of this value and `operands`; the result has this value's shape and dtype if not given."""
+        if activation != "NONE":
+            options["fusedActivationFunction"] = activation_code(activation)
+        (made,) = self.op_of_many(code, [(shape or self.shape, dtype or self.dtype)], *operands, **options)
+        return made
+
+    def op_of_many(
+        self,
+        code: str,
+        results: Sequence[tuple[BatchShape, np.dtype[Any]]],
+        *operands: Value | ArrayLike,
+        **options: Any,
+    ) -> list[Value]:
+        """Write an operator with a result of each shape and dtype."""
+        writer, name = self.lowering.writer, f"{self.name}_{code.lower()}{self.step}"
+        made = [replace(self, tensor=writer.tensor(name, *one), shape=one[0], dtype=one[1]) for one in results]
+        inputs = [self.tensor, *(self.operand(one).tensor for one in operands)]
+        writer.operator(code, inputs, [one.tensor for one in made], **options)
+        return made
+
+    def operand(self, given: Value | ArrayLike) -> Value:
+        return given if isinstance(given, Value) else self.constant(given)
+
+    def constant(self, values: ArrayLike, dtype: Any = None) -> Value:
+        array = np.asarray(values, dtype or self.dtype)
+        tensor = self.lowering.constant(array, f"{self.name}_constant")
+        return replace(self, tensor=tensor, shape=BatchShape.fixed(*array.shape), dtype=array.dtype)
+
+    def indices(self, values: ArrayLike) -> Value:
+        """Write axes, lengths, amounts or a permutation, as int32."""
+        return self.constant(values, INT32)
+
+    # --- element by element
+
+    def binary(self, code: str, other: Value | ArrayLike, **options: Any) -> Value:
+        """Write an operator of two operands that broadcast against each other."""
+        operand = self.operand(other)
+        return self.op(code, operand, shape=broadcast(self.shape, operand.shape), **options)
+
+    def __add__(self, other: Value | ArrayLike) -> Value:
+        return self.binary("ADD", other)
+
+    def __sub__(self, other: Value | ArrayLike) -> Value:
+        return self.binary("SUB", other)
+
+    def __rsub__(self, number: float) -> Value:
+        return self.constant(number) - self
+
+    def __mul__(self, other: Value | ArrayLike) -> Value:
+        return self.binary("MUL", other)
+
+    def __truediv__(self, other: Value | ArrayLike) -> Value:
+        return self.binary("DIV", other)
+
+    def cast(self, dtype: np.dtype[Any]) -> Value:
+        types = {"inDataType": TENSOR_TYPES[self.dtype], "outDataType": TENSOR_TYPES[dtype]}
+        return self.op("CAST", dtype=dtype, **types)
+
+    # --- over axes
+
+    def reduced(self, code: str, axes: Sequence[int], *, keep: bool = True) -> Value:
+        return self.op(code, self.indices(axes), shape=self.shape.reduced(axes, keep=keep), keepDims=keep)
+
+    def mean(self, axes: Sequence[int]) -> Value:
+        return self.reduced("MEAN", axes)
+
+    def total(self, axes: Sequence[int], *, keep: bool = True) -> Value:
+        """Write the sum. Of floats it is the mean times their number: the quantiser would clip the result of SUM.
+
+        It gives that result the scale of the elements.
+        """
+        counts = [self.shape.signature[axis] for axis in axes]
+        if self.dtype != FLOAT32 or min(counts, default=0) < 1:
+            return self.reduced("SUM", axes, keep=keep)
+        return self.reduced("MEAN", axes, keep=keep) * np.prod(counts)
+
+    def along_last(self, axis: int, compute: Callable[[Value], Value]) -> Value:
+        """Return what `compute` makes of this value with `axis` moved to the end, with the axis moved back."""
+        order = (*(i for i in range(self.shape.rank) if i != axis), axis)
+        return compute(self.turned(order)).turned(np.argsort(order).tolist())
+
+    def times_weights(self, weights: NDArray[Any], bias: ArrayLike | None = None, activation: str = "NONE") -> Value:
+        """Return self * weights' + bias along the last axis; `weights` are [outputs, inputs]."""
+        shape = self.shape.with_length(self.shape.rank - 1, len(weights))
+        bias = np.zeros(len(weights), np.float32) if bias is None else bias
+        keep = self.shape.rank > 2
+        return self.op("FULLY_CONNECTED", weights, bias, shape=shape, activation=activation, keepNumDims=keep)
+
+    # --- the same elements
+
+    def reshaped(self, shape: BatchShape) -> Value:
+        return self if shape == self.shape else self.copied(shape)
+
+    def copied(self, shape: BatchShape) -> Value:
+        """Return the value in a tensor of its own, with `shape`."""
+        if shape.signature.count(-1) > 1:
+            raise Uncovered(
+                f"the batch is part of more than one axis of {list(shape.signature)}; "
+                "export the model with its batch fixed to 1"
+            )
+        return self.op("RESHAPE", self.indices(shape.signature), shape=shape, newShape=list(shape.signature))
+
+    def turned(self, order: Sequence[int]) -> Value:
+        if list(order) == list(range(self.shape.rank)):
+            return self
+        return self.op("TRANSPOSE", self.indices(order), shape=self.shape.permuted(order))
+
+    def picked(self, elements: NDArray[Any], axis: int) -> Value:
+        """Write the `elements` along `axis`, in their order."""
+        shape = self.shape.with_length(axis, elements.size)
+        return self.op("GATHER", self.indices(elements.reshape(-1)), shape=shape, axis=axis, batchDims=0)
+
+    def cut(self, begin: Sequence[int], shape: BatchShape) -> Value:
+        """Write the part of `shape` that begins at `begin`."""
+        return self.op("SLICE", self.indices(begin), self.indices(shape.signature), shape=shape)
+
+    def padded(self, amounts: Sequence[Sequence[int]], mirror: str = "") -> Value:
+        """Write the value between the `amounts` [rank, 2] of zeros, or of its own elements in a mode of MIRROR_PAD.
+
+        REFLECT begins beside the element at the edge, SYMMETRIC repeats it.
+        """
+        places, shape = self.indices(amounts), self.shape.padded(amounts)
+        if not mirror:
+            return self.op("PAD", places, shape=shape)
+        return self.op("MIRROR_PAD", places, shape=shape, mode=int(getattr(schema.MirrorPadMode, mirror)))
+
+
+def activation_code(activation: str) -> int:
+    return int(getattr(schema.ActivationFunctionType, activation))
+
+
+def broadcast(one: BatchShape, other: BatchShape) -> BatchShape:
+    """Return the shape of two values that broadcast against each other."""
+    a, b = (shape.of_rank(max(one.rank, other.rank)) for shape in (one, other))
+    dims = tuple(m if n == 1 else n for n, m in zip(a.dims, b.dims, strict=True))
+    lengths = zip(a.dims, a.signature, b.signature, strict=True)
+    return BatchShape(dims, tuple(-1 if -1 in (s, t) else t if n == 1 else s for n, s, t in lengths))
