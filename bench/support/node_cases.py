@@ -19,6 +19,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
+from edgert_deploy.packager.sources.onnx_model import IR_MAX
 from edgert_deploy.packager.tflite_lowering.writer import TENSOR_TYPES
 
 Arrays = dict[str, NDArray[Any]]
@@ -133,6 +134,20 @@ def _has_empty_result(test: NodeTest) -> bool:
     return any(np.size(output) == 0 for output in test.outputs)
 
 
+def _is_refused_by_onnx_runtime(test: NodeTest) -> bool:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    model, _ = bound(test)
+    model.ir_version = min(model.ir_version, IR_MAX)  # as a build writes it
+    try:
+        onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    except Exception:
+        return True
+    return False
+
+
 def _has_output(operator: str, index: int) -> Callable[[NodeTest], bool]:
     return lambda test: any(len(n.output) > index and n.output[index] for n in _nodes(test, operator))
 
@@ -150,6 +165,7 @@ OUTSIDE = (
     Outside("training mode", _attribute_is("BatchNormalization", "training_mode", 1)),
     Outside("training mode", _trains),
     Outside("the indices of MaxPool", _has_output("MaxPool", 1)),
+    Outside("ONNX Runtime does not take it, and so no build does", _is_refused_by_onnx_runtime),
 )
 
 

@@ -119,12 +119,6 @@ def softsign(x: Value) -> Value:
     return x / (x.op("ABS") + 1)
 
 
-def swish(x: Value, node: Node) -> Value:
-    """x * sigmoid(alpha * x)."""
-    alpha = float(node.attributes.get("alpha", 1.0))
-    return x * (x if alpha == 1 else x * alpha).op("LOGISTIC")
-
-
 def thresholded_relu(x: Value, node: Node) -> Value:
     alpha = float(node.attributes.get("alpha", 1.0))
     above = x.op("GREATER", alpha or comparable_zero(x), dtype=BOOL)
@@ -179,7 +173,6 @@ OPS = {
     "Softmax": Op(softmax, sign="non_negative"),
     "Softplus": Op(of_one(lambda x, node: softplus(x)), sign="non_negative"),
     "Softsign": Op(of_one(lambda x, node: softsign(x)), stays_float=True),
-    "Swish": Op(of_one(swish)),
     "Tanh": Op(unary("TANH")),
     "ThresholdedRelu": Op(of_one(thresholded_relu)),
 }
