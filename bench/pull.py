@@ -27,7 +27,7 @@ from bench.support.tables import emit
 from edgert.bundle.channel import Entry
 from edgert.bundle.signing import SigningKey, new_key
 from edgert.registry.address import parse_repository
-from edgert.registry.artifacts import file_blob, read_channel
+from edgert.registry.artifacts import read_channel
 from edgert.registry.client import Registry
 from edgert.registry.login import read_credentials
 from edgert_deploy.rollout.channel_entries import with_release
@@ -137,8 +137,8 @@ def cost(place: Place, release: Release, key: SigningKey, folder: Path, options:
 
     def fetch(number: int) -> None:
         registry, part = place.registry(place.port), folder / f"part-{number}"
-        for entry in release.manifest.files:
-            registry.download(file_blob(entry), part)
+        for blob in release.files:
+            registry.download(blob, part)
             part.unlink()
         registry.close()
 

@@ -189,7 +189,7 @@ class Heard(FleetListener):
         super().__init__()
         self.events: list[EventMessage] = []
         self.windows: list[MetricsMessage] = []
-        self._subscriber = FleetSubscriber(broker.settings, self)
+        self._subscriber = FleetSubscriber(broker.settings, [self])
         self._left = threading.Event()
         self._thread = threading.Thread(target=self._listen)
 

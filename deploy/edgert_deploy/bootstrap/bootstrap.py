@@ -25,7 +25,6 @@ from edgert.environment import TENSORRT_HINT
 from edgert.errors import DeviceError, EdgeRTError, EngineMissing, RolledBack
 from edgert.telemetry.link import CONNECTED, STOPPED, Link
 from edgert_deploy.bootstrap.plan import (
-    QUICK_S_MAX,
     BootstrapOptions,
     BootstrapPlan,
     Progress,
@@ -33,11 +32,7 @@ from edgert_deploy.bootstrap.plan import (
     plan_bootstrap,
     restart_marker,
 )
-from edgert_deploy.bootstrap.runtime import (
-    RuntimePlan,
-    Runtimes,
-    RuntimeThere,
-)
+from edgert_deploy.bootstrap.runtime import RuntimePlan, Runtimes, RuntimeThere
 from edgert_deploy.bootstrap.wheelhouse import Wheelhouse
 from edgert_deploy.devices import service
 from edgert_deploy.devices.claims import note_folders, setting_up
@@ -45,7 +40,7 @@ from edgert_deploy.devices.device_files import DeviceFile, check_config, config_
 from edgert_deploy.devices.facts import probe
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.profiles import DeviceProfile
-from edgert_deploy.devices.remote import RemoteDaemon
+from edgert_deploy.devices.remote import QUICK_S_MAX, RemoteDaemon
 from edgert_deploy.devices.service import Unit
 from edgert_deploy.devices.transports import Transport, in_folder
 

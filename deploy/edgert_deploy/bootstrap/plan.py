@@ -26,10 +26,9 @@ from edgert_deploy.devices.device_files import Broker, DeviceFile, Following, br
 from edgert_deploy.devices.facts import PYTHONS, MachineFacts, describe, misfits, probe
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.profiles import DeviceProfile
-from edgert_deploy.devices.remote import script_path
+from edgert_deploy.devices.remote import QUICK_S_MAX, script_path
 from edgert_deploy.devices.transports import Transport
 
-QUICK_S_MAX = 60.0
 FIRST_ENGINE, ALL_ENGINES = "first", "all"
 Progress = Callable[[str], None]
 

@@ -72,22 +72,16 @@ def _uninstall(device: Device, transport: Transport, purge: bool, progress: Prog
 
 def _run(mode: str, device: Device, purge: bool, transport: Transport) -> Result:
     script = (files("edgert_deploy") / "bootstrap" / "on_device" / "uninstall.sh").read_text()
-    words = [mode, device.home, device.state, "yes" if purge else "no"]
-    return transport.run(
-        [
-            "sh",
-            "-c",
-            script,
-            "sh",
-            *words,
-            service.UNIT,
-            service.USER,
-            service.USER_COMMENT,
-            KNOWN,
-            service.serves(device),
-        ],
-        REMOVE_S_MAX,
-    )
+    words = [
+        mode,
+        device.home,
+        device.state,
+        "yes" if purge else "no",
+        service.UNIT,
+        service.USER,
+        service.USER_COMMENT,
+    ]
+    return transport.run(["sh", "-c", script, "sh", *words, KNOWN, service.serves(device)], REMOVE_S_MAX)
 
 
 def _stop_daemon(device: Device, transport: Transport) -> None:

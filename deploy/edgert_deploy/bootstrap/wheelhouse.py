@@ -33,6 +33,7 @@ from edgert_deploy.bootstrap.own_wheel import content_digest, own_wheel
 from edgert_deploy.bootstrap.pip import run_pip
 from edgert_deploy.common import sbom
 from edgert_deploy.common.folders import cache_folder
+from edgert_deploy.devices.transports import sha256_of
 
 ROUNDS_MAX = 6  # each adds the requirements of the last round's wheels
 KEY_FORMAT = "4"
@@ -131,12 +132,9 @@ def prepare(
     engines without wheels for the target are left out, as long as one remains. Earlier downloads are used again unless
     `refresh`. Raises EngineMissing, and ConfigInvalid: no network, no pip here, or a changed wheel.
     """
+    order = _Order(target, lock if target.machine in MACHINES else None, refresh, progress, tuple(extras))
     with _COLLECTING:
-        return _prepare(
-            _Order(target, lock if target.machine in MACHINES else None, refresh, progress, tuple(extras)),
-            engines,
-            shrink,
-        )
+        return _prepare(order, engines, shrink)
 
 
 @dataclass(frozen=True)
@@ -182,7 +180,7 @@ def _prepare(order: _Order, engines: Sequence[str], shrink: bool) -> Wheelhouse:
         if not wanted:
             raise
         folder = _collected(own, wanted, order)
-    pins = {own.name: _sha256(own), **_checked_pins(folder)}
+    pins = {own.name: sha256_of(own), **_checked_pins(folder)}
     wheels = (own, *(folder / name for name in sorted(pins) if name != own.name))
     version = str(parse_wheel_filename(own.name)[1])
     digest = _digest({**pins, own.name: content_digest(own)})
@@ -217,7 +215,7 @@ def _collected(own: Path, engines: Sequence[str], order: _Order) -> Path:
         )
         with _beside(folder) as partial:
             _collect(partial, requirements, order)
-            lines = [f"{_sha256(wheel)}  {wheel.name}\n" for wheel in sorted(partial.glob("*.whl"))]
+            lines = [f"{sha256_of(wheel)}  {wheel.name}\n" for wheel in sorted(partial.glob("*.whl"))]
             (partial / PINS_NAME).write_text("".join(lines))
     return folder
 
@@ -227,7 +225,7 @@ def _checked_pins(folder: Path) -> dict[str, str]:
     try:
         lines = [line.split("  ", 1) for line in (folder / PINS_NAME).read_text().splitlines()]
         pins = {name: digest for digest, name in lines}
-        changed = [name for name, digest in pins.items() if _sha256(folder / name) != digest]
+        changed = [name for name, digest in pins.items() if sha256_of(folder / name) != digest]
     except (OSError, ValueError) as error:
         raise ConfigInvalid(
             f"the wheels in {folder} cannot be read ({error}): download them again with --refresh"
@@ -365,10 +363,6 @@ def _key(target: WheelTarget, requirements: Sequence[Requirement], lock: str) ->
 
 def _digest(pins: Mapping[str, str]) -> str:
     return hashlib.sha256("".join(f"{pins[name]}  {name}\n" for name in sorted(pins)).encode()).hexdigest()
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 @contextmanager

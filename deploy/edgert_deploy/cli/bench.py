@@ -8,10 +8,10 @@ from typing import Any
 
 import click
 
-from edgert_deploy.cli.each import Row, run_on_each
-from edgert_deploy.cli.options import inventory_option, json_option, selector_argument
-from edgert_deploy.cli.output import columns, error_lines, say
-from edgert_deploy.cli.types import Duration, ModelOrBundle
+from edgert_deploy.cli.shared.each import Row, run_on_each
+from edgert_deploy.cli.shared.options import inventory_option, json_option, selector_argument
+from edgert_deploy.cli.shared.output import columns, error_lines, say
+from edgert_deploy.cli.shared.types import Duration, ModelOrBundle
 from edgert_deploy.devices.bench import bench_bundle_on, bench_live_on
 from edgert_deploy.devices.inventory import Device, find_inventory
 from edgert_deploy.devices.transports import Transport

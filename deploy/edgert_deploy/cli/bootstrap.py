@@ -19,25 +19,23 @@ from edgert_deploy.bootstrap.bootstrap import use_previous_runtime
 from edgert_deploy.bootstrap.plan import BootstrapOptions, plan_bootstrap
 from edgert_deploy.bootstrap.runtime import TRIAL_S
 from edgert_deploy.bootstrap.wheelhouse import ENGINES_WITHOUT_WHEELS, EXTRAS_ASKED
-from edgert_deploy.cli.broker_options import of_this_broker
-from edgert_deploy.cli.each import Row, run_on_each
-from edgert_deploy.cli.options import (
+from edgert_deploy.cli.shared.broker_options import of_this_broker
+from edgert_deploy.cli.shared.each import Row, run_on_each
+from edgert_deploy.cli.shared.options import (
     inventory_option,
     json_option,
     profiles_option,
     same_machine_option,
     selector_argument,
 )
-from edgert_deploy.cli.output import say
-from edgert_deploy.cli.types import Duration
+from edgert_deploy.cli.shared.output import say
+from edgert_deploy.cli.shared.types import FILE, Duration
 from edgert_deploy.common.keys import public_key
 from edgert_deploy.common.quantities import duration_text
 from edgert_deploy.devices.device_files import Broker, Following, check_settings
 from edgert_deploy.devices.inventory import Device, find_inventory, refuse_same_machine
 from edgert_deploy.devices.profiles import load_profile
 from edgert_deploy.devices.transports import Transport
-
-FILE = click.Path(dir_okay=False, path_type=Path)
 
 
 @click.command()
@@ -189,13 +187,12 @@ def bootstrap(
 
     if dry_run:
         results = run_on_each(devices, plan)
-        planned = [row for row in results.rows if "error" not in row]
-        lines = [f"{row['device']}: {step}" for row in planned for step in row["steps"] or ["nothing to do"]]
+        lines = [f"{row['device']}: {step}" for row in results.good for step in row["steps"] or ["nothing to do"]]
         results.show("\n".join(lines), as_json, dry_run=True)
         return
     results = run_on_each(devices, do, one_first=upgrade or previous_runtime)
     pythons = {device.name: device.python for device in devices}
-    lines = [_line(row, pythons[row["device"]]) for row in results.rows if "error" not in row]
+    lines = [_line(row, pythons[row["device"]]) for row in results.good]
     results.show("\n".join(lines), as_json)
 
 

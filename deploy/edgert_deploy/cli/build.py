@@ -18,11 +18,11 @@ from edgert.bundle.signing import read_signing_key
 from edgert.bundle.text_rules import Embed, Text
 from edgert.errors import ConfigInvalid
 from edgert.toml_file import about
-from edgert_deploy.cli import build_output
-from edgert_deploy.cli.options import inventory_option, json_option, profiles_option
-from edgert_deploy.cli.output import emit
-from edgert_deploy.cli.progress import BuildProgress
-from edgert_deploy.cli.types import NewBundlePath, ProfileName
+from edgert_deploy.cli.shared import build_output
+from edgert_deploy.cli.shared.build_progress import BuildProgress
+from edgert_deploy.cli.shared.options import inventory_option, json_option, profiles_option
+from edgert_deploy.cli.shared.output import emit
+from edgert_deploy.cli.shared.types import NewBundlePath, ProfileName
 from edgert_deploy.common.keys import key_paths, keys_dir
 from edgert_deploy.common.quantities import expiry_from, size_text
 from edgert_deploy.devices.inventory import find_inventory

@@ -15,11 +15,11 @@ from edgert.versions.trial_limits import LIMIT_NAMES, parse_limits
 from edgert_deploy.bootstrap.bootstrap import bootstrap as set_up
 from edgert_deploy.bootstrap.plan import BootstrapOptions
 from edgert_deploy.cli.bootstrap import trusted_keys
-from edgert_deploy.cli.options import inventory_option, json_option, selector_argument, verbose_option
-from edgert_deploy.cli.output import columns, emit, error_lines, errors_by_cause
-from edgert_deploy.cli.rollout_progress import RolloutProgress
-from edgert_deploy.cli.team import open_rollouts
-from edgert_deploy.cli.types import BundlePath, DeviceCount, Duration, Rate
+from edgert_deploy.cli.shared.options import inventory_option, json_option, selector_argument, verbose_option
+from edgert_deploy.cli.shared.output import columns, emit, error_lines, errors_by_cause
+from edgert_deploy.cli.shared.rollout_progress import RolloutProgress
+from edgert_deploy.cli.shared.team import open_rollouts
+from edgert_deploy.cli.shared.types import BundlePath, DeviceCount, Duration, Rate
 from edgert_deploy.common.parallel import at_once_here
 from edgert_deploy.common.project import find_project
 from edgert_deploy.common.quantities import size_text
@@ -36,8 +36,6 @@ from edgert_deploy.rollout.rollout_record import Rollout
 from edgert_deploy.rollout.rollout_store import RolloutStore
 from edgert_deploy.rollout.waves import PARALLEL_MAX, Strategy
 
-FIRST = "stopping at the next step: devices that are not done roll back. Ctrl-C again detaches at once"
-SECOND = "detached: a device in the middle rolls back on its own when the trial ends"
 BYTES_PER_S_MIN = 1000.0
 ROWS_MAX = 40  # devices; beyond, results are counted and errors are grouped
 
@@ -239,7 +237,7 @@ def run_rollout(
     """Run the rollout until it ends or stops, print the results and exit with their code."""
     title = f"{rollout.model} release {rollout.release}"
     todo = sum(not rollout.has_release(device.name) for device in devices)
-    progress = RolloutProgress(title, todo, request.stop, FIRST, SECOND, verbose=verbose)
+    progress = RolloutProgress(title, todo, request.stop, verbose=verbose)
     with store.at_work(rollout.id), progress:
         rollout = replace(store.read(rollout.id), devices=rollout.devices, by=who())
         request = replace(request, on_bytes=progress.sent)
@@ -323,7 +321,7 @@ def _next_steps(rollout: Rollout) -> str:
 
 
 def _show_plan(request: DeployRequest, strategy: Strategy, devices: list[Device], verbose: bool, as_json: bool) -> None:
-    with RolloutProgress("plan", len(devices), request.stop, FIRST, SECOND, verbose=verbose) as progress:
+    with RolloutProgress("plan", len(devices), request.stop, verbose=verbose) as progress:
         outcomes = deploy_each(request, devices, progress, at_once=strategy.parallel, on_outcome=progress.done)
     code = exit_code([outcome.error for outcome in outcomes])
     manifest = request.offer.manifest

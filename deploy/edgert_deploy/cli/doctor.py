@@ -10,8 +10,8 @@ from pathlib import Path
 import click
 
 from edgert.errors import ConfigInvalid
-from edgert_deploy.cli.options import inventory_option, json_option, profiles_option, selector_argument
-from edgert_deploy.cli.output import emit, say
+from edgert_deploy.cli.shared.options import inventory_option, json_option, profiles_option, selector_argument
+from edgert_deploy.cli.shared.output import emit, say
 from edgert_deploy.common.parallel import AT_ONCE_MAX
 from edgert_deploy.devices.inventory import find_inventory
 from edgert_deploy.devices.selector import ALL

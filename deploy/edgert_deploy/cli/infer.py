@@ -14,15 +14,14 @@ from edgert.cli.tensor_files import Arrays, as_text, read_inputs, write_outputs
 from edgert.cli.tensor_files import as_json as described
 from edgert.config import default_socket
 from edgert.errors import EdgeRTError, InputError
-from edgert_deploy.cli.options import device_argument, inventory_option, json_option
-from edgert_deploy.cli.output import emit
-from edgert_deploy.cli.types import ModelName
+from edgert_deploy.cli.shared.options import device_argument, inventory_option, json_option
+from edgert_deploy.cli.shared.output import emit
+from edgert_deploy.cli.shared.types import FILE, ModelName
 from edgert_deploy.devices.inventory import Device, find_inventory
-from edgert_deploy.devices.remote import RemoteDaemon
+from edgert_deploy.devices.remote import QUICK_S_MAX, RemoteDaemon
 from edgert_deploy.devices.transports import in_folder, open_transport
 
 ASK_S_MAX = 300.0
-QUICK_S_MAX = 60.0
 
 
 @click.command()
@@ -31,7 +30,7 @@ QUICK_S_MAX = 60.0
 @click.option(
     "--input",
     "source",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=FILE,
     help="A .npy array, an .npz with one array for each input name, or a JPEG, PNG, WAV, CSV or .txt file.",
 )
 @click.option("--text", help="A text, in place of --input.")
@@ -40,11 +39,7 @@ QUICK_S_MAX = 60.0
     type=click.Path(path_type=Path),
     help="The daemon's socket [default: $EDGERT_SOCKET, else this machine's].",
 )
-@click.option(
-    "--out",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Write the complete outputs as .npz; --json then omits the values.",
-)
+@click.option("--out", type=FILE, help="Write the complete outputs as .npz; --json then omits the values.")
 @inventory_option
 @json_option
 def infer(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import click
 
-from edgert_deploy.cli.options import device_argument, inventory_option, json_option
-from edgert_deploy.cli.output import emit, say
-from edgert_deploy.cli.types import ModelName
+from edgert_deploy.cli.shared.options import device_argument, inventory_option, json_option
+from edgert_deploy.cli.shared.output import emit, say
+from edgert_deploy.cli.shared.types import ModelName
 from edgert_deploy.devices.inventory import Device, find_inventory
 from edgert_deploy.devices.logs import LINES_MAX, LogRequest, following, parse_since, read_log
 from edgert_deploy.devices.transports import open_transport
@@ -47,11 +48,8 @@ def logs(
     if follow:
         _follow(device, request, as_json)
         return
-    transport = open_transport(device)
-    try:
+    with closing(open_transport(device)) as transport:
         found = read_log(transport, device, request)
-    finally:
-        transport.close()
     if found or as_json:
         emit({"device": device.name, "lines": found}, "\n".join(found), as_json)
     if not found:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from edgert_deploy.cli.options import json_option, profiles_option
-from edgert_deploy.cli.output import columns, emit
+from edgert_deploy.cli.shared.options import json_option, profiles_option
+from edgert_deploy.cli.shared.output import columns, emit
 from edgert_deploy.devices.profiles import list_profiles
 
 

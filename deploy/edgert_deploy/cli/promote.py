@@ -7,7 +7,7 @@ from dataclasses import replace
 import click
 
 from edgert.errors import ConfigInvalid
-from edgert_deploy.cli.channel_options import (
+from edgert_deploy.cli.shared.channel_options import (
     Chosen,
     Reach,
     Signing,
@@ -18,9 +18,9 @@ from edgert_deploy.cli.channel_options import (
     signing_options,
     statement_json,
 )
-from edgert_deploy.cli.options import json_option
-from edgert_deploy.cli.output import emit
-from edgert_deploy.cli.types import ChannelName, ModelName
+from edgert_deploy.cli.shared.options import json_option
+from edgert_deploy.cli.shared.output import emit
+from edgert_deploy.cli.shared.types import ChannelName, ModelName
 from edgert_deploy.rollout.channel_entries import newest_of, with_release
 from edgert_deploy.rollout.channels import Change
 

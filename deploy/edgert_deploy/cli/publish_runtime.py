@@ -7,7 +7,6 @@ from pathlib import Path
 
 import click
 
-from edgert.bundle.channel import Entry
 from edgert.environment import RUNTIME
 from edgert.errors import ConfigInvalid
 from edgert_deploy.bootstrap.plan import ALL_ENGINES, BootstrapOptions
@@ -15,25 +14,21 @@ from edgert_deploy.bootstrap.runtime import TRIAL_S
 from edgert_deploy.bootstrap.runtime_release import collect_runtime
 from edgert_deploy.bootstrap.runtime_release import publish_runtime as put
 from edgert_deploy.bootstrap.wheelhouse import EXTRAS_ASKED
-from edgert_deploy.cli.channel_options import (
+from edgert_deploy.cli.shared.channel_options import (
     Chosen,
     Reach,
     Signing,
-    channels_of,
-    devices_text,
+    channel_option,
     entry_options,
+    offer_release,
     reach_of_argument,
     signing_options,
-    statement_json,
 )
-from edgert_deploy.cli.options import json_option, profiles_option
-from edgert_deploy.cli.output import emit, say
-from edgert_deploy.cli.publish import UploadProgress
-from edgert_deploy.cli.types import ChannelName
+from edgert_deploy.cli.shared.options import json_option, profiles_option
+from edgert_deploy.cli.shared.output import emit, say
+from edgert_deploy.cli.shared.upload_progress import UploadProgress
 from edgert_deploy.common.quantities import size_text
 from edgert_deploy.devices.profiles import load_profile
-from edgert_deploy.rollout.channel_entries import with_release
-from edgert_deploy.rollout.channels import Change
 
 
 @click.command("publish-runtime")
@@ -46,7 +41,7 @@ from edgert_deploy.rollout.channels import Change
 @click.option(
     "--with", "extras", multiple=True, type=click.Choice(EXTRAS_ASKED), help="What more models need, as for bootstrap."
 )
-@click.option("--channel", type=ChannelName(), metavar="NAME", help="Offer it to the devices that follow this channel.")
+@channel_option
 @entry_options
 @signing_options
 @reach_of_argument
@@ -89,7 +84,9 @@ def publish_runtime(
         made, files = collect_runtime(release, profiles, pythons, options, lambda text: say("", text))
         with UploadProgress(str(client.repository)) as progress:
             published = put(client, made, files, key, progress)
+        text = f"{published.tag} in {client.repository}: edgert {made.edgert}, sent {size_text(published.sent_bytes)}"
         value = {
+            "ok": True,
             "release": {
                 "release": release,
                 "edgert": made.edgert,
@@ -98,21 +95,9 @@ def publish_runtime(
                 "manifest": f"sha256:{published.oci_manifest}",
                 "runtimes": [target.id for target in made.targets],
                 "sent_bytes": published.sent_bytes,
-            }
+            },
         }
-        text = f"{published.tag} in {client.repository}: edgert {made.edgert}, sent {size_text(published.sent_bytes)}"
         if channel:
-            entry = Entry(
-                model=RUNTIME,
-                release=release,
-                digest=published.digest,
-                envelope=published.envelope,
-                manifest=published.oci_manifest,
-                **chosen.devices(),
-                **trial,
-            )
-            change = Change(signing.lasts_s)
-            statement = channels_of(client).change(channel, lambda entries: with_release(entries, entry), key, change)
-            value["channel"] = statement_json(statement)
-            text += f"\nchannel {channel}, counter {statement.counter}: for {devices_text(entry)}, until {statement.expires}"
-    emit({"ok": True, **value}, text, as_json)
+            value["channel"], line = offer_release(client, channel, published, chosen.devices() | trial, key, signing)
+            text += f"\n{line}"
+    emit(value, text, as_json)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import click
 
-from edgert_deploy.cli.each import Row, run_on_each
-from edgert_deploy.cli.options import inventory_option, json_option, selector_argument
-from edgert_deploy.cli.output import columns, say
-from edgert_deploy.cli.types import ModelName
+from edgert_deploy.cli.shared.each import Row, run_on_each
+from edgert_deploy.cli.shared.options import inventory_option, json_option, selector_argument
+from edgert_deploy.cli.shared.output import columns, say
+from edgert_deploy.cli.shared.types import ModelName
 from edgert_deploy.devices.claims import claimed
 from edgert_deploy.devices.inventory import Device, find_inventory
 from edgert_deploy.devices.remote import ACTIVATE_S_MAX, RemoteDaemon

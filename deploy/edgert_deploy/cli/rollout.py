@@ -11,10 +11,10 @@ from pathlib import Path
 import click
 
 from edgert_deploy.cli.deploy import resume, rollout_json, rollout_table
-from edgert_deploy.cli.options import json_option, verbose_option, yes_option
-from edgert_deploy.cli.output import columns, emit
-from edgert_deploy.cli.team import open_rollouts
-from edgert_deploy.cli.types import BundlePath
+from edgert_deploy.cli.shared.options import json_option, verbose_option, yes_option
+from edgert_deploy.cli.shared.output import columns, emit
+from edgert_deploy.cli.shared.team import open_rollouts
+from edgert_deploy.cli.shared.types import BundlePath
 from edgert_deploy.devices.claims import who
 from edgert_deploy.rollout.deployment import HELD
 from edgert_deploy.rollout.rollout_record import ABORTED, DONE, PAUSED, RUNNING, Rollout
@@ -23,7 +23,7 @@ from edgert_deploy.rollout.rollout_store import RolloutStore
 CUT_OFF = "cut off"
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group()
 def rollout() -> None:
     """Show, resume or abort rollouts. Each `edgert deploy` is a rollout; the project keeps its progress.
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from edgert_deploy.cli.options import device_argument, inventory_option
+from edgert_deploy.cli.shared.options import device_argument, inventory_option
 from edgert_deploy.devices.inventory import find_inventory
 
 

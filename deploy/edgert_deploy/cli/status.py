@@ -7,10 +7,10 @@ from pathlib import Path
 import click
 
 from edgert.errors import DeviceUnreachable, HostKeyMismatch, LoginRefused, NotBootstrapped, RuntimeBroken
-from edgert_deploy.cli.each import Row, run_on_each
-from edgert_deploy.cli.options import inventory_option, json_option, selector_argument
-from edgert_deploy.cli.output import columns
-from edgert_deploy.cli.team import open_rollouts
+from edgert_deploy.cli.shared.each import Row, run_on_each
+from edgert_deploy.cli.shared.options import inventory_option, json_option, selector_argument
+from edgert_deploy.cli.shared.output import columns
+from edgert_deploy.cli.shared.team import open_rollouts
 from edgert_deploy.common.project import find_project
 from edgert_deploy.devices.inventory import Device, find_inventory
 from edgert_deploy.devices.remote import RemoteDaemon
@@ -62,11 +62,10 @@ def status(selector: str, check: bool, inventory_file: Path | None, as_json: boo
     for row in results.rows:
         row.setdefault("drifts", True)
     drifts = any(row["drifts"] for row in results.rows)
-    reached = [row for row in results.rows if "error" not in row]
     results.show(
         columns([HEADING, *(cells for row in results.rows for cells in _cells(row))]),
         as_json,
-        below="\n".join([*_reasons(reached), *_next_steps(reached)]),
+        below="\n".join([*_reasons(results.good), *_next_steps(results.good)]),
         code=EXIT_DRIFT if check and drifts else 0,
         raise_lone=False,
         drifts=drifts,

@@ -10,9 +10,9 @@ from pathlib import Path
 import click
 
 from edgert_deploy.bootstrap.uninstall import uninstall as uninstall_from
-from edgert_deploy.cli.each import Row, run_on_each
-from edgert_deploy.cli.options import inventory_option, json_option, selector_argument, yes_option
-from edgert_deploy.cli.output import say
+from edgert_deploy.cli.shared.each import Row, run_on_each
+from edgert_deploy.cli.shared.options import inventory_option, json_option, selector_argument, yes_option
+from edgert_deploy.cli.shared.output import say
 from edgert_deploy.devices.inventory import Device, find_inventory
 from edgert_deploy.devices.transports import Transport
 
@@ -46,7 +46,7 @@ def uninstall(selector: str, purge: bool, yes: bool, dry_run: bool, inventory_fi
         )
 
     results = run_on_each(devices, remove)
-    lines = [line for row in results.rows if "error" not in row for line in _lines(row, dry_run)]
+    lines = [line for row in results.good for line in _lines(row, dry_run)]
     results.show("\n".join(lines), as_json, dry_run=dry_run)
 
 

@@ -30,30 +30,35 @@ from edgert_deploy.common.trial_limits import check_table
 FILE_NAME = "edgert.toml"
 INVENTORY = "inventory.toml"
 KEYS = "keys"
-# The commands that listen to the broker, and those with a default selector. A roll-back and changes of the inventory need
-# an explicit one.
-_LISTEN: tuple[tuple[str, ...], ...] = (
-    ("fleet", "watch"),
-    ("fleet", "record"),
-    ("fleet", "export"),
-    ("fleet", "ui"),
-    ("fleet", "forget"),
-    ("channel", "hint"),
-)
-_STORE: tuple[tuple[str, ...], ...] = (
-    *(("fleet", "record"), ("fleet", "query"), ("fleet", "ui"), ("fleet", "forget")),
-    *(("channel", "show"), ("channel", "watch")),
-)
-_PUBLISH: tuple[tuple[str, ...], ...] = (
-    *(("publish",), ("publish-runtime",), ("promote",)),
-    *(("channel", "show"), ("channel", "halt"), ("channel", "resume"), ("channel", "renew"), ("channel", "remove")),
-    ("channel", "watch"),
-)
-_SELECT = ("status", "doctor", "bootstrap", "deploy", "bench")
-_PROFILES: tuple[tuple[str, ...], ...] = (
-    *(("profiles",), ("build",), ("bootstrap",), ("doctor",), ("publish-runtime",)),
-    *(("device", "add"), ("device", "set"), ("device", "probe")),
-)
+# The defaults that each command takes. A roll-back and changes of the inventory need an explicit selector.
+_TAKES = {
+    "bench": "selector",
+    "bootstrap": "reporting selector profiles",
+    "build": "profiles",
+    "channel halt": "registry",
+    "channel hint": "broker",
+    "channel remove": "registry",
+    "channel renew": "registry",
+    "channel resume": "registry",
+    "channel show": "registry store",
+    "channel watch": "registry store",
+    "deploy": "selector",
+    "device add": "profiles",
+    "device probe": "profiles",
+    "device set": "profiles",
+    "doctor": "selector profiles",
+    "fleet export": "broker",
+    "fleet forget": "broker store",
+    "fleet query": "store",
+    "fleet record": "broker store",
+    "fleet ui": "broker store",
+    "fleet watch": "broker",
+    "profiles": "profiles",
+    "promote": "registry",
+    "publish": "registry",
+    "publish-runtime": "registry profiles",
+    "status": "selector",
+}
 
 
 @dataclass(frozen=True)
@@ -118,32 +123,22 @@ class Project:
 
     def option_defaults(self) -> dict[str, Any]:
         """Return click's default_map: the defaults of the commands' parameters."""
+        broker, registry = self.broker, self.registry
+        reporting = {f"mqtt_{name}": getattr(broker, name) for name in ("tls", "ca", "username", "password_file")}
+        kinds: dict[str, dict[str, Any]] = {
+            "broker": {"broker": broker.address, **broker.login} if broker.address else {},
+            "reporting": {"broker": broker.address, **reporting} if broker.address else {},
+            "registry": {"address": registry.address, "ca": registry.ca, "login": registry.login},
+            "store": {"store_url": self.store},
+            "selector": {"selector": self.selector},
+            "profiles": {"profiles_dir": str(self.profiles or "")},
+        }
         found: dict[str, Any] = {}
-
-        def give(command: tuple[str, ...], values: dict[str, Any]) -> None:
+        for command, takes in _TAKES.items():
             table = found
-            for word in command:
+            for word in command.split():
                 table = table.setdefault(word, {})
-            table.update({name: value for name, value in values.items() if value})
-
-        broker = self.broker
-        if broker.address:
-            listening = broker.login
-            for command in _LISTEN:
-                give(command, {"broker": broker.address, **listening})
-            reporting = {"mqtt_username": broker.username, "mqtt_password_file": broker.password_file}
-            secured = {"mqtt_tls": broker.tls, "mqtt_ca": broker.ca}
-            give(("bootstrap",), {"broker": broker.address, **secured, **reporting})
-        registry = {"address": self.registry.address, "ca": self.registry.ca, "login": self.registry.login}
-        for command in _PUBLISH:
-            give(command, registry)
-        for command in _STORE:
-            give(command, {"store_url": self.store})
-        for name in _SELECT:
-            give((name,), {"selector": self.selector})
-        if self.profiles is not None:
-            for words in _PROFILES:
-                give(words, {"profiles_dir": str(self.profiles)})
+            table.update({name: value for kind in takes.split() for name, value in kinds[kind].items() if value})
         return found
 
 

@@ -26,9 +26,9 @@ from edgert_deploy.common.addresses import PORT_PLAIN, PORT_TLS, host_and_port
 from edgert_deploy.devices.facts import MachineFacts
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.profiles import DeviceProfile
+from edgert_deploy.devices.remote import QUICK_S_MAX
 from edgert_deploy.devices.transports import PutOptions, Transport, in_folder, sha256_command
 
-QUICK_S_MAX = 60.0
 BROKER_S_MAX = 5.0
 PASSWORD_NAME = "mqtt-password"
 LOGIN_NAME, CA_NAME = "registry-login", "registry-ca.pem"

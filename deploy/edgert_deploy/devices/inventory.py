@@ -177,7 +177,7 @@ class Inventory:
         with self._changing() as document:
             self._check_new(device, _devices(document, self.path))
             tables = document.setdefault("devices", tomlkit.table(is_super_table=True))
-            tables[device.name] = _as_table(device)
+            tables[device.name] = _change_table(tomlkit.table(), None, device)
 
     def remove(self, name: str) -> Device:
         """Remove a device and return it. Raises ConfigInvalid for an unknown name."""
@@ -338,25 +338,17 @@ def _check_device(device: Device, where: str) -> None:
         fingerprint(device.jump_host_key)
 
 
-def _as_table(device: Device) -> Table:
-    """Return the device's fields, without those at their default."""
-    table = tomlkit.table()
-    for field in fields(Device):
-        given = getattr(device, field.name)
-        if field.name != "name" and given != field.default:
-            table.add(field.name, list(given) if isinstance(given, tuple) else given)
-    return table
-
-
-def _change_table(table: Table, before: Device, after: Device) -> None:
+def _change_table(table: Table, before: Device | None, after: Device) -> Table:
+    """Write what differs into the device's table, and return it. A field at its default is left out."""
     for field in fields(Device):
         given = getattr(after, field.name)
-        if field.name == "name" or given == getattr(before, field.name):
+        if field.name == "name" or (before is not None and given == getattr(before, field.name)):
             continue
         if given == field.default:
             table.pop(field.name, None)
         else:
             table[field.name] = list(given) if isinstance(given, tuple) else given
+    return table
 
 
 def _replace_file(path: Path, data: bytes) -> None:

@@ -106,8 +106,4 @@ def _object(text: str) -> dict[str, Any] | None:
             continue
         if isinstance(value, dict):
             return value
-    try:
-        value = json.loads(text)  # one object, indented
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
+    return None

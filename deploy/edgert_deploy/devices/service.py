@@ -16,7 +16,7 @@ from edgert.config import LOGIN_CREDENTIAL, PASSWORD_CREDENTIAL, DeviceConfig
 from edgert.errors import DeviceError
 from edgert_deploy.devices.facts import MachineFacts
 from edgert_deploy.devices.inventory import Device
-from edgert_deploy.devices.remote import RemoteDaemon, edgertd, script_path
+from edgert_deploy.devices.remote import QUICK_S_MAX, RemoteDaemon, edgertd, script_path
 from edgert_deploy.devices.transports import Result, Transport
 
 UNIT = "edgertd.service"
@@ -25,7 +25,6 @@ USER_COMMENT = "EdgeRT daemon"  # marks the account as one that bootstrap made, 
 # These engines reach their processor through device files.
 ENGINES_WITH_DEVICES = ("tensorrt",)
 START_S_MAX = 1000.0
-QUICK_S_MAX = 60.0
 
 # Over SSH, systemctl finds the user's service manager only with this variable.
 _USER_RUNTIME = "export XDG_RUNTIME_DIR=${XDG_RUNTIME_DIR:-/run/user/$(id -u)}; "
@@ -86,9 +85,8 @@ def give_to_user(transport: Transport, device: Device) -> bool:
 
     Keys, configuration and passwords stay root's. Raises DeviceError if the user cannot reach these folders.
     """
-    done = _shell(
-        transport, _GIVE_TO_USER, "give the state folder to its user", device, words=(device.state, USER, USER_COMMENT)
-    )
+    words = (device.state, USER, USER_COMMENT)
+    done = _shell(transport, _GIVE_TO_USER, "give the state folder to its user", device, words=words)
     program = edgertd(device)[0]
     reach = 'runuser -u "$1" -- test -w "$2" && runuser -u "$1" -- test -x "$3"'
     if not transport.run(["sh", "-c", reach, "sh", USER, device.state, program], QUICK_S_MAX).ok:
@@ -102,7 +100,7 @@ def give_to_user(transport: Transport, device: Device) -> bool:
 def start(transport: Transport, device: Device) -> None:
     """Start the daemon if it does not run. Raises DeviceError with its message."""
     if device.kind.needs_runtime and _systemd_has_unit(transport, device):
-        _systemctl(transport, device, "start")
+        _shell(transport, f"{_manager()} start {UNIT}", "start edgertd", device, START_S_MAX)
     else:
         RemoteDaemon(transport, device).call("start")
 
@@ -149,10 +147,6 @@ def restart(transport: Transport, device: Device, unit: Unit | None) -> None:
 def _systemd_has_unit(transport: Transport, device: Device) -> bool:
     script = f"test -d /run/systemd/system && {_manager()} cat {UNIT} | grep -qF -- {shlex.quote(serves(device))}"
     return transport.run(["sh", "-c", script], QUICK_S_MAX).ok
-
-
-def _systemctl(transport: Transport, device: Device, verb: str) -> None:
-    _shell(transport, f"{_manager()} {verb} {UNIT}", f"{verb} edgertd", device, START_S_MAX)
 
 
 def _manager() -> str:

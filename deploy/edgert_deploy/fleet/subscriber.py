@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from edgert.errors import EdgeRTError
@@ -23,17 +23,17 @@ class Listener(Protocol):
 
 
 class FleetSubscriber:
-    """Passes everything that `site` (None: every site) reports to a listener.
+    """Passes everything that `site` (None: every site) reports to each listener.
 
     The first connection must succeed. A lost one is made again, and `log` receives a line about it. With a `session`
-    the broker keeps messages meanwhile, and drops one when `settled`, the number of messages that the listener is done
-    with, says so.
+    the broker keeps messages meanwhile, and drops one when `settled`, the number of messages that the listeners are
+    done with, says so.
     """
 
     def __init__(
         self,
         settings: MqttSettings,
-        listener: Listener,
+        listeners: Sequence[Listener],
         site: str | None = None,
         *,
         client_id: str = "",
@@ -43,7 +43,7 @@ class FleetSubscriber:
         sleep: Callable[[float], None] = time.sleep,
         log: Callable[[str], None] = lambda line: None,
     ) -> None:
-        self._listener = listener
+        self._listeners = listeners
         self._filters = messages.subscriptions(site)
         self._clock, self._sleep, self._log = clock, sleep, log
         self._connection = Connection(settings, client_id, session=session, on_message=self._received)
@@ -97,4 +97,6 @@ class FleetSubscriber:
         return min(RETRY_MAX_S, RETRY_MIN_S * 2.0 ** min(self._failures, 10))
 
     def _received(self, topic: str, payload: bytes, retained: bool) -> None:
-        self._listener.apply(topic, payload, retained, self._clock())
+        now = self._clock()
+        for listener in self._listeners:
+            listener.apply(topic, payload, retained, now)

@@ -8,6 +8,7 @@ step ends, and a version that is not marked good yet is rolled back.
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -81,11 +82,8 @@ def deploy_one(request: DeployRequest, device: Device, progress: Progress) -> Ou
     """Deploy to one device. An EdgeRTError becomes part of the outcome; none is raised."""
     begun = time.monotonic()
     try:
-        transport = request.open_transport(device)
-        try:
+        with closing(request.open_transport(device)) as transport:
             outcome = _Deployment(request, device, transport, progress).run()
-        finally:
-            transport.close()
     except EdgeRTError as error:
         outcome = _failed(device, error)
     if outcome.error is not None:

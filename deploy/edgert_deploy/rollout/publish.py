@@ -3,59 +3,101 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgert.bundle.bundle_file import Bundle, open_bundle
-from edgert.bundle.manifest import FileEntry, Manifest
+from edgert.bundle.bundle_file import open_bundle
 from edgert.errors import ConfigInvalid, NotInRegistry
 from edgert.registry.address import digest_of
 from edgert.registry.artifacts import EMPTY, blob_of, file_blob, release_manifest, release_tag
-from edgert.registry.client import Registry
+from edgert.registry.client import Blob, Registry
 
 OnBytes = Callable[[int, int], object]  # those sent so far, and all
 
 
 @dataclass(frozen=True)
 class Release:
-    """A release in a registry. `digest` is the bundle's; the others are the SHA-256 of the envelope and OCI manifest."""
+    """A release of a model, or of the runtime, in a registry. `sent_bytes` are what the registry lacked of its `files`.
 
-    manifest: Manifest
+    `digest` is that of the signed content; `envelope` and `oci_manifest` are the SHA-256 of blobs there.
+    """
+
+    model: str
+    number: int
     digest: str
     envelope: str
     oci_manifest: str
+    files: tuple[Blob, ...]
     sent_bytes: int
-    size_bytes: int
 
     @property
     def tag(self) -> str:
-        return release_tag(self.manifest.model, self.manifest.release)
+        return release_tag(self.model, self.number)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(blob.size_bytes for blob in self.files)
 
 
 def publish(registry: Registry, path: Path, on_bytes: OnBytes = lambda sent, total: None) -> Release:
-    """Put the bundle at `path` into the registry: the files that it lacks, then the release's manifest.
+    """Put the bundle at `path` into the registry. Raises BundleError, and what `put_release` does."""
+    prefix = "edgert-publish-"
+    with open_bundle(path, trusted=None) as bundle, tempfile.TemporaryDirectory(prefix=prefix) as folder:
 
-    A release that is there already stays as it is. Raises ConfigInvalid where that has other content, BundleError and
-    RegistryError.
+        def unpacked(names: Sequence[str]) -> list[Path]:
+            bundle.unpack(Path(folder), frozenset(names))  # verifies every byte before any leaves this host
+            return [Path(folder) / name for name in names]
+
+        manifest = bundle.manifest
+        data = release_manifest(manifest, bundle.envelope, bundle.digest)
+        files = {file_blob(entry): entry.path for entry in manifest.files}
+        found = (manifest.model, manifest.release, bundle.digest, bundle.envelope.raw, data)
+        return put_release(registry, *found, files, unpacked, on_bytes)
+
+
+def put_release(
+    registry: Registry,
+    model: str,
+    number: int,
+    digest: str,
+    envelope: bytes,
+    oci_manifest: bytes,
+    files: Mapping[Blob, str],
+    paths_of: Callable[[Sequence[str]], Sequence[Path]],
+    on_bytes: OnBytes,
+) -> Release:
+    """Put the files that the registry lacks, then the envelope and the manifest.
+
+    `paths_of` returns where the contents are that `files` name. A release that is there already stays as it is. Raises
+    ConfigInvalid where that has other content, and RegistryError.
     """
-    with open_bundle(path, trusted=None) as bundle:
-        data = release_manifest(bundle.manifest, bundle.envelope, bundle.digest)
-        there = _there(registry, bundle)
-        if there is not None and there != digest_of(data):
-            raise ConfigInvalid(
-                f"{registry.repository} has release {bundle.manifest.release} of {bundle.manifest.model} already, with "
-                "other content. A release is immutable: build this one with the next number"
-            )
-        sent_bytes = 0 if there else _send(registry, bundle, data, on_bytes)
-        return Release(
-            bundle.manifest,
-            bundle.digest,
-            digest_of(bundle.envelope.raw).removeprefix("sha256:"),
-            digest_of(data).removeprefix("sha256:"),
-            sent_bytes,
-            sum(entry.size_bytes for entry in bundle.manifest.files),
+    tag, sent = release_tag(model, number), 0
+    try:
+        there = registry.manifest(tag)
+    except NotInRegistry:
+        there = None
+    if there is None:
+        lacking = {blob: name for blob, name in files.items() if not registry.has(blob)}
+        total = sum(blob.size_bytes for blob in lacking)
+
+        def count(size: int) -> None:
+            nonlocal sent
+            sent += size
+            on_bytes(sent, total)
+
+        for blob, path in zip(lacking, paths_of(list(lacking.values())), strict=True):
+            registry.upload(blob, path, count)
+        put_small(registry, EMPTY, envelope)
+        registry.put_manifest(tag, oci_manifest)
+        sent = total
+    elif there.digest != digest_of(oci_manifest):
+        raise ConfigInvalid(
+            f"{registry.repository} has release {number} of {model} already, with other content or signed by another key. "
+            "A release is immutable: give this one the next number"
         )
+    envelope_sha256, manifest_sha256 = (digest_of(data).removeprefix("sha256:") for data in (envelope, oci_manifest))
+    return Release(model, number, digest, envelope_sha256, manifest_sha256, tuple(files), sent)
 
 
 def put_small(registry: Registry, *contents: bytes) -> None:
@@ -63,36 +105,3 @@ def put_small(registry: Registry, *contents: bytes) -> None:
     for content in contents:
         if not registry.has(blob_of(content)):
             registry.upload(blob_of(content), content)
-
-
-def _there(registry: Registry, bundle: Bundle) -> str | None:
-    """Return the digest of the manifest that has the release's tag; None where there is none."""
-    try:
-        fetched = registry.manifest(release_tag(bundle.manifest.model, bundle.manifest.release))
-    except NotInRegistry:
-        return None
-    return None if fetched is None else fetched.digest
-
-
-def _send(registry: Registry, bundle: Bundle, data: bytes, on_bytes: OnBytes) -> int:
-    """Send what the registry lacks and the manifest; return the bytes of the files that were sent."""
-    lacking: dict[str, FileEntry] = {}
-    for entry in bundle.manifest.files:
-        if entry.sha256 not in lacking and not registry.has(file_blob(entry)):
-            lacking[entry.sha256] = entry
-    total = sum(entry.size_bytes for entry in lacking.values())
-    sent = 0
-
-    def count(size: int) -> None:
-        nonlocal sent
-        sent += size
-        on_bytes(sent, total)
-
-    with tempfile.TemporaryDirectory(prefix="edgert-publish-") as folder:
-        # Every byte of the bundle is verified before any leaves this host.
-        bundle.unpack(Path(folder), frozenset(entry.path for entry in lacking.values()))
-        for entry in lacking.values():
-            registry.upload(file_blob(entry), Path(folder) / entry.path, count)
-    put_small(registry, EMPTY, bundle.envelope.raw)
-    registry.put_manifest(release_tag(bundle.manifest.model, bundle.manifest.release), data)
-    return total

@@ -15,12 +15,11 @@ from edgert.checks.status import DELTA_FORMAT, DeviceStatus
 from edgert.errors import BundleCorrupt, Interrupted
 from edgert_deploy.common.parallel import Stop
 from edgert_deploy.devices.claims import HeldClaim
-from edgert_deploy.devices.remote import INSTALL_S_MAX, RemoteDaemon
+from edgert_deploy.devices.remote import INSTALL_S_MAX, QUICK_S_MAX, RemoteDaemon
 from edgert_deploy.devices.transports import PutOptions, in_folder
 from edgert_deploy.rollout.delta import DeviceFiles
 from edgert_deploy.rollout.request import DeployRequest, Progress
 
-QUICK_S_MAX = 60.0
 PROGRESS_BYTES = 1024**2  # smaller transfers end before anyone reads their progress
 
 

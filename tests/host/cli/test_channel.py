@@ -208,6 +208,8 @@ def test_the_text_is_for_people(
     assert "25% of tag line=3" in table
     assert "open" in table
     assert "expired" not in table
-    monkeypatch.setattr("edgert_deploy.cli.channel_options.time.time", lambda: time.time_ns() / 1e9 + 31 * 86_400)
+    monkeypatch.setattr(
+        "edgert_deploy.cli.shared.channel_options.time.time", lambda: time.time_ns() / 1e9 + 31 * 86_400
+    )
     assert main(["channel", "show", "stable"]) == 0
     assert "(expired: edgert channel renew stable)" in capfd.readouterr().out

@@ -112,9 +112,9 @@ def test_a_name_that_cannot_be_used_is_refused_before_the_device_is_asked(
     assert (code, says in answer["error"]["message"]) == (4, True), answer
 
 
-@pytest.mark.parametrize("command", ["fleet_export", "fleet_record"])
+@pytest.mark.parametrize("command", ["export", "record"])
 def test_commands_that_run_for_months_hold_no_library_that_they_do_not_use(command: str) -> None:
-    program = f"import sys, edgert_deploy.cli, edgert_deploy.cli.{command}; print(*sys.modules)"
+    program = f"import sys, edgert_deploy.cli, edgert_deploy.cli.fleet.{command}; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
     assert not {"cryptography", "onnx", "fabric", "PIL"} & set(loaded)
 

@@ -17,7 +17,7 @@ import pytest
 from edgert.errors import ConfigInvalid
 from edgert_deploy.cli import edgert, main
 from edgert_deploy.cli.init import PROJECT
-from edgert_deploy.cli.types import NewBundlePath
+from edgert_deploy.cli.shared.types import NewBundlePath
 from edgert_deploy.common.keys import keys_dir
 from edgert_deploy.common.project import (
     BrokerDefaults,

@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy as sa
 from rich.console import Console
 
-from edgert_deploy.cli.fleet_watch import table_of
+from edgert_deploy.cli.fleet.watch import table_of
 from edgert_deploy.fleet import model as model_module
 from edgert_deploy.fleet import stream_limit
 from edgert_deploy.fleet.export import counting as counting_module

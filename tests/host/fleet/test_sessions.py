@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from click.testing import CliRunner
 
 from edgert.telemetry.sketch import merged
-from edgert_deploy.cli.fleet_query import query
+from edgert_deploy.cli.fleet.query import query
 from edgert_deploy.fleet.store import schema
 from edgert_deploy.fleet.store.batch import MINUTE_MS
 from tests.support.brokers import Broker

@@ -31,7 +31,7 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
 def test_a_subscriber_hears_retained_words_and_reports_and_survives_the_broker_s_restart(broker: Broker) -> None:
     state, pi, said = FleetState(), Sender("pi-07"), list[str]()
     publish(broker, [(pi.topics.status, b"online")], retain=True)
-    subscriber = FleetSubscriber(broker.settings, state, "plant-a", log=said.append)
+    subscriber = FleetSubscriber(broker.settings, [state], "plant-a", log=said.append)
     subscriber.open()
     publish(broker, [*pi.window([1.0] * 5), (Topics("plant-b", "pi-09").status, b"online")])
     subscriber.listen(0.3)
@@ -51,7 +51,7 @@ def test_a_subscriber_hears_retained_words_and_reports_and_survives_the_broker_s
 
 def test_what_is_far_too_large_to_be_a_report_is_not_even_taken_in(broker: Broker) -> None:
     state, pi = FleetState(), Sender("pi-07")
-    subscriber = FleetSubscriber(broker.settings, state)
+    subscriber = FleetSubscriber(broker.settings, [state])
     subscriber.open()
     publish(broker, [(pi.topics.hist("digits"), b"7" * (2 * PACKET_BYTES_MAX)), *pi.window([1.0])])
     subscriber.listen(0.3)
@@ -77,7 +77,7 @@ def test_a_topic_that_is_not_utf8_is_refused_and_ends_nothing() -> None:
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
         state = FleetState()
-        subscriber = FleetSubscriber(MqttSettings("127.0.0.1", server.getsockname()[1]), state)
+        subscriber = FleetSubscriber(MqttSettings("127.0.0.1", server.getsockname()[1]), [state])
         subscriber.open()
         subscriber.listen(0.3)
         subscriber.close()
@@ -101,7 +101,7 @@ def test_a_subscription_that_the_broker_refuses_is_an_error_with_the_next_step()
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
-        subscriber = FleetSubscriber(MqttSettings("127.0.0.1", server.getsockname()[1]), FleetState())
+        subscriber = FleetSubscriber(MqttSettings("127.0.0.1", server.getsockname()[1]), [FleetState()])
         with pytest.raises(BrokerRefused, match="let this user read it"):
             subscriber.open()
         subscriber.close()

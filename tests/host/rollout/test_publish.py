@@ -114,7 +114,8 @@ def test_skopeo_copies_a_release_out_and_to_another_repository(
 ) -> None:
     where = f"docker://{server.address.removeprefix('oci://')}:tools-1"
     skopeo(server, "copy", *reach(server, "src-"), where, f"dir:{tmp_path}/out")
-    assert {entry.sha256 for entry in published.manifest.files} <= {path.name for path in (tmp_path / "out").iterdir()}
+    copies = {f"sha256:{path.name}" for path in (tmp_path / "out").iterdir()}
+    assert {blob.digest for blob in published.files} <= copies
     copied = f"docker://localhost:{server.port}/mirror/models:tools-1"
     skopeo(server, "copy", *reach(server, "src-"), *reach(server, "dest-")[2:], where, copied)
     raw = skopeo(server, "inspect", "--raw", *reach(server), copied)

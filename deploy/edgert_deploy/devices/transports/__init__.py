@@ -5,6 +5,7 @@ A new transport is one file here, one entry in `TRANSPORTS` and one case in `tes
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import time
 from collections.abc import Callable, Sequence
@@ -127,6 +128,15 @@ def sha256_command(*paths: str) -> list[str]:
     It uses python3 if sha256sum is missing, and fails if a file cannot be read.
     """
     return ["sh", "-c", _SHA256, "sh", *paths]
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file of this host, as hex. Raises OSError."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1024**2):
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 def in_folder(folder: str, argv: Sequence[str], *, make: bool = False) -> list[str]:

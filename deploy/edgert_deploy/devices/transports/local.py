@@ -29,6 +29,7 @@ from edgert_deploy.devices.transports import (
     Result,
     in_folder,
     sha256_command,
+    sha256_of,
 )
 
 _CHUNK_BYTES = 1024**2
@@ -155,11 +156,8 @@ class _Process:
 
 def _send(source: Path, target: PurePosixPath, how: PutOptions) -> None:
     """Copy beside the target, compare the hash of the copy with that of the source, rename."""
-    folder, partial, doing = (
-        str(target.parent),
-        f"./.{target.name}.{uuid.uuid4().hex}.part",
-        f"copy {source} to {target}",
-    )
+    folder, doing = str(target.parent), f"copy {source} to {target}"
+    partial = f"./.{target.name}.{uuid.uuid4().hex}.part"
     digest, done, size, pace = hashlib.sha256(), 0, source.stat().st_size, Pace(how.bytes_per_s)
     try:
         receiver = _Process(folder, ["sh", "-c", _RECEIVE, "sh", partial, f"{how.mode:o}"], make=True)
@@ -193,17 +191,9 @@ def _fetch(source: PurePosixPath, target: Path) -> None:
                 file.write(chunk)
             sync_file(file)
         sender.end(f"copy {source} to {target}")
-        if _sha256(partial) != digest.hexdigest():
+        if sha256_of(partial) != digest.hexdigest():
             raise StorageFailed(f"{target} reads back different bytes: the disk may be failing")
         partial.replace(target)
     finally:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()

@@ -10,7 +10,6 @@ name that only the same content uses, and its hash is compared before it gets it
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import select
 import shlex
 import time
@@ -38,6 +37,7 @@ from edgert_deploy.devices.transports import (
     Result,
     in_folder,
     sha256_command,
+    sha256_of,
 )
 from edgert_deploy.devices.transports.ssh_login import LinkLimits, Login, log_in
 
@@ -103,15 +103,14 @@ class SshTransport:
             return Result(tuple(argv), exit_code, out.text(), err.text())
 
     def put(self, local: Path, remote: str, how: PutOptions = PLAIN) -> None:
-        digest, size = _sha256(local)
-        target = PurePosixPath(remote)
+        digest, target = sha256_of(local), PurePosixPath(remote)
         # Two uploads into one name write the same bytes to the same places. The name of a secret shows no hash.
         partial = f"./.{target.name}.{digest[:32] if how.resumable else uuid.uuid4().hex}.part"
-        upload = _Upload(local, str(target.parent), partial, size, how, Pace(how.bytes_per_s))
+        upload = _Upload(local, str(target.parent), partial, local.stat().st_size, how, Pace(how.bytes_per_s))
         remove = in_folder(upload.folder, ["rm", "-f", partial])
         try:
             for _ in range(_UPLOADS_MAX if how.resumable else 1):
-                self._upload_all(upload)
+                self._persist(lambda: self._upload(upload), upload)
                 if self._persist(lambda: self._name(upload, remote, digest), upload):
                     return
                 self._must(remove)  # the rest of an earlier upload was damaged: start again
@@ -128,7 +127,7 @@ class SshTransport:
             local.parent.mkdir(parents=True, exist_ok=True)
             with self._translated():
                 self._download(remote, partial)
-            if self._remote_sha256(remote) != _sha256(partial)[0]:
+            if self._remote_sha256(remote) != sha256_of(partial):
                 raise StorageFailed(f"{self.device.name}: {remote} changed during the download; try again")
             partial.replace(local)
         except OSError as error:
@@ -182,9 +181,6 @@ class SshTransport:
                 time.sleep(0.01)
             else:
                 poll.poll(100)
-
-    def _upload_all(self, upload: _Upload) -> None:
-        self._persist(lambda: self._upload(upload), upload)
 
     def _persist(self, work: Callable[[], T], upload: _Upload) -> T:
         """Run `work`, again if the link is lost; give up after `attempts` in which nothing arrived."""
@@ -293,12 +289,3 @@ class SshTransport:
             return False
         self._login.transport.join(_NOTICE_S)
         return bool(self._login.transport.is_active())
-
-
-def _sha256(path: Path) -> tuple[str, int]:
-    digest, size = hashlib.sha256(), 0
-    with path.open("rb") as file:
-        while chunk := file.read(1024**2):
-            digest.update(chunk)
-            size += len(chunk)
-    return digest.hexdigest(), size

@@ -11,13 +11,12 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import sqlalchemy as sa
-from sqlalchemy.exc import SQLAlchemyError
 
 from edgert.errors import ConfigInvalid
 from edgert.telemetry.messages import Scalar
@@ -233,13 +232,8 @@ class FleetQuery:
                         row.minute * MINUTE_MS, model, site, device, len(devices), unpack_fields(row.fields)
                     )
 
-    @contextmanager
-    def _reading(self) -> Iterator[sa.Connection]:
-        try:
-            with self._engine.begin() as connection:
-                yield connection
-        except SQLAlchemyError as error:
-            raise schema.failed(self._engine.url, error) from error
+    def _reading(self) -> AbstractContextManager[sa.Connection]:
+        return schema.begun(self._engine)
 
 
 class _Gathered:

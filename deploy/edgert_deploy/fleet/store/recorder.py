@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Mapping
 
 from edgert.telemetry.messages import PAYLOAD_BYTES_MAX, HistMessage, MetricsMessage, Scalar, Topic
@@ -10,31 +11,40 @@ from edgert.telemetry.mqtt import HANDED_MAX
 from edgert_deploy.fleet.listener import FleetListener
 from edgert_deploy.fleet.reports import EventMessage, storable
 from edgert_deploy.fleet.store.batch import Batch, Origin
+from edgert_deploy.fleet.store.retention import Retention
 from edgert_deploy.fleet.store.schema import StoreFailed
 from edgert_deploy.fleet.store.store import Store
 
 REMOVED = "removed"  # the status of a device that was uninstalled or forgotten
 WAITING_MAX = 50_000
+PRUNE_EVERY_S = 600.0
 # The payloads' size: a device may add fields to its reports. All messages that a session may deliver fit.
 WAITING_BYTES_MAX = HANDED_MAX * PAYLOAD_BYTES_MAX
 
 
 class Recorder(FleetListener):
-    """Collects messages and writes them. `wall_clock_ms` is ms since 1970.
+    """Collects messages and writes them. `wall_clock_ms` is ms since 1970, `clock` monotonic seconds.
 
     While the store fails, up to WAITING_MAX messages, or WAITING_BYTES_MAX of them, wait; newer ones are dropped and
     counted.
     """
 
-    def __init__(self, store: Store, wall_clock_ms: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        wall_clock_ms: Callable[[], int],
+        retention: Retention | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         super().__init__()
         self.recorded = self.duplicates = self.dropped = 0
         self.settled = 0  # this many messages, from the first, are in the store or never will be
         self.failures = 0  # consecutive flushes that the store refused
         self._applied = self._bytes = 0
         self._store = store
-        self._wall_clock_ms = wall_clock_ms
+        self._wall_clock_ms, self._clock = wall_clock_ms, clock
         self._batch = Batch()
+        self._retention, self._pruned_at = retention or Retention(), float("-inf")
 
     @property
     def waiting(self) -> int:
@@ -71,6 +81,15 @@ class Recorder(FleetListener):
         else:
             if failed and not self.failures:
                 say("the store works again: what waited is written")
+
+    def prune_when_due(self, say: Callable[[str], None]) -> None:
+        """Remove what is older than the retention, at most every PRUNE_EVERY_S."""
+        if self._clock() - self._pruned_at > PRUNE_EVERY_S:
+            self._pruned_at = self._clock()
+            try:
+                self._store.prune(self._retention, self._wall_clock_ms())
+            except StoreFailed as error:
+                say(f"{error.message}; old reports are removed later")
 
     def on_message(self, topic: Topic, retained: bool, now: float) -> None:
         if not retained:

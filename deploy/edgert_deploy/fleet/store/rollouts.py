@@ -26,7 +26,7 @@ class StoredRollouts:
     def __init__(self, url: str) -> None:
         """Connect, and make the table if it is missing; the tables of reports stay as they are, of any version."""
         self._engine = schema.new_engine(url, writes=True)
-        with self._begun() as connection:
+        with schema.begun(self._engine) as connection:
             if not sa.inspect(connection).has_table(schema.rollout_line.name):
                 schema.lock(connection)  # two processes that create the same table would fail
                 schema.rollout_line.create(connection, checkfirst=True)
@@ -34,18 +34,18 @@ class StoredRollouts:
     def marks(self) -> dict[str, Mark]:
         table = schema.rollout_line
         sums = (sa.func.count(), sa.func.sum(table.c.digest % 2**31))
-        with self._begun() as connection:
+        with schema.begun(self._engine) as connection:
             rows = connection.execute(sa.select(table.c.rollout, *sums).group_by(table.c.rollout))
             return {id: (int(count), int(total)) for id, count, total in rows}
 
     def lines(self, id: str) -> list[str]:
         table = schema.rollout_line
-        with self._begun() as connection:
+        with schema.begun(self._engine) as connection:
             return list(connection.scalars(sa.select(table.c.line).where(table.c.rollout == id)))
 
     def add(self, id: str, lines: Sequence[str]) -> None:
         rows = [{"rollout": id, "digest": digest_of(line), "line": line} for line in lines]
-        with self._begun() as connection:
+        with schema.begun(self._engine) as connection:
             connection.execute(schema.insert(connection, schema.rollout_line).on_conflict_do_nothing(), rows)
 
     @contextmanager
@@ -80,7 +80,7 @@ class StoredRollouts:
             "AND objid = CAST(CAST(:one AS bigint) AS oid) "
             "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
         )
-        with self._begun() as connection:
+        with schema.begun(self._engine) as connection:
             return bool(connection.scalar(held, {"all": _LOCKS, "one": _number(id)}))
 
     def close(self) -> None:
@@ -97,14 +97,6 @@ class StoredRollouts:
         assert file is not None  # the caller asked
         file.parent.mkdir(exist_ok=True)
         return file
-
-    @contextmanager
-    def _begun(self) -> Iterator[sa.Connection]:
-        try:
-            with self._engine.begin() as connection:
-                yield connection
-        except SQLAlchemyError as error:
-            raise schema.failed(self._engine.url, error) from error
 
     @contextmanager
     def _connected(self) -> Iterator[sa.Connection]:

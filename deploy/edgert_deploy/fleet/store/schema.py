@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import sqlalchemy as sa
@@ -215,39 +217,39 @@ rollout_line = sa.Table(
 )
 
 
-class StoreFailed(EdgeRTError):
+class StoreFailed(EdgeRTError, code="fleet.store_failed", exit_code=6, retryable=True):
     """The database failed: unreachable, read-only, full, or not a store."""
-
-    code = "fleet.store_failed"
-    exit_code = 6
-    retryable = True
 
 
 def open_engine(url: str, *, writes: bool) -> sa.Engine:
     """Connect to a store of reports and, where `writes`, create what is missing. Raises ConfigInvalid or StoreFailed."""
     engine = new_engine(url, writes=writes)
-    parsed = engine.url
-    try:
-        with engine.begin() as connection:
-            if writes:
-                if engine.dialect.name == "postgresql":
-                    lock(connection)  # two processes that create the same tables would fail
-                _create_or_migrate(connection)
-                if connection.scalar(sa.select(sa.func.count()).select_from(forgotten)) == 0:
-                    connection.execute(forgotten.insert().values(turns=0))
-            version = connection.scalar(sa.select(meta.c.version))
-    except SQLAlchemyError as error:
-        raise failed(parsed, error) from error
+    with begun(engine) as connection:
+        if writes:
+            lock(connection)  # two processes that create the same tables would fail
+            _create_or_migrate(connection)
+            if connection.scalar(sa.select(sa.func.count()).select_from(forgotten)) == 0:
+                connection.execute(forgotten.insert().values(turns=0))
+        version = connection.scalar(sa.select(meta.c.version))
     if version != SCHEMA_VERSION:
+        older = version and version < SCHEMA_VERSION
+        advice = (
+            "run `edgert fleet record` on it, which updates it" if older else "update the program, or use another store"
+        )
         raise ConfigInvalid(
-            f"the store {shown(parsed)} has schema {version}; this program knows {SCHEMA_VERSION}: "
-            + (
-                "run `edgert fleet record` on it, which updates it"
-                if version and version < SCHEMA_VERSION
-                else "update the program, or use another store"
-            )
+            f"the store {shown(engine.url)} has schema {version}; this program knows {SCHEMA_VERSION}: {advice}"
         )
     return engine
+
+
+@contextmanager
+def begun(engine: sa.Engine) -> Iterator[sa.Connection]:
+    """Give a connection in a transaction. Raises StoreFailed."""
+    try:
+        with engine.begin() as connection:
+            yield connection
+    except SQLAlchemyError as error:
+        raise failed(engine.url, error) from error
 
 
 def new_engine(url: str, *, writes: bool) -> sa.Engine:

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.exc import SQLAlchemyError
 
 from edgert.telemetry.messages import HistMessage, MetricsMessage
 from edgert_deploy.fleet.packed import WINDOW, pack
@@ -85,16 +84,13 @@ class Store:
 
     @contextmanager
     def _transaction(self) -> Iterator[sa.Connection]:
-        try:
-            with self._engine.begin() as connection:
-                schema.lock(connection)
-                turns = connection.scalar(sa.select(schema.forgotten.c.turns))
-                if turns != self._turns:  # another recorder may have removed what is remembered here
-                    self._forget_numbers()
-                    self._turns = turns
-                yield connection
-        except SQLAlchemyError as error:
-            raise schema.failed(self._engine.url, error) from error
+        with schema.begun(self._engine) as connection:
+            schema.lock(connection)
+            turns = connection.scalar(sa.select(schema.forgotten.c.turns))
+            if turns != self._turns:  # another recorder may have removed what is remembered here
+                self._forget_numbers()
+                self._turns = turns
+            yield connection
 
     def _forget_numbers(self) -> None:
         for remembered in (self._devices, self._profiles, self._streams, self._groups, self._last_hours):

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median_low
-from typing import Any
+from typing import Any, TypeVar
 
 from edgert.errors import ConfigInvalid
 from edgert.telemetry.sketch import PER_OCTAVE, Sketch, merged
@@ -43,6 +43,8 @@ AHEAD_MAX_MS = 60 * MINUTE_MS  # a device's clock may be ahead by this much
 ROWS_MAX = 60_000  # the rows of minutes for one answer: about a second
 ASKED_AT_ONCE_MAX = 2  # each query takes a connection with its own cache
 STREAM_ROWS_MAX = 400_000  # the rows of processes on devices for one answer: about eight seconds
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -89,10 +91,7 @@ class History:
                 "unsynced_count": len(unsynced),
             }
 
-        found: dict[str, Any] = self._fresh(
-            ("curves", span, *sorted(where.items())), fresh_s(self._step_min(span, where)), asked
-        )
-        return found
+        return self._fresh(("curves", span, *sorted(where.items())), fresh_s(self._step_min(span, where)), asked)
 
     def rows(self, span: Span, where: Mapping[str, str]) -> list[dict[str, Any]]:
         """Return what `curves` draws, as rows by step, model and version."""
@@ -114,8 +113,7 @@ class History:
             models = groups_of(self._query.answer(question, now_ms), self._targets)
             return {"since_ms": since_ms, "until_ms": until_ms, "by": by, "models": models}
 
-        found: dict[str, Any] = self._fresh(("breakdown", span, by, *sorted(where.items())), BREAKDOWN_FRESH_S, asked)
-        return found
+        return self._fresh(("breakdown", span, by, *sorted(where.items())), BREAKDOWN_FRESH_S, asked)
 
     def stages(self, span: Span, where: Mapping[str, str]) -> dict[str, Any]:
         """Return the middle device's and the slowest device's p99 of each stage, step by step."""
@@ -145,13 +143,11 @@ class History:
             devices = [each for each in self._query.devices() if site in (None, each["site"])]
             return releases_of(devices, self._query.failures(now_ms - EVENTS_MS, now_ms), now_ms)
 
-        found: list[dict[str, Any]] = self._fresh(("channels", site), BREAKDOWN_FRESH_S, asked)
-        return found
+        return self._fresh(("channels", site), BREAKDOWN_FRESH_S, asked)
 
     def newest_ms(self) -> int:
         """Return when the newest message of any device was stored; 0 in an empty store."""
-        found: int = self._fresh("newest", NEWEST_FRESH_S, self._query.newest_ms)
-        return found
+        return self._fresh("newest", NEWEST_FRESH_S, self._query.newest_ms)
 
     def events(self, span: Span, where: Mapping[str, str], limit: int = EVENTS_MAX) -> dict[str, Any]:
         """Return the newest events, and how many of each type there are. `where` may name an `event`."""
@@ -193,7 +189,7 @@ class History:
             )
         return first * hour_ms, end * hour_ms
 
-    def _fresh(self, key: object, fresh_s: float, ask: Callable[[], Any]) -> Any:
+    def _fresh(self, key: object, fresh_s: float, ask: Callable[[], T]) -> T:
         with self._lock:
             kept = self._kept.setdefault(key, _Kept())
             while len(self._kept) > KEPT_MAX:
@@ -205,7 +201,8 @@ class History:
                     kept.value = ask()
                 # A slow query runs less often: charts take at most a fifth of the time.
                 kept.until = self._clock() + max(fresh_s, 4 * (self._clock() - began))
-            return kept.value
+            value: T = kept.value
+            return value
 
 
 def versions_seen(query: FleetQuery, now_ms: int) -> list[tuple[str, str, int]]:

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from edgert.errors import ConfigInvalid, EdgeRTError
-from edgert_deploy.cli.fleet_query import query
+from edgert_deploy.cli.fleet.query import query
 from edgert_deploy.fleet.store import schema
 from edgert_deploy.fleet.store.query import FleetQuery
 from edgert_deploy.fleet.store.schema import StoreFailed

@@ -16,8 +16,8 @@ import pytest
 from click.testing import CliRunner
 
 from edgert.errors import ConfigInvalid
-from edgert_deploy.cli.fleet_query import query
-from edgert_deploy.cli.fleet_ui import access_for
+from edgert_deploy.cli.fleet.query import query
+from edgert_deploy.cli.fleet.ui import access_for
 from edgert_deploy.fleet.store.query import FleetQuery
 from edgert_deploy.fleet.ui import answers as answers_module
 from edgert_deploy.fleet.ui import server as page_server

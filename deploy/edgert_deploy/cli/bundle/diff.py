@@ -1,0 +1,160 @@
+"""`edgert bundle diff`: what changed between two bundles, and how much a device fetches."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from edgert.bundle.bundle_file import open_bundle
+from edgert.bundle.manifest import ArtifactEntry, Manifest
+from edgert_deploy.cli.shared.options import json_option
+from edgert_deploy.cli.shared.output import emit, some_of
+from edgert_deploy.cli.shared.types import BundlePath
+from edgert_deploy.common.quantities import size_text
+from edgert_deploy.packager.report import artifact_bytes
+from edgert_deploy.packager.report.compare import Change, Comparison, compare
+
+SHOWN_LETTERS_MAX = 60
+NAMES_SHOWN_MAX = 8
+CLASSES_SHOWN_MAX = 5
+# The fields of receipts that are shown one by one.
+_RECEIPT = re.compile(
+    r"licence|notes|gate\..*|targets\.[^.]+\.(artifacts|left_out|warnings)(\..*)?|candidates\.[^.]+(\.(float_layers|qat|passed|packed))?"
+)
+_CLASS = re.compile(r"candidates\.[^.]+\.(classes|slices|buckets)\..+\.artifact")
+# Shown in lines of their own, or in the lines of artifacts.
+SHOWN_APART = ("artifacts.", "files.", "release", "classify.labels", "detect.labels", "ctc.labels")
+
+
+@click.command()
+@click.argument("before", type=BundlePath())
+@click.argument("after", type=BundlePath())
+@json_option
+def diff(before: Path, after: Path, as_json: bool) -> None:
+    """Show what changed between two bundles, and how many bytes a device that has BEFORE fetches for AFTER.
+
+    If both have a receipt, their builds are compared too: the accuracy gate, what was packed or left out, layers in
+    float, the classes that lost most. The bytes are what `edgert deploy` sends, as patches if they are smaller. The
+    contents are checked, the signatures are not (edgert bundle verify checks them). Exits with 0 if they differ, too.
+
+    \b
+    Examples:
+      edgert bundle diff digits-1.edgert digits-2.edgert
+      edgert bundle diff digits-1.edgert digits-2.edgert --json | jq '.fetches'
+    """
+    with open_bundle(before, trusted=None) as one, open_bundle(after, trusted=None) as other:
+        found, same = compare(one, other), one.digest == other.digest
+        text = "the same content" if same else "\n".join(_lines(one.manifest, other.manifest, found))
+        emit({"same": same, **asdict(found)}, text, as_json)
+
+
+def _lines(before: Manifest, after: Manifest, found: Comparison) -> Iterator[str]:
+    lower = " (lower: devices take it only if signed as a downgrade)" if after.release < before.release else ""
+    same = (
+        " (the same: a release is immutable, devices that have BEFORE refuse AFTER)"
+        if after.release == before.release
+        else ""
+    )
+    yield f"release   {before.release} -> {after.release}{lower}{same}"
+    source = "the same" if before.source_sha256 == after.source_sha256 else f"changed, {_sizes(before, after)}"
+    yield f"source    {source}"
+    yield from _labels(before, after)
+    for artifact_id in dict.fromkeys(a.id for a in (*before.artifacts, *after.artifacts)):
+        yield from _artifact(artifact_id, before, after)
+    for change in found.changes:
+        if not change.field.startswith((*SHOWN_APART, "source_", "tools", "golden")):
+            yield f"changed   {_shown(change)}"
+    yield from _receipts(found.receipts)
+    for fetch in found.fetches:
+        yield (
+            f"fetch     {fetch.target}: {size_text(fetch.compressed_bytes)} sent for {fetch.files} files of "
+            f"{size_text(fetch.size_bytes)}; the target needs {size_text(fetch.whole_bytes)} in all"
+        )
+
+
+def _receipts(changes: Sequence[Change]) -> Iterator[str]:
+    """Yield what people ask first of two builds, and the number of other changes."""
+    shown = [change for change in changes if _RECEIPT.fullmatch(change.field)]
+    classes = [(change, _drop(change)) for change in changes if _CLASS.fullmatch(change.field)]
+    worst = sorted((pair for pair in classes if pair[1] > 0), key=lambda pair: -pair[1])[:CLASSES_SHOWN_MAX]
+    for change in shown:
+        yield f"receipt   {_shown(change)}"
+    for change, drop in worst:
+        yield f"receipt   {change.field.removesuffix('.artifact')}: {change.before:.4f} -> {change.after:.4f} ({-drop:+.4f})"
+    if rest := len(changes) - len(shown) - len(worst):
+        yield f"receipt   {rest} {'other fields' if shown or worst else 'fields'} changed: --json names them"
+
+
+def _drop(change: Change) -> float:
+    """Return how much a class or slice lost; 0 if one bundle lacks it."""
+    both = isinstance(change.before, (int, float)) and isinstance(change.after, (int, float))
+    return change.before - change.after if both else 0.0
+
+
+def _sizes(before: Manifest, after: Manifest) -> str:
+    return f"{size_text(before.source_size_bytes)} -> {size_text(after.source_size_bytes)}"
+
+
+def _artifact(artifact_id: str, before: Manifest, after: Manifest) -> Iterator[str]:
+    one, other = _find(before, artifact_id), _find(after, artifact_id)
+    if one is None or other is None:
+        yield f"artifact  {artifact_id}: {'new' if one is None else 'removed'}"
+        return
+    sizes = artifact_bytes(before, one), artifact_bytes(after, other)
+    a, b = one.accuracy, other.accuracy
+    same_content = _contents(before, one) == _contents(after, other)
+    yield f"artifact  {artifact_id}: {'the same content' if same_content else 'changed'}"
+    if sizes[0] != sizes[1]:
+        yield f"          {size_text(sizes[0])} -> {size_text(sizes[1])} ({sizes[1] - sizes[0]:+,} bytes)"
+    if a != b:
+        same_metric = a.metric == b.metric  # two metrics have no difference
+        after_text = (
+            f"{b.artifact:.4f} ({b.artifact - a.artifact:+.4f})" if same_metric else f"{b.metric} {b.artifact:.4f}"
+        )
+        fp32 = f"FP32 {a.fp32:.4f} -> {b.fp32:.4f}"
+        yield f"          {a.metric} {a.artifact:.4f} -> {after_text} on {b.samples} samples, {fp32}"
+    if one.precision != other.precision:
+        yield f"          {one.precision} -> {other.precision}"
+    tools = {name: (one.tools.get(name), other.tools.get(name)) for name in {**one.tools, **other.tools}}
+    if changed := [f"{name} {x or '-'} -> {y or '-'}" for name, (x, y) in sorted(tools.items()) if x != y]:
+        yield f"          {', '.join(changed)}"
+
+
+def _find(manifest: Manifest, artifact_id: str) -> ArtifactEntry | None:
+    return next((artifact for artifact in manifest.artifacts if artifact.id == artifact_id), None)
+
+
+def _contents(manifest: Manifest, artifact: ArtifactEntry) -> list[str]:
+    return [manifest.file(path).sha256 for path in artifact.files]
+
+
+def _labels(before: Manifest, after: Manifest) -> Iterator[str]:
+    one, other = labels_of(before), labels_of(after)
+    if one == other:
+        return
+    gone, new = [n for n in one if n not in set(other)], [n for n in other if n not in set(one)]
+    parts = [f"{len(one)} -> {len(other)}"]
+    parts += [f"new: {some_of(new, NAMES_SHOWN_MAX)}"] if new else []
+    parts += [f"removed: {some_of(gone, NAMES_SHOWN_MAX)}"] if gone else []
+    parts += ["in another order"] if [n for n in one if n in other] != [n for n in other if n in one] else []
+    yield f"labels    {'; '.join(parts)}"
+
+
+def labels_of(manifest: Manifest) -> tuple[str, ...]:
+    after = manifest.classify or manifest.detect or manifest.ctc
+    return after.labels if after is not None else ()
+
+
+def _shown(change: Change) -> str:
+    return f"{change.field}: {_value(change.before)} -> {_value(change.after)}"
+
+
+def _value(value: Any) -> str:
+    text = "-" if value is None else json.dumps(value)
+    return text if len(text) <= SHOWN_LETTERS_MAX else f"{text[: SHOWN_LETTERS_MAX - 3]}..."

@@ -1,0 +1,185 @@
+"""`edgert bundle inspect`: what a bundle contains. The signature is not checked here; `verify` does that."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from edgert.bundle.bundle_file import open_bundle
+from edgert.bundle.manifest import ArtifactEntry
+from edgert.bundle.rules import Classify, Detect, Preprocess
+from edgert.bundle.signal_rules import signal_text
+from edgert.bundle.state import state_text
+from edgert.bundle.text_rules import embed_text, text_text
+from edgert_deploy.cli.shared.options import json_option
+from edgert_deploy.cli.shared.output import emit, some_of
+from edgert_deploy.cli.shared.types import BundlePath
+from edgert_deploy.common.quantities import share_text, size_text
+from edgert_deploy.packager.report import Report, gather
+
+LABELS_SHOWN_MAX = 12
+WORST_SHOWN_MAX = 5  # classes, layers
+
+
+@click.command()
+@click.argument("bundle", type=BundlePath())
+@json_option
+def inspect(bundle: Path, as_json: bool) -> None:
+    """Show what BUNDLE contains: inputs and outputs, targets, artifacts, accuracy, layers, tools, and the build's receipt.
+
+    edgert bundle report draws the same; edgert bundle diff compares two bundles; edgert bundle verify checks the
+    signature.
+
+    \b
+    Examples:
+      edgert bundle inspect digits.edgert
+      edgert bundle inspect digits.edgert --json | jq '.receipt.candidates[].classes'
+    """
+    with open_bundle(bundle, trusted=None) as opened:
+        report = gather(opened, bundle.stat().st_size)
+    value = {"manifest": json.loads(report.manifest.to_bytes()), **report.as_json()}
+    emit(value, "\n".join(_lines(report)), as_json)
+
+
+def _lines(report: Report) -> Iterator[str]:
+    manifest, receipt = report.manifest, report.receipt
+    downgrade = f", a downgrade from releases up to {manifest.downgrade_from}" if manifest.downgrade_from else ""
+    yield f"model     {manifest.model}, release {manifest.release}{downgrade}"
+    yield f"digest    {report.digest}"
+    yield f"signed    by key {', '.join(report.key_ids)} (not checked; edgert bundle verify does)"
+    if manifest.expires:
+        yield f"expires   {manifest.expires}: devices install it until then"
+    yield f"size      {size_text(report.size_bytes)}, {len(manifest.files)} files"
+    yield f"source    {size_text(manifest.source_size_bytes)}, SHA-256 {manifest.source_sha256}"
+    yield from (f"{name:<10}{receipt[name]}" for name in ("licence", "notes") if receipt.get(name))
+    yield from (f"input     {spec.name} {spec.form}" for spec in manifest.inputs)
+    yield from (f"output    {spec.name} {spec.form}" for spec in manifest.outputs)
+    if manifest.state:
+        yield f"state     {state_text(manifest.state, manifest.state_id)}"
+    if manifest.buckets is not None:
+        yield f"buckets   {manifest.buckets.form}"
+    if manifest.preprocess is not None:
+        yield from _preprocess(manifest.preprocess)
+    if (rule := manifest.sound or manifest.series) is not None:
+        yield f"before    {rule.input}: {signal_text(rule)}"
+    if manifest.text is not None:
+        yield f"before    {text_text(manifest.text)}"
+    if (classify := manifest.classify) is not None:
+        yield from _classify(classify)
+    if manifest.embed is not None:
+        yield f"after     {manifest.embed.output}: {embed_text(manifest.embed)}"
+    if manifest.detect is not None:
+        yield from _detect(manifest.detect)
+        yield f"labels    {some_of(manifest.detect.labels, LABELS_SHOWN_MAX)}"
+    if (ctc := manifest.ctc) is not None:
+        yield f"after     {ctc.output}: text by CTC, {len(ctc.labels)} classes, blank {ctc.blank}"
+    yield f"golden    {report.golden_samples} samples with each artifact's answers"
+    built = {one["profile"]: one for one in receipt.get("targets", [])}
+    for target in manifest.targets:
+        machines = ", ".join(target.machines) or "any processor"
+        yield f"target    {target.profile} ({machines}): {', else '.join(target.artifacts)}"
+        if target.reference:
+            yield f"          devices can compare live answers with {target.reference}"
+        left_out = built.get(target.profile, {}).get("left_out", [])
+        yield from (f"          without {one['engine']}: {one['reason']}" for one in left_out)
+    candidates = {one["id"]: one for one in report.candidates()}
+    for artifact in manifest.artifacts:
+        yield from _artifact(report, artifact, candidates.get(artifact.id, {}))
+    yield from _receipt(report)
+
+
+def _artifact(report: Report, artifact: ArtifactEntry, candidate: Mapping[str, Any]) -> Iterator[str]:
+    accuracy = artifact.accuracy
+    yield f"artifact  {artifact.id}: {artifact.engine} {artifact.precision}, {report.artifact_bytes(artifact)} bytes"
+    yield (
+        f"          {accuracy.metric} {accuracy.fp32:.4f} -> {accuracy.artifact:.4f} on {accuracy.samples} samples, "
+        f"limit {accuracy.max_drop:g} ({'pass' if accuracy.passed else 'FAIL'})"
+    )
+    measured = candidate.get("accuracy", {})
+    if measured.get("drop_low") is not None:
+        low, high = -measured["drop_high"], -measured["drop_low"]
+        yield f"          the change is {low:+.4f} to {high:+.4f} with 95 % confidence"
+    if layers := report.layers.get(artifact.id):
+        kinds = [f"{kind} {' + '.join(f'{n} {p}' for p, n in counts.items())}" for kind, counts in layers.items()]
+        yield f"          layers: {', '.join(kinds)}"
+    if (share := candidate.get("int8_share")) is not None:
+        yield f"          in INT8: {share_text(share)} of the multiply-accumulates"
+    if floats := candidate.get("float_layers"):
+        yield f"          in float for accuracy: {', '.join(floats)}"
+    lost = sorted(candidate.get("classes", []), key=lambda one: one["artifact"] - one["fp32"])[:WORST_SHOWN_MAX]
+    if words := [
+        f"{one['name']} {one['artifact'] - one['fp32']:+.4f}" for one in lost if one["artifact"] < one["fp32"]
+    ]:
+        yield f"          classes that lost most: {', '.join(words)}"
+    specs = zip(report.manifest.outputs, artifact.golden_atol, strict=False)
+    yield f"          golden answers: {', '.join(f'{spec.name} within {atol:g}' for spec, atol in specs)}"
+    yield f"          made with {', '.join(f'{tool} {version}' for tool, version in artifact.tools.items())}"
+
+
+def _receipt(report: Report) -> Iterator[str]:
+    """Yield what the build found out beside the artifacts."""
+    for one in report.candidates():
+        if not one["packed"]:
+            accuracy = one["accuracy"]
+            yield (
+                f"candidate {one['id']}, not packed: {size_text(one['size_bytes'])}, {accuracy['metric']} "
+                f"{accuracy['fp32']:.4f} -> {accuracy['artifact']:.4f} ({'pass' if one['passed'] else 'FAIL'})"
+            )
+    for profile, one in report.times():
+        time = one["error"] or f"{one['p50_ms']:.3g} ms, p90 {one['p90_ms']:.3g} ms, on {one['threads']} threads"
+        yield f"latency   {profile}: {one['id']} {time} ({one['where']})"
+    for engine, layers in report.harms():
+        yield f"harm      {engine}: {_decibels(layers[:WORST_SHOWN_MAX], 'name')}"
+    if worst := report.worst_activations(WORST_SHOWN_MAX):
+        yield f"8 bits    lose most at: {_decibels(worst, 'layer')}"
+    for pair in report.goldens:
+        yield (
+            f"golden    {pair.artifact} and {pair.other} differ by at most {pair.difference:.3g} "
+            f"(a device may by {pair.tolerance:.3g})"
+        )
+
+
+def _decibels(layers: Sequence[Mapping[str, Any]], name: str) -> str:
+    return ", ".join(f"{one[name]} {one['sqnr_db']:.1f} dB" for one in layers)
+
+
+def _classify(rule: Classify) -> Iterator[str]:
+    parts = [f"top {rule.top_k} of {len(rule.labels)} labels", *(["softmax"] if rule.softmax else [])]
+    if rule.threshold:
+        low, high = min(rule.threshold), max(rule.threshold)
+        parts.append(f"from {low:g}" + (f" to {high:g}, by label" if high > low else ""))
+    if (smooth := rule.smooth) is not None:
+        parts.append(f"{smooth.rule} of {smooth.windows} windows")
+    yield f"after     {rule.output}: {', '.join(parts)}"
+    none = f"; none: {some_of(rule.none, LABELS_SHOWN_MAX)}" if rule.none else ""
+    yield f"labels    {some_of(rule.labels, LABELS_SHOWN_MAX)}{none}"
+
+
+def _preprocess(rule: Preprocess) -> Iterator[str]:
+    frames = f"UINT8 frames {rule.layout if rule.layout != 'model' else rule.model_layout}"
+    if rule.frame_colour not in ("model", rule.colour):
+        frames += f" {rule.frame_colour}"
+    yield f"before    {rule.input}: takes {frames}{', JPEG and PNG files' if rule.decode else ''}"
+    if (resize := rule.resize) is not None:
+        how = {
+            "crop": f", shorter side {resize.shortest_side or 'as needed'}",
+            "letterbox": f", pad {resize.pad_value}",
+        }
+        yield f"          {resize.rule} to {resize.height} x {resize.width}, {resize.filter}{how.get(resize.rule, '')}"
+    value = f"(value * {rule.scale:g} - {list(rule.mean)}) / {list(rule.std)}"
+    yield f"          {value}, {rule.colour}, model {rule.model_layout}"
+
+
+def _detect(rule: Detect) -> Iterator[str]:
+    parts = "boxes, objectness and scores" if rule.objectness else "boxes and scores"
+    place = f"boxes in {rule.boxes}, scores in {rule.scores}" if rule.scores else f"{parts} in {rule.boxes}"
+    form = f"{rule.form}, {rule.box_format}{', 0 to 1' if rule.normalised else ''}{', logits' if rule.sigmoid else ''}"
+    yield f"after     {place}: {form}"
+    yield (
+        f"          scores from {rule.score_threshold:g}, NMS at IoU {rule.iou_threshold:g} within each class, "
+        f"at most {rule.detections_max}, {len(rule.labels)} labels"
+    )

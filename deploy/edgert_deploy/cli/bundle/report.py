@@ -1,0 +1,44 @@
+"""`edgert bundle report`: a bundle as one HTML page with plots."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from edgert.bundle.bundle_file import open_bundle
+from edgert.durable import replace_file
+from edgert.errors import ConfigInvalid
+from edgert_deploy.cli.shared.options import json_option
+from edgert_deploy.cli.shared.output import emit
+from edgert_deploy.cli.shared.types import BundlePath
+from edgert_deploy.common.quantities import size_text
+from edgert_deploy.packager.report import gather
+from edgert_deploy.packager.report.page import page
+
+
+@click.command()
+@click.argument("bundle", type=BundlePath())
+@click.option("--html", type=click.Path(path_type=Path), help="The page to write (default: BUNDLE with .html).")
+@json_option
+def report(bundle: Path, html: Path | None, as_json: bool) -> None:
+    """Write a page on BUNDLE: accuracy by class, size, latency, activation ranges, harmful layers, golden answers.
+
+    The page is one file, needs no network, and prints well. edgert bundle inspect shows the same as text or JSON.
+
+    \b
+    Examples:
+      edgert bundle report digits.edgert
+      edgert bundle report digits.edgert --html report.html
+    """
+    with open_bundle(bundle, trusted=None) as opened:
+        text = page(gather(opened, bundle.stat().st_size))
+    html = html or bundle.with_suffix(".html")
+    try:
+        replace_file(html, text.encode(), mode=0o644)
+    except OSError as error:
+        raise ConfigInvalid(
+            f"cannot write {html}: {error.strerror}; give --html a file in a folder that exists and has room"
+        ) from error
+    size_bytes = html.stat().st_size
+    emit({"html": str(html), "size_bytes": size_bytes}, f"{html}: {size_text(size_bytes)}", as_json)

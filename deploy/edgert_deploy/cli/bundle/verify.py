@@ -1,0 +1,41 @@
+"""`edgert bundle verify`: a bundle's signature and every byte that it covers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from edgert.bundle.bundle_file import open_bundle
+from edgert.bundle.signing import read_public_key
+from edgert_deploy.cli.shared.options import json_option
+from edgert_deploy.cli.shared.output import emit
+from edgert_deploy.cli.shared.types import BundlePath
+from edgert_deploy.common.keys import public_key
+
+
+@click.command()
+@click.argument("bundle", type=BundlePath())
+@click.option(
+    "--key",
+    "key_files",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="Public key to trust; repeatable (default: default.pem of the project, else of your keys).",
+)
+@json_option
+def verify(bundle: Path, key_files: tuple[Path, ...], as_json: bool) -> None:
+    """Check BUNDLE's signature and every byte. Exits with 5 if either is wrong.
+
+    \b
+    Examples:
+      edgert bundle verify digits.edgert
+      edgert bundle verify digits.edgert --key keys/factory.pem --json
+    """
+    trusted = tuple(read_public_key(path) for path in key_files or (public_key("default"),))
+    with open_bundle(bundle, trusted) as opened:
+        opened.verify_files()
+        assert opened.signed_by is not None  # open_bundle raises if no trusted key signed
+        model, release, key_id = opened.manifest.model, opened.manifest.release, opened.signed_by.key_id
+        value = {"model": model, "release": release, "digest": opened.digest, "key_id": key_id}
+        emit(value, f"{bundle}: {model} release {release}, signed by {key_id}, every byte as signed", as_json)

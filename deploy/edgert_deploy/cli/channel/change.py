@@ -1,0 +1,119 @@
+"""`edgert channel halt`, `resume`, `renew` and `remove`: the next statement of a channel that is there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import click
+
+from edgert_deploy.cli.shared.channel_options import (
+    Reach,
+    Signing,
+    channels_of,
+    reach_options,
+    signing_options,
+    statement_json,
+    statement_table,
+)
+from edgert_deploy.cli.shared.options import json_option
+from edgert_deploy.cli.shared.output import emit
+from edgert_deploy.cli.shared.types import ChannelName
+from edgert_deploy.rollout.channel_entries import Entries, with_halt, without_model
+from edgert_deploy.rollout.channels import Change
+
+
+@click.command()
+@click.argument("name", type=ChannelName())
+@click.argument("model", required=False, default="")
+@reach_options
+@signing_options
+@json_option
+def halt(name: str, model: str, reach: Reach, signing: Signing, as_json: bool) -> None:
+    """Halt the newest release of MODEL (default: of every model) in channel NAME.
+
+    Devices that have not begun with it do not begin, and keep what they have. Devices that have it keep it, too: to
+    replace it there, publish a fixed release.
+
+    \b
+    Example:
+      edgert channel halt canary digits
+    """
+    _change(name, lambda entries: with_halt(entries, model, True), reach, signing, as_json)
+
+
+@click.command()
+@click.argument("name", type=ChannelName())
+@click.argument("model", required=False, default="")
+@click.option("--retry", is_flag=True, help="Devices that went back from it, or refused it, try it once more.")
+@reach_options
+@signing_options
+@json_option
+def resume(name: str, model: str, retry: bool, reach: Reach, signing: Signing, as_json: bool) -> None:
+    """Offer the halted release of MODEL (default: of every model) in channel NAME again.
+
+    \b
+    Examples:
+      edgert channel resume canary digits
+      edgert channel resume canary digits --retry
+    """
+    _change(name, lambda entries: with_halt(entries, model, False, retry=retry), reach, signing, as_json)
+
+
+@click.command()
+@click.argument("name", type=ChannelName())
+@click.option(
+    "--revoke",
+    "revoked",
+    multiple=True,
+    metavar="KEY",
+    help="Devices no longer trust this key, by its id. May be repeated.",
+)
+@reach_options
+@signing_options
+@json_option
+def renew(name: str, revoked: tuple[str, ...], reach: Reach, signing: Signing, as_json: bool) -> None:
+    """Sign channel NAME again as it is, with a later expiry; revoke keys.
+
+    A channel that nobody changes needs this before it expires: devices raise the alarm channel_stale and take nothing
+    from a statement that expired. A revoked key cannot sign the statement that revokes it: pass --key of another one.
+
+    \b
+    Examples:
+      edgert channel renew stable
+      edgert channel renew stable --expires 90d
+      edgert channel renew stable --revoke 0123456789abcdef --key ~/keys/second.key.pem
+    """
+    _change(name, lambda entries: entries, reach, signing, as_json, revoked)
+
+
+@click.command()
+@click.argument("name", type=ChannelName())
+@click.argument("model")
+@reach_options
+@signing_options
+@json_option
+def remove(name: str, model: str, reach: Reach, signing: Signing, as_json: bool) -> None:
+    """Take MODEL out of channel NAME. Devices keep the release that they have.
+
+    \b
+    Example:
+      edgert channel remove stable digits
+    """
+    _change(name, lambda entries: without_model(entries, model), reach, signing, as_json)
+
+
+def _change(
+    name: str,
+    edit: Callable[[Entries], Entries],
+    reach: Reach,
+    signing: Signing,
+    as_json: bool,
+    revoked: tuple[str, ...] = (),
+) -> None:
+    """Change a channel that is there, and print its next statement."""
+    key = signing.key()
+    with reach.opened() as client:
+        channels = channels_of(client)
+        channels.read(name)  # else a new, empty one would begin
+        statement = channels.change(name, edit, key, Change(signing.lasts_s, revoked))
+    emit({"ok": True, "channel": statement_json(statement)}, statement_table(statement), as_json)

@@ -1,0 +1,45 @@
+"""`edgert channel show`: a channel's statement and, by what devices report, its progress."""
+
+from __future__ import annotations
+
+import click
+
+from edgert_deploy.cli.channel.watch import progress_json, progress_table, read_progress
+from edgert_deploy.cli.shared.channel_options import (
+    Reach,
+    channels_of,
+    reach_options,
+    statement_json,
+    statement_table,
+)
+from edgert_deploy.cli.shared.options import json_option, store_option
+from edgert_deploy.cli.shared.output import emit
+from edgert_deploy.cli.shared.types import ChannelName
+
+
+@click.command()
+@click.argument("name", type=ChannelName())
+@click.option("--fleet", is_flag=True, help="Show how far each release is, by what devices report to the store.")
+@store_option
+@reach_options
+@json_option
+def show(name: str, fleet: bool, store_url: str, reach: Reach, as_json: bool) -> None:
+    """Show the statement of channel NAME, its signature verified; with --fleet its progress.
+
+    A device took a release, has it on trial, went back from it or refused it, waits, or is silent: not heard of for 15
+    minutes.
+
+    \b
+    Examples:
+      edgert channel show stable
+      edgert channel show stable --fleet --store fleet.db
+      edgert channel show stable --registry oci://registry.example.org/plant/models --json
+    """
+    with reach.opened() as client:
+        statement = channels_of(client).read(name)
+    value, text = {"ok": True, "channel": statement_json(statement)}, statement_table(statement)
+    if fleet:
+        found = read_progress(statement, store_url)
+        value |= progress_json(found)
+        text += f"\n\n{progress_table(found)}"
+    emit(value, text, as_json)

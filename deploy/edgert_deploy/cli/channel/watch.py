@@ -1,0 +1,174 @@
+"""`edgert channel watch`: follow the progress of a release, and halt it if too many devices go back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from typing import Any
+
+import click
+
+from edgert.bundle.channel import Statement
+from edgert.bundle.signing import SigningKey
+from edgert.errors import Interrupted, RolledBack
+from edgert_deploy.cli.shared.channel_options import (
+    Reach,
+    Signing,
+    channels_of,
+    devices_text,
+    entry_json,
+    reach_options,
+    signing_options,
+)
+from edgert_deploy.cli.shared.options import for_option, json_option, store_option
+from edgert_deploy.cli.shared.output import columns, emit, errors_by_cause, say
+from edgert_deploy.cli.shared.stopping import stopping
+from edgert_deploy.cli.shared.types import ChannelName, Duration, ModelName
+from edgert_deploy.fleet.channels import EVENTS_MS, STATES, Progress, progress_of
+from edgert_deploy.rollout.channel_entries import with_halt
+from edgert_deploy.rollout.channels import Change, Channels
+from edgert_deploy.rollout.waves import Share
+
+STOP_S = 0.2
+
+
+@click.command()
+@click.argument("name", type=ChannelName())
+@click.argument("model", required=False, default="", type=ModelName())
+@click.option(
+    "--max-failures",
+    default="0",
+    show_default=True,
+    metavar="SHARE",
+    help="Halt when more devices went back than this number (3) or share (5%) of those that began.",
+)
+@click.option("--interval", "interval_s", type=Duration(1), default="30s", show_default=True, help="How often to look.")
+@for_option
+@store_option
+@reach_options
+@signing_options
+@json_option
+def watch(
+    name: str,
+    model: str,
+    max_failures: str,
+    interval_s: float,
+    for_s: float | None,
+    store_url: str,
+    reach: Reach,
+    signing: Signing,
+    as_json: bool,
+) -> None:
+    """Show the progress of the releases in channel NAME, and halt MODEL (default: each) if too many devices go back.
+
+    Devices report their progress, and `edgert fleet record` brings it to the store. Every device that went back from a
+    release counts, whenever that was. The command ends when each device has decided, or after --for. It does not wait for
+    a device that has been silent for 15 minutes.
+
+    Exits with 0 when no release was halted, else with 9.
+
+    \b
+    Examples:
+      edgert channel watch canary --max-failures 2%
+      edgert channel watch stable digits --max-failures 3 --for 6h --store postgresql://ops@db/fleet
+    """
+    limit, key, stopped = Share.parse(max_failures), signing.key(), stopping(for_s)
+    with reach.opened() as registry:
+        watching = _Watching(channels_of(registry), name, model, store_url, limit, key, Change(signing.lasts_s))
+        while True:
+            done = watching.look()
+            if done or _pause(interval_s, stopped):
+                break
+    value = {"ok": not watching.halted, "halted": watching.halted, **progress_json(watching.found)}
+    emit(value, progress_table(watching.found), as_json)
+    code = RolledBack.exit_code if watching.halted else 0 if done or for_s is not None else Interrupted.exit_code
+    click.get_current_context().exit(code)
+
+
+class _Watching:
+    """One watch: `found` is what the last look saw of the releases that are not halted, `halted` names what it halted."""
+
+    def __init__(
+        self, channels: Channels, name: str, model: str, store_url: str, limit: Share, key: SigningKey, change: Change
+    ) -> None:
+        self.found: list[Progress] = []
+        self.halted: list[str] = []
+        self._channels, self._name, self._model, self._store = channels, name, model, store_url
+        self._limit, self._key, self._change = limit, key, change
+        self._said: list[str] = []
+
+    def look(self) -> bool:
+        """Look once, and halt what failed too often; return whether nothing is left to watch."""
+        statement = self._channels.read(self._name)
+        found = [one for one in read_progress(statement, self._store) if self._model in ("", one.entry.model)]
+        self.found = found
+        self._say(found)
+        newest = {one.entry.model: one for one in reversed(found)}
+        for model, one in newest.items():
+            if not one.entry.halted and self._limit.exceeded(len(one.failed), one.begun):
+                self._halt(model, one)
+        return all(one.done or one.entry.halted or model in self.halted for model, one in newest.items())
+
+    def _halt(self, model: str, progress: Progress) -> None:
+        self._channels.change(self._name, lambda entries: with_halt(entries, model, True), self._key, self._change)
+        self.halted.append(model)
+        say("", f"halted release {progress.entry.release} of {model}: more than {self._limit} of the devices went back")
+
+    def _say(self, found: Sequence[Progress]) -> None:
+        """Print a line for each release whose progress changed."""
+        lines = [_line(one) for one in found if not one.entry.halted]
+        for line in lines:
+            if line not in self._said:
+                say("", line)
+        self._said = lines
+
+
+def read_progress(statement: Statement, store_url: str) -> list[Progress]:
+    """Return the progress of each entry, as the store knows it. Raises ConfigInvalid or StoreFailed."""
+    from edgert_deploy.fleet.store.query import FleetQuery  # the other commands need no database
+
+    now_ms = time.time_ns() // 1_000_000
+    with closing(FleetQuery(store_url)) as fleet:
+        return progress_of(statement, fleet.devices(), fleet.failures(now_ms - EVENTS_MS, now_ms), now_ms)
+
+
+def progress_json(found: Sequence[Progress]) -> dict[str, Any]:
+    return {
+        "releases": [
+            {
+                **entry_json(one.entry),
+                **one.counts,
+                "failed": [{"device": f"{each.site}/{each.device}", "reason": each.reason} for each in one.failed],
+            }
+            for one in found
+        ]
+    }
+
+
+def progress_table(found: Sequence[Progress]) -> str:
+    """Return how many devices of each release are in each state, and why devices went back."""
+    rows = [("MODEL", "RELEASE", "DEVICES", *(state.upper() for state in STATES))]
+    for one in found:
+        state = ", halted" if one.entry.halted else ""
+        counts = [str(count) for count in one.counts.values()]
+        rows.append((one.entry.model, f"r{one.entry.release}", devices_text(one.entry) + state, *counts))
+    errors = [
+        (f"{each.site}/{each.device}", f"{one.entry.model} r{one.entry.release}", each.reason or "no reason reported")
+        for one in found
+        for each in one.failed
+    ]
+    return f"{columns(rows)}\n{errors_by_cause(errors)}".rstrip()
+
+
+def _line(one: Progress) -> str:
+    counts = ", ".join(f"{count} {state}" for state, count in one.counts.items() if count) or "no device yet"
+    return f"release {one.entry.release} of {one.entry.model} ({devices_text(one.entry)}): {counts}"
+
+
+def _pause(seconds: float, stopped: Callable[[], bool]) -> bool:
+    """Wait; return whether the user or --for ends the command."""
+    until_s = time.monotonic() + seconds
+    while time.monotonic() < until_s and not stopped():
+        time.sleep(STOP_S)
+    return stopped()

@@ -1,0 +1,136 @@
+"""`edgert device add`: a machine over SSH, or this one, as a device of the inventory."""
+
+from __future__ import annotations
+
+import os
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from edgert.config import SOCKET_PATH_BYTES_MAX, StateDir
+from edgert.errors import ConfigInvalid
+from edgert_deploy.cli.shared.host_keys import identity_path, pinned
+from edgert_deploy.cli.shared.options import inventory_option, json_option, profiles_option, same_machine_option
+from edgert_deploy.cli.shared.output import emit, say
+from edgert_deploy.cli.shared.types import FILE, ProfileName
+from edgert_deploy.devices.facts import describe, misfits, pick_profile, probe
+from edgert_deploy.devices.inventory import Device, find_inventory, refuse_same_machine
+from edgert_deploy.devices.profiles import list_profiles, load_profile
+from edgert_deploy.devices.transports import open_transport
+
+
+@click.command()
+@click.argument("name")
+@click.argument("address", required=False, metavar="[USER@HOST[:PORT]]")
+@click.option(
+    "--local",
+    "folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Use this machine, with its state in this folder.",
+)
+@click.option(
+    "--profile", "profile_name", type=ProfileName(), help="A device profile [default: the one that fits the device]."
+)
+@click.option("--fingerprint", "wanted", metavar="SHA256:...", help="The host key to accept. Without it you are asked.")
+@click.option("--identity", type=FILE, help="Private SSH key [default: agent, ~/.ssh].")
+@click.option("--sudo", is_flag=True, help="Use sudo on the device; it must not ask for a password.")
+@click.option("--group", "groups", multiple=True, help="A group to join. May be repeated.")
+@click.option("--tag", "tags", multiple=True, metavar="KEY[=VALUE]", help="A tag. May be repeated.")
+@click.option("--jump", default="", metavar="[USER@]HOST[:PORT]", help="A jump host to reach it through.")
+@click.option("--jump-fingerprint", metavar="SHA256:...", help="The jump host's key to accept.")
+@click.option("--site", default="default", show_default=True, help="Its site, part of its MQTT topics.")
+@click.option(
+    "--home", help="The folder in which bootstrap installs there [default: /opt/edgert, or ~/.local/share/edgert]."
+)
+@click.option("--state", help="The device's state folder [default: /var/lib/edgert, or ~/.local/state/edgert].")
+@same_machine_option
+@profiles_option
+@inventory_option
+@json_option
+def add(
+    name: str,
+    address: str | None,
+    folder: Path | None,
+    profile_name: str | None,
+    wanted: str | None,
+    identity: Path | None,
+    sudo: bool,
+    groups: tuple[str, ...],
+    tags: tuple[str, ...],
+    jump: str,
+    jump_fingerprint: str | None,
+    site: str,
+    home: str | None,
+    state: str | None,
+    same_machine: bool,
+    profiles_dir: Path | None,
+    inventory_file: Path | None,
+    as_json: bool,
+) -> None:
+    """Add a device to the inventory: over SSH, or this machine.
+
+    Its SSH host key is shown. Once you agree to it, no other key is accepted. No option agrees unseen: scripts pass
+    the fingerprint that they expect. With --jump, the jump host's key is pinned in the same way. ADDRESS may be a Host
+    of ~/.ssh/config, which may also set user and port. The device is asked for its facts; nothing is installed.
+
+    \b
+    Examples:
+      edgert device add kitchen pi@10.0.0.7 --sudo
+      edgert device add nuc-3 root@nuc-3:2222 --fingerprint SHA256:abc... --profile intel-nuc --group line-2
+      edgert device add cam-7 pi@192.168.8.7 --jump ops@bastion --tag rack=3 --tag outdoors
+      edgert device add here --local ./device
+    """
+    if (address is None) == (folder is None):
+        raise click.UsageError("pass either USER@HOST[:PORT] or --local DIR")
+    inventory = find_inventory(inventory_file)
+    if profile_name is not None:
+        load_profile(profile_name, profiles_dir)
+    chosen: dict[str, Any] = {"site": site, "groups": groups, "tags": tags, "same_machine": same_machine}
+    if folder is not None:
+        if jump:
+            raise click.UsageError("--jump needs a device that is reached over SSH")
+        draft = replace(_local(name, folder), **chosen)
+        inventory.check_new(draft)
+    else:
+        assert address is not None  # one of both is given
+        draft = Device(name, "ssh", address, "", state or "", identity=identity_path(identity), jump=jump)
+        draft = replace(draft, become="sudo" if sudo else "", **chosen)
+        inventory.check_new(draft)
+        draft = pinned(draft, wanted, jump_fingerprint)
+    refuse_same_machine([draft], inventory.devices())
+    known, facts_line = _completed(draft, profile_name, home, state, profiles_dir)
+    inventory.add(known)
+    text = f"added {name} to {inventory.path}: a {known.profile} ({facts_line})"
+    emit({"device": known.as_json(), "inventory": str(inventory.path)}, text, as_json)
+    say("", f"next: edgert bootstrap {name}")
+
+
+def _local(name: str, folder: Path) -> Device:
+    state = folder.resolve()
+    for socket in (state / "edgert.sock", StateDir(state).control_socket):
+        if len(os.fsencode(socket)) > SOCKET_PATH_BYTES_MAX:
+            raise ConfigInvalid(
+                f"{socket} is too long for a socket (at most {SOCKET_PATH_BYTES_MAX} bytes): choose a shorter --local"
+            )
+    return Device(name, "local", str(state), "", str(state))
+
+
+def _completed(
+    draft: Device, profile_name: str | None, home: str | None, state: str | None, profiles_dir: Path | None
+) -> tuple[Device, str]:
+    """Return the device with its facts filled in, and the facts in one line."""
+    with closing(open_transport(draft)) as transport:
+        facts = probe(transport, draft.name)
+    local = not draft.kind.needs_runtime
+    if profile_name is None:
+        profile = pick_profile(list_profiles(profiles_dir), facts, local=local)
+    else:
+        profile = load_profile(profile_name, profiles_dir)
+        for reason in misfits(profile, facts):
+            say("", f"warning: profile {profile.name} {reason}; the device is {describe(facts)}")
+    home = "" if local else home or facts.default_home
+    known = replace(draft, profile=profile.name, state=draft.state or facts.default_state, home=home)
+    return known, describe(facts)

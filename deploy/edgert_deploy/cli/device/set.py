@@ -1,0 +1,139 @@
+"""`edgert device set`: change devices in the inventory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from edgert_deploy.cli.shared.host_keys import DEVICE_KEY, JUMP_KEY, agreed_host_key, identity_path
+from edgert_deploy.cli.shared.options import inventory_option, json_option, profiles_option, selector_argument
+from edgert_deploy.cli.shared.output import emit, say
+from edgert_deploy.cli.shared.types import FILE, ProfileName
+from edgert_deploy.devices.inventory import Device, SshAddress, find_inventory
+from edgert_deploy.devices.profiles import load_profile
+
+
+@click.command("set")
+@selector_argument()
+@click.option("--address", metavar="[USER@]HOST[:PORT]", help="Its new address; the pinned host key stays.")
+@click.option("--repin", is_flag=True, help="Show its present host key, and pin that after you agree.")
+@click.option("--fingerprint", "wanted", metavar="SHA256:...", help="Pin the host key of this fingerprint.")
+@click.option("--jump", metavar="[USER@]HOST[:PORT]", help="The jump host to reach it through; its key is pinned.")
+@click.option("--jump-fingerprint", metavar="SHA256:...", help="The jump host's key to accept.")
+@click.option("--no-jump", is_flag=True, help="Reach it directly, or as ~/.ssh/config states.")
+@click.option("--identity", type=FILE, help="Private SSH key.")
+@click.option("--no-identity", is_flag=True, help="Use the keys of the agent and ~/.ssh.")
+@click.option("--profile", type=ProfileName(), help="A device profile. Takes effect at the next bootstrap.")
+@click.option("--site", help="Its site, part of its MQTT topics. Takes effect at the next bootstrap.")
+@click.option("--group", "groups", multiple=True, help="A group to join. May be repeated.")
+@click.option("--ungroup", multiple=True, help="A group to leave. May be repeated.")
+@click.option(
+    "--tag",
+    "tags",
+    multiple=True,
+    metavar="KEY[=VALUE]",
+    help="A tag; it replaces one with the same key. May be repeated.",
+)
+@click.option("--untag", multiple=True, metavar="KEY", help="A tag to remove. May be repeated.")
+@profiles_option
+@inventory_option
+@json_option
+def set_(
+    selector: str,
+    address: str | None,
+    repin: bool,
+    wanted: str | None,
+    jump: str | None,
+    jump_fingerprint: str | None,
+    no_jump: bool,
+    identity: Path | None,
+    no_identity: bool,
+    profile: str | None,
+    site: str | None,
+    groups: tuple[str, ...],
+    ungroup: tuple[str, ...],
+    tags: tuple[str, ...],
+    untag: tuple[str, ...],
+    profiles_dir: Path | None,
+    inventory_file: Path | None,
+    as_json: bool,
+) -> None:
+    """Change the devices of SELECTOR in the inventory. The devices themselves do not change.
+
+    A new host key is pinned only when you ask for it and agree to it; scripts pass --fingerprint.
+
+    \b
+    Examples:
+      edgert device set kitchen --address pi@10.0.0.9
+      edgert device set kitchen --repin                     # it was reinstalled
+      edgert device set site:plant-1 --jump ops@bastion
+      edgert device set all --tag firmware=7 --ungroup canary
+    """
+    if no_jump and jump:
+        raise click.UsageError("--jump and --no-jump exclude each other: choose one")
+    inventory = find_inventory(inventory_file)
+    devices = inventory.select(selector)
+    if len(devices) > 1 and (address is not None or repin or wanted is not None):
+        raise click.UsageError(
+            f"--address, --repin and --fingerprint are for one device; {selector!r} selects {len(devices)}"
+        )
+    changes: dict[str, Any] = {}
+    if address is not None:
+        changes["address"] = address
+    if identity is not None or no_identity:
+        changes["identity"] = identity_path(identity)
+    if site is not None:
+        changes["site"] = site
+    if profile is not None:
+        changes["profile"] = load_profile(profile, profiles_dir).name
+    if jump is not None:
+        key = agreed_host_key(SshAddress.parse(jump), jump_fingerprint, JUMP_KEY)
+        changes.update(jump=jump, jump_host_key=key)
+    elif no_jump:
+        changes.update(jump="", jump_host_key="")
+    if repin or wanted is not None:
+        changes["host_key"] = _host_key_now(replace(devices[0], **changes), wanted)
+    # Another command may have changed the devices since: the changes apply to what the file has now.
+    changed = inventory.change(
+        [device.name for device in devices],
+        lambda device: _listed(replace(device, **changes), groups, ungroup, tags, untag),
+    )
+    names = ", ".join(device.name for device in changed)
+    text = f"changed in {inventory.path}: {names}" if changed else "nothing to change"
+    emit({"changed": [device.as_json() for device in changed], "inventory": str(inventory.path)}, text, as_json)
+    before = {device.name: device for device in devices}
+    moved = [new.name for new in changed if new.site != before[new.name].site]
+    due = [new.name for new in changed if new.name in moved or new.profile != before[new.name].profile]
+    if due:
+        say("", f"next: edgert bootstrap {','.join(due)} configures the devices")
+    if moved:
+        say(
+            "",
+            "note: what the broker retains of the former site stays until they connect from the new one and clear it",
+        )
+
+
+def _listed(
+    device: Device, groups: tuple[str, ...], ungroup: tuple[str, ...], tags: tuple[str, ...], untag: tuple[str, ...]
+) -> Device:
+    """Return the device with groups and tags added and removed."""
+    stay = [group for group in device.groups if group not in ungroup]
+    replaced = {_key(tag) for tag in (*tags, *untag)}
+    return replace(
+        device,
+        groups=tuple(dict.fromkeys([*stay, *groups])),
+        tags=tuple(dict.fromkeys([*(tag for tag in device.tags if _key(tag) not in replaced), *tags])),
+    )
+
+
+def _key(tag: str) -> str:
+    return tag.partition("=")[0]
+
+
+def _host_key_now(device: Device, wanted: str | None) -> str:
+    if not device.kind.uses_ssh:
+        raise click.UsageError(f"{device.name} is this machine and has no host key")
+    return agreed_host_key(SshAddress.parse(device.address), wanted, DEVICE_KEY, device)

@@ -1,0 +1,178 @@
+"""`edgert fleet export`: the exporter from MQTT to Prometheus and OpenTelemetry."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Callable
+
+import click
+
+from edgert.errors import ConfigInvalid
+from edgert.telemetry.mqtt import MqttSettings
+from edgert_deploy.cli.shared.broker_options import broker_options, named_session, session_option
+from edgert_deploy.cli.shared.options import for_option
+from edgert_deploy.cli.shared.output import say
+from edgert_deploy.cli.shared.stopping import stopping
+from edgert_deploy.cli.shared.types import Duration
+from edgert_deploy.common.addresses import host_and_port
+from edgert_deploy.fleet.export import otlp
+from edgert_deploy.fleet.export.exporter import BY_DEFAULT, DIMENSIONS, Exporter
+from edgert_deploy.fleet.export.post import PushFailed, http_address
+from edgert_deploy.fleet.export.prometheus import Exposition
+from edgert_deploy.fleet.export.remote_write import WAITING_MAX, RemoteWriter
+from edgert_deploy.fleet.export.scrape import ScrapeServer
+from edgert_deploy.fleet.subscriber import FleetSubscriber
+
+PORT = 9464
+OTLP_EVERY = "60s"
+POLL_S = 0.25
+WRITE_EVERY_S = 1.0
+WRITE_PATH = "/api/v1/write"
+
+EPILOG = f"""\b
+Examples:
+  edgert fleet export --broker broker.local
+  edgert fleet export --broker broker.local --listen 0.0.0.0:{PORT} --by site,device,model,version
+  edgert fleet export --broker broker.local --site plant-a --listen 127.0.0.1:9465   # one for each site
+  edgert fleet export --broker broker.local --session main     # the broker keeps what comes while it is down
+  edgert fleet export --broker broker.local --otlp http://collector:4318
+  edgert fleet export --broker broker.local --remote-write http://prometheus:9090
+
+\b
+Prometheus 2.40 or newer reads the histograms as native ones (start it with --enable-feature=native-histograms):
+  histogram_quantile(0.99, sum by (model, version) (rate(edgert_latency_milliseconds[5m])))
+A scraper that asks for text gets classic histograms with one bucket for each octave. Several exporters divide a large
+fleet by --site; sum over all of them. An exporter keeps nothing on disk: after a restart it counts from 0, as rate()
+expects. It misses what comes while it is down, unless --session NAME has the broker keep it (one NAME for each).
+
+\b
+Exit codes: 0 done, 4 refused or misconfigured, 6 the broker cannot be reached.
+"""
+
+
+@click.command(epilog=EPILOG)
+@broker_options
+@click.option(
+    "--listen",
+    default=f"127.0.0.1:{PORT}",
+    show_default=True,
+    metavar="HOST:PORT",
+    help="The address of /metrics; port 0 takes a free one.",
+)
+@click.option(
+    "--by", default=",".join(BY_DEFAULT), show_default=True, metavar="WORDS", help="The labels of the series."
+)
+@session_option
+@click.option("--otlp", "otlp_url", metavar="URL", help="Also push to this OTLP endpoint (HTTP, protobuf).")
+@click.option(
+    "--otlp-every",
+    metavar="DURATION",
+    type=Duration(0.5),
+    default=OTLP_EVERY,
+    show_default=True,
+    help="How often to push. $OTEL_EXPORTER_OTLP_HEADERS (name=value,...) is sent along.",
+)
+@click.option(
+    "--remote-write",
+    "write_url",
+    metavar="URL",
+    help="Also write each report at its own time to Prometheus (http://HOST:9090, remote write 1.0).",
+)
+@for_option
+def export(
+    settings: MqttSettings,
+    site: str | None,
+    listen: str,
+    by: str,
+    session_name: str | None,
+    otlp_url: str | None,
+    otlp_every: float,
+    write_url: str | None,
+    for_s: float | None,
+) -> None:
+    """Serve the fleet's latency to Prometheus as native histograms, and push it as OTLP."""
+    words = words_of(by)
+    otlp_to = otlp.endpoint(otlp_url) if otlp_url else None
+    headers = otlp_headers(os.environ.get("OTEL_EXPORTER_OTLP_HEADERS", ""))
+    client_id, session = named_session("export", session_name)
+    name = session_name or f"b{secrets.token_hex(6)}"
+    exporter = Exporter(name, words, clock=time.monotonic, wall_clock=time.time)
+    listeners, pushes = [exporter], list[_Pushes]()
+    if otlp_to:
+        then = "the next push contains everything"
+        pushes.append(_Pushes(lambda: otlp.push(otlp_to, exporter, time.time(), headers), otlp_every, then))
+    if write_url:
+        address = http_address("--remote-write", write_url, WRITE_PATH, "http://HOST:9090")
+        writer = RemoteWriter(address, clock=time.monotonic, wall_clock=time.time)
+        listeners.append(writer)
+        then = f"up to {WAITING_MAX} points wait; what the server refuses is dropped"
+        pushes.append(_Pushes(writer.flush, WRITE_EVERY_S, then))
+    subscriber = FleetSubscriber(
+        settings,
+        listeners,
+        site,
+        client_id=client_id,
+        session=session,
+        settled=lambda: exporter.applied,
+        log=_say,
+    )
+    server = ScrapeServer(Exposition(exporter), *host_and_port(listen, PORT, port_min=0))
+    try:
+        subscriber.open()
+        _say(f"exporting {settings.address}; Prometheus reads port {server.port}, path /metrics")
+        stop = stopping(for_s)
+        while not stop():
+            subscriber.listen(POLL_S)
+            for each in pushes:
+                each.when_due()
+        for each in pushes:
+            each.now()
+    finally:
+        subscriber.close()
+        server.close()
+
+
+class _Pushes:
+    """Calls `push` at an interval, and reports when it begins to fail (and what happens `then`) and works again."""
+
+    def __init__(self, push: Callable[[], None], every_s: float, then: str) -> None:
+        self._push, self._every_s, self._then = push, every_s, then
+        self._at, self._failure = time.monotonic(), ""
+
+    def when_due(self) -> None:
+        if time.monotonic() - self._at >= self._every_s:
+            self.now()
+
+    def now(self) -> None:
+        self._at, before = time.monotonic(), self._failure
+        try:
+            self._push()
+            self._failure = ""
+        except PushFailed as error:
+            self._failure = error.message
+        if self._failure and self._failure != before:
+            _say(f"{self._failure}; {self._then}")
+        elif before and not self._failure:
+            _say("the endpoint accepts metrics again")
+
+
+def words_of(by: str) -> tuple[str, ...]:
+    """Return the dimensions that --by names. Raises ConfigInvalid."""
+    words = tuple(dict.fromkeys(word.strip() for word in by.split(",") if word.strip()))
+    if unknown := [word for word in words if word not in DIMENSIONS]:
+        raise ConfigInvalid(f"--by {unknown[0]!r} is not a dimension of reports; known: {', '.join(DIMENSIONS)}")
+    return words
+
+
+def otlp_headers(text: str) -> dict[str, str]:
+    """Read `name=value,name=value`, the form of OpenTelemetry's own variable. Raises ConfigInvalid."""
+    pairs = [pair.partition("=") for pair in text.split(",") if pair.strip()]
+    if any(not name.strip() or not equals for name, equals, _ in pairs):
+        raise ConfigInvalid("$OTEL_EXPORTER_OTLP_HEADERS is not NAME=VALUE,NAME=VALUE")
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def _say(line: str) -> None:
+    say("", f"export: {line}")

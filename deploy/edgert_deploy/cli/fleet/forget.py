@@ -1,0 +1,111 @@
+"""`edgert fleet forget`: remove a device that is gone from the broker, and from a store."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from contextlib import closing
+
+import click
+
+from edgert.errors import ConfigInvalid, DeviceError
+from edgert.names import checked_id
+from edgert.telemetry import messages
+from edgert.telemetry.home_assistant import discovery_topic
+from edgert.telemetry.messages import Topics
+from edgert.telemetry.mqtt import BrokerRefused, Connection, MqttSettings
+from edgert.telemetry.retained import clear
+from edgert_deploy.cli.shared.broker_options import broker_options
+from edgert_deploy.cli.shared.options import json_option
+from edgert_deploy.cli.shared.output import emit
+from edgert_deploy.fleet.store.query import FleetQuery
+from edgert_deploy.fleet.store.store import Store
+
+SETTLE_S = 1.0  # after the last retained message
+
+EPILOG = """\b
+Examples:
+  edgert fleet forget pi-07 --broker broker.local
+  edgert fleet forget pi-07 --site plant-a --broker broker.local --store /var/lib/edgert/fleet.db
+
+\b
+`edgert uninstall` clears a device's retained messages itself. This is for a device that is gone: it clears `status`,
+`info`, `deploy` and Home Assistant's discovery, so that no late subscriber hears of it. With --store (or $EDGERT_STORE) it
+also removes every row of the device. Sums over groups of devices stay, as they name no device. The broker must let
+this user write the device's topics.
+
+\b
+Exit codes: 0 done (also where nothing was left), 4 refused or misconfigured, 6 the broker or the store cannot be reached,
+7 the device is online.
+"""
+
+
+@click.command(epilog=EPILOG)
+@click.argument("device")
+@broker_options
+@click.option(
+    "--store", "store_url", metavar="URL", envvar="EDGERT_STORE", help="Also remove its rows from this store."
+)
+@click.option("--force", is_flag=True, help="Also if its status is online: it died while the broker did.")
+@json_option
+def forget(
+    settings: MqttSettings, site: str | None, device: str, store_url: str | None, force: bool, as_json: bool
+) -> None:
+    """Forget DEVICE: clear what the broker retains of it, and remove its rows from a store."""
+    checked_id("device", device)
+    if store_url:
+        FleetQuery(store_url).close()  # a wrong store is found before anything is cleared, and none is made
+    held = _retained(settings, site, device)
+    sites = _sites(held, site)
+    if len(sites) > 1:
+        raise ConfigInvalid(f"there is a {device} at {', '.join(sites)}: choose with --site")
+    if any(payload == b"online" for payload in held.values()) and not force:
+        raise DeviceError(f"{device} is online: uninstall it first, or pass --force if it died while the broker did")
+    if held:
+        clear(settings, held)
+        if left := _retained(settings, site, device):
+            raise BrokerRefused(
+                f"the broker {settings.address} still retains {', '.join(left)}: it does not let this user write them "
+                "(an access list: docs/telemetry.md), or the device publishes again"
+            )
+    rows = _rows_removed(store_url, sites, device) if store_url else 0
+    text = f"{device}: {len(held)} retained messages cleared" + (f", {rows} rows removed" if store_url else "")
+    emit({"device": device, "site": next(iter(sites), None), "topics": sorted(held), "rows": rows}, text, as_json)
+
+
+def _retained(settings: MqttSettings, site: str | None, device: str) -> dict[str, bytes]:
+    """Return what the broker retains of the device, by topic: at any site where `site` is None."""
+    held: dict[str, bytes] = {}
+    heard_at = time.monotonic()
+
+    def received(topic: str, payload: bytes, retained: bool) -> None:
+        nonlocal heard_at
+        if retained and payload:
+            held[topic], heard_at = payload, time.monotonic()
+
+    def listen(topic_filter: str) -> None:
+        nonlocal heard_at
+        connection.subscribe((topic_filter,), 1)
+        heard_at = time.monotonic()
+        while time.monotonic() - heard_at < SETTLE_S:
+            connection.pump(0.1)
+
+    with closing(Connection(settings, on_message=received)) as connection:
+        connection.open()
+        listen(f"{messages.ROOT}/{site or '+'}/{device}/#")
+        for found in _sites(held, site):
+            listen(discovery_topic(Topics(found, device), "+"))
+    return held
+
+
+def _sites(topics: Iterable[str], site: str | None) -> list[str]:
+    """Return the site that is asked for, and those that topics of devices name."""
+    named = {messages.parse_topic(topic).site for topic in topics if topic.startswith(f"{messages.ROOT}/")}
+    return sorted(named | ({site} if site else set()))
+
+
+def _rows_removed(store_url: str, sites: list[str], device: str) -> int:
+    if not sites:
+        raise ConfigInvalid(f"the broker retains nothing of {device}, so its site is unknown: name it with --site")
+    with closing(Store(store_url)) as store:
+        return store.forget(sites[0], device)

@@ -1,0 +1,145 @@
+"""`edgert fleet query`: true percentiles from the store."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from typing import Any
+
+import click
+
+from edgert.errors import ConfigInvalid
+from edgert_deploy.cli.shared.options import json_option, store_option
+from edgert_deploy.cli.shared.output import columns, emit, say, some_of
+from edgert_deploy.cli.shared.types import Duration, ModelName, ProfileName
+from edgert_deploy.common.quantities import duration_text
+from edgert_deploy.fleet.store.query import DIMENSIONS, FleetQuery, Question
+from edgert_deploy.fleet.store.tables import PERCENTILES_DEFAULT, Asked, csv_text, dimensions_of, shares_of, time_text
+
+STALE_MS = 150_000  # two and a half windows of 60 s
+NAMED_MAX = 5  # devices in a warning
+
+EPILOG = f"""\b
+Examples:
+  edgert fleet query --model digits
+  edgert fleet query --model digits --window 1h --by version,profile --percentiles 50,95,99
+  edgert fleet query --window 7d --by device --site plant-a --store postgresql://ops@db/fleet
+  edgert fleet query --model digits --window 24h --step 1h --by version --json
+  edgert fleet query --window 7d --step 1h --by model,version --buckets --csv > week.csv
+
+\b
+--by takes any of {", ".join(DIMENSIONS)}. Percentiles pool all requests of a group (error at most 1.09 %); they are
+never means of percentiles. A window belongs to the minute in which it ended; more than two days ago, periods begin and
+end at whole hours. Errors, shed and cache hits are the growth of the counters. `missing` counts reports that were sent
+and never came; stderr names their devices, and warns where the store itself is old.
+
+\b
+Exit codes: 0 done (also without reports), 4 an option cannot be used, 6 the store cannot be reached.
+"""
+
+
+@click.command(epilog=EPILOG)
+@store_option
+@click.option(
+    "--window",
+    "window_s",
+    type=Duration(60),
+    default="1h",
+    show_default=True,
+    metavar="DURATION",
+    help="The length of the window: 30m, 24h, 7d.",
+)
+@click.option(
+    "--until",
+    "until_s",
+    type=Duration(),
+    default="0s",
+    metavar="DURATION",
+    help="The window ended this long ago [default: now].",
+)
+@click.option(
+    "--step", "step_s", type=Duration(60), metavar="DURATION", help="Split the window into steps of this length."
+)
+@click.option(
+    "--by", default="model,version", show_default=True, metavar="WORDS", help="Group by these; '' for one group."
+)
+@click.option(
+    "--percentiles", default=PERCENTILES_DEFAULT, show_default=True, metavar="NUMBERS", help="The percentiles to show."
+)
+@click.option("--model", type=ModelName(), metavar="MODEL", help="Only this model.")
+@click.option("--version", "version_", metavar="VERSION", help="Only this version, such as r7.")
+@click.option("--site", metavar="SITE", help="Only this site.")
+@click.option("--device", metavar="DEVICE", help="Only this device.")
+@click.option("--profile", type=ProfileName(), metavar="PROFILE", help="Only devices of this profile.")
+@click.option("--buckets", is_flag=True, help="Add each group's histogram: zero, sum, least and its buckets.")
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV with a heading.")
+@json_option
+def query(
+    store_url: str,
+    window_s: float,
+    until_s: float,
+    step_s: float | None,
+    by: str,
+    percentiles: str,
+    version_: str | None,
+    buckets: bool,
+    as_csv: bool,
+    as_json: bool,
+    **only: str | None,
+) -> None:
+    """Show percentiles, rates and errors over any period, merged exactly from the store."""
+    now_ms = time.time_ns() // 1_000_000
+    until_ms = now_ms - int(until_s * 1000)
+    if as_csv and as_json:
+        raise ConfigInvalid("--csv and --json are two forms of one answer: give one of them")
+    if step_s is not None and step_s % 60:
+        raise ConfigInvalid(f"--step {duration_text(step_s)} is not a number of whole minutes: write 1m, 15m or 1h")
+    question = Question(
+        since_ms=until_ms - int(window_s * 1000),
+        until_ms=until_ms,
+        by=dimensions_of(by),
+        where={name: value for name, value in {**only, "version": version_}.items() if value},
+        step_min=int(step_s or 0) // 60,
+    )
+    asked = Asked(question, shares_of(percentiles), buckets)
+    with closing(FleetQuery(store_url)) as fleet:
+        answer = asked.of(fleet, now_ms)
+    rows = answer["groups"]
+    if rows or as_json:
+        shown = [list(rows[0]), *([_cell(value) for value in row.values()] for row in rows)] if rows else []
+        table = csv_text(rows).rstrip("\n") if as_csv else columns(shown) if rows else ""
+        emit(answer, table, as_json)
+    else:
+        say("", _nothing(answer, question.where))
+    for line in _warnings(answer, now_ms):
+        say("", line)
+
+
+def _nothing(answer: Mapping[str, Any], where: Mapping[str, str]) -> str:
+    if not answer["newest_ms"]:
+        return "the store has no reports yet: `edgert fleet record` fills it"
+    period = " to ".join(time_text(answer[key]) for key in ("since_ms", "until_ms"))
+    return f"no matching reports from {period}" + "".join(f" --{name} {value}" for name, value in where.items())
+
+
+def _warnings(answer: Mapping[str, Any], now_ms: int) -> Iterator[str]:
+    """Yield what a reader of the answer must know of its reports."""
+    missing, unsynced, newest_ms = (answer[key] for key in ("missing_devices", "clocks_not_synchronised", "newest_ms"))
+    if missing:
+        lost, came = sum(missing.values()), sum(row["windows"] for row in answer["groups"])
+        yield (
+            f"{lost} of {lost + came} reports ({lost / (lost + came):.1%}) were sent and never came, from "
+            f"{some_of([f'{device} ({count})' for device, count in missing.items()], NAMED_MAX)}"
+        )
+    if unsynced:
+        yield f"times of receipt, because the clock is not synchronised: {some_of(unsynced, NAMED_MAX)}"
+    if newest_ms and now_ms - newest_ms > STALE_MS:
+        yield (
+            f"the newest report in the store is {(now_ms - newest_ms) // 60_000} min old: check that "
+            "`edgert fleet record` runs and reaches the broker"
+        )
+
+
+def _cell(value: object) -> str:
+    return "-" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)

@@ -1,0 +1,113 @@
+"""`edgert fleet record`: the fleet's reports into SQLite or PostgreSQL."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from edgert.telemetry.mqtt import MqttSettings
+from edgert_deploy.cli.shared.broker_options import broker_options, named_session, session_option
+from edgert_deploy.cli.shared.options import for_option, store_option
+from edgert_deploy.cli.shared.output import say
+from edgert_deploy.cli.shared.stopping import stopping
+from edgert_deploy.cli.shared.types import Duration, Size
+from edgert_deploy.common.quantities import duration_text
+from edgert_deploy.fleet.store.batch import KEEP_WINDOWS_H
+from edgert_deploy.fleet.store.recorder import Recorder
+from edgert_deploy.fleet.store.retention import KEEP_HOURS_H, KEEP_MINUTES_H, SIZE_BYTES_MAX, Retention
+from edgert_deploy.fleet.store.store import FINE_HOURS, Store
+from edgert_deploy.fleet.subscriber import FleetSubscriber
+
+FLUSH_EVERY_S = 1.0
+HOUR_S = 3600
+
+EPILOG = """\b
+Examples:
+  edgert fleet record --broker broker.local
+  edgert fleet record --broker broker.local --session main      # the broker keeps what comes while it is down
+  edgert fleet record --broker broker.local --store /var/lib/edgert/fleet.db --keep-windows 7d --size 50GB
+  edgert fleet record --broker broker.example --tls --username ops --password-file pw --store postgresql://ops@db/fleet
+
+\b
+A repeated report is written once: the key is (device, boot, model, seq). Any number of recorders may write to one
+store, for instance one for each --site. Each window is also added to a row for its minute and a
+row for its hour, which stay when the window is removed. A recorder that is down, or is killed, misses reports; `seq`
+shows the gaps. With --session NAME the broker keeps them until they are in the store. Ctrl-C or SIGTERM ends it.
+
+\b
+Exit codes: 0 done, 4 refused or misconfigured, 6 the broker or the store cannot be reached.
+"""
+
+
+def _keep(name: str, default_h: int, said: str) -> Callable[[Any], Any]:
+    default = duration_text(default_h * HOUR_S)
+    kind = Duration((FINE_HOURS + 24) // 24 * 24 * HOUR_S)
+    return click.option(name, metavar="DURATION", type=kind, default=default, show_default=True, help=said)
+
+
+@click.command(epilog=EPILOG)
+@broker_options
+@store_option
+@session_option
+@_keep("--keep-windows", KEEP_WINDOWS_H, "How long to keep single windows.")
+@_keep("--keep-minutes", KEEP_MINUTES_H, "How long to keep a group's minutes.")
+@_keep("--keep-hours", KEEP_HOURS_H, "How long to keep hours and events.")
+@click.option(
+    "--size",
+    "size_bytes",
+    metavar="SIZE",
+    type=Size(10_000_000),
+    default=SIZE_BYTES_MAX,
+    show_default="20GB",
+    help="A SQLite store larger than this loses its oldest windows early.",
+)
+@for_option
+def record(
+    settings: MqttSettings,
+    site: str | None,
+    store_url: str,
+    session_name: str | None,
+    keep_windows: float,
+    keep_minutes: float,
+    keep_hours: float,
+    size_bytes: int,
+    for_s: float | None,
+) -> None:
+    """Write windows, metrics, events and devices' descriptions to a store, each once."""
+    windows_h, minutes_h, hours_h = (int(kept_s // HOUR_S) for kept_s in (keep_windows, keep_minutes, keep_hours))
+    retention = Retention(windows_h, minutes_h, hours_h, size_bytes)
+    store = Store(store_url)
+    recorder = Recorder(store, lambda: time.time_ns() // 1_000_000, retention)
+    client_id, session = named_session("record", session_name)
+    subscriber = FleetSubscriber(
+        settings, [recorder], site, client_id=client_id, session=session, settled=lambda: recorder.settled, log=_say
+    )
+    subscriber.open()
+    _say(f"recording from {settings.address} to {store.name}")
+    stop = stopping(for_s)
+    try:
+        while not stop():
+            subscriber.listen(FLUSH_EVERY_S)
+            recorder.flush_or_wait(_say)
+            recorder.prune_when_due(_say)
+    finally:
+        try:
+            recorder.flush()
+        finally:
+            subscriber.close()
+            store.close()
+            _say(_summary(recorder))
+
+
+def _summary(recorder: Recorder) -> str:
+    line = f"{recorder.recorded} reports written, {recorder.duplicates} repeated, {recorder.refused} not understood"
+    if recorder.waiting:
+        line = f"{recorder.waiting} reports could not be written; {line}"
+    return f"{line}; the last: {recorder.last_refusal}" if recorder.refused else line
+
+
+def _say(line: str) -> None:
+    say("", f"record: {line}")

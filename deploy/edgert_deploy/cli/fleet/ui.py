@@ -1,0 +1,238 @@
+"""`edgert fleet ui`: the fleet as a web page on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+
+import click
+
+from edgert.errors import ConfigInvalid, EdgeRTError
+from edgert.telemetry.mqtt import MqttSettings
+from edgert_deploy.cli.shared.broker_options import broker_options
+from edgert_deploy.cli.shared.options import for_option, json_option
+from edgert_deploy.cli.shared.output import emit, say
+from edgert_deploy.cli.shared.stopping import stopping
+from edgert_deploy.cli.shared.team import open_rollouts
+from edgert_deploy.cli.shared.types import Size
+from edgert_deploy.common.project import find_project
+from edgert_deploy.common.quantities import size_text
+from edgert_deploy.fleet.store.query import FleetQuery
+from edgert_deploy.fleet.store.recorder import Recorder
+from edgert_deploy.fleet.store.retention import Retention
+from edgert_deploy.fleet.store.store import Store
+from edgert_deploy.fleet.subscriber import CONNECTED_AGAIN, FleetSubscriber
+from edgert_deploy.fleet.ui.access import Access, is_loopback, new_token
+from edgert_deploy.fleet.ui.answers import Answers
+from edgert_deploy.fleet.ui.board import Board
+from edgert_deploy.fleet.ui.history import History, baselines, versions_seen
+from edgert_deploy.fleet.ui.hub import Hub
+from edgert_deploy.fleet.ui.rollouts import Rollouts
+from edgert_deploy.fleet.ui.server import PageServer
+from edgert_deploy.rollout.rollout_store import RolloutStore
+
+PORT = 8765
+TICK_S = 1.0
+TEAM_S = 5.0
+BASELINES_EVERY_S = 3600.0
+OWN_SIZE = "2GB"
+TOKEN_CHARS_MIN = 16
+
+EPILOG = """\b
+Examples:
+  edgert fleet ui --broker broker.local
+  edgert fleet ui --broker broker.local --store postgresql://ops@db/fleet
+  edgert fleet ui --broker broker.example --tls --username ops --password-file pw --port 9000
+  ssh -L 8765:127.0.0.1:8765 ops-host       # for a page on another host: then open http://127.0.0.1:8765/
+
+\b
+The page fetches nothing from the network and changes nothing. Its state comes from the broker. Its curves come from the
+store that `edgert fleet record` fills (--store, $EDGERT_STORE). Without one, the command fills a store of its own while
+it runs (--size bounds it; stderr names the file). Rollouts are those of the project to devices that report here.
+
+\b
+It listens on loopback, where every user of this machine can read it. With another --host it asks for a token, which is
+part of the printed address. The connection is not encrypted: put a TLS proxy before it, or use ssh as above.
+
+\b
+Exit codes: 0 done (Ctrl-C), 4 refused or misconfigured, 6 the broker or the store cannot be reached.
+"""
+
+
+def _web_address(_context: click.Context, _option: click.Parameter, text: str | None) -> str:
+    if text and not text.startswith(("http://", "https://")):
+        raise ConfigInvalid(f"--alerts {text!r} is not a web address: write http://HOST:9093")
+    return text or ""
+
+
+@click.command(epilog=EPILOG)
+@broker_options
+@click.option(
+    "--store",
+    "store_url",
+    metavar="URL",
+    envvar="EDGERT_STORE",
+    help="The store of `edgert fleet record`: a file or postgresql://USER@HOST/DATABASE [default: $EDGERT_STORE, else one of its own].",
+)
+@click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="The address to listen on.")
+@click.option("--port", default=PORT, show_default=True, type=click.IntRange(0, 65535), help="The port; 0: a free one.")
+@click.option(
+    "--name", "names", multiple=True, metavar="NAME", help="A name that browsers use for this machine. May be repeated."
+)
+@click.option(
+    "--token-file", metavar="FILE", help="File whose first line is the token (default: a new one at each start)."
+)
+@click.option(
+    "--size",
+    "size_bytes",
+    metavar="SIZE",
+    type=Size(10_000_000),
+    default=OWN_SIZE,
+    show_default=True,
+    help="The largest size of its own store; the oldest windows are removed first.",
+)
+@click.option("--alerts", metavar="URL", callback=_web_address, help="An Alertmanager, to which the page links.")
+@json_option
+@for_option
+def ui(
+    settings: MqttSettings,
+    site: str | None,
+    store_url: str | None,
+    host: str,
+    port: int,
+    names: tuple[str, ...],
+    token_file: str | None,
+    size_bytes: int,
+    alerts: str,
+    as_json: bool,
+    for_s: float | None,
+) -> None:
+    """Show the fleet as a web page: map, latency by version, stages, heat-map, alarms, rollouts. Live."""
+    access = access_for(host, names, token_file)
+    path = store_url or own_store(settings)
+    own = None if store_url else Store(path)
+    recorder = own and Recorder(own, _wall_ms, Retention(size_bytes_max=size_bytes))
+    query = FleetQuery(path)
+    targets = find_project().p99_target_ms
+    board = Board(_wall_ms, targets)
+    begin(board, query)
+    rollouts = open_rollouts()
+    hub = Hub(board, Rollouts(rollouts.without_team()), time.monotonic, _wall_ms)
+    subscriber = FleetSubscriber(settings, [board, *([recorder] if recorder else [])], site, log=_Trouble(hub).note)
+    subscriber.open()
+    server = PageServer(Answers(hub, History(query, _wall_ms, targets=targets), site), access, host, port, alerts)
+    address = address_of(access, host, server.port)
+    emit({"url": address, "own_store": own and path}, address, as_json)
+    sys.stdout.flush()
+    _say(f"listening to {settings.address}; Ctrl-C ends it")
+    if own:
+        _say(f"no --store given: recording to {path} (at most {size_text(size_bytes)})")
+    if not is_loopback(host):
+        _say(
+            f"warning: the network can reach {host}, and the connection is not encrypted: whoever has the token can read it"
+        )
+    stop = stopping(for_s)
+    threading.Thread(target=_compare, args=(board, query), daemon=True).start()
+    if rollouts.has_team:
+        threading.Thread(target=_follow, args=(rollouts,), daemon=True).start()
+    try:
+        while not stop():
+            subscriber.listen(TICK_S)
+            if recorder:
+                recorder.flush_or_wait(_say)
+                recorder.prune_when_due(_say)
+            hub.tick()
+    finally:
+        hub.close()
+        subscriber.close()
+        server.close()
+        query.close()
+        if own and recorder:
+            recorder.flush_or_wait(_say)
+            own.close()
+
+
+def access_for(host: str, names: tuple[str, ...], token_file: str | None) -> Access:
+    """Raises ConfigInvalid."""
+    token = None if is_loopback(host) and token_file is None else new_token()
+    if token_file is not None:
+        try:
+            token = Path(token_file).read_text().splitlines()[0].strip()
+        except (OSError, IndexError, UnicodeDecodeError) as error:
+            raise ConfigInvalid(
+                f"--token-file {token_file} cannot be read: {error}. Write a line of text to it"
+            ) from error
+        if len(token) < TOKEN_CHARS_MIN or not token.isascii() or not token.replace("-", "").replace("_", "").isalnum():
+            raise ConfigInvalid(
+                f"--token-file {token_file}: a token has {TOKEN_CHARS_MIN} or more of A-Z a-z 0-9 - _; "
+                "make one with: python3 -c 'import secrets; print(secrets.token_urlsafe())'"
+            )
+    own = (host, socket.gethostname(), *names) if token else (host, *names)
+    # Browsers send cookies to every port of a host, so each page names its own.
+    cookie = f"edgert_fleet_{hashlib.sha256(token.encode()).hexdigest()[:8]}" if token else ""
+    return Access(frozenset(name.strip("[]").lower() for name in own), token, cookie)
+
+
+def own_store(settings: MqttSettings) -> str:
+    """Return the file for this broker's reports while a page is served. Raises ConfigInvalid."""
+    folder = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "edgert"
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise ConfigInvalid(f"cannot make {folder}: {error.strerror}; pass a store with --store FILE") from error
+    return str(folder / f"ui-{hashlib.sha256(settings.address.encode()).hexdigest()[:8]}.db")
+
+
+def begin(board: Board, query: FleetQuery) -> None:
+    """Fill the board from the store: stale devices, alarms, versions."""
+    board.remember(query.devices(), time.monotonic())
+    board.remember_versions(versions_seen(query, _wall_ms()))
+
+
+def _compare(board: Board, query: FleetQuery) -> None:
+    """Tell the board again and again what models usually take, until the process ends."""
+    while True:
+        with contextlib.suppress(EdgeRTError):  # the page compares with what it knows
+            board.remember_baselines(baselines(query, _wall_ms()))
+        time.sleep(BASELINES_EVERY_S)
+
+
+def _follow(rollouts: RolloutStore) -> None:
+    """Bring what other hosts of the team roll out to this one, until the process ends."""
+    while True:
+        time.sleep(TEAM_S)
+        with contextlib.suppress(EdgeRTError):  # the page shows what this host knows
+            rollouts.sync()
+
+
+class _Trouble:
+    """Reports the state of the broker's connection on stderr and on the page."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+
+    def note(self, line: str) -> None:
+        _say(line)
+        self._hub.trouble = "" if line == CONNECTED_AGAIN else line
+
+
+def address_of(access: Access, host: str, port: int) -> str:
+    """Return the address to open in a browser."""
+    where = f"[{host.strip('[]')}]" if ":" in host else host
+    if host.strip("[]") in ("0.0.0.0", "::"):
+        where = socket.gethostname()
+    return f"http://{where}:{port}/" + (f"?token={access.token}" if access.token else "")
+
+
+def _wall_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _say(line: str) -> None:
+    say("", f"ui: {line}")

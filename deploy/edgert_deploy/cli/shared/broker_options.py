@@ -1,0 +1,120 @@
+"""The options that name a broker, and the settings that they make.
+
+What a project says of its broker goes to that broker alone: a login is never sent to another one that --broker names.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import click
+from click.core import ParameterSource
+
+from edgert.config import BrokerLogin
+from edgert.names import checked_id
+from edgert.telemetry.mqtt import PROTOCOLS, MqttSettings, Session
+from edgert_deploy.cli.shared.output import say
+from edgert_deploy.common.addresses import PORT_PLAIN, PORT_TLS, host_and_port
+
+SESSION_KEPT_S = 86_400
+# What [broker] of a project may set besides the address, and each one's value without it.
+_WITHOUT = BrokerLogin().login
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class _BrokerWord(click.types.StringParamType):
+    """HOST[:PORT]; the message for a missing one names the other place to write it."""
+
+    def get_missing_message(self, param: click.Parameter, ctx: click.Context | None) -> str:
+        return "Or write it once, as `address` below [broker] in the project's edgert.toml (edgert init)."
+
+
+_OPTIONS = (
+    click.option(
+        "--broker",
+        required=True,
+        type=_BrokerWord(),
+        metavar="HOST[:PORT]",
+        help="The MQTT broker (default port 1883, with TLS 8883).",
+    ),
+    click.option("--tls", is_flag=True, help="Use TLS; the broker's certificate and name are always checked."),
+    click.option(
+        "--ca", metavar="FILE", default="", help="Authority that signed the broker's certificate, if not a public one."
+    ),
+    click.option("--cert", metavar="FILE", default="", help="Client certificate, if the broker asks for one."),
+    click.option("--key", metavar="FILE", default="", help="The client certificate's key."),
+    click.option("--username", metavar="USER", default="", help="User to log in as."),
+    click.option("--password-file", metavar="FILE", default="", help="File whose first line is the password."),
+    click.option(
+        "--protocol", type=click.Choice(["auto", *PROTOCOLS]), default="auto", help="MQTT version (default: auto)."
+    ),
+)
+_SITE = click.option("--site", metavar="SITE", help="Only this site.")
+
+
+def broker_options(command: F) -> F:
+    """Add --broker and what belongs to it, and --site. The command receives `settings` in their place, and `site`."""
+    return _SITE(broker_alone_options(command))
+
+
+def broker_alone_options(command: F) -> F:
+    """Add --broker and what belongs to it. The command receives `settings` in their place."""
+
+    @functools.wraps(command)
+    def with_settings(**options: Any) -> Any:
+        options = of_this_broker(options, _WITHOUT, "tls")
+        login = {name: options.pop(name) for name in _WITHOUT}
+        host, port = host_and_port(options.pop("broker"), PORT_TLS if login["tls"] else PORT_PLAIN)
+        return command(settings=MqttSettings(host, port, **login), **options)
+
+    wrapped: Any = with_settings
+    for option in reversed(_OPTIONS):
+        wrapped = option(wrapped)
+    return wrapped  # type: ignore[no-any-return]  # functools.wraps keeps no signature that changes
+
+
+session_option = click.option(
+    "--session",
+    "session_name",
+    metavar="NAME",
+    help="Have the broker keep messages for a day while this process is away. One process for each NAME.",
+)
+
+
+def named_session(role: str, name: str | None) -> tuple[str, Session | None]:
+    """Return the client id and the session to connect with; neither where `name` is None. Raises ConfigInvalid."""
+    if name is None:
+        return "", None
+    return f"edgert-{role}-{checked_id('session', name)}", Session(SESSION_KEPT_S)
+
+
+def of_this_broker(options: dict[str, Any], without: Mapping[str, Any], tls: str) -> dict[str, Any]:
+    """Return `options` without what the project says of its own broker, where --broker names another one.
+
+    A note on stderr names what was left out. `without` has those options' values when nobody gives them; `tls` is the
+    name of the option that turns TLS on. Raises ConfigInvalid for an invalid address.
+    """
+    context = click.get_current_context()
+    own, given = context.lookup_default("broker"), options["broker"]
+    if not own or not given or given == own:
+        return options
+    own_port = PORT_TLS if context.lookup_default(tls) else PORT_PLAIN
+    if _place(own, own_port) == _place(given, PORT_TLS if options[tls] else PORT_PLAIN):
+        return options
+    theirs = [name for name in without if context.get_parameter_source(name) is ParameterSource.DEFAULT_MAP]
+    if theirs:
+        words = ", ".join(f"--{name.replace('_', '-')}" for name in theirs)
+        say(
+            "",
+            f"note: {given} is not the project's broker ({own}), so the settings of edgert.toml for {own} are not used; "
+            f"give {words} if {given} needs them",
+        )
+    return {**options, **{name: without[name] for name in theirs}}
+
+
+def _place(broker: str, default_port: int) -> tuple[str, int]:
+    host, port = host_and_port(broker, default_port)
+    return host.lower().rstrip("."), port

@@ -1,0 +1,146 @@
+"""Prints the results of `edgert build`: a table row for each artifact, the times of candidates, or all of it as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from edgert_deploy.cli.shared.output import columns
+from edgert_deploy.common.quantities import share_text, size_text
+from edgert_deploy.packager.candidates import Candidate
+from edgert_deploy.packager.choice import Choice
+from edgert_deploy.packager.pack import BuildResult
+from edgert_deploy.packager.request import BuildRequest
+
+WIDTHS = {
+    "target": 16,
+    "engine": 11,
+    "precision": 9,
+    "in INT8": 7,
+    "size": 19,
+    "metric": 14,
+    "FP32": 6,
+    "artifact": 8,
+    "diff": 7,
+    "gate": 4,
+}
+HEADING = "  ".join(name.ljust(width) for name, width in WIDTHS.items()).rstrip()
+
+
+def rows(choice: Choice, source_size_bytes: int) -> str:
+    """Return the table's rows of one target, each with what else was tried in its engine."""
+    lines = []
+    for candidate in choice.packed:
+        lines.append(_row(choice.profile.name, candidate, source_size_bytes))
+        if tried := choice.tried_text(candidate.artifact.engine):
+            best = f"takes {candidate.how}; " if candidate.passed else ""
+            lines.append(f"  {candidate.artifact.engine} {best}tried: {tried}")
+    if choice.packed[0].result.similarity_only:
+        lines.append("  similarity only: give labels in the hold-out, or --metric")
+    return "\n".join(lines)
+
+
+def times(choices: Iterable[Choice]) -> str:
+    """Return a table of the candidates of each measured target: gate, speed, and what became of them."""
+    table = [("target", "candidate", "on", "p50 ms", "threads", "gate", "")]
+    for choice in choices:
+        packed = [candidate.id for candidate in choice.packed]
+        for candidate in choice.tried if choice.timings else ():
+            timing = choice.timings.get(candidate.id)
+            where, time, threads, note = "-", "-", "-", ""
+            if timing is not None:
+                where, threads, note = timing.where, str(timing.threads or "-"), timing.error
+                time = "-" if timing.error else f"{timing.p50_ms:.4f}"
+            elif candidate.id in packed:
+                continue
+            if candidate.id in packed and not note:
+                note = "packed" if packed.index(candidate.id) else "first"
+            gate = "pass" if candidate.passed else "FAIL"
+            table.append((choice.profile.name, candidate.id, where, time, threads, gate, note))
+    return columns(table)
+
+
+def as_json(result: BuildResult, request: BuildRequest) -> dict[str, Any]:
+    return {
+        "bundle": str(result.path),
+        "size_bytes": result.size_bytes,
+        "digest": result.digest,
+        "key_id": result.key_id,
+        "model": request.model,
+        "release": request.release,
+        "downgrade_from": request.downgrade_from or None,
+        "expires": request.expires or None,
+        "warnings": list(result.warnings),
+        "targets": [_target(choice, request.source.size_bytes) for choice in result.choices],
+    }
+
+
+def _row(target: str, candidate: Candidate, source_size_bytes: int) -> str:
+    artifact, accuracy = candidate.artifact, candidate.result.accuracy
+    cells = (
+        target,
+        artifact.engine,
+        artifact.kind,
+        share_text(artifact.int8_share),
+        f"{size_text(candidate.size_bytes)} ({size_change(candidate.size_bytes, source_size_bytes)})",
+        accuracy.metric,
+        f"{accuracy.fp32:.4f}",
+        f"{accuracy.artifact:.4f}",
+        f"{0.0 - accuracy.drop:+.4f}",
+        "pass" if candidate.passed else "FAIL",
+    )
+    return "  ".join(cell.ljust(width) for cell, width in zip(cells, WIDTHS.values(), strict=True)).rstrip()
+
+
+def size_change(size_bytes: int, source_size_bytes: int) -> str:
+    less, more = source_size_bytes / max(size_bytes, 1), size_bytes / max(source_size_bytes, 1)
+    return f"{less:.1f}x less" if less >= 1 else f"{more:.1f}x more"
+
+
+def _target(choice: Choice, source_size_bytes: int) -> dict[str, Any]:
+    """The target with the artifact that it serves first, and all of its artifacts beside it."""
+    artifacts = [_artifact(candidate, source_size_bytes) for candidate in choice.packed]
+    candidates = [
+        {
+            "artifact": c.id,
+            "recipe": c.recipe,
+            "float_layers": list(c.artifact.float_layers),
+            "passed": c.passed,
+            "score": c.result.accuracy.artifact,
+            "drop": c.result.accuracy.drop,
+            "size_bytes": c.size_bytes,
+            **(vars(choice.timings[c.id]) if c.id in choice.timings else {}),
+        }
+        for c in choice.tried
+    ]
+    return {
+        "target": choice.profile.name,
+        **artifacts[0],
+        "artifacts": artifacts,
+        "left_out": [vars(one) for one in choice.left_out],
+        "candidates": candidates,
+        "not_built": [vars(one) for one in choice.not_built],
+    }
+
+
+def _artifact(candidate: Candidate, source_size_bytes: int) -> dict[str, Any]:
+    artifact, accuracy = candidate.artifact, candidate.result.accuracy
+    return {
+        "artifact": candidate.id,
+        "engine": artifact.engine,
+        "precision": artifact.kind,
+        "recipe": candidate.recipe,
+        "float_layers": list(artifact.float_layers),
+        "int8_share": artifact.int8_share,
+        "size_bytes": candidate.size_bytes,
+        "source_size_bytes": source_size_bytes,
+        "metric": accuracy.metric,
+        "samples": accuracy.samples,
+        "fp32": accuracy.fp32,
+        "artifact_accuracy": accuracy.artifact,
+        "drop": accuracy.drop,
+        "max_drop": accuracy.max_drop,
+        "judged_by": artifact.judged_by,
+        "build_s": round(candidate.build_s, 3),
+        "passed": candidate.passed,
+    }

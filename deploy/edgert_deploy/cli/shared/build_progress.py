@@ -1,0 +1,123 @@
+"""How a build goes, on stderr: one bar a target with its stage and an estimate, or plain lines if it is no terminal.
+
+The build reports lines `TARGET: stage` or `tool: step`. Each artifact of a target has two stages that always come,
+building and judging. Extra stages (a search, measuring) lengthen no bar.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from edgert.printable import printable
+from edgert_deploy.cli.shared.output import say
+
+STAGE = re.compile(r"([a-z0-9-]+): ((?:building|judging) .*)")
+STAGES_PER_ARTIFACT = 2
+SHOWN_LETTERS_MAX = 60
+
+
+class BuildProgress:
+    """`with BuildProgress({target: artifacts}) as progress: ... progress(line)`; `done(target)` fills a target's bar."""
+
+    def __init__(self, artifacts: Mapping[str, int]) -> None:
+        self._artifacts = artifacts
+        self._bars: _Bars | None = None
+
+    def __enter__(self) -> BuildProgress:
+        if Console(stderr=True).is_terminal:
+            self._bars = _Bars(self._artifacts)
+        return self
+
+    def __call__(self, line: str) -> None:
+        if self._bars is None:
+            say("", line)
+        else:
+            self._bars.show(printable(line, newlines=False))
+
+    def done(self, target: str) -> None:
+        if self._bars is not None:
+            self._bars.fill(target)
+
+    def print(self, text: str) -> None:
+        """Print a result on stdout. If that is the terminal of the bars, it appears above them."""
+        text = printable(text)
+        if self._bars is not None and _is_one_terminal(sys.stdout.fileno(), sys.stderr.fileno()):
+            self._bars.print_above(text)
+        else:
+            click.echo(text)
+
+    def __exit__(self, *failure: object) -> None:
+        if self._bars is not None:
+            self._bars.close()
+
+
+class _Bars:
+    def __init__(self, artifacts: Mapping[str, int]) -> None:
+        # Its own descriptor: while vendors' tools run, theirs is redirected (vendor_output.py).
+        self._file = os.fdopen(os.dup(sys.stderr.fileno()), "w")
+        self._progress = Progress(
+            TextColumn("{task.fields[name]}"),
+            BarColumn(bar_width=24),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[stage]}", markup=False),
+            console=Console(file=self._file, force_terminal=True),
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        self._tasks: dict[str, TaskID] = {
+            target: self._progress.add_task(
+                target, total=STAGES_PER_ARTIFACT * count, name=target, stage="waits", start=False
+            )
+            for target, count in artifacts.items()
+        }
+        self._seen: set[str] = set()
+        self._current: str | None = None
+        self._progress.start()
+
+    def show(self, line: str) -> None:
+        found = STAGE.fullmatch(line)
+        if found and found[1] in self._tasks:
+            self._enter(found[1], line)
+        target = line.partition(": ")[0]
+        if line.startswith("warning: "):
+            self.print_above(line)
+        elif target in self._tasks or self._current is not None:
+            shown = line.partition(": ")[2] if target in self._tasks else line
+            task = self._tasks[target if target in self._tasks else str(self._current)]
+            self._progress.update(task, stage=shown[:SHOWN_LETTERS_MAX], refresh=True)
+
+    def _enter(self, target: str, line: str) -> None:
+        """Begin a stage, which ends the one before. A line that comes again, from a parallel build, counts once."""
+        self._progress.start_task(self._tasks[target])
+        if line not in self._seen and self._current is not None:
+            self._progress.advance(self._tasks[self._current])
+        self._seen.add(line)
+        self._current = target
+
+    def fill(self, target: str) -> None:
+        task = self._tasks[target]
+        total = next(one.total for one in self._progress.tasks if one.id == task)
+        self._progress.start_task(task)
+        self._progress.update(task, completed=total, stage="done", refresh=True)
+
+    def print_above(self, text: str) -> None:
+        # The console moves the bars down itself. To stop and start them instead would erase the lines above.
+        self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def close(self) -> None:
+        self._progress.stop()
+        self._file.close()
+
+
+def _is_one_terminal(one: int, other: int) -> bool:
+    return os.isatty(one) and os.isatty(other) and os.fstat(one).st_rdev == os.fstat(other).st_rdev

@@ -1,0 +1,236 @@
+"""Code that the commands of a registry share: its options, and the channels that they work on."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from edgert.bundle.channel import Entry, Statement
+from edgert.bundle.signing import SigningKey, read_public_key, read_signing_key
+from edgert.environment import RUNTIME
+from edgert.errors import ConfigInvalid
+from edgert.registry.client import Registry
+from edgert.versions.trial_limits import LIMIT_NAMES, parse_limits
+from edgert_deploy.cli.shared.output import columns
+from edgert_deploy.cli.shared.types import FILE, ChannelName, DeviceShare, Duration
+from edgert_deploy.common.folders import config_folder
+from edgert_deploy.common.keys import key_paths, keys_dir, public_keys
+from edgert_deploy.common.project import find_project
+from edgert_deploy.common.registry import open_registry
+from edgert_deploy.common.trial_limits import limits_for
+from edgert_deploy.rollout.channel_entries import with_release
+from edgert_deploy.rollout.channels import EXPIRES_S, Change, Channels, Seen
+from edgert_deploy.rollout.publish import Release
+
+F = TypeVar("F", bound=Callable[..., Any])
+_YEARS_S = 10 * 365 * 86_400.0
+
+
+@dataclass(frozen=True)
+class Reach:
+    """How to reach the registry: its address and two files."""
+
+    address: str | None
+    ca: Path | None
+    login: Path | None
+
+    def opened(self) -> closing[Registry]:
+        """Give the registry. Raises ConfigInvalid."""
+        return closing(open_registry(self.address or "", self.ca, self.login))
+
+
+@dataclass(frozen=True)
+class Signing:
+    """The key that signs a statement, and how long that is valid."""
+
+    key_file: Path | None
+    lasts_s: float
+
+    def key(self) -> SigningKey:
+        """Raises ConfigInvalid."""
+        return read_signing_key(self.key_file or key_paths(keys_dir(), "default")[0])
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The devices of a release, and how they try it."""
+
+    share: float
+    sites: tuple[str, ...]
+    profiles: tuple[str, ...]
+    tags: tuple[str, ...]
+    limits: tuple[str, ...]
+    watch_s: float | None
+
+    def devices(self) -> dict[str, Any]:
+        """Return the fields of an entry that select devices."""
+        return {"share": self.share, "sites": self.sites, "profiles": self.profiles, "tags": self.tags}
+
+    def trial(self, model: str) -> dict[str, Any]:
+        """Return the fields of an entry that say how devices try the release, with the project's limits."""
+        if model == RUNTIME:
+            if self.limits:
+                raise ConfigInvalid(
+                    "a runtime has no trial limits, only a time to serve: give --watch in place of --limit"
+                )
+            return {} if self.watch_s is None else {"watch_s": self.watch_s}
+        found = limits_for(model, find_project().trial, parse_limits(self.limits), self.watch_s)
+        return {} if found is None else {"limits": found.bounds, "watch_s": found.watch_s}
+
+
+def _gathered(name: str, cls: type[Any], *options: Callable[[F], F]) -> Callable[[F], F]:
+    """Return a decorator that adds the options and passes their values as one `cls`, called `name`."""
+
+    def decorate(command: F) -> F:
+        @functools.wraps(command)
+        def gather(**given: Any) -> Any:
+            values = {key: given.pop(key) for key in cls.__dataclass_fields__}
+            return command(**given, **{name: cls(**values)})
+
+        for option in reversed(options):
+            gather = option(gather)
+        return gather  # type: ignore[return-value]
+
+    return decorate
+
+
+_ADDRESS = click.option(
+    "--registry",
+    "address",
+    metavar="ADDRESS",
+    help="oci://HOST/REPOSITORY [default: the project's, [registry] in edgert.toml].",
+)
+_FILES = (
+    click.option("--ca", type=FILE, help="Certificates that vouch for the registry [default: the system's]."),
+    click.option(
+        "--login",
+        type=FILE,
+        help="Login file [default: config.json in $DOCKER_CONFIG or ~/.docker, as docker login writes it].",
+    ),
+)
+# The registry, given as `reach`; a command with an argument `address` takes the first.
+reach_of_argument = _gathered("reach", Reach, *_FILES)
+reach_options = _gathered("reach", Reach, _ADDRESS, *_FILES)
+
+# Given as `signing`.
+signing_options = _gathered(
+    "signing",
+    Signing,
+    click.option(
+        "--key", "key_file", type=FILE, help="Private key to sign with [default: default.key.pem of your keys]."
+    ),
+    click.option(
+        "--expires",
+        "lasts_s",
+        type=Duration(60, _YEARS_S),
+        default=EXPIRES_S,
+        metavar="DURATION",
+        help="Devices follow the channel for this long without a newer statement [default: 30d].",
+    ),
+)
+
+channel_option = click.option(
+    "--channel", type=ChannelName(), metavar="NAME", help="Offer it to the devices that follow this channel."
+)
+
+# Given as `chosen`.
+entry_options = _gathered(
+    "chosen",
+    Chosen,
+    click.option(
+        "--share",
+        type=DeviceShare(),
+        default=1.0,
+        metavar="SHARE",
+        help="This share of the devices, such as 5%; a higher one later only adds devices [default: 100%].",
+    ),
+    click.option("--site", "sites", multiple=True, help="Only devices of this site. May be repeated."),
+    click.option("--profile", "profiles", multiple=True, help="Only devices of this profile. May be repeated."),
+    click.option("--tag", "tags", multiple=True, help="Only devices with this tag, or key of a tag. May be repeated."),
+    click.option(
+        "--limit",
+        "limits",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help=f"A trial limit that the device watches: {', '.join(LIMIT_NAMES)}. May be repeated.",
+    ),
+    click.option(
+        "--watch",
+        "watch_s",
+        metavar="DURATION",
+        type=Duration(),
+        help="How long a device watches the limits before it keeps the release [default: 60s].",
+    ),
+)
+
+
+def channels_of(registry: Registry) -> Channels:
+    """Return the registry's channels, with the keys that the project and the user know."""
+    trusted = tuple(read_public_key(path) for path in public_keys())
+    return Channels(registry, trusted, Seen(config_folder() / "channels.json"))
+
+
+def offer_release(
+    registry: Registry, channel: str, release: Release, how: Mapping[str, Any], key: SigningKey, signing: Signing
+) -> tuple[dict[str, Any], str]:
+    """Offer a release to a channel's devices as `how` says; return the channel's statement as JSON, and a line about it."""
+    entry = Entry(release.model, release.number, release.digest, release.envelope, release.oci_manifest, **how)
+    change = Change(signing.lasts_s)
+    statement = channels_of(registry).change(channel, lambda entries: with_release(entries, entry), key, change)
+    line = f"channel {channel}, counter {statement.counter}: for {devices_text(entry)}, until {statement.expires}"
+    return statement_json(statement), line
+
+
+def statement_json(statement: Statement) -> dict[str, Any]:
+    return {
+        "channel": statement.channel,
+        "counter": statement.counter,
+        "issued": statement.issued,
+        "expires": statement.expires,
+        "revoked": list(statement.revoked),
+        "entries": [entry_json(entry) for entry in statement.entries],
+    }
+
+
+def entry_json(entry: Entry) -> dict[str, Any]:
+    return {
+        "model": entry.model,
+        "release": entry.release,
+        "digest": entry.digest,
+        "share": entry.share,
+        "sites": list(entry.sites),
+        "profiles": list(entry.profiles),
+        "tags": list(entry.tags),
+        "limits": dict(entry.limits),
+        "watch_s": entry.watch_s,
+        "halted": entry.halted,
+    }
+
+
+def statement_table(statement: Statement) -> str:
+    """Return the statement as a table for people."""
+    rows = [("MODEL", "RELEASE", "DEVICES", "LIMITS", "STATE")]
+    for entry in statement.entries:
+        limits = ", ".join(f"{name}={value:g}" for name, value in entry.limits.items()) or "-"
+        state = "halted" if entry.halted else "open"
+        rows.append((entry.model, f"r{entry.release}", devices_text(entry), limits, state))
+    over = f" (expired: edgert channel renew {statement.channel})" if statement.expired(time.time()) else ""
+    until = f"until {statement.expires}{over}"
+    head = f"channel {statement.channel}, counter {statement.counter}, signed {statement.issued}, {until}"
+    revoked = f"\nrevoked keys: {', '.join(statement.revoked)}" if statement.revoked else ""
+    return f"{head}{revoked}\n{columns(rows) if statement.entries else 'no models'}"
+
+
+def devices_text(entry: Entry) -> str:
+    """Return which devices an entry selects: `5% of site plant-a`."""
+    named = (("site", entry.sites), ("profile", entry.profiles), ("tag", entry.tags))
+    of = ", ".join(f"{kind} {' or '.join(names)}" for kind, names in named if names)
+    share = "all" if entry.share >= 1 else f"{100 * entry.share:g}%"
+    return f"{share} of {of}" if of else share

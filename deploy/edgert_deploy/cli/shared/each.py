@@ -1,0 +1,101 @@
+"""The same work on several devices: side by side, one that fails delays no other, and Ctrl-C ends it in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import click
+
+from edgert.errors import EdgeRTError, EngineMissing, HealthCheckFailed, Interrupted, RolledBack
+from edgert_deploy.cli.shared.output import emit, error_lines
+from edgert_deploy.common.parallel import Stop, for_each
+from edgert_deploy.devices.inventory import Device
+from edgert_deploy.devices.transports import Transport, open_transport
+from edgert_deploy.rollout.rollout import exit_code
+
+FIRST = "stopping: devices in progress finish, others are left as they are (Ctrl-C again detaches)"
+SECOND = "detached: devices in progress finish or roll back on their own"
+# Another device would fail in the same way.
+_TELLING = (RolledBack, HealthCheckFailed, EngineMissing)
+
+Answer = TypeVar("Answer")
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Results:
+    """The results of the work: a row for each device, those that failed with `error`, and their errors."""
+
+    rows: list[Row]
+    errors: list[EdgeRTError]
+
+    @property
+    def good(self) -> list[Row]:
+        return [row for row in self.rows if "error" not in row]
+
+    def show(
+        self, text: str, as_json: bool, *, below: str = "", code: int = 0, raise_lone: bool = True, **also: Any
+    ) -> None:
+        """Print JSON, or `text`, the errors and `below`; exit with the errors' code, or `code` if there are none.
+
+        `also` is added to the JSON. The error of a lone device is raised as it is, unless `raise_lone` is false.
+        """
+        if raise_lone and self.errors and len(self.rows) == 1:
+            raise self.errors[0]
+        failed = [(row["device"], row["error"]["code"], row["error"]["message"]) for row in self.rows if "error" in row]
+        shown = "\n".join(part for part in (text, error_lines(failed).rstrip("\n"), below) if part)
+        emit({"ok": not self.errors, **also, "devices": self.rows}, shown, as_json)
+        click.get_current_context().exit(exit_code(self.errors) or code)
+
+
+def run_on_each(
+    devices: Sequence[Device], work: Callable[[Device, Transport], Row], *, one_first: bool = False
+) -> Results:
+    """Do `work`, which returns a JSON object, on each device, as `on_each` does."""
+    answers = on_each(devices, work, one_first=one_first)
+    rows = [
+        {"device": device.name, **({"error": _error_json(one)} if isinstance(one, EdgeRTError) else one)}
+        for device, one in zip(devices, answers, strict=True)
+    ]
+    return Results(rows, [answer for answer in answers if isinstance(answer, EdgeRTError)])
+
+
+def on_each(
+    devices: Sequence[Device], work: Callable[[Device, Transport], Answer], *, one_first: bool = False
+) -> list[Answer | EdgeRTError]:
+    """Do `work` over each device's own link; return its answer or its error, in the order of `devices`.
+
+    With `one_first`, the others wait until it has gone well on one. If that one shows that it cannot, they are left
+    alone.
+    """
+    stop = Stop()
+    answers: list[Answer | EdgeRTError | None] = []
+
+    def one(device: Device) -> Answer | EdgeRTError:
+        if stop.asked:
+            return Interrupted(f"{device.name}: interrupted before it began: left as it is")
+        with closing(open_transport(device)) as transport:
+            try:
+                return work(device, transport)
+            except EdgeRTError as error:
+                return error
+
+    with stop.on_interrupt(FIRST, SECOND):
+        proven = not one_first
+        while not proven and len(answers) < len(devices):
+            (answer,) = for_each(devices[len(answers) : len(answers) + 1], one, stop)
+            answers.append(answer)
+            if isinstance(answer, _TELLING):
+                name = devices[len(answers) - 1].name
+                left = devices[len(answers) :]
+                answers += [type(answer)(f"{device.name}: left as it is, since it failed on {name}") for device in left]
+            proven = not isinstance(answer, EdgeRTError)
+        answers += for_each(devices[len(answers) :], one, stop)
+    return [Interrupted("detached in the middle: check with edgert status") if a is None else a for a in answers]
+
+
+def _error_json(error: EdgeRTError) -> dict[str, str]:
+    return {"code": error.code, "message": error.message}

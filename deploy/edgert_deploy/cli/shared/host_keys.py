@@ -1,0 +1,55 @@
+"""Host keys that the user, or a fingerprint that a script passes, confirms."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+from edgert.errors import ConfigInvalid
+from edgert_deploy.cli.shared.output import say
+from edgert_deploy.devices.inventory import Device, SshAddress, fingerprint
+
+DEVICE_KEY = "--fingerprint"
+JUMP_KEY = "--jump-fingerprint"
+
+
+def pinned(device: Device, wanted: str | None, jump_wanted: str | None) -> Device:
+    """Return `device` with its host key and its jump host's, each confirmed as in `agreed_host_key`."""
+    if device.jump:
+        jump_key = agreed_host_key(SshAddress.parse(device.jump), jump_wanted, JUMP_KEY)
+        device = replace(device, jump_host_key=jump_key)
+    return replace(device, host_key=agreed_host_key(SshAddress.parse(device.address), wanted, DEVICE_KEY, device))
+
+
+def agreed_host_key(address: SshAddress, wanted: str | None, option: str, behind: Device | None = None) -> str:
+    """Return the host key that `address` shows, once the user or the fingerprint `wanted` confirms it.
+
+    `option` is what passes `wanted`. `behind` is the device at `address`, for its jump host. Raises DeviceUnreachable,
+    HostKeyMismatch, and ConfigInvalid if nobody agreed.
+    """
+    from edgert_deploy.devices.transports.ssh_login import Jump, scan_host_key
+
+    key = scan_host_key(address, wanted, jump=Jump.of(behind) if behind is not None else None)
+    shown = f"{address.host} shows host key {fingerprint(key)} ({key.split()[0]})"
+    say("", shown)
+    if wanted is not None:
+        return key
+    say("", "compare it on the machine's own console: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub")
+    if not sys.stdin.isatty():
+        raise ConfigInvalid(f"{shown}; not a terminal, so nobody can confirm it: check it, then pass {option}")
+    what = "the jump host's" if option == JUMP_KEY else "this device's"
+    if not click.confirm(f"Is it {what}?", default=False, err=True):
+        raise ConfigInvalid("you did not agree to the host key: nothing was recorded")
+    return key
+
+
+def identity_path(file: Path | None) -> str:
+    """Return the path of a private key as the inventory states it: "" for none. Raises ConfigInvalid if it is missing."""
+    if file is None:
+        return ""
+    if not file.expanduser().is_file():
+        raise ConfigInvalid(f"identity {file} is missing: give the private key's path")
+    return str(file.expanduser().absolute())

@@ -1,0 +1,67 @@
+"""Options and arguments that several commands share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from edgert_deploy.cli.shared.types import FILE, Duration, OneDevice, Selector
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+STORE_DEFAULT = "fleet.db"
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
+
+inventory_option = click.option(
+    "--inventory",
+    "inventory_file",
+    type=FILE,
+    is_eager=True,  # a shell completes SELECTOR from it
+    help="The fleet [default: the project's].",
+)
+
+profiles_option = click.option(
+    "--profiles",
+    "profiles_dir",
+    type=click.Path(path_type=Path),
+    is_eager=True,  # a shell completes --profile from it
+    help="Folder with device profiles of your own [default: ./profiles, else the profiles that ship].",
+)
+
+same_machine_option = click.option(
+    "--same-machine", is_flag=True, help="Allow a device with the host key of another one in the inventory."
+)
+
+verbose_option = click.option("-v", "--verbose", is_flag=True, help="Print each step and each result of every device.")
+
+yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
+
+store_option = click.option(
+    "--store",
+    "store_url",
+    metavar="URL",
+    envvar="EDGERT_STORE",
+    default=STORE_DEFAULT,
+    help="A file, sqlite:///FILE or postgresql://USER@HOST/DATABASE, its password in ~/.pgpass "
+    f"[default: $EDGERT_STORE, else the project's, else ./{STORE_DEFAULT}].",
+)
+
+for_option = click.option(
+    "--for", "for_s", metavar="DURATION", type=Duration(least_s=0.1), help="Stop after this time: 30s, 10m."
+)
+
+
+def selector_argument(default: str | None = None, *, required: bool = True) -> Callable[[F], F]:
+    """SELECTOR: the devices that a command is about, given as `selector`."""
+    if default is None:
+        return click.argument("selector", type=Selector(), required=required)
+    return click.argument("selector", type=Selector(), default=default)
+
+
+def device_argument(*, required: bool = True) -> Callable[[F], F]:
+    """SELECTOR of one device, given as `selector`."""
+    return click.argument("selector", type=OneDevice(), required=required)

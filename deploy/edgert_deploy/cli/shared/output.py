@@ -1,0 +1,67 @@
+"""How commands print: results on stdout, progress on stderr, nothing that could control the terminal."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from edgert.printable import printable
+
+CELL_CHARS_MAX = 300
+NAMES_MAX = 5  # of the devices that failed for one cause
+_NUMBER = re.compile(r"\d+(?:\.\d+)*")
+_LINE = threading.Lock()
+
+
+def say(device: str, line: str) -> None:
+    """Print a progress line on stderr: about a device, or about all of them where `device` is "". From any thread."""
+    with _LINE:
+        click.echo(printable(f"[{device}] {line}" if device else line), err=True)
+
+
+def emit(value: dict[str, Any], text: str, as_json: bool) -> None:
+    """Print the result: `value` as JSON, or `text`."""
+    click.echo(json.dumps(value) if as_json else printable(text))
+
+
+def columns(rows: Sequence[Sequence[str]]) -> str:
+    """Align rows in columns; the first row is the heading."""
+    shown = [[printable(cell, CELL_CHARS_MAX, newlines=False) for cell in row] for row in rows]
+    widths = [max(len(row[i]) for row in shown) for i in range(len(shown[0]))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in shown]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def some_of(names: Sequence[str], most: int) -> str:
+    """Return the first `most` names, and how many more there are."""
+    rest = len(names) - most
+    return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def error_lines(errors: Sequence[tuple[str, str, str]]) -> str:
+    """Return a line for each error, to print below a table: device, code, message."""
+    # Most messages begin with the device's name already.
+    return "".join(f"{name} [{code}]: {message.removeprefix(f'{name}: ')}\n" for name, code, message in errors)
+
+
+def errors_by_cause(errors: Sequence[tuple[str, str, str]]) -> str:
+    """Return a line for each cause: code, how many devices, the message of the first, and the first names.
+
+    Messages that differ in the device's name and address or in numbers have one cause. The most frequent comes first.
+    """
+    causes: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    for name, code, message in errors:
+        own = re.compile(rf"(?<![\w-]){re.escape(name)}(?![\w-])( \([^)]*\))?")
+        cause = _NUMBER.sub("#", own.sub("DEVICE", message))
+        causes.setdefault((code, cause), []).append((name, message.removeprefix(f"{name}: ")))
+    lines = []
+    for (code, _), found in sorted(causes.items(), key=lambda cause: -len(cause[1])):
+        names = some_of([name for name, _ in found], NAMES_MAX)
+        devices = f"{len(found)} device{'' if len(found) == 1 else 's'}"
+        lines.append(f"{devices} [{code}]: {found[0][1]}\n  {names}\n")
+    return "".join(lines)

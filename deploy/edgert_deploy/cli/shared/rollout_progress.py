@@ -1,0 +1,140 @@
+"""How a deployment to devices goes, on stderr.
+
+One device, or --verbose: a line for each step. Many devices: on a terminal a live table of those in progress, elsewhere
+a line for each tenth of them.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from edgert.printable import printable
+from edgert_deploy.cli.shared.output import CELL_CHARS_MAX, say
+from edgert_deploy.common.parallel import Stop
+from edgert_deploy.rollout.deployment import Outcome
+from edgert_deploy.rollout.plan import Step
+
+FIRST = "stopping at the next step: devices that are not done roll back. Ctrl-C again detaches at once"
+SECOND = "detached: a device in the middle rolls back on its own when the trial ends"
+STEPS = frozenset(step.value for step in Step)
+DRAWN_PER_S = 4
+LINES_KEPT = 8  # of the terminal: for the headings, the last lines, and the user's own above
+ROWS_MIN = 3
+
+
+@dataclass
+class _Row:
+    """One device in progress."""
+
+    begun_at: float
+    step: str = "login"
+    sent_bytes: int = 0
+    send_bytes: int = 0
+    line: str = ""
+
+
+class RolloutProgress:
+    """`with RolloutProgress(...) as progress`: any thread calls `progress(device, line)`, `sent` and `done`."""
+
+    def __init__(self, title: str, devices: int, stop: Stop, *, verbose: bool = False) -> None:
+        self._title, self._devices, self._stop = title, devices, stop
+        self._each = verbose or devices == 1
+        self._console = Console(stderr=True)
+        self._rows: dict[str, _Row] = {}
+        self._ended = self._failed = 0
+        self._begun_at = time.monotonic()
+        self._lock = threading.Lock()
+        self._interrupts = ExitStack()
+        self._live: Live | None = None
+
+    def __enter__(self) -> RolloutProgress:
+        if not self._each and self._console.is_terminal:
+            self._live = Live(
+                console=self._console,
+                get_renderable=self._table,
+                refresh_per_second=DRAWN_PER_S,
+                transient=True,
+                redirect_stdout=False,  # lines on stderr appear above the table
+            )
+            self._live.start()
+        # The table itself tells about Ctrl-C: a line written over it would break it.
+        texts = ("", "") if self._live is not None else (FIRST, SECOND)
+        self._interrupts.enter_context(self._stop.on_interrupt(*texts))
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self._interrupts.close()
+        if self._live is not None:
+            self._live.stop()
+            if self._stop.asked:
+                say("", SECOND if self._stop.abandoned else FIRST)
+
+    def __call__(self, device: str, line: str) -> None:
+        """Report a line about a device, or about all of them where `device` is ""."""
+        if self._each or not device:
+            say(device, line)
+        else:
+            row = self._row(device)
+            if line in STEPS:
+                row.step, row.line = line, ""
+            else:
+                row.line = line
+
+    def sent(self, device: str, done_bytes: int, total_bytes: int) -> None:
+        row = self._row(device)
+        row.sent_bytes, row.send_bytes = done_bytes, total_bytes
+
+    def done(self, outcome: Outcome) -> None:
+        with self._lock:
+            self._rows.pop(outcome.device, None)
+            before, self._ended = self._ended, self._ended + 1
+            self._failed += outcome.error is not None
+            text = self._counts()
+        if not self._each and self._live is None and 10 * before // self._devices < 10 * self._ended // self._devices:
+            say("", text)
+
+    def _row(self, device: str) -> _Row:
+        with self._lock:
+            return self._rows.setdefault(device, _Row(time.monotonic()))
+
+    def _counts(self) -> str:
+        failed = f", {self._failed} failed" if self._failed else ""
+        return f"{self._title}: {self._ended} of {self._devices} devices{failed}"
+
+    def _table(self) -> RenderableType:
+        """Return what the terminal shows: as many of the devices in progress as fit, the longest there first."""
+        now = time.monotonic()
+        with self._lock:
+            rows = list(self._rows.items())
+            heading = f"{self._counts()}, {len(rows)} in progress, {_time(now - self._begun_at)}"
+        fitting = max(ROWS_MIN, self._console.height - LINES_KEPT)
+        table = Table(box=None, pad_edge=False, expand=False)
+        for name in ("DEVICE", "STEP", "BYTES", "TIME", ""):
+            table.add_column(name, no_wrap=True, justify="right" if name in ("BYTES", "TIME") else "left")
+        for device, row in rows[:fitting]:
+            line = printable(row.line, CELL_CHARS_MAX, newlines=False)
+            table.add_row(Text(device), Text(row.step), Text(_bytes(row)), Text(_time(now - row.begun_at)), Text(line))
+        shown: list[RenderableType] = [Text(heading, overflow="ellipsis", no_wrap=True), table]
+        if len(rows) > fitting:
+            shown.append(Text(f"and {len(rows) - fitting} more in progress"))
+        if self._stop.asked:
+            text = SECOND if self._stop.abandoned else FIRST
+            shown.append(Text(text, overflow="ellipsis", no_wrap=True))
+        return Group(*shown)
+
+
+def _bytes(row: _Row) -> str:
+    return f"{row.sent_bytes / 1e6:.1f} of {row.send_bytes / 1e6:.1f} MB" if row.send_bytes else ""
+
+
+def _time(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes}m{rest:02}s" if minutes else f"{rest}s"

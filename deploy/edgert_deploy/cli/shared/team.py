@@ -1,0 +1,34 @@
+"""The project's rollouts as commands use them: with the team's store, if `edgert.toml` names one."""
+
+from __future__ import annotations
+
+from edgert.errors import EdgeRTError
+from edgert_deploy.cli.shared.output import say
+from edgert_deploy.common.project import find_project
+from edgert_deploy.rollout.rollout_store import RolloutStore
+
+
+def open_rollouts(*, changes: bool = False) -> RolloutStore:
+    """Return the project's rollouts, up to date with the team's store.
+
+    If that store cannot be reached, a command that `changes` a rollout ends with the error; others say so and go on with
+    what this host has.
+    """
+    project = find_project()
+    store = RolloutStore(project.rollouts, None, _note)
+    try:
+        if project.store:
+            from edgert_deploy.fleet.store.rollouts import StoredRollouts
+
+            store = RolloutStore(project.rollouts, StoredRollouts(project.store), _note)
+            store.sync()
+    except EdgeRTError as error:
+        if changes:
+            raise
+        _note(f"{error.message}. Shown is what this host knows")
+        store = store.without_team()
+    return store
+
+
+def _note(line: str) -> None:
+    say("", f"note: {line}")

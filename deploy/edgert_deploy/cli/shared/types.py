@@ -1,0 +1,205 @@
+"""Types of the commands' parameters: what they accept, and how a shell completes them."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import click
+from click.shell_completion import CompletionItem
+
+from edgert.errors import ConfigInvalid, EdgeRTError
+from edgert.names import CHANNEL_NAME
+from edgert_deploy.common.project import find_bundle, find_project
+from edgert_deploy.common.quantities import duration_s, duration_text, rate_bytes_per_s, size_bytes
+
+FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+class _Quantity(click.ParamType):  # type: ignore[type-arg]  # generic in new versions of click alone
+    """A number with a unit. A default may be given as the number itself."""
+
+    def __init__(
+        self, name: str, parse: Callable[[str], float], text: Callable[[float], str], least: float, most: float
+    ) -> None:
+        self.name, self._parse, self._text, self._least, self._most = name, parse, text, least, most
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            number = self._parse(value) if isinstance(value, str) else value
+        except ConfigInvalid as error:
+            self.fail(error.message, param, ctx)
+        if not self._least <= number <= self._most:
+            most = f" and at most {self._text(self._most)}" if self._most < float("inf") else ""
+            self.fail(f"{value!r} is out of range: write at least {self._text(self._least)}{most}", param, ctx)
+        return number
+
+
+def Duration(least_s: float = 0.0, most_s: float = float("inf")) -> _Quantity:
+    """`10s`, `5m`, `2h` or `1d`, as seconds."""
+    return _Quantity("duration", duration_s, duration_text, least_s, most_s)
+
+
+def Size(least_bytes: int = 0) -> _Quantity:
+    """`500KB`, `2MB` or `20GB`, as bytes."""
+    return _Quantity("size", size_bytes, lambda size: f"{size / 1e6:g}MB", least_bytes, float("inf"))
+
+
+def Rate(least_bytes_per_s: float = 0.0) -> _Quantity:
+    """`500KB/s` or `2MB/s`, as bytes a second."""
+    return _Quantity("rate", rate_bytes_per_s, lambda rate: f"{rate / 1e3:g}KB/s", least_bytes_per_s, float("inf"))
+
+
+class DeviceCount(click.IntRange):
+    """A number of devices."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, str) and not value.strip().isdigit():
+            self.fail(f"{value!r} is no number of devices: write a count, such as 2 (--wave takes shares)", param, ctx)
+        return int(super().convert(value, param, ctx))
+
+
+class DeviceShare(click.ParamType):  # type: ignore[type-arg]
+    """A share of all devices, such as 5%, as a number from 0 to 1."""
+
+    name = "share"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, float):
+            return value
+        found = re.fullmatch(r"(\d{1,3}(?:\.\d{1,6})?)%", value.strip())
+        if found is None or not 0 < float(found[1]) <= 100:
+            self.fail(f"{value!r} is no share of the devices: write 5%, 50% or 100%", param, ctx)
+        return float(found[1]) / 100
+
+
+class ChannelName(click.types.StringParamType):
+    """The name of a channel in a registry."""
+
+    name = "name"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if not CHANNEL_NAME.fullmatch(value):
+            self.fail(f"{value[:80]!r} is no name of a channel: use a letter, then at most 39 of a-z 0-9 -", param, ctx)
+        return str(value)
+
+
+class Selector(click.types.StringParamType):
+    """Devices of the inventory, as `devices.inventory.select` reads them."""
+
+    name = "selector"
+
+    def get_missing_message(self, param: click.Parameter, ctx: click.Context | None) -> str:
+        return (
+            "Write names, groups or `all`; or write it once, as `selector` in the project's edgert.toml (edgert init)."
+        )
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Complete the last of the words with commas."""
+        before, comma, word = incomplete.rpartition(",")
+        without = "!" if word.startswith("!") else ""
+        return [
+            CompletionItem(before + comma + without + each)
+            for each in _matching(_selectable(ctx), word.removeprefix("!"))
+        ]
+
+
+class OneDevice(Selector):
+    """A selector that selects one device."""
+
+    def get_missing_message(self, param: click.Parameter, ctx: click.Context | None) -> str:
+        return "Write the name of a device: edgert device list shows them."
+
+
+class ModelName(click.types.StringParamType):
+    """A model's name; a shell completes those that the team deployed."""
+
+    name = "model"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        return [CompletionItem(name) for name in _matching(_models(), incomplete)]
+
+
+class ModelOrBundle(click.Path):
+    """The name of a model, or the path of a bundle: a name that ends in .edgert, or a file."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str | Path:
+        path = Path(value)
+        try:
+            bundle = find_bundle(path)
+        except ConfigInvalid:
+            if path.suffix == ".edgert":
+                raise
+            return str(value)
+        return bundle if bundle.suffix == ".edgert" or bundle.is_file() else str(value)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        return [*ModelName().shell_complete(ctx, param, incomplete), CompletionItem(incomplete, type="file")]
+
+
+class ProfileName(click.types.StringParamType):
+    """The name of a device profile."""
+
+    name = "profile"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        from edgert_deploy.devices.profiles import list_profiles
+
+        try:
+            profiles = list_profiles(_folder_of_profiles(ctx))
+        except EdgeRTError:
+            return []
+        return [CompletionItem(one.name, help=one.description) for one in profiles if one.name.startswith(incomplete)]
+
+
+class BundlePath(click.Path):
+    """A bundle to read. A mere name may also be one in the project's folder of bundles."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        return find_bundle(Path(os.fsdecode(super().convert(value, param, ctx))))
+
+
+class NewBundlePath(BundlePath):
+    """A bundle to write. A mere name goes to the project's folder of bundles, if it names one."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        path = Path(os.fsdecode(click.Path.convert(self, value, param, ctx)))
+        bundles = find_project().bundles if path.parent == Path() else None
+        if bundles is None:
+            return path
+        bundles.mkdir(parents=True, exist_ok=True)
+        return bundles / path
+
+
+def _matching(names: Iterable[str], beginning: str) -> list[str]:
+    return sorted({name for name in names if name.startswith(beginning)})
+
+
+def _selectable(ctx: click.Context) -> list[str]:
+    """Every word that selects devices. A broken inventory completes nothing: the command itself explains it."""
+    from edgert_deploy.devices.inventory import find_inventory
+    from edgert_deploy.devices.selector import ALL
+
+    try:
+        devices = find_inventory(ctx.params.get("inventory_file")).devices()
+    except EdgeRTError:
+        return []
+    words = [word for one in devices for word in (one.name, *one.groups, f"site:{one.site}", f"profile:{one.profile}")]
+    tags = [f"tag:{tag}" for one in devices for tag in one.tags]
+    return [*words, *tags, *([ALL] if devices else [])]
+
+
+def _models() -> list[str]:
+    from edgert_deploy.rollout.rollout_store import RolloutStore
+
+    return [rollout.model for rollout in RolloutStore(find_project().rollouts).all()]
+
+
+def _folder_of_profiles(ctx: click.Context) -> Path | None:
+    return ctx.params.get("profiles_dir") or find_project().profiles

@@ -1,0 +1,121 @@
+"""A device that is gone leaves nothing behind: not at the broker, not in a store, not before a viewer."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from edgert.errors import ConfigInvalid, DeviceError
+from edgert.telemetry import forwarder
+from edgert.telemetry.home_assistant import discovery
+from edgert_deploy.bootstrap.uninstall import uninstall
+from edgert_deploy.cli.fleet.forget import forget
+from edgert_deploy.devices.inventory import Device
+from edgert_deploy.devices.transports.local import LocalTransport
+from edgert_deploy.fleet.export.exporter import Exporter
+from edgert_deploy.fleet.state import FleetState
+from edgert_deploy.fleet.store.query import FleetQuery
+from edgert_deploy.fleet.store.recorder import REMOVED
+from tests.support.brokers import Broker
+from tests.support.fleet import NOW_MS, Pi, Sent, ask, publish, record, retained
+
+
+def a_device(name: str, status: bytes = b"lost", site: str = "plant-a") -> tuple[Pi, Sent]:
+    """A device, and what the broker retains of it."""
+    pi = Pi(name, site=site)
+    discovered = discovery(pi.topics, "homeassistant", ["digits"], {}, 60.0)
+    return pi, [*pi.info()[:1], (pi.topics.status, status), *pi.deploy(NOW_MS, "temp_c"), discovered]
+
+
+def cli(broker: Broker, *words: str) -> Result:
+    return CliRunner().invoke(forget, ["--broker", f"127.0.0.1:{broker.port}", *words])
+
+
+def test_a_device_is_forgotten_by_the_broker_the_store_and_home_assistant(tmp_path: Path, store_url: str) -> None:
+    gone, said = a_device("pi-1")
+    stays, other = a_device("pi-2", b"online")
+    event = json.dumps({"v": 1, "ts": NOW_MS, "boot": "b1", "seq": 1, "event": "degraded", "model": "digits"}).encode()
+    reports = gone.window(NOW_MS - 1, [1.0] * 3) + stays.window(NOW_MS - 1, [2.0] * 5)
+    gone.seq += 3
+    reports += gone.window(NOW_MS - 1, [1.0]) + [(gone.topics.event, event)]
+    record(store_url, said + other + reports)
+    with Broker.in_folder(tmp_path / "broker") as broker:
+        publish(broker, said + other, retain=True)
+        done = cli(broker, "pi-1", "--store", store_url, "--json")
+        assert done.exit_code == 0, done.output
+        answer = json.loads(done.stdout)
+        assert (answer["site"], len(answer["topics"])) == ("plant-a", 4)
+        assert retained(broker) == {topic for topic, _ in other}
+        assert "0 retained messages cleared" in cli(broker, "pi-1", "--site", "plant-a", "--store", store_url).stdout
+        assert isinstance(cli(broker, "pi-9", "--store", store_url).exception, ConfigInvalid)
+    query = FleetQuery(store_url)
+    assert [row["device"] for row in query.devices()] == ["pi-2"]
+    assert query.events(0, NOW_MS + 1) == []
+    query.close()
+    (answer_,) = ask(store_url, 1, ("device",))
+    assert (answer_.group["device"], answer_.latency.count, answer_.missing) == ("pi-2", 5, {})
+    assert record(store_url, gone.window(NOW_MS - 1, [1.0])).recorded == 2, "it may come back, as a new one"
+
+
+def test_a_device_that_is_online_or_of_two_sites_is_not_forgotten_by_mistake(tmp_path: Path) -> None:
+    with Broker.in_folder(tmp_path / "broker") as broker:
+        publish(broker, a_device("pi-1", b"online")[1], retain=True)
+        assert isinstance(cli(broker, "pi-1").exception, DeviceError)
+        publish(broker, a_device("pi-1", site="plant-b")[1], retain=True)
+        assert "plant-a, plant-b" in str(cli(broker, "pi-1").exception)
+        held, wrong = retained(broker), tmp_path / "wrong.db"
+        said = cli(broker, "pi-1", "--site", "plant-a", "--force", "--store", str(wrong)).exception
+        assert "there is no store" in str(said)
+        assert (retained(broker), wrong.exists()) == (held, False)
+        assert cli(broker, "pi-1", "--site", "plant-a", "--force").exit_code == 0
+        assert {topic.split("/")[2] for topic in retained(broker) if topic.startswith("edgert/")} == {"plant-b"}
+
+
+def test_a_viewer_that_is_there_sees_a_device_go_and_a_store_remembers_that_it_went(tmp_path: Path) -> None:
+    _, said = a_device("pi-1")
+    state, exporter = FleetState(), Exporter("b1", clock=lambda: 0.0, wall_clock=lambda: 0.0)
+    for listener in (state, exporter):
+        for topic, payload in said[:3]:
+            listener.apply(topic, payload, True, 0.0)
+        assert len(listener.devices) == 1
+        for topic, _ in said[:3]:
+            listener.apply(topic, b"", False, 0.0)
+        assert (listener.devices, listener.refused) == ({}, 0)
+    url = f"{tmp_path}/fleet.db"
+    record(url, said[:3] + [(topic, b"") for topic, _ in said[:3]])
+    query = FleetQuery(url)
+    assert [row["status"] for row in query.devices()] == [REMOVED]
+    query.close()
+
+
+def test_an_uninstall_clears_what_the_broker_retains_or_says_how_to(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    state, home = tmp_path / "state", tmp_path / "home"
+    (home / "venv" / "bin").mkdir(parents=True)
+    state.mkdir()
+    python = home / "venv" / "bin" / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    device = Device("pi-1", "ssh", "pi@pi-1", "p", str(state), home=str(home), host_key="k")
+    with Broker.in_folder(tmp_path / "broker") as broker:
+        config = f'device = "pi-1"\nsite = "plant-a"\nprofile = "p"\n[mqtt]\nhost = "127.0.0.1"\nport = {broker.port}\n'
+        (state / "config.toml").write_text(config + 'home_assistant = "homeassistant"\n')
+        publish(broker, a_device("pi-1", b"offline")[1], retain=True)
+        shown = uninstall(device, LocalTransport(device), purge=True, dry_run=True)
+        assert any(f"the broker 127.0.0.1:{broker.port} retains of plant-a/pi-1" in what for what in shown.removed)
+        assert len(retained(broker)) == 4
+        assert forwarder.main(["--state", str(state), "--clear", "remove"]) == 0
+        assert capsys.readouterr().out.startswith("removed the messages that the broker")
+        assert retained(broker) == set()
+    assert forwarder.main(["--state", str(state), "--clear", "remove"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("left the messages")
+    assert "`edgert fleet forget pi-1` clears them" in said
+    assert uninstall(replace(device, home=str(tmp_path / "nothing")), LocalTransport(device), purge=True, dry_run=True)

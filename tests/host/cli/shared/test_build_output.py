@@ -1,0 +1,15 @@
+"""The table of a build: sizes that are larger are not called smaller."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+
+from edgert_deploy.cli.shared.build_output import size_change
+
+
+def test_a_larger_artifact_is_not_called_smaller() -> None:
+    assert size_change(50, 100) == "2.0x less"
+    assert size_change(200, 100) == "2.0x more"

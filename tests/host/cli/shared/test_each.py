@@ -1,0 +1,82 @@
+"""Work on several devices: one that fails delays no other, and what fails on the first is not tried on the others."""
+
+from __future__ import annotations
+
+import json
+
+import click
+import pytest
+
+from edgert.errors import DeviceUnreachable, EdgeRTError, Interrupted, RolledBack
+from edgert_deploy.cli.shared.each import Results, on_each, run_on_each
+from edgert_deploy.devices.inventory import Device
+from edgert_deploy.devices.transports import Transport
+
+DEVICES = [Device(f"d{n}", "local", "/nowhere", "this-machine", "/nowhere") for n in range(4)]
+
+
+def codes(failing: dict[str, EdgeRTError], *, one_first: bool) -> tuple[list[str], list[str]]:
+    """Return the result of each device, and the devices asked, in order."""
+    asked: list[str] = []
+
+    def work(device: Device, _: Transport) -> str:
+        asked.append(device.name)
+        if device.name in failing:
+            raise failing[device.name]
+        return "done"
+
+    answers = on_each(DEVICES, work, one_first=one_first)
+    return [a.code if isinstance(a, EdgeRTError) else a for a in answers], asked
+
+
+def test_one_that_fails_holds_up_nobody() -> None:
+    answers, asked = codes({"d1": RolledBack("no")}, one_first=False)
+    assert answers == ["done", "deploy.rolled_back", "done", "done"]
+    assert sorted(asked) == ["d0", "d1", "d2", "d3"]
+
+
+def test_what_the_first_shows_to_be_wrong_is_not_tried_on_the_others() -> None:
+    answers, asked = codes({"d0": RolledBack("no")}, one_first=True)
+    assert answers == ["deploy.rolled_back"] * 4
+    assert asked == ["d0"]
+
+
+def test_one_that_cannot_be_reached_shows_nothing() -> None:
+    gone = {"d0": DeviceUnreachable("off"), "d1": RolledBack("no")}
+    answers, asked = codes(gone, one_first=True)
+    assert answers == ["device.unreachable", "deploy.rolled_back", "deploy.rolled_back", "deploy.rolled_back"]
+    assert asked == ["d0", "d1"]
+    answers, asked = codes({"d0": DeviceUnreachable("off")}, one_first=True)
+    assert answers == ["device.unreachable", "done", "done", "done"]
+
+
+def shown(results: Results, *, as_json: bool = False, code: int = 0) -> int:
+    with click.Context(click.Command("x")), pytest.raises(click.exceptions.Exit) as ended:
+        results.show("the table", as_json, below="the notes", code=code, model="m")
+    return ended.value.exit_code
+
+
+def test_results_are_a_table_errors_and_notes_or_one_object(capsys: pytest.CaptureFixture[str]) -> None:
+    def work(device: Device, _: Transport) -> dict[str, object]:
+        if device.name == "d1":
+            raise DeviceUnreachable("d1: off\x1b[2J")
+        return {"release": 7}
+
+    results = run_on_each(DEVICES[:2], work)
+    assert shown(results) == 6
+    assert capsys.readouterr().out == "the table\nd1 [device.unreachable]: off\ufffd[2J\nthe notes\n"
+    assert shown(results, as_json=True) == 6
+    value = json.loads(capsys.readouterr().out)
+    assert (value["ok"], value["model"]) == (False, "m")
+    assert value["devices"][0] == {"device": "d0", "release": 7}
+    assert value["devices"][1]["error"]["code"] == "device.unreachable"
+
+
+def test_the_exit_code_is_the_first_error_s_or_the_command_s(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"device": "d0"}, {"device": "d1"}]
+    assert shown(Results(rows, []), code=12) == 12
+    assert shown(Results(rows, [RolledBack("no")]), code=12) == 9
+    assert shown(Results(rows, [RolledBack("no"), Interrupted("stop")])) == 130
+    with pytest.raises(RolledBack):
+        Results(rows[:1], [RolledBack("no")]).show("", False)
+    capsys.readouterr()
