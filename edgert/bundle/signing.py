@@ -86,7 +86,9 @@ def read_signing_key(path: Path) -> SigningKey:
     try:
         key = serialization.load_pem_private_key(data, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise ConfigInvalid(f"{path} is not a private key in PEM form: {error}") from error
+        raise ConfigInvalid(
+            f"{path} is not an unencrypted private key in PEM form: give the NAME.key.pem of edgert keys new"
+        ) from error
     if not isinstance(key, Ed25519PrivateKey):
         raise ConfigInvalid(f"{path} holds another kind of key; bundles are signed with Ed25519 (edgert keys new)")
     return SigningKey(key)
@@ -98,7 +100,7 @@ def read_public_key(path: Path) -> PublicKey:
     try:
         key = serialization.load_pem_public_key(data)
     except (ValueError, UnsupportedAlgorithm) as error:
-        raise ConfigInvalid(f"{path} is not a public key in PEM form: {error}") from error
+        raise ConfigInvalid(f"{path} is not a public key in PEM form: give the NAME.pem of edgert keys new") from error
     if not isinstance(key, Ed25519PublicKey):
         raise ConfigInvalid(f"{path} holds another kind of key; bundles are signed with Ed25519 (edgert keys new)")
     return PublicKey(key)

@@ -59,6 +59,17 @@ class LazyGroup(click.Group):
         assert isinstance(command, click.Command), f"{module}:{attribute} is no command"
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Name the nearest command where there is none of that name."""
+        if args[0] not in self._by_name and not ctx.resilient_parsing:
+            from difflib import get_close_matches  # a daemon's start pays for no import that it does not use
+
+            if near := get_close_matches(args[0], [name for name, (_, line) in self._by_name.items() if line], 1):
+                ctx.fail(f"no command '{args[0]}': did you mean {near[0]}?")
+        return super().resolve_command(ctx, args)
+
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Complete names from the table: click's own way imports every command."""
         from click.shell_completion import CompletionItem

@@ -12,14 +12,7 @@ from edgert.engines import engine_by_name
 from edgert.errors import DeployUnderWay, DeviceError
 from edgert_deploy.bootstrap import wheelhouse
 from edgert_deploy.bootstrap.locked_wheels import shipped_lock
-from edgert_deploy.bootstrap.runtime import (
-    TRIAL_S,
-    RuntimePlan,
-    Runtimes,
-    RuntimeThere,
-    plan_runtime,
-    script_text,
-)
+from edgert_deploy.bootstrap.runtime import TRIAL_S, RuntimePlan, Runtimes, RuntimeThere, plan_runtime, script_text
 from edgert_deploy.bootstrap.wheelhouse import Wheelhouse, WheelTarget
 from edgert_deploy.devices import service
 from edgert_deploy.devices.device_files import Broker, DeviceFile, Following, broker_doubt, holds, wanted_files

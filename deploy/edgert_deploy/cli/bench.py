@@ -23,13 +23,7 @@ HEADING = ("DEVICE", "WHAT", "ENGINE", "P50 MS", "P95 MS", "P99 MS", "PER S", "T
 @click.argument("model_or_bundle", type=ModelOrBundle())
 @selector_argument()
 @click.option(
-    "--for",
-    "for_s",
-    metavar="DURATION",
-    type=Duration(0.1, 600),
-    default="10s",
-    show_default=True,
-    help="How long to measure each.",
+    "--for", "for_s", type=Duration(0.1, 600), default="10s", show_default=True, help="How long to measure each."
 )
 @click.option(
     "--clients", type=click.IntRange(1, 64), default=4, show_default=True, help="Clients that measure the throughput."

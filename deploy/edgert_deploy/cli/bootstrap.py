@@ -67,7 +67,6 @@ from edgert_deploy.devices.transports import Transport
 @click.option(
     "--trial",
     "trial_s",
-    metavar="DURATION",
     type=Duration(10, 86_400),
     default=duration_text(TRIAL_S),
     show_default=True,

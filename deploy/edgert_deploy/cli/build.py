@@ -52,7 +52,13 @@ FILE = click.Path(path_type=Path)
 
 def _read_model_argument(ctx: click.Context, param: click.Parameter, path: Path) -> Path:
     """Make the keys of a model file the defaults of the options, and return its model."""
-    if path.suffix != SUFFIX or ctx.resilient_parsing:
+    if ctx.resilient_parsing:
+        return path
+    if not path.exists():
+        raise ConfigInvalid(
+            f"there is no {path}: give a model, or its model file, which edgert build --init MODEL writes"
+        )
+    if path.suffix != SUFFIX:
         return path
     values = read_model_file(path)
     ctx.default_map = {**(ctx.default_map or {}), **values}

@@ -46,7 +46,6 @@ ROWS_MAX = 40  # devices; beyond, results are counted and errors are grouped
 @click.option(
     "--trial",
     "trial_s",
-    metavar="DURATION",
     type=Duration(1, 86_400),
     default="60s",
     show_default=True,
@@ -62,7 +61,6 @@ ROWS_MAX = 40  # devices; beyond, results are counted and errors are grouped
 @click.option(
     "--watch",
     "watch_s",
-    metavar="DURATION",
     type=Duration(),
     help="How long the device watches the limits: 90s, 10m, 2h [default: 60s if there are limits].",
 )
@@ -88,7 +86,7 @@ ROWS_MAX = 40  # devices; beyond, results are counted and errors are grouped
     help="Stop when more devices failed than this number (3) or share (5%) of the waves begun "
     "[default: 0 with --canary or --wave, else never].",
 )
-@click.option("--pause", "pause_s", metavar="DURATION", type=Duration(), default="0s", help="Wait between two waves.")
+@click.option("--pause", "pause_s", type=Duration(), default="0s", help="Wait between two waves.")
 @click.option(
     "--parallel",
     type=click.IntRange(1, PARALLEL_MAX),
@@ -98,7 +96,6 @@ ROWS_MAX = 40  # devices; beyond, results are counted and errors are grouped
     "--bwlimit",
     "bytes_per_s",
     type=Rate(BYTES_PER_S_MIN),
-    metavar="RATE",
     help="Send each device at most this much: 500KB/s, 2MB/s [default: no limit].",
 )
 @click.option(

@@ -13,7 +13,7 @@ from edgert import Client
 from edgert.cli.tensor_files import Arrays, as_text, read_inputs, write_outputs
 from edgert.cli.tensor_files import as_json as described
 from edgert.config import default_socket
-from edgert.errors import EdgeRTError, InputError
+from edgert.errors import DaemonUnreachable, EdgeRTError, InputError
 from edgert_deploy.cli.shared.options import device_argument, inventory_option, json_option
 from edgert_deploy.cli.shared.output import emit
 from edgert_deploy.cli.shared.types import FILE, ModelName
@@ -78,8 +78,11 @@ def infer(
         if selector is not None:
             outputs = ask_device(find_inventory(inventory_file).device(selector), model, source)
         else:
-            with Client(socket or default_socket()) as client:
-                outputs = client.infer(model, inputs)
+            try:
+                with Client(socket or default_socket()) as client:
+                    outputs = client.infer(model, inputs)
+            except DaemonUnreachable as error:
+                raise DaemonUnreachable(f"{error.message}. To ask a device: edgert infer {model} DEVICE") from error
     if out is not None:
         write_outputs(out, outputs)
     emit(described(model, outputs, values=out is None), as_text(outputs), as_json)

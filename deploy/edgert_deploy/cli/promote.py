@@ -27,14 +27,8 @@ from edgert_deploy.rollout.channels import Change
 
 @click.command()
 @click.argument("model", type=ModelName())
-@click.option(
-    "--from",
-    "source",
-    type=ChannelName(),
-    metavar="NAME",
-    help="The channel that has the release [default: that of --to].",
-)
-@click.option("--to", "target", type=ChannelName(), metavar="NAME", required=True, help="The channel that gets it.")
+@click.option("--from", "source", type=ChannelName(), help="The channel that has the release [default: that of --to].")
+@click.option("--to", "target", type=ChannelName(), required=True, help="The channel that gets it.")
 @entry_options
 @reach_options
 @signing_options

@@ -186,6 +186,8 @@ def find_bundle(given: Path) -> Path:
             return project.bundles / given
     if not given.exists():
         raise ConfigInvalid(f"there is no bundle {given}: give the path of one, or make it with edgert build")
+    if given.is_dir():
+        raise ConfigInvalid(f"{given} is a folder, not a bundle: give the .edgert file")
     return given
 
 

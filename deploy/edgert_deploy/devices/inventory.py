@@ -321,6 +321,9 @@ def _check_device(device: Device, where: str) -> None:
     _check_words(device, where)
     uses_ssh = device.transport in TRANSPORTS and device.kind.uses_ssh
     checks: dict[str, Callable[[], bool]] = {
+        "address of a local device must be its state folder": lambda: (
+            device.transport != "local" or device.address.startswith("/")
+        ),
         'become must be "sudo" or missing': lambda: device.become in ("", "sudo"),
         "state must be an absolute path": lambda: device.state.startswith("/"),
         "home must be an absolute path": lambda: device.home.startswith("/") or not uses_ssh,

@@ -59,6 +59,7 @@ def test_wrong_words_have_their_exit_codes(
         ("bench", "none.edgert", "far"),
         ("infer", "echo", "far", "--input", "none.npy"),
         ("build", "none.toml"),
+        ("build", "none.onnx"),
         ("build", "none.onnx", "--target", "this-machine", "--calibration", "s", "--holdout", "s"),
         ("bootstrap", "far", "--key", "none.pem"),
         ("bootstrap", "far", "--broker", "127.0.0.1", "--mqtt-password-file", "none"),
@@ -88,6 +89,16 @@ def test_a_missing_file_is_exit_code_4_and_no_device_is_asked(
     code, answer = edgert(*words)
     assert (code, answer["error"]["code"].partition(".")[0]) == (4, "input"), answer
     assert "none" in answer["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("words", "near"), [(("deply", "b", "all"), "deploy"), (("fleet", "wach"), "watch"), (("nothing",), None)]
+)
+def test_a_command_that_is_nearly_right_is_named(
+    words: tuple[str, ...], near: str | None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(list(words)) == 2
+    assert (f"did you mean {near}?" in capfd.readouterr().err) == (near is not None)
 
 
 @pytest.mark.parametrize(

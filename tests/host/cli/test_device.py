@@ -92,6 +92,23 @@ def test_devices_are_changed_in_the_inventory(edgert: Edgert, inventory: Invento
     assert inventory.device("one") == one
 
 
+def test_this_machine_has_a_site_to_set_and_no_address(
+    edgert: Edgert, inventory: Inventory, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert edgert("device", "add", "here", "--local", "dev")[0] == 0
+    before = inventory.device("here")
+    for words in (["--address", "pi@h"], ["--jump", "nobody.invalid"], ["--repin"], ["--no-identity"]):
+        assert edgert("device", "set", "here", *words)[0] == 2, words
+    assert inventory.device("here") == before
+    capfd.readouterr()
+    assert main(["device", "set", "here", "--site", "plant-2"]) == 0
+    told = capfd.readouterr().err
+    assert "next: edgert bootstrap here" in told
+    assert "former site" in told
+    assert main(["device", "set", "here", "--tag", "rack=1"]) == 0
+    assert "former site" not in capfd.readouterr().err
+
+
 def test_a_machine_is_probed_and_its_profile_recorded_only_when_asked(
     edgert: Edgert, inventory: Inventory, sshd: SshDevice, capfd: pytest.CaptureFixture[str]
 ) -> None:

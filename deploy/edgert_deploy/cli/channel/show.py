@@ -5,13 +5,7 @@ from __future__ import annotations
 import click
 
 from edgert_deploy.cli.channel.watch import progress_json, progress_table, read_progress
-from edgert_deploy.cli.shared.channel_options import (
-    Reach,
-    channels_of,
-    reach_options,
-    statement_json,
-    statement_table,
-)
+from edgert_deploy.cli.shared.channel_options import Reach, channels_of, reach_options, statement_json, statement_table
 from edgert_deploy.cli.shared.options import json_option, store_option
 from edgert_deploy.cli.shared.output import emit
 from edgert_deploy.cli.shared.types import ChannelName

@@ -80,6 +80,9 @@ def set_(
         raise click.UsageError(
             f"--address, --repin and --fingerprint are for one device; {selector!r} selects {len(devices)}"
         )
+    of_ssh = (address, jump, identity, wanted, repin or no_jump or no_identity or None)
+    if any(one is not None for one in of_ssh) and (here := [d.name for d in devices if not d.kind.uses_ssh]):
+        raise click.UsageError(f"{', '.join(here)}: this machine has no address, host key, jump host or SSH key to set")
     changes: dict[str, Any] = {}
     if address is not None:
         changes["address"] = address
@@ -95,7 +98,8 @@ def set_(
     elif no_jump:
         changes.update(jump="", jump_host_key="")
     if repin or wanted is not None:
-        changes["host_key"] = _host_key_now(replace(devices[0], **changes), wanted)
+        there = replace(devices[0], **changes)
+        changes["host_key"] = agreed_host_key(SshAddress.parse(there.address), wanted, DEVICE_KEY, there)
     # Another command may have changed the devices since: the changes apply to what the file has now.
     changed = inventory.change(
         [device.name for device in devices],
@@ -131,9 +135,3 @@ def _listed(
 
 def _key(tag: str) -> str:
     return tag.partition("=")[0]
-
-
-def _host_key_now(device: Device, wanted: str | None) -> str:
-    if not device.kind.uses_ssh:
-        raise click.UsageError(f"{device.name} is this machine and has no host key")
-    return agreed_host_key(SshAddress.parse(device.address), wanted, DEVICE_KEY, device)

@@ -68,7 +68,6 @@ Exit codes: 0 done, 4 refused or misconfigured, 6 the broker cannot be reached.
 @click.option("--otlp", "otlp_url", metavar="URL", help="Also push to this OTLP endpoint (HTTP, protobuf).")
 @click.option(
     "--otlp-every",
-    metavar="DURATION",
     type=Duration(0.5),
     default=OTLP_EVERY,
     show_default=True,
@@ -110,13 +109,7 @@ def export(
         then = f"up to {WAITING_MAX} points wait; what the server refuses is dropped"
         pushes.append(_Pushes(writer.flush, WRITE_EVERY_S, then))
     subscriber = FleetSubscriber(
-        settings,
-        listeners,
-        site,
-        client_id=client_id,
-        session=session,
-        settled=lambda: exporter.applied,
-        log=_say,
+        settings, listeners, site, client_id=client_id, session=session, settled=lambda: exporter.applied, log=_say
     )
     server = ScrapeServer(Exposition(exporter), *host_and_port(listen, PORT, port_min=0))
     try:

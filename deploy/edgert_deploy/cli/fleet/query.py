@@ -47,31 +47,23 @@ Exit codes: 0 done (also without reports), 4 an option cannot be used, 6 the sto
     type=Duration(60),
     default="1h",
     show_default=True,
-    metavar="DURATION",
     help="The length of the window: 30m, 24h, 7d.",
 )
 @click.option(
-    "--until",
-    "until_s",
-    type=Duration(),
-    default="0s",
-    metavar="DURATION",
-    help="The window ended this long ago [default: now].",
+    "--until", "until_s", type=Duration(), default="0s", help="The window ended this long ago [default: now]."
 )
-@click.option(
-    "--step", "step_s", type=Duration(60), metavar="DURATION", help="Split the window into steps of this length."
-)
+@click.option("--step", "step_s", type=Duration(60), help="Split the window into steps of this length.")
 @click.option(
     "--by", default="model,version", show_default=True, metavar="WORDS", help="Group by these; '' for one group."
 )
 @click.option(
     "--percentiles", default=PERCENTILES_DEFAULT, show_default=True, metavar="NUMBERS", help="The percentiles to show."
 )
-@click.option("--model", type=ModelName(), metavar="MODEL", help="Only this model.")
+@click.option("--model", type=ModelName(), help="Only this model.")
 @click.option("--version", "version_", metavar="VERSION", help="Only this version, such as r7.")
 @click.option("--site", metavar="SITE", help="Only this site.")
 @click.option("--device", metavar="DEVICE", help="Only this device.")
-@click.option("--profile", type=ProfileName(), metavar="PROFILE", help="Only devices of this profile.")
+@click.option("--profile", type=ProfileName(), help="Only devices of this profile.")
 @click.option("--buckets", is_flag=True, help="Add each group's histogram: zero, sum, least and its buckets.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV with a heading.")
 @json_option

@@ -45,7 +45,7 @@ Exit codes: 0 done, 4 refused or misconfigured, 6 the broker or the store cannot
 def _keep(name: str, default_h: int, said: str) -> Callable[[Any], Any]:
     default = duration_text(default_h * HOUR_S)
     kind = Duration((FINE_HOURS + 24) // 24 * 24 * HOUR_S)
-    return click.option(name, metavar="DURATION", type=kind, default=default, show_default=True, help=said)
+    return click.option(name, type=kind, default=default, show_default=True, help=said)
 
 
 @click.command(epilog=EPILOG)
@@ -58,7 +58,6 @@ def _keep(name: str, default_h: int, said: str) -> Callable[[Any], Any]:
 @click.option(
     "--size",
     "size_bytes",
-    metavar="SIZE",
     type=Size(10_000_000),
     default=SIZE_BYTES_MAX,
     show_default="20GB",

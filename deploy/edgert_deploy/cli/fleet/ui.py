@@ -91,7 +91,6 @@ def _web_address(_context: click.Context, _option: click.Parameter, text: str | 
 @click.option(
     "--size",
     "size_bytes",
-    metavar="SIZE",
     type=Size(10_000_000),
     default=OWN_SIZE,
     show_default=True,

@@ -78,7 +78,7 @@ Exit codes: 0 done, 4 refused or misconfigured, 6 the broker cannot be reached.
 
 @click.command(epilog=EPILOG)
 @broker_options
-@click.option("--model", type=ModelName(), metavar="MODEL", help="Only this model.")
+@click.option("--model", type=ModelName(), help="Only this model.")
 @click.option("--device", metavar="PATTERN", help="Only devices whose name matches; * and ? match anything.")
 @click.option("--state", "states", metavar="WORDS", help=f"Only devices in these states: {', '.join(STATES)}.")
 @click.option("--alarms", "alarms_only", is_flag=True, help="Only lines with an alarm.")
@@ -94,7 +94,6 @@ Exit codes: 0 done, 4 refused or misconfigured, 6 the broker cannot be reached.
 @click.option(
     "--interval",
     "interval_s",
-    metavar="DURATION",
     type=Duration(0.1),
     default=duration_text(INTERVAL_S),
     show_default=True,

@@ -131,14 +131,11 @@ signing_options = _gathered(
         "lasts_s",
         type=Duration(60, _YEARS_S),
         default=EXPIRES_S,
-        metavar="DURATION",
         help="Devices follow the channel for this long without a newer statement [default: 30d].",
     ),
 )
 
-channel_option = click.option(
-    "--channel", type=ChannelName(), metavar="NAME", help="Offer it to the devices that follow this channel."
-)
+channel_option = click.option("--channel", type=ChannelName(), help="Offer it to the devices that follow this channel.")
 
 # Given as `chosen`.
 entry_options = _gathered(
@@ -148,7 +145,6 @@ entry_options = _gathered(
         "--share",
         type=DeviceShare(),
         default=1.0,
-        metavar="SHARE",
         help="This share of the devices, such as 5%; a higher one later only adds devices [default: 100%].",
     ),
     click.option("--site", "sites", multiple=True, help="Only devices of this site. May be repeated."),
@@ -164,7 +160,6 @@ entry_options = _gathered(
     click.option(
         "--watch",
         "watch_s",
-        metavar="DURATION",
         type=Duration(),
         help="How long a device watches the limits before it keeps the release [default: 60s].",
     ),

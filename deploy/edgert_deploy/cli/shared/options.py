@@ -50,9 +50,7 @@ store_option = click.option(
     f"[default: $EDGERT_STORE, else the project's, else ./{STORE_DEFAULT}].",
 )
 
-for_option = click.option(
-    "--for", "for_s", metavar="DURATION", type=Duration(least_s=0.1), help="Stop after this time: 30s, 10m."
-)
+for_option = click.option("--for", "for_s", type=Duration(least_s=0.1), help="Stop after this time: 30s, 10m.")
 
 
 def selector_argument(default: str | None = None, *, required: bool = True) -> Callable[[F], F]:
