@@ -219,8 +219,8 @@ def _project(file: Path, value: dict[str, Any]) -> Project:
         bundles=path("bundles"),
         keys=keys or config_folder().resolve() / KEYS,
         profiles=profiles,
-        broker=_broker(file, broker),
-        registry=_registry(file, registry),
+        broker=_login(file, "broker", BrokerDefaults, broker, ("ca", "cert"), ("key", "password_file")),
+        registry=_login(file, "registry", RegistryDefaults, registry, ("ca",), ("login",)),
         trial=trial,
         p99_target_ms=_targets(file, targets),
     )
@@ -258,24 +258,17 @@ def _targets(file: Path, table: Any) -> dict[str, float]:
     return {model: float(given) for model, given in table.items()}
 
 
-def _broker(file: Path, table: Any) -> BrokerDefaults:
-    given = from_table(BrokerDefaults, table, f"[broker] in {file}")
-    return _with_files(file, "broker", given, ("ca", "cert"), ("key", "password_file"))
-
-
-def _registry(file: Path, table: Any) -> RegistryDefaults:
-    given = from_table(RegistryDefaults, table, f"[registry] in {file}")
-    return _with_files(file, "registry", given, ("ca",), ("login",))
-
-
-def _with_files(file: Path, table: str, given: Defaults, files: tuple[str, ...], secrets: tuple[str, ...]) -> Defaults:
-    """Return `given` with absolute paths for its files. Raises ConfigInvalid for a secret in the project."""
+def _login(
+    file: Path, name: str, kind: type[Defaults], table: Any, files: tuple[str, ...], secrets: tuple[str, ...]
+) -> Defaults:
+    """Return table `name` with absolute paths for its files. Raises ConfigInvalid, also for a secret in the project."""
+    given = from_table(kind, table, f"[{name}] in {file}")
     paths: dict[str, Any] = {
         key: str(_path(file.parent, getattr(given, key))) for key in (*files, *secrets) if getattr(given, key)
     }
     for key in secrets:
         if key in paths:
-            _check_secret(file, f"[{table}] {key}", Path(paths[key]))
+            _check_secret(file, f"[{name}] {key}", Path(paths[key]))
     return replace(given, **paths)
 
 

@@ -265,7 +265,7 @@ def holds(transport: Transport, file: DeviceFile) -> bool:
     """Return whether the device has the file with this content, and no link in its place."""
     words = ["sh", "-c", _IF_PLAIN, "sh", file.path, *sha256_command(file.path)]
     there = transport.run(words, QUICK_S_MAX)
-    return there.ok and there.stdout.strip() == _sha256(file.data)
+    return there.ok and there.stdout.strip() == hashlib.sha256(file.data).hexdigest()
 
 
 def put(transport: Transport, device: Device, file: DeviceFile) -> None:
@@ -288,7 +288,3 @@ def put(transport: Transport, device: Device, file: DeviceFile) -> None:
         if not moved.ok:
             transport.run(in_folder(keys, ["rm", "-f", f"./{arrives.name}"]), QUICK_S_MAX)
             raise StorageFailed(f"{device.name}: {file.path} cannot be written: {moved.complaint()}")
-
-
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()

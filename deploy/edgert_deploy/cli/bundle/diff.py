@@ -62,8 +62,8 @@ def _lines(before: Manifest, after: Manifest, found: Comparison) -> Iterator[str
         else ""
     )
     yield f"release   {before.release} -> {after.release}{lower}{same}"
-    source = "the same" if before.source_sha256 == after.source_sha256 else f"changed, {_sizes(before, after)}"
-    yield f"source    {source}"
+    sizes = f"{size_text(before.source_size_bytes)} -> {size_text(after.source_size_bytes)}"
+    yield f"source    {'the same' if before.source_sha256 == after.source_sha256 else f'changed, {sizes}'}"
     yield from _labels(before, after)
     for artifact_id in dict.fromkeys(a.id for a in (*before.artifacts, *after.artifacts)):
         yield from _artifact(artifact_id, before, after)
@@ -95,10 +95,6 @@ def _drop(change: Change) -> float:
     """Return how much a class or slice lost; 0 if one bundle lacks it."""
     both = isinstance(change.before, (int, float)) and isinstance(change.after, (int, float))
     return change.before - change.after if both else 0.0
-
-
-def _sizes(before: Manifest, after: Manifest) -> str:
-    return f"{size_text(before.source_size_bytes)} -> {size_text(after.source_size_bytes)}"
 
 
 def _artifact(artifact_id: str, before: Manifest, after: Manifest) -> Iterator[str]:

@@ -149,7 +149,7 @@ class ProfileName(click.types.StringParamType):
         from edgert_deploy.devices.profiles import list_profiles
 
         try:
-            profiles = list_profiles(_folder_of_profiles(ctx))
+            profiles = list_profiles(ctx.params.get("profiles_dir") or find_project().profiles)
         except EdgeRTError:
             return []
         return [CompletionItem(one.name, help=one.description) for one in profiles if one.name.startswith(incomplete)]
@@ -199,7 +199,3 @@ def _models() -> list[str]:
     from edgert_deploy.rollout.rollout_store import RolloutStore
 
     return [rollout.model for rollout in RolloutStore(find_project().rollouts).all()]
-
-
-def _folder_of_profiles(ctx: click.Context) -> Path | None:
-    return ctx.params.get("profiles_dir") or find_project().profiles

@@ -161,7 +161,8 @@ class _Hop:
     def proxy_jumps(self) -> list[SshAddress]:
         """Return the jump hosts of ~/.ssh/config, in the order of connection."""
         said = self.settings.get("proxyjump", "none")
-        return [] if said.lower() == "none" else [SshAddress.parse(_plain(word)) for word in said.split(",")]
+        words = [] if said.lower() == "none" else said.split(",")
+        return [SshAddress.parse(word.strip().removeprefix("ssh://").rstrip("/")) for word in words]
 
     def proxy_command(self) -> str | None:
         """Return the ProxyCommand with %h, %p and %r expanded; None if there is a ProxyJump instead."""
@@ -356,16 +357,9 @@ def _scan_once(
         except (OSError, EOFError, paramiko.SSHException) as error:
             if last:  # the server has no key of another kind
                 return None
-            raise DeviceUnreachable(f"{_at(address)} cannot be reached over SSH: {_reason(error)}") from error
+            at = f"{address.host}:{address.port}" if address.port else address.host
+            raise DeviceUnreachable(f"{at} cannot be reached over SSH: {_reason(error)}") from error
     raise AssertionError("a connection without a pinned key was opened")
-
-
-def _plain(word: str) -> str:
-    return word.strip().removeprefix("ssh://").rstrip("/")
-
-
-def _at(address: SshAddress) -> str:
-    return f"{address.host}:{address.port}" if address.port else address.host
 
 
 def _reason(error: BaseException) -> str:
