@@ -10,8 +10,8 @@ from typing import Any
 
 import click
 
-from edgert.errors import ConfigInvalid, Interrupted, NotBootstrapped
-from edgert.versions.trial_limits import LIMIT_NAMES, parse_limits
+from edgert.errors import Interrupted, NotBootstrapped
+from edgert.versions.trial_limits import LIMIT_NAMES, TrialLimits, parse_limits
 from edgert_deploy.bootstrap.bootstrap import bootstrap as set_up
 from edgert_deploy.bootstrap.plan import BootstrapOptions
 from edgert_deploy.cli.bootstrap import trusted_keys
@@ -25,7 +25,7 @@ from edgert_deploy.common.project import find_project
 from edgert_deploy.common.quantities import size_text
 from edgert_deploy.common.trial_limits import limits_for
 from edgert_deploy.devices.claims import who
-from edgert_deploy.devices.inventory import Device, Inventory, find_inventory
+from edgert_deploy.devices.inventory import Device, find_inventory
 from edgert_deploy.devices.profiles import load_profile
 from edgert_deploy.devices.transports import Transport, open_transport
 from edgert_deploy.rollout.deployment import HELD, Outcome
@@ -171,16 +171,7 @@ def deploy(
     trial_limits = limits_for(
         offer.manifest.model, find_project().trial, parse_limits(limits), watch_s, unattended, trial_s
     )
-    request = DeployRequest(
-        bundle,
-        offer,
-        trial_s,
-        open_transport,
-        _make_ready,
-        dry_run,
-        bytes_per_s=bytes_per_s or 0.0,
-        limits=trial_limits,
-    )
+    request = request_for(bundle, offer, trial_s, bytes_per_s or 0.0, trial_limits, dry_run)
     for path in delta_from:
         request.deltas.objects.keep_bundle(path)
     if dry_run:
@@ -206,26 +197,12 @@ def deploy(
     run_rollout(store, store.begin(rollout), request, devices, verbose, as_json)
 
 
-def resume(store: RolloutStore, rollout: Rollout, bundle: Path | None, verbose: bool, as_json: bool) -> None:
-    """Finish a rollout with its inventory as it is now, and with its bundle; `bundle` is where that is on this host."""
-    bundle, offer = _bundle_of(rollout, bundle)
-    request = DeployRequest(
-        bundle,
-        offer,
-        rollout.trial_s,
-        open_transport,
-        _make_ready,
-        bytes_per_s=rollout.bytes_per_s,
-        limits=rollout.limits,
-    )
-    inventory = find_project().path_of(rollout.inventory)
-    found = {device.name: device for device in Inventory(inventory).devices()}
-    # A device that was removed from the inventory since is no longer part of the rollout.
-    devices = [found[name] for name in rollout.devices if name in found]
-    if not devices:
-        raise ConfigInvalid(f"no device of rollout {rollout.id} is in {inventory} any more")
-    rollout = replace(rollout, devices=tuple(device.name for device in devices))
-    run_rollout(store, rollout, request, devices, verbose, as_json)
+def request_for(
+    bundle: Path, offer: Offer, trial_s: float, bytes_per_s: float, limits: TrialLimits | None, dry_run: bool = False
+) -> DeployRequest:
+    """Return the request for devices of the inventory: one that is this machine is bootstrapped on the way."""
+    to = (open_transport, _make_ready)
+    return DeployRequest(bundle, offer, trial_s, *to, dry_run, bytes_per_s=bytes_per_s, limits=limits)
 
 
 def run_rollout(
@@ -247,22 +224,6 @@ def run_rollout(
         value["error"] = {"code": first.code, "message": first.message}
     emit(value, rollout_table(rollout, every=verbose or len(devices) <= ROWS_MAX), as_json)
     click.get_current_context().exit(code)
-
-
-def _bundle_of(rollout: Rollout, given: Path | None) -> tuple[Path, Offer]:
-    """Return the rollout's bundle and its offer. Raises ConfigInvalid if it is not on this host."""
-    project, other = find_project(), ""
-    recorded = project.path_of(rollout.bundle)
-    for path in [given] if given is not None else [recorded, (project.bundles or recorded.parent) / recorded.name]:
-        if path.is_file():
-            offer = read_offer(path)
-            if offer.digest == rollout.digest:
-                return path, offer
-            other = f"; {path} has other content"
-    raise ConfigInvalid(
-        f"the bundle of rollout {rollout.id} is not on this host: {rollout.bundle}, digest {rollout.digest[:12]}{other}. "
-        f"Copy it here, then: edgert rollout resume {rollout.id} --bundle FILE"
-    )
 
 
 def rollout_json(rollout: Rollout) -> dict[str, Any]:

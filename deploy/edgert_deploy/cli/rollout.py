@@ -10,13 +10,18 @@ from pathlib import Path
 
 import click
 
-from edgert_deploy.cli.deploy import resume, rollout_json, rollout_table
+from edgert.errors import ConfigInvalid
+from edgert_deploy.cli.deploy import request_for, rollout_json, rollout_table, run_rollout
 from edgert_deploy.cli.shared.options import json_option, verbose_option, yes_option
 from edgert_deploy.cli.shared.output import columns, emit
 from edgert_deploy.cli.shared.team import open_rollouts
 from edgert_deploy.cli.shared.types import BundlePath
+from edgert_deploy.common.project import find_project
 from edgert_deploy.devices.claims import who
+from edgert_deploy.devices.inventory import Inventory
 from edgert_deploy.rollout.deployment import HELD
+from edgert_deploy.rollout.plan import Offer
+from edgert_deploy.rollout.request import read_offer
 from edgert_deploy.rollout.rollout_record import ABORTED, DONE, PAUSED, RUNNING, Rollout
 from edgert_deploy.rollout.rollout_store import RolloutStore
 
@@ -83,7 +88,16 @@ def resume_rollout(id: str | None, bundle: Path | None, yes: bool, verbose: bool
         emit({"ok": True, **rollout_json(rollout)}, f"rollout {rollout.id} is done on every device", as_json)
         return
     _agree_if_it_may_run(store, rollout, yes)
-    resume(store, rollout, bundle, verbose, as_json)
+    bundle, offer = _bundle_of(rollout, bundle)
+    request = request_for(bundle, offer, rollout.trial_s, rollout.bytes_per_s, rollout.limits)
+    inventory = find_project().path_of(rollout.inventory)
+    found = {device.name: device for device in Inventory(inventory).devices()}
+    # A device that was removed from the inventory since is no longer part of the rollout.
+    devices = [found[name] for name in rollout.devices if name in found]
+    if not devices:
+        raise ConfigInvalid(f"no device of rollout {rollout.id} is in {inventory} any more")
+    rollout = replace(rollout, devices=tuple(device.name for device in devices))
+    run_rollout(store, rollout, request, devices, verbose, as_json)
 
 
 @rollout.command()
@@ -109,6 +123,22 @@ def abort(id: str | None, yes: bool, as_json: bool) -> None:
         where = ",".join(rollout.changed)
         text += f"\nnext: edgert rollback {rollout.model} {where} makes the version before live again"
     emit({"ok": True, **rollout_json(rollout)}, text, as_json)
+
+
+def _bundle_of(rollout: Rollout, given: Path | None) -> tuple[Path, Offer]:
+    """Return the rollout's bundle and its offer. Raises ConfigInvalid if it is not on this host."""
+    project, other = find_project(), ""
+    recorded = project.path_of(rollout.bundle)
+    for path in [given] if given is not None else [recorded, (project.bundles or recorded.parent) / recorded.name]:
+        if path.is_file():
+            offer = read_offer(path)
+            if offer.digest == rollout.digest:
+                return path, offer
+            other = f"; {path} has other content"
+    raise ConfigInvalid(
+        f"the bundle of rollout {rollout.id} is not on this host: {rollout.bundle}, digest {rollout.digest[:12]}{other}. "
+        f"Copy it here, then: edgert rollout resume {rollout.id} --bundle FILE"
+    )
 
 
 def _state_text(rollout: Rollout) -> str:
