@@ -23,10 +23,8 @@ STALE_AFTER_WINDOWS = 2.5
 P99S_KEPT = 3
 P99_REQUESTS_MIN = 20
 WINDOW_S_DEFAULT = 60.0
-_ALARMS, _OWN_ALARMS = (
-    "_alarms",
-    "alarms",
-)  # the end of the field of `deploy` with a model's; the field with the device's
+_ALARMS = "_alarms"  # the end of the field of `deploy` with a model's
+_OWN_ALARMS = "alarms"  # the field with the device's
 _ALARMS_CHARS_MAX = ALARMS_MAX * (ID_CHARS_MAX + 1)
 
 
@@ -87,7 +85,8 @@ class ModelState:
 class DeviceState:
     """One device. `heard_at` and `known_since` are monotonic seconds.
 
-    `alarms` are those of each model, and of the device itself as "", by its newest `deploy`; `alarms_ms` is when they changed, in ms since 1970.
+    `alarms` are those of each model, and of the device itself as "", by its newest `deploy`; `alarms_ms` is when they
+    changed, in ms since 1970.
     """
 
     site: str
@@ -191,9 +190,8 @@ def alarms_of(deploy: Mapping[str, Scalar]) -> dict[str, tuple[str, ...]]:
     for key, value in deploy.items():
         named = key == _OWN_ALARMS or key.endswith(_ALARMS)
         if named and isinstance(value, str) and len(found) < MODELS_PER_DEVICE_MAX:
-            names = [intern(name) for name in value[:_ALARMS_CHARS_MAX].split(",") if ID.match(name)]
+            names = {intern(name) for name in value[:_ALARMS_CHARS_MAX].split(",") if ID.match(name)}
             if names:
-                found[intern("" if key == _OWN_ALARMS else key.removesuffix(_ALARMS))] = tuple(sorted(set(names)))[
-                    :ALARMS_MAX
-                ]
+                model = "" if key == _OWN_ALARMS else key.removesuffix(_ALARMS)
+                found[intern(model)] = tuple(sorted(names)[:ALARMS_MAX])
     return found

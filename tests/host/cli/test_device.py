@@ -97,8 +97,9 @@ def test_this_machine_has_a_site_to_set_and_no_address(
 ) -> None:
     assert edgert("device", "add", "here", "--local", "dev")[0] == 0
     before = inventory.device("here")
-    for words in (["--address", "pi@h"], ["--jump", "nobody.invalid"], ["--repin"], ["--no-identity"]):
+    for words in (["--address", "pi@h"], ["--jump", "nobody.invalid"], ["--repin"]):
         assert edgert("device", "set", "here", *words)[0] == 2, words
+    assert edgert("device", "set", "all", "--no-jump", "--no-identity")[0] == 0, "there is nothing to remove"
     assert inventory.device("here") == before
     capfd.readouterr()
     assert main(["device", "set", "here", "--site", "plant-2"]) == 0

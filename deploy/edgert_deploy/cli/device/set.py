@@ -80,7 +80,7 @@ def set_(
         raise click.UsageError(
             f"--address, --repin and --fingerprint are for one device; {selector!r} selects {len(devices)}"
         )
-    of_ssh = (address, jump, identity, wanted, repin or no_jump or no_identity or None)
+    of_ssh = (address, jump, identity, wanted, repin or None)
     if any(one is not None for one in of_ssh) and (here := [d.name for d in devices if not d.kind.uses_ssh]):
         raise click.UsageError(f"{', '.join(here)}: this machine has no address, host key, jump host or SSH key to set")
     changes: dict[str, Any] = {}

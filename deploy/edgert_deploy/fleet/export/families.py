@@ -56,13 +56,8 @@ def _device_families(exporter: Exporter) -> Iterator[Family]:
         for model, names in device.alarms.items()
         for alarm in names
     ]
-    yield Family(
-        "edgert_alarm",
-        "1 for each alarm now of a model, or of a device (no model).",
-        "gauge",
-        (*_DEVICE, "model", "alarm"),
-        alarms,
-    )
+    said = "1 for each alarm now of a model, or of a device (no model)."
+    yield Family("edgert_alarm", said, "gauge", (*_DEVICE, "model", "alarm"), alarms)
     info = [((*key, device.profile), 1.0) for key, device in known]
     yield Family("edgert_device_info", "1 for each device, with its profile.", "gauge", (*_DEVICE, "profile"), info)
 
@@ -70,12 +65,12 @@ def _device_families(exporter: Exporter) -> Iterator[Family]:
 def _exporter_families(exporter: Exporter) -> Iterator[Family]:
     heard = [((kind,), float(count)) for kind, count in sorted(exporter.messages.items())]
     yield Family("edgert_exporter_messages_total", "Messages received.", "counter", ("kind",), heard)
-    for name, said, kind, value in (
+    own: tuple[tuple[str, str, Type, float], ...] = (
         ("edgert_exporter_duplicates_total", "Repeated reports, which were not counted.", "counter", exporter.counting.duplicates),
         ("edgert_exporter_refused_total", "Messages that were not understood or exceeded a limit.", "counter", exporter.refused),
         ("edgert_exporter_missing_reports", "Histograms and events that were sent and never came.", "gauge", exporter.counting.missing),
         ("edgert_exporter_streams", "Streams of reports.", "gauge", exporter.counting.streams),
         ("edgert_exporter_cpu_seconds_total", "Processor time of this exporter.", "counter", time.process_time()),
-    ):  # fmt: skip
-        assert kind in ("counter", "gauge")
-        yield Family(name, said, "counter" if kind == "counter" else "gauge", (), [((), float(value))])
+    )  # fmt: skip
+    for name, said, kind, value in own:
+        yield Family(name, said, kind, (), [((), float(value))])
