@@ -100,15 +100,14 @@ class Wheelhouse:
     sbom: Path | None = None
     extras: tuple[str, ...] = ()
 
-    def size_bytes(self, names: Iterable[str] | None = None) -> int:
-        """Of the wheels as they travel."""
-        wanted = set(self.pins if names is None else names)
+    def size_bytes(self, names: Iterable[str]) -> int:
+        """Return the size of some wheels as they travel."""
+        wanted = set(names)
         return sum(wheel.stat().st_size for wheel in self.wheels if wheel.name in wanted)
 
-    def installed_bytes(self, names: Iterable[str] | None = None) -> int:
+    def installed_bytes(self, names: Iterable[str]) -> int:
         """Return the size of their unpacked files, without byte code."""
-        wanted = set(self.pins if names is None else names)
-        total = 0
+        wanted, total = set(names), 0
         for wheel in self.wheels:
             if wheel.name in wanted:
                 with zipfile.ZipFile(wheel) as archive:

@@ -39,13 +39,11 @@ class FleetSubscriber:
         client_id: str = "",
         session: Session | None = None,
         settled: Callable[[], int] = lambda: 0,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
         log: Callable[[str], None] = lambda line: None,
     ) -> None:
         self._listeners = listeners
         self._filters = messages.subscriptions(site)
-        self._clock, self._sleep, self._log = clock, sleep, log
+        self._log = log
         self._connection = Connection(settings, client_id, session=session, on_message=self._received)
         self._settled = settled
         self._failures = 0
@@ -62,8 +60,8 @@ class FleetSubscriber:
 
         Returns early if the broker sends no more before something that came is settled.
         """
-        ends_at, began = self._clock() + seconds, self._connection.taken
-        while (left := ends_at - self._clock()) > 0:
+        ends_at, began = time.monotonic() + seconds, self._connection.taken
+        while (left := ends_at - time.monotonic()) > 0:
             try:
                 if not self._connected:
                     self.open()
@@ -72,7 +70,7 @@ class FleetSubscriber:
                     return
             except EdgeRTError as error:
                 self._lost(error)
-                self._sleep(max(0.0, min(ends_at - self._clock(), self._retry_delay_s())))
+                time.sleep(max(0.0, min(ends_at - time.monotonic(), self._retry_delay_s())))
 
     def close(self) -> None:
         if self._connected:
@@ -97,6 +95,6 @@ class FleetSubscriber:
         return min(RETRY_MAX_S, RETRY_MIN_S * 2.0 ** min(self._failures, 10))
 
     def _received(self, topic: str, payload: bytes, retained: bool) -> None:
-        now = self._clock()
+        now = time.monotonic()
         for listener in self._listeners:
             listener.apply(topic, payload, retained, now)

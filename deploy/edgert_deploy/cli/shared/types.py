@@ -43,12 +43,12 @@ def Duration(least_s: float = 0.0, most_s: float = float("inf")) -> _Quantity:
     return _Quantity("duration", duration_s, duration_text, least_s, most_s)
 
 
-def Size(least_bytes: int = 0) -> _Quantity:
+def Size(least_bytes: int) -> _Quantity:
     """`500KB`, `2MB` or `20GB`, as bytes."""
     return _Quantity("size", size_bytes, lambda size: f"{size / 1e6:g}MB", least_bytes, float("inf"))
 
 
-def Rate(least_bytes_per_s: float = 0.0) -> _Quantity:
+def Rate(least_bytes_per_s: float) -> _Quantity:
     """`500KB/s` or `2MB/s`, as bytes a second."""
     return _Quantity("rate", rate_bytes_per_s, lambda rate: f"{rate / 1e3:g}KB/s", least_bytes_per_s, float("inf"))
 

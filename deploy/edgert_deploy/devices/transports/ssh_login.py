@@ -102,9 +102,7 @@ def log_in(device: Device, limits: LinkLimits) -> Login:
         return Login(hop.connection, stack.pop_all())
 
 
-def scan_host_key(
-    address: SshAddress, wanted: str | None = None, limits: LinkLimits | None = None, jump: Jump | None = None
-) -> str:
+def scan_host_key(address: SshAddress, wanted: str | None = None, jump: Jump | None = None) -> str:
     """Return the host key of `address` as an OpenSSH public key line; nothing but the key exchange is sent.
 
     A server may have a key of each kind; with `wanted` (SHA256:...) the one with this fingerprint is returned. Raises
@@ -113,7 +111,7 @@ def scan_host_key(
     seen: list[str] = []
     disabled: list[str] = []
     for _ in range(HOST_KEY_KINDS_MAX):
-        key = _scan_once(address, disabled, limits or LinkLimits(), jump, last=bool(seen))
+        key = _scan_once(address, disabled, jump, last=bool(seen))
         if key is None:
             break
         seen.append(f"{key.get_name()} {key.get_base64()}")
@@ -343,9 +341,8 @@ def _proxy(command: str, called: str) -> Iterator[socket.socket]:
                 process.wait()
 
 
-def _scan_once(
-    address: SshAddress, disabled: list[str], limits: LinkLimits, jump: Jump | None, last: bool
-) -> paramiko.PKey | None:
+def _scan_once(address: SshAddress, disabled: list[str], jump: Jump | None, last: bool) -> paramiko.PKey | None:
+    limits = LinkLimits()
     target = _Hop(Jump(address), address.host, address.host, {"disabled_algorithms": {"keys": disabled}})
     with ExitStack() as stack:
         _way(target, jump, limits, stack)

@@ -23,26 +23,20 @@ WAITING_BYTES_MAX = HANDED_MAX * PAYLOAD_BYTES_MAX
 
 
 class Recorder(FleetListener):
-    """Collects messages and writes them. `wall_clock_ms` is ms since 1970, `clock` monotonic seconds.
+    """Collects messages and writes them. `wall_clock_ms` is ms since 1970.
 
     While the store fails, up to WAITING_MAX messages, or WAITING_BYTES_MAX of them, wait; newer ones are dropped and
     counted.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        wall_clock_ms: Callable[[], int],
-        retention: Retention | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, store: Store, wall_clock_ms: Callable[[], int], retention: Retention | None = None) -> None:
         super().__init__()
         self.recorded = self.duplicates = self.dropped = 0
         self.settled = 0  # this many messages, from the first, are in the store or never will be
         self.failures = 0  # consecutive flushes that the store refused
         self._applied = self._bytes = 0
         self._store = store
-        self._wall_clock_ms, self._clock = wall_clock_ms, clock
+        self._wall_clock_ms = wall_clock_ms
         self._batch = Batch()
         self._retention, self._pruned_at = retention or Retention(), float("-inf")
 
@@ -84,8 +78,8 @@ class Recorder(FleetListener):
 
     def prune_when_due(self, say: Callable[[str], None]) -> None:
         """Remove what is older than the retention, at most every PRUNE_EVERY_S."""
-        if self._clock() - self._pruned_at > PRUNE_EVERY_S:
-            self._pruned_at = self._clock()
+        if time.monotonic() - self._pruned_at > PRUNE_EVERY_S:
+            self._pruned_at = time.monotonic()
             try:
                 self._store.prune(self._retention, self._wall_clock_ms())
             except StoreFailed as error:

@@ -66,11 +66,10 @@ class History:
         self,
         query: FleetQuery,
         wall_ms: Callable[[], int],
-        clock: Callable[[], float] = time.monotonic,
         rows_max: int = ROWS_MAX,
         targets: Mapping[str, float] | None = None,
     ) -> None:
-        self._query, self._wall_ms, self._clock, self._rows_max = query, wall_ms, clock, rows_max
+        self._query, self._wall_ms, self._rows_max = query, wall_ms, rows_max
         self._targets = targets or {}
         self._kept: dict[object, _Kept] = {}
         self._lock = threading.Lock()
@@ -195,12 +194,12 @@ class History:
             while len(self._kept) > KEPT_MAX:
                 del self._kept[next(iter(self._kept))]
         with kept.lock:
-            if self._clock() >= kept.until:
-                began = self._clock()
+            if time.monotonic() >= kept.until:
+                began = time.monotonic()
                 with self._turn:
                     kept.value = ask()
                 # A slow query runs less often: charts take at most a fifth of the time.
-                kept.until = self._clock() + max(fresh_s, 4 * (self._clock() - began))
+                kept.until = time.monotonic() + max(fresh_s, 4 * (time.monotonic() - began))
             value: T = kept.value
             return value
 
