@@ -105,8 +105,8 @@ class KeptFrame:
         parts: list[wire.Buffer] = [self._head]
         for array in arrays:
             parts.append(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-            if padding := bytes(-array.nbytes % wire.ALIGNMENT):
-                parts.append(padding)
+            if array.nbytes % wire.ALIGNMENT:
+                parts.append(bytes(-array.nbytes % wire.ALIGNMENT))
         return parts
 
 
