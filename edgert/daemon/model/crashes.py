@@ -1,4 +1,4 @@
-"""Counts how often in a row a model's worker ended unexpectedly."""
+"""When a worker that ended unexpectedly is started again, and which versions are not trusted any more."""
 
 from __future__ import annotations
 
