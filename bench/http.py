@@ -6,6 +6,7 @@ see the same machine; once with everything pinned to one core and once free.
 
 from __future__ import annotations
 
+import argparse
 import os
 import statistics
 import time
@@ -15,13 +16,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.support.http_client import http_asker
+from bench.support.tables import emit
 from edgert import Client
 from edgert.machine import process_mb
 from edgert.protocol.control import ask
-from tests.support.devices import Device, a_device, wait_until
+from tests.support.devices import Device, a_device, http_port
 
 SIZES_BYTES = (4096, 150_528, 1_228_800)
 ROUNDS, REQUESTS = 30, 20
+COLUMNS = (
+    "placement", "bytes", "local_p50_us", "local_p99_us", "http_p50_us", "http_p99_us", "more_us", "times", "server_mb",
+)  # fmt: skip
 CONFIG = '[serving]\ncache_mb = 0\n[http]\nlisten = "127.0.0.1:0"\n'
 
 
@@ -48,25 +53,35 @@ def http_pid(device: Device) -> int:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="JSON lines on stdout")
+    options = parser.parse_args()
     cores = os.sched_getaffinity(0)
+    rows = []
     for placement, use in (("one core", {min(cores)}), ("free", cores)):
         os.sched_setaffinity(0, use)
-        for size in SIZES_BYTES:
-            with a_device(CONFIG) as device:
-                device.put(item_shape=(size // 4,))
-                said = "http: listens on 127.0.0.1:"
-                wait_until(lambda: said in device.log(), "the HTTP server listens")  # noqa: B023  # called at once
-                port = int(device.log().rsplit(said, 1)[1].split()[0])
-                values = np.arange(size // 4, dtype=np.float32)[None]
-                took_us = measure(device, values, port)
-                local, http = (statistics.median(took_us[name]) for name in ("local", "http"))
-                p99 = {name: statistics.quantiles(took, n=100)[98] for name, took in took_us.items()}
-                print(
-                    f"{placement:9} {size:8} bytes   local {local:6.0f} us (p99 {p99['local']:6.0f})   "
-                    f"http {http:6.0f} us (p99 {p99['http']:6.0f})   +{http - local:5.0f} us   x{http / local:4.1f}   "
-                    f"server {process_mb(http_pid(device)) or 0:4.0f} MB PSS",
-                    flush=True,
-                )
+        rows += [{"placement": placement, **row(size)} for size in SIZES_BYTES]
+    emit(rows, COLUMNS, options.json)
+
+
+def row(size_bytes: int) -> dict[str, float]:
+    """Measure a daemon that answers requests of this size over both ways."""
+    with a_device(CONFIG) as device:
+        device.put(item_shape=(size_bytes // 4,))
+        values = np.arange(size_bytes // 4, dtype=np.float32)[None]
+        took_us = measure(device, values, http_port(device))
+        local, http = (statistics.median(took_us[name]) for name in ("local", "http"))
+        p99 = {name: statistics.quantiles(took, n=100)[98] for name, took in took_us.items()}
+        return {
+            "bytes": size_bytes,
+            "local_p50_us": local,
+            "local_p99_us": p99["local"],
+            "http_p50_us": http,
+            "http_p99_us": p99["http"],
+            "more_us": http - local,
+            "times": http / local,
+            "server_mb": process_mb(http_pid(device)) or 0.0,
+        }
 
 
 if __name__ == "__main__":
