@@ -28,7 +28,27 @@ ID_LENGTH = 16
 TAIL_CHARS = 800
 TENSORRT_HINT = "; TensorRT comes with JetPack: apt-get install tensorrt"
 _PIP = ("--isolated", "--disable-pip-version-check", "--no-input")
-_INSTALL = ("--no-index", "--no-deps", "--require-hashes", "--force-reinstall", "--no-cache-dir", "--quiet")
+_INSTALL = (
+    "--no-index",
+    "--no-deps",
+    "--require-hashes",
+    "--force-reinstall",
+    "--no-cache-dir",
+    "--no-compile",
+    "--quiet",
+)
+
+# Byte code of all that a device may import. The daemon's user may not write it later, and pip would compile ten times as
+# much: itself, the package of the host, the tests of NumPy. PIL is imported with the first image.
+_COMPILE = """
+import contextlib, importlib, pkgutil, sys
+sys.dont_write_bytecode = False
+import edgert
+for name in (*(each.name for each in pkgutil.walk_packages(edgert.__path__, "edgert.")), "PIL.Image"):
+    if not name.endswith("__main__"):
+        with contextlib.suppress(Exception):  # of an extra that the device lacks
+            importlib.import_module(name)
+"""
 
 # All files of an environment are on the disk before it is marked complete.
 FINISH = """
@@ -223,6 +243,7 @@ def _pip_install(run: Run, new: Environment) -> None:
     command = shlex.join([f"{new.folder}/bin/python", *pip, *_PIP, "install", *_INSTALL])
     script = f'mkdir -p "$2" && printf %s "$1" >"$2/requirements.txt" && {command} --find-links "$2" -r "$2/requirements.txt"'
     _must(run, new, ["sh", "-c", script, "sh", _requirements(new.pins, changed), wheels], INSTALL_S_MAX)
+    run([f"{new.folder}/bin/python", "-I", "-c", _COMPILE], VENV_S_MAX)  # without byte code it works, but starts slowly
 
 
 def _requirements(pins: Mapping[str, str], names: Iterable[str]) -> str:

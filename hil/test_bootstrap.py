@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from edgert.errors import EdgeRTError
 from hil.support import rootfs
 from hil.support.containers import Container, running_container
 from hil.support.dut import Dut, reached
@@ -56,10 +57,9 @@ class World:
 
     def serves(self) -> bool:
         try:
-            (row,) = self.host.edgert("status", NAME)["devices"]
-        except AssertionError:  # it boots
+            models = self.host.edgertd(NAME, "status")["models"]
+        except EdgeRTError:  # it boots, or the runtime changes
             return False
-        models = row.get("status", {}).get("models", [])
         return bool(models) and (models[0].get("serving") or {}).get("state") == "ready"
 
 

@@ -66,14 +66,12 @@ class UnderTest:
         device = self.host.device(self.dut.name)
         transport = open_transport(device)
         try:
-            (row,) = self.host.edgert("status", self.dut.name)["devices"]
+            socket = self.host.edgertd(self.dut.name, "status")["socket"]
             folder = f"{device.state}/incoming"
             for file in (ROOT / "hil/on_device/accuracy.py", DIGITS / "holdout.npz"):
                 transport.put(file, f"{folder}/{file.name}")
             python = f"{device.home}/venv/bin/python"
-            result = transport.run(
-                [python, f"{folder}/accuracy.py", row["status"]["socket"], f"{folder}/holdout.npz"], COMMAND_S_MAX
-            )
+            result = transport.run([python, f"{folder}/accuracy.py", socket, f"{folder}/holdout.npz"], COMMAND_S_MAX)
             assert result.ok, result.complaint()
             return dict(json.loads(result.stdout))
         finally:

@@ -35,7 +35,7 @@ def start(state: StateDir, as_json: bool) -> None:
     config = read_config(state)
     running = _status(state)
     if running is None:
-        running = _start(state)
+        _, running = start_daemon(state)
     elif has_lost_its_monitor(running.pid):
         with _open_log(state) as log:
             _start_monitor(state, log, "--adopt", str(running.pid))
@@ -47,14 +47,15 @@ def start(state: StateDir, as_json: bool) -> None:
     )
 
 
-def _start(state: StateDir) -> DaemonStatus:
+def start_daemon(state: StateDir) -> tuple[subprocess.Popen[bytes], DaemonStatus]:
+    """Start a monitor with its daemon; return both once the daemon answers. Raises DeviceError and StorageFailed."""
     with _open_log(state) as log:
         monitor = _start_monitor(state, log)
     until = time.monotonic() + START_S_MAX
     while time.monotonic() < until:
         running = _status(state)
         if running is not None:
-            return running
+            return monitor, running
         if monitor.poll() is not None:
             break
         time.sleep(0.05)

@@ -26,11 +26,19 @@ def stop(state: StateDir, as_json: bool) -> None:
     Example:
       edgertd stop
     """
-    try:
-        pid = ask(state.control_socket, {"op": "stop"}, 5.0)["pid"]
-    except DaemonUnreachable:
+    pid = stop_daemon(state)
+    if pid is None:
         emit({"stopped": False}, "no daemon runs", as_json)
-        return
+    else:
+        emit({"stopped": True, "pid": pid}, f"edgertd (pid {pid}) has stopped", as_json)
+
+
+def stop_daemon(state: StateDir) -> int | None:
+    """Stop the daemon and wait for its end; return its process id, None if none runs. Raises DeviceError."""
+    try:
+        pid = int(ask(state.control_socket, {"op": "stop"}, 5.0)["pid"])
+    except DaemonUnreachable:
+        return None
     try:
         if state.read_only:
             _wait_for_the_end(pid)
@@ -38,7 +46,7 @@ def stop(state: StateDir, as_json: bool) -> None:
             locked(state.pid, STOP_S_MAX).close()
     except BlockingIOError as error:
         raise DeviceError(f"the daemon (pid {pid}) still runs after {STOP_S_MAX:.0f} s: see {state.log}") from error
-    emit({"stopped": True, "pid": pid}, f"edgertd (pid {pid}) has stopped", as_json)
+    return pid
 
 
 def _wait_for_the_end(pid: int) -> None:

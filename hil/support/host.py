@@ -84,8 +84,8 @@ class Host:
 
     def model(self, device: str, model: str) -> dict[str, Any]:
         """Return the status of one of a device's models."""
-        (row,) = self.edgert("status", device)["devices"]
-        return next(each for each in row["status"]["models"] if each["model"] == model)
+        models = self.edgertd(device, "status")["models"]
+        return dict(next(each for each in models if each["model"] == model))
 
     def is_ready(self, device: str, model: str) -> bool:
         """Return whether the model serves. A daemon that has just started has no word of it yet."""

@@ -36,7 +36,7 @@ UsePAM no
 StrictModes no
 MaxStartups 100:30:200
 LogLevel VERBOSE
-SetEnv HOME={home} PATH={path} PIP_CONFIG_FILE={folder}/pip.conf
+SetEnv HOME={home} PATH={path}
 """
 
 
@@ -109,8 +109,6 @@ def start_sshd(
     if os.geteuid() == 0:
         Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # sshd does not start as root without it
     port = port or free_port()
-    # Python compiles a module at its first use: what a test never imports stays as it came, as with `pip --no-compile`.
-    (folder / "pip.conf").write_text("[install]\ncompile = no\n")
     (folder / "sshd_config").write_text(
         _CONFIG.format(folder=folder, port=port, home=folder / "home", path=path) + more
     )

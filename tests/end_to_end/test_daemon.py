@@ -271,7 +271,9 @@ def test_a_killed_daemon_restarts_and_serves_the_same_versions() -> None:
             client.infer("echo", ITEM)
             worker = device.serving("other")["pid"]
             server = int(Path(f"/proc/{worker}/status").read_text().split("PPid:")[1].split()[0])
-            os.kill(device.run("status")["daemon"]["pid"], signal.SIGKILL)
+            pid = device.daemon_pid()
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
             answered = threading.Event()
 
             def again() -> bool:
@@ -279,7 +281,7 @@ def test_a_killed_daemon_restarts_and_serves_the_same_versions() -> None:
                     answered.set() if client.infer("echo", ITEM)["y"].tolist() == ITEM.tolist() else None
                 return answered.is_set()
 
-            wait_until(lambda: not device.run("status")["daemon"]["running"] or again(), "it is gone")
+            wait_until(lambda: device.daemon_pid() is None or again(), "it is gone")
             wait_until(again, "it serves again")
             wait_until(lambda: not runs(worker) and not runs(server), "the processes of the killed daemon have ended")
 

@@ -14,7 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edgert.cli.stop import stop_daemon
+from edgert.config import read_config
 from edgert.errors import EdgeRTError
+from edgert.versions.install import install
 from tests.support.devices import Device, a_device, wait_until
 
 ITEM = np.ones((1, 4), np.float32)
@@ -32,10 +35,10 @@ def device(request: pytest.FixtureRequest) -> Iterator[Device]:
             (device.state.keys / "test.pem").write_bytes(device.key.public.pem())
             device.state.config.write_text(config)
             device.run("start")
-            device.deploy()
+            device.put()
             yield device
         finally:
-            device.run("stop")
+            stop_daemon(device.state)
             subprocess.run(["umount", "-l", device.state.root], check=True)
 
 
@@ -71,13 +74,13 @@ def fill(device: Device) -> Path:
 @pytest.fixture
 def frees_nothing(device: Device) -> Iterator[Device]:
     """The device with its spool on another disk, and every file open: the end of a process frees no block."""
-    device.run("stop")
+    stop_daemon(device.state)
     spool = device.folder / "spool"
     shutil.copytree(device.state.spool.parent, spool)
     shutil.rmtree(device.state.spool.parent)
     device.state.spool.parent.symlink_to(spool)
     device.run("start")
-    device.run("install", os.fspath(device.bundle(release=2)))
+    install(device.bundle(release=2), device.state, read_config(device.state))
     with contextlib.ExitStack() as held:
         for path in device.state.root.rglob("*"):
             if path.is_file():
@@ -90,8 +93,8 @@ def alive(pid: int) -> bool:
 
 
 def test_a_crashed_worker_restarts_and_the_daemon_survives(device: Device) -> None:
-    status = device.run("status")
-    daemon, worker = status["daemon"]["pid"], device.model()["serving"]["pid"]
+    daemon, worker = device.daemon_pid(), device.serving()["pid"]
+    assert daemon is not None
     fill(device)
     os.kill(worker, signal.SIGKILL)
     wait_until(lambda: device.serving()["pid"] not in (None, worker), "it serves again")
@@ -141,9 +144,10 @@ def test_a_version_that_crashes_on_trial_is_rolled_back_without_a_free_block(fre
 def restarted_on_a_full_disk(device: Device) -> None:
     """Kill the daemon, which is started again. Release 1 serves before and after, and nothing is written."""
     is_rolled_back_in_memory(device)
-    daemon = device.run("status")["daemon"]["pid"]
+    daemon = device.daemon_pid()
+    assert daemon is not None
     os.kill(daemon, signal.SIGKILL)
-    wait_until(lambda: device.run("status")["daemon"]["pid"] not in (None, daemon), "it is started again")
+    wait_until(lambda: device.daemon_pid() not in (None, daemon), "it is started again")
     wait_until(lambda: device.serving()["pid"] is not None, "a version serves again")
     assert serves(device, 1)
     is_rolled_back_in_memory(device)

@@ -485,11 +485,11 @@ def _probed(examiner: str, *modules: str) -> Callable[[bytes], None]:
 
     @functools.cache
     def forked() -> Forked:
-        return Forked(examiner, MODEL_LIMITS, *modules)
+        return Forked(*modules)
 
     def run(data: bytes) -> None:
         try:
-            said, _ = forked().ask({"name": "model"}, data)
+            said, _ = forked().ask(examiner, {"name": "model"}, data, MODEL_LIMITS)
         except SourceInvalid as error:
             refusal = error.message
         else:

@@ -19,7 +19,11 @@ from typing import Any
 
 from edgert import Client
 from edgert.bundle.signing import SigningKey, new_key
+from edgert.checks.status import ask_daemon
+from edgert.cli.start import start_daemon
+from edgert.cli.stop import stop_daemon
 from edgert.config import StateDir, read_config
+from edgert.errors import DaemonUnreachable
 from edgert.protocol.control import ask
 from edgert.versions.install import install
 from edgert.versions.slot_store import SlotStore
@@ -90,6 +94,13 @@ class Device:
         """Return the daemon's status of one model, without a process for the command."""
         return dict(ask(self.state.control_socket, {"op": "status"}, 10.0)["models"][model])
 
+    def daemon_pid(self) -> int | None:
+        """Return the daemon's process id, None while none runs, without a process for the command."""
+        try:
+            return ask_daemon(self.state.control_socket).pid
+        except DaemonUnreachable:
+            return None
+
     def model(self, name: str = "echo") -> dict[str, Any]:
         """Return the status of one model by `edgertd status`."""
         return next(m for m in self.run("status")["models"] if m["model"] == name)
@@ -104,14 +115,17 @@ class Device:
 @contextmanager
 def a_device(config: str = "", *, started: bool = True) -> Iterator[Device]:
     """Yield a prepared device, its daemon running if `started`; remove everything afterwards."""
-    device = Device(Path(tempfile.mkdtemp(prefix="edgert-")))
+    device, monitor = Device(Path(tempfile.mkdtemp(prefix="edgert-"))), None
     try:
         device.prepare(config)
-        if started:
-            device.run("start")
+        if started:  # as `edgertd start` does it, without a process for the command
+            monitor, _ = start_daemon(device.state)
         yield device
     finally:
-        device.run("stop")
+        stop_daemon(device.state)
+        if monitor is not None:
+            monitor.terminate()
+            monitor.wait(WAIT_S_MAX)
         shutil.rmtree(device.folder, ignore_errors=True)
 
 
@@ -146,9 +160,14 @@ def nothing_may_be_written() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def wait_until(true: Callable[[], object], what: str, timeout_s: float = WAIT_S_MAX, pause_s: float = 0.02) -> None:
-    """Poll until `true()`; fail with `what` after `timeout_s`. Pause longer where `true` itself is expensive."""
-    until = time.monotonic() + timeout_s
+def wait_until(true: Callable[[], object], what: str, timeout_s: float = WAIT_S_MAX, pause_s: float = 0.1) -> None:
+    """Poll until `true()`; fail with `what` after `timeout_s`.
+
+    The pauses grow with the time waited, to `pause_s`, as what is polled often takes processor time from what is
+    waited for. Let them grow further where `true` itself is expensive.
+    """
+    began = time.monotonic()
     while not true():
-        assert time.monotonic() < until, f"waited {timeout_s:.0f} s in vain: {what}"
-        time.sleep(pause_s)
+        waited_s = time.monotonic() - began
+        assert waited_s < timeout_s, f"waited {timeout_s:.0f} s in vain: {what}"
+        time.sleep(min(pause_s, 0.01 + waited_s / 10))

@@ -1,9 +1,9 @@
-"""Run a function on hostile bytes in a fork of a process with its libraries loaded: a hundred cases in seconds.
+"""The probe of models as forks of a process with the libraries loaded: a hundred models in seconds.
 
-    python -m tests.support.forked MODULE:FUNCTION [MODULE ...]      the MODULEs are loaded beforehand
+    python -m tests.support.forked [MODULE ...]      the MODULEs are loaded beforehand
 
-The function is called as (request, data) under the limits of a real probe, and its answer is framed like a real
-probe's. Each case has its own process. `Forked` is the other end.
+Each request has its own process, under the limits of a real probe, and its answer is framed like a real probe's.
+`Forked` is the other end.
 """
 
 from __future__ import annotations
@@ -15,30 +15,28 @@ import signal
 import subprocess
 import sys
 import tempfile
+from dataclasses import asdict
 from types import TracebackType
 from typing import Any
 
 from edgert.errors import EdgeRTError, SourceInvalid
 from edgert_deploy.packager import sandbox
-from edgert_deploy.packager.sources.probe import refusal
+from edgert_deploy.packager.sources.probe import ENVIRONMENT, refusal
 from tests.support.devices import WAIT_S_MAX
+from tests.support.paths import ROOT
 
 
 class Forked:
-    """A process that forks for each case. `ask` is `probe.ask`, a hundred times as fast."""
+    """A process that forks for each request. `ask` is `probe.ask`, a hundred times as fast."""
 
-    def __init__(self, function: str, limits: sandbox.Limits, *modules: str) -> None:
-        self._limits = limits
-        command = [
-            sys.executable,
-            "-m",
-            "tests.support.forked",
-            function,
-            str(limits.memory_bytes),
-            str(limits.time_s),
-            *modules,
-        ]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    def __init__(self, *modules: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.forked", *modules],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, **ENVIRONMENT},
+            cwd=ROOT,
+        )
 
     def __enter__(self) -> Forked:
         return self
@@ -48,11 +46,12 @@ class Forked:
         self._process.stdin.close()
         self._process.wait(timeout=WAIT_S_MAX)
 
-    def ask(self, request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
-        """Answer one case. Raises SourceInvalid like `sandbox.ask`."""
+    def ask(self, function: str, request: dict[str, Any], data: bytes, limits: sandbox.Limits) -> sandbox.Answer:
+        """Return what `function` ("module:name") answers in a fork. Raises SourceInvalid for all that fails."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        sandbox.write_frame(self._process.stdin, request, data)
+        head = {"call": function, "limits": asdict(limits), "with": request}
+        sandbox.write_frame(self._process.stdin, head, data)
         head, printed = sandbox.read_frame(self._process.stdout)
         answer = sandbox.read_frame(self._process.stdout)
         try:
@@ -60,19 +59,19 @@ class Forked:
                 raise sandbox.failure(head["code"], printed.decode(errors="replace"))
             return sandbox.checked(*answer)
         except sandbox.ChildFailed as error:
-            raise refusal(error, self._limits) from error
+            raise refusal(error, limits) from error
         except EdgeRTError as error:
             raise SourceInvalid(error.message) from error
 
 
-def _serve(function: str, limits: sandbox.Limits) -> None:
-    module, _, name = function.partition(":")
-    called = getattr(importlib.import_module(module), name)
+def _serve() -> None:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     with contextlib.suppress(EOFError):
         while True:
-            request, data = sandbox.read_frame(sys.stdin.buffer)
+            head, data = sandbox.read_frame(sys.stdin.buffer)
+            module, _, name = head["call"].partition(":")
+            called, limits = getattr(importlib.import_module(module), name), sandbox.Limits(**head["limits"])
             with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
                 if not (pid := os.fork()):
                     os.setsid()
@@ -80,7 +79,7 @@ def _serve(function: str, limits: sandbox.Limits) -> None:
                     os.dup2(err.fileno(), 1)
                     sandbox.restrict(limits)
                     signal.alarm(limits.time_s)  # of waiting: processor time is not all that can pass
-                    sandbox.write_frame(out, *sandbox.answered(called, request, data, lambda line: None))
+                    sandbox.write_frame(out, *sandbox.answered(called, head["with"], data, lambda line: None))
                     os._exit(0)
                 code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
                 err.seek(0)
@@ -93,6 +92,6 @@ def _serve(function: str, limits: sandbox.Limits) -> None:
 
 
 if __name__ == "__main__":
-    for module in sys.argv[4:]:
+    for module in sys.argv[1:]:
         importlib.import_module(module)
-    _serve(sys.argv[1], sandbox.Limits(int(sys.argv[2]), int(sys.argv[3])))
+    _serve()

@@ -21,6 +21,7 @@ from typing import Any
 
 import edgert
 from edgert.bundle.runtime_release import RuntimeRelease, RuntimeTarget, Wheel
+from edgert.cli.stop import stop_daemon
 from edgert.config import read_config
 from edgert_deploy.bootstrap.own_wheel import own_wheel
 from edgert_deploy.bootstrap.runtime import script_text
@@ -55,7 +56,7 @@ class HomeDevice(Device):
         (site,) = venv.glob("lib/python*/site-packages")
         found = [path for path in sys.path if path.endswith("site-packages")]
         (site / "found.pth").write_text("".join(f"{path}\n" for path in found))
-        options = ["--no-index", "--no-deps", "--force-reinstall", "--quiet"]
+        options = ["--no-index", "--no-deps", "--force-reinstall", "--no-compile", "--quiet"]
         subprocess.run([venv / "bin/python", "-m", "pip", "install", *options, wheel], check=True, timeout=STEP_S_MAX)
         about = {
             "edgert": "0",
@@ -97,7 +98,7 @@ def a_device_with_home(wheel: Path, registry: str) -> Iterator[HomeDevice]:
         device.put(release=1)
         yield device
     finally:
-        device.run("stop")
+        stop_daemon(device.state)
         shutil.rmtree(device.folder, ignore_errors=True)
 
 

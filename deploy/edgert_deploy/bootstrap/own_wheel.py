@@ -22,7 +22,7 @@ from packaging.requirements import Requirement
 
 import edgert
 from edgert.errors import ConfigInvalid
-from edgert_deploy.bootstrap.pip import run_pip
+from edgert_deploy.bootstrap.pip import run_module, run_pip
 from edgert_deploy.common.folders import cache_folder
 
 OWN_PACKAGES = ("edgert", "edgert_deploy")
@@ -77,10 +77,11 @@ def installed_distribution() -> Distribution:
 
 def _built(source: Path, folder: Path) -> dict[str, bytes]:
     """Build a wheel of the source tree; return its files."""
-    # Without isolation pip downloads nothing, so the build works offline if hatchling is installed.
-    isolation = ["--no-build-isolation"] if importlib.util.find_spec("hatchling") else []
-    words = ["wheel", "--no-deps", *isolation, "--wheel-dir", str(folder / "built"), str(source)]
-    run_pip(words, "build edgert's own wheel")
+    doing = "build edgert's own wheel"
+    if importlib.util.find_spec("hatchling"):  # it downloads nothing, and takes less time than pip
+        run_module("hatchling", ["build", "-t", "wheel", "-d", str(folder / "built")], doing, cwd=source)
+    else:
+        run_pip(["wheel", "--no-deps", "--wheel-dir", str(folder / "built"), str(source)], doing)
     with zipfile.ZipFile(next((folder / "built").glob("edgert-*.whl"))) as archive:
         return {name: archive.read(name) for name in archive.namelist() if not name.endswith("/")}
 

@@ -1,4 +1,4 @@
-"""pip as a program of this host: it builds edgert's own wheel and downloads the others."""
+"""pip and the build tool as programs of this host: they build edgert's own wheel and download the others."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import importlib.util
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from edgert.errors import ConfigInvalid
 
@@ -21,11 +22,16 @@ def run_pip(words: Sequence[str], doing: str) -> None:
         raise ConfigInvalid(
             f"cannot {doing}: pip is missing in {sys.prefix}. Install it: {sys.executable} -m ensurepip"
         )
-    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", *words]
+    run_module("pip", ["--disable-pip-version-check", "--no-input", *words], doing)
+
+
+def run_module(module: str, words: Sequence[str], doing: str, cwd: Path | None = None) -> None:
+    """Run `python -m MODULE WORDS` in `cwd`. Raises ConfigInvalid, which names what it was `doing`."""
+    command = [sys.executable, "-m", module, *words]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PIP_S_MAX, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PIP_S_MAX, check=False, cwd=cwd)
     except subprocess.TimeoutExpired as error:
-        raise ConfigInvalid(f"pip did not {doing} within {PIP_S_MAX:.0f} s: check the network") from error
+        raise ConfigInvalid(f"{module} did not {doing} within {PIP_S_MAX:.0f} s: check the network") from error
     if done.returncode != 0:
         errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or [done.stderr.strip()[-600:]]
         hint = PIWHEELS_HINT if any("armv7l" in word for word in words) else ""

@@ -30,20 +30,26 @@ def monitor(device: Device) -> Iterator[subprocess.Popen[bytes]]:
     command = [sys.executable, "-c", KEEP, os.fspath(device.state.root)]
     with device.state.log.open("ab") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
-    wait_until(lambda: device.run("status")["daemon"]["running"], "the daemon runs")
+    wait_until(device.daemon_pid, "the daemon runs")
     yield process
     process.kill()
     process.wait()
 
 
+def pid_of(device: Device) -> int:
+    pid = device.daemon_pid()
+    assert pid is not None
+    return pid
+
+
 def kill_daemon(device: Device) -> None:
-    os.kill(device.run("status")["daemon"]["pid"], signal.SIGKILL)
+    os.kill(pid_of(device), signal.SIGKILL)
 
 
 def test_told_to_end_it_takes_the_daemon_along(device: Device, monitor: subprocess.Popen[bytes]) -> None:
     monitor.terminate()
     assert monitor.wait(WAIT_S_MAX) == 0
-    assert not device.run("status")["daemon"]["running"]
+    assert device.daemon_pid() is None
 
 
 def test_a_daemon_whose_monitor_was_killed_is_adopted_by_the_next_start(
@@ -57,21 +63,21 @@ def test_a_daemon_whose_monitor_was_killed_is_adopted_by_the_next_start(
     assert device.run("start") == device.run("start") == started
     assert not has_lost_its_monitor(pid)
     os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: (device.run("status")["daemon"].get("pid") or pid) != pid, "a daemon runs again")
+    wait_until(lambda: device.daemon_pid() not in (None, pid), "a daemon runs again")
     assert not has_lost_its_monitor(device.run("stop")["pid"])
-    assert not device.run("status")["daemon"]["running"]
+    assert device.daemon_pid() is None
 
 
 def test_an_adopted_daemon_that_ends_in_order_stays_down(device: Device, monitor: subprocess.Popen[bytes]) -> None:
     monitor.kill()
     monitor.wait()
-    pid = device.run("status")["daemon"]["pid"]
+    pid = pid_of(device)
     adopting = subprocess.Popen(
         [sys.executable, "-m", "edgert.daemon.monitor", "--state", device.state.root, "--adopt", str(pid)]
     )
     device.run("stop")
     assert adopting.wait(WAIT_S_MAX) == 0
-    assert not device.run("status")["daemon"]["running"]
+    assert device.daemon_pid() is None
 
 
 def test_told_to_end_it_takes_an_adopted_daemon_along(device: Device, monitor: subprocess.Popen[bytes]) -> None:
@@ -81,7 +87,7 @@ def test_told_to_end_it_takes_an_adopted_daemon_along(device: Device, monitor: s
     (adopting,) = (path for path in Path("/proc").glob("[0-9]*") if is_adopting(path, pid))
     wait_until(lambda: catches(adopting, signal.SIGTERM), "the monitor has begun")
     os.kill(int(adopting.name), signal.SIGTERM)
-    wait_until(lambda: not device.run("status")["daemon"]["running"], "the daemon has ended")
+    wait_until(lambda: device.daemon_pid() is None, "the daemon has ended")
     wait_until(lambda: not is_adopting(adopting, pid), "the monitor has ended")
 
 
@@ -103,7 +109,7 @@ def test_told_to_end_while_it_waits_to_start_again_it_ends(device: Device, monit
     wait_until(lambda: "next start in" in device.log(), "it has noticed")
     monitor.terminate()
     assert monitor.wait(WAIT_S_MAX) == 0
-    assert not device.run("status")["daemon"]["running"]
+    assert device.daemon_pid() is None
 
 
 def test_a_start_that_fails_later_on_is_tried_again(device: Device, monitor: subprocess.Popen[bytes]) -> None:
@@ -112,11 +118,11 @@ def test_a_start_that_fails_later_on_is_tried_again(device: Device, monitor: sub
     device.state.config.write_text("no TOML")  # as a disk that takes nothing, it passes
     wait_until(lambda: "edgertd ended with 4" in device.log(), "a start has failed")
     device.state.config.write_text(configured)
-    wait_until(lambda: device.run("status")["daemon"]["running"], "the daemon runs again")
+    wait_until(device.daemon_pid, "the daemon runs again")
 
 
 def test_it_ends_where_the_state_folder_is_gone(device: Device, monitor: subprocess.Popen[bytes]) -> None:
-    pid = device.run("status")["daemon"]["pid"]
+    pid = pid_of(device)
     shutil.rmtree(device.state.root)
     os.kill(pid, signal.SIGKILL)
     assert monitor.wait(WAIT_S_MAX) == 0

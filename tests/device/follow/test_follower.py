@@ -257,7 +257,8 @@ def test_the_daemon_starts_the_follower(registry: HostileRegistry) -> None:
     with a_device(follow, started=False) as device:
         registry.put_channel(device.key, 7, registry.put_release(device.bundle(release=2)))
         device.run("start")
-        wait_until(lambda: device.run("status")["channel"]["steps"] == ["release 2 of echo is live"], "it is kept")
+        kept = ["release 2 of echo is live"]
+        wait_until(lambda: device.run("status")["channel"]["steps"] == kept, "it is kept", pause_s=1.0)
         channel = device.run("status")["channel"]
         assert (channel["counter"], channel["error"]) == (7, "")
         assert channel["asked_at"] > 0

@@ -45,10 +45,10 @@ def test_an_installed_package_is_packed_again_without_an_index(tmp_path: Path, m
     """After `pip install .` there is no source tree to build from, and perhaps no network either."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     built, site = own_wheel(), tmp_path / "site"
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--target"]
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-compile", "--target"]
     subprocess.run([*pip, str(site), str(built)], check=True)
     program = (
-        "import edgert_deploy.bootstrap.own_wheel as w; assert w.source_tree() is None; w.run_pip = None\n"
+        "import edgert_deploy.bootstrap.own_wheel as w; assert w.source_tree() is None; w.run_pip = w.run_module = None\n"
         "first = w.own_wheel(); assert w.own_wheel() == first; print(first)"
     )
     environment = {**os.environ, "PYTHONPATH": str(site)}
@@ -81,7 +81,7 @@ def test_a_checkout_and_an_installed_wheel_give_one_runtime_id(tmp_path: Path, m
     subprocess.run([*pip, "--wheel-dir", str(tmp_path), str(ROOT)], check=True)
     (wheel,) = tmp_path.glob("edgert-*.whl")
     python = environment_beside(tmp_path / "venv")
-    install = ["-m", "pip", "install", "--quiet", "--no-index", "--no-deps", str(wheel)]
+    install = ["-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-compile", str(wheel)]
     subprocess.run([python, *install], check=True)
     program = (
         "from edgert_deploy.bootstrap.own_wheel import source_tree\n"

@@ -6,7 +6,6 @@ EDGERT_FUZZ=N tries N examples of each test in place of a few dozen.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ pytest.importorskip("ai_edge_litert")
 
 from edgert.errors import SourceInvalid
 from edgert_deploy.packager.sandbox import Limits
-from edgert_deploy.packager.sources.probe import MEMORY_BYTES_MIN
+from edgert_deploy.packager.sources.probe import EXAMINERS, MEMORY_BYTES_MIN
 from edgert_deploy.packager.tflite_lowering import lower
 from tests.support import models
 from tests.support.forked import Forked
@@ -39,22 +38,10 @@ few = settings(
 )
 
 
-@pytest.fixture(scope="module")
-def onnx_probe() -> Iterator[Forked]:
-    with Forked("edgert_deploy.packager.sources.onnx_model:examine", LIMITS, "onnx", "onnxruntime") as forked:
-        yield forked
-
-
-@pytest.fixture(scope="module")
-def tflite_probe() -> Iterator[Forked]:
-    with Forked("edgert_deploy.packager.sources.tflite_model:examine", LIMITS, "ai_edge_litert.interpreter") as forked:
-        yield forked
-
-
-def judged(probe: Forked, data: bytes) -> bool:
+def judged(probe: Forked, kind: str, data: bytes) -> bool:
     """Whether `data` is taken. A refusal must be one clear line; anything else fails the test."""
     try:
-        answer, _ = probe.ask({"name": "model"}, data)
+        answer, _ = probe.ask(EXAMINERS[kind], {"name": "model"}, data, LIMITS)
     except SourceInvalid as error:
         said = error.message
     else:
@@ -116,17 +103,17 @@ MAKERS = st.sampled_from([models.cnn, models.mlp, models.transformer, models.two
 
 @few
 @given(make=MAKERS, draw=st.data())
-def test_damaged_onnx_files(onnx_probe: Forked, make: Any, draw: st.DataObject) -> None:
-    judged(onnx_probe, damaged(make().SerializeToString(), draw))
+def test_damaged_onnx_files(forked_probe: Forked, make: Any, draw: st.DataObject) -> None:
+    judged(forked_probe, "onnx", damaged(make().SerializeToString(), draw))
 
 
 @few
 @given(make=MAKERS, draw=st.data())
-def test_onnx_files_with_fields_changed(onnx_probe: Forked, make: Any, draw: st.DataObject) -> None:
+def test_onnx_files_with_fields_changed(forked_probe: Forked, make: Any, draw: st.DataObject) -> None:
     proto = make()
     for _ in range(draw.draw(st.integers(1, 3))):
         operated(proto, draw)
-    judged(onnx_probe, proto.SerializeToString())
+    judged(forked_probe, "onnx", proto.SerializeToString())
 
 
 @pytest.fixture(scope="module")
@@ -136,10 +123,10 @@ def a_tflite_file() -> bytes:
 
 @few
 @given(draw=st.data())
-def test_damaged_tflite_files(tflite_probe: Forked, a_tflite_file: bytes, draw: st.DataObject) -> None:
-    judged(tflite_probe, damaged(a_tflite_file, draw))
+def test_damaged_tflite_files(forked_probe: Forked, a_tflite_file: bytes, draw: st.DataObject) -> None:
+    judged(forked_probe, "tflite", damaged(a_tflite_file, draw))
 
 
-def test_what_is_sound_is_taken(onnx_probe: Forked, tflite_probe: Forked, a_tflite_file: bytes) -> None:
-    assert judged(onnx_probe, models.cnn().SerializeToString())
-    assert judged(tflite_probe, a_tflite_file)
+def test_what_is_sound_is_taken(forked_probe: Forked, a_tflite_file: bytes) -> None:
+    assert judged(forked_probe, "onnx", models.cnn().SerializeToString())
+    assert judged(forked_probe, "tflite", a_tflite_file)
