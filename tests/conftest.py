@@ -51,6 +51,9 @@ LONG_FILES = (
 os.environ["PATH"] = os.pathsep.join(
     [f"{sys.base_prefix}/bin", *(path for path in os.environ["PATH"].split(os.pathsep) if Path(path).name != "shims")]
 )
+# The tests start thousands of processes: each would compile every module again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 stop_reporting()  # before a test imports a vendor's SDK
 
 # A background shell starts programs that ignore Ctrl-C, and the programs of the tests would inherit that.

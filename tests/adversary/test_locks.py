@@ -71,7 +71,7 @@ def test_a_running_device_gives_no_lock_and_no_file_to_others(no_umask: None) ->
             file.chmod(0o644)
         device.state.models.mkdir()
         device.state.pid.touch()  # as an earlier version left it
-        device.run("start")
+        device.start()
         device.deploy()
         device.run("install", os.fspath(device.bundle(release=2)))
         device.run("claim", "echo", "--by", "me")

@@ -23,14 +23,14 @@ def test_a_device_on_read_only_storage_serves_and_refuses_changes(pid_file: bool
         root = os.fspath(device.state.root)
         device.deploy()
         bundle = device.bundle(release=2)
-        device.run("stop")
+        device.stop()
         if not pid_file:
             device.state.pid.unlink()
         if subprocess.run(["mount", "--bind", root, root], check=False).returncode:
             pytest.skip("needs to mount a file system: run as root, outside of a restricted container")
         try:
             subprocess.run(["mount", "-o", "remount,bind,ro", root], check=True)
-            device.run("start")
+            device.start()
             with a_client_of(device) as client:
                 assert client.infer("echo", ITEM)["y"].tolist() == ITEM.tolist()
             daemon = device.run("status")["daemon"]
@@ -43,7 +43,7 @@ def test_a_device_on_read_only_storage_serves_and_refuses_changes(pid_file: bool
             assert device.run("stop")["stopped"]
         finally:
             subprocess.run(["umount", "-l", root], check=True)
-        device.run("start")
+        device.start()
         with device.client() as client:
             assert client.infer("echo", ITEM)["y"].tolist() == ITEM.tolist()
         assert device.run("status")["daemon"]["read_only"] is False

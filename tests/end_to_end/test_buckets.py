@@ -47,7 +47,7 @@ def device(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     assert json.loads(done.stdout)["targets"][0]["engine"] == engine
     with a_device(started=False) as device:
         (device.state.keys / "builder.pem").write_bytes((shell.folder / "keys/default.pem").read_bytes())
-        device.run("start")
+        device.start()
         device.run("install", str(shell.folder / "text.edgert"))
         device.run("activate", "text")
         assert device.run("check", "text")["ok"]

@@ -73,7 +73,7 @@ def prepared(stack: ExitStack, name: str, key: SigningKey, follow: str) -> Devic
     (device.state.keys / "test.pem").write_bytes(key.public.pem())
     device.key = key
     device.state.config.write_text(device.state.config.read_text().replace('"d-test"', f'"{name}"'))
-    device.run("start")
+    device.start()
     return device
 
 

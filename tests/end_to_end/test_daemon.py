@@ -256,7 +256,7 @@ def test_a_stop_answers_or_refuses_every_request() -> None:
     with a_device() as device:
         device.put(delay_s=0.01)
         with load(device) as (releases, errors):
-            device.run("stop")
+            device.stop()
             assert device.run("stop")["stopped"] is False
         assert len(releases) > 50
         assert all(isinstance(error, ShuttingDown | DaemonUnreachable | Unavailable) for error in errors)
@@ -342,8 +342,8 @@ def test_a_client_with_kept_connections_finds_a_restarted_daemon() -> None:
         device.put()
         with device.client() as client:
             client.infer("echo", ITEM)
-            device.run("stop")
-            device.run("start")
+            device.stop()
+            device.start()
             assert client.infer("echo", ITEM * 2)["y"].tolist() == (ITEM * 2).tolist()
 
 

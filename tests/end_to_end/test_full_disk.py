@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgert.cli.stop import stop_daemon
 from edgert.config import read_config
 from edgert.errors import EdgeRTError
 from edgert.versions.install import install
@@ -34,11 +33,11 @@ def device(request: pytest.FixtureRequest) -> Iterator[Device]:
             device.state.keys.mkdir()
             (device.state.keys / "test.pem").write_bytes(device.key.public.pem())
             device.state.config.write_text(config)
-            device.run("start")
+            device.start()
             device.put()
             yield device
         finally:
-            stop_daemon(device.state)
+            device.stop()
             subprocess.run(["umount", "-l", device.state.root], check=True)
 
 
@@ -74,12 +73,12 @@ def fill(device: Device) -> Path:
 @pytest.fixture
 def frees_nothing(device: Device) -> Iterator[Device]:
     """The device with its spool on another disk, and every file open: the end of a process frees no block."""
-    stop_daemon(device.state)
+    device.stop()
     spool = device.folder / "spool"
     shutil.copytree(device.state.spool.parent, spool)
     shutil.rmtree(device.state.spool.parent)
     device.state.spool.parent.symlink_to(spool)
-    device.run("start")
+    device.start()
     install(device.bundle(release=2), device.state, read_config(device.state))
     with contextlib.ExitStack() as held:
         for path in device.state.root.rglob("*"):

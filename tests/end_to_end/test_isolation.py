@@ -160,8 +160,8 @@ def test_a_worker_killed_by_the_kernel_restarts_and_others_are_not_affected(pair
 
 
 def test_models_serve_on_without_the_fork_server_and_a_crash_brings_a_new_one(pair: Device) -> None:
-    pair.run("stop")
-    pair.run("start")  # the first of the two models came before there were two
+    pair.stop()
+    pair.start()  # the first of the two models came before there were two
     wait_until(lambda: all(pair.serving(name)["state"] == "ready" for name in ("echo", "other")), "both serve")
     pids = [pair.serving()["pid"], pair.serving("other")["pid"]]
     servers = {int(Path(f"/proc/{pid}/status").read_text().split("PPid:")[1].split()[0]) for pid in pids}

@@ -75,7 +75,7 @@ def served(request: pytest.FixtureRequest, shell: Shell) -> Iterator[tuple[bool,
     assert (row["engine"], row["precision"], row["fp32"], row["artifact_accuracy"]) == (engine, "int8", 1.0, 1.0)
     with a_device(started=False) as device:
         (device.state.keys / "builder.pem").write_bytes((shell.folder / "keys/default.pem").read_bytes())
-        device.run("start")
+        device.start()
         device.run("install", str(shell.folder / "colour.edgert"))
         device.run("activate", "colour")
         assert device.run("check", "colour")["ok"]

@@ -66,8 +66,8 @@ def test_models_share_a_budget(budget_for_two: int) -> None:
             assert client.infer("one", ITEM, cache=False)["y"].tolist() == ITEM.tolist()
         device.run("check", "two")
 
-        device.run("stop")
-        device.run("start")
+        device.stop()
+        device.start()
         wanted = {"pinned": "ready", "one": "unloaded", "two": "unloaded"}
         wait_until(lambda: states(device) == wanted, "what is pinned is loaded, nothing else")
         use(device, "two")
@@ -95,8 +95,8 @@ def test_what_is_larger_than_the_whole_budget_is_refused_once_that_is_known() ->
         device.put()  # an estimate refuses nothing
         with device.client() as client:
             client.infer("echo", ITEM)
-        device.run("stop")
-        device.run("start")
+        device.stop()
+        device.start()
         with pytest.raises(EdgeRTError, match="memory_mb"):
             use(device, "echo")
         assert states(device) == {"echo": "failed"}
@@ -106,11 +106,11 @@ def test_without_a_budget_every_model_is_loaded_one_after_the_other_on_one_proce
     with a_device() as device:
         device.put(model="one")
         device.put(model="two")
-        device.run("stop")
+        device.stop()
         processors = os.sched_getaffinity(0)
         os.sched_setaffinity(0, {min(processors)})  # which the daemon inherits
         try:
-            device.run("start")
+            device.start()
         finally:
             os.sched_setaffinity(0, processors)
         seen: list[dict[str, str]] = []

@@ -127,7 +127,7 @@ def device(shell: Shell) -> Iterator[Device]:
     )  # fmt: skip
     with a_device(started=False) as device:
         (device.state.keys / "builder.pem").write_bytes((shell.folder / "keys/default.pem").read_bytes())
-        device.run("start")
+        device.start()
         for model in ("colour", "bright"):
             device.run("install", str(shell.folder / f"{model}.edgert"))
             device.run("activate", model)

@@ -52,7 +52,7 @@ def device(request: pytest.FixtureRequest, shell: Shell) -> Iterator[Device]:
     assert build(shell, request.param, "--precision", "fp32")["engine"] == request.param
     with a_device(started=False) as device:
         (device.state.keys / "builder.pem").write_bytes((shell.folder / "keys/default.pem").read_bytes())
-        device.run("start")
+        device.start()
         device.run("install", str(shell.folder / "bursts.edgert"))
         device.run("activate", "bursts")
         assert device.run("check", "bursts")["ok"]

@@ -53,7 +53,7 @@ def installed(device: Device, shell: Shell, engine: str, *options: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads(done.stdout)["targets"][0]["engine"] == engine
     (device.state.keys / "builder.pem").write_bytes((shell.folder / "keys/default.pem").read_bytes())
-    device.run("start")
+    device.start()
     device.run("install", str(shell.folder / "intents.edgert"))
     device.run("activate", "intents")
     assert device.run("check", "intents")["ok"]  # golden texts through the socket, tokens made there

@@ -229,9 +229,9 @@ def test_where_no_daemon_runs_who_asks_for_the_trial_ends_it(limits: tuple[str, 
         if limits:
             device.run("activate", "echo", *limits)
             wait_until(lambda: (store.read().limits or TrialLimits({})).started, "it is watched")
-            device.run("stop")
+            device.stop()
         else:
-            device.run("stop")
+            device.stop()
             store.activate(0.001)
         told = device.run("trial", "echo", "--wait", code=9)["error"]["message"]
         assert told.endswith("was cut off" if limits else "was not confirmed in time")
@@ -251,7 +251,7 @@ def test_a_watch_that_was_cut_off_does_not_count(rebooted: bool, monkeypatch: py
             os.kill(process, signal.SIGKILL)
         if rebooted:
             monkeypatch.setenv(BOOT_ID_VARIABLE, "b" * 32)
-        device.run("start")
+        device.start()
         reason = reason_of_return(device, store, release)
         assert reason == (
             "the device was restarted in the middle of the trial" if rebooted else "the watch of its limits was cut off"

@@ -21,9 +21,10 @@ from edgert import Client
 from edgert.bundle.signing import SigningKey, new_key
 from edgert.checks.status import ask_daemon
 from edgert.cli.start import start_daemon
+from edgert.cli.status import device_status
 from edgert.cli.stop import stop_daemon
 from edgert.config import StateDir, read_config
-from edgert.errors import DaemonUnreachable
+from edgert.errors import DaemonBusy, DaemonUnreachable, ProtocolError
 from edgert.protocol.control import ask
 from edgert.versions.install import install
 from edgert.versions.slot_store import SlotStore
@@ -38,6 +39,7 @@ class Device:
 
     folder: Path
     key: SigningKey = field(default_factory=new_key)
+    monitors: list[subprocess.Popen[bytes]] = field(default_factory=list, repr=False)
 
     @property
     def state(self) -> StateDir:
@@ -59,6 +61,14 @@ class Device:
         done = subprocess.run(command, capture_output=True, text=True, timeout=120)
         assert done.returncode == code, f"{words}: exit {done.returncode}\n{done.stdout}\n{done.stderr}\n{self.log()}"
         return dict(json.loads(done.stdout))
+
+    def start(self) -> None:
+        """Do what `edgertd start` does to a stopped daemon, without a process for the command."""
+        self.monitors.append(start_daemon(self.state)[0])
+
+    def stop(self) -> None:
+        """Do what `edgertd stop` does, without a process for the command."""
+        stop_daemon(self.state)
 
     def bundle(self, **options: Any) -> Path:
         return make_null_bundle(self.folder / "bundles", self.key, **options)
@@ -95,15 +105,16 @@ class Device:
         return dict(ask(self.state.control_socket, {"op": "status"}, 10.0)["models"][model])
 
     def daemon_pid(self) -> int | None:
-        """Return the daemon's process id, None while none runs, without a process for the command."""
+        """Return the daemon's process id, None while none answers, without a process for the command."""
         try:
             return ask_daemon(self.state.control_socket).pid
-        except DaemonUnreachable:
+        except (DaemonUnreachable, DaemonBusy, ProtocolError):  # while it ends, it closes the connection
             return None
 
     def model(self, name: str = "echo") -> dict[str, Any]:
-        """Return the status of one model by `edgertd status`."""
-        return next(m for m in self.run("status")["models"] if m["model"] == name)
+        """Return the status of one model that `edgertd status` prints, without a process for the command."""
+        status = device_status(self.state, read_config(self.state)).as_json()
+        return next(dict(each) for each in status["models"] if each["model"] == name)
 
     def client(self, timeout_s: float = 20.0) -> Client:
         return Client(self.socket, timeout_s=timeout_s)
@@ -115,15 +126,15 @@ class Device:
 @contextmanager
 def a_device(config: str = "", *, started: bool = True) -> Iterator[Device]:
     """Yield a prepared device, its daemon running if `started`; remove everything afterwards."""
-    device, monitor = Device(Path(tempfile.mkdtemp(prefix="edgert-"))), None
+    device = Device(Path(tempfile.mkdtemp(prefix="edgert-")))
     try:
         device.prepare(config)
-        if started:  # as `edgertd start` does it, without a process for the command
-            monitor, _ = start_daemon(device.state)
+        if started:
+            device.start()
         yield device
     finally:
-        stop_daemon(device.state)
-        if monitor is not None:
+        device.stop()
+        for monitor in device.monitors:
             monitor.terminate()
             monitor.wait(WAIT_S_MAX)
         shutil.rmtree(device.folder, ignore_errors=True)

@@ -36,7 +36,7 @@ def built_and_served(shell: Shell, model: str, engine: str, *build: str) -> Iter
     row = next(row for row in json.loads(done.stdout)["targets"] if row["engine"] == engine)
     with a_device(started=False) as device:
         (device.state.keys / "builder.pem").write_bytes((shell.folder / "keys/default.pem").read_bytes())
-        device.run("start")
+        device.start()
         device.run("install", str(bundle))
         device.run("activate", model)
         assert device.run("check", model)["ok"]  # golden samples through the socket, from the raw input on

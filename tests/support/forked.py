@@ -50,8 +50,8 @@ class Forked:
         """Return what `function` ("module:name") answers in a fork. Raises SourceInvalid for all that fails."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        head = {"call": function, "limits": asdict(limits), "with": request}
-        sandbox.write_frame(self._process.stdin, head, data)
+        asked = {"call": function, "limits": asdict(limits), "with": request}
+        sandbox.write_frame(self._process.stdin, asked, data)
         head, printed = sandbox.read_frame(self._process.stdout)
         answer = sandbox.read_frame(self._process.stdout)
         try:

@@ -21,7 +21,6 @@ from typing import Any
 
 import edgert
 from edgert.bundle.runtime_release import RuntimeRelease, RuntimeTarget, Wheel
-from edgert.cli.stop import stop_daemon
 from edgert.config import read_config
 from edgert_deploy.bootstrap.own_wheel import own_wheel
 from edgert_deploy.bootstrap.runtime import script_text
@@ -98,7 +97,7 @@ def a_device_with_home(wheel: Path, registry: str) -> Iterator[HomeDevice]:
         device.put(release=1)
         yield device
     finally:
-        stop_daemon(device.state)
+        device.stop()
         shutil.rmtree(device.folder, ignore_errors=True)
 
 

@@ -25,5 +25,5 @@ def test_samples_are_answered_as_an_apps_requests_and_a_refused_one_counts_as_as
             assert client.ask_many(5, for_s=0.0) == 0
         assert check_served("echo", store, device.state, config)["samples"] == len(client.samples)
         with GoldenClient(version, device.state, config) as client:
-            device.run("stop")
+            device.stop()
             assert client.ask_many(3, for_s=60.0) == 3

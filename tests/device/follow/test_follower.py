@@ -174,7 +174,7 @@ def test_the_daemon_retains_the_alarm_and_knows_it_after_a_restart(registry: Hos
             return found[0].get("alarms") if found else None
 
         config = read_config(device.state)
-        device.run("start")
+        device.start()
         registry.put_channel(device.key, 1)
         following(device).round()
         now_s = 0.0
@@ -187,9 +187,9 @@ def test_the_daemon_retains_the_alarm_and_knows_it_after_a_restart(registry: Hos
             else:
                 wait_until(lambda: retained() is None, "it is no more")
         assert [event["event"] for event in sent_events(device)] == ["alarm_raised", "alarm_cleared", "alarm_raised"]
-        device.run("stop")
+        device.stop()
         device.state.spool.unlink()
-        device.run("start")
+        device.start()
         wait_until(lambda: device.state.spool.exists() and retained() == "channel_stale", "the new daemon knows it")
 
 
@@ -242,7 +242,7 @@ def test_status_tells_people_about_the_channel(
 def test_a_hint_begins_a_round_within_seconds_and_a_flood_of_hints_no_second_one(registry: HostileRegistry) -> None:
     with a_device(f'[follow]\nregistry = "{registry.address}"\n', started=False) as device:
         registry.put_channel(device.key, 7)
-        device.run("start")
+        device.start()
         device.run("follow", "--soon")
         for _ in range(20):
             ask(device.state.control_socket, {"op": "follow"}, 5.0)
@@ -256,7 +256,7 @@ def test_the_daemon_starts_the_follower(registry: HostileRegistry) -> None:
     follow = f'[follow]\nregistry = "{registry.address}"\ninterval_s = 1\n[mqtt]\n'
     with a_device(follow, started=False) as device:
         registry.put_channel(device.key, 7, registry.put_release(device.bundle(release=2)))
-        device.run("start")
+        device.start()
         kept = ["release 2 of echo is live"]
         wait_until(lambda: device.run("status")["channel"]["steps"] == kept, "it is kept", pause_s=1.0)
         channel = device.run("status")["channel"]

@@ -587,7 +587,7 @@ def test_a_unix_socket_is_its_groups_alone_and_comes_back_after_a_crash(tmp_path
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
         wait_until(lambda: http_pid(device) not in (None, pid) and answers(), "the server is started again")
-        device.run("stop")
+        device.stop()
         assert not path.exists()
 
 

@@ -27,5 +27,5 @@ def test_crash_point_leftovers_are_cleared_away_when_the_daemon_starts() -> None
         model = device.state.models / "echo"
         for name in ("stage", "b"):
             shutil.copytree(model / "a", model / name)
-        device.run("start")
+        device.start()
         assert {path.name for path in model.iterdir() if path.is_dir()} == {"a"}

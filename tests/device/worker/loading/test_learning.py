@@ -224,8 +224,8 @@ def test_the_daemon_learns_once_and_serves_with_the_configured_instances() -> No
         value = json.loads(paths[0].read_text())
         value["learned"] |= {"batch_cap": 5, "others": 0.0}
         paths[0].write_text(json.dumps(value))
-        device.run("stop")
-        device.run("start")
+        device.stop()
+        device.start()
         with device.client() as client:
             assert client.infer("echo", np.ones((1, 4), np.float32), priority="high")["y"].tolist() == [[1.0] * 4]
         assert device.serving()["batch_cap"] == 5, "what was learned is not measured again"
