@@ -22,7 +22,7 @@ VENV_S_MAX = 300.0
 INSTALL_S_MAX = 1800.0
 ENGINE_S_MAX = 180.0  # the first import of an engine on a slow card
 SELF_TEST_S_MAX = 1800.0  # TensorRT may compile an engine for its new version
-INSTALLED_FACTOR = 1.4  # byte code and file system blocks on top of the files; measured: 1.3
+INSTALLED_FACTOR = 1.2  # byte code and file system blocks on top of the files; measured: 1.07
 SPARE_BYTES = 32 * 1024**2  # stays free
 ID_LENGTH = 16
 TAIL_CHARS = 800
@@ -38,8 +38,8 @@ _INSTALL = (
     "--quiet",
 )
 
-# Byte code of all that a device may import. The daemon's user may not write it later, and pip would compile ten times as
-# much: itself, the package of the host, the tests of NumPy. PIL is imported with the first image.
+# Byte code of all that a device may import: the daemon writes none. pip would compile far more: itself, the package of the
+# host, the tests of NumPy. PIL is imported with the first image.
 _COMPILE = """
 import contextlib, importlib, pkgutil, sys
 sys.dont_write_bytecode = False

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from importlib.util import cache_from_source
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,17 @@ def test_bootstrap_again_changes_nothing(world: World) -> None:
     daemon = again["devices"][0]["status"]["daemon"]
     assert (daemon["running"], daemon["pid"]) == (True, pid)
     assert again["devices"][0]["status"]["engines"]["onnxruntime"]
+
+
+def test_an_environment_has_the_byte_code_that_a_device_runs_and_no_other(world: World) -> None:
+    """The daemon writes none: without it, each of its processes would compile all modules again."""
+    (site,) = (world.sshd.home / "edgert/venv").glob("lib/python*/site-packages")
+    compiled = {path.relative_to(site).parts[0] for path in site.rglob("*.pyc")}
+    assert {"PIL", "cryptography", "edgert", "numpy", "onnxruntime"} <= compiled
+    assert not {"edgert_deploy", "pip"} & compiled
+    assert not list(site.glob("numpy/**/tests/__pycache__"))
+    modules = [path for path in site.glob("edgert/**/*.py") if path.name != "__main__.py"]
+    assert [path for path in modules if not Path(cache_from_source(path)).exists()] == []
 
 
 def test_two_hosts_that_bootstrap_one_device_at_once_do_not_interfere(tmp_path: Path) -> None:
