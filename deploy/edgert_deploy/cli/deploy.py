@@ -12,9 +12,6 @@ import click
 
 from edgert.errors import Interrupted, NotBootstrapped
 from edgert.versions.trial_limits import LIMIT_NAMES, TrialLimits, parse_limits
-from edgert_deploy.bootstrap.bootstrap import bootstrap as set_up
-from edgert_deploy.bootstrap.plan import BootstrapOptions
-from edgert_deploy.cli.bootstrap import trusted_keys
 from edgert_deploy.cli.shared.options import inventory_option, json_option, selector_argument, verbose_option
 from edgert_deploy.cli.shared.output import columns, emit, error_lines, errors_by_cause
 from edgert_deploy.cli.shared.rollout_progress import RolloutProgress
@@ -308,5 +305,10 @@ def _make_ready(device: Device, transport: Transport, progress: Progress) -> Non
     """Bootstrap a folder on this machine with the default key. Other devices need a decision of the user."""
     if device.kind.needs_runtime:
         raise NotBootstrapped(f"EdgeRT is not set up on {device.name}: edgert bootstrap {device.name}")
+    # Here: importing a bootstrap takes as long as importing all else of a deployment.
+    from edgert_deploy.bootstrap.bootstrap import bootstrap as set_up
+    from edgert_deploy.bootstrap.plan import BootstrapOptions
+    from edgert_deploy.cli.bootstrap import trusted_keys
+
     progress("bootstrapping this machine as a device, with the default key")
     set_up(device, load_profile(device.profile), BootstrapOptions(trusted_keys(("default",))), transport, progress)

@@ -130,6 +130,12 @@ def test_commands_that_run_for_months_hold_no_library_that_they_do_not_use(comma
     assert not {"cryptography", "onnx", "fabric", "PIL"} & set(loaded)
 
 
+def test_a_deployment_imports_nothing_of_a_bootstrap() -> None:
+    program = "import sys, edgert_deploy.cli, edgert_deploy.cli.deploy; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"edgert_deploy.bootstrap.plan", "packaging", "urllib3"} & set(loaded)
+
+
 def test_help_shows_an_example_for_each_command(capfd: pytest.CaptureFixture[str]) -> None:
     for words in (
         ["device"],
