@@ -58,7 +58,7 @@ def serve(state: StateDir) -> None:
             # The process that started this one may hold the other end of stdin.
             pipe = [sys.stdin] if _is_pipe(sys.stdin.fileno()) else []
             with _stop_signals() as signals:
-                HttpServer(listener, endpoints.handle, limits).run(signals, *pipe)
+                HttpServer(listener, endpoints.handle, limits, one_core=True).run(signals, *pipe)
 
 
 def _is_pipe(descriptor: int) -> bool:
