@@ -13,7 +13,7 @@ from edgert_deploy.cli.shared.options import inventory_option, json_option, sele
 from edgert_deploy.cli.shared.output import columns, error_lines, say
 from edgert_deploy.cli.shared.types import Duration, ModelOrBundle
 from edgert_deploy.devices.bench import bench_bundle_on, bench_live_on
-from edgert_deploy.devices.inventory import Device, find_inventory
+from edgert_deploy.devices.inventory import Device, Inventory
 from edgert_deploy.devices.transports import Transport
 
 HEADING = ("DEVICE", "WHAT", "ENGINE", "P50 MS", "P95 MS", "P99 MS", "PER S", "TO LIVE", "MEMORY MB", "TEMP C")
@@ -31,7 +31,7 @@ HEADING = ("DEVICE", "WHAT", "ENGINE", "P50 MS", "P95 MS", "P99 MS", "PER S", "T
 @inventory_option
 @json_option
 def bench(
-    model_or_bundle: str | Path, selector: str, for_s: float, clients: int, inventory_file: Path | None, as_json: bool
+    model_or_bundle: str | Path, selector: str, for_s: float, clients: int, inventory: Inventory, as_json: bool
 ) -> None:
     """Measure latency, throughput, memory and temperature on devices.
 
@@ -55,7 +55,7 @@ def bench(
             return bench_bundle_on(device, transport, model_or_bundle, for_s, tell)
         return bench_live_on(device, transport, model_or_bundle, for_s, clients, tell)
 
-    results = run_on_each(find_inventory(inventory_file).select(selector), measured)
+    results = run_on_each(inventory.select(selector), measured)
     results.show(_table(results.rows), as_json)
 
 

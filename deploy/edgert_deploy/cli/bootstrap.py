@@ -33,7 +33,7 @@ from edgert_deploy.cli.shared.types import FILE, Duration
 from edgert_deploy.common.keys import public_key
 from edgert_deploy.common.quantities import duration_text
 from edgert_deploy.devices.device_files import Broker, Following, check_settings
-from edgert_deploy.devices.inventory import Device, find_inventory, refuse_same_machine
+from edgert_deploy.devices.inventory import Device, Inventory, refuse_same_machine
 from edgert_deploy.devices.profiles import load_profile
 from edgert_deploy.devices.transports import Transport
 
@@ -130,7 +130,7 @@ def bootstrap(
     unlocked: bool,
     same_machine: bool,
     profiles_dir: Path | None,
-    inventory_file: Path | None,
+    inventory: Inventory,
     as_json: bool,
 ) -> None:
     """Set up bare devices: Python environment, edgert, engines, key, configuration, service.
@@ -157,7 +157,6 @@ def bootstrap(
         raise click.UsageError(f"--engines {engines!r} names none: write all, first, or names with commas")
     if previous_runtime and upgrade:
         raise click.UsageError("--upgrade and --previous-runtime exclude each other: choose one")
-    inventory = find_inventory(inventory_file)
     devices = inventory.select(selector)
     if not same_machine:
         refuse_same_machine(devices, inventory.devices())

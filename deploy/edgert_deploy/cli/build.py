@@ -25,7 +25,7 @@ from edgert_deploy.cli.shared.output import emit
 from edgert_deploy.cli.shared.types import NewBundlePath, ProfileName
 from edgert_deploy.common.keys import key_paths, keys_dir
 from edgert_deploy.common.quantities import expiry_from, size_text
-from edgert_deploy.devices.inventory import find_inventory
+from edgert_deploy.devices.inventory import Inventory
 from edgert_deploy.devices.profiles import DeviceProfile, load_profile
 from edgert_deploy.packager.accuracy.golden_samples import SAMPLES as HOLDOUT_SAMPLES_MIN
 from edgert_deploy.packager.accuracy.metrics import NAMES as METRICS
@@ -324,15 +324,15 @@ def _request(source: SourceModel, profiles: tuple[DeviceProfile, ...], given: di
         detect=after if isinstance(after, Detect) else None,
         ctc=after if isinstance(after, Ctc) else None,
         embed=after if isinstance(after, Embed) else None,
-        measure=_measurer(given["measure"], given["measure_on"], given["inventory_file"], profiles),
+        measure=_measurer(given["measure"], given["measure_on"], given["inventory"], profiles),
         cache=None if given["no_cache"] else default_cache(),
         **{name: given[name] for name in same},
     )
 
 
 def _measurer(
-    here: bool, selector: str | None, inventory_file: Path | None, profiles: tuple[DeviceProfile, ...]
+    here: bool, selector: str | None, inventory: Inventory, profiles: tuple[DeviceProfile, ...]
 ) -> Measurer | None:
     if selector is not None:
-        return MeasureOn(find_inventory(inventory_file).device(selector), profiles)
+        return MeasureOn(inventory.device(selector), profiles)
     return MeasureHere() if here else None

@@ -22,7 +22,7 @@ from edgert_deploy.common.project import find_project
 from edgert_deploy.common.quantities import size_text
 from edgert_deploy.common.trial_limits import limits_for
 from edgert_deploy.devices.claims import who
-from edgert_deploy.devices.inventory import Device, find_inventory
+from edgert_deploy.devices.inventory import Device, Inventory
 from edgert_deploy.devices.profiles import load_profile
 from edgert_deploy.devices.transports import Transport, open_transport
 from edgert_deploy.rollout.deployment import HELD, Outcome
@@ -123,7 +123,7 @@ def deploy(
     delta_from: tuple[Path, ...],
     dry_run: bool,
     verbose: bool,
-    inventory_file: Path | None,
+    inventory: Inventory,
     as_json: bool,
 ) -> None:
     """Ship BUNDLE to the devices of SELECTOR and make it live, or roll back.
@@ -162,7 +162,6 @@ def deploy(
       edgert deploy digits.edgert all --dry-run --json
     """
     strategy = Strategy.parse(canary, waves, max_failures, parallel or at_once_here(), pause_s)
-    inventory = find_inventory(inventory_file)
     devices = inventory.select(selector)
     offer = read_offer(bundle)
     trial_limits = limits_for(

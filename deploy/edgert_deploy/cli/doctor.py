@@ -13,7 +13,7 @@ from edgert.errors import ConfigInvalid
 from edgert_deploy.cli.shared.options import inventory_option, json_option, profiles_option, selector_argument
 from edgert_deploy.cli.shared.output import emit, say
 from edgert_deploy.common.parallel import AT_ONCE_MAX
-from edgert_deploy.devices.inventory import find_inventory
+from edgert_deploy.devices.inventory import Inventory
 from edgert_deploy.devices.selector import ALL
 from edgert_deploy.doctor import FAIL, OK, WARN, Finding
 
@@ -30,7 +30,7 @@ def doctor(
     host_only: bool,
     quiet: bool,
     profiles_dir: Path | None,
-    inventory_file: Path | None,
+    inventory: Inventory,
     as_json: bool,
 ) -> None:
     """Check every precondition on this host and on devices.
@@ -50,7 +50,6 @@ def doctor(
     from edgert_deploy.doctor.device import check_device
     from edgert_deploy.doctor.host import check_host, signing_keys
 
-    inventory = find_inventory(inventory_file)
     findings = check_host(inventory)
     try:
         devices = [] if host_only else inventory.devices()

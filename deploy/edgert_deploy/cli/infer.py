@@ -17,7 +17,7 @@ from edgert.errors import DaemonUnreachable, EdgeRTError, InputError
 from edgert_deploy.cli.shared.options import device_argument, inventory_option, json_option
 from edgert_deploy.cli.shared.output import emit
 from edgert_deploy.cli.shared.types import FILE, ModelName
-from edgert_deploy.devices.inventory import Device, find_inventory
+from edgert_deploy.devices.inventory import Device, Inventory
 from edgert_deploy.devices.remote import QUICK_S_MAX, RemoteDaemon
 from edgert_deploy.devices.transports import in_folder, open_transport
 
@@ -49,7 +49,7 @@ def infer(
     text: str | None,
     socket: Path | None,
     out: Path | None,
-    inventory_file: Path | None,
+    inventory: Inventory,
     as_json: bool,
 ) -> None:
     """Send one request for MODEL to a running daemon and show the answer.
@@ -76,7 +76,7 @@ def infer(
             source.write_bytes((text or "").encode(errors="surrogateescape"))
         inputs = read_inputs(source)  # reports an unreadable file before it is sent
         if selector is not None:
-            outputs = ask_device(find_inventory(inventory_file).device(selector), model, source)
+            outputs = ask_device(inventory.device(selector), model, source)
         else:
             try:
                 with Client(socket or default_socket()) as client:

@@ -13,7 +13,7 @@ from edgert_deploy.cli.shared.options import inventory_option, json_option, sele
 from edgert_deploy.cli.shared.output import columns, emit, error_lines, say
 from edgert_deploy.common.keys import PUBLIC_SUFFIX, check_new_key, key_paths, keys_dir, public_keys, publish
 from edgert_deploy.common.project import find_project
-from edgert_deploy.devices.inventory import Device, find_inventory
+from edgert_deploy.devices.inventory import Device, Inventory
 from edgert_deploy.devices.remote import RemoteDaemon
 from edgert_deploy.devices.transports import Transport
 
@@ -68,7 +68,7 @@ def new(name: str, folder: Path | None, as_json: bool) -> None:
 @selector_argument(required=False)
 @inventory_option
 @json_option
-def list_(folder: Path | None, selector: str | None, inventory_file: Path | None, as_json: bool) -> None:
+def list_(folder: Path | None, selector: str | None, inventory: Inventory, as_json: bool) -> None:
     """List this user's keys and the project's, or with SELECTOR the keys that devices trust.
 
     \b
@@ -77,7 +77,7 @@ def list_(folder: Path | None, selector: str | None, inventory_file: Path | None
       edgert keys list all
     """
     if selector is not None:
-        _on_devices(selector, inventory_file, as_json, "list")
+        _on_devices(selector, inventory, as_json, "list")
         return
     found = {}  # by key and name: of a key that both have, the user's files are shown
     for public in public_keys(*([folder] if folder else [])):
@@ -98,7 +98,7 @@ def list_(folder: Path | None, selector: str | None, inventory_file: Path | None
 @click.option("--force", is_flag=True, help="Remove it even if it is the only key that the device trusts.")
 @inventory_option
 @json_option
-def remove(key: str, selector: str, force: bool, inventory_file: Path | None, as_json: bool) -> None:
+def remove(key: str, selector: str, force: bool, inventory: Inventory, as_json: bool) -> None:
     """Remove KEY (its id) from the keys that devices trust: they refuse new bundles that it signed.
 
     Installed versions stay and serve. The key's files on this host stay too; a bootstrap installs the keys that it
@@ -108,10 +108,10 @@ def remove(key: str, selector: str, force: bool, inventory_file: Path | None, as
     Example:
       edgert keys remove 0123456789abcdef all
     """
-    _on_devices(selector, inventory_file, as_json, "remove", key, *(["--force"] if force else []))
+    _on_devices(selector, inventory, as_json, "remove", key, *(["--force"] if force else []))
 
 
-def _on_devices(selector: str, inventory_file: Path | None, as_json: bool, *words: str) -> None:
+def _on_devices(selector: str, inventory: Inventory, as_json: bool, *words: str) -> None:
     """Run `edgertd keys WORDS` on each device, and print the keys that each then trusts."""
 
     def ask(device: Device, transport: Transport) -> Row:
@@ -119,7 +119,7 @@ def _on_devices(selector: str, inventory_file: Path | None, as_json: bool, *word
         trusted = [key["key_id"] if isinstance(key, dict) else str(key) for key in answer["keys"]]
         return {"keys": trusted, "damaged": answer.get("damaged", [])}
 
-    results = run_on_each(find_inventory(inventory_file).select(selector), ask)
+    results = run_on_each(inventory.select(selector), ask)
     cells = [("DEVICE", "TRUSTED KEYS")]
     cells += [(row["device"], "-" if "error" in row else ", ".join(row["keys"]) or "none") for row in results.rows]
     damaged = [(row["device"], "damaged", one) for row in results.rows for one in row.get("damaged", ())]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from contextlib import closing
-from pathlib import Path
 
 import click
 
 from edgert_deploy.cli.shared.options import device_argument, inventory_option, json_option
 from edgert_deploy.cli.shared.output import emit, say
 from edgert_deploy.cli.shared.types import ModelName
-from edgert_deploy.devices.inventory import Device, find_inventory
+from edgert_deploy.devices.inventory import Device, Inventory
 from edgert_deploy.devices.logs import LINES_MAX, LogRequest, following, parse_since, read_log
 from edgert_deploy.devices.transports import open_transport
 
@@ -30,9 +29,7 @@ from edgert_deploy.devices.transports import open_transport
 @click.option("--model", default="", type=ModelName(), help="Only lines that name this model.")
 @inventory_option
 @json_option
-def logs(
-    selector: str, follow: bool, lines: int, since: str, model: str, inventory_file: Path | None, as_json: bool
-) -> None:
+def logs(selector: str, follow: bool, lines: int, since: str, model: str, inventory: Inventory, as_json: bool) -> None:
     """Show the log of edgertd on one device: its journal if systemd runs the daemon, else its log file.
 
     The daemon need not run. With --follow and --json each line is one JSON object.
@@ -43,7 +40,7 @@ def logs(
       edgert logs kitchen -f --model digits
       edgert logs kitchen --since 2h --lines 1000
     """
-    device = find_inventory(inventory_file).device(selector)
+    device = inventory.device(selector)
     request = LogRequest(lines, parse_since(since) if since else "", model)
     if follow:
         _follow(device, request, as_json)

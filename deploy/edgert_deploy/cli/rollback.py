@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 
 import click
 
@@ -12,7 +11,7 @@ from edgert_deploy.cli.shared.options import inventory_option, json_option, sele
 from edgert_deploy.cli.shared.output import columns, say
 from edgert_deploy.cli.shared.types import ModelName
 from edgert_deploy.devices.claims import claimed
-from edgert_deploy.devices.inventory import Device, find_inventory
+from edgert_deploy.devices.inventory import Device, Inventory
 from edgert_deploy.devices.remote import ACTIVATE_S_MAX, RemoteDaemon
 from edgert_deploy.devices.transports import Transport
 
@@ -25,7 +24,7 @@ from edgert_deploy.devices.transports import Transport
 )
 @inventory_option
 @json_option
-def rollback(model: str, selector: str, force: bool, inventory_file: Path | None, as_json: bool) -> None:
+def rollback(model: str, selector: str, force: bool, inventory: Inventory, as_json: bool) -> None:
     """Make the version of MODEL before the live one live again, or drop one that is only installed.
 
     A second rollback would lead forward again, to the version that you left. It is refused, and so is a rollback
@@ -46,7 +45,7 @@ def rollback(model: str, selector: str, force: bool, inventory_file: Path | None
                 answer = claim.call("rollback", model, timeout_s=ACTIVATE_S_MAX)
         return {"was": answer["was"], "release": answer["release"]}
 
-    results = run_on_each(find_inventory(inventory_file).select(selector), roll_back)
+    results = run_on_each(inventory.select(selector), roll_back)
     cells = [("DEVICE", "MODEL", "LIVE")]
     for row in results.rows:
         change = "" if "error" in row else f"{row['was'] or 'nothing'} -> {row['release'] or 'nothing'}"

@@ -7,13 +7,12 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import click
 
 from edgert_deploy.cli.shared.options import device_argument, inventory_option
-from edgert_deploy.devices.inventory import find_inventory
+from edgert_deploy.devices.inventory import Inventory
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -21,7 +20,7 @@ from edgert_deploy.devices.inventory import find_inventory
 @inventory_option
 @device_argument()
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]")
-def ssh(tty: bool, inventory_file: Path | None, selector: str, command: tuple[str, ...]) -> None:
+def ssh(tty: bool, inventory: Inventory, selector: str, command: tuple[str, ...]) -> None:
     """Open a shell on one device with the system's ssh, or run one COMMAND there.
 
     Only the host keys in the inventory are accepted, also for the jump host. User, port, identity and jump host come
@@ -36,7 +35,7 @@ def ssh(tty: bool, inventory_file: Path | None, selector: str, command: tuple[st
     """
     from edgert_deploy.devices.transports.system_ssh import ssh_command
 
-    device = find_inventory(inventory_file).device(selector)
+    device = inventory.device(selector)
     command = command[1:] if command[:1] == ("--",) else command
     if device.kind.uses_ssh:
         with ssh_command(device, tty=tty) as words:

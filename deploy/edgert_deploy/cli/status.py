@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from edgert.errors import DeviceUnreachable, HostKeyMismatch, LoginRefused, NotBootstrapped, RuntimeBroken
@@ -12,7 +10,7 @@ from edgert_deploy.cli.shared.options import inventory_option, json_option, sele
 from edgert_deploy.cli.shared.output import columns
 from edgert_deploy.cli.shared.team import open_rollouts
 from edgert_deploy.common.project import find_project
-from edgert_deploy.devices.inventory import Device, find_inventory
+from edgert_deploy.devices.inventory import Device, Inventory
 from edgert_deploy.devices.remote import RemoteDaemon
 from edgert_deploy.devices.selector import ALL
 from edgert_deploy.devices.transports import Transport
@@ -27,7 +25,7 @@ HEADING = ("DEVICE", "PROFILE", "DAEMON", "MODEL", "LIVE", "WANTED", "STATE", "E
 @click.option("--check", is_flag=True, help=f"Exit with {EXIT_DRIFT} if a device drifted from what is wanted.")
 @inventory_option
 @json_option
-def status(selector: str, check: bool, inventory_file: Path | None, as_json: bool) -> None:
+def status(selector: str, check: bool, inventory: Inventory, as_json: bool) -> None:
     """Show what devices serve, and mark drift from what they should serve.
 
     Wanted is what the device's channel wants there, marked with its name, else the release of the project's newest
@@ -44,7 +42,6 @@ def status(selector: str, check: bool, inventory_file: Path | None, as_json: boo
       edgert status canary --json
       edgert status all --check
     """
-    inventory = find_inventory(inventory_file)
     wanted = wanted_of(open_rollouts().all(), find_project().name_of(inventory.path))
 
     def ask(device: Device, transport: Transport) -> Row:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 
 import click
 
@@ -13,7 +12,7 @@ from edgert_deploy.bootstrap.uninstall import uninstall as uninstall_from
 from edgert_deploy.cli.shared.each import Row, run_on_each
 from edgert_deploy.cli.shared.options import inventory_option, json_option, selector_argument, yes_option
 from edgert_deploy.cli.shared.output import say
-from edgert_deploy.devices.inventory import Device, find_inventory
+from edgert_deploy.devices.inventory import Device, Inventory
 from edgert_deploy.devices.transports import Transport
 
 
@@ -24,7 +23,7 @@ from edgert_deploy.devices.transports import Transport
 @click.option("--dry-run", is_flag=True, help="Show what would be removed and what would stay; change nothing.")
 @inventory_option
 @json_option
-def uninstall(selector: str, purge: bool, yes: bool, dry_run: bool, inventory_file: Path | None, as_json: bool) -> None:
+def uninstall(selector: str, purge: bool, yes: bool, dry_run: bool, inventory: Inventory, as_json: bool) -> None:
     """Remove what bootstrap made: service, runtimes, sockets, credentials, and the account and groups.
 
     Models, trusted keys and configuration stay, unless you give --purge or agree to remove them. Files that others
@@ -36,7 +35,7 @@ def uninstall(selector: str, purge: bool, yes: bool, dry_run: bool, inventory_fi
       edgert uninstall kitchen
       edgert uninstall line-2 --purge --yes
     """
-    devices = find_inventory(inventory_file).select(selector)
+    devices = inventory.select(selector)
     if not yes and not dry_run:
         purge = _agreed(devices, purge)
 

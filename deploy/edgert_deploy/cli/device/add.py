@@ -17,7 +17,7 @@ from edgert_deploy.cli.shared.options import inventory_option, json_option, prof
 from edgert_deploy.cli.shared.output import emit, say
 from edgert_deploy.cli.shared.types import FILE, ProfileName
 from edgert_deploy.devices.facts import describe, misfits, pick_profile, probe
-from edgert_deploy.devices.inventory import Device, find_inventory, refuse_same_machine
+from edgert_deploy.devices.inventory import Device, Inventory, refuse_same_machine
 from edgert_deploy.devices.profiles import list_profiles, load_profile
 from edgert_deploy.devices.transports import open_transport
 
@@ -67,7 +67,7 @@ def add(
     state: str | None,
     same_machine: bool,
     profiles_dir: Path | None,
-    inventory_file: Path | None,
+    inventory: Inventory,
     as_json: bool,
 ) -> None:
     """Add a device to the inventory: over SSH, or this machine.
@@ -85,7 +85,6 @@ def add(
     """
     if (address is None) == (folder is None):
         raise click.UsageError("pass either USER@HOST[:PORT] or --local DIR")
-    inventory = find_inventory(inventory_file)
     if profile_name is not None:
         load_profile(profile_name, profiles_dir)
     chosen: dict[str, Any] = {"site": site, "groups": groups, "tags": tags, "same_machine": same_machine}

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from edgert_deploy.cli.shared.options import inventory_option, json_option, selector_argument
 from edgert_deploy.cli.shared.output import columns, emit, say
-from edgert_deploy.devices.inventory import find_inventory, fingerprint
+from edgert_deploy.devices.inventory import Inventory, fingerprint
 from edgert_deploy.devices.selector import ALL
 
 
@@ -16,7 +14,7 @@ from edgert_deploy.devices.selector import ALL
 @selector_argument(ALL)
 @inventory_option
 @json_option
-def list_(selector: str, inventory_file: Path | None, as_json: bool) -> None:
+def list_(selector: str, inventory: Inventory, as_json: bool) -> None:
     """List the devices of SELECTOR (all, if it is missing).
 
     A SELECTOR is a list of words separated by commas: names, groups, `all`, tag:KEY, tag:KEY=VALUE, site:NAME,
@@ -27,7 +25,6 @@ def list_(selector: str, inventory_file: Path | None, as_json: bool) -> None:
       edgert device list canary,kitchen
       edgert device list 'site:plant-1,!tag:outdoors'
     """
-    inventory = find_inventory(inventory_file)
     devices = inventory.select(selector) if inventory.devices() else []
     rows = [("NAME", "PROFILE", "ADDRESS", "SITE", "GROUPS", "TAGS", "HOST KEY")]
     for d in devices:

@@ -14,7 +14,7 @@ from edgert_deploy.cli.shared.options import inventory_option, json_option, prof
 from edgert_deploy.cli.shared.output import say
 from edgert_deploy.cli.shared.types import FILE, Selector
 from edgert_deploy.devices.facts import LOCAL_PROFILE, MachineFacts, misfits, pick_profile, probe
-from edgert_deploy.devices.inventory import Device, find_inventory
+from edgert_deploy.devices.inventory import Device, Inventory
 from edgert_deploy.devices.profiles import DeviceProfile, list_profiles
 from edgert_deploy.devices.selector import SELECTED_BY
 from edgert_deploy.devices.transports import Transport
@@ -38,7 +38,7 @@ def probe_(
     jump: str,
     jump_fingerprint: str | None,
     profiles_dir: Path | None,
-    inventory_file: Path | None,
+    inventory: Inventory,
     as_json: bool,
 ) -> None:
     """Show what machines are, and which profile fits them: devices of the inventory, or the machine at ADDRESS.
@@ -52,7 +52,6 @@ def probe_(
       edgert device probe site:plant-1 --json
       edgert device probe all --save
     """
-    inventory = find_inventory(inventory_file)
     is_address = not selector.startswith(SELECTED_BY) and any(sign in selector for sign in "@.[")
     if is_address and save:
         raise click.UsageError("--save needs a device of the inventory; add this one with: edgert device add")

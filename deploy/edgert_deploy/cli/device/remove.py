@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from edgert_deploy.cli.shared.options import device_argument, inventory_option, json_option
 from edgert_deploy.cli.shared.output import emit
-from edgert_deploy.devices.inventory import find_inventory
+from edgert_deploy.devices.inventory import Inventory
 
 
 @click.command()
 @device_argument()
 @inventory_option
 @json_option
-def remove(selector: str, inventory_file: Path | None, as_json: bool) -> None:
+def remove(selector: str, inventory: Inventory, as_json: bool) -> None:
     """Remove a device from the inventory. On the device itself nothing changes.
 
     \b
     Example:
       edgert device remove kitchen
     """
-    inventory = find_inventory(inventory_file)
     gone = inventory.remove(inventory.device(selector).name)
     text = f"removed {gone.name} from {inventory.path}; the device still serves what it has in {gone.state}"
     emit({"removed": gone.as_json(), "inventory": str(inventory.path)}, text, as_json)

@@ -12,7 +12,7 @@ from edgert_deploy.cli.shared.host_keys import DEVICE_KEY, JUMP_KEY, agreed_host
 from edgert_deploy.cli.shared.options import inventory_option, json_option, profiles_option, selector_argument
 from edgert_deploy.cli.shared.output import emit, say
 from edgert_deploy.cli.shared.types import FILE, ProfileName
-from edgert_deploy.devices.inventory import Device, SshAddress, find_inventory
+from edgert_deploy.devices.inventory import Device, Inventory, SshAddress
 from edgert_deploy.devices.profiles import load_profile
 
 
@@ -58,7 +58,7 @@ def set_(
     tags: tuple[str, ...],
     untag: tuple[str, ...],
     profiles_dir: Path | None,
-    inventory_file: Path | None,
+    inventory: Inventory,
     as_json: bool,
 ) -> None:
     """Change the devices of SELECTOR in the inventory. The devices themselves do not change.
@@ -74,7 +74,6 @@ def set_(
     """
     if no_jump and jump:
         raise click.UsageError("--jump and --no-jump exclude each other: choose one")
-    inventory = find_inventory(inventory_file)
     devices = inventory.select(selector)
     if len(devices) > 1 and (address is not None or repin or wanted is not None):
         raise click.UsageError(

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from edgert_deploy.cli.shared.types import FILE, Duration, OneDevice, Selector
+
+if TYPE_CHECKING:
+    from edgert_deploy.devices.inventory import Inventory
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -16,10 +19,18 @@ STORE_DEFAULT = "fleet.db"
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
 
+
+def _inventory(_context: click.Context, _option: click.Parameter, file: Path | None) -> Inventory:
+    from edgert_deploy.devices.inventory import find_inventory
+
+    return find_inventory(file)
+
+
+# Given as `inventory`.
 inventory_option = click.option(
     "--inventory",
-    "inventory_file",
     type=FILE,
+    callback=_inventory,
     is_eager=True,  # a shell completes SELECTOR from it
     help="The fleet [default: the project's].",
 )

@@ -183,11 +183,11 @@ def _matching(names: Iterable[str], beginning: str) -> list[str]:
 
 def _selectable(ctx: click.Context) -> list[str]:
     """Every word that selects devices. A broken inventory completes nothing: the command itself explains it."""
-    from edgert_deploy.devices.inventory import find_inventory
     from edgert_deploy.devices.selector import ALL
 
+    inventory = ctx.params.get("inventory")
     try:
-        devices = find_inventory(ctx.params.get("inventory_file")).devices()
+        devices = [] if inventory is None else inventory.devices()
     except EdgeRTError:
         return []
     words = [word for one in devices for word in (one.name, *one.groups, f"site:{one.site}", f"profile:{one.profile}")]
