@@ -62,7 +62,7 @@ def new(name: str, folder: Path | None, as_json: bool) -> None:
 @click.option(
     "--dir",
     "folder",
-    type=click.Path(path_type=Path),
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="The folder to read (default: your configuration and the project).",
 )
 @selector_argument(required=False)

@@ -37,7 +37,7 @@ from tomlkit.items import Table
 from edgert.durable import locked, replace_file
 from edgert.errors import ConfigInvalid
 from edgert.names import checked_id
-from edgert.toml_file import about, from_table
+from edgert.toml_file import about, from_table, parse_toml
 from edgert.typed_json import Closed
 from edgert_deploy.common.addresses import host_and_port
 from edgert_deploy.common.project import find_project
@@ -224,6 +224,8 @@ class Inventory:
         except FileNotFoundError:
             return tomlkit.document()
         except (OSError, ValueError, TOMLKitError) as error:
+            if isinstance(error, TOMLKitError):  # which names a wrong place where the end is missing
+                parse_toml(data.decode(), f"inventory {self.path}")
             raise ConfigInvalid(f"inventory {self.path} cannot be read: {error}") from error
 
     @contextmanager

@@ -9,6 +9,7 @@ import socket
 import sys
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import paramiko
@@ -211,11 +212,11 @@ def _broker() -> Iterator[Finding]:
     from edgert.telemetry.mqtt import Connection, MqttSettings
 
     said = project.broker
-    host, port = host_and_port(said.address, PORT_TLS if said.tls else PORT_PLAIN)
-    connection = Connection(MqttSettings(host, port, **said.login), f"edgert-doctor-{uuid.uuid4().hex[:8]}")
     try:
-        connection.open(BROKER_S_MAX)
-        connection.close()
+        host, port = host_and_port(said.address, PORT_TLS if said.tls else PORT_PLAIN)
+        settings = MqttSettings(host, port, **said.login)
+        with closing(Connection(settings, f"edgert-doctor-{uuid.uuid4().hex[:8]}")) as connection:
+            connection.open(BROKER_S_MAX)
     except EdgeRTError as error:
         next_step = f"check that the broker runs, and [broker] in {project.root / 'edgert.toml'}"
         yield Finding(HOST, "broker", FAIL, error.message, next_step, error.exit_code)
@@ -227,16 +228,15 @@ def _registry() -> Iterator[Finding]:
     told = find_project().registry
     if not told.address:
         return
-    registry = open_registry(told.address, Path(told.ca) if told.ca else None, Path(told.login) if told.login else None)
+    ca, login = (Path(file) if file else None for file in (told.ca, told.login))
     try:
-        registry.has(blob_of(EMPTY))
-        yield _ok("registry", f"{told.address} answers")
+        with closing(open_registry(told.address, ca, login)) as registry:
+            registry.has(blob_of(EMPTY))
     except EdgeRTError as error:
-        yield Finding(
-            HOST, "registry", FAIL, error.message, "repair [registry] in edgert.toml, or log in", error.exit_code
-        )
-    finally:
-        registry.close()
+        next_step = "repair [registry] in edgert.toml, or log in"
+        yield Finding(HOST, "registry", FAIL, error.message, next_step, error.exit_code)
+    else:
+        yield _ok("registry", f"{told.address} answers")
 
 
 def _room() -> Iterator[Finding]:
