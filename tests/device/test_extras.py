@@ -19,6 +19,9 @@ from packaging.utils import canonicalize_name
 from edgert.errors import ConfigInvalid
 from edgert.extras import EXTRAS, missing_package
 from edgert_deploy.cli import COMMANDS
+from edgert_deploy.cli.bundle import COMMANDS as BUNDLE_COMMANDS
+from edgert_deploy.cli.channel import COMMANDS as CHANNEL_COMMANDS
+from edgert_deploy.cli.device import COMMANDS as DEVICE_COMMANDS
 from edgert_deploy.cli.fleet import COMMANDS as FLEET_COMMANDS
 from tests.support.environments import environment_with, requirements
 from tests.support.paths import ROOT
@@ -27,6 +30,9 @@ from tests.support.paths import ROOT
 BASE = {"click", "cryptography", "numpy", "paho", "PIL", "tomli", "xxhash", "zstandard"}
 # The modules that import these say themselves what to install.
 OWN_MESSAGES = {"cuda", "keras", "pycuda", "tensorrt", "tensorrt_rtx_bindings"}
+
+GROUPS = {"bundle": BUNDLE_COMMANDS, "channel": CHANNEL_COMMANDS, "device": DEVICE_COMMANDS}
+HOST_COMMANDS = [[name] for name in COMMANDS] + [[group, name] for group, names in GROUPS.items() for name in names]
 
 
 def test_every_import_of_an_optional_package_is_known() -> None:
@@ -43,7 +49,7 @@ def test_the_extras_bring_the_package(module: str) -> None:
 
 
 def test_without_extras_every_command_works_or_names_the_line_that_installs_what_it_needs(tmp_path: Path) -> None:
-    commands = [[name] for name in COMMANDS] + [["fleet", name] for name in FLEET_COMMANDS]
+    commands = HOST_COMMANDS + [["fleet", name] for name in FLEET_COMMANDS]
     answers = helped(environment_with(tmp_path / "base"), commands)
     assert [answer for answer in answers if answer[1] not in (0, 4)] == []
     for words, code, said in answers:
@@ -55,7 +61,7 @@ def test_without_extras_every_command_works_or_names_the_line_that_installs_what
 def test_an_extra_brings_all_that_its_commands_need(tmp_path: Path) -> None:
     fleet = [["fleet", name] for name in FLEET_COMMANDS]
     answers = helped(environment_with(tmp_path / "fleet", "fleet"), fleet)
-    answers += helped(environment_with(tmp_path / "host", "host"), [[name] for name in COMMANDS])
+    answers += helped(environment_with(tmp_path / "host", "host"), HOST_COMMANDS)
     assert [answer for answer in answers if answer[1] != 0] == []
 
 

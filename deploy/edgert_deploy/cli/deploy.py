@@ -11,8 +11,14 @@ from typing import Any
 import click
 
 from edgert.errors import Interrupted, NotBootstrapped
-from edgert.versions.trial_limits import LIMIT_NAMES, TrialLimits, parse_limits
-from edgert_deploy.cli.shared.options import inventory_option, json_option, selector_argument, verbose_option
+from edgert.versions.trial_limits import TrialLimits, parse_limits
+from edgert_deploy.cli.shared.options import (
+    inventory_option,
+    json_option,
+    limit_option,
+    selector_argument,
+    verbose_option,
+)
 from edgert_deploy.cli.shared.output import columns, emit, error_lines, errors_by_cause
 from edgert_deploy.cli.shared.rollout_progress import RolloutProgress
 from edgert_deploy.cli.shared.team import open_rollouts
@@ -48,13 +54,7 @@ ROWS_MAX = 40  # devices; beyond, results are counted and errors are grouped
     show_default=True,
     help="A version that nobody marked good rolls back after this time.",
 )
-@click.option(
-    "--limit",
-    "limits",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help=f"A trial limit that the device watches: {', '.join(LIMIT_NAMES)}. May be repeated.",
-)
+@limit_option
 @click.option(
     "--watch",
     "watch_s",

@@ -17,7 +17,8 @@ from edgert.bundle.signing import SigningKey, read_public_key, read_signing_key
 from edgert.environment import RUNTIME
 from edgert.errors import ConfigInvalid
 from edgert.registry.client import Registry
-from edgert.versions.trial_limits import LIMIT_NAMES, parse_limits
+from edgert.versions.trial_limits import parse_limits
+from edgert_deploy.cli.shared.options import limit_option
 from edgert_deploy.cli.shared.output import columns
 from edgert_deploy.cli.shared.types import FILE, ChannelName, DeviceShare, Duration
 from edgert_deploy.common.folders import config_folder
@@ -150,13 +151,7 @@ entry_options = _gathered(
     click.option("--site", "sites", multiple=True, help="Only devices of this site. May be repeated."),
     click.option("--profile", "profiles", multiple=True, help="Only devices of this profile. May be repeated."),
     click.option("--tag", "tags", multiple=True, help="Only devices with this tag, or key of a tag. May be repeated."),
-    click.option(
-        "--limit",
-        "limits",
-        multiple=True,
-        metavar="NAME=VALUE",
-        help=f"A trial limit that the device watches: {', '.join(LIMIT_NAMES)}. May be repeated.",
-    ),
+    limit_option,
     click.option(
         "--watch",
         "watch_s",

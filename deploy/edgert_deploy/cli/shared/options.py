@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from edgert.versions.trial_limits import LIMIT_NAMES
 from edgert_deploy.cli.shared.types import FILE, Duration, OneDevice, Selector
 
 if TYPE_CHECKING:
@@ -50,6 +51,14 @@ same_machine_option = click.option(
 verbose_option = click.option("-v", "--verbose", is_flag=True, help="Print each step and each result of every device.")
 
 yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
+
+limit_option = click.option(
+    "--limit",
+    "limits",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help=f"A trial limit that the device watches: {', '.join(LIMIT_NAMES)}. May be repeated.",
+)
 
 store_option = click.option(
     "--store",
