@@ -29,7 +29,7 @@ from edgert_deploy.cli.shared.options import (
     selector_argument,
 )
 from edgert_deploy.cli.shared.output import say
-from edgert_deploy.cli.shared.types import FILE, Duration
+from edgert_deploy.cli.shared.types import FILE, ChannelName, Duration
 from edgert_deploy.common.keys import public_key
 from edgert_deploy.common.quantities import duration_text
 from edgert_deploy.devices.device_files import Broker, Following, check_settings
@@ -81,7 +81,9 @@ from edgert_deploy.devices.transports import Transport
 @click.option(
     "--follow", "registry", metavar="oci://HOST/REPOSITORY", help="The registry whose channel devices follow."
 )
-@click.option("--channel", default="stable", show_default=True, help="The channel in that registry.")
+@click.option(
+    "--channel", type=ChannelName(), default="stable", show_default=True, help="The channel in that registry."
+)
 @click.option("--registry-ca", type=FILE, help="Authority that signed the registry's certificate.")
 @click.option("--registry-login", type=FILE, help="Login file for the registry (docker login); the devices get a copy.")
 @click.option(
@@ -89,7 +91,7 @@ from edgert_deploy.devices.transports import Transport
     type=click.Choice(["auto", "systemd", "monitor"]),
     default="auto",
     show_default=True,
-    help="What restarts the daemon: a systemd unit (auto: if systemd runs), or edgertd's own monitor.",
+    help="The program that restarts the daemon: systemd (auto: if it runs there), or edgertd's own monitor.",
 )
 @click.option(
     "--set",

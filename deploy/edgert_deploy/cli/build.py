@@ -146,7 +146,7 @@ def _read_model_argument(ctx: click.Context, param: click.Parameter, path: Path)
     "pads",
     multiple=True,
     metavar="INPUT=NUMBER",
-    help="With --buckets: what an input is padded with (default: 0).",
+    help="With --buckets: the number that pads an input (default: 0).",
 )
 @click.option("--convert-with", metavar="PYTHON", help="The Python that has Keras or PyTorch (default: this one).")
 @profiles_option

@@ -39,7 +39,11 @@ from edgert_deploy.devices.profiles import load_profile
     "--engines", default=ALL_ENGINES, show_default=True, help="As for bootstrap: all of the profile, first, or names."
 )
 @click.option(
-    "--with", "extras", multiple=True, type=click.Choice(EXTRAS_ASKED), help="What more models need, as for bootstrap."
+    "--with",
+    "extras",
+    multiple=True,
+    type=click.Choice(EXTRAS_ASKED),
+    help="Packages that some models need, as for bootstrap.",
 )
 @channel_option
 @entry_options

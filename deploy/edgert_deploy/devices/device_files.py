@@ -19,7 +19,6 @@ from tomlkit.exceptions import TOMLKitError
 from edgert.bundle.signing import PublicKey
 from edgert.config import DeviceConfig, parse_config
 from edgert.errors import ConfigInvalid, StorageFailed
-from edgert.names import CHANNEL_NAME
 from edgert.registry.address import parse_repository
 from edgert.registry.login import read_credentials
 from edgert_deploy.common.addresses import PORT_PLAIN, PORT_TLS, host_and_port
@@ -80,10 +79,8 @@ class Following:
 
     @classmethod
     def parse(cls, registry: str, channel: str, ca: Path | None, login: Path | None) -> Following:
-        """Check the address and the channel's name, and read the files. Raises ConfigInvalid."""
+        """Check the address and read the files. Raises ConfigInvalid."""
         repository = parse_repository(registry)
-        if not CHANNEL_NAME.fullmatch(channel):
-            raise ConfigInvalid(f"{channel[:80]!r} is no channel: use a letter, then at most 39 of a-z 0-9 -")
         if login is not None and read_credentials(login, repository.host) is None:
             raise ConfigInvalid(f"{login} has no login for {repository.host}: log in there first, or leave it out")
         return cls(registry, channel, _content(ca), _content(login))

@@ -33,6 +33,7 @@ FAR = Device("far", "ssh", "root@127.0.0.1:1", "this-machine", "/s", "/h", HOST_
         (("status",), 4),
         (("deploy", "none.edgert", "all"), 4),
         (("bootstrap", "nobody"), 4),
+        (("bootstrap", "nobody", "--follow", "oci://registry.example.org/models", "--channel", "Stable!"), 2),
         (("rollback", "echo", "nobody"), 4),
         (("rollback", "echo", "gamma", "beta"), 2),
         (("infer", "echo", "--input", "none.npy", "--socket", "s"), 4),

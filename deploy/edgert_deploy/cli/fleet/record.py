@@ -59,8 +59,8 @@ def _keep(name: str, default_h: int, said: str) -> Callable[[Any], Any]:
     "--size",
     "size_bytes",
     type=Size(10_000_000),
-    default=SIZE_BYTES_MAX,
-    show_default="20GB",
+    default=f"{SIZE_BYTES_MAX // 10**9}GB",
+    show_default=True,
     help="A SQLite store larger than this loses its oldest windows early.",
 )
 @for_option
