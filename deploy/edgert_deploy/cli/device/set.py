@@ -12,7 +12,7 @@ from edgert_deploy.cli.shared.host_keys import DEVICE_KEY, JUMP_KEY, agreed_host
 from edgert_deploy.cli.shared.options import inventory_option, json_option, profiles_option, selector_argument
 from edgert_deploy.cli.shared.output import emit, say
 from edgert_deploy.cli.shared.types import FILE, ProfileName
-from edgert_deploy.devices.inventory import Device, Inventory, SshAddress
+from edgert_deploy.devices.inventory import Device, Inventory
 from edgert_deploy.devices.profiles import load_profile
 
 
@@ -92,13 +92,13 @@ def set_(
     if profile is not None:
         changes["profile"] = load_profile(profile, profiles_dir).name
     if jump is not None:
-        key = agreed_host_key(SshAddress.parse(jump), jump_fingerprint, JUMP_KEY)
+        key = agreed_host_key(jump, jump_fingerprint, JUMP_KEY)
         changes.update(jump=jump, jump_host_key=key)
     elif no_jump:
         changes.update(jump="", jump_host_key="")
     if repin or wanted is not None:
         there = replace(devices[0], **changes)
-        changes["host_key"] = agreed_host_key(SshAddress.parse(there.address), wanted, DEVICE_KEY, there)
+        changes["host_key"] = agreed_host_key(there.address, wanted, DEVICE_KEY, there)
     # Another command may have changed the devices since: the changes apply to what the file has now.
     changed = inventory.change(
         [device.name for device in devices],

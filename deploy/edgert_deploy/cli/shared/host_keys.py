@@ -19,12 +19,12 @@ JUMP_KEY = "--jump-fingerprint"
 def pinned(device: Device, wanted: str | None, jump_wanted: str | None) -> Device:
     """Return `device` with its host key and its jump host's, each confirmed as in `agreed_host_key`."""
     if device.jump:
-        jump_key = agreed_host_key(SshAddress.parse(device.jump), jump_wanted, JUMP_KEY)
+        jump_key = agreed_host_key(device.jump, jump_wanted, JUMP_KEY)
         device = replace(device, jump_host_key=jump_key)
-    return replace(device, host_key=agreed_host_key(SshAddress.parse(device.address), wanted, DEVICE_KEY, device))
+    return replace(device, host_key=agreed_host_key(device.address, wanted, DEVICE_KEY, device))
 
 
-def agreed_host_key(address: SshAddress, wanted: str | None, option: str, behind: Device | None = None) -> str:
+def agreed_host_key(address: str, wanted: str | None, option: str, behind: Device | None = None) -> str:
     """Return the host key that `address` shows, once the user or the fingerprint `wanted` confirms it.
 
     `option` is what passes `wanted`. `behind` is the device at `address`, for its jump host. Raises DeviceUnreachable,
@@ -32,8 +32,9 @@ def agreed_host_key(address: SshAddress, wanted: str | None, option: str, behind
     """
     from edgert_deploy.devices.transports.ssh_login import Jump, scan_host_key
 
-    key = scan_host_key(address, wanted, jump=Jump.of(behind) if behind is not None else None)
-    shown = f"{address.host} shows host key {fingerprint(key)} ({key.split()[0]})"
+    parsed = SshAddress.parse(address)
+    key = scan_host_key(parsed, wanted, jump=Jump.of(behind) if behind is not None else None)
+    shown = f"{parsed.host} shows host key {fingerprint(key)} ({key.split()[0]})"
     say("", shown)
     if wanted is not None:
         return key
