@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
@@ -21,7 +21,6 @@ SECOND = "detached: devices in progress finish or roll back on their own"
 # Another device would fail in the same way.
 _TELLING = (RolledBack, HealthCheckFailed, EngineMissing)
 
-Answer = TypeVar("Answer")
 Row = dict[str, Any]
 
 
@@ -54,8 +53,12 @@ class Results:
 def run_on_each(
     devices: Sequence[Device], work: Callable[[Device, Transport], Row], *, one_first: bool = False
 ) -> Results:
-    """Do `work`, which returns a JSON object, on each device, as `on_each` does."""
-    answers = on_each(devices, work, one_first=one_first)
+    """Do `work`, which returns a JSON object, over each device's own link; return rows in the order of `devices`.
+
+    With `one_first`, the others wait until it has gone well on one. If that one shows that it cannot, they are left
+    alone.
+    """
+    answers = _answers(devices, work, one_first)
     rows = [
         {"device": device.name, **({"error": _error_json(one)} if isinstance(one, EdgeRTError) else one)}
         for device, one in zip(devices, answers, strict=True)
@@ -63,18 +66,13 @@ def run_on_each(
     return Results(rows, [answer for answer in answers if isinstance(answer, EdgeRTError)])
 
 
-def on_each(
-    devices: Sequence[Device], work: Callable[[Device, Transport], Answer], *, one_first: bool = False
-) -> list[Answer | EdgeRTError]:
-    """Do `work` over each device's own link; return its answer or its error, in the order of `devices`.
-
-    With `one_first`, the others wait until it has gone well on one. If that one shows that it cannot, they are left
-    alone.
-    """
+def _answers(
+    devices: Sequence[Device], work: Callable[[Device, Transport], Row], one_first: bool
+) -> list[Row | EdgeRTError]:
     stop = Stop()
-    answers: list[Answer | EdgeRTError | None] = []
+    answers: list[Row | EdgeRTError | None] = []
 
-    def one(device: Device) -> Answer | EdgeRTError:
+    def one(device: Device) -> Row | EdgeRTError:
         if stop.asked:
             return Interrupted(f"{device.name}: interrupted before it began: left as it is")
         with closing(open_transport(device)) as transport:

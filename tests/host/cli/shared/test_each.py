@@ -8,7 +8,7 @@ import click
 import pytest
 
 from edgert.errors import DeviceUnreachable, EdgeRTError, Interrupted, RolledBack
-from edgert_deploy.cli.shared.each import Results, on_each, run_on_each
+from edgert_deploy.cli.shared.each import Results, Row, run_on_each
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.transports import Transport
 
@@ -19,14 +19,14 @@ def codes(failing: dict[str, EdgeRTError], *, one_first: bool) -> tuple[list[str
     """Return the result of each device, and the devices asked, in order."""
     asked: list[str] = []
 
-    def work(device: Device, _: Transport) -> str:
+    def work(device: Device, _: Transport) -> Row:
         asked.append(device.name)
         if device.name in failing:
             raise failing[device.name]
-        return "done"
+        return {}
 
-    answers = on_each(DEVICES, work, one_first=one_first)
-    return [a.code if isinstance(a, EdgeRTError) else a for a in answers], asked
+    rows = run_on_each(DEVICES, work, one_first=one_first).rows
+    return [row["error"]["code"] if "error" in row else "done" for row in rows], asked
 
 
 def test_one_that_fails_holds_up_nobody() -> None:
