@@ -117,6 +117,8 @@ def test_it_is_found_from_below_and_the_nearest_counts(folder: Path, monkeypatch
     assert find_bundle(Path("m.edgert")) == folder / "b" / "m.edgert"
     with pytest.raises(ConfigInvalid, match=r"no bundle sub/m\.edgert"):
         find_bundle(Path("./sub/m.edgert"))
+    with pytest.raises(ConfigInvalid, match="is a folder"):
+        find_bundle(Path("."))
     assert NewBundlePath().convert("new.edgert", None, None) == folder / "b" / "new.edgert"
     Path("m.edgert").touch()
     assert find_bundle(Path("m.edgert")) == Path("m.edgert")
