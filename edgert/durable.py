@@ -18,10 +18,32 @@ from io import FileIO
 from pathlib import Path
 from typing import BinaryIO
 
+from edgert.errors import EdgeRTError, StorageFailed
+
 LOCK_RETRY_S = 0.02
 LOCK_S_MAX = 10.0
 PRIVATE = 0o600
 PRIVATE_FOLDER = 0o700
+
+
+@contextmanager
+def storing(what: str, advice: str = "", busy: EdgeRTError | None = None) -> Iterator[None]:
+    """Turn an OSError of the block into a StorageFailed: `what` (such as "cannot write PATH"), the reason, the `advice`.
+
+    `busy` is raised instead where another process holds a lock.
+    """
+    try:
+        yield
+    except OSError as error:
+        if busy is not None and isinstance(error, BlockingIOError):
+            raise busy from error
+        raise StorageFailed(f"{what}: {error.strerror or error}{advice and '; '}{advice}") from error
+
+
+def store_file(path: Path, data: bytes) -> None:
+    """Replace the content of `path` by `data`, durably. Raises StorageFailed."""
+    with storing(f"cannot write {path}"):
+        replace_file(path, data)
 
 
 def replace_file(path: Path, data: bytes, *, durable: bool = True, mode: int = PRIVATE, shared: bool = False) -> None:

@@ -7,11 +7,13 @@ for a `Closed` dataclass it is an error.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from functools import cache
+from pathlib import Path
 from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -59,6 +61,19 @@ def from_json(cls: type[T], value: Any) -> T:
     """Return the dataclass `cls` made of JSON values. Raises Mistyped."""
     made: T = _read(cls, value, "")
     return made
+
+
+def read_json(cls: type[T], path: Path) -> T | None:
+    """Return the dataclass `cls` that the file `path` holds as JSON; None where it is missing or damaged."""
+    try:
+        return from_json(cls, json.loads(path.read_bytes()))
+    except (OSError, ValueError, RecursionError):  # Mistyped is a ValueError
+        return None
+
+
+def json_bytes(value: Any) -> bytes:
+    """Return `value`, as `to_json` takes it, as the content of a file."""
+    return json.dumps(to_json(value)).encode()
 
 
 def _read(wanted: Any, value: Any, where: str) -> Any:

@@ -20,8 +20,8 @@ from typing import BinaryIO
 from edgert.bundle.envelope import ENVELOPE_NAME, Envelope, parse_envelope, sign
 from edgert.bundle.manifest import FileEntry, Manifest
 from edgert.bundle.signing import PublicKey, SigningKey
-from edgert.durable import replacing, sync_file, sync_folders
-from edgert.errors import BundleCorrupt, BundleError, StorageFailed
+from edgert.durable import replacing, storing, sync_file, sync_folders
+from edgert.errors import BundleCorrupt, BundleError
 
 ENVELOPE_BYTES_MAX = 4 * 1024**2
 _BLOCK = 512
@@ -38,17 +38,14 @@ def write_bundle(path: Path, manifest: Manifest, files: Mapping[str, Path], key:
     envelope = sign(manifest.to_bytes(), key)
     if len(envelope) > ENVELOPE_BYTES_MAX:
         raise BundleCorrupt(f"the manifest takes {len(envelope)} bytes; at most {ENVELOPE_BYTES_MAX} are allowed")
-    try:
-        with replacing(path, shared=True) as out:
-            out.write(_header(ENVELOPE_NAME, len(envelope)) + envelope + _padding(len(envelope)))
-            for entry in manifest.files:
-                out.write(_header(entry.path, entry.size_bytes))
-                with files[entry.path].open("rb") as source:
-                    copy_entry(source, entry, out.write)
-                out.write(_padding(entry.size_bytes))
-            out.write(_END)
-    except OSError as error:
-        raise StorageFailed(f"cannot write {path}: {error.strerror}") from error
+    with storing(f"cannot write {path}"), replacing(path, shared=True) as out:
+        out.write(_header(ENVELOPE_NAME, len(envelope)) + envelope + _padding(len(envelope)))
+        for entry in manifest.files:
+            out.write(_header(entry.path, entry.size_bytes))
+            with files[entry.path].open("rb") as source:
+                copy_entry(source, entry, out.write)
+            out.write(_padding(entry.size_bytes))
+        out.write(_END)
 
 
 @dataclass(frozen=True)
@@ -94,14 +91,8 @@ class Bundle:
 
         `folder` exists and is empty. Raises BundleCorrupt or StorageFailed; then the caller removes what was written.
         """
-        try:
-            with _naming(self.path):
-                self._read_files(wanted, lambda entry: create_file(folder / entry.path))
-            sync_folders(folder)
-        except OSError as error:
-            raise StorageFailed(
-                f"cannot unpack into {folder}: {error.strerror}; free some space and install again"
-            ) from error
+        with unpacking(folder), _naming(self.path):
+            self._read_files(wanted, lambda entry: create_file(folder / entry.path))
 
     def _read_files(self, wanted: frozenset[str], create: Callable[[FileEntry], BinaryIO | None]) -> None:
         self._file.seek(self._payload_start)
@@ -198,6 +189,14 @@ def copy_entry(source: BinaryIO, entry: FileEntry, write: Callable[[bytes], obje
         left -= len(chunk)
     if digest.hexdigest() != entry.sha256:
         raise BundleCorrupt(f"{entry.path} does not match its signed SHA-256: the bundle was changed or damaged")
+
+
+@contextmanager
+def unpacking(folder: Path) -> Iterator[None]:
+    """Have what the block writes into `folder` on the disk at its end. Raises StorageFailed."""
+    with storing(f"cannot unpack into {folder}", "free some space and install again"):
+        yield
+        sync_folders(folder)
 
 
 def create_file(path: Path) -> BinaryIO:

@@ -14,6 +14,7 @@ checked again on reading.
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import os
 import shutil
@@ -24,12 +25,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from edgert.bundle.bundle_file import ENVELOPE_BYTES_MAX, Bundle, copy_entry, create_file, open_bundle
+from edgert.bundle.bundle_file import ENVELOPE_BYTES_MAX, Bundle, copy_entry, create_file, open_bundle, unpacking
 from edgert.bundle.envelope import Envelope, parse_envelope
 from edgert.bundle.manifest import FileEntry, Manifest
 from edgert.bundle.signing import PublicKey
-from edgert.durable import sync_file, sync_folders
-from edgert.errors import BundleCorrupt, StorageFailed
+from edgert.durable import sync_file
+from edgert.errors import BundleCorrupt
 
 MAGIC = b"EDGERTP1"
 HEADER_BYTES_MAX = 4 * 1024**2
@@ -55,11 +56,7 @@ class Part:
 
 def has_zstd() -> bool:
     """Return whether "zstd" and "patch" can be read here."""
-    try:
-        import zstandard  # noqa: F401
-    except ImportError:
-        return False
-    return True
+    return importlib.util.find_spec("zstandard") is not None
 
 
 def write_delta(out: BinaryIO, envelope: bytes, parts: Sequence[tuple[Part, Path]]) -> None:
@@ -109,17 +106,12 @@ class Delta:
         `folder` exists and is empty. Raises BundleCorrupt or StorageFailed; then the caller removes what was written.
         """
         held = self._held(self.manifest)
-        try:
+        with unpacking(folder):
             for entry in self.manifest.files:
                 if entry.path in wanted:
                     with create_file(folder / entry.path) as target:
                         self._copy(entry, held, target.write)
                         sync_file(target)
-            sync_folders(folder)
-        except OSError as error:
-            raise StorageFailed(
-                f"cannot unpack into {folder}: {error.strerror}; free some space and install again"
-            ) from error
 
     def _copy(self, entry: FileEntry, held: Mapping[str, Path], write: Callable[[bytes], object]) -> None:
         at, part = self._parts.get(entry.sha256, (0, None))

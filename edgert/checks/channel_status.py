@@ -1,4 +1,4 @@
-"""The channel that a device follows and what came of it, as a type; the follower keeps it in STATE/follow/note.json.
+"""The channel that a device follows and its last round, as a type; the follower keeps it in STATE/follow/note.json.
 
 The daemon reads it for the alarm `channel_stale`, and `edgertd status` shows it.
 """
@@ -6,14 +6,13 @@ The daemon reads it for the alarm `channel_stale`, and `edgertd status` shows it
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from edgert.config import DeviceConfig, StateDir
 from edgert.durable import replace_file
-from edgert.typed_json import from_json, to_json
+from edgert.typed_json import json_bytes, read_json
 
 STALE = "channel_stale"  # the alarm
 AGAIN = 75  # the exit code of a round that waits for something: begin another one soon (EX_TEMPFAIL)
@@ -33,7 +32,7 @@ class ChannelStatus:
 
     `counter` and `expires` are those of the newest statement that it kept. `asked_at` is when the registry last answered
     (0: never yet), `begun_at` when the first round began, in seconds since 1970. `error` says why the last question failed,
-    `stale` why the alarm channel_stale stands ("": it does not), `steps` what came of each model. `wanted` has the release
+    `stale` why the alarm channel_stale is raised ("": it is not), `steps` the result for each model. `wanted` has the release
     that the channel wants of each model, unless a deployment made another one live after it.
     """
 
@@ -68,19 +67,16 @@ def read_channel_status(state: StateDir, config: DeviceConfig) -> ChannelStatus:
     follow = config.follow
     if not follow.registry:
         return ChannelStatus()
-    try:
-        found = from_json(ChannelStatus, json.loads(_path(state).read_bytes()))
-        if (found.registry, found.channel) == (follow.registry, follow.channel):
-            return found
-    except (OSError, ValueError, RecursionError):  # Mistyped is a ValueError
-        pass
+    found = read_json(ChannelStatus, _path(state))
+    if found is not None and (found.registry, found.channel) == (follow.registry, follow.channel):
+        return found
     return ChannelStatus(follow.registry, follow.channel)
 
 
 def write_channel_status(state: StateDir, status: ChannelStatus) -> None:
     """Replace the kept status. A full disk costs only the status."""
     with contextlib.suppress(OSError):
-        replace_file(_path(state), json.dumps(to_json(status)).encode(), durable=False)
+        replace_file(_path(state), json_bytes(status), durable=False)
 
 
 def _path(state: StateDir) -> Path:

@@ -8,8 +8,8 @@ import click
 
 from edgert.cli.output import emit, json_option
 from edgert.config import StateDir, read_config
-from edgert.durable import sync_folder
-from edgert.errors import ConfigInvalid, StorageFailed, TransitionRefused
+from edgert.durable import storing, sync_folder
+from edgert.errors import ConfigInvalid, TransitionRefused
 from edgert.versions.trust import trusted_keys
 
 
@@ -71,7 +71,7 @@ def remove(state: StateDir, key: str, force: bool, as_json: bool) -> None:
         raise TransitionRefused(
             f"{key} is the only trusted key: add another first (edgert bootstrap --key), or use --force"
         )
-    try:
+    with storing(f"cannot remove {key} from {state.keys}"):
         # Root may run this, and another user may change the state folder: a link in place of this one is not followed.
         folder = os.open(state.keys, os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
@@ -80,7 +80,5 @@ def remove(state: StateDir, key: str, force: bool, as_json: bool) -> None:
         finally:
             os.close(folder)
         sync_folder(state.keys)
-    except OSError as error:
-        raise StorageFailed(f"cannot remove {key} from {state.keys}: {error.strerror}") from error
     left = sorted({ring.keys[path].key_id for path in staying})
     emit({"removed": key, "keys": left}, f"{key} is removed; trusted keys: {', '.join(left) or 'none'}", as_json)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -15,7 +16,8 @@ from edgert.checks.status import DaemonStatus, ask_daemon
 from edgert.cli.output import emit, json_option, progress
 from edgert.config import StateDir, read_config
 from edgert.daemon.monitor import LOG_BYTES_MAX, has_lost_its_monitor
-from edgert.errors import DaemonUnreachable, DeviceError, StorageFailed
+from edgert.durable import storing
+from edgert.errors import DaemonUnreachable, DeviceError
 
 START_S_MAX = 30.0
 
@@ -76,13 +78,12 @@ def _start_monitor(state: StateDir, log: BinaryIO, *options: str) -> subprocess.
 
 def _open_log(state: StateDir) -> BinaryIO:
     """Open the daemon's log to append to it. Raises StorageFailed."""
-    path = state.log
-    try:
-        path = state.place(path.name)
-        _rotate(path)
+    with storing(f"cannot write {state.log}"):
+        path = state.place(state.log.name)
+        with contextlib.suppress(FileNotFoundError):
+            if path.stat().st_size > LOG_BYTES_MAX:
+                path.replace(path.with_suffix(".log.1"))
         return path.open("ab")
-    except OSError as error:
-        raise StorageFailed(f"cannot write {path}: {error.strerror}") from error
 
 
 def _status(state: StateDir) -> DaemonStatus | None:
@@ -90,11 +91,3 @@ def _status(state: StateDir) -> DaemonStatus | None:
         return ask_daemon(state.control_socket)
     except DaemonUnreachable:
         return None
-
-
-def _rotate(log: Path) -> None:
-    try:
-        if log.stat().st_size > LOG_BYTES_MAX:
-            log.replace(log.with_suffix(".log.1"))
-    except FileNotFoundError:
-        pass

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgert.errors import InputError, StorageFailed
+from edgert.durable import storing
+from edgert.errors import InputError
 from edgert.processing.csv_table import read_csv
 from edgert.processing.ctc import text_of
 from edgert.processing.text import text_in_file
@@ -61,11 +62,8 @@ def read_inputs(source: Path) -> NDArray[Any] | Arrays:
 
 def write_outputs(path: Path, outputs: Arrays) -> None:
     """Write the outputs whole, as .npz. Raises StorageFailed."""
-    try:
-        with path.open("wb") as file:
-            np.savez(file, **outputs)  # type: ignore[arg-type]  # NumPy's stub takes the names for its own option
-    except OSError as error:
-        raise StorageFailed(f"cannot write {path}: {error.strerror}") from error
+    with storing(f"cannot write {path}"), path.open("wb") as file:
+        np.savez(file, **outputs)  # type: ignore[arg-type]  # NumPy's stub takes the names for its own option
 
 
 def as_json(model: str, outputs: Arrays, *, values: bool = True) -> dict[str, Any]:

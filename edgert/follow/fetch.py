@@ -20,7 +20,7 @@ from edgert.bundle.expiry import check_expiry
 from edgert.bundle.manifest import FileEntry, Manifest
 from edgert.bundle.signing import PublicKey
 from edgert.config import DeviceConfig, StateDir
-from edgert.durable import replacing
+from edgert.durable import replacing, storing
 from edgert.errors import BundleError, ChannelMismatch, ReleaseTooOld, StorageFailed
 from edgert.follow.pace import Pace
 from edgert.registry.artifacts import file_blob
@@ -41,7 +41,7 @@ class ReleaseFetcher:
         """Fetch what this device lacks of a release; return the file that `edgertd install` takes.
 
         Raises RegistryError, BundleError and ChannelMismatch where the release cannot be installed here, StorageFailed,
-        and Paused.
+        and WindowClosed.
         """
         self._pace.check()
         path = self._delivery(entry.model)
@@ -142,8 +142,5 @@ def _sha256(path: Path) -> str:
 
 def _write_delivery(path: Path, envelope: bytes) -> None:
     """Write a delta without parts: the files are in the slots, or were fetched."""
-    try:
-        with replacing(path) as out:
-            write_delta(out, envelope, [])
-    except OSError as error:
-        raise StorageFailed(f"cannot write {path}: {error.strerror}; free some space") from error
+    with storing(f"cannot write {path}", "free some space"), replacing(path) as out:
+        write_delta(out, envelope, [])

@@ -13,16 +13,15 @@ for the statement again.
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from edgert.bundle.channel import Entry, Statement, read_statement
 from edgert.bundle.signing import PublicKey
 from edgert.config import StateDir
-from edgert.durable import make_private, replace_file
-from edgert.errors import EdgeRTError, StorageFailed
-from edgert.typed_json import from_json, to_json
+from edgert.durable import make_private, replace_file, storing
+from edgert.errors import EdgeRTError
+from edgert.typed_json import json_bytes, read_json
 
 CHANNELS_MAX = 64  # whose counters are kept
 REASON_LENGTH_MAX = 500
@@ -71,21 +70,20 @@ class Record:
 
 
 class RecordStore:
-    """The files of `state` that hold the record."""
+    """The files of `state` that hold the record, the statement and the `runtime_release` that it names."""
 
     def __init__(self, state: StateDir) -> None:
-        self.folder = state.follow
+        self.folder = folder = state.follow
+        self.lock, self.runtime_release = folder / "lock", folder / "runtime.dsse.json"
+        self._record, self._statement = folder / "record.json", folder / "statement.dsse.json"
 
     def read(self) -> Record:
         """Return the record; an empty one where there is none, or where it is damaged."""
-        try:
-            return from_json(Record, json.loads(self._record.read_bytes()))
-        except (OSError, ValueError, RecursionError):  # Mistyped is a ValueError
-            return Record()
+        return read_json(Record, self._record) or Record()
 
     def write(self, record: Record) -> None:
         """Replace the record durably. Raises StorageFailed."""
-        self._replace(self._record, json.dumps(to_json(record)).encode())
+        self._replace(self._record, json_bytes(record))
 
     def accept(self, envelope: bytes, record: Record) -> None:
         """Keep a statement's envelope, and the record that names it. Raises StorageFailed."""
@@ -99,36 +97,10 @@ class RecordStore:
         except (OSError, EdgeRTError):
             return None
 
-    def statement_digest(self) -> str:
-        """Return the SHA-256 of the kept envelope; "" where there is none."""
-        try:
-            return hashlib.sha256(self._statement.read_bytes()).hexdigest()
-        except OSError:
-            return ""
-
-    @property
-    def runtime_release(self) -> Path:
-        """The envelope of the release of the runtime that the statement names."""
-        return self.folder / "runtime.dsse.json"
-
-    @property
-    def lock(self) -> Path:
-        return self.folder / "lock"
-
-    @property
-    def _record(self) -> Path:
-        return self.folder / "record.json"
-
-    @property
-    def _statement(self) -> Path:
-        return self.folder / "statement.dsse.json"
-
     def _replace(self, path: Path, data: bytes) -> None:
-        try:
+        with storing(f"cannot write {path}"):
             make_private(self.folder)
             replace_file(path, data)
-        except OSError as error:
-            raise StorageFailed(f"cannot write {path}: {error.strerror}") from error
 
 
 def attempt_of(entry: Entry) -> str:

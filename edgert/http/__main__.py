@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
-import socket
-import stat
 import sys
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 from edgert import Client
@@ -18,10 +14,11 @@ from edgert.config import StateDir, read_config
 from edgert.errors import ConfigInvalid, EdgeRTError
 from edgert.http.address import listening, parse_address
 from edgert.http.endpoints import Endpoints
-from edgert.http.limits import SPARE_PLACES, Limits
+from edgert.http.limits import SPARE_PLACES, STOP_S_MAX, Limits
 from edgert.http.request_parser import check_installed
 from edgert.http.server import HttpServer
 from edgert.log import log
+from edgert.stop import stop_with_supervisor_or_signal
 from edgert.threads import STACK_BYTES
 
 
@@ -38,6 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def serve(state: StateDir) -> None:
     """Serve until told to stop. Raises ConfigInvalid if the settings of `[http]` cannot be used."""
+    stop = stop_with_supervisor_or_signal(STOP_S_MAX + 1)  # a second for the rest
     config = read_config(state)
     check_installed()
     address = parse_address(config.http.listen, allow_remote=config.http.allow_remote)
@@ -55,32 +53,7 @@ def serve(state: StateDir) -> None:
             where = address if address.path is not None else "{}:{}".format(*listener.getsockname()[:2])
             log(f"http: listens on {where}")
             threading.stack_size(STACK_BYTES)
-            # The process that started this one may hold the other end of stdin.
-            pipe = [sys.stdin] if _is_pipe(sys.stdin.fileno()) else []
-            with _stop_signals() as signals:
-                HttpServer(listener, endpoints.handle, limits, one_core=True).run(signals, *pipe)
-
-
-def _is_pipe(descriptor: int) -> bool:
-    try:
-        return stat.S_ISFIFO(os.fstat(descriptor).st_mode)
-    except OSError:
-        return False
-
-
-@contextmanager
-def _stop_signals() -> Iterator[socket.socket]:
-    """Yield a socket that becomes readable when a signal asks the process to end."""
-    reader, writer = socket.socketpair()
-    with reader, writer:
-        writer.setblocking(False)
-        signal.set_wakeup_fd(writer.fileno())
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: None)
-        try:
-            yield reader
-        finally:
-            signal.set_wakeup_fd(-1)
+            HttpServer(listener, endpoints.handle, limits, one_core=True).run(stop)
 
 
 if __name__ == "__main__":

@@ -50,15 +50,12 @@ class HttpServer:
         self._one_core = one_core
         self._core: int | None = None
 
-    def run(self, *stops: Readable) -> None:
-        """Serve until one of `stops` can be read; then wait up to STOP_S_MAX for the requests under way."""
+    def run(self, stop: Readable) -> None:
+        """Serve until `stop` can be read; then wait up to STOP_S_MAX for the requests under way."""
         with selectors.DefaultSelector() as selector:
-            for each in (self._listener, *stops):
-                selector.register(each, selectors.EVENT_READ)
-            while True:
-                ready = [key.fileobj for key, _ in selector.select()]
-                if any(each is not self._listener for each in ready):
-                    break
+            selector.register(self._listener, selectors.EVENT_READ)
+            selector.register(stop, selectors.EVENT_READ)
+            while stop not in [key.fileobj for key, _ in selector.select()]:
                 self._accept()
         self._listener.close()
         self._admission.end_all()

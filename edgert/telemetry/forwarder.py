@@ -28,6 +28,7 @@ from edgert.errors import EdgeRTError, StorageFailed
 from edgert.log import log
 from edgert.names import checked_id
 from edgert.protocol.control import ask
+from edgert.stop import Stop, stop_with_supervisor_or_signal
 from edgert.telemetry import messages
 from edgert.telemetry.home_assistant import discovery, discovery_topic
 from edgert.telemetry.link import CONNECTED, STOPPED, write_link
@@ -44,7 +45,6 @@ from edgert.telemetry.mqtt import (
 from edgert.telemetry.retained import clear
 from edgert.telemetry.sketch import SCALE
 from edgert.telemetry.spool import Spool
-from edgert.telemetry.stop import Stop, stop_with_supervisor_or_signal
 
 RATE_PER_S = 200.0
 BURST_MAX = 50
@@ -87,7 +87,6 @@ class Forwarder:
         retry_pauses_s: Sequence[float] = RETRY_PAUSES_S,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
-        jitter: Callable[[], float] = random.random,
         log: Callable[[str], None] = lambda line: None,
     ) -> None:
         self._topics = topics
@@ -99,7 +98,7 @@ class Forwarder:
         self._hint_topic, self._on_hint, self._hint = hint_topic, on_hint, b""
         self._rate_per_s = rate_per_s
         self._backoff = Backoff(retry_pauses_s, STABLE_AFTER_S, clock)
-        self._clock, self._wall_clock, self._jitter = clock, wall_clock, jitter
+        self._clock, self._wall_clock = clock, wall_clock
         self._log = log
         self._address = settings.address
         self._state = ""
@@ -129,7 +128,7 @@ class Forwarder:
                 self._note(error.code, f"{error.message}; reports are kept on disk meanwhile")
                 # Two devices with one id disconnect each other at once: they must slow down as well.
                 # Half of the pause is random, so that a fleet does not return in one wave.
-                select.select([stop], [], [], self._backoff.failed() * (0.5 + 0.5 * self._jitter()))
+                select.select([stop], [], [], self._backoff.failed() * random.uniform(0.5, 1.0))
 
     def _reset(self) -> None:
         """Forget the messages in flight on the last connection; the spool still has them."""

@@ -12,18 +12,18 @@ permission.
 from __future__ import annotations
 
 import contextlib
-import json
 import secrets
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgert.config import StateDir, read_config
-from edgert.durable import locked, make_private, replace_file
+from edgert.durable import locked, make_private, replace_file, storing
 from edgert.errors import DeployUnderWay, EdgeRTError, StorageFailed
+from edgert.typed_json import json_bytes, read_json
 from edgert.versions.boot_clock import BootClock
 
 LASTS_S_MAX = 24 * 3600.0
@@ -56,7 +56,7 @@ class Claims:
         """
         with self._locked():
             there = self._read(model)
-            if there is not None and not self._over(there) and there.token != instead_of:
+            if there is not None and self.left_s(there) and there.token != instead_of:
                 raise DeployUnderWay(self._refusal(there))
             since = time.strftime("%Y-%m-%d %H:%M:%S %z")
             token = f"{model}.{secrets.token_hex(8)}"  # a model's name has no dot
@@ -80,22 +80,17 @@ class Claims:
             there = self._read(model)
             if there is not None and there.token == token:
                 path = self.folder / f"{model}.json"
-                try:
+                with storing(f"cannot remove {path}"):
                     path.unlink(missing_ok=True)
-                except OSError as error:
-                    raise StorageFailed(f"cannot remove {path}: {error.strerror}") from error
 
     def under_way(self) -> list[Claim]:
         """Return the claims that last at this moment."""
         found = [self._read(path.stem) for path in sorted(self.folder.glob("[!.]*.json"))]
-        return [claim for claim in found if claim is not None and not self._over(claim)]
+        return [claim for claim in found if claim is not None and self.left_s(claim)]
 
     def left_s(self, claim: Claim) -> float:
         """Return how long it lasts if nobody shows it again."""
         return self.clock.left_s(claim.boot_id, claim.ends_at_s)
-
-    def _over(self, claim: Claim) -> bool:
-        return not self.left_s(claim)
 
     def _refusal(self, claim: Claim) -> str:
         return (
@@ -104,32 +99,21 @@ class Claims:
         )
 
     def _read(self, model: str) -> Claim | None:
-        try:
-            return Claim(**json.loads((self.folder / f"{model}.json").read_bytes()))
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, TypeError):
-            return None  # cut by a power cut, so it is of another boot
+        return read_json(Claim, self.folder / f"{model}.json")  # a claim that a power cut damaged is of another boot
 
     def _write(self, claim: Claim) -> Claim:
-        lasting = Claim(
-            **{**asdict(claim), "boot_id": self.clock.boot_id, "ends_at_s": self.clock.now_s() + claim.lasts_s}
-        )
+        lasting = replace(claim, boot_id=self.clock.boot_id, ends_at_s=self.clock.now_s() + claim.lasts_s)
         path = self.folder / f"{claim.model}.json"
-        try:
-            replace_file(path, json.dumps(asdict(lasting)).encode(), durable=False)  # no claim outlives a reboot
-        except OSError as error:
-            raise StorageFailed(f"cannot write {path}: {error.strerror}") from error
+        with storing(f"cannot write {path}"):
+            replace_file(path, json_bytes(lasting), durable=False)  # no claim outlives a reboot
         return lasting
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
         """Lock the claims for a short read and write."""
-        try:
+        with storing(f"cannot use {self.folder}"):
             make_private(self.folder)
             lock = locked(self.folder / "lock")
-        except OSError as error:
-            raise StorageFailed(f"cannot use {self.folder}: {error.strerror}") from error
         with lock:
             yield
 

@@ -13,7 +13,7 @@ from edgert.bundle.envelope import ENVELOPE_NAME, parse_envelope
 from edgert.bundle.expiry import check_expiry, expiry_time
 from edgert.bundle.manifest import FileEntry, Manifest
 from edgert.config import DeviceConfig, StateDir
-from edgert.durable import sync_file
+from edgert.durable import storing, sync_file
 from edgert.engines import EngineOptions, engine_by_name
 from edgert.errors import (
     BundleError,
@@ -74,7 +74,7 @@ def install(
         store = SlotStore(state.models / manifest.model)
         with store.installing():
             before = store.read()
-            if _serves(before, bundle.digest):
+            if before.live is not None and before.live.digest == bundle.digest:
                 bundle.verify_files()  # a damaged copy is refused even where there is nothing to do
                 return Installed(manifest.model, manifest.release, bundle.digest, already_live=True)
             _check_release(manifest, bundle.digest, before)
@@ -125,11 +125,6 @@ def _there(state: StateDir, manifest: Manifest) -> dict[str, Path]:
     return found
 
 
-def _serves(state: SlotState, digest: str) -> bool:
-    active = state.live
-    return active is not None and active.digest == digest
-
-
 def _check_release(manifest: Manifest, digest: str, state: SlotState) -> None:
     if state.state in ON_TRIAL:  # the table refuses it, too, but only after minutes of unpacking
         raise TransitionRefused("a version is on trial; mark-good or rollback it first")
@@ -157,13 +152,11 @@ def _unpack(bundle: Bundle | Delta, files: Sequence[FileEntry], stage: Path, pro
         )
     progress(f"unpacking release {manifest.release} of {manifest.model}")
     try:
-        try:
+        with storing(f"cannot write into {stage}"):
             stage.mkdir()
             with (stage / ENVELOPE_NAME).open("xb") as file:
                 file.write(bundle.envelope.raw)
                 sync_file(file)
-        except OSError as error:
-            raise StorageFailed(f"cannot write into {stage}: {error.strerror}") from error
         bundle.unpack(stage, frozenset(entry.path for entry in files))
     except BaseException:
         shutil.rmtree(stage, ignore_errors=True)

@@ -7,6 +7,7 @@ these. Signed times, and the clock while it follows a time source, are kept in `
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from collections.abc import Callable
 from edgert import machine as host
 from edgert.bundle.expiry import expiry_time, time_text
 from edgert.config import StateDir
-from edgert.durable import replace_file
+from edgert.durable import store_file
 from edgert.errors import StorageFailed
 
 KEPT_S = 86400.0  # an earlier time than this after the one that is kept is not worth a write
@@ -43,10 +44,7 @@ class LatestTime:
         """Keep a time that has certainly passed. Raises StorageFailed."""
         if time_s <= self._kept_s():
             return
-        try:
-            replace_file(self._path, json.dumps({"latest": time_text(time_s)}).encode())
-        except OSError as error:
-            raise StorageFailed(f"cannot write {self._path}: {error.strerror}") from error
+        store_file(self._path, json.dumps({"latest": time_text(time_s)}).encode())
 
     def tick(self) -> None:
         """Keep the clock's time once a day while it follows a time source; `due_s` is when to call next."""
@@ -55,10 +53,8 @@ class LatestTime:
         self.due_s = now_s + CHECK_S
         wall_s = self._wall_clock()
         if self._clock_synced() and wall_s - self._kept_s() > KEPT_S:
-            try:
+            with contextlib.suppress(StorageFailed):  # full or read-only: the next hour tries again
                 self.saw(wall_s)
-            except StorageFailed:  # full or read-only: the next hour tries again
-                return
 
     def _kept_s(self) -> float:
         try:
@@ -70,8 +66,6 @@ class LatestTime:
         """Return when the files of a bootstrap were written."""
         found = [0.0]
         for path in (self._state.config, *self._state.keys.glob("*.pem")):
-            try:
+            with contextlib.suppress(OSError):  # removed meanwhile
                 found.append(path.lstat().st_mtime)
-            except OSError:  # removed meanwhile
-                continue
         return found

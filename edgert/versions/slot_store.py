@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from edgert.durable import LOCK_S_MAX, PRIVATE, locked, make_private, replace_file, sync_folder
+from edgert.durable import LOCK_S_MAX, PRIVATE, locked, make_private, store_file, storing, sync_folder
 from edgert.errors import ConfigInvalid, SlotsBusy, StorageFailed, TransitionRefused
 from edgert.versions.boot_clock import BootClock
 from edgert.versions.slots import BY_COMMAND, CUT_OFF, SLOT_NAMES, Event, SlotState, Trial, Version, step
@@ -96,15 +96,12 @@ class SlotStore:
 
     @contextmanager
     def _holding(self, name: str, wait_s: float) -> Iterator[None]:
-        try:
+        busy = SlotsBusy(f"another command works on {self.folder.name} now; try again")
+        with storing(f"cannot use {self.folder}", busy=busy):
             if not self.folder.exists():
                 make_private(self.folder)
                 sync_folder(self.folder.parent)
             lock = locked(self.folder / name, wait_s)
-        except BlockingIOError as error:
-            raise SlotsBusy(f"another command works on {self.folder.name} now; try again") from error
-        except OSError as error:
-            raise StorageFailed(f"cannot use {self.folder}: {error.strerror}") from error
         with lock:
             yield
 
@@ -213,7 +210,7 @@ class SlotStore:
         """Move the finished `stage/` into the spare slot and name it there. The caller holds the lock."""
         before = self.read()
         staged = step(before, Event.INSTALL, version=version)
-        try:
+        with storing(f"cannot fill slot {before.spare_slot} in {self.folder}"):
             # state.json must not name the slot while its folder is replaced.
             unnamed = before.with_slot(before.spare_slot, None)
             if before.staged:
@@ -224,17 +221,11 @@ class SlotStore:
             shutil.rmtree(target, ignore_errors=True)
             (self.folder / STAGE_NAME).rename(target)
             sync_folder(self.folder)
-        except OSError as error:
-            raise StorageFailed(f"cannot fill slot {before.spare_slot} in {self.folder}: {error.strerror}") from error
         return self.commit(staged)
 
     def commit(self, state: SlotState) -> SlotState:
         """Replace `state.json`, durably, and return `state`. The caller holds the lock."""
-        path = self.folder / "state.json"
-        try:
-            replace_file(path, json.dumps(state.as_json(), indent=1).encode())
-        except OSError as error:
-            raise StorageFailed(f"cannot write {path}: {error.strerror}") from error
+        store_file(self.folder / "state.json", json.dumps(state.as_json(), indent=1).encode())
         self._unwritten = self.fault = None
         return state
 
@@ -264,10 +255,8 @@ class SlotStore:
             return None if after is None else self._commit_without_a_block(after, error)
 
     def _allow_trial(self) -> None:
-        try:
+        with storing(f"cannot write {self._may_try}"):
             os.close(os.open(self._may_try, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, PRIVATE))
-        except OSError as error:
-            raise StorageFailed(f"cannot write {self._may_try}: {error.strerror}") from error
 
     def _commit_without_a_block(self, after: SlotState, error: StorageFailed) -> SlotState:
         """Make a roll-back last that could not be written because of `error`. Raises `error` if that fails, too."""

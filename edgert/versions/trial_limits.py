@@ -152,8 +152,7 @@ def broken(limits: TrialLimits, readings: Readings, *, at_end: bool) -> list[Bro
     for name, limit in limits.bounds.items():
         above, share, unit, _ = _KINDS[name]
         value = readings.value(name)
-        known = value is not None and (at_end or _sure(name, readings)) and not (name == "agreement" and _few(readings))
-        if known and value is not None:
+        if value is not None and _can_judge(name, readings, at_end):
             if (value > limit) if above else (value < limit):
                 bound = "at most" if above else "at least"
                 text = f"{name} is {_text(value, share)}{unit}, the limit is {bound} {_text(limit, share)}{unit}"
@@ -203,15 +202,13 @@ def _check(name: str, value: float) -> None:
         raise ConfigInvalid(f"limit {name} is {value:g}: give {wanted}")
 
 
-def _sure(name: str, readings: Readings) -> bool:
-    """Return whether the value is certain enough in the middle of the watch."""
-    if name == "min_requests":
-        return False
-    return readings.requests >= REQUESTS_MIN if name in ("p99_ms", "error_rate") else True
-
-
-def _few(readings: Readings) -> bool:
-    return readings.compared < COMPARED_MIN
+def _can_judge(name: str, readings: Readings, at_end: bool) -> bool:
+    """Return whether the value is certain enough, at the end of the watch or in the middle of it."""
+    if name == "agreement":
+        return readings.compared >= COMPARED_MIN
+    if name in ("p99_ms", "error_rate"):
+        return at_end or readings.requests >= REQUESTS_MIN
+    return at_end or name != "min_requests"
 
 
 def _not_measured(name: str, readings: Readings) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from edgert.bundle.signing import Keyring, read_keyring
 from edgert.config import StateDir
-from edgert.durable import replace_file
+from edgert.durable import store_file
 from edgert.errors import StorageFailed
 
 KEYS_MAX = 1024
@@ -44,11 +44,7 @@ def revoke(state: StateDir, key_ids: Iterable[str]) -> None:
         return
     if len(after) > KEYS_MAX:
         raise StorageFailed(f"channels revoked more than {KEYS_MAX} keys: set this device up again")
-    path = _path(state)
-    try:
-        replace_file(path, json.dumps(sorted(after)).encode())
-    except OSError as error:
-        raise StorageFailed(f"cannot write {path}: {error.strerror}") from error
+    store_file(_path(state), json.dumps(sorted(after)).encode())
 
 
 def _path(state: StateDir) -> Path:

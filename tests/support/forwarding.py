@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from edgert.stop import Stop
 from edgert.telemetry.forwarder import Forwarder
 from edgert.telemetry.messages import Topics
 from edgert.telemetry.mqtt import MqttSettings
 from edgert.telemetry.spool import Spool
-from edgert.telemetry.stop import Stop
 from tests.support.devices import WAIT_S_MAX
 
 TOPICS = Topics("plant-a", "pi-07")

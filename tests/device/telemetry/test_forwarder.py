@@ -21,6 +21,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 
 from edgert.config import PASSWORD_CREDENTIAL, DeviceConfig, MqttConfig, StateDir
 from edgert.errors import ConfigInvalid
+from edgert.stop import STOP_S_MAX
 from edgert.telemetry.forwarder import LOOK_S, ONLINE_AGAIN_S, broker_settings
 from edgert.telemetry.messages import Topics
 from edgert.telemetry.mqtt import (
@@ -32,7 +33,6 @@ from edgert.telemetry.mqtt import (
     Will,
 )
 from edgert.telemetry.spool import Spool
-from edgert.telemetry.stop import STOP_S_MAX
 from tests.support.brokers import Broker
 from tests.support.devices import WAIT_S_MAX, wait_until
 from tests.support.fleet import retained

@@ -31,11 +31,11 @@ class Stop:
         return self._reader
 
 
-def stop_with_supervisor_or_signal() -> Stop:
+def stop_with_supervisor_or_signal(stop_s_max: float = STOP_S_MAX) -> Stop:
     """Return a `Stop` that is set by a stop signal, or when standard input ends: the supervisor holds its other end.
 
     The waiting is done by threads, as a name look-up may block the main thread for many seconds without running a
-    signal handler. The process ends STOP_S_MAX later in any case.
+    signal handler. The process ends `stop_s_max` later in any case.
     """
     stop = Stop()
     signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
@@ -43,7 +43,7 @@ def stop_with_supervisor_or_signal() -> Stop:
     def end() -> None:
         stop.set()
         # An abrupt end loses nothing: the spool holds every report that was not acknowledged.
-        limit = threading.Timer(STOP_S_MAX, os._exit, (0,))
+        limit = threading.Timer(stop_s_max, os._exit, (0,))
         limit.daemon = True
         limit.start()
 

@@ -8,12 +8,12 @@ import sys
 
 import pytest
 
-from edgert.telemetry.stop import Stop
+from edgert.stop import Stop
 from tests.support.devices import WAIT_S_MAX
 
 _WAITS = """
 import select
-from edgert.telemetry.stop import stop_with_supervisor_or_signal
+from edgert.stop import stop_with_supervisor_or_signal
 stop = stop_with_supervisor_or_signal()
 print("ready", flush=True)
 select.select([stop], [], [])
