@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from edgert.errors import DeviceError, EngineMissing
+from edgert.typed_json import from_json
 
 RUNTIME = "edgert.runtime"  # the runtime, where a channel and telemetry name a model; no model's name has a dot
 RELEASE_NAME = "release"  # the file of an environment with the number of the release that a channel gave it
@@ -88,12 +89,46 @@ Run = Callable[[Sequence[str], float], Result]  # a command and its time limit i
 
 
 @dataclass(frozen=True)
+class Installed:
+    """A complete environment, by its own files; `id` "" for none. `engines` is None where it does not list them.
+
+    `lacking` says of other engines why they are not in it; `wheels` has the SHA-256 by file name.
+    """
+
+    id: str = ""
+    python: str = ""
+    system_site: bool = False
+    engines: tuple[str, ...] | None = None
+    extras: tuple[str, ...] = ()
+    lacking: Mapping[str, str] = field(default_factory=dict)
+    wheels: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, runtime: str, complete: str, pyvenv: Mapping[str, str]) -> Installed:
+        """Return what `.complete` and the keys of `pyvenv.cfg` say of the environment `runtime`."""
+        venv = {
+            "id": runtime,
+            "python": ".".join(pyvenv.get("version", "").split(".")[:2]),
+            "system_site": pyvenv.get("include-system-site-packages") == "true",
+        }
+        try:
+            return from_json(cls, {**json.loads(complete), **venv})
+        except (ValueError, TypeError, RecursionError):  # damaged, or of an old version
+            return from_json(cls, venv)
+
+    def base_for(self, python: str, engines: Iterable[str]) -> Installed:
+        """Return this environment if a copy of it can become one of `python` with `engines`, else none."""
+        alike = (self.python, self.system_site) == (python, needs_system_site(engines))
+        return self if self.id and self.wheels and alike else Installed()
+
+
+@dataclass(frozen=True)
 class Environment:
     """The environment `id` of the runtimes in `home`, as it shall become.
 
-    It is a copy of `base` ("" for none), which holds `base_wheels`, with the changed wheels of `pins` (SHA-256 by file
-    name) installed; these are in HOME/wheels. With `exactly` every engine must load, else one of them. `device` is its
-    name in messages, `python` the interpreter of a new environment. `about` is kept for later.
+    It is a copy of `base`, where there is one, with the changed wheels of `pins` (SHA-256 by file name) installed; these
+    are in HOME/wheels. With `exactly` every engine must load, else one of them. `device` is its name in messages,
+    `python` the interpreter of a new environment. `about` is kept for later.
     """
 
     device: str
@@ -102,8 +137,7 @@ class Environment:
     python: str
     engines: tuple[str, ...]
     pins: Mapping[str, str]
-    base: str = ""
-    base_wheels: Mapping[str, str] = field(default_factory=dict)
+    base: Installed = Installed()
     exactly: bool = False
     about: Mapping[str, Any] = field(default_factory=dict)
 
@@ -156,9 +190,9 @@ def make_environment(run: Run, new: Environment) -> dict[str, str]:
 
     Raises EngineMissing if no engine loads (with `exactly`, if any does not), and DeviceError.
     """
-    if new.base:
+    if new.base.id:
         # With hard links: pip replaces files and never changes them.
-        _must(run, new, ["sh", "-c", _COPY, "sh", f"{new.home}/venvs/{new.base}", new.folder], VENV_S_MAX)
+        _must(run, new, ["sh", "-c", _COPY, "sh", f"{new.home}/venvs/{new.base.id}", new.folder], VENV_S_MAX)
         _remove_packages(run, new)
     else:
         _make_venv(run, new)
@@ -214,7 +248,7 @@ def trial_command(
 
 def _remove_packages(run: Run, new: Environment) -> None:
     keep = set(map(package_of, new.pins))
-    gone = sorted(set(map(package_of, new.base_wheels)) - keep)
+    gone = sorted(set(map(package_of, new.base.wheels)) - keep)
     if gone:
         words = [f"{new.folder}/bin/python", "-m", "pip", *_PIP, "uninstall", "--yes", "--quiet", *gone]
         _must(run, new, words, INSTALL_S_MAX)
@@ -237,7 +271,7 @@ def _make_venv(run: Run, new: Environment) -> None:
 
 def _pip_install(run: Run, new: Environment) -> None:
     """Install exactly these wheels: pip resolves nothing, and refuses another hash."""
-    wheels, changed = f"{new.home}/wheels", changed_wheels(new.pins, new.base_wheels)
+    wheels, changed = f"{new.home}/wheels", changed_wheels(new.pins, new.base.wheels)
     itself = next((name for name in changed if package_of(name) == "pip"), "")
     pip = [f"{wheels}/{itself}/pip"] if itself else ["-m", "pip"]
     command = shlex.join([f"{new.folder}/bin/python", *pip, *_PIP, "install", *_INSTALL])

@@ -12,15 +12,13 @@ from edgert.log import log
 from edgert.protocol.control import ask
 from edgert.typed_json import to_json
 
-ANSWER_S_MAX = 5.0
-
 
 def reporter(state: StateDir) -> Callable[[str, str | None, dict[str, Any]], None]:
     """Return what reports an event, its model and its fields. Without a daemon the event is lost."""
 
     def report(event: str, model: str | None, fields: dict[str, Any]) -> None:
         try:
-            ask(state.control_socket, {"op": "event", **to_json(ChannelEvent(event, model, **fields))}, ANSWER_S_MAX)
+            ask(state.control_socket, {"op": "event", **to_json(ChannelEvent(event, model, **fields))})
         except EdgeRTError as error:
             log(f"telemetry: not recorded: {error.message}")
 

@@ -19,15 +19,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from edgert.bundle.channel import Entry, Follower, Statement, check_next, read_statement
 from edgert.bundle.expiry import expiry_time, time_text
 from edgert.bundle.signing import PublicKey
-from edgert.checks.channel_status import (
-    STALE,
-    ChannelStatus,
-    WantedRelease,
-    read_channel_status,
-    write_channel_status,
-)
+from edgert.checks.channel_status import STALE, ChannelStatus, WantedRelease, read_channel_status, write_channel_status
 from edgert.config import LOGIN_CREDENTIAL, DeviceConfig, StateDir, credential
-from edgert.durable import locked, make_private
+from edgert.durable import locked, make_private, storing
 from edgert.environment import RUNTIME, trial_of
 from edgert.errors import (
     BundleError,
@@ -41,7 +35,6 @@ from edgert.errors import (
     FollowerBusy,
     RegistryUnreachable,
     RolledBack,
-    StorageFailed,
     TransitionRefused,
 )
 from edgert.follow.decision import Decision, Do, decide
@@ -49,7 +42,7 @@ from edgert.follow.pace import Pace
 from edgert.follow.record import RecordStore
 from edgert.log import log
 from edgert.names import CHANNEL_NAME
-from edgert.protocol.control import ask
+from edgert.protocol.control import SYNC_S_MAX, ask
 from edgert.registry.address import parse_repository
 from edgert.registry.artifacts import read_channel
 from edgert.registry.client import Registry
@@ -64,9 +57,7 @@ if TYPE_CHECKING:
     from edgert.follow.fetch import ReleaseFetcher
     from edgert.follow.runtime import RuntimeFollower
 
-LOCK_S_MAX = 10.0  # how long a round waits for one of another process
 RESUME_S = 2.0  # at most, before a link that broke is used again
-SYNC_S_MAX = 240.0  # longer than a worker may take to load
 
 Report = Callable[[str, str | None, dict[str, Any]], None]  # an event, its model, and its fields
 T = TypeVar("T")
@@ -74,8 +65,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Step:
-    """What came of one model, as text. `soon`: look again soon. `error`: why its step failed, and is tried again.
-    `wanted` is the entry whose release the channel wants here."""
+    """The result of one model's step, as text. `soon`: look again soon. `error`: why it failed, and is tried again.
+
+    `wanted` is the entry whose release the channel wants here.
+    """
 
     text: str
     soon: bool = False
@@ -85,7 +78,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Round:
-    """What came of a round: why the question failed, and a step for each model."""
+    """The result of a round: why the question failed, and a step for each model."""
 
     error: EdgeRTError | None
     steps: tuple[Step, ...]
@@ -161,7 +154,7 @@ class ChannelFollower:
         return self._records.statement(self._channel, self._trusted())
 
     def work(self) -> list[Step]:
-        """Bring each model of the kept statement a step further; return what came of each."""
+        """Bring each model of the kept statement a step further; return the steps."""
         statement = self.statement()
         if statement is None:
             return []
@@ -174,16 +167,11 @@ class ChannelFollower:
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """Keep other processes from following meanwhile. Raises FollowerBusy and StorageFailed."""
-        try:
+        busy = FollowerBusy("the follower of this device is at work; see what it does with: edgertd status")
+        with storing(f"cannot use {self._state.follow}", busy=busy):
             make_private(self._state.follow)
             make_private(self._state.incoming)
-            lock = locked(self._records.lock, LOCK_S_MAX)
-        except BlockingIOError as error:
-            raise FollowerBusy(
-                "the follower of this device is at work; see what it does with: edgertd status"
-            ) from error
-        except OSError as error:
-            raise StorageFailed(f"cannot use {self._state.follow}: {error.strerror}") from error
+            lock = locked(self._records.lock)
         with lock:
             yield
 
@@ -213,7 +201,7 @@ class ChannelFollower:
             write_channel_status(self._state, after)
 
     def _note_steps(self, steps: list[Step]) -> None:
-        """Keep what came of each model, and log what is new. A statement that expired wants what it wanted before."""
+        """Keep the result for each model, and log what is new. A statement that expired wants what it wanted before."""
         before, statement = self._status(), self.statement()
         for step in steps:
             if step.text not in before.steps:
@@ -324,7 +312,7 @@ class ChannelFollower:
         # Written first: whatever ends the trial, this release is not tried a second time.
         self._records.write(self._records.read().trying(entry))
         store.activate(limits.confirm_s, limits)
-        with contextlib.suppress(EdgeRTError):  # the slots say what came of it
+        with contextlib.suppress(EdgeRTError):  # the slots have the result
             ask(self._state.control_socket, {"op": "sync", "model": entry.model}, SYNC_S_MAX)
 
     def _refuse(self, entry: Entry, error: EdgeRTError) -> Step:

@@ -9,12 +9,8 @@ from edgert.config import FollowConfig
 from edgert.errors import EdgeRTError
 
 
-class WindowClosed(EdgeRTError):
+class WindowClosed(EdgeRTError, code="channel.window_closed", exit_code=75, retryable=True):
     """A download stops here, and goes on when the window of `[follow]` opens."""
-
-    code = "channel.window_closed"
-    exit_code = 75
-    retryable = True
 
 
 class Pace:

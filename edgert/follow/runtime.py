@@ -12,16 +12,15 @@ installed is refused.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shlex
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,7 +30,7 @@ from edgert.bundle.runtime_release import RuntimeTarget, Wheel, read_runtime
 from edgert.bundle.signing import PublicKey
 from edgert.checks.status import WILL_SERVE, ask_daemon
 from edgert.config import DeviceConfig, StateDir
-from edgert.durable import locked, replace_file
+from edgert.durable import locked, store_file, storing
 from edgert.environment import (
     INSTALLED_FACTOR,
     RELEASE_NAME,
@@ -39,10 +38,10 @@ from edgert.environment import (
     SPARE_BYTES,
     VENV_S_MAX,
     Environment,
+    Installed,
     Result,
     changed_wheels,
     make_environment,
-    needs_system_site,
     self_test,
     trial_command,
     trial_of,
@@ -59,7 +58,7 @@ from edgert.errors import (
 from edgert.follow.decision import Decision, Do
 from edgert.follow.pace import Pace
 from edgert.follow.record import RecordStore, Tried
-from edgert.registry.artifacts import wheel_blob
+from edgert.registry.artifacts import file_blob
 from edgert.registry.client import Blob, Registry
 from edgert.versions.boot_clock import BootClock
 from edgert.versions.claims import Claims
@@ -80,16 +79,6 @@ class RuntimesHere:
     current: str = ""
     trying: str = ""
     outcome: tuple[str, str, str] = ("", "", "")
-
-
-@dataclass(frozen=True)
-class _Base:
-    """The environment in use, of which a new one can be a copy."""
-
-    id: str = ""
-    engines: frozenset[str] = frozenset()
-    extras: frozenset[str] = frozenset()
-    wheels: Mapping[str, str] = field(default_factory=dict)
 
 
 def decide_runtime(entry: Entry, runtime: str, here: RuntimesHere, tried: Tried | None, newest: int) -> Decision:
@@ -118,13 +107,7 @@ class RuntimeFollower:
     """Brings the runtime in `home` to the release of a channel. `home` is None where bootstrap did not install one."""
 
     def __init__(
-        self,
-        registry: Registry,
-        state: StateDir,
-        config: DeviceConfig,
-        pace: Pace,
-        report: Report,
-        home: Path | None,
+        self, registry: Registry, state: StateDir, config: DeviceConfig, pace: Pace, report: Report, home: Path | None
     ) -> None:
         self._registry, self._state, self._config, self._pace, self._home = registry, state, config, pace, home
         self._report = report
@@ -138,7 +121,7 @@ class RuntimeFollower:
         """
         home = self._own_home(check=False)
         here = self._here(home)
-        target = self._target(entry, trusted, _base(home, here.current))
+        target = self._target(entry, trusted, _installed(home, here.current))
         if not here.trying:
             self._note_end(home, entry, target.id, here)
         record = self._records.read()
@@ -155,7 +138,7 @@ class RuntimeFollower:
         tried, (verdict, of, reason) = record.tried_of(entry), here.outcome
         if here.current == runtime and record.runtime < entry.release:
             if os.access(home / "venvs", os.W_OK):
-                _write(home / "venvs" / runtime / RELEASE_NAME, f"{entry.release}\n".encode())
+                store_file(home / "venvs" / runtime / RELEASE_NAME, f"{entry.release}\n".encode())
             self._records.write(replace(record, runtime=entry.release))
             self._report("kept", RUNTIME, {"release": entry.release})
         elif tried is not None and not tried.reason and (verdict, of) == ("back", runtime):
@@ -168,14 +151,14 @@ class RuntimeFollower:
     def fetch(self, entry: Entry, trusted: tuple[PublicKey, ...]) -> None:
         """Fetch the wheels that the environment in use lacks. Raises RegistryError, StorageFailed and WindowClosed."""
         home = self._own_home()
-        base = _base(home, self._here(home).current)
+        base = _installed(home, self._here(home).current)
         target = self._target(entry, trusted, base)
         if not _complete(home, target.id):
-            changed = _changed(target, _copied(home, base, target))
+            changed = _changed(target, base.base_for(target.python, target.engines))
             self._check_space(home, changed)
             for wheel in changed:
                 self._pace.check()
-                self._registry.download(wheel_blob(wheel), self._fetched(wheel), self._pace.took)
+                self._registry.download(file_blob(wheel), self._fetched(wheel), self._pace.took)
 
     def try_out(self, entry: Entry, trusted: tuple[PublicKey, ...]) -> None:
         """Make the environment, test it and begin its trial; the script decides, and restarts the daemon twice at most.
@@ -184,10 +167,10 @@ class RuntimeFollower:
         """
         home = self._own_home()
         with self._alone(home):
-            base = _base(home, self._here(home).current)
+            base = _installed(home, self._here(home).current)
             target = self._target(entry, trusted, base)
             if not _complete(home, target.id):
-                self._make(home, target, _copied(home, base, target))
+                self._make(home, target, base.base_for(target.python, target.engines))
             daemon = ask_daemon(self._state.control_socket)
             models = [name for name, model in daemon.models.items() if model.state in WILL_SERVE]
             folder = home / "venvs" / target.id
@@ -196,7 +179,7 @@ class RuntimeFollower:
                 self._collect(home)
                 raise RolledBack(f"the new runtime failed its self-test: {why}")
             # Both are written first: whatever ends the trial, this release is not tried a second time.
-            _write(folder / RELEASE_NAME, f"{entry.release}\n".encode())
+            store_file(folder / RELEASE_NAME, f"{entry.release}\n".encode())
             self._records.write(self._records.read().trying(entry))
             self._begin_trial(home, target.id, models, _manager(daemon.pid), entry.watch_s)
 
@@ -218,13 +201,13 @@ class RuntimeFollower:
         outcome = (*_text(home / "outcome").splitlines(), "", "", "")
         return RuntimesHere(_target_of(home / "venv"), trial_of(home), (outcome[0], outcome[1], outcome[2]))
 
-    def _target(self, entry: Entry, trusted: tuple[PublicKey, ...], base: _Base) -> RuntimeTarget:
+    def _target(self, entry: Entry, trusted: tuple[PublicKey, ...], base: Installed) -> RuntimeTarget:
         """Return the part of the release that is for this device. The envelope is fetched once, and verified each time."""
         path = self._records.runtime_release
         data = path.read_bytes() if path.is_file() else b""
         if hashlib.sha256(data).hexdigest() != entry.envelope:
             data = self._registry.read(Blob(f"sha256:{entry.envelope}", ENVELOPE_BYTES_MAX), ENVELOPE_BYTES_MAX)
-            _write(path, data)
+            store_file(path, data)
         release, payload = read_runtime(data, trusted)
         if (release.release, hashlib.sha256(payload).hexdigest()) != (entry.release, entry.digest):
             raise ChannelMismatch(
@@ -232,7 +215,8 @@ class RuntimeFollower:
                 "or other content: publish it again"
             )
         python, glibc = "{}.{}".format(*sys.version_info), (os.confstr("CS_GNU_LIBC_VERSION") or "").rpartition(" ")[2]
-        return release.target_for(python, self._config.machine, glibc, base.engines, base.extras)
+        has = frozenset(base.engines or ()), frozenset(base.extras)
+        return release.target_for(python, self._config.machine, glibc, *has)
 
     def _fetched(self, wheel: Wheel) -> Path:
         return fetched_path(self._state, RUNTIME, wheel.sha256)
@@ -255,12 +239,8 @@ class RuntimeFollower:
     @contextmanager
     def _alone(self, home: Path) -> Iterator[None]:
         """Keep bootstraps and deployments out, as `edgert bootstrap` does. Raises DeployUnderWay."""
-        try:
+        with storing(f"cannot use {home}", busy=DeployUnderWay("a bootstrap is at work on this device")):
             lock = locked(home / "working", wait_s=0)
-        except BlockingIOError as error:
-            raise DeployUnderWay("a bootstrap is at work on this device") from error
-        except OSError as error:
-            raise StorageFailed(f"cannot use {home}: {error.strerror}") from error
         with lock:
             claim = dict(line.partition("=")[::2] for line in _text(home / "setup").splitlines())
             until = float(claim["until"]) if claim.get("until", "").isdecimal() else 0.0
@@ -273,18 +253,16 @@ class RuntimeFollower:
                     raise DeployUnderWay(f"{model} is on trial")
             yield
 
-    def _make(self, home: Path, target: RuntimeTarget, base: _Base) -> None:
+    def _make(self, home: Path, target: RuntimeTarget, base: Installed) -> None:
         folder = home / "wheels"
-        try:
+        with storing(f"cannot write {folder}"):
             folder.mkdir(exist_ok=True)
             for wheel in _changed(target, base):
                 _link(self._fetched(wheel), folder / wheel.name)
-        except OSError as error:
-            raise StorageFailed(f"cannot write {folder}: {error.strerror}") from error
         about = {"edgert": _version(target), "extras": list(target.extras), "python": target.python}
         device, python = self._config.device, os.path.realpath(sys._base_executable)  # type: ignore[attr-defined]
         where = device, os.fspath(home), target.id, python
-        make_environment(_run, Environment(*where, target.engines, target.pins, base.id, base.wheels, about=about))
+        make_environment(_run, Environment(*where, target.engines, target.pins, base, about=about))
 
     def _begin_trial(self, home: Path, runtime: str, models: Sequence[str], manager: str, trial_s: float) -> None:
         began = _run(
@@ -314,28 +292,13 @@ def _run(argv: Sequence[str], timeout_s: float) -> Result:
     return Result(tuple(argv), done.returncode, done.stdout, done.stderr)
 
 
-def _base(home: Path, runtime: str) -> _Base:
-    """Return what the complete environment `runtime` holds; nothing where it does not say so."""
-    try:
-        about = json.loads((home / "venvs" / runtime / ".complete").read_bytes())
-        wheels = {str(name): str(digest) for name, digest in about["wheels"].items()}
-        return _Base(
-            runtime, frozenset(map(str, about["engines"])), frozenset(map(str, about.get("extras", ()))), wheels
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return _Base()
+def _installed(home: Path, runtime: str) -> Installed:
+    folder = home / "venvs" / runtime
+    lines = _text(folder / "pyvenv.cfg").splitlines()
+    return Installed.read(runtime, _text(folder / ".complete"), dict(line.partition(" = ")[::2] for line in lines))
 
 
-def _copied(home: Path, base: _Base, target: RuntimeTarget) -> _Base:
-    """Return `base` if a copy of it can become `target`: the same Python, and the system's packages or not; else nothing."""
-    lines = _text(home / "venvs" / base.id / "pyvenv.cfg").splitlines()
-    about = {key.strip(): value.strip() for key, _, value in (line.partition("=") for line in lines)}
-    system = about.get("include-system-site-packages") == "true"
-    alike = about.get("version", "").startswith(f"{target.python}.") and system == needs_system_site(target.engines)
-    return base if alike else _Base()
-
-
-def _changed(target: RuntimeTarget, base: _Base) -> list[Wheel]:
+def _changed(target: RuntimeTarget, base: Installed) -> list[Wheel]:
     names = set(changed_wheels(target.pins, base.wheels))
     return [wheel for wheel in target.wheels if wheel.name in names]
 
@@ -361,13 +324,6 @@ def _link(source: Path, path: Path) -> None:
         os.link(source, path)
     except OSError:  # another file system
         shutil.copyfile(source, path)
-
-
-def _write(path: Path, data: bytes) -> None:
-    try:
-        replace_file(path, data)
-    except OSError as error:
-        raise StorageFailed(f"cannot write {path}: {error.strerror}") from error
 
 
 def _target_of(link: Path) -> str:

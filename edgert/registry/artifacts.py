@@ -49,8 +49,8 @@ def blob_of(data: bytes) -> Blob:
     return Blob(digest_of(data), len(data))
 
 
-def file_blob(entry: FileEntry) -> Blob:
-    """Return the blob that holds a file of a bundle."""
+def file_blob(entry: FileEntry | Wheel) -> Blob:
+    """Return the blob that holds a file of a bundle, or a wheel of a runtime."""
     return Blob(f"sha256:{entry.sha256}", entry.size_bytes)
 
 
@@ -69,16 +69,11 @@ def release_manifest(manifest: Manifest, envelope: Envelope, digest: str) -> byt
     return _manifest(RELEASE_TYPE, layers, annotations)
 
 
-def wheel_blob(wheel: Wheel) -> Blob:
-    """Return the blob that holds a wheel of a runtime."""
-    return Blob(f"sha256:{wheel.sha256}", wheel.size_bytes)
-
-
 def runtime_manifest(release: RuntimeRelease, envelope: bytes) -> bytes:
     """Return the manifest of a release of the runtime: its envelope, and each wheel once."""
     wheels = {wheel.sha256: wheel for target in release.targets for wheel in target.wheels}
     layers = [_layer(blob_of(envelope), ENVELOPE_TYPE, "runtime.dsse.json")]
-    layers += [_layer(wheel_blob(wheel), FILE_TYPE, wheel.name) for wheel in wheels.values()]
+    layers += [_layer(file_blob(wheel), FILE_TYPE, wheel.name) for wheel in wheels.values()]
     annotations = {
         "org.opencontainers.image.version": release.edgert,
         "edgert.release": str(release.release),
@@ -132,12 +127,7 @@ def _is_size(value: object) -> bool:
 
 
 def _layer(blob: Blob, media_type: str, title: str) -> dict[str, Any]:
-    return {
-        "mediaType": media_type,
-        "digest": blob.digest,
-        "size": blob.size_bytes,
-        "annotations": {_TITLE: title},
-    }
+    return {"mediaType": media_type, "digest": blob.digest, "size": blob.size_bytes, "annotations": {_TITLE: title}}
 
 
 def _manifest(artifact_type: str, layers: list[dict[str, Any]], annotations: dict[str, str]) -> bytes:

@@ -19,15 +19,8 @@ from urllib.parse import urlsplit
 
 import urllib3
 
-from edgert.durable import PRIVATE, sync_file
-from edgert.errors import (
-    NotInRegistry,
-    RegistryCorrupt,
-    RegistryError,
-    RegistryLoginRefused,
-    RegistryUnreachable,
-    StorageFailed,
-)
+from edgert.durable import PRIVATE, storing, sync_file
+from edgert.errors import NotInRegistry, RegistryCorrupt, RegistryError, RegistryLoginRefused, RegistryUnreachable
 from edgert.registry.address import DIGEST, TAG, Repository, digest_of
 from edgert.registry.connection import Body, Connection, checked_location, translated
 from edgert.registry.login import Credentials, Login
@@ -131,8 +124,8 @@ class Registry:
         is durable; with another digest it is removed, and RegistryCorrupt raised. Raises StorageFailed.
         """
         _checked(blob)
-        try:
-            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        with storing(f"cannot write {path}", "free some space"):
             with os.fdopen(os.open(path, flags, PRIVATE), "r+b") as file:
                 digest = _hashed(file, blob.size_bytes)
                 try:
@@ -145,8 +138,6 @@ class Registry:
                     f"{self.repository} gives other bytes for blob {blob.digest}: they were removed, and the next "
                     "attempt begins anew"
                 )
-        except OSError as error:
-            raise StorageFailed(f"cannot write {path}: {error.strerror}; free some space") from error
 
     def upload(self, blob: Blob, source: Path | bytes, on_bytes: OnBytes = lambda count: None) -> None:
         """Put a blob that the registry lacks."""
@@ -283,7 +274,7 @@ class _Content:
 
 def _checked(blob: Blob) -> str:
     if not DIGEST.fullmatch(blob.digest):
-        raise RegistryError(f"{blob.digest[:80]!r} is no digest of SHA-256")
+        raise RegistryError(f"{blob.digest[:80]!r} is not a SHA-256 digest")
     if blob.size_bytes < 0:
         raise RegistryError(f"blob {blob.digest} has a size below 0")
     return blob.digest

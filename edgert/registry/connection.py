@@ -46,8 +46,8 @@ class Connection:
     def __init__(self, ca: Path | None = None, *, answer_s: float = ANSWER_S_MAX) -> None:
         self.answer_s = answer_s
         self._open: weakref.WeakSet[HTTPConnection] = weakref.WeakSet()
-        self._context = _tls(ca)
-        self._managers: dict[str, urllib3.PoolManager] = {}
+        self._ca = ca
+        self._managers: dict[tuple[str, str], urllib3.PoolManager] = {}  # by scheme and proxy
 
     def close(self) -> None:
         for manager in self._managers.values():
@@ -120,14 +120,15 @@ class Connection:
     def _manager(self, url: str) -> urllib3.PoolManager:
         parts = urlsplit(url)
         proxy = "" if urllib.request.proxy_bypass(parts.hostname or "") else _proxy(parts.scheme)
-        if proxy not in self._managers:
-            self._managers[proxy] = self._new_manager(proxy)
-        return self._managers[proxy]
+        key = parts.scheme, proxy
+        if key not in self._managers:
+            self._managers[key] = self._new_manager(*key)
+        return self._managers[key]
 
-    def _new_manager(self, proxy: str) -> urllib3.PoolManager:
+    def _new_manager(self, scheme: str, proxy: str) -> urllib3.PoolManager:
         options: dict[str, Any] = {
             "timeout": urllib3.Timeout(connect=CONNECT_S_MAX, read=STALL_S_MAX),
-            "ssl_context": self._context,
+            "ssl_context": _tls(self._ca) if "https" in (scheme, urlsplit(proxy).scheme) else None,
             "num_pools": 4,
         }
         manager = urllib3.ProxyManager(proxy, **options) if proxy else urllib3.PoolManager(**options)
@@ -152,7 +153,7 @@ def checked_location(url: str, location: str) -> str:
         target = urljoin(url, location)
         scheme = urlsplit(target).scheme
     except ValueError as error:
-        raise RegistryError(f"{_host(url)} points to {location[:80]!r}, which is no address") from error
+        raise RegistryError(f"{_host(url)} points to {location[:80]!r}, which is not an address") from error
     if scheme not in ("http", "https"):
         raise RegistryError(f"{_host(url)} points to {target[:80]!r}, which is not an address of HTTP")
     if urlsplit(url).scheme == "https" and scheme == "http":

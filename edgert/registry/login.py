@@ -61,7 +61,7 @@ def read_credentials(file: Path | None, host: str) -> Credentials | None:
         raise ConfigInvalid(f"cannot read the login file {file}: {error.strerror}") from error
     except (ValueError, AttributeError, TypeError, RecursionError, binascii.Error) as error:
         raise ConfigInvalid(
-            f'{file} is no login file: it must read {{"auths": {{"{host}": {{"auth": "..."}}}}}}, as docker login writes it'
+            f'{file} is not a login file: it must read {{"auths": {{"{host}": {{"auth": "..."}}}}}}, as docker login writes it'
         ) from error
     return _ask_helper(str(helper), host, file) if helper else None
 
@@ -69,7 +69,7 @@ def read_credentials(file: Path | None, host: str) -> Credentials | None:
 def _ask_helper(helper: str, host: str, file: Path) -> Credentials | None:
     """Run `docker-credential-HELPER get`: https://github.com/docker/docker-credential-helpers#development."""
     if not _HELPER.fullmatch(helper):
-        raise ConfigInvalid(f"{file} names the credential helper {helper[:80]!r}, which is no name of a program")
+        raise ConfigInvalid(f"{file} names the credential helper {helper[:80]!r}, which is not the name of a program")
     import subprocess
 
     program = f"docker-credential-{helper}"

@@ -8,7 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from edgert.environment import Environment, changed_wheels, make_environment, package_of, release_in_use, self_test
+from edgert.environment import (
+    Environment,
+    Installed,
+    changed_wheels,
+    make_environment,
+    package_of,
+    release_in_use,
+    self_test,
+)
 from edgert.errors import DeviceError, EngineMissing
 from edgert_deploy.devices.transports import Result
 from tests.support.runtime_homes import FIRST, PYTHON, stand_in_home
@@ -28,13 +36,25 @@ def environment(home: Path, python: str, *, exactly: bool = False) -> Environmen
     (home / "venvs" / FIRST / "bin/python").write_text(f"#!/bin/sh\n{python}\n")
     base = {"edgert-0-py3-none-any.whl": "0", "gone-1-py3-none-any.whl": "9"}
     engines = ("null", "tflite")
-    return Environment("d", str(home), NEW, f"python{PYTHON}", engines, PINS, FIRST, base, exactly)
+    return Environment("d", str(home), NEW, f"python{PYTHON}", engines, PINS, Installed(FIRST, wheels=base), exactly)
 
 
 def test_wheels_that_an_environment_holds_are_not_installed_again_but_edgert_is() -> None:
     assert changed_wheels(PINS, {}) == tuple(PINS)
     assert changed_wheels(PINS, PINS) == ("edgert-1-py3-none-any.whl",)
     assert changed_wheels(PINS, {**PINS, "numpy-2-py3-none-any.whl": "3"}) == tuple(PINS)
+
+
+def test_an_environment_is_the_base_of_another_only_with_the_same_python_and_the_same_packages_of_the_system() -> None:
+    complete = '{"engines": ["tflite"], "extras": [], "wheels": {"edgert-1-py3-none-any.whl": "1"}, "edgert": "1"}'
+    pyvenv = {"version": "3.11.2", "include-system-site-packages": "false", "home": "/usr/bin"}
+    there = Installed.read(FIRST, complete, pyvenv)
+    assert (there.engines, there.extras, there.base_for("3.11", ["tflite"])) == (("tflite",), (), there)
+    assert not there.base_for("3.1", ["tflite"]).id
+    assert not there.base_for("3.11", ["tflite", "tensorrt"]).id
+    for damaged in ("", "[]", '{"wheels": []}', "{"):
+        found = Installed.read(FIRST, damaged, pyvenv)
+        assert (found.id, found.engines, found.base_for("3.11", ["tflite"]).id) == (FIRST, None, "")
 
 
 def test_packages_are_spelled_as_pip_spells_them() -> None:

@@ -94,11 +94,11 @@ def use_previous_runtime(
         facts, work = probe(held, device.name), _Work(device, held, progress)
         there = work.runtimes.look() if device.kind.needs_runtime else RuntimeThere()
         check_no_trial(device, there)
-        if not there.previous or there.previous == there.current:
+        if not there.previous or there.previous == there.in_use.id:
             raise DeviceError(f"{device.name} has no previous runtime: nothing was changed")
         unit = None if options.service == "monitor" else service.unit_for(device, facts)
         done = BootstrapResult(device.name, device.profile, "systemd" if unit else "monitor")
-        done.runtime = {"action": "rollback", "current": there.current, "id": there.previous}
+        done.runtime = {"action": "rollback", "current": there.in_use.id, "id": there.previous}
         work.try_out(there.previous, work.runtimes.live_models(), unit, options.trial_s)
         done.changed.append("runtime")
         done.status = RemoteDaemon(held, device).status()
@@ -263,7 +263,7 @@ def _check_engines(plan: BootstrapPlan, done: BootstrapResult) -> None:
     done.engines = [engine for engine in wanted if done.status is not None and engine in done.status.engines]
     known: dict[str, str] = {}
     if plan.runtime is not None:
-        known = {**plan.there.lacking, **plan.runtime.lacking}
+        known = {**plan.there.in_use.lacking, **plan.runtime.lacking}
     hint = {"tensorrt": TENSORRT_HINT}
     done.lacking = {
         engine: known.get(engine, f"engine {engine} does not load{hint.get(engine, '')}")

@@ -179,9 +179,9 @@ def _plan_runtime(
         refresh=options.refresh,
         shrink=not options.exactly,
         lock=lock,
-        extras=sorted({*options.extras, *there.extras}),  # a model that the device serves may need what it has
+        extras=sorted({*options.extras, *there.in_use.extras}),  # a model that the device serves may need what it has
     )
-    loaded = runtimes.loaded_engines() if there.current and there.engines is None else ()
+    loaded = runtimes.loaded_engines() if there.in_use.id and there.in_use.engines is None else ()
     plan = plan_runtime(there, facts, house, upgrade=options.upgrade, exactly=options.exactly, loaded=loaded)
     if plan.action == "upgrade" and there.configured:
         runtimes.live_models()  # refuse before a byte is sent: a deployment may be under way

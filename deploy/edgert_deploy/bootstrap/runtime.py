@@ -16,12 +16,10 @@ The device decides alone which runtime stays: the host starts the trial and watc
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
-from typing import Any
 
 from edgert.checks.status import WILL_SERVE
 from edgert.environment import (
@@ -31,9 +29,9 @@ from edgert.environment import (
     SPARE_BYTES,
     VENV_S_MAX,
     Environment,
+    Installed,
     changed_wheels,
     make_environment,
-    needs_system_site,
     self_test,
     trial_command,
 )
@@ -62,20 +60,13 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class RuntimeThere:
-    """The runtime that a device has installed. `engines` is None for an environment that does not list them.
+    """The runtimes that a device has installed.
 
     `trial` says whether a new runtime is being tried. `sent` holds the SHA-256 of the wheels that were sent already.
     """
 
-    current: str = ""
+    in_use: Installed = field(default_factory=Installed)
     previous: str = ""
-    edgert: str = ""
-    python: str = ""
-    system_site: bool = False
-    engines: tuple[str, ...] | None = None
-    extras: tuple[str, ...] = ()
-    lacking: Mapping[str, str] = field(default_factory=dict)
-    wheels: Mapping[str, str] = field(default_factory=dict)
     complete: frozenset[str] = frozenset()
     sent: frozenset[str] = frozenset()
     trial: bool = False
@@ -152,27 +143,26 @@ def plan_runtime(
     A runtime in use stays unless `upgrade` is given or it lacks an engine or an extra of `house`. Engines that failed to load there
     before count only if they were named (`exactly`). `loaded` are the engines that the device reports.
     """
-    name = house.digest[:ID_LENGTH]
-    if not there.current:
+    name, in_use = house.digest[:ID_LENGTH], there.in_use
+    if not in_use.id:
         action = "install"
-    elif there.current == name:
+    elif in_use.id == name:
         action = "none"
     else:
-        has = {*(loaded if there.engines is None else there.engines), *(() if exactly else there.lacking)}
-        whole = has.issuperset(house.engines) and set(there.extras).issuperset(house.extras)
+        has = {*(loaded if in_use.engines is None else in_use.engines), *(() if exactly else in_use.lacking)}
+        whole = has.issuperset(house.engines) and set(in_use.extras).issuperset(house.extras)
         action = "keep" if whole and not upgrade else "upgrade"
     plan = RuntimePlan(
-        action, there.current, name, house.version, house.engines, house.lacking, free_bytes=there.free_bytes
+        action, in_use.id, name, house.version, house.engines, house.lacking, free_bytes=there.free_bytes
     )
     if not plan.changes or name in there.complete:
         return plan
-    alike = (there.python, there.system_site) == (facts.python, needs_system_site(house.engines))
-    base = there.current if there.wheels and alike else ""
-    changed = changed_wheels(house.pins, there.wheels if base else {})
+    base = in_use.base_for(facts.python, house.engines)
+    changed = changed_wheels(house.pins, base.wheels)
     send = tuple(wheel for wheel in changed if house.pins[wheel] not in there.sent)
     size = house.size_bytes(send)
     disk = size + int(house.installed_bytes(changed) * INSTALLED_FACTOR)
-    return replace(plan, base=base, changed=changed, send=send, send_bytes=size, disk_bytes=disk)
+    return replace(plan, base=base.id, changed=changed, send=send, send_bytes=size, disk_bytes=disk)
 
 
 class Runtimes:
@@ -188,18 +178,9 @@ class Runtimes:
         said = {key: value for key, _, value in lines}
         paths = [value for key, _, value in lines if key == "wheel"]
         digests = self.transport.run(sha256_command(*paths), INSTALL_S_MAX).stdout.split() if paths else []
-        about = _object(said.get("about", ""))
-        engines = about.get("engines")
         return RuntimeThere(
-            current=said.get("venv", ""),
+            in_use=Installed.read(said.get("venv", ""), said.get("about", ""), said),
             previous=said.get("previous", ""),
-            edgert=str(about.get("edgert", "")),
-            python=".".join(said.get("version", "").split(".")[:2]),
-            system_site=said.get("include-system-site-packages") == "true",
-            engines=None if engines is None else tuple(map(str, engines)),
-            extras=tuple(map(str, about.get("extras", ()))),
-            lacking={str(k): str(v) for k, v in about.get("lacking", {}).items()},
-            wheels={str(k): str(v) for k, v in about.get("wheels", {}).items()},
             complete=frozenset(value for key, _, value in lines if key == "complete"),
             sent=frozenset(digests),
             trial="trial" in said,
@@ -265,8 +246,7 @@ class Runtimes:
             facts.python_path,
             plan.engines,
             house.pins,
-            plan.base,
-            there.wheels if plan.base else {},
+            there.in_use if plan.base else Installed(),
             exactly,
             {
                 "edgert": plan.edgert,
@@ -278,7 +258,7 @@ class Runtimes:
         try:
             lacking = make_environment(self._alone, new)
         except EngineMissing as error:
-            before = "; the old runtime stays in use" if there.current else ""
+            before = "; the old runtime stays in use" if plan.current else ""
             raise EngineMissing(f"{error.message}{before}") from error
         for engine, why in lacking.items():
             self.progress(f"{engine} is left out: {why}")
@@ -350,11 +330,3 @@ class Runtimes:
         if not result.ok:
             raise DeviceError(f"{self.device.name}: {result.complaint()}")
         return result
-
-
-def _object(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}

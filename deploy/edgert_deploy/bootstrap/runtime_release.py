@@ -13,7 +13,7 @@ import edgert
 from edgert.bundle.runtime_release import RuntimeRelease, RuntimeTarget, Wheel, sign_runtime
 from edgert.bundle.signing import SigningKey
 from edgert.environment import ID_LENGTH, RUNTIME
-from edgert.registry.artifacts import runtime_manifest, wheel_blob
+from edgert.registry.artifacts import file_blob, runtime_manifest
 from edgert.registry.client import Registry
 from edgert_deploy.bootstrap import wheelhouse
 from edgert_deploy.bootstrap.locked_wheels import MACHINES, shipped_lock
@@ -63,7 +63,7 @@ def publish_runtime(
     """Sign the release and put it into the registry; `files` are its wheels by SHA-256. Raises as `put_release`."""
     envelope = sign_runtime(release, key)
     digest = hashlib.sha256(release.to_bytes()).hexdigest()
-    wheels = {wheel_blob(wheel): wheel.sha256 for target in release.targets for wheel in target.wheels}
+    wheels = {file_blob(wheel): wheel.sha256 for target in release.targets for wheel in target.wheels}
     found = (RUNTIME, release.release, digest, envelope, runtime_manifest(release, envelope))
     return put_release(registry, *found, wheels, lambda names: [files[name] for name in names], on_bytes)
 

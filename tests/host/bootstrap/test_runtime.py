@@ -14,9 +14,11 @@ import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from edgert.environment import Installed
 from edgert.errors import RolledBack
 from edgert_deploy.bootstrap.runtime import Runtimes, RuntimeThere, plan_runtime, script_text
 from edgert_deploy.bootstrap.wheelhouse import Wheelhouse
@@ -263,9 +265,13 @@ def a_house(*names: str, engines: tuple[str, ...] = ("null",), digest: str = "d"
     return Wheelhouse((), pins, "0.1.0", engines, digest)
 
 
+def a_runtime(name: str = "old", **more: Any) -> RuntimeThere:
+    return RuntimeThere(Installed(name, **more))
+
+
 def test_a_runtime_that_serves_is_left_alone_unless_that_is_asked_for_or_an_engine_is_missing() -> None:
     house = a_house("edgert-0.1.0-py3-none-any.whl", engines=("null", "tflite"))
-    there = RuntimeThere(current="old", engines=("null", "tflite"))
+    there = a_runtime(engines=("null", "tflite"))
 
     def action(there: RuntimeThere, *, upgrade: bool = False, exactly: bool = False) -> str:
         return plan_runtime(there, FACTS, house, upgrade=upgrade, exactly=exactly).action
@@ -273,18 +279,18 @@ def test_a_runtime_that_serves_is_left_alone_unless_that_is_asked_for_or_an_engi
     assert action(RuntimeThere()) == "install"
     assert action(there) == "keep"
     assert action(there, upgrade=True) == "upgrade"
-    assert action(RuntimeThere(current="d" * 16), upgrade=True) == "none"
-    shrunk = RuntimeThere(current="old", engines=("null",), lacking={"tflite": "no wheels"})
+    assert action(a_runtime("d" * 16), upgrade=True) == "none"
+    shrunk = a_runtime(engines=("null",), lacking={"tflite": "no wheels"})
     assert action(shrunk) == "keep"  # it was said already
     assert action(shrunk, exactly=True) == "upgrade"
-    assert action(RuntimeThere(current="old", engines=("null",))) == "upgrade"
+    assert action(a_runtime(engines=("null",))) == "upgrade"
 
 
 def test_an_extra_that_is_missing_changes_the_runtime_and_one_that_is_there_does_not() -> None:
     house = replace(a_house("edgert-0.1.0-py3-none-any.whl"), extras=("text",))
-    there = RuntimeThere(current="old", engines=("null",))
+    there = a_runtime(engines=("null",))
     assert plan_runtime(there, FACTS, house, upgrade=False, exactly=False).action == "upgrade"
-    there = replace(there, extras=("text",))
+    there = a_runtime(engines=("null",), extras=("text",))
     assert plan_runtime(there, FACTS, house, upgrade=False, exactly=False).action == "keep"
 
 
@@ -292,11 +298,11 @@ def test_wheels_that_the_device_has_are_not_sent() -> None:
     names = ("edgert-0.1.0-py3-none-any.whl", "a-1-py3-none-any.whl", "b-1-py3-none-any.whl")
     house = a_house(*names)
     has = {names[0]: f"sha-{names[0]}", names[1]: f"sha-{names[1]}"}
-    there = RuntimeThere(current="old", python=FACTS.python, engines=("null",), wheels=has)
+    there = a_runtime(python=FACTS.python, engines=("null",), wheels=has)
     plan = plan_runtime(there, FACTS, house, upgrade=True, exactly=False)
     assert (plan.base, set(plan.send)) == ("old", {names[0], names[2]})
-    interrupted = RuntimeThere(**{**vars(there), "sent": frozenset({f"sha-{names[2]}"})})
+    interrupted = replace(there, sent=frozenset({f"sha-{names[2]}"}))
     again = plan_runtime(interrupted, FACTS, house, upgrade=True, exactly=False)
     assert (set(again.changed), again.send) == ({names[0], names[2]}, (names[0],))
-    other_python = RuntimeThere(**{**vars(there), "python": "3.9"})
+    other_python = a_runtime(python="3.9", engines=("null",), wheels=has)
     assert plan_runtime(other_python, FACTS, house, upgrade=True, exactly=False).send == names
