@@ -90,17 +90,25 @@ class Channels:
         return self._read(channel)[1]
 
     def change(
-        self, channel: str, edit: Callable[[Entries], Entries], key: SigningKey, change: Change | None = None
+        self,
+        channel: str,
+        edit: Callable[[Entries], Entries],
+        key: SigningKey,
+        change: Change | None = None,
+        *,
+        begins: bool = True,
     ) -> Statement:
         """Sign and put the channel's next statement, whose entries `edit` makes of the present ones; return it.
 
-        A channel that is not there begins with no entry. Raises ChannelChanged, and what `read` does.
+        With `begins` a channel that is not there begins with no entry. Raises ChannelChanged, and what `read` does.
         """
         change = change or Change()
         known, before = "", None
         try:
             known, before = self._read(channel)
         except NotInRegistry:
+            if not begins:
+                raise
             if counter := self._seen.counter(self.registry.repository, channel):
                 raise ConfigInvalid(
                     f"{self.registry.repository} has no channel {channel} any more; this user saw it with counter "

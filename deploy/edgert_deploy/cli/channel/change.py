@@ -113,7 +113,5 @@ def _change(
     """Change a channel that is there, and print its next statement."""
     key = signing.key()
     with reach.opened() as client:
-        channels = channels_of(client)
-        channels.read(name)  # else a new, empty one would begin
-        statement = channels.change(name, edit, key, Change(signing.lasts_s, revoked))
+        statement = channels_of(client).change(name, edit, key, Change(signing.lasts_s, revoked), begins=False)
     emit({"ok": True, "channel": statement_json(statement)}, statement_table(statement), as_json)
