@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from edgert.bundle.buckets import Buckets
-from edgert.errors import ConfigInvalid
+from edgert.errors import ConfigInvalid, EngineFailed, EngineMissing
 from edgert.tensors import TensorSpec
+from edgert.vendor_telemetry import stop_reporting
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -90,7 +91,7 @@ class Session(Protocol):
 
 
 class Engine(Protocol):
-    """One vendor's runtime."""
+    """One vendor's runtime. Engines derive from it, as most have nothing to `prepare`."""
 
     name: str
 
@@ -100,7 +101,7 @@ class Engine(Protocol):
 
     def prepare(self, artifact: LocalArtifact, options: EngineOptions, progress: Callable[[str], None]) -> None:
         """Do work of minutes once, before the artifact is live: TensorRT builds its plan."""
-        ...
+        return
 
     def load(self, artifact: LocalArtifact, options: EngineOptions) -> Session:
         """Open the artifact. Raises EngineMissing or EngineFailed."""
@@ -113,6 +114,22 @@ def engine_by_name(name: str) -> Engine:
         raise ConfigInvalid(f"unknown engine {name!r}; known: {', '.join(ENGINES)}")
     module, _, cls = ENGINES[name].partition(":")
     return cast(Engine, getattr(importlib.import_module(module), cls)())
+
+
+def sdk_of(engine: str) -> Any:
+    """Import the SDK of `engine`, with its telemetry off. Raises EngineMissing, which names what to install."""
+    stop_reporting()
+    try:
+        return importlib.import_module(engine)
+    except ImportError as error:
+        raise EngineMissing(
+            f"engine {engine} is not installed here ({error}); install it with: pip install 'edgert[{engine}]'"
+        ) from error
+
+
+def closed(*_: Any) -> Any:
+    """Raise EngineFailed; a closed session has this in place of its run."""
+    raise EngineFailed("the session is closed")
 
 
 def bucket_for(count: int, buckets: Sequence[int]) -> int:

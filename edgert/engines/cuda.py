@@ -6,7 +6,8 @@ Only `open_cuda` imports them. Nothing here has run on a GPU yet.
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
@@ -103,7 +104,7 @@ class PycudaCuda:
             device = driver.Device(0)
             major, minor = device.compute_capability()
             self._context = device.retain_primary_context()
-            with _Current(self._context):
+            with _current(self._context):
                 self._stream = driver.Stream()
         except driver.Error as error:
             raise EngineFailed(f"CUDA cannot be started: {error}; is there a GPU?") from error
@@ -132,23 +133,20 @@ class PycudaCuda:
 
     def _call(self, function: Any, *args: Any) -> Any:
         try:
-            with _Current(self._context):
+            with _current(self._context):
                 return function(*args)
         except self._driver.Error as error:
             raise EngineFailed(f"CUDA failed: {error}") from error
 
 
-class _Current:
-    """Makes a pycuda context the calling thread's for a `with` block."""
-
-    def __init__(self, context: Any) -> None:
-        self._context = context
-
-    def __enter__(self) -> None:
-        self._context.push()
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._context.pop()
+@contextmanager
+def _current(context: Any) -> Iterator[None]:
+    """Make a pycuda context the calling thread's for the block."""
+    context.push()
+    try:
+        yield
+    finally:
+        context.pop()
 
 
 def _cuda_runtime() -> Any:

@@ -17,7 +17,7 @@ import ctypes
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgert.engines import EngineOptions, LocalArtifact, Session
+from edgert.engines import Engine, EngineOptions, LocalArtifact, Session
 from edgert.engines.null import NullEngine
 from edgert.errors import EngineFailed
 from edgert.tensors import TensorSpec
@@ -74,14 +74,11 @@ class Fault:
         return run > self.after
 
 
-class FaultEngine:
+class FaultEngine(Engine):
     name = "fault"
 
     def version(self) -> str:
         return "1"
-
-    def prepare(self, artifact: LocalArtifact, options: EngineOptions, progress: Callable[[str], None]) -> None:
-        return None
 
     def load(self, artifact: LocalArtifact, options: EngineOptions) -> FaultSession:
         within = NullEngine().load(artifact, options)

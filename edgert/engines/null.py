@@ -8,27 +8,24 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgert.engines import EngineOptions, LocalArtifact
+from edgert.engines import Engine, EngineOptions, LocalArtifact
 from edgert.errors import EngineFailed
 from edgert.tensors import TensorSpec
 
 OPS = ("copy", "sum", "add", "zeros")
 
 
-class NullEngine:
+class NullEngine(Engine):
     name = "null"
 
     def version(self) -> str:
         return "1"
-
-    def prepare(self, artifact: LocalArtifact, options: EngineOptions, progress: Callable[[str], None]) -> None:
-        return None
 
     def load(self, artifact: LocalArtifact, options: EngineOptions) -> NullSession:
         try:

@@ -7,27 +7,23 @@ unchanged.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from numpy.typing import NDArray
 
-from edgert.engines import EngineOptions, LocalArtifact
-from edgert.errors import EngineFailed, EngineMissing
+from edgert.engines import Engine, EngineOptions, LocalArtifact, closed, sdk_of
+from edgert.errors import EngineFailed
 from edgert.tensors import TensorSpec
-from edgert.vendor_telemetry import stop_reporting
 
 _LOG_FATAL_ONLY = 4
 
 
-class ONNXRuntimeEngine:
+class ONNXRuntimeEngine(Engine):
     name = "onnxruntime"
 
     def version(self) -> str:
         return str(sdk().__version__)
-
-    def prepare(self, artifact: LocalArtifact, options: EngineOptions, progress: Callable[[str], None]) -> None:
-        return None
 
     def load(self, artifact: LocalArtifact, options: EngineOptions) -> ONNXRuntimeSession:
         onnxruntime = sdk()
@@ -62,19 +58,12 @@ class ONNXRuntimeSession:
         return answers
 
     def close(self) -> None:
-        self._run, self._session = _closed, None
+        self._run, self._session = closed, None
 
 
 def sdk() -> Any:
     """Import `onnxruntime` with its telemetry off. Raises EngineMissing."""
-    stop_reporting()
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise EngineMissing(
-            f"engine onnxruntime is not installed here ({error}); install it with: pip install 'edgert[onnxruntime]'"
-        ) from error
-    return onnxruntime
+    return sdk_of("onnxruntime")
 
 
 def _session_options(onnxruntime: Any, options: EngineOptions) -> Any:
@@ -95,7 +84,3 @@ def _expect_names(kind: str, specs: tuple[TensorSpec, ...], found: list[str]) ->
         raise EngineFailed(
             f"the ONNX model has no {kind} {', '.join(missing)} (it has {', '.join(found)}): build it again"
         )
-
-
-def _closed(*_: Any) -> Any:
-    raise EngineFailed("the session is closed")

@@ -8,29 +8,26 @@ copies in, infers, and copies out (26 us on the digits model; 28 with `infer`'s 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgert.engines import EngineOptions, LocalArtifact, bucket_for
-from edgert.errors import EngineFailed, EngineMissing
+from edgert.engines import Engine, EngineOptions, LocalArtifact, bucket_for, sdk_of
+from edgert.engines.padding import in_pieces
+from edgert.errors import EngineFailed
 from edgert.tensors import TensorSpec, batchable
-from edgert.vendor_telemetry import stop_reporting
 
 _DEVICE = "CPU"
 _Shapes = tuple[tuple[int, ...], ...]  # of an item of each input
 
 
-class OpenVINOEngine:
+class OpenVINOEngine(Engine):
     name = "openvino"
 
     def version(self) -> str:
         return str(sdk().__version__).split("-")[0]
-
-    def prepare(self, artifact: LocalArtifact, options: EngineOptions, progress: Callable[[str], None]) -> None:
-        return None
 
     def load(self, artifact: LocalArtifact, options: EngineOptions) -> OpenVINOSession:
         openvino = sdk()
@@ -61,17 +58,15 @@ class OpenVINOSession:
 
     def run(self, tensors: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
         count = len(tensors[0]) if self._batches else 1
-        largest = self._buckets[-1]
+        if count > self._buckets[-1]:
+            return in_pieces(self, tensors, self._buckets[-1])
+        shapes = self._fixed or tuple(array.shape[1:] for array in tensors)
         try:
-            if count <= largest:
-                shapes = self._fixed or tuple(array.shape[1:] for array in tensors)
-                return self._bucket(bucket_for(count, self._buckets), shapes).run(tensors, count)
-            pieces = [self.run([array[i : i + largest] for array in tensors]) for i in range(0, count, largest)]
+            return self._bucket(bucket_for(count, self._buckets), shapes).run(tensors, count)
         except EngineFailed:
             raise
         except Exception as error:  # as above
             raise EngineFailed(f"openvino cannot run this batch: {_reason(error)}") from error
-        return [np.concatenate(parts) for parts in zip(*pieces, strict=True)]
 
     def close(self) -> None:
         self._by_size, self._model, self._core = {}, None, None
@@ -139,14 +134,7 @@ def _config(options: EngineOptions) -> dict[str, Any]:
 
 def sdk() -> Any:
     """Import `openvino` with its telemetry off. Raises EngineMissing."""
-    stop_reporting()
-    try:
-        import openvino
-    except ImportError as error:
-        raise EngineMissing(
-            f"engine openvino is not installed here ({error}); install it with: pip install 'edgert[openvino]'"
-        ) from error
-    return openvino
+    return sdk_of("openvino")
 
 
 def _reason(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""Padding to buckets: arrays of any length to the sizes that an artifact was built for, and its answers cut back."""
+"""From requests to the sizes that an artifact was built for: padding to buckets, and batches in pieces."""
 
 from __future__ import annotations
 
@@ -84,6 +84,13 @@ class PaddedSession:
 
     def close(self) -> None:
         self._session.close()
+
+
+def in_pieces(session: Session, tensors: Sequence[NDArray[Any]], most: int) -> Arrays:
+    """Run a batch of more than `most` items in several runs, and return their outputs joined."""
+    count = len(tensors[0])
+    pieces = [session.run([array[i : i + most] for array in tensors]) for i in range(0, count, most)]
+    return [np.concatenate(parts) for parts in zip(*pieces, strict=True)]
 
 
 def _until(axis: int, end: int) -> tuple[slice, ...]:

@@ -18,16 +18,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgert.bundle.buckets import Buckets
-from edgert.durable import replace_file
-from edgert.engines import EngineOptions, LocalArtifact
+from edgert.durable import replace_file, storing
+from edgert.engines import Engine, EngineOptions, LocalArtifact
 from edgert.engines.cuda import Cuda, open_cuda
-from edgert.errors import EngineFailed, EngineMissing, StorageFailed
+from edgert.engines.padding import in_pieces
+from edgert.errors import EngineFailed, EngineMissing
 from edgert.tensors import TensorSpec, batchable
 
 Progress = Callable[[str], None]
 
 
-class TensorRTEngine:
+class TensorRTEngine(Engine):
     name = "tensorrt"
 
     def version(self) -> str:
@@ -90,9 +91,7 @@ class TensorRTSession:
             raise EngineFailed("the session is closed")
         count = len(tensors[0]) if self._batches else 1
         if count > self._batch_max:
-            step = self._batch_max
-            pieces = [self.run([array[i : i + step] for array in tensors]) for i in range(0, count, step)]
-            return [np.concatenate(parts) for parts in zip(*pieces, strict=True)]
+            return in_pieces(self, tensors, self._batch_max)
         length = self._shape(count, tensors)
         for spec, array in zip(self.inputs, tensors, strict=True):
             self._cuda.copy_in(self._addresses[spec.name], array)
@@ -242,11 +241,9 @@ class _Timings:
 
 def _write(path: Path, data: bytes) -> None:
     """Write whole or not at all: a power cut leaves no half plan."""
-    try:
+    with storing(f"cannot keep {path}", "free some space and try again"):
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, data, shared=True)
-    except OSError as error:
-        raise StorageFailed(f"cannot keep {path}: {error.strerror}; free some space and try again") from error
 
 
 def _remove_others(kept: Path, sha256: str) -> None:

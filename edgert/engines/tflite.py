@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgert.bundle.buckets import Buckets
-from edgert.engines import EngineOptions, LocalArtifact, Session, bucket_for
+from edgert.engines import Engine, EngineOptions, LocalArtifact, Session, bucket_for, closed
+from edgert.engines.padding import in_pieces
 from edgert.errors import EngineFailed, EngineMissing
 from edgert.tensors import TensorSpec, batchable
 
@@ -30,15 +31,12 @@ _SDKS = (("ai-edge-litert", "ai_edge_litert.interpreter"), ("tflite-runtime", "t
 _SDK_ERRORS = (RuntimeError, ValueError, TypeError, OSError, MemoryError)
 
 
-class TFLiteEngine:
+class TFLiteEngine(Engine):
     name = "tflite"
 
     def version(self) -> str:
         distribution, _, _ = _sdk()
         return f"{distribution} {importlib.metadata.version(distribution)}"
-
-    def prepare(self, artifact: LocalArtifact, options: EngineOptions, progress: Callable[[str], None]) -> None:
-        return None
 
     def load(self, artifact: LocalArtifact, options: EngineOptions) -> Session:
         _, interpreter_class, resolvers = _sdk()
@@ -84,7 +82,7 @@ class TFLiteSession:
             if bucket is not None:
                 return bucket.run(tensors, count)
             if self._pads and count > self._buckets[-1]:
-                return self._in_pieces(tensors, count)
+                return in_pieces(self, tensors, self._buckets[-1])
             return self._bucket(count).run(tensors, count)
         except _SDK_ERRORS as error:
             raise EngineFailed(f"tflite cannot run this batch on {self._name}: {error}") from error
@@ -92,7 +90,7 @@ class TFLiteSession:
     def close(self) -> None:
         self._by_size.clear()
         self._by_count.clear()
-        self._make_interpreter = _closed
+        self._make_interpreter = closed
 
     def _bucket(self, count: int) -> _Bucket:
         """Return the bucket for `count` items. Without padding only the last size is kept, as any size may follow."""
@@ -104,11 +102,6 @@ class TFLiteSession:
             self._by_size[size] = _Bucket(self._make_interpreter(), self.inputs, self.outputs, size)
         self._by_count[count] = self._by_size[size]
         return self._by_size[size]
-
-    def _in_pieces(self, tensors: Sequence[NDArray[Any]], count: int) -> list[NDArray[Any]]:
-        largest = self._buckets[-1]
-        pieces = [self.run([t[start : start + largest] for t in tensors]) for start in range(0, count, largest)]
-        return [np.concatenate(parts) for parts in zip(*pieces, strict=True)]
 
 
 class _LengthsSession:
@@ -134,7 +127,7 @@ class _LengthsSession:
         for session in self._by_length.values():
             session.close()
         self._by_length.clear()
-        self._open_file = _closed
+        self._open_file = closed
 
     def _open(self, length: int) -> TFLiteSession:
         inputs, outputs = (
@@ -201,7 +194,3 @@ def _indices(interpreter: Any, kind: str, specs: Sequence[TensorSpec]) -> list[i
         if np.dtype(found[spec.name]["dtype"]) != spec.dtype:
             raise ValueError(f"{kind} {spec.name} has dtype {np.dtype(found[spec.name]['dtype'])}, not {spec.dtype}")
     return [int(found[spec.name]["index"]) for spec in specs]
-
-
-def _closed(*_: Any) -> Any:
-    raise EngineFailed("the session is closed")
