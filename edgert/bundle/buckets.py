@@ -84,10 +84,8 @@ class Buckets(Closed):
         return TensorSpec(spec.name, spec.datatype, tuple(shape))
 
 
-def check_buckets(
-    buckets: Buckets, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...], samples: int | None = None
-) -> None:
-    """Raise BundleError unless `buckets` fits a model of these inputs and outputs, and its golden `samples`."""
+def check_buckets(buckets: Buckets, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> None:
+    """Raise BundleError unless `buckets` fits a model of these inputs and outputs."""
     sizes = buckets.sizes
     if not 1 <= len(sizes) <= SIZES_MAX or list(sizes) != sorted(set(sizes)) or not 1 <= sizes[0] <= sizes[-1]:
         raise BundleError(f"buckets {list(sizes)}: give 1 to {SIZES_MAX} lengths, ascending")
@@ -99,8 +97,6 @@ def check_buckets(
             raise BundleError(f"the buckets of {buckets.axis!r} do not name the open axis of every {kind}")
     if any(cut.divisor < 1 for cut in buckets.outputs):
         raise BundleError("an output's divisor is at least 1")
-    if samples is not None and len(buckets.golden_lengths) != samples:
-        raise BundleError("the buckets must state the length of each golden sample")
     if any(not 1 <= length <= sizes[-1] for length in buckets.golden_lengths):
         raise BundleError("a golden sample is longer than the largest bucket")
 

@@ -84,7 +84,7 @@ class Entry(Closed):
 
 @dataclass(frozen=True)
 class Statement(Closed):
-    """What a channel gives its devices. Times are UTC, as 2027-02-19T08:00:00Z.
+    """The releases that a channel gives its devices. Times are UTC, as 2027-02-19T08:00:00Z.
 
     `counter` only rises, in a new registry too: max(last + 1, seconds since 1970) needs no memory. With `not_before` the
     statement applies from then on. `revoked` are ids of keys that devices no longer trust; the key that signs the

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from edgert.errors import BundleError
 from edgert.tensors import TensorSpec
@@ -23,7 +24,6 @@ SMOOTH_RULES = ("mean", "majority", "all")
 SMOOTH_WINDOWS_MAX = 1000
 TIME_AXES = ("first", "last")
 DETECT_FORMS = ("channels_first", "anchors_first")
-DETECTED = ("detected_boxes", "detected_scores", "detected_classes", "detected_count")
 BOX_FORMATS = ("cxcywh", "xyxy", "xywh", "yxyx")
 
 
@@ -99,6 +99,11 @@ class Classify(Closed):
     none: tuple[str, ...] = ()
     smooth: Smooth | None = None
 
+    @property
+    def added(self) -> tuple[str, str]:
+        """The outputs that a daemon adds."""
+        return f"{self.output}_classes", f"{self.output}_probabilities"
+
 
 @dataclass(frozen=True)
 class Ctc(Closed):
@@ -143,6 +148,8 @@ class Detect(Closed):
     iou_threshold: float = 0.45
     detections_max: int = 300
 
+    added: ClassVar[tuple[str, ...]] = ("detected_boxes", "detected_scores", "detected_classes", "detected_count")
+
     @property
     def outputs(self) -> tuple[str, ...]:
         return (self.boxes, self.scores) if self.scores else (self.boxes,)
@@ -168,24 +175,16 @@ def check_rules(
         image = preprocess.input if preprocess is not None else inputs[0].name
         if not any(spec.name == image and len(spec.shape) == 4 for spec in inputs):
             raise BundleError(f"detection needs a model of images; input {image!r} has not 4 axes")
-    made = (*_added_outputs(classify, detect), *(() if ctc is None else ctc.added))
-    if taken := sorted({spec.name for spec in outputs} & set(made)):
+    made = {name for rule in (classify, detect, ctc) if rule is not None for name in rule.added}
+    if taken := sorted({spec.name for spec in outputs} & made):
         raise BundleError(
             f"output {taken[0]!r} has the name of an output that post-processing adds: rename it in the model"
         )
 
 
-def _added_outputs(classify: Classify | None, detect: Detect | None) -> tuple[str, ...]:
-    """Return the outputs that a daemon adds to the model's own, in order."""
-    classes = () if classify is None else (f"{classify.output}_classes", f"{classify.output}_probabilities")
-    return (*classes, *(() if detect is None else DETECTED))
-
-
 def check_preprocess(pre: Preprocess, inputs: tuple[TensorSpec, ...]) -> None:
     """Raise BundleError unless `pre` can be applied to one of `inputs`."""
-    spec = next((s for s in inputs if s.name == pre.input), None)
-    if spec is None:
-        raise BundleError(f"preprocessing names input {pre.input!r}, which the model does not have")
+    spec = spec_of("preprocessing", "input", pre.input, inputs)
     check_choice("preprocessing", "layout", pre.layout, ("model", *LAYOUTS))
     check_choice("preprocessing", "model_layout", pre.model_layout, LAYOUTS)
     check_choice("preprocessing", "colour", pre.colour, COLOURS)
@@ -237,11 +236,10 @@ def _check_resize(resize: Resize) -> None:
 
 def check_classify(classify: Classify, outputs: tuple[TensorSpec, ...]) -> None:
     """Raise BundleError unless `classify` can be applied to one of `outputs`."""
-    if classify.output not in {s.name for s in outputs}:
-        raise BundleError(f"classification names output {classify.output!r}, which the model does not have")
+    spec = spec_of("classification", "output", classify.output, outputs)
     if classify.top_k < 1 or len(classify.labels) > LABELS_MAX:
         raise BundleError(f"classification needs top_k >= 1 and at most {LABELS_MAX} labels")
-    classes = len(classify.labels) or next(spec.shape[-1] for spec in outputs if spec.name == classify.output)
+    classes = len(classify.labels) or spec.shape[-1]
     if len(classify.threshold) not in (0, 1, classes) or not all(-1e30 < value < 1e30 for value in classify.threshold):
         raise BundleError(
             f"classification has {len(classify.threshold)} thresholds; give one finite number, or {classes}, one per class"
@@ -258,9 +256,7 @@ def check_classify(classify: Classify, outputs: tuple[TensorSpec, ...]) -> None:
 
 def check_ctc(ctc: Ctc, outputs: tuple[TensorSpec, ...]) -> None:
     """Raise BundleError unless `ctc` can be applied to one of `outputs`."""
-    spec = next((spec for spec in outputs if spec.name == ctc.output), None)
-    if spec is None:
-        raise BundleError(f"ctc names output {ctc.output[:80]!r}, which the model does not have")
+    spec = spec_of("ctc", "output", ctc.output, outputs)
     check_choice("ctc", "time_axis", ctc.time_axis, TIME_AXES)
     if len(spec.shape) != 3 or spec.dtype.kind != "f":
         raise BundleError(f"ctc needs class scores [N, steps, classes]; output {spec.name!r} is {spec.form}")
@@ -275,10 +271,8 @@ def check_ctc(ctc: Ctc, outputs: tuple[TensorSpec, ...]) -> None:
 
 def check_detect(detect: Detect, outputs: tuple[TensorSpec, ...]) -> None:
     """Raise BundleError unless `detect` can be applied to `outputs`."""
-    shapes = {spec.name: spec.shape for spec in outputs}
-    if missing := [name for name in detect.outputs if name not in shapes]:
-        raise BundleError(f"detection names output {missing[0]!r}, which the model does not have")
-    if wrong := [name for name in detect.outputs if len(shapes[name]) != 3]:
+    shapes = {name: spec_of("detection", "output", name, outputs).shape for name in detect.outputs}
+    if wrong := [name for name, shape in shapes.items() if len(shape) != 3]:
         raise BundleError(f"detection needs outputs of 3 axes; {wrong[0]!r} has {len(shapes[wrong[0]])}")
     check_choice("detection", "form", detect.form, DETECT_FORMS)
     check_choice("detection", "box_format", detect.box_format, BOX_FORMATS)
@@ -292,6 +286,14 @@ def check_detect(detect: Detect, outputs: tuple[TensorSpec, ...]) -> None:
         raise BundleError(f"output {detect.boxes!r} has {values[0]} values a box, form {detect.form} needs {least}")
     if detect.scores and detect.objectness:
         raise BundleError("detection has objectness only where boxes and scores are in one output")
+
+
+def spec_of(what: str, kind: str, name: str, specs: Sequence[TensorSpec]) -> TensorSpec:
+    """Return the input or output (`kind`) that the rule `what` names. Raises BundleError."""
+    for spec in specs:
+        if spec.name == name:
+            return spec
+    raise BundleError(f"{what} names {kind} {name[:80]!r}, which the model does not have")
 
 
 def check_choice(what: str, key: str, value: str, known: Sequence[str]) -> None:

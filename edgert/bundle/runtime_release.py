@@ -129,7 +129,7 @@ def _check_target(target: RuntimeTarget) -> None:
         raise BundleError(f"{what} needs an engine, and 1 to {WHEELS_MAX} wheels")
     for wheel in target.wheels:
         if len(wheel.name) > _WHEEL_NAME_LENGTH_MAX or not _WHEEL_NAME.fullmatch(wheel.name):
-            raise BundleError(f"{what} has a wheel {wheel.name[:120]!r}, which is no name of one")
+            raise BundleError(f"{what} has a wheel {wheel.name[:120]!r}, which is not a file name of a wheel")
         if not (0 <= wheel.size_bytes <= WHEEL_BYTES_MAX and 0 <= wheel.unpacked_bytes <= 100 * WHEEL_BYTES_MAX):
             raise BundleError(f"{what} has a wheel {wheel.name} without a size that is allowed")
         if not _SHA256.fullmatch(wheel.sha256):

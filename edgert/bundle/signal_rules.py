@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from edgert.bundle.rules import TIME_AXES, Classify, check_choice
+from edgert.bundle.rules import TIME_AXES, Classify, check_choice, spec_of
 from edgert.errors import BundleError
 from edgert.tensors import TensorSpec
 from edgert.typed_json import Closed
@@ -192,9 +192,7 @@ def check_smoothing(classify: Classify | None, rule: Sound | Series | None) -> N
 
 
 def _input_of(what: str, name: str, inputs: Sequence[TensorSpec]) -> TensorSpec:
-    spec = next((spec for spec in inputs if spec.name == name), None)
-    if spec is None:
-        raise BundleError(f"{what} names input {name[:80]!r}, which the model does not have")
+    spec = spec_of(what, "input", name, inputs)
     if spec.datatype != "FP32" or not spec.shape:
         raise BundleError(f"{what} makes FP32 values; input {name!r} is {spec.form}")
     return spec

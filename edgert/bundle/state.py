@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from edgert.bundle.rules import spec_of
 from edgert.errors import BundleError
 from edgert.tensors import ITEM_BYTES, TensorSpec
 from edgert.typed_json import Closed
@@ -37,16 +38,18 @@ def check_state(
     """Raise BundleError unless each state names an input and an output of one datatype and shape."""
     if state_id and not (state and STATE_ID.fullmatch(state_id)):
         raise BundleError(f"state_id {state_id[:80]!r}: give letters, digits and . _ - with a state that it names")
-    given, made = ({spec.name: spec for spec in specs} for specs in (inputs, outputs))
-    for kind, names, known in (("input", [s.input for s in state], given), ("output", [s.output for s in state], made)):
-        if missing := [name for name in names if name not in known]:
-            raise BundleError(f"state names {kind} {missing[0][:80]!r}, which the model does not have")
+    pairs = [
+        (spec_of("state", "input", one.input, inputs), spec_of("state", "output", one.output, outputs)) for one in state
+    ]
+    for kind, names, count in (
+        ("input", [one.input for one in state], len(inputs)),
+        ("output", [one.output for one in state], len(outputs)),
+    ):
         if len(set(names)) < len(names):
             raise BundleError(f"state names the same {kind} twice")
-        if state and len(names) == len(known):
+        if state and len(names) == count:
             raise BundleError(f"every {kind} of the model is state: it needs one more, for the app")
-    for one in state:
-        before, after = given[one.input], made[one.output]
+    for one, (before, after) in zip(state, pairs, strict=True):
         if (before.datatype, before.shape) != (after.datatype, after.shape):
             raise BundleError(f"state {one.input!r} is {before.form}, and output {one.output!r} is {after.form}")
         if before.shape[:1] not in ((-1,), (1,)) or -1 in before.item_shape:

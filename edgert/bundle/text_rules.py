@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edgert.bundle.buckets import Buckets
-from edgert.bundle.rules import check_choice
+from edgert.bundle.rules import check_choice, spec_of
 from edgert.errors import BundleError
 from edgert.tensors import TensorSpec
 from edgert.typed_json import Closed
@@ -70,14 +70,17 @@ class Embed(Closed):
 def check_text(rule: Text, inputs: Sequence[TensorSpec], buckets: Buckets | None) -> None:
     """Raise BundleError unless `rule` can be applied to `inputs`."""
     check_choice("text", "truncation", rule.truncation, TRUNCATIONS)
-    specs = [_spec(rule, name, inputs) for name in rule.inputs]
+    specs = [spec_of("text", "input", name, inputs) for name in rule.inputs]
+    for spec in specs:
+        if spec.datatype not in DATATYPES or len(spec.shape) != 2:
+            raise BundleError(f"text makes {' or '.join(DATATYPES)} [N, tokens]; input {spec.name!r} is {spec.form}")
     if len(set(rule.inputs)) < len(rule.inputs):
         raise BundleError(f"text names an input twice: {', '.join(rule.inputs)}; give each its own")
     if len({spec.shape for spec in specs}) > 1:
         raise BundleError(f"text needs inputs of one shape; they are {', '.join(spec.form for spec in specs)}")
     length = specs[0].shape[1]
     if length == -1:
-        length = _open_length(rule, inputs, buckets)
+        length = _open_length(rule, buckets)
     if not 1 <= rule.max_tokens <= min(length, TOKENS_MAX):
         raise BundleError(f"text has max_tokens = {rule.max_tokens}; the model takes 1 to {min(length, TOKENS_MAX)}")
     if not 0 <= rule.pad_id < 2**31:
@@ -87,9 +90,7 @@ def check_text(rule: Text, inputs: Sequence[TensorSpec], buckets: Buckets | None
 def check_embed(rule: Embed, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> None:
     """Raise BundleError unless `rule` can be applied to one of `outputs`."""
     check_choice("embedding", "pooling", rule.pooling, POOLINGS)
-    spec = next((spec for spec in outputs if spec.name == rule.output), None)
-    if spec is None:
-        raise BundleError(f"embedding names output {rule.output[:80]!r}, which the model does not have")
+    spec = spec_of("embedding", "output", rule.output, outputs)
     axes = 2 if rule.pooling == "none" else 3
     if len(spec.shape) != axes or not spec.datatype.startswith("FP"):
         form = "[N, D]" if axes == 2 else "[N, T, D]"
@@ -120,16 +121,7 @@ def embed_text(rule: Embed) -> str:
     return f"embedding, {pooled}{', of length 1' if rule.normalise else ''}"
 
 
-def _spec(rule: Text, name: str, inputs: Sequence[TensorSpec]) -> TensorSpec:
-    spec = next((spec for spec in inputs if spec.name == name), None)
-    if spec is None:
-        raise BundleError(f"text names input {name[:80]!r}, which the model does not have")
-    if spec.datatype not in DATATYPES or len(spec.shape) != 2:
-        raise BundleError(f"text makes {' or '.join(DATATYPES)} [N, tokens]; input {name!r} is {spec.form}")
-    return spec
-
-
-def _open_length(rule: Text, inputs: Sequence[TensorSpec], buckets: Buckets | None) -> int:
+def _open_length(rule: Text, buckets: Buckets | None) -> int:
     """Return the largest bucket. Raises BundleError unless the buckets are those of the text."""
     if buckets is None:
         raise BundleError(

@@ -13,6 +13,7 @@ after round, so that other work of the machine affects all of them alike. A figu
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -163,12 +164,12 @@ def _opened(
                 session.close()
             raise
         # At most two sessions at a time: weights may be large.
-        if session is None or times[threads] < times[best]:
-            if session is not None:
-                session.close()
-            session, best = tried, threads
-        else:
+        if session is not None and times[threads] >= times[best]:
             tried.close()
+            continue
+        if session is not None:
+            session.close()
+        session, best = tried, threads
     assert session is not None
     result["memory_mb"] = round(max(0, (host.rss_bytes() or 0) - base_bytes) / 1e6, 1)
     result["threads"] = best
@@ -221,15 +222,11 @@ def _inside(folder: Path, name: Any) -> Path:
 
 def processor_name() -> str:
     """Return the name of the processor, or of the board on ARM machines that report none."""
-    for path, key in (("/proc/cpuinfo", "model name"), ("/proc/cpuinfo", "Model")):
-        try:
-            for line in Path(path).read_text().splitlines():
-                name, _, value = line.partition(":")
-                if name.strip() == key and value.strip():
-                    return value.strip()
-        except OSError:
-            break
-    try:
+    with contextlib.suppress(OSError):
+        pairs = [line.partition(":") for line in Path("/proc/cpuinfo").read_text().splitlines()]
+        said = {key.strip(): value.strip() for key, _, value in pairs}
+        if name := said.get("model name") or said.get("Model"):
+            return name
+    with contextlib.suppress(OSError):
         return Path("/proc/device-tree/model").read_text().strip("\0 \n")
-    except OSError:
-        return ""
+    return ""

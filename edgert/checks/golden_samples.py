@@ -33,8 +33,8 @@ def samples(version: InstalledVersion, *, as_sent: bool = False) -> Iterator[Arr
             by_name[rule.input] = _read(version, manifest.golden_raw)[:, lead:]
             names, padder = list(manifest.sent_inputs), None  # a text has its own length
         arrays = [by_name[name] for name in names]
-    for i, sample in enumerate(_rows(arrays)):
-        yield sample if padder is None else padder.trimmed(sample, padder.buckets.golden_lengths[i])
+    for sample, length in zip(_rows(arrays), _lengths(padder, len(arrays[0])), strict=True):
+        yield sample if padder is None else padder.trimmed(sample, length)
 
 
 def check(
@@ -84,14 +84,22 @@ def load_checked(
 
 def _golden_outputs(version: InstalledVersion, artifact: ArtifactEntry) -> Iterator[Arrays]:
     """Yield the wanted answer to each golden sample."""
-    padder = _padder(version)
-    for i, answer in enumerate(_rows([_read(version, path) for path in artifact.golden_outputs])):
-        yield answer if padder is None else padder.cut(answer, padder.buckets.golden_lengths[i])
+    padder, rows = _padder(version), list(_rows([_read(version, path) for path in artifact.golden_outputs]))
+    for answer, length in zip(rows, _lengths(padder, len(rows)), strict=True):
+        yield answer if padder is None else padder.cut(answer, length)
 
 
 def _rows(arrays: Arrays) -> Iterator[Arrays]:
     for i in range(len(arrays[0])):
         yield [array[i : i + 1] for array in arrays]
+
+
+def _lengths(padder: Padder | None, count: int) -> tuple[int, ...]:
+    """Return the length of each of `count` golden samples; 0 where they have one length. Raises BundleCorrupt."""
+    lengths = (0,) * count if padder is None else padder.buckets.golden_lengths
+    if len(lengths) != count:
+        raise BundleCorrupt(f"the manifest has the lengths of {len(lengths)} golden samples of {count}: build it again")
+    return lengths
 
 
 def _padder(version: InstalledVersion) -> Padder | None:

@@ -20,7 +20,6 @@ from edgert.typed_json import FLAT, Mistyped, from_json, to_json
 from edgert.versions.slots import ON_TRIAL, RolledBackVersion, Version
 from edgert.versions.trial_limits import Readings, TrialLimits
 
-ASK_S_MAX = 5.0
 DELTA_FORMAT = 1  # of the deltas that `edgertd install` takes
 LIMITS_FORMAT = 1  # of the trial limits that `edgertd activate` takes
 DAMAGED = "damaged"  # the state of a model whose slots cannot be read
@@ -213,7 +212,7 @@ def ask_daemon(control_socket: Path) -> DaemonStatus:
     Raises DaemonUnreachable, DaemonBusy, and DeviceError for an answer that cannot be read.
     """
     try:
-        return from_json(DaemonStatus, ask(control_socket, {"op": "status"}, ASK_S_MAX))
+        return from_json(DaemonStatus, ask(control_socket, {"op": "status"}))
     except Mistyped as error:
         raise DeviceError(
             f"the daemon's status cannot be read: {error}. The daemon has another version than this command: "

@@ -27,9 +27,11 @@ def read_csv(path: Path) -> NDArray[np.float32]:
             warnings.simplefilter("ignore")  # of an empty file
             table = np.genfromtxt(path, np.float32, delimiter=",", skip_header=int(named), ndmin=2, encoding="utf-8")
     except (ValueError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is no table of numbers: {' '.join(str(error).split())[:200]}; {_ADVICE}") from error
+        raise InputError(
+            f"{path} is not a table of numbers: {' '.join(str(error).split())[:200]}; {_ADVICE}"
+        ) from error
     if not table.size or np.isnan(table).all():
-        raise InputError(f"{path} is no table of numbers; {_ADVICE}")
+        raise InputError(f"{path} is not a table of numbers; {_ADVICE}")
     return np.asarray(table)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgert.bundle.rules import Ctc
+from edgert.tensors import byte_rows
 
 
 class CtcReader:
@@ -28,10 +29,8 @@ class CtcReader:
             texts.append(b"".join([self._texts[c] for c in read]))
             if len(read):
                 probabilities[i] = self._probabilities(steps[places], read).mean()
-        rows = np.zeros((len(texts), max(map(len, texts), default=0) or 1), np.uint8)
-        for row, text in zip(rows, texts, strict=True):
-            row[: len(text)] = np.frombuffer(text, np.uint8)
-        return rows, probabilities
+        rows = byte_rows(texts)
+        return rows if rows.shape[1] else np.zeros((len(texts), 1), np.uint8), probabilities
 
     def _probabilities(self, steps: NDArray[Any], classes: NDArray[np.intp]) -> NDArray[np.float32]:
         best: NDArray[np.float32] = steps[np.arange(len(steps)), classes].astype(np.float32)

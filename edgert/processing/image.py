@@ -133,12 +133,8 @@ def _in_mode(image: Any, mode: str) -> Any:
     """Return the decoded image in `mode`, without alpha; of 16 bits only the upper 8 stay."""
     image.load()
     if image.mode.startswith("I"):
-        image = _from_16_bits(image)
+        image = sdk().fromarray((np.asarray(image).astype(np.uint16) >> 8).astype(np.uint8))
     return image if image.mode == mode else image.convert(mode)
-
-
-def _from_16_bits(image: Any) -> Any:
-    return sdk().fromarray((np.asarray(image).astype(np.uint16) >> 8).astype(np.uint8))
 
 
 def _array(image: Any) -> NDArray[np.uint8]:

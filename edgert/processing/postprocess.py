@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgert.bundle.manifest import Manifest
-from edgert.bundle.rules import DETECTED
 from edgert.processing.classify import Classifier
 from edgert.processing.ctc import CtcReader
 from edgert.processing.detect import detections
@@ -32,10 +31,14 @@ class Postprocessor:
             self._classifier = Classifier(self._classify)
             count = manifest.outputs[self._classified].shape[-1]
             width = count if count == -1 else min(self._classify.top_k, count)
-            self.outputs = (*self.outputs, *_class_specs(self._classify.output, width))
+            classes, scores = self._classify.added
+            self.outputs += (TensorSpec(classes, "INT64", (-1, width)), TensorSpec(scores, "FP32", (-1, width)))
         if self._detect is not None:
             self._detected = [names.index(name) for name in self._detect.outputs]
-            self.outputs = (*self.outputs, *_detection_specs(self._detect.detections_max))
+            most = self._detect.detections_max
+            shapes = ((-1, most, 4), (-1, most), (-1, most), (-1,))
+            datatypes = ("FP32", "FP32", "INT64", "INT64")
+            self.outputs += tuple(map(TensorSpec, self._detect.added, datatypes, shapes))
         if self._ctc is not None:
             self._read = names.index(self._ctc.output)
             self._reader = CtcReader(self._ctc)
@@ -47,7 +50,7 @@ class Postprocessor:
             if self._embed.pooling == "mean":
                 self._mask = [spec.name for spec in manifest.app_inputs].index(self._embed.mask)
             size = manifest.outputs[self._states].shape[-1]
-            self.outputs = (*self.outputs, TensorSpec(self._embed.name, "FP32", (-1, size)))
+            self.outputs += (TensorSpec(self._embed.name, "FP32", (-1, size)),)
         self._images = manifest.preprocess is not None
         self._nhwc = manifest.preprocess is not None and manifest.preprocess.model_layout == "nhwc"
         labels = self._classify or self._detect  # the texts of CTC's classes are in the answer itself
@@ -101,16 +104,3 @@ class Postprocessor:
         left_out = set(self._detected) if self._detect is not None else set()
         left_out |= {self._read} if self._ctc is not None else set()
         return [i for i in range(len(self.outputs)) if i not in left_out]
-
-
-def _class_specs(name: str, width: int) -> tuple[TensorSpec, ...]:
-    return (
-        TensorSpec(f"{name}_classes", "INT64", (-1, width)),
-        TensorSpec(f"{name}_probabilities", "FP32", (-1, width)),
-    )
-
-
-def _detection_specs(most: int) -> tuple[TensorSpec, ...]:
-    shapes = ((-1, most, 4), (-1, most), (-1, most), (-1,))
-    datatypes = ("FP32", "FP32", "INT64", "INT64")
-    return tuple(TensorSpec(*spec) for spec in zip(DETECTED, datatypes, shapes, strict=True))

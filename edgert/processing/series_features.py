@@ -109,7 +109,7 @@ def _crest(values: Values) -> Values:
 
 
 def _kurtosis(values: Values) -> Values:
-    """Fisher's: 0 for a normal distribution, and for constant values."""
+    """Return Fisher's kurtosis: 0 for a normal distribution, and for constant values."""
     moment = _moment(values, 4)
     return np.asarray(np.where(moment == 0, 0.0, moment - 3.0))
 

@@ -24,7 +24,7 @@ def read_wav(data: bytes | memoryview) -> tuple[NDArray[np.float32], int]:
     """
     view = memoryview(data)
     if len(view) < 12 or bytes(view[:4]) != b"RIFF" or bytes(view[8:12]) != b"WAVE":
-        raise RequestError("this is no WAV file; send a whole one, or the samples as INT16 or FP32")
+        raise RequestError("this is not a WAV file; send a whole one, or the samples as INT16 or FP32")
     form, at = None, 12
     while at + 8 <= len(view):
         name, size = struct.unpack_from("<4sI", view, at)

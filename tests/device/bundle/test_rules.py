@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from edgert.bundle.rules import (
-    DETECTED,
     IMAGE_SIDE_MAX,
     Classify,
     Ctc,
@@ -82,4 +81,4 @@ def test_a_rule_that_does_not_fit_is_refused(rule: Preprocess | Classify | Detec
 
 def test_an_output_must_not_have_the_name_of_an_added_one() -> None:
     with pytest.raises(BundleError, match="rename it in the model"):
-        check_rules(PREPROCESS, None, DETECT, INPUTS, (*OUTPUTS, TensorSpec(DETECTED[0], "FP32", (-1,))))
+        check_rules(PREPROCESS, None, DETECT, INPUTS, (*OUTPUTS, TensorSpec(DETECT.added[0], "FP32", (-1,))))

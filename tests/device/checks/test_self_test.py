@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from edgert.bundle.buckets import Buckets, CutOutput, PaddedInput
 from edgert.config import read_config
+from edgert.tensors import TensorSpec
 from edgert.versions.install import install
 from edgert.versions.slot_store import SlotStore
 from tests.support.devices import Device, a_device
@@ -21,6 +23,15 @@ def test_each_live_model_is_loaded_and_asked_its_golden_inputs() -> None:
         assert [(m["model"], m["release"], m["engine"]) for m in told["models"]] == [("echo", 1, "null")]
         assert not device.state.control_socket.exists()
         assert device.run("self-test", "nothing", code=8)["error"]["code"] == "request.model_not_found"
+
+
+def test_golden_samples_whose_lengths_the_manifest_lacks_are_refused() -> None:
+    buckets = Buckets("time", (4,), (PaddedInput("x", 1),), (CutOutput("y", 1),), golden_lengths=(4,))
+    specs = {name: (TensorSpec(each, "FP32", (-1, -1)),) for name, each in (("inputs", "x"), ("outputs", "y"))}
+    with a_device(started=False) as device:
+        put_live(device, rules={**specs, "buckets": buckets})
+        error = device.run("self-test", code=5)["error"]
+        assert (error["code"], "lengths of 1 golden samples of 2" in error["message"]) == ("bundle.corrupt", True)
 
 
 def test_wrong_answers_are_a_failure() -> None:
