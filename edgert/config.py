@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import math
 import os
 import platform
 import re
 import stat
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -34,7 +36,6 @@ OBJECTIVES = ("latency", "throughput")
 # systemd passes the broker's password and the registry's login under these names (LoadCredential).
 PASSWORD_CREDENTIAL, LOGIN_CREDENTIAL = "mqtt-password", "registry-login"
 SOCKET_PATH_BYTES_MAX = 107  # sun_path of AF_UNIX on Linux, without its terminating zero
-
 
 # The ranges that the daemon can work with. A key that is not here may have any value of its type.
 _RANGES: dict[str, tuple[float, float]] = {
@@ -130,9 +131,7 @@ class ServingConfig(Closed):
         if self.objective not in OBJECTIVES:
             raise ConfigInvalid(f"objective is {self.objective!r}; give one of {', '.join(OBJECTIVES)}")
         for name, (least, most) in _RANGES.items():
-            value = getattr(self, name)
-            if not least <= value <= most:
-                raise ConfigInvalid(f"{name} is {value}; give {least:g} to {most:g}")
+            _check_ranges(self, (name,), f"{least:g} to {most:g}", least, most)
 
 
 @dataclass(frozen=True)
@@ -167,11 +166,9 @@ class AlarmConfig(Closed):
     channel_stale_s: float = 86400.0
 
     def __post_init__(self) -> None:
-        for name in ("p99_ms", "temp_c", "worker_mb", "silent_s", "channel_stale_s"):
-            if not getattr(self, name) >= 0:
-                raise ConfigInvalid(f"{name} is {getattr(self, name)}; give a limit, or 0 for no alarm")
-        if not 0 <= self.error_share <= 1:
-            raise ConfigInvalid(f"error_share is {self.error_share}; give a share from 0 to 1")
+        limits = ("p99_ms", "temp_c", "worker_mb", "silent_s", "channel_stale_s")
+        _check_ranges(self, limits, "a limit, or 0 for no alarm")
+        _check_ranges(self, ("error_share",), "a share from 0 to 1", most=1)
 
 
 @dataclass(frozen=True)
@@ -191,11 +188,8 @@ class ModelConfig(Closed):
     shadow_alarm: float = 0.9
 
     def __post_init__(self) -> None:
-        if not self.p95_ms >= 0:
-            raise ConfigInvalid(f"p95_ms is {self.p95_ms}; give milliseconds, or 0 for no target")
-        for name in ("near", "shadow", "shadow_alarm"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ConfigInvalid(f"{name} is {getattr(self, name)}; give a share from 0 to 1")
+        _check_ranges(self, ("p95_ms",), "milliseconds, or 0 for no target")
+        _check_ranges(self, ("near", "shadow", "shadow_alarm"), "a share from 0 to 1", most=1)
 
 
 @dataclass(frozen=True)
@@ -218,10 +212,8 @@ class FollowConfig(Closed):
     tags: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if not 1 <= self.interval_s <= 30 * 86400:
-            raise ConfigInvalid(f"interval_s is {self.interval_s:g}; give 1 second to 30 days")
-        if not 0 <= self.kbit_max <= 1e9:
-            raise ConfigInvalid(f"kbit_max is {self.kbit_max:g}; give kilobits per second, or 0 for no limit")
+        _check_ranges(self, ("interval_s",), "1 second to 30 days", 1, 30 * 86400)
+        _check_ranges(self, ("kbit_max",), "kilobits per second, or 0 for no limit", most=1e9)
         if self.window and self.minutes is None:
             raise ConfigInvalid(f"window is {self.window[:40]!r}; give local hours such as 22:00-05:00")
 
@@ -259,6 +251,13 @@ class DeviceConfig(Closed):
     def model(self, name: str) -> ModelConfig:
         """Return the configuration of the model `name`, or the defaults."""
         return self.models.get(name, ModelConfig())
+
+
+def _check_ranges(config: Any, names: Iterable[str], wanted: str, least: float = 0, most: float = math.inf) -> None:
+    """Raise ConfigInvalid, which says what to give, where a value is out of its range."""
+    for name in names:
+        if not least <= getattr(config, name) <= most:
+            raise ConfigInvalid(f"{name} is {getattr(config, name)}; give {wanted}")
 
 
 class StateDir:
@@ -371,11 +370,9 @@ def default_socket() -> Path:
     if own := os.environ.get("EDGERT_STATE"):
         places.insert(0, StateDir(Path(own)).find(Path(own) / "edgert.sock"))
     for place in places:
-        try:
+        with suppress(OSError):  # this user may not read the folder
             if place.exists():
                 return place
-        except OSError:  # this user may not read the folder
-            continue
     return places[0]
 
 

@@ -1,6 +1,6 @@
 """The daemon's log: lines on stderr, which a service manager or `edgertd start` keeps.
 
-What a client or a bundle put into a message can neither begin a line of its own nor control a terminal.
+Text of a client or a bundle in a message can neither begin a line nor control a terminal.
 Several processes share one file. A full disk costs the line, never the process that writes it.
 """
 

@@ -12,6 +12,12 @@ MODEL_NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 CHANNEL_NAME = re.compile(r"[a-z][a-z0-9-]{0,39}")  # a part of a registry's tag
 
 
+def check_model_name(name: str) -> None:
+    """Raise ConfigInvalid where no model can be called `name`."""
+    if not MODEL_NAME.fullmatch(name):
+        raise ConfigInvalid(f"{name[:80]!r} is not a model name: use a letter, then at most 62 of a-z 0-9 _ -")
+
+
 def checked_id(what: str, value: str) -> str:
     """Return `value` if it can be one level of a topic and an exporter's label. Raises ConfigInvalid."""
     if len(value) > ID_CHARS_MAX or not ID.match(value):

@@ -34,7 +34,7 @@ def check(state: StateDir, model: str, token: str, as_json: bool) -> None:
     with under_claim(state, token):
         result = check_served(model, store_of(state, model), state, read_config(state))
         with contextlib.suppress(EdgeRTError):  # it only keeps a trial from counting these as requests of apps
-            ask(state.control_socket, {"op": "checked", "model": model, "samples": result["samples"]}, 5.0)
+            ask(state.control_socket, {"op": "checked", "model": model, "samples": result["samples"]})
     text = (
         f"release {result['release']} of {model} answers correctly on {result['engine']}: "
         f"{result['samples']} golden inputs, worst difference {max(result['worst']):.3g}, p50 {result['p50_ms']:.2f} ms"

@@ -9,8 +9,7 @@ import click
 
 from edgert.cli.output import emit, json_option
 from edgert.config import StateDir, read_config
-from edgert.errors import ConfigInvalid
-from edgert.names import MODEL_NAME
+from edgert.names import check_model_name
 from edgert.versions.claims import LASTS_S_MAX, Claims
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -41,8 +40,7 @@ def claim(state: StateDir, model: str, by: str, for_s: float, instead_of: str, a
     """
     from edgert.cli.status import device_status
 
-    if not MODEL_NAME.fullmatch(model):
-        raise ConfigInvalid(f"{model[:80]!r} is no model's name: a letter, then at most 62 of a-z 0-9 _ -")
+    check_model_name(model)
     config = read_config(state)
     taken = Claims(state.root, config.device).take(model, by[:200], for_s, instead_of)
     # The status under the claim: an earlier one may be out of date.

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 EXIT_INTERNAL = 1
-EXIT_USAGE = 2
 EXIT_OS_ERROR = 4
 EXIT_INTERRUPTED = 130
 

@@ -14,8 +14,6 @@ from edgert.config import StateDir, read_config
 from edgert.environment import home_of
 from edgert.protocol.control import ask
 
-ANSWER_S_MAX = 5.0
-
 
 @click.command()
 @click.option("--soon", is_flag=True, help="Let the daemon do it within seconds, and do not wait for it.")
@@ -40,7 +38,7 @@ def follow(context: click.Context, soon: bool, as_json: bool) -> None:
     config = read_config(state)
     if soon:
         check_follows(config)
-        ask(state.control_socket, {"op": "follow"}, ANSWER_S_MAX)
+        ask(state.control_socket, {"op": "follow"})
         emit({"channel": config.follow.channel}, "the daemon begins a round soon: see edgertd status", as_json)
         return
     home = home_of(Path(sys.prefix))

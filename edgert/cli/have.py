@@ -11,8 +11,8 @@ import click
 from edgert.bundle.delta import PATCH_BYTES_MAX, has_zstd
 from edgert.cli.output import emit, json_option
 from edgert.config import StateDir, read_config
-from edgert.errors import ConfigInvalid
-from edgert.names import MODEL_NAME
+from edgert.machine import mem_available_bytes
+from edgert.names import check_model_name
 from edgert.versions.install import held_files
 
 MEMORY_SHARE = 6  # of the free memory: a patch needs the old file, the window and buffers
@@ -31,8 +31,7 @@ def have(state: StateDir, model: str, as_json: bool) -> None:
     Example:
       edgertd have digits --json
     """
-    if not MODEL_NAME.fullmatch(model):
-        raise ConfigInvalid(f"{model[:80]!r} is no model's name: a letter, then at most 62 of a-z 0-9 _ -")
+    check_model_name(model)
     read_config(state)
     value = what_is_here(state, model)
     emit(value, "\n".join(f"{f['sha256']}  {f['path']}" for f in value["files"]) or "none", as_json)
@@ -47,13 +46,5 @@ def what_is_here(state: StateDir, model: str) -> dict[str, Any]:
         for sha256, path in held_files(state, model).items()
     ]
     zstd = has_zstd()
-    return {"model": model, "files": files, "zstd": zstd, "patch_bytes_max": _patch_bytes_max() if zstd else 0}
-
-
-def _patch_bytes_max() -> int:
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        available = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration, ValueError, IndexError):
-        return 0
-    return min(PATCH_BYTES_MAX, available // MEMORY_SHARE)
+    patch_bytes_max = min(PATCH_BYTES_MAX, (mem_available_bytes() or 0) // MEMORY_SHARE) if zstd else 0
+    return {"model": model, "files": files, "zstd": zstd, "patch_bytes_max": patch_bytes_max}

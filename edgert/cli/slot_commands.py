@@ -7,10 +7,8 @@ from typing import Any
 from edgert.cli.output import progress
 from edgert.config import StateDir
 from edgert.errors import DaemonUnreachable, ModelNotFound
-from edgert.protocol.control import ask
+from edgert.protocol.control import SYNC_S_MAX, ask
 from edgert.versions.slot_store import SlotStore
-
-FOLLOW_S_MAX = 240.0  # longer than a worker may take to load
 
 
 def store_of(state: StateDir, model: str) -> SlotStore:
@@ -27,7 +25,7 @@ def follow(state: StateDir, model: str) -> dict[str, Any] | None:
     Raises the reason why it does not serve.
     """
     try:
-        return ask(state.control_socket, {"op": "sync", "model": model}, FOLLOW_S_MAX)
+        return ask(state.control_socket, {"op": "sync", "model": model}, SYNC_S_MAX)
     except DaemonUnreachable:
         progress("no daemon runs; it serves this version once you start it: edgertd start")
         return None

@@ -36,7 +36,7 @@ def stop(state: StateDir, as_json: bool) -> None:
 def stop_daemon(state: StateDir) -> int | None:
     """Stop the daemon and wait for its end; return its process id, None if none runs. Raises DeviceError."""
     try:
-        pid = int(ask(state.control_socket, {"op": "stop"}, 5.0)["pid"])
+        pid = int(ask(state.control_socket, {"op": "stop"})["pid"])
     except DaemonUnreachable:
         return None
     try:

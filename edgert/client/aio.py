@@ -93,7 +93,7 @@ class AsyncClient(BaseClient):
         """Return the name, release and state of each model that the daemon serves."""
         connection = await self._connected(None, time.monotonic() + self.timeout_s)
         connection.close()
-        return list(connection.welcome["models"])
+        return list(connection.conversation.welcome["models"])
 
     async def metadata(self, model: str) -> dict[str, Any]:
         """Return the description of `model`: release, inputs, outputs, labels."""
@@ -103,7 +103,7 @@ class AsyncClient(BaseClient):
         try:
             connection = await self._connected(model, deadline)
             pool.give_back(connection)
-            return dict(connection.welcome)
+            return dict(connection.conversation.welcome)
         finally:
             pool.leave()
 
@@ -187,14 +187,14 @@ class AsyncSession:
         while True:
             resume = b""
             try:
-                if connection.closed and not connection.moved:
+                if connection.closed and not connection.conversation.moved:
                     raise connection.parting
                 if connection.closed:
-                    resume = connection.resume
+                    resume = connection.conversation.resume
                     connection = self._connection = await self._client._connected(self._model, deadline, session=True)
                 return await connection.ask(inputs, deadline, flags, trace, resume)
             except (Retry, WorkerLost) as error:
-                if not connection.moved:
+                if not connection.conversation.moved:
                     raise session_lost(error) from error
 
     async def close(self) -> None:

@@ -20,7 +20,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from edgert.client.base import IDLE_CONNECTIONS_MAX
 from edgert.client.conversation import RETRY_PAUSE_S, Conversation, Event, Outputs, Retry, session_late, timeout_us
@@ -108,7 +107,7 @@ class Connection:
         """Connect and exchange hello and WELCOME. Raises the daemon's error, DaemonUnreachable, DeadlineExceeded, Retry."""
         connection = cls(await _dial(path, deadline), Conversation(model, share=share, session=session), pool)
         try:
-            await connection._exchange([connection._conversation.hello()], deadline)
+            await connection._exchange([connection.conversation.hello()], deadline)
         except BaseException:
             connection.close()
             raise
@@ -117,7 +116,7 @@ class Connection:
     def __init__(self, sock: socket.socket, conversation: Conversation, pool: Pool | None) -> None:
         self.closed = False
         self.parting: Exception = session_late()  # why it closed, if no request was told
-        self._sock, self._conversation, self._pool = sock, conversation, pool
+        self._sock, self.conversation, self._pool = sock, conversation, pool
         self._loop = asyncio.get_running_loop()
         self._receive: Callable[[memoryview], int] = self._receive_first
         self._sending = False  # whether the daemon certainly lacks bytes of the request
@@ -127,18 +126,6 @@ class Connection:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._loop.add_reader(sock.fileno(), self._readable)
-
-    @property
-    def welcome(self) -> dict[str, Any]:
-        return self._conversation.welcome
-
-    @property
-    def moved(self) -> bool:
-        return self._conversation.moved
-
-    @property
-    def resume(self) -> bytes:
-        return self._conversation.resume
 
     async def ask(
         self, inputs: Inputs, deadline: float, flags: int, trace: bool, resume: bytes = b""
@@ -151,9 +138,9 @@ class Connection:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 raise DeadlineExceeded("the time-out passed before the request was sent; give a longer timeout_s")
-            parts = self._conversation.request(inputs, flags, timeout_us(left_s), trace)
+            parts = self.conversation.request(inputs, flags, timeout_us(left_s), trace)
             if resume:
-                self._conversation.resume = resume  # until the worker hands it on itself
+                self.conversation.resume = resume  # until the worker hands it on itself
             answer = await self._exchange([resume, *parts] if resume else parts, deadline)
         except EdgeRTError:
             self._give_back()
@@ -179,7 +166,7 @@ class Connection:
             self._pool.forget(self)
 
     def _give_back(self) -> None:
-        if self._sending or (self._pool is None and not self._conversation.is_session):
+        if self._sending or (self._pool is None and not self.conversation.is_session):
             self.close()
         elif self._pool is None:
             return
@@ -192,7 +179,7 @@ class Connection:
             raise Retry
         outcome: asyncio.Future[Event | Exception] = self._loop.create_future()
         self._outcome, self._sending, self._deadline = outcome, True, deadline
-        if not self._send(parts) and not self._conversation.is_session:  # a session's MOVED holds its memory
+        if not self._send(parts) and not self.conversation.is_session:  # a session's MOVED holds its memory
             # The daemon closed before it had the whole request; an error that it sent is still to be read.
             self._loop.call_later(RETRY_PAUSE_S, self._settle, outcome)
         elif self._timer is None or deadline < self._timer_at:
@@ -207,7 +194,7 @@ class Connection:
 
     def _settle(self, outcome: asyncio.Future[Event | Exception]) -> None:
         if not outcome.done():
-            outcome.set_result(self._conversation.ended(sent=False))
+            outcome.set_result(self.conversation.ended(sent=False))
 
     def _set_timer(self) -> None:
         """Set one timer for many requests: their deadlines only grow, so it is set again when it fires."""
@@ -223,7 +210,7 @@ class Connection:
         if time.monotonic() < self._deadline:
             self._set_timer()
         else:
-            self._ended(self._conversation.late(sent=not self._sending))
+            self._ended(self.conversation.late(sent=not self._sending))
 
     def _send(self, parts: Sequence[wire.Buffer]) -> bool:
         """Send what the kernel takes now; a writer callback sends the rest. False if the daemon closed the connection."""
@@ -261,7 +248,7 @@ class Connection:
 
     def _readable(self) -> None:
         """Take what the daemon sent. Runs in the event loop, whether a request is under way or not."""
-        conversation, frames = self._conversation, self._conversation.frames
+        conversation, frames = self.conversation, self.conversation.frames
         try:
             count = self._receive(frames.room)
         except (BlockingIOError, InterruptedError):
@@ -284,17 +271,17 @@ class Connection:
         """Receive the beginning of the WELCOME, and the shared memory that may come with it."""
         count, descriptor = receive_with_descriptor(self._sock, room)
         self._receive = self._sock.recv_into
-        self._conversation.take_memory(descriptor)
+        self.conversation.take_memory(descriptor)
         return count
 
     def _received(self, frame: wire.Frame) -> None:
         outcome = self._outcome
         if outcome is None or outcome.done():
-            event = self._conversation.received(frame)
+            event = self.conversation.received(frame)
             self._ended(event if isinstance(event, Exception) else Retry())  # no request waits for this answer
             return
-        outcome.set_result(self._conversation.received(frame))
-        if self._conversation.over:
+        outcome.set_result(self.conversation.received(frame))
+        if self.conversation.over:
             self.close()
 
     def _ended(self, error: Exception) -> None:

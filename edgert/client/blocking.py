@@ -119,13 +119,13 @@ class Client(BaseClient):
         """Return the name, release and state of each model that the daemon serves."""
         connection = self._connected(None, time.monotonic() + self.timeout_s)
         connection.close()
-        return list(connection.welcome["models"])
+        return list(connection.conversation.welcome["models"])
 
     def metadata(self, model: str) -> dict[str, Any]:
         """Return the description of `model`: release, inputs, outputs, labels."""
         connection = self._connected(model, time.monotonic() + self.timeout_s)
         self._give_back(self._idle[model], connection)
-        return dict(connection.welcome)
+        return dict(connection.conversation.welcome)
 
     def labels(self, model: str) -> list[str]:
         """Return the names of the model's classes by index; empty if its bundle has none. Ask once and keep them."""
@@ -193,7 +193,7 @@ class Session:
             try:
                 return self._connection.ask(inputs, timeout_s, deadline, flags, trace)
             except (Retry, WorkerLost) as error:
-                if not self._connection.moved:
+                if not self._connection.conversation.moved:
                     raise session_lost(error) from error
 
     def close(self) -> None:
@@ -209,10 +209,10 @@ class Session:
     def _move(self, deadline: float) -> None:
         """Connect to the worker that continues the session. Raises SessionLost where nothing is there to continue."""
         before = self._connection
-        if self._closed or not before.moved:
+        if self._closed or not before.conversation.moved:
             raise session_late()
         self._connection = self._client._connected(self._model, deadline, session=True)
-        self._connection.send_resume(before.resume)
+        self._connection.send_resume(before.conversation.resume)
 
 
 class _Connection:
@@ -222,7 +222,7 @@ class _Connection:
         self, path: Path, model: str | None, deadline: float, *, share: bool, probe: bool, session: bool
     ) -> None:
         self.closed = False
-        self._conversation = Conversation(model, share=share, probe=probe, session=session)
+        self.conversation = Conversation(model, share=share, probe=probe, session=session)
         self._timeout_s, self._timeout_us = 0.0, 0
         self._sock = dial(path, deadline)
         try:
@@ -231,17 +231,13 @@ class _Connection:
             self.close()
             raise
 
-    @property
-    def welcome(self) -> dict[str, Any]:
-        return self._conversation.welcome
-
     def ask(
         self, inputs: Inputs, timeout_s: float, deadline: float, flags: int, trace: bool
     ) -> Outputs | InferResponse:
         """Send one request and return its answer. Raises the daemon's error, WorkerLost, Retry."""
         if timeout_s != self._timeout_s:
             self._set_timeout(timeout_s)
-        conversation = self._conversation
+        conversation = self.conversation
         parts = conversation.request(inputs, flags, self._timeout_us, trace)
         try:
             self._send(parts, conversation.size_bytes, deadline)
@@ -255,17 +251,9 @@ class _Connection:
             raise event
         return event
 
-    @property
-    def moved(self) -> bool:
-        return self._conversation.moved
-
-    @property
-    def resume(self) -> bytes:
-        return self._conversation.resume
-
     def send_resume(self, frame: bytes) -> None:
         """Hand a session's memory to its new worker, which answers nothing unless it refuses."""
-        self._conversation.resume = frame  # until the worker hands it on itself
+        self.conversation.resume = frame  # until the worker hands it on itself
         with contextlib.suppress(OSError):  # the next request finds the reason
             self._sock.sendall(frame)
 
@@ -275,7 +263,7 @@ class _Connection:
             self._sock.close()
 
     def _greet(self, deadline: float) -> None:
-        conversation = self._conversation
+        conversation = self.conversation
         self._set_timeout(deadline - time.monotonic())
         with contextlib.suppress(OSError):
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
@@ -300,22 +288,22 @@ class _Connection:
             if sent != size_bytes:  # a signal interrupted it
                 sock.sendall(b"".join(parts)[sent:])
         except BlockingIOError as error:
-            raise self._conversation.late(sent=False) from error
+            raise self.conversation.late(sent=False) from error
         except OSError as error:
             raise self._refusal(deadline) from error
 
     def _receive(self, deadline: float) -> wire.Frame:
         """Return the next frame. Raises DeadlineExceeded, and the error of a connection that ended."""
-        frames = self._conversation.frames
+        frames = self.conversation.frames
         while True:
             try:
                 count = self._sock.recv_into(frames.room)
             except BlockingIOError as error:
-                raise self._conversation.late(sent=True) from error
+                raise self.conversation.late(sent=True) from error
             except OSError as error:
-                raise self._conversation.ended(True, error) from error
+                raise self.conversation.ended(True, error) from error
             if not count:
-                raise self._conversation.ended(True)
+                raise self.conversation.ended(True)
             frame = frames.feed(count)
             if frame is not None:
                 return frame
@@ -323,13 +311,13 @@ class _Connection:
 
     def _refusal(self, deadline: float) -> Exception:
         """Return why the daemon closed before it had the whole request: the error that it sent, else a Retry."""
-        if not self._conversation.is_session:  # its MOVED holds its memory
+        if not self.conversation.is_session:  # its MOVED holds its memory
             deadline = time.monotonic() + RETRY_PAUSE_S
         self._set_timeout(deadline - time.monotonic())
         try:
-            frames = self._conversation.frames
+            frames = self.conversation.frames
             came = frames.feed(0) if frames.more else None  # MOVED may have come with the WELCOME
-            event = self._conversation.received(came or self._receive(deadline))
+            event = self.conversation.received(came or self._receive(deadline))
         except (EdgeRTError, Retry):
             return Retry()
         return event if isinstance(event, EdgeRTError) and not event.retryable else Retry()

@@ -26,7 +26,7 @@ from edgert.http.messages import HttpError
 
 
 class Place:
-    """What the admission knows of one connection. `due_s` is None while a request is handled."""
+    """The state of one connection for the admission. `due_s` is None while a request is handled."""
 
     def __init__(self, sock: socket.socket, address: bytes | str, now_s: float) -> None:
         self.address = address

@@ -127,7 +127,7 @@ class Endpoints:
         question = read_question(request.body, request.headers.get(_LENGTH_HEADER))
         timeout_s = None if question.timeout_s is None else min(question.timeout_s, TIMEOUT_S_MAX)
         if version:
-            self._check_version(model, version)
+            self._served(model, version)
         priority: Priority = "high" if question.priority == HIGHEST_PRIORITY else "normal"
         given = self._client.infer(model, question.inputs, timeout_s=timeout_s, priority=priority, trace=True)
         labels: tuple[str, ...] = ()
@@ -141,14 +141,12 @@ class Endpoints:
             known = self._labels[model] = (release, tuple(self._client.metadata(model).get("labels", ())))
         return known[1]
 
-    def _check_version(self, model: str, version: str) -> None:
-        """Raise ModelNotFound unless `version` is the release number that serves."""
-        served = self._served(model)
-        if served is None or str(served.get("release", version)) != version:
-            raise _not_served(model, version)
-
-    def _served(self, model: str) -> dict[str, Any] | None:
-        return next((served for served in self._client.models() if served["name"] == model), None)
+    def _served(self, model: str, version: str) -> dict[str, Any]:
+        """Return how `model` is served. Raises ModelNotFound where it is not, or not in `version` ("": any)."""
+        for served in self._client.models():
+            if served["name"] == model and version in ("", str(served.get("release", version))):
+                return served
+        raise _not_served(model, version)
 
     # --- descriptions -------------------------------------------------------------------------
 
@@ -161,10 +159,8 @@ class Endpoints:
         return _readiness(f"not ready: {', '.join(waited_for)}" if waited_for else "")
 
     def _model_ready(self, model: str, version: str) -> HttpResponse:
-        served = self._served(model)
-        if served is None or (version and str(served.get("release", version)) != version):
-            raise _not_served(model, version)
-        return _readiness("" if served["state"] in SERVES else f"model {model} is {served['state']}")
+        state = self._served(model, version)["state"]
+        return _readiness("" if state in SERVES else f"model {model} is {state}")
 
     def _index(self) -> HttpResponse:
         index = []

@@ -11,14 +11,7 @@ from http import HTTPStatus
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
-from edgert.errors import (
-    DeadlineExceeded,
-    EdgeRTError,
-    ModelNotFound,
-    NotAllowed,
-    RequestError,
-    Unavailable,
-)
+from edgert.errors import DeadlineExceeded, EdgeRTError, ModelNotFound, NotAllowed, RequestError, Unavailable
 
 JSON_TYPE = "application/json"
 BINARY_TYPE = "application/octet-stream"

@@ -28,6 +28,8 @@ from numpy.typing import NDArray
 
 from edgert.errors import RequestError
 from edgert.http.messages import BINARY_TYPE, JSON_TYPE, HttpResponse
+from edgert.protocol.arrays import bytes_of
+from edgert.protocol.wire import TENSORS_MAX
 from edgert.tensors import DATATYPES, MAX_RANK, NUMPY_NAMES
 
 LENGTH_HEADER = "Inference-Header-Content-Length"
@@ -35,7 +37,6 @@ JSON_BYTES_MAX = 4 * 1024**2
 JSON_VALUES_MAX = 1024**2  # in one answer
 SHORT_JSON = 16 * 1024  # bytes to read or values to write that take no lock
 KEPT_JSON_BYTES_MAX, KEPT_MAX = 2048, 64  # the longest JSON that is kept, and how many of questions and of answers
-TENSORS_MAX = 32  # as many as a frame of the local protocol holds
 ID_LENGTH_MAX = 1024
 CLASSES_MAX = 10_000
 FILES_MAX = 1024
@@ -168,7 +169,7 @@ def answer(
     if all(want.binary and not want.classes for want in wanted):
         arrays = [outputs[want.name] for want in wanted]
         forms = tuple((want.name, array.dtype, array.shape) for want, array in zip(wanted, arrays, strict=True))
-        return _response([_kept_head(question.id, model, release, forms), *map(_bytes_of, arrays)])
+        return _response([_kept_head(question.id, model, release, forms), *map(bytes_of, arrays)])
     values = sum(_values(want, outputs[want.name]) for want in wanted)
     if values > JSON_VALUES_MAX:
         raise RequestError(f"the answer has {values} values, in JSON at most {JSON_VALUES_MAX}: ask for binary_data")
@@ -340,7 +341,7 @@ def _told(
     if want.classes:
         return _classified(want, array, labels)
     if want.binary:
-        return _binary_entry(want.name, array.dtype, array.shape), _bytes_of(array)
+        return _binary_entry(want.name, array.dtype, array.shape), bytes_of(array)
     flat = array.ravel()
     values = flat.tolist()
     if array.dtype.kind == "f" and not np.isfinite(flat).all():  # JSON has no NaN and no infinity
@@ -354,10 +355,6 @@ def _entry(name: str, dtype: np.dtype[Any], shape: Sequence[int]) -> dict[str, A
 
 def _binary_entry(name: str, dtype: np.dtype[Any], shape: Sequence[int]) -> dict[str, Any]:
     return {**_entry(name, dtype, shape), "parameters": {"binary_data_size": math.prod(shape) * dtype.itemsize}}
-
-
-def _bytes_of(array: NDArray[Any]) -> memoryview:
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def _classified(

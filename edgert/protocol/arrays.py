@@ -30,7 +30,12 @@ def to_wire(number: int, array: NDArray[Any]) -> wire.OutTensor:
         described = _describe(key)
     if array.nbytes <= COPY_BYTES_MAX:
         return wire.OutTensor(described, array.tobytes())
-    return wire.OutTensor(described, np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return wire.OutTensor(described, bytes_of(array))
+
+
+def bytes_of(array: NDArray[Any]) -> memoryview:
+    """Return the memory of `array`, which is copied where it is not contiguous."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def from_wire(tensor: wire.WireTensor) -> NDArray[Any]:

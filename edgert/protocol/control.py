@@ -11,9 +11,11 @@ from typing import Any
 from edgert.errors import DaemonBusy, DaemonUnreachable, DeviceError, EdgeRTError, ProtocolError
 
 LINE_BYTES_MAX = 256 * 1024
+ASK_S_MAX = 5.0
+SYNC_S_MAX = 240.0  # of "sync": longer than a worker may take to load
 
 
-def ask(path: Path, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+def ask(path: Path, request: dict[str, Any], timeout_s: float = ASK_S_MAX) -> dict[str, Any]:
     """Send one request to the daemon whose control socket is `path`.
 
     Raises DaemonUnreachable if none listens, DaemonBusy if it does not answer, and the daemon's own error.

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgert.protocol import wire
-from edgert.protocol.arrays import looks_of, to_wire
+from edgert.protocol.arrays import bytes_of, looks_of, to_wire
 from edgert.protocol.sharing import SHARE_BYTES_MIN
 
 KEPT_BYTES_MAX = 16 * 1024  # up to this size, a copy is cheaper than more buffers in the system call
@@ -104,7 +104,7 @@ class KeptFrame:
         """Return the head, and the arrays in their own memory."""
         parts: list[wire.Buffer] = [self._head]
         for array in arrays:
-            parts.append(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+            parts.append(bytes_of(array))
             if array.nbytes % wire.ALIGNMENT:
                 parts.append(bytes(-array.nbytes % wire.ALIGNMENT))
         return parts

@@ -115,8 +115,8 @@ class Readings:
         return {
             "p99_ms": None if answered is None else answered.latency.quantile(0.99),
             "error_share": None if asked is None else asked.failed / max(asked.requests, 1),
-            "temp_c": _number(host.get("temp_c")),
-            "throttled": _number(host.get("throttled")),
+            "temp_c": _scaled(host.get("temp_c")),
+            "throttled": _scaled(host.get("throttled")),
             "worker_mb": _scaled(host.get("rss_bytes"), 1e-6),
             "silent_s": self._silent_s,
         }
@@ -147,9 +147,5 @@ class _Stretch:
         return ended
 
 
-def _number(value: Any) -> float | None:
-    return None if value is None else float(value)
-
-
-def _scaled(value: Any, factor: float) -> float | None:
+def _scaled(value: Any, factor: float = 1.0) -> float | None:
     return None if value is None else float(value) * factor

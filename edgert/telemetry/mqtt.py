@@ -229,11 +229,13 @@ class Connection:
         """Disconnect in order, so that the broker drops the will. Does nothing where not connected."""
         if self._client is not None:
             self._client.disconnect()
-            self._drop()
+            self.abandon()
 
     def abandon(self) -> None:
         """Close the socket without a DISCONNECT: the broker publishes the will."""
-        self._drop()
+        client, self._client = self._client, None
+        if client is not None and (socket := client.socket()) is not None:
+            socket.close()
 
     def _wait(self, client: paho.Client, timeout_s: float, also: Sequence[int]) -> None:
         socket = client.socket()
@@ -340,11 +342,6 @@ class Connection:
                 f"the broker {address} refused the login {who}: {reason}; check the user name and the password file"
             )
         return BrokerRefused(f"the broker {address} refused the connection: {reason}")
-
-    def _drop(self) -> None:
-        client, self._client = self._client, None
-        if client is not None and (socket := client.socket()) is not None:
-            socket.close()
 
 
 def _tls_advice(address: str, error: ssl.SSLError) -> str:

@@ -174,14 +174,7 @@ class Reporter:
 
 
 def append_event(
-    spool: Spool,
-    topics: Topics,
-    name: str,
-    *,
-    boot: str,
-    ts_ms: int,
-    model: str | None = None,
-    **fields: Scalar | None,
+    spool: Spool, topics: Topics, name: str, *, boot: str, ts_ms: int, model: str | None = None, **fields: Scalar | None
 ) -> int:
     """Spool an `event` message called `name`, about `model` if it concerns one. Raises StorageFailed."""
     values = {"event": name, "model": model, "clock_synced": host.clock_synced(), **fields}

@@ -114,13 +114,13 @@ def test_samples_that_are_no_signal_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CalibrationInvalid, match=r"holds neither .npy nor \.wav files"):
         load(tmp_path, SOUND, 5, 7)
     (tmp_path / "a.wav").write_bytes(b"RIFF")
-    with pytest.raises(CalibrationInvalid, match=r"a\.wav: this is no WAV file"):
+    with pytest.raises(CalibrationInvalid, match=r"a\.wav: this is not a WAV file"):
         load(tmp_path, SOUND, 5, 7)
     (tmp_path / "a.csv").write_text("1,2,3\n4,5,6\n")
     with pytest.raises(CalibrationInvalid, match="has 3 columns, and the rule has 2 channels"):
         load(tmp_path, SERIES, 2, 2)
     (tmp_path / "a.csv").write_text("1,2\n3\n")
-    with pytest.raises(CalibrationInvalid, match="no table of numbers"):
+    with pytest.raises(CalibrationInvalid, match="not a table of numbers"):
         load(tmp_path, SERIES, 2, 2)
     np.savez(tmp_path / "features.npz", x=np.zeros((9, 2, 2), np.float32))
     with pytest.raises(CalibrationInvalid, match=r"shape \[9, 2, 2\]; the model takes \[samples, 16, 2\]"):
