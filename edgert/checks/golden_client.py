@@ -1,5 +1,7 @@
-"""Golden samples sent through the daemon's own socket, one at a time and never cached, as an app would send
-them. They are probes: telemetry counts them apart from the requests of apps."""
+"""Golden samples through the daemon's own socket, as an app would send them, one at a time and never cached.
+
+They are probes: telemetry counts them apart from the requests of apps.
+"""
 
 from __future__ import annotations
 

@@ -30,8 +30,7 @@ def follow(context: click.Context, soon: bool, as_json: bool) -> None:
       edgertd follow && edgertd status
       edgertd follow --soon
     """
-    from edgert.follow.events import reporter
-    from edgert.follow.follower import ChannelFollower, check_follows, open_registry
+    from edgert.follow.follower import ChannelFollower, check_follows, open_registry, reporter
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # releases the claim
     state: StateDir = context.obj

@@ -107,9 +107,9 @@ class Client(BaseClient):
                 self._give_back(idle, connection)
 
     def session(self, model: str) -> Session:
-        """Begin a session of `model`: the daemon keeps, from one of its requests to the next, the model's state and
-        the values that the next window needs (docs/streams.md). Close it, or use it in a `with` block.
+        """Begin a session of `model`, whose requests continue each other. Close it, or use it in a `with` block.
 
+        From one of them to the next the daemon keeps the model's state, and the values that the next window needs.
         Raises Overloaded (too many sessions), RequestError (the model keeps nothing), Unavailable, DeadlineExceeded.
         """
         deadline = time.monotonic() + self.timeout_s

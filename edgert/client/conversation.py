@@ -195,7 +195,7 @@ def session_lost(cause: Retry | WorkerLost) -> SessionLost:
 
 def session_late() -> SessionLost:
     """Return the error of a session that its client ended."""
-    return SessionLost("the session is closed, or a request of it got no answer in time: begin a new one")
+    return SessionLost("the session is closed, or one of its requests got no answer in time: begin a new one")
 
 
 def timeout_us(timeout_s: float) -> int:

@@ -19,7 +19,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from edgert.bundle.channel import Entry, Follower, Statement, check_next, read_statement
 from edgert.bundle.expiry import expiry_time, time_text
 from edgert.bundle.signing import PublicKey
-from edgert.checks.channel_status import STALE, ChannelStatus, WantedRelease, read_channel_status, write_channel_status
+from edgert.checks.channel_status import (
+    STALE,
+    ChannelEvent,
+    ChannelStatus,
+    WantedRelease,
+    read_channel_status,
+    write_channel_status,
+)
 from edgert.config import LOGIN_CREDENTIAL, DeviceConfig, StateDir, credential
 from edgert.durable import locked, make_private, storing
 from edgert.environment import RUNTIME, trial_of
@@ -47,6 +54,7 @@ from edgert.registry.address import parse_repository
 from edgert.registry.artifacts import read_channel
 from edgert.registry.client import Registry
 from edgert.registry.login import read_credentials
+from edgert.typed_json import to_json
 from edgert.versions.latest_time import LatestTime
 from edgert.versions.slot_store import SlotStore
 from edgert.versions.slots import SlotState
@@ -350,6 +358,18 @@ class ChannelFollower:
 
 def _expired(statement: Statement) -> str:
     return f"channel {statement.channel} expired at {statement.expires}, and the registry has no newer one"
+
+
+def reporter(state: StateDir) -> Report:
+    """Return a `Report` that asks the daemon to put events into the spool. Without a daemon they are lost."""
+
+    def report(event: str, model: str | None, fields: dict[str, Any]) -> None:
+        try:
+            ask(state.control_socket, {"op": "event", **to_json(ChannelEvent(event, model, **fields))})
+        except EdgeRTError as error:
+            log(f"telemetry: not recorded: {error.message}")
+
+    return report
 
 
 def check_follows(config: DeviceConfig) -> None:

@@ -37,9 +37,11 @@ class Tried:
 
 @dataclass(frozen=True)
 class Record:
-    """`counters` has the highest counter of each channel, the newest channel last. `manifest` is the digest of the OCI
-    manifest of the kept statement, which came from `source`. `runtime` is the highest release of the runtime that was in
-    use."""
+    """The counters that were seen, by channel, the newest channel last, and the releases that were `tried`, by model.
+
+    `manifest` is the digest of the OCI manifest of the kept statement, which came from `source`. `runtime` is the highest
+    release of the runtime that was in use.
+    """
 
     counters: dict[str, int] = field(default_factory=dict)
     source: str = ""

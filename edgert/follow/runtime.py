@@ -288,7 +288,7 @@ def _run(argv: Sequence[str], timeout_s: float) -> Result:
             argv, capture_output=True, text=True, errors="replace", timeout=timeout_s, stdin=subprocess.DEVNULL
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise DeviceError(f"`{shlex.join(argv)[:200]}` did not end well: {error}") from error
+        raise DeviceError(f"`{shlex.join(argv)[:200]}` failed: {error}") from error
     return Result(tuple(argv), done.returncode, done.stdout, done.stderr)
 
 

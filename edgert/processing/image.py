@@ -173,9 +173,7 @@ def _translated() -> Iterator[None]:
     except RequestError:
         raise
     except sdk().DecompressionBombError as error:
-        raise RequestError(
-            f"the image has more pixels than are decoded, at most {STORED_PIXELS_MAX}: make it smaller"
-        ) from error
+        raise RequestError(f"the image has more than {STORED_PIXELS_MAX} pixels: make it smaller") from error
     except Exception as error:  # decoders' errors share no base class: OSError, SyntaxError, ValueError, struct.error
         raise RequestError(
             f"the image cannot be decoded: {str(error)[:200] or type(error).__name__}; send a whole JPEG or PNG file"

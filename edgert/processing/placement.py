@@ -22,8 +22,10 @@ class Placement(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """How to make the model's image: scale the part `box` of the source (left, top, right, bottom) to `width` x `height`
-    and put it at (`left`, `top`). `full` is the size of the whole source at that scale."""
+    """How to make the model's image: scale `box` of the source to `width` x `height`, and put it at (`left`, `top`).
+
+    `box` is left, top, right, bottom. `full` is the size of the whole source at that scale.
+    """
 
     box: tuple[float, float, float, float]
     width: int

@@ -28,7 +28,7 @@ def resample(samples: NDArray[np.float32], rate_hz: int, wanted_hz: int) -> NDAr
     if up == down:
         return samples
     if max(up, down) > FACTOR_MAX:
-        raise RequestError(f"sound of {rate_hz} Hz cannot be brought to {wanted_hz} Hz: resample it to {wanted_hz} Hz")
+        raise RequestError(f"sound of {rate_hz} Hz cannot be resampled here: send it with {wanted_hz} Hz")
     phases, before = _filter(up, down)
     taps = phases.shape[1]
     padded = np.concatenate((np.zeros(taps - 1, np.float32), samples, np.zeros(taps + before // up + 1, np.float32)))

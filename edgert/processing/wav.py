@@ -36,7 +36,7 @@ def read_wav(data: bytes | memoryview) -> tuple[NDArray[np.float32], int]:
                 raise RequestError("the WAV file has its data before its format; write it again")
             if at + size > len(view):
                 raise RequestError(
-                    f"the WAV file promises {size} bytes of samples and has {len(view) - at}: send it whole"
+                    f"the WAV file states {size} bytes of samples and has {len(view) - at}: send it whole"
                 )
             return _samples(view[at : at + size], *form)
         at += size + size % 2

@@ -146,7 +146,9 @@ class Registry:
             self._expect(response, what, 202)
             location = response.headers.get("Location")
         if location is None:
-            raise RegistryError(f"{self.repository} names no place for {what}")
+            raise RegistryError(
+                f"{self.repository} gives no upload address for {what}: check that the address is a registry's"
+            )
         url = checked_location(self.repository.url, location)
         url += f"{'&' if urlsplit(url).query else '?'}digest={blob.digest}"
         headers = {"Content-Type": "application/octet-stream", "Content-Length": str(blob.size_bytes)}
@@ -249,7 +251,7 @@ class Registry:
             raise RegistryLoginRefused(self._login.refused())
         if status in (404, 405):
             raise NotInRegistry(
-                f"{self.repository} has no {what}" if status == 404 else f"{self.repository} takes no {what}"
+                f"{self.repository} has no {what}" if status == 404 else f"{self.repository} does not accept {what}"
             )
         if status in _OVERLOADED:
             raise RegistryUnreachable(

@@ -259,8 +259,8 @@ class Forwarder:
         self._clearing.discard(number)
         if refused_because is not None and clears:
             self._log(
-                f"telemetry: the broker {self._address} keeps what it retains of this device's former site "
-                f"({refused_because}): `edgert fleet forget` clears it"
+                f"telemetry: the broker {self._address} does not clear the retained messages of this device's former site "
+                f"({refused_because}): clear them with edgert fleet forget"
             )
         if refused_because is None or clears:
             if message_id is not None:  # status, info, sys and retained topics are not in the spool

@@ -12,8 +12,7 @@ import pytest
 from edgert.checks.channel_status import ChannelStatus, WantedRelease, read_channel_status
 from edgert.cli import main
 from edgert.config import read_config
-from edgert.follow.events import reporter
-from edgert.follow.follower import ChannelFollower, open_registry
+from edgert.follow.follower import ChannelFollower, open_registry, reporter
 from edgert.protocol.control import ask
 from edgert.telemetry.spool import Spool
 from edgert.versions.latest_time import LatestTime

@@ -32,5 +32,5 @@ def test_the_same_rate_changes_nothing() -> None:
 
 
 def test_rates_without_a_simple_ratio_are_refused() -> None:
-    with pytest.raises(RequestError, match="resample it to 16000 Hz"):
+    with pytest.raises(RequestError, match="send it with 16000 Hz"):
         resample(np.ones(5, np.float32), 44101, 16000)

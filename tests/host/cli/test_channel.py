@@ -119,6 +119,9 @@ def test_a_release_is_halted_where_too_many_devices_went_back(
     assert entries(edgert("channel", "show", "canary")[1]) == [(2, 1.0, True)]
 
 
+AT_TLS = ("--registry", "oci://localhost:1/models")  # no certificate is read for one without TLS
+
+
 def test_the_progress_is_for_people(
     project: SigningKey, edgert: Edgert, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -140,8 +143,8 @@ def test_the_progress_is_for_people(
         (("channel", "show", "nothing"), 6, "has no channel nothing: check both names"),
         (("channel", "halt", "nothing"), 6, "has no channel nothing: check both names"),
         (("promote", "digits", "--from", "nothing", "--to", "stable"), 6, "has no channel nothing: check both names"),
-        (("channel", "show", "stable", "--registry", "oci://localhost:1/models"), 6, "connection refused"),
-        (("channel", "show", "stable", "--ca", "missing.pem"), 4, "cannot read the certificates"),
+        (("channel", "show", "stable", *AT_TLS), 6, "connection refused"),
+        (("channel", "show", "stable", *AT_TLS, "--ca", "missing.pem"), 4, "cannot read the certificates"),
         (("channel", "show", "stable", "--login", "missing.json"), 4, "cannot read the login file"),
     ],
 )
