@@ -16,8 +16,8 @@ from pathlib import Path
 from edgert.bundle.channel import Statement, read_statement, sign_statement
 from edgert.bundle.expiry import expiry_time, time_text
 from edgert.bundle.signing import PublicKey, SigningKey
-from edgert.durable import replace_file
-from edgert.errors import ChannelTooOld, ConfigInvalid, EdgeRTError, NotInRegistry, SignatureInvalid, StorageFailed
+from edgert.durable import replace_file, storing
+from edgert.errors import ChannelTooOld, ConfigInvalid, EdgeRTError, NotInRegistry, SignatureInvalid
 from edgert.registry.address import Repository
 from edgert.registry.artifacts import EMPTY, channel_manifest, channel_tag, read_channel
 from edgert.registry.client import Registry
@@ -56,12 +56,10 @@ class Seen:
         """Raises StorageFailed."""
         found = self._read()
         if found.get(f"{repository} {channel}", 0) < counter:
-            try:
+            with storing(f"cannot write {self._path}"):
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 text = json.dumps(found | {f"{repository} {channel}": counter}, indent=1, sort_keys=True)
                 replace_file(self._path, text.encode(), shared=True)
-            except OSError as error:
-                raise StorageFailed(f"cannot write {self._path}: {error.strerror}") from error
 
     def _read(self) -> dict[str, int]:
         try:
