@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from edgert.durable import LOCK_S_MAX, is_locked, locked, make_private, replace_file, replacing
+from edgert.durable import LOCK_S_MAX, is_locked, locked, make_private, replace_file, replacing, store_file, storing
+from edgert.errors import SlotsBusy, StorageFailed
 
 
 def test_an_error_leaves_what_was_there_and_nothing_beside_it(tmp_path: Path) -> None:
@@ -25,6 +26,25 @@ def test_an_error_leaves_what_was_there_and_nothing_beside_it(tmp_path: Path) ->
         fails()
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_fault_of_the_disk_is_one_error_and_a_held_lock_another(tmp_path: Path) -> None:
+    path = tmp_path / "missing" / "state.json"
+    with pytest.raises(StorageFailed, match=rf"^cannot write {path}: No such file or directory$"):
+        store_file(path, b"new")
+    with (
+        pytest.raises(StorageFailed, match=r"^cannot write it: full; free some space$"),
+        storing("cannot write it", "free some space"),
+    ):
+        raise OSError("full")
+    with locked(tmp_path / "lock"):
+        with pytest.raises(SlotsBusy, match="wait"), storing("cannot use it", busy=SlotsBusy("wait")):
+            locked(tmp_path / "lock", 0.0)
+        with (
+            pytest.raises(StorageFailed, match="cannot use it: another process has locked it"),
+            storing("cannot use it"),
+        ):
+            locked(tmp_path / "lock", 0.0)
 
 
 def test_what_a_power_cut_left_beside_it_is_taken_by_the_next(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +21,8 @@ from edgert.typed_json import (
     Mistyped,
     UnknownKey,
     from_json,
+    json_bytes,
+    read_json,
     to_json,
 )
 
@@ -65,6 +68,16 @@ class Rack:
 
 BIKE = Bike("b", 1.5, Colour.RED, (Wheel(32), Wheel(36)), {1: (2, 0.5)}, None, Bell(True))
 VALUE: dict[str, Any] = to_json(BIKE)
+
+
+def test_a_file_that_is_missing_or_damaged_has_no_value(tmp_path: Path) -> None:
+    path = tmp_path / "wheel.json"
+    assert read_json(Wheel, path) is None
+    path.write_bytes(json_bytes(Wheel(3)))
+    assert read_json(Wheel, path) == Wheel(3)
+    for damaged in ("", "{", "[]", '{"spokes": "3"}', '{"spokes": -1}', "[" * 100_000, "\xff"):
+        path.write_bytes(damaged.encode("latin-1"))
+        assert read_json(Wheel, path) is None
 
 
 def test_it_survives_the_way_through_json() -> None:
