@@ -30,7 +30,7 @@ def test_no_file_is_no_login() -> None:
 
 @pytest.mark.parametrize("value", [[], {"auths": []}, {"auths": {HOST: "x"}}, {"auths": {HOST: {"auth": "?"}}}])
 def test_a_file_of_another_form_is_an_error(tmp_path: Path, value: object) -> None:
-    with pytest.raises(ConfigInvalid, match="no login file"):
+    with pytest.raises(ConfigInvalid, match="not a login file"):
         read_credentials(write(tmp_path, value), HOST)
 
 
