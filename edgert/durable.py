@@ -28,7 +28,7 @@ PRIVATE_FOLDER = 0o700
 
 @contextmanager
 def storing(what: str, advice: str = "", busy: EdgeRTError | None = None) -> Iterator[None]:
-    """Turn an OSError of the block into a StorageFailed: `what` (such as "cannot write PATH"), the reason, the `advice`.
+    """Turn an OSError of the block into a StorageFailed that says `what` failed ("cannot write X"), why, and the `advice`.
 
     `busy` is raised instead where another process holds a lock.
     """

@@ -37,7 +37,7 @@ class UnknownKey(Mistyped):
 
 
 class Closed:
-    """A dataclass whose keys are all known: it is what somebody wrote, or a key that is ignored would change a result."""
+    """A dataclass whose keys are all known: a person wrote it, or an ignored key would change a result."""
 
 
 def to_json(value: Any) -> Any:

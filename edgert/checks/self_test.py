@@ -1,4 +1,4 @@
-"""The self-test: can this runtime serve what the device serves? Each live model is loaded here and asked golden samples.
+"""The self-test of a runtime: each live model is loaded here and asked its golden samples.
 
 It needs no daemon and disturbs none: a new runtime is tried in this way beside the one that serves.
 """

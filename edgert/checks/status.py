@@ -50,7 +50,7 @@ class LoadedStatus:
 
 @dataclass(frozen=True)
 class CacheStatus:
-    """The prediction cache. `worth` is how many times what look-ups took the hits saved; None before it is known."""
+    """The prediction cache. `worth` is the time that hits saved over the time that look-ups took; None before it is known."""
 
     on: bool
     why: str

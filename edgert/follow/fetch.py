@@ -87,7 +87,7 @@ class ReleaseFetcher:
             )
 
     def _remove_but(self, model: str, wanted: set[Path]) -> None:
-        """Remove what was fetched for a model, but what is wanted. A file that cannot be removed stays until the next round."""
+        """Remove the fetched files of a model that are not wanted. A file that cannot be removed stays until the next round."""
         for path in (self._delivery(model), *self._state.incoming.glob(fetched_path(self._state, model, "*").name)):
             if path not in wanted:
                 with contextlib.suppress(OSError):

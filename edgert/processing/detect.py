@@ -89,7 +89,7 @@ def candidates(
 
 
 def suppress(boxes: NDArray[np.float32], classes: NDArray[np.int64], iou_threshold: float, most: int) -> NDArray[Any]:
-    """Return indices of the boxes (corners, best first) that no better one of their class covers; at most `most`."""
+    """Return the indices of at most `most` boxes (corners, best first) that no better box of their class covers."""
     corners = boxes.astype(np.float64)
     if len(boxes) > TOGETHER_MAX:
         return _suppress_in_turn(corners, classes, iou_threshold, most)
