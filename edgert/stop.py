@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import stat
 import sys
 import threading
+import time
 
 STOP_S_MAX = 1.8
-_STOP_SIGNALS = {signal.SIGTERM, signal.SIGINT}
 
 
 class Stop:
@@ -32,34 +33,27 @@ class Stop:
 
 
 def stop_with_supervisor_or_signal(stop_s_max: float = STOP_S_MAX) -> Stop:
-    """Return a `Stop` that is set by a stop signal, or when standard input ends: the supervisor holds its other end.
+    """Return a `Stop` that is set by SIGTERM, by SIGINT, or when standard input ends: the supervisor holds its other end.
 
-    The waiting is done by threads, as a name look-up may block the main thread for many seconds without running a
-    signal handler. The process ends `stop_s_max` later in any case.
+    A thread waits for them, as a name look-up may keep the main thread from running a signal handler for many seconds;
+    the kernel's handler itself writes into the pipe. The process ends `stop_s_max` later in any case.
     """
-    stop = Stop()
-    signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
+    stop, stdin = Stop(), sys.stdin.fileno()
+    signals, wakeup = os.pipe()
+    os.set_blocking(wakeup, False)
+    signal.set_wakeup_fd(wakeup)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+    # A terminal or a file is not the supervisor's: then somebody else started the process.
+    watched = [signals, stdin] if stat.S_ISFIFO(os.fstat(stdin).st_mode) else [signals]
 
-    def end() -> None:
+    def wait() -> None:
+        while signals not in (ready := select.select(watched, [], [])[0]):
+            if stdin in ready and not os.read(stdin, 4096):
+                break
         stop.set()
-        # An abrupt end loses nothing: the spool holds every report that was not acknowledged.
-        limit = threading.Timer(stop_s_max, os._exit, (0,))
-        limit.daemon = True
-        limit.start()
+        time.sleep(stop_s_max)
+        os._exit(0)  # an abrupt end loses nothing: the spool holds every report that was not acknowledged
 
-    def wait_for_signal() -> None:
-        signal.sigwait(_STOP_SIGNALS)
-        end()
-
-    def wait_for_supervisor() -> None:
-        while os.read(stdin, 4096):
-            pass
-        end()
-
-    stdin = sys.stdin.fileno()
-    waits = [wait_for_signal]
-    if stat.S_ISFIFO(os.fstat(stdin).st_mode):  # else somebody else started the process
-        waits.append(wait_for_supervisor)
-    for wait in waits:
-        threading.Thread(target=wait, name=wait.__name__, daemon=True).start()
+    threading.Thread(target=wait, name="stop", daemon=True).start()
     return stop

@@ -11,8 +11,10 @@ import pytest
 from edgert.stop import Stop
 from tests.support.devices import WAIT_S_MAX
 
+# The threads of a vendor's library, as NumPy's, were there before and block no signal.
 _WAITS = """
-import select
+import select, threading, time
+threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
 from edgert.stop import stop_with_supervisor_or_signal
 stop = stop_with_supervisor_or_signal()
 print("ready", flush=True)
