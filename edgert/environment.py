@@ -276,13 +276,9 @@ def _pip_install(run: Run, new: Environment) -> None:
     pip = [f"{wheels}/{itself}/pip"] if itself else ["-m", "pip"]
     command = shlex.join([f"{new.folder}/bin/python", *pip, *_PIP, "install", *_INSTALL])
     script = f'mkdir -p "$2" && printf %s "$1" >"$2/requirements.txt" && {command} --find-links "$2" -r "$2/requirements.txt"'
-    _must(run, new, ["sh", "-c", script, "sh", _requirements(new.pins, changed), wheels], INSTALL_S_MAX)
+    pinned = [f"{package_of(name)}=={name.split('-')[1]} --hash=sha256:{new.pins[name]}\n" for name in sorted(changed)]
+    _must(run, new, ["sh", "-c", script, "sh", "".join(pinned), wheels], INSTALL_S_MAX)
     run([f"{new.folder}/bin/python", "-I", "-c", _COMPILE], VENV_S_MAX)  # without byte code it works, but starts slowly
-
-
-def _requirements(pins: Mapping[str, str], names: Iterable[str]) -> str:
-    """Return pip's requirements for these wheels, each pinned by version and hash."""
-    return "".join(f"{package_of(name)}=={name.split('-')[1]} --hash=sha256:{pins[name]}\n" for name in sorted(names))
 
 
 def _try_engines(run: Run, new: Environment) -> tuple[tuple[str, ...], dict[str, str]]:

@@ -6,7 +6,6 @@ the answer back.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from edgert.errors import BundleError, RequestError
@@ -93,13 +92,9 @@ def check_buckets(buckets: Buckets, inputs: tuple[TensorSpec, ...], outputs: tup
         raise BundleError(f"bucket {sizes[-1]}: a bucket has at most {LENGTH_MAX} elements")
     for kind, specs, places in (("input", inputs, buckets.inputs), ("output", outputs, buckets.outputs)):
         stated = sorted((one.name, one.axis) for one in places)
-        if stated != sorted(_open_axes(specs)):
+        if stated != sorted((s.name, axis) for s in specs for axis, n in enumerate(s.shape) if n == -1 and axis):
             raise BundleError(f"the buckets of {buckets.axis!r} do not name the open axis of every {kind}")
     if any(cut.divisor < 1 for cut in buckets.outputs):
         raise BundleError("an output's divisor is at least 1")
     if any(not 1 <= length <= sizes[-1] for length in buckets.golden_lengths):
         raise BundleError("a golden sample is longer than the largest bucket")
-
-
-def _open_axes(specs: Iterable[TensorSpec]) -> list[tuple[str, int]]:
-    return [(spec.name, axis) for spec in specs for axis, n in enumerate(spec.shape) if n == -1 and axis]

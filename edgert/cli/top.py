@@ -168,7 +168,8 @@ def columns_within(width: int) -> list[tuple[str, int]]:
 
 
 def _row(cells: dict[str, str], columns: Sequence[tuple[str, int]]) -> str:
-    return " ".join(_cell(cells[name], size, name in LEFT) for name, size in columns).rstrip()
+    cut = ((cells[name][:size].ljust(size) if name in LEFT else cells[name].rjust(size)) for name, size in columns)
+    return " ".join(cut).rstrip()
 
 
 def _details(model: ModelView) -> list[str]:
@@ -197,10 +198,11 @@ def _details(model: ModelView) -> list[str]:
         f"{cache.bytes / 1e6:.1f} of {cache.max_bytes / 1e6:.0f} MB"
     )
     if near := figures.near:
+        agreement = "none" if near.agreement is None else f"{near.agreement:.1%}"
         lines.append(
             f"near     {'on' if near.on else 'off'}: {near.why}; hit rate {near.hit_rate:.1%}, distance "
             f"mean {near.distance_mean:.4f} max {near.distance_max:.4f} of {near.distance:g}, "
-            f"agreement {_share(near.agreement)} of {near.sampled}"
+            f"agreement {agreement} of {near.sampled}"
         )
     if shadow := figures.shadow:
         state = "ALARM" if shadow.alarm else "on" if shadow.on else "off"
@@ -210,11 +212,3 @@ def _details(model: ModelView) -> list[str]:
             + (f"; {shadow.fault}" if shadow.fault else "")
         )
     return lines
-
-
-def _share(value: float | None) -> str:
-    return "none" if value is None else f"{value:.1%}"
-
-
-def _cell(text: str, size: int, left: bool) -> str:
-    return text[:size].ljust(size) if left else text.rjust(size)

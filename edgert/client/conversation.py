@@ -121,7 +121,9 @@ class Conversation:
         if frame.kind == wire.ERROR and frame.request_id == self._request_id:
             self.over = interface is None
             error = wire.error_of(frame)
-            return _retried(error) if self.over else error
+            if self.over and isinstance(error, Unavailable) and error.retry_after_s is not None:
+                return Retry(error)  # the hello goes on: the daemon says when
+            return error
         self.over = True
         if frame.kind == wire.ERROR and frame.request_id == 0:  # it concerns the connection; no engine saw the request
             error = wire.error_of(frame)
@@ -205,11 +207,6 @@ def timeout_us(timeout_s: float) -> int:
 
 def _restarting() -> Retry:
     return Retry(Unavailable("the daemon is restarting this model", retry_after_s=RETRY_PAUSE_S))
-
-
-def _retried(error: EdgeRTError) -> EdgeRTError | Retry:
-    """Return how a refused hello goes on: once more, if the daemon says when."""
-    return Retry(error) if isinstance(error, Unavailable) and error.retry_after_s is not None else error
 
 
 def _response(interface: ModelInterface, frame: wire.Frame, outputs: Outputs) -> InferResponse:

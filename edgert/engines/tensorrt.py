@@ -82,7 +82,9 @@ class TensorRTSession:
         if self._context is None:
             raise EngineFailed(f"TensorRT cannot make a context for {artifact.path.name}: {log.reason()}")
         for spec in (*self.inputs, *self.outputs):
-            _check_datatype(tensorrt, engine, spec)
+            found = np.dtype(tensorrt.nptype(engine.get_tensor_dtype(spec.name)))
+            if found != spec.dtype:
+                raise EngineFailed(f"TensorRT has {spec.name!r} as {found}, the model's contract has {spec.dtype}")
         self._addresses = {spec.name: self._allocate(spec) for spec in (*self.inputs, *self.outputs)}
         self._shaped_for = (0, 0)
 
@@ -194,7 +196,9 @@ def _plan(tensorrt: Any, cuda: Cuda, artifact: LocalArtifact, options: EngineOpt
     plan = build_plan(tensorrt, model, artifact.inputs, batch_max, progress, timings.attach, artifact.buckets)
     timings.keep()
     _write(kept, plan)
-    _remove_others(kept, artifact.sha256)
+    for path in kept.parent.glob(f"{artifact.sha256}-trt*.plan"):
+        if path.name != kept.name:  # for another TensorRT or GPU: nothing will load it
+            path.unlink(missing_ok=True)
     progress(f"TensorRT {version}: the plan is built ({len(plan)} bytes)")
     return plan
 
@@ -215,12 +219,6 @@ def _kept(tensorrt: Any, cuda: Cuda, artifact: LocalArtifact, options: EngineOpt
     sizes = () if artifact.buckets is None else artifact.buckets.sizes
     name = plan_name(artifact.sha256, str(tensorrt.__version__), cuda.compute_capability, max(options.buckets), sizes)
     return options.cache_dir / name
-
-
-def _check_datatype(tensorrt: Any, engine: Any, spec: TensorSpec) -> None:
-    found = np.dtype(tensorrt.nptype(engine.get_tensor_dtype(spec.name)))
-    if found != spec.dtype:
-        raise EngineFailed(f"TensorRT has {spec.name!r} as {found}, the model's contract has {spec.dtype}")
 
 
 class _Timings:
@@ -244,13 +242,6 @@ def _write(path: Path, data: bytes) -> None:
     with storing(f"cannot keep {path}", "free some space and try again"):
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, data, shared=True)
-
-
-def _remove_others(kept: Path, sha256: str) -> None:
-    """Remove plans of the same artifact for another TensorRT or GPU: nothing will load them."""
-    for path in kept.parent.glob(f"{sha256}-trt*.plan"):
-        if path.name != kept.name:
-            path.unlink(missing_ok=True)
 
 
 def _shape(spec: TensorSpec, count: int, buckets: Buckets | None, length: int) -> tuple[int, ...]:

@@ -49,7 +49,8 @@ class ReleaseFetcher:
         if manifest is None:
             data = self._registry.read(Blob(f"sha256:{entry.envelope}", ENVELOPE_BYTES_MAX), ENVELOPE_BYTES_MAX)
             manifest = _signed_manifest(data, entry, trusted)
-            _write_delivery(path, data)
+            with storing(f"cannot write {path}", "free some space"), replacing(path) as out:
+                write_delta(out, data, [])  # without parts: the files are in the slots, or are fetched
         _check_fits(manifest, self._config, slots, now_s)
         wanted = manifest.files_for(manifest.target_for(self._config.profile, self._config.machine))
         lacking = self._lacking(manifest.model, wanted)
@@ -138,9 +139,3 @@ def _sha256(path: Path) -> str:
     except OSError:
         return ""
     return digest.hexdigest()
-
-
-def _write_delivery(path: Path, envelope: bytes) -> None:
-    """Write a delta without parts: the files are in the slots, or were fetched."""
-    with storing(f"cannot write {path}", "free some space"), replacing(path) as out:
-        write_delta(out, envelope, [])

@@ -259,7 +259,8 @@ class RuntimeFollower:
             folder.mkdir(exist_ok=True)
             for wheel in _changed(target, base):
                 _link(self._fetched(wheel), folder / wheel.name)
-        about = {"edgert": _version(target), "extras": list(target.extras), "python": target.python}
+        version = next((wheel.name.split("-")[1] for wheel in target.wheels if wheel.name.startswith("edgert-")), "")
+        about = {"edgert": version, "extras": list(target.extras), "python": target.python}
         device, python = self._config.device, os.path.realpath(sys._base_executable)  # type: ignore[attr-defined]
         where = device, os.fspath(home), target.id, python
         make_environment(_run, Environment(*where, target.engines, target.pins, base, about=about))
@@ -305,10 +306,6 @@ def _changed(target: RuntimeTarget, base: Installed) -> list[Wheel]:
 
 def _complete(home: Path, runtime: str) -> bool:
     return (home / "venvs" / runtime / ".complete").exists() and (home / "venvs" / runtime / "bin/python").exists()
-
-
-def _version(target: RuntimeTarget) -> str:
-    return next((wheel.name.split("-")[1] for wheel in target.wheels if wheel.name.startswith("edgert-")), "")
 
 
 def _manager(daemon: int) -> str:

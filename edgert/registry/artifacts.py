@@ -115,15 +115,12 @@ def statement_blob(data: bytes) -> Blob:
         value = json.loads(data)
         (layer,) = value["layers"]
         blob = Blob(layer["digest"], layer["size"])
-        if value["artifactType"] == CHANNEL_TYPE and DIGEST.fullmatch(blob.digest) and _is_size(blob.size_bytes):
+        fits = type(blob.size_bytes) is int and 0 <= blob.size_bytes <= STATEMENT_BYTES_MAX
+        if value["artifactType"] == CHANNEL_TYPE and DIGEST.fullmatch(blob.digest) and fits:
             return blob
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise RegistryCorrupt(f"its manifest cannot be read: {type(error).__name__}") from error
     raise RegistryCorrupt("its manifest is not that of a channel: another program wrote this tag")
-
-
-def _is_size(value: object) -> bool:
-    return type(value) is int and 0 <= value <= STATEMENT_BYTES_MAX
 
 
 def _layer(blob: Blob, media_type: str, title: str) -> dict[str, Any]:

@@ -254,9 +254,10 @@ class Registry:
                 f"{self.repository} has no {what}" if status == 404 else f"{self.repository} does not accept {what}"
             )
         if status in _OVERLOADED:
+            wait = response.headers.get("Retry-After", "")
             raise RegistryUnreachable(
                 f"{self.repository} answers {status} for {what}: it is overloaded or broken; try again later",
-                retry_after_s=_seconds(response.headers.get("Retry-After", "")),
+                retry_after_s=min(float(wait), RETRY_AFTER_S_MAX) if wait.isdecimal() else None,
             )
         raise RegistryError(f"{self.repository} answers {status} for {what}: check that the address is a registry's")
 
@@ -290,7 +291,3 @@ def _hashed(file: BinaryIO, size_bytes: int) -> hashlib._Hash:
     while chunk := file.read(_CHUNK_BYTES):
         digest.update(chunk)
     return digest
-
-
-def _seconds(retry_after: str) -> float | None:
-    return min(float(retry_after), RETRY_AFTER_S_MAX) if retry_after.isdecimal() else None

@@ -26,6 +26,7 @@ FILE_BYTES_MAX = 1024**2
 TOKEN_BYTES_MAX = 64 * 1024
 HELPER_S_MAX = 60.0
 _PARAMETER = re.compile(r'(\w+)="([^"]*)"')
+_HERE = ("127.0.0.1", "::1", "localhost")
 _HELPER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -98,7 +99,8 @@ class Login:
 
     def answer(self, url: str, challenge: str) -> None:
         """Set `header` to what answers a challenge of `url`. Raises RegistryLoginRefused and RegistryError."""
-        if urlsplit(url).scheme != "https" and self._credentials is not None and not _is_here(url):
+        parts = urlsplit(url)
+        if parts.scheme != "https" and self._credentials is not None and parts.hostname not in _HERE:
             raise RegistryLoginRefused(
                 f"{self._host} wants a login, and the address is without TLS: use oci://, so that nobody reads it"
             )
@@ -150,7 +152,3 @@ def _read_token(data: bytes, realm: str) -> str:
     if not re.fullmatch(r"[!-~]{1,32768}", token):
         raise RegistryError(f"{realm[:200]} gives a token that no header can hold")
     return token
-
-
-def _is_here(url: str) -> bool:
-    return urlsplit(url).hostname in ("127.0.0.1", "::1", "localhost")

@@ -164,7 +164,8 @@ class Forwarder:
     def _forward_until(self, stop: Stop) -> None:
         while not stop.is_set():
             more = self._step()
-            self._connection.pump(1 / self._rate_per_s if more else self._idle_s(), (stop.fileno(),))
+            idle_s = max(0.0, min(LOOK_S, self._sys_due_at - self._clock()))
+            self._connection.pump(1 / self._rate_per_s if more else idle_s, (stop.fileno(),))
         gives_up_at = self._clock() + DRAIN_ON_STOP_S
         while self._clock() < gives_up_at and (self._step() or self._in_flight):
             self._connection.pump(0.02)
@@ -291,10 +292,6 @@ class Forwarder:
 
     def _payload(self, values: Mapping[str, object]) -> bytes:
         return messages.dump({**messages.envelope(ts_ms=int(self._wall_clock() * 1000), boot=self._boot), **values})
-
-    def _idle_s(self) -> float:
-        """Return how long nothing is due, unless the broker sends something."""
-        return max(0.0, min(LOOK_S, self._sys_due_at - self._clock()))
 
     def _note(self, state: str, text: str) -> None:
         """Log a change of the connection's state and keep it for `edgertd status`."""

@@ -120,7 +120,8 @@ class SlotStore:
         trial = self._trial(trial_s + (limits.trial_s if limits else 0.0))
         with self.locked():
             after = step(self.read(), Event.ACTIVATE, trial=trial, limits=limits)
-            self._allow_trial()
+            with storing(f"cannot write {self._may_try}"):
+                os.close(os.open(self._may_try, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, PRIVATE))
             return self.commit(after)
 
     def mark_good(self, *, force: bool = False) -> SlotState:
@@ -253,10 +254,6 @@ class SlotStore:
                 raise
             after = decide()  # the lock itself may need a block
             return None if after is None else self._commit_without_a_block(after, error)
-
-    def _allow_trial(self) -> None:
-        with storing(f"cannot write {self._may_try}"):
-            os.close(os.open(self._may_try, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, PRIVATE))
 
     def _commit_without_a_block(self, after: SlotState, error: StorageFailed) -> SlotState:
         """Make a roll-back last that could not be written because of `error`. Raises `error` if that fails, too."""
