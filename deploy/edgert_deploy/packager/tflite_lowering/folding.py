@@ -14,6 +14,7 @@ import onnx
 from onnx import helper, inliner, shape_inference
 
 from edgert.errors import BuildFailed, OperatorUnsupported
+from edgert_deploy.packager.sources.axes import open_batch_axes
 from edgert_deploy.packager.tflite_lowering.pool_shapes import infer_shapes
 
 ONNX_DOMAINS = ("", "ai.onnx")
@@ -24,11 +25,6 @@ IR_VERSION_MAX = 10
 ROUNDS_MAX = 20
 # Operators that are computed at the build, whether ONNX defines them as functions or not.
 FOLDED = frozenset({"Constant", "ConstantOfShape", "Range", "Shape", "Size"})
-
-
-def has_open_batch(model: onnx.ModelProto) -> bool:
-    first = [value.type.tensor_type.shape.dim[:1] for value in model.graph.input]
-    return any(dims and not dims[0].HasField("dim_value") for dims in first)
 
 
 def folded(model: onnx.ModelProto, batch: int, lowered: Collection[str]) -> onnx.ModelProto:
@@ -65,10 +61,8 @@ def _at_batch(model: onnx.ModelProto, batch: int) -> onnx.ModelProto:
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     copy.ir_version = min(copy.ir_version, IR_VERSION_MAX)
-    for value in copy.graph.input:
-        dims = value.type.tensor_type.shape.dim
-        if dims and not dims[0].HasField("dim_value"):
-            dims[0].dim_value = batch
+    for dim in open_batch_axes(copy):
+        dim.dim_value = batch
     for value in copy.graph.output:
         if value.type.HasField("tensor_type"):
             value.type.tensor_type.ClearField("shape")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -16,25 +17,30 @@ from edgert_deploy.packager.tflite_lowering.rewriting import CONSTANT_TOLERANCE,
 RSQRT = "Rsqrt"
 
 
+Changes = dict[str, Node | None]  # the node in place of the one that makes a value; None drops that one
+
+
 def fuse(graph: Graph, ops: Mapping[str, Op]) -> Graph:
-    """Return the graph after all rewrites, each a pure function of the graph."""
-    for rewrite in (soften_masks, _fuse_gelu, _fuse_hard_swish, _fuse_mish, _fuse_rsqrt):
-        graph = rewrite(graph)
-    return _fuse_activations(graph, ops)
+    """Return the graph after all rewrites, each a pure function of a node and what it is linked to."""
+    graph = soften_masks(graph)
+    for rewrite in (_gelu, _hard_swish, _mish, _rsqrt, partial(_activation, ops)):
+        links = Links(graph)
+        changes: Changes = {}
+        for node in graph.nodes:
+            changes |= rewrite(links, node)
+        graph = replaced(graph, changes)
+    return graph
 
 
-def _fuse_gelu(graph: Graph) -> Graph:
+def _gelu(links: Links, node: Node) -> Changes:
     """0.5 * x * (1 + erf(x / sqrt(2))) -> Gelu(x): TFLite has no Erf."""
-    links = Links(graph)
-    changes: dict[str, Node | None] = {}
-    for erf in (node for node in graph.nodes if node.op_type == "Erf"):
-        group = _gelu_group(links, erf)
-        if group is not None:
-            x, members = group
-            changes |= {member.outputs[0]: None for member in members}
-            last = members[-1]
-            changes[last.outputs[0]] = Node("Gelu", "", last.name, (x,), last.outputs)
-    return replaced(graph, changes)
+    group = _gelu_group(links, node) if node.op_type == "Erf" else None
+    if group is None:
+        return {}
+    x, members = group
+    last = members[-1]
+    changes: Changes = {member.outputs[0]: None for member in members}
+    return changes | {last.outputs[0]: Node("Gelu", "", last.name, (x,), last.outputs)}
 
 
 def _gelu_group(links: Links, erf: Node) -> tuple[str, list[Node]] | None:
@@ -74,58 +80,43 @@ def _scaled_by(links: Links, node: Node, factor: float) -> str | None:
     return None
 
 
-def _fuse_hard_swish(graph: Graph) -> Graph:
+def _hard_swish(links: Links, gate: Node) -> Changes:
     """x * HardSigmoid(x) -> HardSwish(x): ONNX Runtime writes HardSwish in that form."""
-    links = Links(graph)
-    changes: dict[str, Node | None] = {}
-    for gate in (node for node in graph.nodes if node.op_type == "HardSigmoid"):
-        product = links.only_user(gate)
-        slope, offset = gate.attributes.get("alpha", 0.2), gate.attributes.get("beta", 0.5)
-        is_swish = abs(slope - 1 / 6) <= CONSTANT_TOLERANCE / 6 and offset == 0.5
-        if is_swish and product is not None and product.op_type == "Mul" and gate.inputs[0] in product.inputs:
-            changes[gate.outputs[0]] = None
-            changes[product.outputs[0]] = Node("HardSwish", "", product.name, gate.inputs, product.outputs)
-    return replaced(graph, changes)
+    slope, offset = gate.attributes.get("alpha", 0.2), gate.attributes.get("beta", 0.5)
+    is_swish = gate.op_type == "HardSigmoid" and abs(slope - 1 / 6) <= CONSTANT_TOLERANCE / 6 and offset == 0.5
+    return _product(links, "HardSwish", gate, gate) if is_swish else {}
 
 
-def _fuse_mish(graph: Graph) -> Graph:
+def _mish(links: Links, smooth: Node) -> Changes:
     """x * Tanh(Softplus(x)) -> Mish(x), which has a more exact form (ops/activation.py)."""
-    links = Links(graph)
-    changes: dict[str, Node | None] = {}
-    for smooth in (node for node in graph.nodes if node.op_type == "Softplus"):
-        bent = links.only_user(smooth)
-        product = links.only_user(bent) if bent is not None and bent.op_type == "Tanh" else None
-        if bent is not None and product is not None and product.op_type == "Mul" and smooth.inputs[0] in product.inputs:
-            changes |= {smooth.outputs[0]: None, bent.outputs[0]: None}
-            changes[product.outputs[0]] = Node("Mish", "", product.name, smooth.inputs, product.outputs)
-    return replaced(graph, changes)
+    bent = links.only_user(smooth) if smooth.op_type == "Softplus" else None
+    return {} if bent is None or bent.op_type != "Tanh" else _product(links, "Mish", smooth, bent)
 
 
-def _fuse_rsqrt(graph: Graph) -> Graph:
+def _product(links: Links, op_type: str, first: Node, last: Node) -> Changes:
+    """Return a node `op_type` in place of x * last(first(x)), where there is that product."""
+    product = links.only_user(last)
+    if product is None or product.op_type != "Mul" or first.inputs[0] not in product.inputs:
+        return {}
+    made = Node(op_type, "", product.name, first.inputs, product.outputs)
+    return {first.outputs[0]: None, last.outputs[0]: None, product.outputs[0]: made}
+
+
+def _rsqrt(links: Links, root: Node) -> Changes:
     """a / sqrt(b) -> a * rsqrt(b): TFLite's DIV has no INT8 kernel."""
-    links = Links(graph)
-    changes: dict[str, Node | None] = {}
-    for root in (node for node in graph.nodes if node.op_type == "Sqrt"):
-        division = links.only_user(root)
-        if division is not None and division.op_type == "Div" and division.inputs[1] == root.outputs[0]:
-            changes[root.outputs[0]] = replace(root, op_type=RSQRT)
-            changes[division.outputs[0]] = replace(division, op_type="Mul")
-    return replaced(graph, changes)
+    division = links.only_user(root) if root.op_type == "Sqrt" else None
+    if division is None or division.op_type != "Div" or division.inputs[1] != root.outputs[0]:
+        return {}
+    return {root.outputs[0]: replace(root, op_type=RSQRT), division.outputs[0]: replace(division, op_type="Mul")}
 
 
-def _fuse_activations(graph: Graph, ops: Mapping[str, Op]) -> Graph:
+def _activation(ops: Mapping[str, Op], links: Links, node: Node) -> Changes:
     """Fuse Relu and its kin into the node before them, which then makes the activation's result."""
-    links = Links(graph)
-    changes: dict[str, Node | None] = {}
-    for node in graph.nodes:
-        user = links.only_user(node)
-        if user is None or not _clamps_itself(graph, ops, node):
-            continue
-        activation = clamp_name(user, links.scalar)
-        if activation != "NONE":
-            changes[node.outputs[0]] = replace(node, outputs=user.outputs, activation=activation)
-            changes[user.outputs[0]] = None
-    return replaced(graph, changes)
+    user = links.only_user(node)
+    activation = "NONE" if user is None else clamp_name(user, links.scalar)
+    if user is None or activation == "NONE" or not _clamps_itself(links.graph, ops, node):
+        return {}
+    return {node.outputs[0]: replace(node, outputs=user.outputs, activation=activation), user.outputs[0]: None}
 
 
 def _clamps_itself(graph: Graph, ops: Mapping[str, Op], node: Node) -> bool:

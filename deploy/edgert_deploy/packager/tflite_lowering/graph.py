@@ -15,7 +15,8 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from edgert_deploy.packager.tflite_lowering.folding import ONNX_DOMAINS, folded, has_open_batch, static_shapes
+from edgert_deploy.packager.sources.axes import open_batch_axes
+from edgert_deploy.packager.tflite_lowering.folding import ONNX_DOMAINS, folded, static_shapes
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,7 @@ def read_graph(model: onnx.ModelProto, lowered: Collection[str]) -> Graph:
     Raises OperatorUnsupported or BuildFailed.
     """
     one = folded(model, 1, lowered)
-    two = folded(model, 2, lowered) if has_open_batch(model) else one
+    two = folded(model, 2, lowered) if any(open_batch_axes(model)) else one
     constants, other = _constants(one), _constants(two)
     shapes_one, shapes_two = static_shapes(one), static_shapes(two)
     pairs = {name: (dims, shapes_two.get(name, dims)) for name, dims in shapes_one.items()}

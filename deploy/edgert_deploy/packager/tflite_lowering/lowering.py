@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from edgert_deploy.packager.tflite_lowering.graph import BatchShape, Graph, Node
 from edgert_deploy.packager.tflite_lowering.op import Op
+from edgert_deploy.packager.tflite_lowering.rewriting import Links
 from edgert_deploy.packager.tflite_lowering.value import FLOAT32, Uncovered, Value
 from edgert_deploy.packager.tflite_lowering.writer import TENSOR_TYPES, Writer
 
@@ -51,10 +52,7 @@ class Lowering:
         self._named: set[int] = set()  # tensors of ONNX values, and constants
         self._non_negative: set[str] = set()
         self._unknown: set[str] = set()
-        self._users: dict[str, list[Node]] = {}
-        for node in graph.nodes:
-            for name in dict.fromkeys(node.inputs):
-                self._users.setdefault(name, []).append(node)
+        self._users = Links(graph).users
 
     # --- the graph
 
@@ -166,10 +164,9 @@ class Lowering:
             self._named.add(self._tensors[name, layout])
         return self._tensors[name, layout]
 
-    def define(self, name: str, layout: Layout = Layout.NATIVE) -> int:
-        """Return a new tensor for the value `name`, made in `layout`."""
-        shape = self.laid_out(self.shape(name), layout)
-        return self.alias(name, layout, self.writer.tensor(name, shape, self.dtype(name)))
+    def define(self, name: str) -> int:
+        """Return a new tensor for the value `name`, in ONNX's layout."""
+        return self.alias(name, Layout.NATIVE, self.writer.tensor(name, self.shape(name), self.dtype(name)))
 
     def define_input(self, name: str) -> None:
         """Make the tensor of a model's input.

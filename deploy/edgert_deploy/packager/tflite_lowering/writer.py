@@ -37,51 +37,18 @@ TENSOR_TYPES = {
 # The mark in the name of a tensor that every step of a sequence has, between the tensor's own name and the step.
 STEP_MARK = "@step"
 
-# Operators that carry options; the others have none that a kernel reads.
-OPTIONS = {
-    "ADD": "AddOptions",
-    "ARG_MAX": "ArgMaxOptions",
-    "ARG_MIN": "ArgMinOptions",
-    "AVERAGE_POOL_2D": "Pool2DOptions",
-    "BATCH_MATMUL": "BatchMatMulOptions",
-    "CAST": "CastOptions",
-    "CONCATENATION": "ConcatenationOptions",
-    "CONV_2D": "Conv2DOptions",
-    "CONV_3D": "Conv3DOptions",
-    "CUMSUM": "CumsumOptions",
-    "DEPTHWISE_CONV_2D": "DepthwiseConv2DOptions",
-    "DEPTH_TO_SPACE": "DepthToSpaceOptions",
-    "DIV": "DivOptions",
-    "FULLY_CONNECTED": "FullyConnectedOptions",
-    "GATHER": "GatherOptions",
-    "GELU": "GeluOptions",
+# The tables of options whose names do not follow from their operators'.
+SHARED_OPTIONS = {
     "L2_NORMALIZATION": "L2NormOptions",
-    "LEAKY_RELU": "LeakyReluOptions",
-    "LOCAL_RESPONSE_NORMALIZATION": "LocalResponseNormalizationOptions",
-    "MAX_POOL_2D": "Pool2DOptions",
-    "MEAN": "ReducerOptions",
-    "MIRROR_PAD": "MirrorPadOptions",
-    "MUL": "MulOptions",
-    "PACK": "PackOptions",
-    "ONE_HOT": "OneHotOptions",
-    "REDUCE_ALL": "ReducerOptions",
-    "REDUCE_ANY": "ReducerOptions",
-    "REDUCE_MAX": "ReducerOptions",
-    "REDUCE_MIN": "ReducerOptions",
-    "REDUCE_PROD": "ReducerOptions",
-    "RESHAPE": "ReshapeOptions",
-    "RESIZE_BILINEAR": "ResizeBilinearOptions",
-    "RESIZE_NEAREST_NEIGHBOR": "ResizeNearestNeighborOptions",
-    "SOFTMAX": "SoftmaxOptions",
-    "SPACE_TO_DEPTH": "SpaceToDepthOptions",
-    "SPLIT": "SplitOptions",
-    "SPLIT_V": "SplitVOptions",
-    "STRIDED_SLICE": "StridedSliceOptions",
-    "SUB": "SubOptions",
-    "SUM": "ReducerOptions",
-    "TRANSPOSE": "TransposeOptions",
-    "UNPACK": "UnpackOptions",
+    **dict.fromkeys(("AVERAGE_POOL_2D", "MAX_POOL_2D"), "Pool2DOptions"),
+    **dict.fromkeys(
+        ("MEAN", "SUM", *(f"REDUCE_{kind}" for kind in ("ALL", "ANY", "MAX", "MIN", "PROD"))), "ReducerOptions"
+    ),
 }
+# Operators whose kernels read their options where all of them are defaults, too.
+WITH_OPTIONS = frozenset(
+    ("ADD", "BATCH_MATMUL", "DIV", "FULLY_CONNECTED", "L2_NORMALIZATION", "MUL", "SUB", "TRANSPOSE")
+)
 
 
 class Writer:
@@ -131,9 +98,10 @@ class Writer:
         operator = schema.OperatorT()
         operator.opcodeIndex = self._codes.setdefault(code, len(self._codes))
         operator.inputs, operator.outputs = list(inputs), list(outputs)
-        if code in OPTIONS:
-            operator.builtinOptionsType = getattr(schema.BuiltinOptions, OPTIONS[code])
-            operator.builtinOptions = _filled(getattr(schema, f"{OPTIONS[code]}T")(), options)
+        if options or code in WITH_OPTIONS:
+            table = _options_of(code)
+            operator.builtinOptionsType = getattr(schema.BuiltinOptions, table)
+            operator.builtinOptions = _filled(getattr(schema, f"{table}T")(), options)
         self._operators.append(operator)
 
     def rename(self, tensor: int, name: str) -> None:
@@ -185,6 +153,12 @@ class AlignedBuffer(schema.BufferT):  # type: ignore[misc]  # the generated sche
 def _shape(tensor: Any, shape: BatchShape) -> None:
     tensor.shape = list(shape.dims)
     tensor.shapeSignature = None if shape.signature == shape.dims else list(shape.signature)
+
+
+def _options_of(code: str) -> str:
+    """Return the table of an operator's options: `BatchMatMulOptions` of BATCH_MATMUL."""
+    plain = f"{code.replace('_', '')}OPTIONS"
+    return SHARED_OPTIONS.get(code) or next(name for name in vars(schema.BuiltinOptions) if name.upper() == plain)
 
 
 def _filled(table: Any, options: dict[str, Any]) -> Any:
