@@ -31,18 +31,17 @@ RANGE_MIN = 1e-30
 # exponential is 1e-14 of that of a score of 0.
 LOW_SCORE = -5e3
 MASKED_SCORE = -32.0
-# tflite/kernels/comparisons.cc aborts at this scale of an input (a constant 0 has it).
-COMPARED_SCALE_LIMIT = 1.0
 # tflite-runtime 2.14 has no INT8 form of these operators: they stay float, and load everywhere.
 NEWER_THAN_DEVICES = frozenset(getattr(schema.BuiltinOperator, name) for name in ("LOG", "SQRT"))
 # Its INT8 kernel is the reference one: a network with many of them ran at a tenth of the speed of FP32.
 SLOW_IN_INT8 = frozenset({schema.BuiltinOperator.PRELU})
-# The quantiser has no INT8 form of this operator, so that it leaves all operators of that code in float.
-LEFT_ALONE = "CEIL"
+# Their INT8 kernels abort at a scale of 1 of an input (tflite/kernels/comparisons.cc), and a constant 0 has that scale.
 COMPARISONS = frozenset(
     getattr(schema.BuiltinOperator, name)
     for name in ("EQUAL", "NOT_EQUAL", "GREATER", "GREATER_EQUAL", "LESS", "LESS_EQUAL")
 )
+# The quantiser has no INT8 form of this operator, so that it leaves all operators of that code in float.
+LEFT_ALONE = "CEIL"
 
 
 def quantize_int8(
@@ -79,9 +78,7 @@ def quantize_int8(
             f"TFLite's quantiser refused the model: {error}; it was tried in ai-edge-litert {KNOWN_GOOD}. "
             "Build this target with --precision fp32, or for another engine"
         ) from error
-    quantized = _shown(quantized, hidden)
-    _refuse_aborting_kernels(quantized)
-    return quantized
+    return _shown(quantized, hidden)
 
 
 def _calibrated(wrapper: Any, float_model: bytes, samples: Iterable[Sequence[NDArray[Any]]], cut: float) -> bytearray:
@@ -115,7 +112,7 @@ def _hidden(calibrated: bytes, is_float: Callable[[str], bool]) -> tuple[bytes, 
         kind = max(code.builtinCode, code.deprecatedBuiltinCode)  # old files have the latter only
         if kind == schema.BuiltinOperator.CEIL:
             continue
-        if kind not in NEWER_THAN_DEVICES | SLOW_IN_INT8 and not is_float(name):
+        if kind not in NEWER_THAN_DEVICES | SLOW_IN_INT8 | COMPARISONS and not is_float(name):
             continue
         hidden[name] = (code, operator.builtinOptionsType, operator.builtinOptions)
         operator.opcodeIndex = len(model.operatorCodes)
@@ -203,22 +200,6 @@ def _lows(model: Any, index: int) -> NDArray[np.float32]:
     elif tensor.Type() == schema.TensorType.FLOAT32 and buffer.DataLength():
         lows = buffer.DataAsNumpy().view(np.float32)
     return lows
-
-
-def _refuse_aborting_kernels(quantized: bytes) -> None:
-    """Raise BuildFailed where an INT8 kernel of TFLite would abort the process."""
-    model = schema.Model.GetRootAs(quantized, 0)
-    graph = model.Subgraphs(0)
-    for operator in map(graph.Operators, range(graph.OperatorsLength())):
-        code = model.OperatorCodes(operator.OpcodeIndex()).BuiltinCode()
-        tensors = [graph.Tensors(i) for i in operator.InputsAsNumpy() if i >= 0]
-        scales = [t.Quantization().Scale(0) for t in tensors if t.Type() == schema.TensorType.INT8 and t.Quantization()]
-        name = graph.Tensors(operator.Outputs(0)).Name().decode()
-        if code in COMPARISONS and max(scales, default=0) >= COMPARED_SCALE_LIMIT:
-            raise BuildFailed(
-                f"the comparison that makes {name!r} has an input of scale {max(scales):.3g}, and TFLite's INT8 takes "
-                f"scales below {COMPARED_SCALE_LIMIT}; scale its inputs down, or build with --precision fp32"
-            )
 
 
 def _calibration_wrapper() -> Any:

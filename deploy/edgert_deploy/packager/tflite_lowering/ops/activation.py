@@ -9,7 +9,7 @@ from edgert_deploy.packager.tflite_lowering.graph import BatchShape, Node
 from edgert_deploy.packager.tflite_lowering.lowering import Layout, Lowering, in_layout
 from edgert_deploy.packager.tflite_lowering.op import NARROW, Op
 from edgert_deploy.packager.tflite_lowering.ops.elementwise import unary
-from edgert_deploy.packager.tflite_lowering.ops.operands import comparable_zero, of_one, operands
+from edgert_deploy.packager.tflite_lowering.ops.operands import of_one, operands
 from edgert_deploy.packager.tflite_lowering.value import BOOL, FLOAT32, Uncovered, Value
 
 PER_AXIS_SOFTMAX_OPSET = 13  # before it, Softmax took all axes from `axis` on as one
@@ -121,7 +121,7 @@ def softsign(x: Value) -> Value:
 
 def thresholded_relu(x: Value, node: Node) -> Value:
     alpha = float(node.attributes.get("alpha", 1.0))
-    above = x.op("GREATER", alpha or comparable_zero(x), dtype=BOOL)
+    above = x.op("GREATER", alpha, dtype=BOOL)
     return above.op("SELECT_V2", x, x.constant(0), dtype=FLOAT32)
 
 

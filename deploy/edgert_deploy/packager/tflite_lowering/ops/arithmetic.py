@@ -10,7 +10,7 @@ import numpy as np
 from edgert_deploy.packager.tflite_lowering.graph import Node
 from edgert_deploy.packager.tflite_lowering.lowering import Lowering, in_layout
 from edgert_deploy.packager.tflite_lowering.op import NARROW, Op, Write
-from edgert_deploy.packager.tflite_lowering.ops.operands import comparable_zero, of_several, operand_layout, operands
+from edgert_deploy.packager.tflite_lowering.ops.operands import of_several, operand_layout, operands
 from edgert_deploy.packager.tflite_lowering.value import BOOL, FLOAT32, INT32, INT64, Uncovered, Value, broadcast
 
 # Three quotients of 22 bits or more make 64 bits.
@@ -22,25 +22,9 @@ def arithmetic(code: str) -> Write:
     return of_several(lambda pair, node: pair[0].binary(code, pair[1], activation=node.activation))
 
 
-def logic(code: str) -> Write:
-    return of_several(lambda pair, node: pair[0].binary(code, pair[1]))
-
-
-def comparison(code: str) -> Write:
-    def write(lowering: Lowering, node: Node) -> None:
-        pair, layout = operands(lowering, node)
-        one, other = (
-            comparable_zero(value) if _is_float_zero(lowering, name) else value
-            for name, value in zip(node.inputs, pair, strict=True)
-        )
-        lowering.result(node, one.binary(code, other, dtype=BOOL), layout)
-
-    return write
-
-
-def _is_float_zero(lowering: Lowering, name: str) -> bool:
-    array = lowering.graph.constants.get(name)
-    return array is not None and array.dtype == FLOAT32 and array.size == 1 and not array.any()
+def test(code: str) -> Write:
+    """Return a writer of comparisons and of logic."""
+    return of_several(lambda pair, node: pair[0].binary(code, pair[1], dtype=BOOL))
 
 
 def select(condition: Value, one: Value, other: Value) -> Value:
@@ -137,22 +121,22 @@ KNOWN_POWERS: dict[float, Callable[[Value], Value]] = {
 
 OPS = {
     "Add": Op(arithmetic("ADD"), widens=NARROW, clamps=True),
-    "And": Op(logic("LOGICAL_AND")),
+    "And": Op(test("LOGICAL_AND")),
     "Div": Op(divide, widens=NARROW, stays_float=True),
-    "Equal": Op(comparison("EQUAL"), widens=NARROW),
-    "Greater": Op(comparison("GREATER"), widens=NARROW),
-    "GreaterOrEqual": Op(comparison("GREATER_EQUAL"), widens=NARROW),
-    "Less": Op(comparison("LESS"), widens=NARROW),
-    "LessOrEqual": Op(comparison("LESS_EQUAL"), widens=NARROW),
+    "Equal": Op(test("EQUAL"), widens=NARROW, stays_float=True),
+    "Greater": Op(test("GREATER"), widens=NARROW, stays_float=True),
+    "GreaterOrEqual": Op(test("GREATER_EQUAL"), widens=NARROW, stays_float=True),
+    "Less": Op(test("LESS"), widens=NARROW, stays_float=True),
+    "LessOrEqual": Op(test("LESS_EQUAL"), widens=NARROW, stays_float=True),
     "Max": Op(variadic("MAXIMUM"), widens=NARROW),
     "Mean": Op(of_several(mean), widens=NARROW),
     "Min": Op(variadic("MINIMUM"), widens=NARROW),
     "Mod": Op(of_several(modulo), widens=NARROW, stays_float=True),
     "Mul": Op(arithmetic("MUL"), widens=NARROW, clamps=True),
-    "Or": Op(logic("LOGICAL_OR")),
+    "Or": Op(test("LOGICAL_OR")),
     "Pow": Op(power, widens=NARROW, stays_float=True),
     "Sub": Op(arithmetic("SUB"), widens=NARROW, clamps=True),
     "Sum": Op(variadic("ADD"), widens=NARROW),
     "Where": Op(of_several(lambda values, node: select(*values)), stays_float=True),
-    "Xor": Op(logic("NOT_EQUAL")),
+    "Xor": Op(test("NOT_EQUAL")),
 }

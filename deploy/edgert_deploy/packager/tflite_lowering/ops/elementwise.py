@@ -8,7 +8,7 @@ from edgert_deploy.packager.tflite_lowering.fusion import RSQRT
 from edgert_deploy.packager.tflite_lowering.graph import BatchShape, Node
 from edgert_deploy.packager.tflite_lowering.lowering import Lowering
 from edgert_deploy.packager.tflite_lowering.op import NARROW, Op, Write
-from edgert_deploy.packager.tflite_lowering.ops.operands import comparable_zero, of_one
+from edgert_deploy.packager.tflite_lowering.ops.operands import of_one
 from edgert_deploy.packager.tflite_lowering.value import BOOL, FLOAT32, INT32, Uncovered, Value
 
 # erf(x) = tanh(x * p(x * x)) for |x| below ERF_LIMIT; beyond it, erf is 1 in float32. p is a least-squares fit of
@@ -85,7 +85,7 @@ def is_inf(x: Value, node: Node) -> Value:
     held = difference.op("NOT_EQUAL", difference, dtype=BOOL).op("LOGICAL_AND", x.op("EQUAL", x, dtype=BOOL))
     for sign_name, opposite in (("positive", "LESS"), ("negative", "GREATER")):
         if not node.attributes.get(f"detect_{sign_name}", 1):
-            held = held.op("LOGICAL_AND", x.op(opposite, comparable_zero(x), dtype=BOOL))
+            held = held.op("LOGICAL_AND", x.op(opposite, 0, dtype=BOOL))
     return held
 
 

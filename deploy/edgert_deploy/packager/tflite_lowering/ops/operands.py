@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from edgert_deploy.packager.tflite_lowering.graph import BatchShape, Node
+from edgert_deploy.packager.tflite_lowering.graph import Node
 from edgert_deploy.packager.tflite_lowering.lowering import Layout, Lowering
 from edgert_deploy.packager.tflite_lowering.op import Write
 from edgert_deploy.packager.tflite_lowering.value import Value
@@ -40,11 +40,3 @@ def operand_layout(lowering: Lowering, node: Node) -> Layout:
     ranks = {lowering.shape(name).rank for name in node.inputs if not lowering.is_constant(name)}
     same = ranks == {lowering.shape(node.outputs[0]).rank}
     return lowering.common_layout(node.inputs) if same else Layout.NATIVE
-
-
-def comparable_zero(x: Value) -> Value:
-    """Return a float 0 that is cut out of a constant with another element.
-
-    The quantiser gives a constant of zeros alone a scale of 1, at which TFLite's INT8 comparisons abort.
-    """
-    return x.constant([0.0, 0.5]).cut([0], BatchShape.fixed(1))
