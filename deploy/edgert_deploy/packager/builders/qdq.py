@@ -104,7 +104,9 @@ def vendor_tool(failure: str, advice: str) -> Iterator[None]:
     except BuildFailed:
         raise
     except Exception as error:
-        raise BuildFailed(f"{failure}: {type(error).__name__}: {str(error)[:300]}; {advice}") from error
+        raise BuildFailed(
+            f"{failure}: {type(error).__name__}: {' '.join(str(error).split())[:300]}; {advice}"
+        ) from error
 
 
 def only_in_float(source: SourceModel, nodes: Sequence[str], why: str) -> str:

@@ -20,7 +20,7 @@ from edgert_deploy.devices.profiles import DeviceProfile
 from edgert_deploy.packager.builders import FIRST_RECIPE, Artifact, Builder, Order, keeps_quantisation
 from edgert_deploy.packager.builders.artifact_layers import ArtifactLayer
 from edgert_deploy.packager.builders.layers import Layer, belongs, layers_of
-from edgert_deploy.packager.builders.qdq import DYNAMIC_RANGE, Recipe, is_transformer, prepared
+from edgert_deploy.packager.builders.qdq import DYNAMIC_RANGE, Recipe, is_transformer, prepared, vendor_tool
 from edgert_deploy.packager.builders.tflite_layers import tflite_layers
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sandbox import Progress
@@ -77,7 +77,10 @@ class TFLiteBuilder(Builder):
                 progress("tflite: lowering the ONNX graph")
             content = source.tflite or lower(float_proto(source))
             if order.precision == "int8" and not (source.tflite and source.quantised):
-                content = with_plain_weights(content) if source.tflite else content
+                with vendor_tool(
+                    f"TFLite's tools cannot quantise {source.path.name}", "build it with --precision auto"
+                ):
+                    content = with_plain_weights(content) if source.tflite else content
                 if order.recipe == DYNAMIC_RANGE:
                     progress("tflite: quantising the weights")
                     content = with_int8_weights(content, is_float)

@@ -68,24 +68,31 @@ def _folded(proto: Any, conditions: Iterable[str], batch: int) -> dict[str, bool
     for name in conditions:  # the folding keeps whatever makes an output, so it gets one beside the condition
         copy.graph.node.append(helper.make_node("Identity", [name], [f"{name}{END}"]))
         copy.graph.output.append(helper.make_tensor_value_info(f"{name}{END}", onnx.TensorProto.BOOL, None))
+    try:
+        folded = optimized(copy)
+    except MemoryError:
+        raise
+    except Exception:  # noqa: BLE001 - native code raises any class; whoever runs the model reports it better
+        return {}
+    constants = {tensor.name: tensor for tensor in folded.graph.initializer}
+    made = {node.output[0]: node.input[0] for node in folded.graph.node if node.op_type == "Identity"}
+    ends = {name: made.get(f"{name}{END}", f"{name}{END}") for name in conditions}
+    return {name: bool(numpy_helper.to_array(constants[end])) for name, end in ends.items() if end in constants}
+
+
+def optimized(proto: Any) -> Any:
+    """Return the model as ONNX Runtime folds it: constants computed, and what follows from them."""
+    import onnx
+
     runtime = sdk()
     options = runtime.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
     options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_ENABLE_BASIC
-    with tempfile.TemporaryDirectory(prefix="edgert-branches-") as folder:
+    with tempfile.TemporaryDirectory(prefix="edgert-folding-") as folder:
         options.optimized_model_filepath = str(Path(folder) / "folded.onnx")
-        try:
-            runtime.InferenceSession(copy.SerializeToString(), options, providers=["CPUExecutionProvider"])
-            folded = onnx.load(options.optimized_model_filepath)
-        except MemoryError:
-            raise
-        except Exception:  # noqa: BLE001 - native code raises any class; whoever runs the model reports it better
-            return {}
-    constants = {tensor.name: tensor for tensor in folded.graph.initializer}
-    made = {node.output[0]: node.input[0] for node in folded.graph.node if node.op_type == "Identity"}
-    ends = {name: made.get(f"{name}{END}", f"{name}{END}") for name in conditions}
-    return {name: bool(numpy_helper.to_array(constants[end])) for name, end in ends.items() if end in constants}
+        runtime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        return onnx.load(options.optimized_model_filepath)
 
 
 def _branch(graph: Any, node: Any, condition: bool) -> list[Any]:

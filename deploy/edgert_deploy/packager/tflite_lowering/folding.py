@@ -5,9 +5,7 @@ ONNX Runtime folds the model. A model that it does not take never gets here: a s
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Collection
-from pathlib import Path
 from typing import Any
 
 import onnx
@@ -15,6 +13,7 @@ from onnx import helper, inliner, shape_inference
 
 from edgert.errors import BuildFailed, OperatorUnsupported
 from edgert_deploy.packager.sources.axes import open_batch_axes
+from edgert_deploy.packager.sources.branches import optimized
 from edgert_deploy.packager.tflite_lowering.pool_shapes import infer_shapes
 
 ONNX_DOMAINS = ("", "ai.onnx")
@@ -35,10 +34,10 @@ def folded(model: onnx.ModelProto, batch: int, lowered: Collection[str]) -> onnx
     _refuse_foreign(model)
     fixed = _plain(_spelled_out(_at_batch(model, batch), lowered))
     try:
-        result = _optimized(fixed)
+        result = optimized(fixed)
         if any(node.op_type == "Shape" for node in result.graph.node):
             # From an ONNX function (such as GroupNormalization) that was inlined after the folding.
-            result = _optimized(result)
+            result = optimized(result)
     except Exception as error:
         raise BuildFailed(
             f"ONNX Runtime could not fold the model for TFLite: {error}; check that the model runs in ONNX Runtime"
@@ -134,19 +133,6 @@ def _plain(model: onnx.ModelProto) -> onnx.ModelProto:
     del model.graph.node[:]
     model.graph.node.extend(nodes)
     return model
-
-
-def _optimized(model: onnx.ModelProto) -> onnx.ModelProto:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
-    with tempfile.TemporaryDirectory(prefix="edgert-tflite-") as folder:
-        path = Path(folder) / "folded.onnx"
-        options.optimized_model_filepath = str(path)
-        onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-        return onnx.load(path)
 
 
 def static_shapes(model: onnx.ModelProto) -> dict[str, tuple[int, ...]]:
