@@ -30,8 +30,8 @@ from bench.support.tables import emit
 from edgert.engines import EngineOptions, Session, engine_by_name
 from edgert_deploy.devices.profiles import load_profile
 from edgert_deploy.packager.accuracy.accuracy_gate import local_artifact, run_samples
-from edgert_deploy.packager.accuracy.metrics import Metric, metric_for
-from edgert_deploy.packager.accuracy.reference import Reference
+from edgert_deploy.packager.accuracy.metrics import metric_for
+from edgert_deploy.packager.accuracy.reference import Metric, Reference
 from edgert_deploy.packager.builders import Artifact, Order, Precision, builder_for
 from edgert_deploy.packager.samples.samples import CalibrationSet, load_samples
 from edgert_deploy.packager.sources.source_model import SourceModel, load_source

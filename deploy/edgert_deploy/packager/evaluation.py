@@ -12,8 +12,8 @@ from edgert.bundle.signal_rules import Sound
 from edgert.errors import CalibrationInvalid, SourceInvalid
 from edgert_deploy.packager.accuracy.accuracy_gate import Limits, artifact_outputs, reference_outputs
 from edgert_deploy.packager.accuracy.golden_samples import golden_rows
-from edgert_deploy.packager.accuracy.metrics import Metric, metric_for
-from edgert_deploy.packager.accuracy.reference import Outputs, Reference, Rows
+from edgert_deploy.packager.accuracy.metrics import metric_for
+from edgert_deploy.packager.accuracy.reference import Metric, Outputs, Reference, Rows
 from edgert_deploy.packager.builders import Artifact
 from edgert_deploy.packager.request import BuildRequest
 from edgert_deploy.packager.samples.samples import CalibrationSet

@@ -26,12 +26,7 @@ if TYPE_CHECKING:
 BUDGET = 12  # builds; about two searches of a model of 100 layers
 
 Asked = Literal["auto", "int8", "fp16", "fp32"]
-PRECISIONS_OF: dict[str, tuple[Precision, ...]] = {
-    "auto": ("int8", "fp16", "fp32"),
-    "int8": ("int8",),
-    "fp16": ("fp16",),
-    "fp32": ("fp32",),
-}
+ALL_PRECISIONS: tuple[Precision, ...] = ("int8", "fp16", "fp32")
 
 
 @dataclass(frozen=True)
@@ -109,12 +104,16 @@ def target_requests(request: BuildRequest) -> tuple[TargetRequest, ...]:
         TargetRequest(
             profile,
             profile.engines[:1] if request.engines == "first" else profile.engines,
-            ("fp32",) if float_only else PRECISIONS_OF[asked or profile.precision],
+            ("fp32",) if float_only else _precisions(asked or profile.precision),
             request.with_reference,
             request.recipe,
         )
         for profile in request.targets
     )
+
+
+def _precisions(asked: str) -> tuple[Precision, ...]:
+    return tuple(one for one in ALL_PRECISIONS if asked in ("auto", one))
 
 
 def _check_recipe(request: BuildRequest) -> None:

@@ -25,14 +25,13 @@ from edgert_deploy.packager.accuracy.metrics import (
     Agreement,
     Cosine,
     Decisions,
-    Metric,
     TopK,
     by_value,
     chance,
     scores_index,
     sqnr_db,
 )
-from edgert_deploy.packager.accuracy.reference import Outputs, Reference
+from edgert_deploy.packager.accuracy.reference import Metric, Outputs, Reference
 from edgert_deploy.packager.accuracy.text_metrics import ErrorRate
 from edgert_deploy.packager.accuracy.window_metrics import AnswerF1
 from edgert_deploy.packager.builders import Artifact

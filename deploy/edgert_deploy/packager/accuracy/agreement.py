@@ -23,21 +23,6 @@ ANCHOR_TOLERANCE = 0.15  # of a box value's own spread; of a box's longer side f
 WORST_CHANNELS = 0.1  # the share of channels that `values` averages over
 
 
-def top1_agreement(answers: Array, reference: Array) -> float:
-    """Return the share of rows whose largest element is FP32's. A row with NaN has no largest."""
-    return float(same_top1(answers, reference).mean())
-
-
-def text_agreement(answers: Array, reference: Array) -> float:
-    """Return the share of sequences `[T, C]` that CTC reads the same; the most frequent class is the blank."""
-    return float(same_texts(answers, reference).mean())
-
-
-def decision_agreement(answers: Array, reference: Array) -> float:
-    """Return the share of values on the same side of 0.5."""
-    return float(same_sides(answers, reference).mean())
-
-
 def map_agreement(answers: Array, reference: Array) -> float:
     """Return the mean IoU over samples of the positions above a threshold, the least of MAP_THRESHOLDS.
 
@@ -121,10 +106,12 @@ def _same_values(values: Array, true: Array, every: Array) -> Array:
 
 
 def same_top1(answers: Array, reference: Array) -> Array:
+    """Return whether the largest element of each row is FP32's. A row with NaN has no largest."""
     return np.asarray((answers.argmax(-1) == reference.argmax(-1)) & np.isfinite(answers).all(-1))
 
 
 def same_texts(answers: Array, reference: Array) -> Array:
+    """Return which sequences `[T, C]` CTC reads the same; the most frequent class is the blank."""
     return read_alike(answers, reference, int(np.bincount(reference.argmax(-1).ravel()).argmax()))
 
 
@@ -136,6 +123,7 @@ def read_alike(answers: Array, reference: Array, blank: int) -> Array:
 
 
 def same_sides(answers: Array, reference: Array) -> Array:
+    """Return the share of each sample's values that is on the same side of 0.5."""
     same = ((answers > 0.5) == (reference > 0.5)) & np.isfinite(answers)
     return np.asarray(same.reshape(len(same), -1).mean(axis=1))
 

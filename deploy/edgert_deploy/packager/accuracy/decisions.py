@@ -34,7 +34,6 @@ from edgert_deploy.packager.accuracy.agreement import (
     Outputs,
     anchor_agreement,
     box_agreement,
-    decision_agreement,
     map_agreement,
     neighbour_agreement,
     read_alike,
@@ -42,8 +41,6 @@ from edgert_deploy.packager.accuracy.agreement import (
     same_sides,
     same_texts,
     same_top1,
-    text_agreement,
-    top1_agreement,
     unit_vectors,
     value_agreement,
 )
@@ -101,38 +98,40 @@ def judgements(
         found.append(_stated_texts(ctc, stated))
         left = [i for i in left if i != stated]
     for i in left:
-        name, score = _recognized(reference[i], classes_named and _first_scores(reference) == i)
-        found.append(Judgement(name, (names[i],), _of_output(i, score), _share_of(i, name)))
+        name = _recognized(reference[i], classes_named and _first_scores(reference) == i)
+        found.append(Judgement(name, (names[i],), _score_of(i, name), _share_of(i, name)))
     return tuple(found)
 
 
-def _recognized(reference: Array, named: bool) -> tuple[str, Callable[[Array, Array], float]]:
-    """The judgement of one output."""
+def _recognized(reference: Array, named: bool) -> str:
+    """The name of one output's judgement."""
     shape = reference.shape[1:]
     if reference.dtype.kind != "f":
-        return "values", value_agreement
+        return "values"
     if len(shape) == 1 and shape[0] >= 2 and (named or _are_probabilities(reference)):
-        return "top1", top1_agreement
+        return "top1"
     if (
         len(shape) == 2
         and min(shape) >= 2
         and (_are_probabilities(reference) or _are_probabilities(np.exp(reference.clip(-80, 1))))
     ):
-        return "texts", text_agreement
+        return "texts"
     within = float(reference.min(initial=0.0)) >= 0.0 and float(reference.max(initial=0.0)) <= 1.0 + 1e-6
     above = float((reference > 0.5).mean()) if reference.size else 0.0
     if within and int(np.prod(shape)) < MAP_POSITIONS_MIN and MINORITY_MIN <= above <= 1 - MINORITY_MIN:
-        return "decisions", decision_agreement
+        return "decisions"
     positions = int(np.prod(shape)) >= MAP_POSITIONS_MIN and len([side for side in shape if side > 1]) >= 2
     if within and positions and reference.max(initial=0.0) > 0:
-        return "maps", map_agreement
+        return "maps"
     if _are_embeddings(reference):
-        return "neighbours", neighbour_agreement
-    return "values", value_agreement
+        return "neighbours"
+    return "values"
 
 
-def _of_output(i: int, score: Callable[[Array, Array], float]) -> Score:
-    return lambda answers, reference: score(answers[i], reference[i])
+def _score_of(i: int, name: str) -> Score:
+    if (score := SCORES.get(name)) is not None:
+        return lambda answers, reference: score(answers[i], reference[i])
+    return lambda answers, reference: float(SHARES[name](answers[i], reference[i]).mean())
 
 
 def _share_of(i: int, name: str) -> Callable[[Outputs, Outputs], Array] | None:
@@ -148,7 +147,18 @@ def _stated_texts(rule: Ctc, i: int) -> Judgement:
 
 
 # How much of each sample is right, for the judgements whose score is a share of samples.
-SHARES = {"top1": same_top1, "texts": same_texts, "decisions": same_sides, "neighbours": same_neighbours}
+SHARES: dict[str, Callable[[Array, Array], Array]] = {
+    "top1": same_top1,
+    "texts": same_texts,
+    "decisions": same_sides,
+    "neighbours": same_neighbours,
+}
+# The scores that are no mean of these.
+SCORES: dict[str, Callable[[Array, Array], float]] = {
+    "maps": map_agreement,
+    "neighbours": neighbour_agreement,
+    "values": value_agreement,
+}
 
 
 def _first_scores(reference: Outputs) -> int:

@@ -16,15 +16,14 @@ import numpy as np
 
 from edgert.errors import CalibrationInvalid, ConfigInvalid
 from edgert.processing.detect import Detections, detections
-from edgert_deploy.packager.accuracy.reference import Outputs, Reference, Rows
+from edgert_deploy.packager.accuracy.reference import Metric, Outputs, Reference, Rows
 
 SCORE_MIN = 0.001
 BOXES_MAX = 100  # an image, as in COCO
 
 
-class MeanAveragePrecision:
+class MeanAveragePrecision(Metric):
     name = "map"
-    counts_samples = False
 
     def __init__(self, reference: Reference) -> None:
         if reference.detect is None or reference.image_size is None:
@@ -52,9 +51,6 @@ class MeanAveragePrecision:
         shown = np.unique(self._truth[..., 0]).astype(int)
         names = [self._name(value) for value in shown if value >= 0]
         return {name: np.flatnonzero(self._is(self._truth[..., 0], name).any(axis=1)) for name in names}
-
-    def drops(self, answers: Outputs) -> None:
-        """Return None: precision counts boxes, not samples."""
 
     def _name(self, value: int) -> str:
         return self._names[value] if value < len(self._names) else str(value)

@@ -18,7 +18,7 @@ scores if the user names its classes, or if FP32's rows are probabilities (none 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,7 @@ from edgert.errors import CalibrationInvalid, ConfigInvalid
 from edgert.tensors import TensorSpec
 from edgert_deploy.packager.accuracy.decisions import judgements
 from edgert_deploy.packager.accuracy.detection_metric import MeanAveragePrecision
-from edgert_deploy.packager.accuracy.reference import Outputs, Reference, Rows
+from edgert_deploy.packager.accuracy.reference import Metric, Outputs, Reference, Rows
 from edgert_deploy.packager.accuracy.text_metrics import ErrorRate
 from edgert_deploy.packager.accuracy.window_metrics import AnswerF1
 from edgert_deploy.packager.user_function import is_function, plain_name, user_function
@@ -35,25 +35,6 @@ from edgert_deploy.packager.user_function import is_function, plain_name, user_f
 NAMES = ("auto", "top1", "top5", "map", "wer", "cer", "window_f1", "event_f1", "decisions", "cosine")
 PROBABILITY_TOLERANCE = 1e-3
 SQNR_DB_MAX = 200.0  # of equal answers
-
-
-class Metric(Protocol):
-    """`name` is the metric's name in the receipt; `counts_samples`: its number is a share of samples."""
-
-    name: str
-    counts_samples: bool = False
-
-    def score(self, answers: Outputs, rows: Rows, of_class: str = "") -> float:
-        """Return the number for the samples `rows`, counting only objects of `of_class` if a sample shows several."""
-        ...
-
-    def classes(self) -> dict[str, Rows]:
-        """Return the samples of each class by its name; empty if the metric knows no classes."""
-        ...
-
-    def drops(self, answers: Outputs) -> NDArray[np.float64] | None:
-        """Return how much each sample lost to FP32, -1 to 1; None if the number is no share of samples."""
-        return None
 
 
 def metric_for(name: str, reference: Reference) -> Metric:
@@ -176,12 +157,9 @@ class Decisions(Metric):
         got, want = ([array[rows] for array in arrays] for arrays in (answers, self._reference))
         return [(f"{one.name} of {', '.join(one.outputs)}", one.score(got, want)) for one in self.judgements]
 
-    def classes(self) -> dict[str, Rows]:
-        return {}
-
 
 class Cosine(Metric):
-    """The mean cosine to FP32's answers, of the worst output. It knows no classes."""
+    """The mean cosine to FP32's answers, of the worst output."""
 
     name = "cosine"
 
@@ -190,9 +168,6 @@ class Cosine(Metric):
 
     def score(self, answers: Outputs, rows: Rows, of_class: str = "") -> float:
         return min(_similarity(want[rows], got[rows]) for want, got in zip(self._reference, answers, strict=True))
-
-    def classes(self) -> dict[str, Rows]:
-        return {}
 
 
 class UserMetric(Metric):

@@ -1,9 +1,9 @@
-"""The reference for an artifact: the FP32 source's answers, and the user's statements about the outputs."""
+"""The reference for an artifact: the FP32 source's answers, the user's statements about the outputs, and what compares."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,3 +60,22 @@ class Reference:
     @property
     def all_rows(self) -> Rows:
         return np.arange(len(self.answers[0]))
+
+
+class Metric(Protocol):
+    """`name` is the metric's name in the receipt; `counts_samples`: its number is a share of samples."""
+
+    name: str
+    counts_samples: bool = False
+
+    def score(self, answers: Outputs, rows: Rows, of_class: str = "") -> float:
+        """Return the number for the samples `rows`, counting only objects of `of_class` if a sample shows several."""
+        ...
+
+    def classes(self) -> dict[str, Rows]:
+        """Return the samples of each class by its name; empty if the metric knows no classes."""
+        return {}
+
+    def drops(self, answers: Outputs) -> NDArray[np.float64] | None:
+        """Return how much each sample lost to FP32, -1 to 1; None if the number is no share of samples."""
+        return None

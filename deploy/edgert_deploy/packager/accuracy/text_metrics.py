@@ -12,13 +12,11 @@ import numpy as np
 
 from edgert.errors import CalibrationInvalid, ConfigInvalid
 from edgert.processing.ctc import CtcReader, text_of
-from edgert_deploy.packager.accuracy.reference import Outputs, Reference, Rows
+from edgert_deploy.packager.accuracy.reference import Metric, Outputs, Reference, Rows
 
 
-class ErrorRate:
+class ErrorRate(Metric):
     """1 - the error rate, so that higher is better; below 0 where there are more errors than words."""
-
-    counts_samples = False
 
     def __init__(self, reference: Reference, unit: str) -> None:
         metric = UNITS[unit]
@@ -43,12 +41,6 @@ class ErrorRate:
         truth = [self._truth[row] for row in rows]
         errors = sum(edits(one, other) for one, other in zip(found, truth, strict=True))
         return 1.0 - errors / max(1, sum(map(len, truth)))
-
-    def classes(self) -> dict[str, Rows]:
-        return {}
-
-    def drops(self, answers: Outputs) -> None:
-        """Return None: the rate counts words, not samples."""
 
 
 UNITS = {"words": "wer", "characters": "cer"}

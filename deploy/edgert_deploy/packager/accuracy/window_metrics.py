@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from edgert.errors import CalibrationInvalid, ConfigInvalid
 from edgert.processing.classify import NONE, Classifier
-from edgert_deploy.packager.accuracy.reference import Outputs, Reference, Rows
+from edgert_deploy.packager.accuracy.reference import Metric, Outputs, Reference, Rows
 
 
 class Counts(NamedTuple):
@@ -49,10 +49,8 @@ class Event(NamedTuple):
     label: int
 
 
-class AnswerF1:
+class AnswerF1(Metric):
     """F1 by window, or with `events` by event."""
-
-    counts_samples = False
 
     def __init__(self, reference: Reference, events: bool) -> None:
         self.name = "event_f1" if events else "window_f1"
@@ -97,9 +95,6 @@ class AnswerF1:
             int(c): self._names[c] if c < len(self._names) else str(c) for c in np.unique(self._truth) if c != NONE
         }
         return {name: np.flatnonzero(self._truth == number) for number, name in named.items()}
-
-    def drops(self, answers: Outputs) -> None:
-        """Return None: F1 is no share of windows."""
 
     def _answered(self, answers: Outputs) -> NDArray[np.int64]:
         lengths = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from html import escape
 from typing import Any
 
@@ -76,18 +77,6 @@ def _candidates(report: Report) -> str:
     )
     columns = "Candidate|Precision|Recipe|In INT8#|FP32#|Artifact#|Change#|Gate||Other metrics"
     return lead + table("All candidates that were built and judged", columns, rows)
-
-
-def _classes(report: Report) -> str:
-    return _by_group(report, "classes", "Class")
-
-
-def _slices(report: Report) -> str:
-    return _by_group(report, "slices", "Slice")
-
-
-def _buckets(report: Report) -> str:
-    return _by_group(report, "buckets", "Bucket")
 
 
 def _by_group(report: Report, key: str, heading: str) -> str:
@@ -300,9 +289,9 @@ def _decibels(value: float) -> str:
 SECTIONS: tuple[tuple[str, str, Callable[[Report], str]], ...] = (
     ("targets", "Targets", _targets),
     ("candidates", "Candidates", _candidates),
-    ("classes", "Accuracy by class", _classes),
-    ("slices", "Accuracy by slice", _slices),
-    ("buckets", "Accuracy by bucket", _buckets),
+    ("classes", "Accuracy by class", partial(_by_group, key="classes", heading="Class")),
+    ("slices", "Accuracy by slice", partial(_by_group, key="slices", heading="Slice")),
+    ("buckets", "Accuracy by bucket", partial(_by_group, key="buckets", heading="Bucket")),
     ("size", "Size", _sizes),
     ("latency", "Latency", _latency),
     ("harm", "Layers that hurt most", _harm),

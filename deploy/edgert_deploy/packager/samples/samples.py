@@ -44,7 +44,14 @@ from edgert_deploy.packager.user_function import is_function
 LENGTHS = "lengths"
 SLICES = "slice"
 BOXES = "boxes"
-NAMES = (LABELS, SLICES, BOXES, TRANSCRIPTS, RECORDINGS)
+# Arrays with one element per sample: the kinds of dtype that are taken, the dtype that they get, and an element.
+PER_SAMPLE: dict[str, tuple[str, Any, str]] = {
+    LABELS: ("iu", np.int64, "one integer per sample"),
+    SLICES: ("iuU", np.str_, "one name (text or an integer) per sample"),
+    TRANSCRIPTS: ("U", np.str_, "one text per sample"),
+    RECORDINGS: ("iu", np.int64, "the number of each window's recording"),
+}
+NAMES = (*PER_SAMPLE, BOXES)
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png")
 IMAGE_BYTES_MAX = 64 * 1024**2
 
@@ -163,19 +170,19 @@ def load_samples(
         inputs, lengths = in_buckets(path, inputs, arrays.get(LENGTHS), source.buckets)
     # An input of the model may have one of these names.
     more = {name: array for name, array in arrays.items() if name not in inputs}
-    recordings = _checked_recordings(path, more[RECORDINGS], count) if RECORDINGS in more else None
+    columns = {name: _checked_column(path, name, more[name], count) for name in PER_SAMPLE if name in more}
     if source.state:
-        inputs = with_state(path, source, inputs, recordings)
+        inputs = with_state(path, source, inputs, columns.get(RECORDINGS))
     return CalibrationSet(
         inputs,
-        _checked_labels(path, more[LABELS], count) if LABELS in more else None,
-        _checked_slices(path, more[SLICES], count) if SLICES in more else None,
+        columns.get(LABELS),
+        columns.get(SLICES),
         _checked_boxes(path, more[BOXES], count) if BOXES in more else None,
         raw,
         lengths,
         source.buckets,
-        _checked_texts(path, more[TRANSCRIPTS], count) if TRANSCRIPTS in more else None,
-        recordings,
+        columns.get(TRANSCRIPTS),
+        columns.get(RECORDINGS),
         source.state,
     )
 
@@ -250,40 +257,16 @@ def _checked(path: Path, spec: TensorSpec, array: NDArray[Any]) -> NDArray[Any]:
     return np.ascontiguousarray(array)
 
 
-def _checked_labels(path: Path, labels: NDArray[Any], count: int) -> NDArray[Any]:
-    if labels.shape != (count,) or labels.dtype.kind not in "iu":
+def _checked_column(path: Path, name: str, array: NDArray[Any], count: int) -> NDArray[Any]:
+    """Return an array of PER_SAMPLE in its dtype."""
+    kinds, dtype, wanted = PER_SAMPLE[name]
+    if array.shape != (count,) or array.dtype.kind not in kinds:
         raise CalibrationInvalid(
-            f"labels of {path} are {labels.dtype} of shape {list(labels.shape)}; give one integer per sample: [{count}]"
+            f"{name} of {path} is {array.dtype} of shape {list(array.shape)}; give {wanted}: [{count}]"
         )
-    if labels.size and int(labels.min()) < 0:
-        raise CalibrationInvalid(f"labels of {path} include {int(labels.min())}; classes count from 0")
-    return labels.astype(np.int64)
-
-
-def _checked_slices(path: Path, slices: NDArray[Any], count: int) -> NDArray[Any]:
-    if slices.shape != (count,) or slices.dtype.kind not in "iuU":
-        raise CalibrationInvalid(
-            f"slice of {path} is {slices.dtype} of shape {list(slices.shape)}; give one name (text or an integer) "
-            f"per sample: [{count}]"
-        )
-    return slices.astype(np.str_)
-
-
-def _checked_texts(path: Path, texts: NDArray[Any], count: int) -> NDArray[np.str_]:
-    if texts.shape != (count,) or texts.dtype.kind != "U":
-        raise CalibrationInvalid(
-            f"{TRANSCRIPTS} of {path} is {texts.dtype} of shape {list(texts.shape)}; give one text per sample: [{count}]"
-        )
-    return texts
-
-
-def _checked_recordings(path: Path, numbers: NDArray[Any], count: int) -> NDArray[np.int64]:
-    if numbers.shape != (count,) or numbers.dtype.kind not in "iu":
-        raise CalibrationInvalid(
-            f"{RECORDINGS} of {path} is {numbers.dtype} of shape {list(numbers.shape)}; give the number of each window's "
-            f"recording: [{count}]"
-        )
-    return numbers.astype(np.int64)
+    if name == LABELS and array.size and int(array.min()) < 0:
+        raise CalibrationInvalid(f"labels of {path} include {int(array.min())}; classes count from 0")
+    return array.astype(dtype)
 
 
 def _checked_boxes(path: Path, boxes: NDArray[Any], count: int) -> NDArray[Any]:
