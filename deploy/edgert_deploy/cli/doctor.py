@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import click
 from edgert.errors import ConfigInvalid
 from edgert_deploy.cli.shared.options import inventory_option, json_option, profiles_option, selector_argument
 from edgert_deploy.cli.shared.output import emit, say
-from edgert_deploy.common.parallel import AT_ONCE_MAX
+from edgert_deploy.common.parallel import Stop, for_each
 from edgert_deploy.devices.inventory import Inventory
 from edgert_deploy.devices.selector import ALL
 from edgert_deploy.doctor import FAIL, OK, WARN, Finding
@@ -62,9 +61,8 @@ def doctor(
     keys = signing_keys()
     if devices:
         say("", f"asking {len(devices)} device{'' if len(devices) == 1 else 's'}")
-        with ThreadPoolExecutor(max_workers=AT_ONCE_MAX) as pool:
-            for found in pool.map(lambda device: check_device(device, keys, profiles_dir), devices):
-                findings += found
+        for found in for_each(devices, lambda device: check_device(device, keys, profiles_dir), Stop()):
+            findings += found or []
     failed = [finding for finding in findings if finding.level == FAIL]
     shown = [finding for finding in findings if not quiet or finding.level != OK]
     value = {"ok": not failed, "findings": [_as_json(finding) for finding in shown]}

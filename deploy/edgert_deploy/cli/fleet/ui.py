@@ -9,6 +9,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -35,7 +36,6 @@ from edgert_deploy.fleet.ui.history import History, baselines, versions_seen
 from edgert_deploy.fleet.ui.hub import Hub
 from edgert_deploy.fleet.ui.rollouts import Rollouts
 from edgert_deploy.fleet.ui.server import PageServer
-from edgert_deploy.rollout.rollout_store import RolloutStore
 
 PORT = 8765
 TICK_S = 1.0
@@ -123,7 +123,12 @@ def ui(
     begin(board, query)
     rollouts = open_rollouts()
     hub = Hub(board, Rollouts(rollouts.without_team()), time.monotonic, _wall_ms)
-    subscriber = FleetSubscriber(settings, [board, *([recorder] if recorder else [])], site, log=_Trouble(hub).note)
+
+    def note(line: str) -> None:
+        _say(line)
+        hub.trouble = "" if line == CONNECTED_AGAIN else line
+
+    subscriber = FleetSubscriber(settings, [board, *([recorder] if recorder else [])], site, log=note)
     subscriber.open()
     server = PageServer(Answers(hub, History(query, _wall_ms, targets=targets), site), access, host, port, alerts)
     address = address_of(access, host, server.port)
@@ -137,9 +142,11 @@ def ui(
             f"warning: the network can reach {host}, and the connection is not encrypted: whoever has the token can read it"
         )
     stop = stopping(for_s)
-    threading.Thread(target=_compare, args=(board, query), daemon=True).start()
-    if rollouts.has_team:
-        threading.Thread(target=_follow, args=(rollouts,), daemon=True).start()
+    repeated = [(lambda: board.remember_baselines(baselines(query, _wall_ms())), BASELINES_EVERY_S)]
+    if rollouts.has_team:  # what other hosts roll out
+        repeated.append((rollouts.sync, TEAM_S))
+    for work in repeated:
+        threading.Thread(target=_repeat, args=work, daemon=True).start()
     try:
         while not stop():
             subscriber.listen(TICK_S)
@@ -194,31 +201,12 @@ def begin(board: Board, query: FleetQuery) -> None:
     board.remember_versions(versions_seen(query, _wall_ms()))
 
 
-def _compare(board: Board, query: FleetQuery) -> None:
-    """Tell the board again and again what models usually take, until the process ends."""
+def _repeat(work: Callable[[], None], every_s: float) -> None:
+    """Do `work` again and again until the process ends. Where it fails, the page shows what it knows."""
     while True:
-        with contextlib.suppress(EdgeRTError):  # the page compares with what it knows
-            board.remember_baselines(baselines(query, _wall_ms()))
-        time.sleep(BASELINES_EVERY_S)
-
-
-def _follow(rollouts: RolloutStore) -> None:
-    """Bring what other hosts of the team roll out to this one, until the process ends."""
-    while True:
-        time.sleep(TEAM_S)
-        with contextlib.suppress(EdgeRTError):  # the page shows what this host knows
-            rollouts.sync()
-
-
-class _Trouble:
-    """Reports the state of the broker's connection on stderr and on the page."""
-
-    def __init__(self, hub: Hub) -> None:
-        self._hub = hub
-
-    def note(self, line: str) -> None:
-        _say(line)
-        self._hub.trouble = "" if line == CONNECTED_AGAIN else line
+        with contextlib.suppress(EdgeRTError):
+            work()
+        time.sleep(every_s)
 
 
 def address_of(access: Access, host: str, port: int) -> str:
