@@ -21,7 +21,7 @@ from edgert.worker.connections.reactor import Departure, Reactor
 from edgert.worker.connections.sessions import Sessions
 from edgert.worker.pipeline.pipeline import Pipeline
 
-PROTOCOL_ERROR_PAUSE_S = 0.01  # before the answer: a client cannot break the protocol more than 100 times a second
+PROTOCOL_ERROR_PAUSE_S = 0.025  # before the answer: a client cannot break the protocol more than 40 times a second
 MANY_MIN = 4  # connections; two are served as well by two threads (decision 17)
 DRAIN_STEP_S = 0.002
 MOVED = wire.json_frame(wire.MOVED, {})
