@@ -137,6 +137,7 @@ class Fleet:
             "messages_per_s": round(messages_per_s, 1),
             "lost": round(before + sent - self._counted()),
             "drained_s": round(drained_s, 1),
+            **{f"{kind}_payload_bytes": size for kind, size in self.load.payload_bytes.items()},
             "exporter_rss_mb": round(max(used_mb), 1),
             "exporter_kb_per_device": round(per_device_kb, 2),
             "exporter_cpu_share": round(exporter_s / took_s, 3),

@@ -25,7 +25,9 @@ from pathlib import Path
 import numpy as np
 import sqlalchemy as sa
 
+from bench.support.fleet_load import stage_times
 from bench.support.tables import emit_figures
+from edgert.telemetry import stages
 from edgert.telemetry.messages import HistMessage
 from edgert.telemetry.sketch import Sketch, merged
 from edgert_deploy.fleet.packed import WINDOW, Pool
@@ -42,6 +44,8 @@ ASKED = {
     "24 h by device": (24, ("device",)),
     "1 h by version, profile": (1, ("version", "profile")),
     "1 h by device": (1, ("device",)),
+    "24 h of stages by version, profile": (24, ("version", "profile")),
+    "24 h of stages by device": (24, ("device",)),
 }
 PROFILES = ("raspberry-pi-4", "raspberry-pi-5", "intel-nuc", "jetson-orin-nano")
 REPEATS = 5
@@ -86,6 +90,7 @@ def fill(url: str, devices: int, hours: int) -> tuple[float, float, int]:
     """
     store, dice = Store(url), np.random.default_rng(7)
     sketches = [a_sketch(dice) for _ in range(SHAPES)]
+    packed = [stages.packed_of(stages.text_of(stage_times(dice, 2.7)) or "") for _ in range(SHAPES)]
     numbers = sorted(range(devices), key=lambda n: n % GROUPS)
     store.write(Batch(devices={name_of(n): {"profile": PROFILES[n % 4]} for n in numbers}))
 
@@ -94,8 +99,9 @@ def fill(url: str, devices: int, hours: int) -> tuple[float, float, int]:
         for n in some:
             heard = Origin(*name_of(n), NOW_MS, "digits")
             for minute in minutes:
-                ts_ms, sketch = NOW_MS - (hours * 60 - minute) * MINUTE_MS, sketches[(n * 7 + minute) % SHAPES]
-                batch.hists.append((heard, HistMessage(ts_ms, "b1", minute + 1, 60.0, f"r{1 + n % 3}", sketch)))
+                ts_ms, shape = NOW_MS - (hours * 60 - minute) * MINUTE_MS, (n * 7 + minute) % SHAPES
+                hist = HistMessage(ts_ms, "b1", minute + 1, 60.0, f"r{1 + n % 3}", sketches[shape], True, packed[shape])
+                batch.hists.append((heard, hist))
         store.write(batch)
 
     for hour in range(hours - 1):
@@ -113,6 +119,9 @@ def fill(url: str, devices: int, hours: int) -> tuple[float, float, int]:
 def sizes_of(url: str) -> dict[str, int]:
     """Return the bytes of each grain, with its indexes."""
     grains = {"windows": schema.hist_window, "minutes": schema.group_minute, "hours of groups": schema.group_hour, "hours of devices": schema.stream_hour}  # fmt: skip
+    grains |= {
+        f"stages of {name}": schema.STAGES[table.name] for name, table in grains.items() if table.name in schema.STAGES
+    }
     if "postgresql" in url:
         size = "SELECT pg_total_relation_size(:name)"
     else:
@@ -152,7 +161,9 @@ def ask_all(url: str) -> dict[str, float]:
         for _ in range(REPEATS):
             began = time.perf_counter()
             fleet = FleetQuery(url)
-            answers = fleet.answer(Question(NOW_MS - hours * 3_600_000, NOW_MS, by, {"model": "digits"}), NOW_MS)
+            answers = fleet.answer(
+                Question(NOW_MS - hours * 3_600_000, NOW_MS, by, {"model": "digits"}, 0, "stages" in name), NOW_MS
+            )
             fleet.close()
             times.append(time.perf_counter() - began)
         said[f"{name}, s"] = round(statistics.median(times), 3)

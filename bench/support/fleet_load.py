@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from edgert.telemetry import messages
+from edgert.telemetry import messages, stages
 from edgert.telemetry.messages import Topics
 from edgert.telemetry.sketch import Sketch
 from edgert.telemetry.spans import STAGES
@@ -63,6 +63,12 @@ class Load:
         self._poll = select.epoll()
         self._drained_at = 0.0
         self._names = [Topics(f"site-{n % self.sites}", f"d-{n:06}") for n in range(self.devices)]
+
+    @property
+    def payload_bytes(self) -> dict[str, int]:
+        """The mean size of each report's payload."""
+        sizes = [[len(template.filled(1, REQUESTS_A_WINDOW)) for template in shape] for shape in self._shapes]
+        return dict(zip(("hist", "metrics"), np.mean(sizes, axis=0).round().astype(int).tolist(), strict=True))
 
     def connect(self) -> None:
         """Connect every device and publish its status."""
@@ -131,12 +137,11 @@ class Load:
         return self._descriptors[descriptor]
 
     def _shape(self, dice: np.random.Generator, number: int) -> tuple[Template, Template]:
-        sketch = Sketch()
-        for latency in dice.lognormal(1 + number / 50, 0.3, REQUESTS_A_WINDOW):
-            sketch.record(float(latency))
+        sketch = _sketch(dice.lognormal(1 + number / 50, 0.3, REQUESTS_A_WINDOW))
         common = messages.envelope(ts_ms=int(time.time() * 1000), boot="b1", seq=_SEQ) | {"window_s": 60.0}
         scalars = {"zero": 0, "count": sketch.count, "sum": sketch.sum, "min": sketch.min, "max": sketch.max}
         hist = {"unit": "ms", "temporality": "delta", "scale": 5, **scalars, "buckets": sketch.encode()}
+        hist["stages"] = stages.text_of(stage_times(dice, 2.7 * 1.02**number))
         version = {"model_version": f"r{1 + number % 3}"}
         percentiles = {f"lat_{name}_ms": 12.3456 for name in ("p50", "p95", "p99", "p999", "max")}
         within = {f"lat_le_{bound}ms_total": 123456 for bound in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)}
@@ -146,6 +151,20 @@ class Load:
             "batch_mean": 1.5, "clock_synced": 1, "rss_bytes": 123456789, "temp_c": 51.5, "throttled": 0,
         }  # fmt: skip
         return Template.of({**common, **hist, **version}), Template.of({**common, **metrics, **version})
+
+
+def stage_times(dice: np.random.Generator, engine_ms: float) -> dict[str, Sketch]:
+    """Return the stages of a window of a model without preprocessing: whole microseconds, as a device measures them."""
+    usual_us = {"decode": 12, "cache": 2, "queue": 40, "engine": 1000 * engine_ms, "encode": 25}
+    times = {name: dice.lognormal(np.log(usual_us.get(name, 1e-3)), 0.4, REQUESTS_A_WINDOW) for name in STAGES}
+    return {name: _sketch(times_us.round() / 1000) for name, times_us in times.items()}
+
+
+def _sketch(latencies_ms: np.typing.NDArray[np.float64]) -> Sketch:
+    sketch = Sketch()
+    for latency_ms in latencies_ms.tolist():
+        sketch.record(latency_ms)
+    return sketch
 
 
 def _connect(client_id: str) -> bytes:

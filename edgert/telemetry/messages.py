@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from edgert.errors import ProtocolError
 from edgert.names import ID, ID_CHARS_MAX, checked_id
+from edgert.telemetry import stages
 from edgert.telemetry.sketch import SCALE, Sketch
 from edgert.telemetry.spans import SLO_BOUNDS_MS, WindowReport
 
@@ -190,7 +191,7 @@ def metrics_fields(
 
 
 def hist_fields(report: WindowReport, *, model_version: str, clock_synced: object = None) -> dict[str, object]:
-    """Return the `hist` payload without its envelope: the latencies of this window's answered requests."""
+    """Return the `hist` payload without its envelope: latencies and stage times of this window's answered requests."""
     sketch = report.latency
     return {
         "window_s": round(report.window_s, 3),
@@ -203,6 +204,7 @@ def hist_fields(report: WindowReport, *, model_version: str, clock_synced: objec
         "min": sketch.min,
         "max": sketch.max,
         "buckets": sketch.encode(),
+        "stages": stages.text_of(report.stages),
         "clock_synced": clock_synced,
         "model_version": model_version,
     }
@@ -223,7 +225,11 @@ def models_of(deploy: bytes) -> list[str]:
 
 @dataclass(frozen=True)
 class HistMessage:
-    """One window's latencies of one model, ready to merge."""
+    """One window's latencies of one model, ready to merge.
+
+    `stages` are its stage times as edgert.telemetry.stages packs them, b"" where the device sent none, or sent what
+    `stages_fault` tells of.
+    """
 
     ts_ms: int
     boot: str
@@ -232,10 +238,12 @@ class HistMessage:
     model_version: str
     sketch: Sketch
     clock_synced: bool = True
+    stages: bytes = b""
+    stages_fault: str = ""
 
     @classmethod
     def from_json(cls, payload: bytes) -> HistMessage:
-        """Raises ProtocolError where the histogram could not be merged with others."""
+        """Raises ProtocolError where the latencies could not be merged with others."""
         fields = load(payload)
         shape = (fields.get("unit"), fields.get("temporality"), fields.get("scale"))
         if shape != ("ms", "delta", SCALE):
@@ -249,6 +257,11 @@ class HistMessage:
         )
         if sketch.count != int_of(fields, "count"):
             raise ProtocolError(f"a histogram's buckets hold {sketch.count} values; its count is {fields['count']}")
+        packed, fault = b"", ""
+        try:
+            packed = stages.packed_of(text_of(fields, "stages")) if "stages" in fields else b""
+        except ProtocolError as error:  # the latencies are right
+            fault = error.message
         return cls(
             ts_ms=int_of(fields, "ts"),
             boot=text_of(fields, "boot"),
@@ -257,6 +270,8 @@ class HistMessage:
             model_version=text_of(fields, "model_version"),
             sketch=sketch,
             clock_synced=is_synced(fields),
+            stages=packed,
+            stages_fault=fault,
         )
 
 

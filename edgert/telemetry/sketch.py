@@ -126,6 +126,16 @@ class Sketch:
             raise ProtocolError(f"a histogram has zero={zero}, sum={sum_ms}, min={min_ms}, max={max_ms}")
         return sketch
 
+    @classmethod
+    def of_counts(cls, buckets: dict[int, int], zero: int) -> Sketch:
+        """Return the sketch of counts alone: `sum`, `min` and `max` follow from the middles of its buckets."""
+        sketch = cls()
+        sketch.buckets, sketch.zero, sketch.count = buckets, zero, zero + sum(buckets.values())
+        sketch.sum = sum(count * middle_ms(index) for index, count in buckets.items())
+        if buckets:
+            sketch.min, sketch.max = 0.0 if zero else middle_ms(min(buckets)), middle_ms(max(buckets))
+        return sketch
+
     def __eq__(self, other: object) -> bool:
         """Compare everything that merging keeps exact; `sum` is a float and may differ in its last digits."""
         if not isinstance(other, Sketch):

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
+from edgert_deploy.fleet.export.exporter import Exporter
 from edgert_deploy.fleet.state import FleetState
 from tests.support.brokers import Broker
 from tests.support.browser import Browser
-from tests.support.fleet import Pi, Sent, publish, record
+from tests.support.fleet import NOW_MS, Pi, Sent, ask, publish, record
 from tests.support.fleet_page import event, page_of, seen
 
 BAD_ALARM = {"event": "alarm_raised", "alarm": "temp_c", "model": "digits"}
@@ -56,6 +57,24 @@ def test_so_is_a_message_of_another_kind(kind: str) -> None:
         fields = {**json.loads(pi.window(1, [1.0])[1][1]), "lat_p99_ms": "slow"}
     state.apply(f"edgert/v1/plant-a/pi-1/{kind}", json.dumps(fields).encode(), False, 0.0)
     assert state.refused == 1
+
+
+def test_broken_stages_hide_neither_the_latencies_beside_them_nor_the_stages_of_others(tmp_path: Path) -> None:
+    bad, good, store = Pi("pi-1"), Pi("pi-2"), str(tmp_path / "fleet.db")
+    hist, metrics = bad.window(NOW_MS - 1, [1.0] * 3, engine=[0.5] * 3)
+    sent = [(hist[0], json.dumps({**json.loads(hist[1]), "stages": "eJw="}).encode()), metrics]
+    sent += good.window(NOW_MS - 1, [1.0] * 5, engine=[0.5] * 5)
+    recorder = record(store, sent)
+    assert (recorder.refused, recorder.recorded) == (1, 4)
+    assert "pi-1/m/digits/hist: stages are 'eJw='" in recorder.last_refusal
+    (answer,) = ask(store, 1, stages=True)
+    assert answer.stages is not None
+    assert (answer.latency.count, answer.stages.sketches()["engine"].count) == (8, 5)
+    exporter = Exporter("b1", clock=lambda: 0.0, wall_clock=lambda: 0.0)
+    for message in sent:
+        exporter.apply(*message, False, 0.0)
+    (group,) = exporter.groups.values()
+    assert (exporter.refused, group.latency.count, group.stages["engine"].count) == (1, 8, 5)
 
 
 @pytest.fixture

@@ -341,7 +341,6 @@ def mqtt(data: bytes) -> None:
     for listener in (state, board, exporter):
         _apply(listener, data)
     json.dumps([row.as_json() for row in state.rows(1001.0)], allow_nan=False).encode()
-    json.dumps(board.stages(Filter()), allow_nan=False).encode()
     board.seen(Filter(), 1001.0)
     board.words()
     exposition = Exposition(exporter)
@@ -382,7 +381,7 @@ def _reports() -> list[bytes]:
     deploy = {"v": 1, "ts": NOW_MS, "boot": "b1", "digits_state": "live_good", "digits_release": 3}
     sent = [
         *pi.info(),
-        *pi.window(NOW_MS, [1.0, 2.5, 300.0], errors=1),
+        *pi.window(NOW_MS, [1.0, 2.5, 300.0], errors=1, queue=[0.0, 0.25, 1.0], engine=[0.5, 2.0, 290.0]),
         (pi.topics.event, json.dumps(event).encode()),
         (pi.topics.deploy, json.dumps(deploy).encode()),
         (pi.topics.sys, json.dumps({"v": 1, "ts": NOW_MS, "boot": "b1", "temp_c": 61.5}).encode()),

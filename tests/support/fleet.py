@@ -10,7 +10,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from edgert.telemetry import messages
+from edgert.telemetry import messages, stages
 from edgert.telemetry.messages import Topics
 from edgert.telemetry.mqtt import Connection
 from edgert.telemetry.recorder import WindowRecorder
@@ -57,11 +57,16 @@ class Pi:
         return [(self.topics.event, messages.dump(said))]
 
     def window(
-        self, ts_ms: int, latencies_ms: Sequence[float], errors: int = 0, uptime_s: float = 1e6, clock_synced: int = 1
+        self,
+        ts_ms: int,
+        latencies_ms: Sequence[float],
+        errors: int = 0,
+        uptime_s: float = 1e6,
+        clock_synced: int = 1,
+        **stages_ms: Sequence[float],
     ) -> Sent:
-        sketch = Sketch()
-        for latency in latencies_ms:
-            sketch.record(latency)
+        """The reports of a window; of an older device where no stage has times."""
+        sketch = sketch_of(latencies_ms)
         self.sketches.append((ts_ms, sketch))
         self.seq += 1
         self.requests += len(latencies_ms) + errors
@@ -70,11 +75,19 @@ class Pi:
         common |= {"window_s": 60.0, "model_version": self.version, "clock_synced": clock_synced}
         scalars = {"zero": sketch.zero, "count": sketch.count, "sum": sketch.sum, "min": sketch.min, "max": sketch.max}
         shape = {"unit": "ms", "temporality": "delta", "scale": 5, "buckets": sketch.encode()}
+        packed = stages.text_of({name: sketch_of(stages_ms.get(name, ())) for name in stages.NUMBERED})
         counters = {"req_total": self.requests, "err_total": self.errors, "shed_total": 0, "cache_hit_total": 0}
         return [
-            (self.topics.hist("digits"), messages.dump({**common, **shape, **scalars})),
+            (self.topics.hist("digits"), messages.dump({**common, **shape, **scalars, "stages": packed})),
             (self.topics.metrics("digits"), messages.dump({**common, **counters, "uptime_s": uptime_s, "up": 1})),
         ]
+
+
+def sketch_of(values_ms: Sequence[float]) -> Sketch:
+    sketch = Sketch()
+    for value_ms in values_ms:
+        sketch.record(value_ms)
+    return sketch
 
 
 class Sender:
@@ -137,11 +150,13 @@ def record(url: str, sent: Sent, now_ms: int = NOW_MS) -> Recorder:
     return recorder
 
 
-def ask(url: str, hours: float, by: tuple[str, ...] = (), step_min: int = 0, **where: str) -> list[Answer]:
+def ask(
+    url: str, hours: float, by: tuple[str, ...] = (), step_min: int = 0, stages: bool = False, **where: str
+) -> list[Answer]:
     """Query the last hours of the store at `url`."""
     fleet = FleetQuery(url)
     since_ms = NOW_MS - int(hours * 3_600_000)
-    answers = fleet.answer(Question(since_ms, NOW_MS, by, where, step_min), NOW_MS)
+    answers = fleet.answer(Question(since_ms, NOW_MS, by, where, step_min, stages), NOW_MS)
     fleet.close()
     return answers
 

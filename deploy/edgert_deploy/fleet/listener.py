@@ -12,7 +12,7 @@ from edgert.errors import ProtocolError
 from edgert.telemetry import messages
 from edgert.telemetry.messages import HistMessage, MetricsMessage, Scalar, Topic, parse_topic
 from edgert_deploy.fleet import contract
-from edgert_deploy.fleet.reports import KINDS, EventMessage, parse_report, stream_of
+from edgert_deploy.fleet.reports import KINDS, EventMessage, Report, parse_report, stream_of
 from edgert_deploy.fleet.stream_limit import StreamLimit
 
 RETAINED = ("status", "info", "deploy")
@@ -34,8 +34,10 @@ class FleetListener:
             parsed = parse_topic(topic)
             if not payload and parsed.kind in RETAINED:
                 return self.on_cleared(parsed)
-            self._decode(parsed, payload, now)
+            fault = self._decode(parsed, payload, now)
             self.on_message(parsed, retained, now)
+            if fault:
+                raise ProtocolError(fault)
         except ProtocolError as error:
             self.refused += 1
             self.last_refusal = f"{topic[:120]}: {error.message}"
@@ -61,21 +63,29 @@ class FleetListener:
     def on_event(self, topic: Topic, event: EventMessage, now: float) -> None:
         """Something happened on the device."""
 
-    def _decode(self, topic: Topic, payload: bytes, now: float) -> None:
+    def _decode(self, topic: Topic, payload: bytes, now: float) -> str:
+        """Hand a message to its method; return what of it was left out, "" as a rule."""
         if topic.kind == "status":
-            return self.on_status(topic, messages.parse_status(payload), now)
-        if topic.kind not in KINDS:
+            self.on_status(topic, messages.parse_status(payload), now)
+        elif topic.kind not in KINDS:
             fields = messages.load(payload)
             contract.check(topic.kind, fields)
-            return self.on_fields(topic, fields, now)
-        if topic.kind == "hist" and not self.decodes_hist:
-            return self.on_hist(topic, None, now)
-        report = parse_report(topic, payload)
+            self.on_fields(topic, fields, now)
+        elif topic.kind == "hist" and not self.decodes_hist:
+            self.on_hist(topic, None, now)
+        else:
+            return self._report(topic, parse_report(topic, payload), now)
+        return ""
+
+    def _report(self, topic: Topic, report: Report, now: float) -> str:
         if not isinstance(report, HistMessage):  # which takes nothing that it did not check
             contract.check(topic.kind, report.fields)
         self._limit.check(topic.site, topic.device, stream_of(topic, report), now)
         if isinstance(report, HistMessage):
-            return self.on_hist(topic, report, now)
+            self.on_hist(topic, report, now)
+            return report.stages_fault
         if isinstance(report, MetricsMessage):
-            return self.on_metrics(topic, report, now)
-        return self.on_event(topic, report, now)
+            self.on_metrics(topic, report, now)
+        else:
+            self.on_event(topic, report, now)
+        return ""

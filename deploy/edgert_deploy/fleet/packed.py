@@ -6,18 +6,22 @@ so that another machine can read a store.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgert.telemetry import stages
 from edgert.telemetry.sketch import INDEX_MAX, INDEX_MIN, Sketch
 
 WINDOW = np.dtype([("index", "<i2"), ("count", "<u4")])
 MERGED = np.dtype([("index", "<i2"), ("count", "<u8")])
 WINDOW_COUNT_MAX = 2**32 - 1
 _WIDTH = INDEX_MAX - INDEX_MIN + 1
+
+Cells = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
 def pack(buckets: Mapping[int, int], form: np.dtype[np.void] = MERGED) -> bytes:
@@ -55,6 +59,38 @@ class Dense:
         records = np.empty(len(filled), MERGED)
         records["index"], records["count"] = filled + INDEX_MIN, self._counts[filled]
         return records.tobytes()
+
+
+def cells_of(blob: bytes, form: np.dtype[np.void] = MERGED) -> Cells:
+    """Return the filled cells of packed stage times (edgert.telemetry.stages), all different, and their counts."""
+    records, count = zlib.decompress(blob) if blob else b"", form["count"]
+    length = len(records) // (2 + count.itemsize)
+    cells = np.cumsum(np.frombuffer(records, "<u2", length), dtype=np.int64) - 1
+    return cells, np.frombuffer(records, count, length, offset=2 * length).astype(np.int64)
+
+
+class StageCounts:
+    """Stage times with a counter for every cell, which makes adding fast."""
+
+    __slots__ = ("_counts",)
+
+    def __init__(self, parts: Iterable[Cells] = ()) -> None:
+        self._counts: NDArray[np.int64] = np.zeros(stages.CELLS_END, np.int64)
+        for cells in parts:
+            self.add(cells)
+
+    def add(self, cells: Cells) -> None:
+        self._counts[cells[0]] += cells[1]
+
+    def packed(self) -> bytes:
+        (filled,) = np.nonzero(self._counts)
+        distances, counts = np.diff(filled, prepend=-1).astype("<u2"), self._counts[filled].astype(MERGED["count"])
+        return zlib.compress(distances.tobytes() + counts.tobytes(), 1) if len(filled) else b""
+
+    def sketches(self) -> dict[str, Sketch]:
+        """Return the sketch of each stage that has times."""
+        (filled,) = np.nonzero(self._counts)
+        return stages.sketches(filled.tolist(), self._counts[filled].tolist())
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from edgert.telemetry import messages
+from edgert.telemetry import stages
 from edgert.telemetry.sketch import Sketch
-from edgert_deploy.fleet.packed import Dense, Pool, pack, unpack
-from edgert_deploy.fleet.store.payload import pack_fields, unpack_fields
+from edgert_deploy.fleet.packed import WINDOW, Dense, Pool, StageCounts, cells_of, pack, unpack
 
 
 def test_packed_histograms_are_what_they_were() -> None:
@@ -19,5 +18,15 @@ def test_packed_histograms_are_what_they_were() -> None:
     pool.add_scalars([1, 1], [[2, 0], [2**40 + 6, 0], [5.0, 0.0], [0.001, 0.0], [9.0, 0.0]])
     assert pool.sketch(1).buckets == {640: 1, -320: 2**40, 7: 4}
     assert pool.sketch(0) == Sketch()
-    fields: dict[str, messages.Scalar] = {"v": 1, "boot": "b1", "temp_c": 51.5, "anything": "else"}
-    assert unpack_fields(pack_fields(fields)) == fields
+
+
+def test_stage_times_of_a_window_and_of_sums_of_windows_keep_every_count() -> None:
+    cells, counts = [0, 1, 961, 962, stages.CELLS_END - 1], [2**31, 1, 2, 3, 4]
+    both = StageCounts([cells_of(stages.pack(cells, counts), WINDOW)] * 2)
+    assert [part.tolist() for part in cells_of(both.packed())] == [cells, [2 * count for count in counts]]
+    again = StageCounts([cells_of(both.packed()), cells_of(b"")])
+    assert again.packed() == both.packed()
+    assert StageCounts().packed() == b""
+    found = again.sketches()
+    assert {name: sketch.count for name, sketch in found.items()} == {"decode": 2**32 + 6, "preprocess": 6, "encode": 8}
+    assert (found["decode"].zero, found["decode"].buckets) == (2**32, {-320: 2, 640: 4})

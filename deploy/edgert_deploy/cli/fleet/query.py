@@ -26,6 +26,7 @@ Examples:
   edgert fleet query --model digits --window 1h --by version,profile --percentiles 50,95,99
   edgert fleet query --window 7d --by device --site plant-a --store postgresql://ops@db/fleet
   edgert fleet query --model digits --window 24h --step 1h --by version --json
+  edgert fleet query --model digits --window 7d --by profile --stages
   edgert fleet query --window 7d --step 1h --by model,version --buckets --csv > week.csv
 
 \b
@@ -33,6 +34,11 @@ Examples:
 never means of percentiles. A window belongs to the minute in which it ended; more than two days ago, periods begin and
 end at whole hours. Errors, shed and cache hits are the growth of the counters. `missing` counts reports that were sent
 and never came; stderr names their devices, and warns where the store itself is old.
+
+\b
+--stages tells where the time goes: a line for each stage of a group, with its requests, its share of all stages' time, and
+its percentiles. queue and engine count the requests that an engine answered; engine is the run of the whole batch. Devices
+with an older EdgeRT report no stages.
 
 \b
 Exit codes: 0 done (also without reports), 4 an option cannot be used, 6 the store cannot be reached.
@@ -64,6 +70,7 @@ Exit codes: 0 done (also without reports), 4 an option cannot be used, 6 the sto
 @click.option("--site", metavar="SITE", help="Only this site.")
 @click.option("--device", metavar="DEVICE", help="Only this device.")
 @click.option("--profile", type=ProfileName(), help="Only devices of this profile.")
+@click.option("--stages", is_flag=True, help="Show the stages of the requests instead of their latency.")
 @click.option("--buckets", is_flag=True, help="Add each group's histogram: zero, sum, least and its buckets.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV with a heading.")
 @json_option
@@ -75,6 +82,7 @@ def query(
     by: str,
     percentiles: str,
     version_: str | None,
+    stages: bool,
     buckets: bool,
     as_csv: bool,
     as_json: bool,
@@ -93,6 +101,7 @@ def query(
         by=dimensions_of(by),
         where={name: value for name, value in {**only, "version": version_}.items() if value},
         step_min=int(step_s or 0) // 60,
+        stages=stages,
     )
     asked = Asked(question, shares_of(percentiles), buckets)
     with closing(FleetQuery(store_url)) as fleet:
@@ -103,23 +112,26 @@ def query(
         table = csv_text(rows).rstrip("\n") if as_csv else columns(shown) if rows else ""
         emit(answer, table, as_json)
     else:
-        say("", _nothing(answer, question.where))
+        say("", _nothing(answer, question))
     for line in _warnings(answer, now_ms):
         say("", line)
 
 
-def _nothing(answer: Mapping[str, Any], where: Mapping[str, str]) -> str:
+def _nothing(answer: Mapping[str, Any], question: Question) -> str:
     if not answer["newest_ms"]:
         return "the store has no reports yet: `edgert fleet record` fills it"
     period = " to ".join(time_text(answer[key]) for key in ("since_ms", "until_ms"))
-    return f"no matching reports from {period}" + "".join(f" --{name} {value}" for name, value in where.items())
+    if question.stages and answer["windows"]:
+        return f"the {answer['windows']} matching reports from {period} have no stages: upgrade the devices' runtime"
+    words = "".join(f" --{name} {value}" for name, value in question.where.items())
+    return f"no matching reports from {period}{words}"
 
 
 def _warnings(answer: Mapping[str, Any], now_ms: int) -> Iterator[str]:
     """Yield what a reader of the answer must know of its reports."""
     missing, unsynced, newest_ms = (answer[key] for key in ("missing_devices", "clocks_not_synchronised", "newest_ms"))
     if missing:
-        lost, came = sum(missing.values()), sum(row["windows"] for row in answer["groups"])
+        lost, came = sum(missing.values()), answer["windows"]
         yield (
             f"{lost} of {lost + came} reports ({lost / (lost + came):.1%}) were sent and never came, from "
             f"{some_of([f'{device} ({count})' for device, count in missing.items()], NAMED_MAX)}"

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from sys import intern
 
 from edgert.errors import ProtocolError
+from edgert.telemetry import stages
 from edgert.telemetry.messages import HistMessage, MetricsMessage, Scalar, Topic
 from edgert.telemetry.sketch import Sketch
 from edgert_deploy.fleet.export.counting import Counting
@@ -52,6 +53,7 @@ class Group:
     """One group's reports so far. `changed` grows with each, so that a rendered form can be cached."""
 
     latency: Sketch = field(default_factory=Sketch)
+    stages: dict[str, Sketch] = field(default_factory=dict)
     counters: list[int] = field(default_factory=lambda: [0] * len(COUNTERS))
     gauges: dict[str, float] = field(default_factory=dict)
     changed: int = 0
@@ -128,8 +130,13 @@ class Exporter(FleetListener):
             self._device(topic.site, topic.device).profile = storable(str(profile)) if known else PROFILE_UNKNOWN
 
     def on_hist(self, topic: Topic, hist: HistMessage | None, now: float) -> None:
-        if hist is not None and self.counting.is_new(topic, hist):
-            self._group(topic, hist.model_version).latency.merge(hist.sketch)
+        if hist is None or not self.counting.is_new(topic, hist):
+            return
+        group = self._group(topic, hist.model_version)
+        group.latency.merge(hist.sketch)
+        if "device" not in self.by:  # of each device they would take too much memory; it has gauges
+            for name, sketch in stages.sketches(*stages.unpack(hist.stages)).items():
+                group.stages.setdefault(name, Sketch()).merge(sketch)
 
     def on_metrics(self, topic: Topic, metrics: MetricsMessage, now: float) -> None:
         if not self.counting.is_new(topic, metrics):

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from edgert.telemetry.sketch import Sketch
 from edgert_deploy.fleet.export.exporter import COUNTERS, GAUGES, Exporter, Labels
 
 Type = Literal["counter", "gauge"]
 LATENCY = "edgert_latency_milliseconds"
-LATENCY_HELP = "Latency of the requests answered without an error, measured in the daemon."
 _DEVICE = ("site", "device")
 
 
@@ -26,8 +26,32 @@ class Family:
     samples: Sequence[tuple[Labels, float]]
 
 
+@dataclass(frozen=True)
+class Histograms:
+    """The histograms of one name, as a Family has values; a sample is (label values, sketch, its changes so far).
+
+    Text has a classic bucket for each octave from 2**`octave` ms on.
+    """
+
+    name: str
+    help: str
+    names: tuple[str, ...]
+    octave: int
+    samples: Sequence[tuple[Labels, Sketch, int]]
+
+
+def histograms(exporter: Exporter) -> Iterator[Histograms]:
+    """Yield the families of histograms. The caller holds the exporter's lock."""
+    groups = exporter.groups.items()
+    said = "Latency of the requests answered without an error, measured in the daemon."
+    yield Histograms(LATENCY, said, exporter.by, -4, [(key, group.latency, group.changed) for key, group in groups])
+    said = "Time of these requests in each stage; without series by device."
+    stages = [((*key, name), sketch, group.changed) for key, group in groups for name, sketch in group.stages.items()]
+    yield Histograms("edgert_stage_milliseconds", said, (*exporter.by, "stage"), -10, stages)
+
+
 def families(exporter: Exporter) -> Iterator[Family]:
-    """Yield all families but the latency histograms. The caller holds the exporter's lock."""
+    """Yield all families but the histograms. The caller holds the exporter's lock."""
     for number, (name, said) in enumerate(COUNTERS.items()):
         counted = [(labels, float(group.counters[number])) for labels, group in exporter.groups.items()]
         yield Family(name, said, "counter", exporter.by, counted)

@@ -18,7 +18,7 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality, E
 from edgert import __version__
 from edgert.telemetry.sketch import SCALE, Sketch
 from edgert_deploy.fleet.export.exporter import Exporter
-from edgert_deploy.fleet.export.families import LATENCY, LATENCY_HELP, families
+from edgert_deploy.fleet.export.families import families, histograms
 from edgert_deploy.fleet.export.post import http_address, post
 
 PATH = "/v1/metrics"
@@ -46,12 +46,13 @@ def request(exporter: Exporter, now: float) -> Any:
     scope.scope.name, scope.scope.version = "edgert", __version__
     times = {"start_time_unix_nano": int(exporter.started_at * 1e9), "time_unix_nano": int(now * 1e9)}
     with exporter.lock:
-        latency = scope.metrics.add(name=LATENCY.removesuffix("_milliseconds"), description=LATENCY_HELP, unit="ms")
-        latency.exponential_histogram.aggregation_temporality = _CUMULATIVE
-        for labels, group in exporter.groups.items():
-            point = latency.exponential_histogram.data_points.add(**times)
-            point.attributes.extend(_attributes(zip(exporter.by, labels, strict=True)))
-            _fill(point, group.latency)
+        for each in histograms(exporter):
+            metric = scope.metrics.add(name=each.name.removesuffix("_milliseconds"), description=each.help, unit="ms")
+            metric.exponential_histogram.aggregation_temporality = _CUMULATIVE
+            for labels, sketch, _ in each.samples:
+                point = metric.exponential_histogram.data_points.add(**times)
+                point.attributes.extend(_attributes(zip(each.names, labels, strict=True)))
+                _fill(point, sketch)
         for family in families(exporter):
             metric = scope.metrics.add(name=family.name.removesuffix("_total"), description=family.help)
             points = _points(metric, family.type == "counter")

@@ -16,11 +16,11 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from edgert.telemetry.sketch import INDEX_MIN, PER_OCTAVE, SCALE, Sketch
 from edgert_deploy.fleet.export.exporter import Exporter, Labels
-from edgert_deploy.fleet.export.families import LATENCY, LATENCY_HELP, Family, families
+from edgert_deploy.fleet.export.families import Family, Histograms, families, histograms
 
 PROTOBUF = "application/vnd.google.protobuf; proto=io.prometheus.client.MetricFamily; encoding=delimited"
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
-OCTAVES = range(-4, 18)  # classic bounds: 2**-4 ... 2**17 ms, 62 us to 131 s
+OCTAVES_END = 18  # the last classic bound: 2**17 ms, 131 s
 ZERO_THRESHOLD = math.pow(2, INDEX_MIN / PER_OCTAVE)
 _METRIC_TAG = b"\x22"  # field 4 of MetricFamily, length-delimited
 
@@ -30,11 +30,14 @@ class Exposition:
 
     def __init__(self, exporter: Exporter) -> None:
         self._exporter = exporter
-        self._drawn: dict[Labels, tuple[int, bytes]] = {}
+        self._drawn: dict[tuple[str, Labels], tuple[int, bytes]] = {}
 
     def protobuf(self) -> bytes:
         with self._exporter.lock:
-            parts = [_delimited(_family(LATENCY, LATENCY_HELP, _HISTOGRAM), self._histograms())]
+            parts, drawn = list[bytes](), dict[tuple[str, Labels], tuple[int, bytes]]()
+            for each in histograms(self._exporter):
+                parts.append(_delimited(_family(each.name, each.help, _HISTOGRAM), self._native(each, drawn)))
+            self._drawn = drawn
             for family in families(self._exporter):
                 kind = _COUNTER if family.type == "counter" else _GAUGE
                 parts.append(_delimited(_family(family.name, family.help, kind), _samples(family)))
@@ -42,24 +45,25 @@ class Exposition:
 
     def text(self) -> str:
         with self._exporter.lock:
-            lines = [f"# HELP {LATENCY} {LATENCY_HELP}", f"# TYPE {LATENCY} histogram"]
-            for labels, group in self._exporter.groups.items():
-                lines += _classic(list(zip(self._exporter.by, labels, strict=True)), group.latency)
+            lines = []
+            for each in histograms(self._exporter):
+                lines += [f"# HELP {each.name} {each.help}", f"# TYPE {each.name} histogram"]
+                for labels, sketch, _ in each.samples:
+                    lines += _classic(each, list(zip(each.names, labels, strict=True)), sketch)
             for family in families(self._exporter):
                 lines += [f"# HELP {family.name} {family.help}", f"# TYPE {family.name} {family.type}"]
                 for values, value in family.samples:
                     lines.append(f"{family.name}{_braces(list(zip(family.names, values, strict=True)))} {value!r}")
         return "\n".join(lines) + "\n"
 
-    def _histograms(self) -> Iterator[bytes]:
-        drawn: dict[Labels, tuple[int, bytes]] = {}
-        for labels, group in self._exporter.groups.items():
-            kept = self._drawn.get(labels)
-            if kept is None or kept[0] != group.changed:
-                kept = (group.changed, _native(self._exporter.by, labels, group.latency))
-            drawn[labels] = kept
+    def _native(self, said: Histograms, drawn: dict[tuple[str, Labels], tuple[int, bytes]]) -> Iterator[bytes]:
+        for labels, sketch, changed in said.samples:
+            key = said.name, labels
+            kept = self._drawn.get(key)
+            if kept is None or kept[0] != changed:
+                kept = (changed, _native(said.names, labels, sketch))
+            drawn[key] = kept
             yield kept[1]
-        self._drawn = drawn
 
 
 def _native(names: tuple[str, ...], labels: Labels, sketch: Sketch) -> bytes:
@@ -88,17 +92,17 @@ def fill_native(histogram: Any, sketch: Sketch) -> None:
         histogram.positive_span.add(offset=0, length=0)
 
 
-def _classic(labels: list[tuple[str, str]], sketch: Sketch) -> Iterator[str]:
-    counts, seen = sorted(sketch.buckets.items()), sketch.zero
+def _classic(said: Histograms, labels: list[tuple[str, str]], sketch: Sketch) -> Iterator[str]:
+    name, counts, seen = said.name, sorted(sketch.buckets.items()), sketch.zero
     position = 0
-    for octave in OCTAVES:
+    for octave in range(said.octave, OCTAVES_END):
         while position < len(counts) and counts[position][0] < octave * PER_OCTAVE:
             seen += counts[position][1]
             position += 1
-        yield f"{LATENCY}_bucket{_braces([*labels, ('le', repr(math.pow(2, octave)))])} {seen}"
-    yield f"{LATENCY}_bucket{_braces([*labels, ('le', '+Inf')])} {sketch.count}"
-    yield f"{LATENCY}_sum{_braces(labels)} {sketch.sum!r}"
-    yield f"{LATENCY}_count{_braces(labels)} {sketch.count}"
+        yield f"{name}_bucket{_braces([*labels, ('le', repr(math.pow(2, octave)))])} {seen}"
+    yield f"{name}_bucket{_braces([*labels, ('le', '+Inf')])} {sketch.count}"
+    yield f"{name}_sum{_braces(labels)} {sketch.sum!r}"
+    yield f"{name}_count{_braces(labels)} {sketch.count}"
 
 
 def _braces(labels: list[tuple[str, str]]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from edgert.telemetry.messages import HistMessage, MetricsMessage
-from edgert_deploy.fleet.packed import WINDOW, Dense
+from edgert_deploy.fleet.packed import MERGED, WINDOW, Cells, Dense, StageCounts, cells_of
 from edgert_deploy.fleet.store import schema
 from edgert_deploy.fleet.store.batch import HOUR_MIN, Origin, minute_of
 from edgert_deploy.fleet.store.schema import COUNTERS, HISTOGRAM
@@ -27,9 +27,10 @@ class MergedRows:
         self._streams: dict[tuple[int, int], _Row] = {}
 
     def add_hist(self, stream: int, origin: Origin, hist: HistMessage, blob: bytes) -> None:
-        sketch = hist.sketch
+        sketch, cells = hist.sketch, [cells_of(hist.stages, WINDOW)] if hist.stages else []
         for row in self._rows(stream, origin, hist):
             row.buckets.add(blob, WINDOW)
+            row.stages += cells
             row.add(1, sketch.zero, sketch.count, sketch.sum, sketch.min, sketch.max)
 
     def add_counters(self, stream: int, origin: Origin, said: MetricsMessage, grown: Mapping[str, int]) -> None:
@@ -64,7 +65,7 @@ class MergedRows:
             _row_of(self._streams, (minute // HOUR_MIN, stream)),
         )
 
-    def _stored(self, table: sa.Table, keys: Iterable[tuple[int, int]]) -> Iterator[Sequence[Any]]:
+    def _stored(self, table: sa.Table, keys: Iterable[tuple[int, int]], *names: str) -> Iterator[Sequence[Any]]:
         """Yield the rows of `keys` that are there. One statement reads all slots that have the same owners.
 
         SQLite reads a whole table for a list of pairs (slot, owner), but searches the key for two lists of numbers.
@@ -75,13 +76,13 @@ class MergedRows:
         slots: dict[tuple[int, ...], list[int]] = {}
         for slot, of_slot in owners.items():
             slots.setdefault(tuple(of_slot), []).append(slot)
-        asked = sa.select(*_merged_columns(table))
+        asked = sa.select(*(table.c[name] for name in ("slot", "owner", *names)))
         for of_slots, alike in slots.items():
             yield from self._connection.execute(asked.where(table.c.slot.in_(alike), table.c.owner.in_(of_slots)))
 
     def _write(self, table: sa.Table, rows: Mapping[tuple[int, int], _Row]) -> None:
         there = []
-        for stored in self._stored(table, rows):
+        for stored in self._stored(table, rows, *HISTOGRAM, *COUNTERS):
             slot, owner, *numbers, buckets, requests, errors, shed, cache_hits = stored
             row = rows[slot, owner]
             row.buckets.add(buckets)
@@ -99,15 +100,30 @@ class MergedRows:
             values: dict[str, Any] = {name: sa.bindparam(name) for name in (*HISTOGRAM, *COUNTERS)}
             old = [{"_slot": slot, "_owner": owner, **rows[slot, owner].values()} for slot, owner in there]
             self._connection.execute(table.update().where(*same).values(**values), old)
+        self._write_stages(schema.STAGES[table.name], {key: row.stages for key, row in rows.items() if row.stages})
+
+    def _write_stages(self, table: sa.Table, stages: Mapping[tuple[int, int], list[Cells]]) -> None:
+        if not stages:
+            return
+        for slot, owner, stored in self._stored(table, stages, "stages"):
+            stages[slot, owner].append(cells_of(stored, MERGED))
+        new = [
+            {"slot": slot, "owner": owner, "stages": StageCounts(parts).packed()}
+            for (slot, owner), parts in stages.items()
+        ]
+        statement = schema.insert(self._connection, table)
+        changed = {"stages": statement.excluded.stages}
+        self._connection.execute(statement.on_conflict_do_update(index_elements=["slot", "owner"], set_=changed), new)
 
 
 class _Row:
-    """One merged row in memory."""
+    """One merged row in memory. Its stage times are added up when it is written: their counters take seven times the memory."""
 
-    __slots__ = ("buckets", "count", "counters", "least", "most", "sum", "windows", "zero")
+    __slots__ = ("buckets", "count", "counters", "least", "most", "stages", "sum", "windows", "zero")
 
     def __init__(self) -> None:
         self.buckets = Dense()
+        self.stages: list[Cells] = []
         self.windows = self.zero = self.count = 0
         self.sum = self.least = self.most = 0.0
         self.counters = dict.fromkeys(COUNTERS, 0)
@@ -123,6 +139,7 @@ class _Row:
 
     def merge(self, other: _Row) -> None:
         self.buckets.merge(other.buckets)
+        self.stages += other.stages
         self.add(other.windows, other.zero, other.count, other.sum, other.least, other.most)
         for name, value in other.counters.items():
             self.counters[name] += value
@@ -139,10 +156,6 @@ def _row_of(rows: dict[tuple[int, int], _Row], key: tuple[int, int]) -> _Row:
     if row is None:
         row = rows[key] = _Row()
     return row
-
-
-def _merged_columns(table: sa.Table) -> list[sa.Column[Any]]:
-    return [table.c[name] for name in ("slot", "owner", *HISTOGRAM, *COUNTERS)]
 
 
 def chunks(items: Sequence[Any], size: int = IN_MAX) -> Iterable[Sequence[Any]]:

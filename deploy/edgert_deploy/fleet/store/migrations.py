@@ -38,6 +38,13 @@ def _from_1(connection: sa.Connection) -> None:
                 connection.execute(sa.text(f'ALTER TABLE {table} DROP CONSTRAINT "{bound["name"]}"'))
 
 
+def _from_2(connection: sa.Connection) -> None:
+    """Histograms of stage times, in place of the payloads whose percentiles of stages did not merge."""
+    binary = "BYTEA NOT NULL DEFAULT ''" if connection.dialect.name == "postgresql" else "BLOB NOT NULL DEFAULT x''"
+    connection.execute(sa.text(f"ALTER TABLE edgert_hist_window ADD COLUMN stages {binary}"))
+    connection.execute(sa.text("ALTER TABLE edgert_metrics_window DROP COLUMN fields"))
+
+
 # The first brings version 1 to version 2. The caller has made the tables that are new.
-MIGRATIONS: tuple[Callable[[sa.Connection], None], ...] = (_from_1,)
+MIGRATIONS: tuple[Callable[[sa.Connection], None], ...] = (_from_1, _from_2)
 SCHEMA_VERSION = 1 + len(MIGRATIONS)

@@ -10,22 +10,20 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import sqlalchemy as sa
 
 from edgert.errors import ConfigInvalid
-from edgert.telemetry.messages import Scalar
 from edgert.telemetry.sketch import Sketch
-from edgert_deploy.fleet.packed import MERGED, WINDOW, Pool
+from edgert_deploy.fleet.packed import MERGED, WINDOW, Pool, StageCounts, cells_of
 from edgert_deploy.fleet.reports import PROFILE_UNKNOWN
 from edgert_deploy.fleet.store import gaps, schema
 from edgert_deploy.fleet.store.batch import HOUR_MIN, MINUTE_MS
-from edgert_deploy.fleet.store.payload import unpack_fields
 from edgert_deploy.fleet.store.schema import COUNTERS
 from edgert_deploy.fleet.store.store import FINE_HOURS
 
@@ -34,8 +32,7 @@ FAILED = ("rolled_back", "refused")  # events of releases
 STEPS_MAX = 2_000
 EVENTS_MAX = 10_000
 GROUPS_MAX = 100_000  # of an answer, steps included: each has 8 KB while it is merged
-STAGE_DEVICES_MAX = 100  # of each model
-STAGE_REPORTS_MAX = 5_000  # of each model
+STAGE_GROUPS_MAX = 12_500  # the same with stages: each has 54 KB more
 _FETCHED_AT_ONCE = 20_000
 # More than these are filtered here: for a long list a database would look each one up.
 _KEYS_MAX = 50
@@ -43,13 +40,17 @@ _KEYS_MAX = 50
 
 @dataclass(frozen=True)
 class Question:
-    """A period, its filter and its groups. Times are ms since 1970; `step_min` splits the period into steps."""
+    """A period, its filter and its groups. Times are ms since 1970; `step_min` splits the period into steps.
+
+    With `stages` the answers have the time of each stage.
+    """
 
     since_ms: int
     until_ms: int
     by: tuple[str, ...] = ()
     where: Mapping[str, str] = field(default_factory=dict)
     step_min: int = 0
+    stages: bool = False
 
     def __post_init__(self) -> None:
         for name in (*self.by, *self.where):
@@ -69,7 +70,8 @@ class Question:
 class Answer:
     """One group's pooled windows. `start_ms` is the start of the step, or of the period.
 
-    `missing` is how many reports of each device (SITE/DEVICE) were sent and never came.
+    `missing` is how many reports of each device (SITE/DEVICE) were sent and never came. `stages` are the times of the
+    stages, where the question asked for them and devices reported them.
     """
 
     group: dict[str, str]
@@ -79,6 +81,7 @@ class Answer:
     windows: int
     counters: dict[str, int]
     missing: dict[str, int]
+    stages: StageCounts | None = None
 
 
 @dataclass(frozen=True)
@@ -90,17 +93,6 @@ class _Part:
     first: int
     end: int
     minutes: int
-
-
-class StageReport(NamedTuple):
-    """One window of one model on one device, of `devices`; `fields` is its `metrics` message."""
-
-    at_ms: int
-    model: str
-    site: str
-    device: str
-    devices: int
-    fields: Mapping[str, Scalar]
 
 
 def period_ms(question: Question, now_ms: int) -> tuple[int, int]:
@@ -204,34 +196,6 @@ class FleetQuery:
         with self._reading() as connection:
             return {row[0]: row[1] for row in connection.execute(asked)}
 
-    def stages(self, question: Question, now_ms: int) -> Iterator[StageReport]:
-        """Yield windows with the p99 of their stages, while windows are kept.
-
-        Reports of stages cannot be merged, so the cost follows their number. It has a limit: of a large fleet,
-        STAGE_DEVICES_MAX devices of each model, and of their windows every nth.
-        """
-        first, end = _stretch(question, now_ms)
-        table, heard = schema.metrics_window, schema.stream_heard
-        with self._reading() as connection:
-            keys = _keys(connection, replace(question, by=("model", "site", "device")), True)
-            alive = connection.scalars(sa.select(heard.c.owner).where(heard.c.hour >= first // HOUR_MIN))
-            owners: dict[str, dict[tuple[str, ...], list[int]]] = {}
-            for stream in sorted(set(alive) & keys.keys()):
-                model, *device_key = keys[stream]
-                owners.setdefault(model, {}).setdefault(tuple(device_key), []).append(stream)
-            for model, devices in owners.items():
-                chosen = sorted(devices)[:: -(-len(devices) // STAGE_DEVICES_MAX)]
-                streams = [stream for key in chosen for stream in devices[key]]
-                fits = (table.c.stream.in_(streams), table.c.minute >= first, table.c.minute < end)
-                count = connection.scalar(sa.select(sa.func.count()).where(*fits)) or 0
-                every = table.c.seq % max(1, -(-count // STAGE_REPORTS_MAX)) == 0
-                asked = sa.select(table.c.minute, table.c.stream, table.c.fields).where(*fits, every)
-                for row in connection.execute(asked):
-                    _, site, device = keys[row.stream]
-                    yield StageReport(
-                        row.minute * MINUTE_MS, model, site, device, len(devices), unpack_fields(row.fields)
-                    )
-
     def _reading(self) -> AbstractContextManager[sa.Connection]:
         return schema.begun(self._engine)
 
@@ -247,13 +211,15 @@ class _Gathered:
         self._missing: dict[int, Counter[str]] = {}
         # Groups, how their buckets are packed, and the columns of a block of rows.
         self._histograms: list[tuple[list[int], np.dtype[np.void], Sequence[Sequence[Any]]]] = []
+        self._stages: dict[int, StageCounts] = {}
+        self._groups_max = STAGE_GROUPS_MAX if question.stages else GROUPS_MAX
 
     def group(self, minute: int, key: tuple[str, ...]) -> int:
         step = (minute - self._first) // self._question.step_min if self._question.step_min else 0
         number = self._numbers.setdefault((step, key), len(self._numbers))
-        if number >= GROUPS_MAX:
+        if number >= self._groups_max:
             raise ConfigInvalid(
-                f"the answer has more than {GROUPS_MAX} groups: choose longer steps, a filter, or fewer words to group by"
+                f"the answer has more than {self._groups_max} groups: choose longer steps, a filter, or fewer words to group by"
             )
         return number
 
@@ -261,6 +227,13 @@ class _Gathered:
         """Add rows; `columns` are those of HISTOGRAM, `groups` has the group of each row."""
         _add_up(self._windows, groups, columns[0])
         self._histograms.append((groups, form, columns[1:]))
+
+    def add_stages(self, groups: list[int], form: np.dtype[np.void], blobs: Sequence[bytes]) -> None:
+        for group, blob in zip(groups, blobs, strict=True):
+            if blob:
+                if group not in self._stages:
+                    self._stages[group] = StageCounts()
+                self._stages[group].add(cells_of(blob, form))
 
     def add_counters(self, groups: list[int], columns: Sequence[Sequence[int]]) -> None:
         for counted, column in zip(self._counters, columns, strict=True):
@@ -288,6 +261,7 @@ class _Gathered:
                 windows=self._windows[number],
                 counters={name: counted[number] for name, counted in zip(COUNTERS, self._counters, strict=True)},
                 missing=dict(self._missing.get(number, ())),
+                stages=self._stages.get(number),
             )
             for (step, key), number in sorted(self._numbers.items(), key=lambda item: (item[0][1], item[0][0]))
         ]
@@ -357,8 +331,14 @@ def _read(connection: sa.Connection, question: Question, part: _Part, gathered: 
     # The names of owners are read once, not with each row: names are longer than numbers.
     keys = _keys(connection, question, per_stream)
     histogram = [table.c[name] for name in schema.HISTOGRAM] if "buckets" in table.c else []
+    kept_apart = schema.STAGES.get(table.name)
+    stages = [(table if kept_apart is None else kept_apart).c.stages] if histogram and question.stages else []
     counters = [table.c[name] for name in COUNTERS] if "requests" in table.c else []
-    asked = sa.select(part.slot, key, *histogram, *counters).where(part.slot >= part.first, part.slot < part.end)
+    columns = (part.slot, key, *stages, *histogram, *counters)
+    asked = sa.select(*columns).where(part.slot >= part.first, part.slot < part.end)
+    if stages and kept_apart is not None:
+        same = (kept_apart.c.slot == table.c.slot) & (kept_apart.c.owner == table.c.owner)
+        asked = asked.select_from(table.outerjoin(kept_apart, same))
     if question.where and len(keys) <= _KEYS_MAX:
         asked = asked.where(key.in_(keys))
     form, width = (MERGED if part.minutes > 1 or not per_stream else WINDOW), len(histogram)
@@ -367,12 +347,14 @@ def _read(connection: sa.Connection, question: Question, part: _Part, gathered: 
         mine = [row for row in block if row[1] in keys]
         if not mine:
             continue
-        slots, owners, *columns = zip(*mine, strict=True)
+        slots, owners, *values = zip(*mine, strict=True)
         groups = [gathered.group(slot * part.minutes, keys[owner]) for slot, owner in zip(slots, owners, strict=True)]
+        if stages:
+            gathered.add_stages(groups, form, values.pop(0))
         if histogram:
-            gathered.add_histograms(groups, form, columns[:width])
+            gathered.add_histograms(groups, form, values[:width])
         if counters:
-            gathered.add_counters(groups, columns[width:])
+            gathered.add_counters(groups, values[width:])
 
 
 def _read_gaps(connection: sa.Connection, question: Question, first: int, end: int, gathered: _Gathered) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -71,15 +72,20 @@ def prune(connection: sa.Connection, retention: Retention, now_ms: int) -> int:
     limits = [
         (schema.hist_window, schema.hist_window.c.minute, (hour - retention.windows_h) * HOUR_MIN),
         (schema.metrics_window, schema.metrics_window.c.minute, (hour - retention.windows_h) * HOUR_MIN),
-        (schema.group_minute, schema.group_minute.c.slot, (hour - retention.minutes_h) * HOUR_MIN),
-        (schema.group_hour, schema.group_hour.c.slot, hour - retention.hours_h),
-        (schema.stream_hour, schema.stream_hour.c.slot, hour - retention.hours_h),
+        *_of_slots(schema.group_minute, (hour - retention.minutes_h) * HOUR_MIN),
+        *_of_slots(schema.group_hour, hour - retention.hours_h),
+        *_of_slots(schema.stream_hour, hour - retention.hours_h),
         (schema.gap, schema.gap.c.until_minute, (hour - retention.hours_h) * HOUR_MIN),
         (schema.event, schema.event.c.at_ms, (hour - retention.hours_h) * HOUR_MIN * MINUTE_MS),
     ]
     removed = sum(connection.execute(table.delete().where(column < least)).rowcount for table, column, least in limits)
     removed += forget(connection, hour, max(retention.windows_h, retention.minutes_h, retention.hours_h))
     return removed + _shrink(connection, retention.size_bytes_max)
+
+
+def _of_slots(table: sa.Table, least: int) -> list[tuple[sa.Table, sa.Column[Any], int]]:
+    stages = schema.STAGES[table.name]
+    return [(table, table.c.slot, least), (stages, stages.c.slot, least)]
 
 
 def forget(connection: sa.Connection, now_hour: int, kept_h: int, at_once: int = FORGOTTEN_AT_ONCE) -> int:
@@ -112,6 +118,7 @@ def forget_device(connection: sa.Connection, site: str, name: str) -> int:
         schema.metrics_window.c.stream,
         schema.gap.c.stream,
         schema.stream_hour.c.owner,
+        schema.STAGES[schema.stream_hour.name].c.owner,
         schema.stream_heard.c.owner,
     )
     doomed = [column.table.delete().where(column.in_(streams)) for column in owned]
@@ -129,7 +136,7 @@ def size_bytes(connection: sa.Connection) -> int:
             for name in ("page_count", "freelist_count", "page_size")
         )
         return (pages - free) * size
-    tables = [schema.hist_window, schema.metrics_window, schema.group_minute, schema.group_hour, schema.stream_hour, schema.event]  # fmt: skip
+    tables = [schema.hist_window, schema.metrics_window, schema.group_minute, schema.group_hour, schema.stream_hour, *schema.STAGES.values(), schema.event]  # fmt: skip
     sizes = (connection.scalar(sa.select(sa.func.pg_total_relation_size(table.name))) for table in tables)
     return sum(int(size or 0) for size in sizes)
 

@@ -123,9 +123,21 @@ def _merged(name: str) -> sa.Table:
     )
 
 
+def _stages(name: str) -> sa.Table:
+    """Stage times of merged rows, as fleet/packed.py packs them. In the same row, SQLite would take a page more for each."""
+    return sa.Table(
+        name,
+        _metadata,
+        sa.Column("slot", sa.Integer, primary_key=True),
+        sa.Column("owner", _Id, primary_key=True, autoincrement=False),
+        sa.Column("stages", sa.LargeBinary, nullable=False),
+    )
+
+
 group_minute = _merged("edgert_group_minute")
 group_hour = _merged("edgert_group_hour")
 stream_hour = _merged("edgert_stream_hour")
+STAGES = {table.name: _stages(f"{table.name}_stages") for table in (group_minute, group_hour, stream_hour)}
 
 
 def _last_heard(name: str, owner: str) -> sa.Table:
@@ -166,11 +178,12 @@ hist_window = sa.Table(
     sa.Column("ts_ms", sa.BigInteger, nullable=False),
     sa.Column("clock_synced", sa.SmallInteger, nullable=False, default=1),
     *_histogram(),
+    sa.Column("stages", sa.LargeBinary, nullable=False, default=b""),
 )
 _unsynced = hist_window.c.clock_synced == 0
 sa.Index("edgert_hist_window_unsynced", hist_window.c.minute, sqlite_where=_unsynced, postgresql_where=_unsynced)
 
-# Counters are this window's increase; `fields` is the payload, compressed.
+# Counters are this window's increase.
 metrics_window = sa.Table(
     "edgert_metrics_window",
     _metadata,
@@ -179,7 +192,6 @@ metrics_window = sa.Table(
     sa.Column("minute", sa.Integer, nullable=False, index=True),
     sa.Column("ts_ms", sa.BigInteger, nullable=False),
     *_counters(),
-    sa.Column("fields", sa.LargeBinary, nullable=False),
 )
 
 event = sa.Table(

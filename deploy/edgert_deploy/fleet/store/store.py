@@ -28,7 +28,6 @@ from edgert_deploy.fleet.store.batch import (
     placed_ms,
 )
 from edgert_deploy.fleet.store.merged_rows import MergedRows, chunks
-from edgert_deploy.fleet.store.payload import pack_fields
 from edgert_deploy.fleet.store.retention import LastHours, Retention, forget_device, prune, size_bytes
 from edgert_deploy.fleet.store.schema import COUNTERS
 
@@ -214,7 +213,6 @@ class Store:
                 "seq": each.seq,
                 "minute": minute_of(origin, each),
                 "ts_ms": each.ts_ms,
-                "fields": pack_fields(each.fields),
             }
             for (stream, _), (origin, each) in by_key.items()
         ]
@@ -310,4 +308,5 @@ def _histogram_row(hist: HistMessage) -> dict[str, Any]:
         "least": sketch.min,
         "most": sketch.max,
         "buckets": pack(sketch.buckets, WINDOW),
+        "stages": hist.stages,
     }

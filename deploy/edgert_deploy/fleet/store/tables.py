@@ -7,13 +7,14 @@ import io
 import re
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
 from edgert.errors import ConfigInvalid
 from edgert.telemetry.sketch import Sketch
+from edgert.telemetry.spans import STAGES
 from edgert_deploy.fleet.store.query import Answer, FleetQuery, Question, period_ms
 
 PERCENTILES_DEFAULT = "50,95,99"
@@ -26,7 +27,10 @@ Shares = Sequence[tuple[str, Fraction]]
 
 @dataclass(frozen=True)
 class Asked:
-    """A question, and the form of its answer. With `buckets` each group has its histogram."""
+    """A question, and the form of its answer. With `buckets` each group has its histogram.
+
+    A question about stages has a group for each stage.
+    """
 
     question: Question
     shares: Shares
@@ -37,13 +41,6 @@ class Asked:
         question = self.question
         since_ms, until_ms = period_ms(question, now_ms)
         answers = fleet.answer(question, now_ms)
-        groups = [
-            {
-                **answer_row(answer, self.shares, stepped=bool(question.step_min)),
-                **(_histogram(answer.latency) if self.buckets else {}),
-            }
-            for answer in answers
-        ]
         return {
             "since_ms": since_ms,
             "until_ms": until_ms,
@@ -51,8 +48,18 @@ class Asked:
             "newest_ms": fleet.newest_ms(),
             "missing_devices": _missing_of(answers),
             "clocks_not_synchronised": fleet.unsynced(question, now_ms),
-            "groups": groups,
+            "windows": sum(answer.windows for answer in answers),
+            "groups": [row for answer in answers for row in self._rows(answer)],
         }
+
+    def _rows(self, answer: Answer) -> Iterator[dict[str, Any]]:
+        stepped = bool(self.question.step_min)
+        if self.question.stages:
+            rows = list(stage_rows(answer, self.shares, stepped=stepped))
+        else:
+            rows = [(answer_row(answer, self.shares, stepped=stepped), answer.latency)]
+        for row, sketch in rows:
+            yield {**row, **(_histogram(sketch) if self.buckets else {})}
 
 
 def shares_of(percentiles: str) -> list[tuple[str, Fraction]]:
@@ -80,16 +87,25 @@ def answer_row(answer: Answer, shares: Shares, *, stepped: bool = False) -> dict
     """Return one group as a flat row. With `stepped` it begins with the time of its step."""
     latency = answer.latency
     return {
-        **({"begin": time_text(answer.start_ms)} if stepped else {}),
-        **answer.group,
+        **_name(answer, stepped),
         "windows": answer.windows,
         "missing": sum(answer.missing.values()),
         "answered": latency.count,
         "rate_per_s": round(latency.count / answer.duration_s, 3),
-        **{name: round(latency.quantile(share), 4) if latency.count else None for name, share in shares},
-        "max_ms": round(latency.max, 4) if latency.count else None,
+        **_percentiles(latency, shares),
         **{name: answer.counters[name] for name in ("errors", "shed", "cache_hits")},
     }
+
+
+def stage_rows(answer: Answer, shares: Shares, *, stepped: bool = False) -> Iterator[tuple[dict[str, Any], Sketch]]:
+    """Yield a row for each stage with times, in their order, and its sketch. `share` is that of all stages' time."""
+    found = answer.stages.sketches() if answer.stages else {}
+    total_ms = sum(sketch.sum for sketch in found.values())
+    for stage in STAGES:
+        if sketch := found.get(stage):
+            share = {"share": round(sketch.sum / total_ms, 4) if total_ms else 0.0}
+            row = {**_name(answer, stepped), "stage": stage, "answered": sketch.count, **share}
+            yield {**row, **_percentiles(sketch, shares)}, sketch
 
 
 def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -107,6 +123,15 @@ def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def time_text(at_ms: int) -> str:
     return time.strftime("%Y-%m-%dT%H:%MZ", time.gmtime(at_ms / 1000))
+
+
+def _name(answer: Answer, stepped: bool) -> dict[str, Any]:
+    return {**({"begin": time_text(answer.start_ms)} if stepped else {}), **answer.group}
+
+
+def _percentiles(sketch: Sketch, shares: Shares) -> dict[str, float | None]:
+    found = {name: round(sketch.quantile(share), 4) if sketch.count else None for name, share in shares}
+    return {**found, "max_ms": round(sketch.max, 4) if sketch.count else None}
 
 
 def _histogram(latency: Sketch) -> dict[str, Any]:

@@ -116,9 +116,8 @@ class Answers:
         return {**said, "models": models}
 
     def stages(self, asked: Asking) -> dict[str, Any]:
-        """Return the stages of each model over time, and `now`: those of the last window by version."""
-        stages = self.history.stages(Span.parse(asked), self._where(asked))
-        return {**stages, "now": self.hub.board.stages(self.filter(asked))}
+        """Return the stages of each model over time, and of each version."""
+        return self.history.stages(Span.parse(asked), self._where(asked))
 
     def query(self, asked: Asking) -> dict[str, Any]:
         """Return what `edgert fleet query --json` prints."""
@@ -127,10 +126,11 @@ class Answers:
         if step_s % 60:
             raise ConfigInvalid(f"step={asked['step'][:20]!r} is not a number of whole minutes: write 1m, 15m or 1h")
         by = dimensions_of(asked.get("by", "model,version"))
-        question = Question(since_ms, until_ms, by, self._where(asked), int(step_s) // 60)
+        stages, buckets = (asked.get(name, "") not in ("", "0") for name in ("stages", "buckets"))
+        question = Question(since_ms, until_ms, by, self._where(asked), int(step_s) // 60, stages)
         shares = shares_of(asked.get("percentiles", PERCENTILES_DEFAULT))
         lines = self.hub.board.lines(self.filter(asked))
-        return self.history.ask(Asked(question, shares, asked.get("buckets", "") not in ("", "0")), lines)
+        return self.history.ask(Asked(question, shares, buckets), lines)
 
     def events(self, asked: Asking) -> dict[str, Any]:
         """Return the newest events, and how many of each type there are."""
@@ -205,11 +205,10 @@ def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
 def _stage_rows(said: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     for model in said["models"]:
         for each in model["stages"]:
-            for step, middle_ms in enumerate(each["middle_ms"]):
-                if middle_ms is not None:
-                    slowest = {"slowest_ms": each["slowest_ms"][step], "slowest_device": each["slowest_device"][step]}
+            for step, (p50_ms, p99_ms) in enumerate(zip(each["p50"], each["p99"], strict=True)):
+                if p99_ms is not None:
                     begin = time_text(said["since_ms"] + step * said["step_ms"])
-                    yield {"begin": begin, "model": model["model"], "stage": each["stage"], "middle_ms": middle_ms, **slowest}  # fmt: skip
+                    yield {"begin": begin, "model": model["model"], "stage": each["stage"], "p50_ms": p50_ms, "p99_ms": p99_ms}  # fmt: skip
 
 
 def _device_rows(seen: Seen) -> Iterator[dict[str, Any]]:

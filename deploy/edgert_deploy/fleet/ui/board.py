@@ -1,4 +1,4 @@
-"""The fleet as the page's map, lists and stages show it now. Pure.
+"""The fleet as the page's map and lists show it now. Pure.
 
 Theory of operation: percentiles over time are not kept here; the store answers for them (history.py). A device's state
 is computed when a page asks, because no message announces that a device became stale. Any thread may call any method.
@@ -7,12 +7,11 @@ is computed when a page asks, because no message announces that a device became 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from edgert.telemetry.messages import HistMessage, MetricsMessage, Topic
-from edgert.telemetry.spans import STAGES
 from edgert_deploy.fleet.model import DeviceState, Fleet, ModelState
 from edgert_deploy.fleet.reports import EventMessage
 from edgert_deploy.fleet.store.batch import trusted_ms
@@ -171,22 +170,6 @@ class Board(Fleet):
                 version: number for number, version in enumerate(sorted(self._versions.get(model, ()), key=release))
             }
 
-    def stages(self, chosen: Filter) -> list[dict[str, Any]]:
-        """Return the median device's and the slowest device's p99 of each stage, for each model and version.
-
-        Devices report stages as percentiles, which cannot be merged: these are figures of devices, not of requests.
-        """
-        found: dict[tuple[str, str], list[tuple[DeviceState, ModelState]]] = {}
-        with self._lock:
-            for held in self.devices.values():
-                for model, line in held.models.items():
-                    if _fits(held, chosen) and line_fits(model, line, chosen) and line.stages_ms:
-                        found.setdefault((model, line.version), []).append((held, line))
-        return [
-            {"model": model, "version": version, "devices": len(lines), "stages": [_stage(lines, n) for n in range(len(STAGES))]}
-            for (model, version), lines in sorted(found.items(), key=lambda item: (item[0][0], release(item[0][1])))
-        ]  # fmt: skip
-
     def _newest(self, now: float) -> dict[str, tuple[str, int]]:
         """Return each model's newest version on a device that reports, and the time of its first report."""
         newest: dict[str, str] = {}
@@ -238,18 +221,3 @@ def _fits(held: DeviceState, chosen: Filter) -> bool:
 
 def line_fits(model: str, line: ModelState, chosen: Filter) -> bool:
     return chosen.model in ("", model) and chosen.version in ("", line.version)
-
-
-def _stage(lines: Sequence[tuple[DeviceState, ModelState]], number: int) -> dict[str, Any]:
-    known = ((line.stages_ms[number], held) for held, line in lines)
-    ordered = sorted(((ms, held) for ms, held in known if ms is not None), key=lambda pair: pair[0])
-    if not ordered:
-        return {"stage": STAGES[number], "middle_ms": None, "slowest_ms": None}
-    (middle_ms, _), (slowest_ms, slowest) = ordered[(len(ordered) - 1) // 2], ordered[-1]
-    return {
-        "stage": STAGES[number],
-        "middle_ms": round(middle_ms, 4),
-        "slowest_ms": round(slowest_ms, 4),
-        "site": slowest.site,
-        "device": slowest.device,
-    }

@@ -11,7 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median_low
 from typing import Any, TypeVar
 
@@ -115,13 +115,22 @@ class History:
         return self._fresh(("breakdown", span, by, *sorted(where.items())), BREAKDOWN_FRESH_S, asked)
 
     def stages(self, span: Span, where: Mapping[str, str]) -> dict[str, Any]:
-        """Return the middle device's and the slowest device's p99 of each stage, step by step."""
+        """Return the stages of the busiest models, step by step and of each version."""
 
         def asked() -> dict[str, Any]:
             question, now_ms = self._stepped(span, where)
             step_ms = question.step_min * MINUTE_MS
-            reports = self._query.stages(question, now_ms)
-            return stages_of(reports, question.since_ms, question.until_ms, step_ms)
+            steps = (question.until_ms - question.since_ms) // step_ms
+            models: dict[str, list[Answer]] = {}
+            for answer in self._query.answer(replace(question, step_min=0, stages=True), now_ms):
+                models.setdefault(answer.group["model"], []).append(answer)
+            busiest = sorted(models, key=lambda name: (-sum(each.latency.count for each in models[name]), name))
+            found = []
+            for name in busiest[:MODELS_MAX]:  # one at a time, which bounds the memory
+                of_model = replace(question, by=(), where={**where, "model": name}, stages=True)
+                curve = self._query.answer(of_model, now_ms)
+                found.append(stages_of(name, models[name], curve, question.since_ms, step_ms, steps))
+            return {"since_ms": question.since_ms, "step_ms": step_ms, "steps": steps, "models": found}
 
         found: dict[str, Any] = self._fresh(("stages", span, *sorted(where.items())), BREAKDOWN_FRESH_S, asked)
         return found

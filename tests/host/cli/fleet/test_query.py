@@ -11,10 +11,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from edgert.errors import ConfigInvalid
-from edgert.telemetry.sketch import Sketch, merged
+from edgert.telemetry.sketch import Sketch, index_of, merged
 from edgert_deploy.cli.fleet.query import query
 from edgert_deploy.fleet.store.tables import time_text
-from tests.support.fleet import NOW_MS, Pi, record, without
+from tests.support.fleet import NOW_MS, Pi, Sent, record, without
 
 
 @pytest.fixture
@@ -101,6 +101,42 @@ def test_csv_and_buckets_can_be_merged_elsewhere_to_the_same_answer(url: str, mo
     assert merged(parts).encode() == whole["buckets"]
     assert merged(parts).sum == whole["sum_ms"] == 93.0
     assert "buckets" not in cli(url, "--csv").stdout
+
+
+def test_stages_tell_where_the_time_goes_for_each_group(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = Sent()
+    for name, profile, slow_ms in (("pi-1", "nuc", 2.0), ("pi-2", "pi", 8.0), ("pi-3", "pi", 32.0)):
+        pi = Pi(name, "r1", profile)
+        stages = pi.window(NOW_MS - 1, [9.0] * 100, decode=[0.0] * 100, queue=[0.5] * 40, engine=[slow_ms] * 40)
+        sent += pi.info() + stages
+    record(url, sent)
+    monkeypatch.setattr("time.time_ns", lambda: NOW_MS * 1_000_000)
+    words = ("--stages", "--by", "profile", "--percentiles", "50,99")
+    heading, *rows = (line.split() for line in cli(url, *words).stdout.splitlines())
+    assert heading == ["profile", "stage", "answered", "share", "p50_ms", "p99_ms", "max_ms"]
+    assert [row[:3] for row in rows] == [
+        [profile, stage, str(count)]
+        for profile, devices in (("nuc", 1), ("pi", 2))
+        for stage, count in (("decode", 100 * devices), ("queue", 40 * devices), ("engine", 40 * devices))
+    ]
+    groups = json.loads(cli(url, *words, "--buckets", "--json").stdout)["groups"]
+    decode, queue, engine = groups[3:]
+    assert (decode["share"], decode["p99_ms"], decode["zero"], decode["buckets"]) == (0.0, 0.0, 200, "")
+    assert (engine["p50_ms"], engine["p99_ms"]) == (pytest.approx(8, rel=0.011), pytest.approx(32, rel=0.011))
+    assert (queue["share"], engine["share"]) == (pytest.approx(1 / 41, rel=0.03), pytest.approx(40 / 41, rel=0.03))
+    assert engine["buckets"] == f"{index_of(8.0)}:40,{index_of(32.0)}:40"
+    assert [row["stage"] for row in csv.DictReader(io.StringIO(cli(url, *words, "--csv").stdout))][:2] == [
+        "decode",
+        "queue",
+    ]
+
+
+def test_devices_that_report_no_stages_are_told_of(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    record(url, Pi("old").window(NOW_MS - 1, [1.0]))
+    monkeypatch.setattr("time.time_ns", lambda: NOW_MS * 1_000_000)
+    assert "the 1 matching reports" in cli(url, "--stages").stderr
+    assert "have no stages: upgrade the devices' runtime" in cli(url, "--stages").stderr
+    assert "no matching reports" in cli(url, "--stages", "--model", "faces").stderr
 
 
 def test_a_percentile_is_taken_at_its_exact_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,7 +62,7 @@ def _begun(broker: Broker, url: str, rollouts: Path) -> Running:
     for number, pi in enumerate(fleet.values()):
         said += pi.info()
         for minute in range(30, -1, -1):
-            sent = pi.window(now_ms - minute * MINUTE_MS, [2.0 + number] * 20 + [9.0])
+            sent = pi.window(now_ms - minute * MINUTE_MS, [2.0 + number] * 20 + [9.0], engine=[1.0 + number] * 21)
             # Long windows: on a slow machine nobody falls silent before a test has them do so.
             said += sent[:1] + changed(sent[1:], engine_p99_ms=3.0 + number, queue_p99_ms=0.5, window_s=600.0)
     said += event(fleet["saw"], 1, now_ms, event="alarm_raised", alarm="temp_c", value=91.0, limit=85.0)

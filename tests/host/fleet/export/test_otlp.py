@@ -48,7 +48,7 @@ def answering(said: bytes) -> Iterator[int]:
 
 def test_otlp_holds_the_same_histogram_and_what_an_endpoint_missed_comes_with_the_next_push() -> None:
     exporter, pi = an_exporter(), Pi("pi-1")
-    feed(exporter, pi.info() + pi.window(NOW_MS, [0.0, 1.0, 1.5, 80.0, 80.0], errors=1, uptime_s=60))
+    feed(exporter, pi.info() + pi.window(NOW_MS, [0.0, 1.0, 1.5, 80.0, 80.0], errors=1, uptime_s=60, queue=[2.0, 2.0]))
     port = free_port()
     with pytest.raises(PushFailed, match="check that it runs"):
         otlp.push(f"http://127.0.0.1:{port}/v1/metrics", exporter, 2e9, {})
@@ -90,3 +90,5 @@ def test_otlp_holds_the_same_histogram_and_what_an_endpoint_missed_comes_with_th
     assert {each.key: each.value.string_value for each in point.attributes}["profile"] == "pi"
     assert metrics["edgert_errors"].sum.data_points[0].as_double == 1
     assert metrics["edgert_errors"].sum.is_monotonic
+    (stage,) = metrics["edgert_stage"].exponential_histogram.data_points
+    assert (stage.count, {each.key: each.value.string_value for each in stage.attributes}["stage"]) == (2, "queue")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -40,6 +41,24 @@ def test_text_is_what_prometheus_own_client_reads_and_its_buckets_are_exact() ->
     assert read["edgert_device_online"].samples[0].value == 1
     (alarm,) = read["edgert_alarm"].samples
     assert (alarm.labels["model"], alarm.labels["alarm"]) == ("", "channel_stale")
+
+
+def test_stages_are_histograms_of_all_devices_and_gauges_of_each() -> None:
+    exporter, by_device = an_exporter(), an_exporter("device,model")
+    for name, ms in (("pi-1", 0.25), ("pi-2", 4.0)):
+        hist, (topic, metrics) = Pi(name).window(NOW_MS, [9.0] * 10, engine=[ms] * 10, decode=[0.0] * 10)
+        sent = [hist, (topic, messages.dump({**json.loads(metrics), "engine_p99_ms": ms}))]
+        for each in (exporter, by_device):
+            feed(each, sent)
+    read = {family.name: family for family in text_string_to_metric_families(Exposition(exporter).text())}
+    samples = read["edgert_stage_milliseconds"].samples
+    engine = {each.labels.get("le"): each.value for each in samples if each.labels["stage"] == "engine"}
+    assert (engine["0.125"], engine["0.25"], engine["2.0"], engine["4.0"], engine["+Inf"]) == (0, 10, 10, 20, 20)
+    assert {each.labels["stage"] for each in samples} == {"decode", "engine"}
+    assert Exposition(exporter).protobuf().count(b"engine") == 1
+    text = Exposition(by_device).text()
+    assert "edgert_stage_milliseconds_bucket" not in text
+    assert 'edgert_engine_p99_milliseconds{device="pi-2",model="digits"} 4.0' in text
 
 
 def test_one_device_with_an_odd_profile_does_not_keep_the_others_from_being_scraped() -> None:

@@ -17,7 +17,9 @@ def minutes(pi: Pi, since: int, until: int) -> Sent:
 
 
 def missing(url: str, hours: float, **where: str) -> dict[str, int]:
-    return {device: count for answer in ask(url, hours, (), 0, **where) for device, count in answer.missing.items()}
+    return {
+        device: count for answer in ask(url, hours, (), 0, False, **where) for device, count in answer.missing.items()
+    }
 
 
 def test_holes_are_counted_for_their_device_and_their_time(store_url: str) -> None:

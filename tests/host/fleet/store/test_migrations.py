@@ -82,4 +82,4 @@ def test_a_store_of_the_first_version_is_migrated_with_its_gaps(old_url: str, tm
     assert found["edgert_group_hour bound"] == set()
     if "postgresql" not in old_url:
         assert found == columns(new)
-    assert SCHEMA_VERSION == 2
+    assert SCHEMA_VERSION == 3

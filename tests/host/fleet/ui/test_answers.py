@@ -38,7 +38,9 @@ def a_day() -> Sent:
         one.info() + two.info("stable") + one.deploy(NOW_MS, "p99_ms") + two.went_back(3, "p99_ms is 9 ms", NOW_MS - 5)
     )
     for minute in range(5, 0, -1):
-        hist, (topic, payload) = one.window(NOW_MS - minute * MINUTE_MS, [1.0, 2.0] * 20, errors=1)
+        hist, (topic, payload) = one.window(
+            NOW_MS - minute * MINUTE_MS, [1.0, 2.0] * 20, errors=1, decode=[0.0] * 40, engine=[0.9, 1.9] * 20
+        )
         figures = {"lat_p50_ms": 1.0, "lat_p99_ms": 2.0, "engine_p99_ms": 1.5, "batch_mean": 1.0, "rss_bytes": 9}
         sent += [hist, (topic, messages.dump(json.loads(payload) | figures))]
         reports = two.window(NOW_MS - minute * MINUTE_MS, [3.0] * 30)
@@ -114,7 +116,8 @@ def test_the_file_is_valid_and_its_addresses_are_those_that_the_server_answers(p
     "asked",
     [
         "latency", "latency?device=pi-1&window=24h", "breakdown", "breakdown?by=site&limit=1", "stages", "query",
-        "query?by=&step=15m&percentiles=50,99.9&buckets=1", "query?by=site,device,model,version,profile", "events",
+        "query?by=&step=15m&percentiles=50,99.9&buckets=1", "query?by=site,device,model,version,profile",
+        "query?by=model&stages=1&buckets=1&step=15m", "events",
         "events?event=crashed", "devices", "devices?state=attention&sort=p99", "device?site=plant-a&device=pi-1", "rollouts",
         "channels",
     ],

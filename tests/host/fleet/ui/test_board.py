@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from edgert.telemetry import messages
-from edgert.telemetry.spans import STAGES
 from edgert_deploy.fleet.state import FleetState
 from edgert_deploy.fleet.store.batch import MINUTE_MS
 from edgert_deploy.fleet.store.query import FleetQuery
@@ -82,18 +81,6 @@ def test_what_the_store_knew_tells_since_when_a_device_is_silent_and_alarmed(sto
     query.close()
 
 
-def test_stages_name_the_middle_device_and_the_slowest() -> None:
-    board = Watched()
-    for number in range(5):
-        pi = Pi(f"pi-{number}")
-        feed(board, pi.info() + changed(pi.window(NOW_MS, [1.0])[1:], engine_p99_ms=float(number)))
-    (found,) = board.stages(Filter(model="digits"))
-    feed(board, changed(Pi("idle").window(NOW_MS, [])[1:], engine_p99_ms=None))
-    engine = found["stages"][STAGES.index("engine")]
-    assert (found["version"], found["devices"]) == ("r1", 5)
-    assert engine == {"stage": "engine", "middle_ms": 2.0, "slowest_ms": 4.0, "site": "plant-a", "device": "pi-4"}
-
-
 def test_late_viewers_of_500_devices_see_every_alarm_that_stands() -> None:
     """A page that opens later, and `watch --once`, hear retained messages only."""
     fleet = [Pi(f"pi-{number:03}") for number in range(500)]
@@ -118,7 +105,7 @@ def test_an_idle_device_has_no_percentile_in_any_list() -> None:
     assert seen is not None
     line = seen.held.models["digits"]
     assert (line.p50_ms, line.p99_ms, line.batch_mean) == (None, None, None)
-    assert {each["middle_ms"] for each in board.stages(Filter())[0]["stages"]} == {None}
+    assert set(line.stages_ms) == {None}
 
 
 def paced(pi: Pi, *p99s_ms: float, begin: int = 0, requests: int = 30) -> Sent:

@@ -1,56 +1,69 @@
-"""Stages over time are figures of devices."""
+"""The stages of a model over time and of its versions are those of all its requests."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from edgert_deploy.fleet.store import query as store_query
 from edgert_deploy.fleet.store.batch import MINUTE_MS
 from edgert_deploy.fleet.store.query import FleetQuery
+from edgert_deploy.fleet.ui import history as history_module
 from edgert_deploy.fleet.ui.history import History
 from edgert_deploy.fleet.ui.span import Span
-from tests.support.fleet import NOW_MS, Pi, Sent, changed, record
+from tests.support.fleet import NOW_MS, Pi, Sent, record
 
 QUARTER = Span.parse({"window": "15m"})
 
 
-def recorded(url: str, devices: int) -> FleetQuery:
-    """Each device's engine takes as many ms as its number, its queue a hundred times that, until a new version begins."""
+@pytest.fixture
+def history(store_url: str) -> History:
+    """Five devices. The engine takes 2 ms, on one device 200 ms for every fourth request; the queue nothing until r2."""
     sent: Sent = []
-    for number in range(devices):
-        pi = Pi(f"pi-{number:03}")
+    for number in range(5):
+        pi = Pi(f"pi-{number}")
         sent += pi.info()
         for minute in range(10, 0, -1):
             pi.version = "r1" if minute > 4 else "r2"
-            queue = {"queue_p99_ms": 100.0 * number} if minute > 4 else {}
-            window = pi.window(NOW_MS - minute * MINUTE_MS, [1.0])
-            sent += window[:1] + changed(window[1:], engine_p99_ms=float(number), **queue)
-    record(url, sent)
-    return FleetQuery(url)
+            queue = [0.0 if pi.version == "r1" else 1.0] * 20
+            engine = [2.0, 2.0, 2.0, 200.0] * 5 if number == 4 else [2.0] * 20
+            sent += pi.window(NOW_MS - minute * MINUTE_MS, [9.0] * 20, queue=queue, engine=engine)
+    sent += Pi("old").window(NOW_MS - MINUTE_MS, [9.0])  # reports no stages
+    assert record(store_url, sent).refused == 0
+    return History(FleetQuery(store_url), lambda: NOW_MS)
 
 
-def test_each_step_has_the_middle_and_the_slowest_device(store_url: str) -> None:
-    query = recorded(store_url, 5)
-    said = History(query, lambda: NOW_MS).stages(QUARTER, {})
+def near(value: float) -> Any:
+    return pytest.approx(value, rel=0.011)
+
+
+def test_each_step_and_each_version_has_the_percentiles_of_all_requests(history: History) -> None:
+    said = history.stages(QUARTER, {})
     (model,) = said["models"]
     queue, engine = model["stages"]
-    assert (model["devices"], queue["stage"], engine["stage"]) == (5, "queue", "engine")
-    assert engine["middle_ms"] == [None] * 4 + [2.0] * 10 + [None]
-    assert (engine["slowest_ms"][5], engine["slowest_device"][5]) == (4.0, "plant-a/pi-004")
-    assert queue["middle_ms"] == [None] * 4 + [200.0] * 6 + [None] * 5
-    one = History(query, lambda: NOW_MS).stages(QUARTER, {"device": "pi-003"})["models"][0]
-    assert one["devices"] == 1
-    assert one["stages"][1]["middle_ms"][5] == 3.0
-    assert History(query, lambda: NOW_MS).stages(QUARTER, {"version": "r9"})["models"] == []
-    query.close()
+    assert (said["steps"], queue["stage"], engine["stage"]) == (15, "queue", "engine")
+    assert engine["p50"] == [None] * 4 + [near(2.0)] * 10 + [None]
+    # One request of twenty is slow, so the p99 is that of the one slow device.
+    assert engine["p99"] == [None] * 4 + [near(200.0)] * 10 + [None]
+    assert queue["p99"] == [None] * 4 + [0.0] * 6 + [near(1.0)] * 4 + [None]
+    old, new = model["versions"]
+    assert [old["version"], new["version"]] == ["r1", "r2"]
+    queue, engine = new["stages"]
+    assert (engine["answered"], engine["p50_ms"], engine["p99_ms"]) == (5 * 20 * 4, near(2.0), near(200.0))
+    mean_ms = (95 * 2.0 + 5 * 200.0) / 100
+    assert (queue["share"], engine["share"]) == (near(1 / (1 + mean_ms)), near(mean_ms / (1 + mean_ms)))
 
 
-def test_a_large_fleet_is_sampled(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    query = recorded(store_url, 30)
-    monkeypatch.setattr(store_query, "STAGE_DEVICES_MAX", 6)
-    monkeypatch.setattr(store_query, "STAGE_REPORTS_MAX", 20)
-    (model,) = History(query, lambda: NOW_MS).stages(QUARTER, {})["models"]
-    assert (model["devices"], model["of_devices"]) == (6, 30)
-    drawn = [ms for ms in model["stages"][1]["middle_ms"] if ms is not None]
-    assert 3 <= len(drawn) < 10
-    query.close()
+def test_a_filter_leaves_the_stages_of_what_fits_it(history: History) -> None:
+    (fast,) = history.stages(QUARTER, {"device": "pi-3"})["models"]
+    assert fast["stages"][1]["p99"][5] == near(2.0)
+    (new,) = history.stages(QUARTER, {"version": "r2"})["models"]
+    assert [each["version"] for each in new["versions"]] == ["r2"]
+    assert history.stages(QUARTER, {"version": "r9"})["models"] == []
+
+
+def test_devices_without_stages_leave_an_empty_model(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
+    (model,) = history.stages(QUARTER, {"device": "old"})["models"]
+    assert (model["stages"], [each["stages"] for each in model["versions"]]) == ([], [[]])
+    monkeypatch.setattr(history_module, "MODELS_MAX", 0)
+    assert history.stages(QUARTER, {"device": "pi-3"})["models"] == []

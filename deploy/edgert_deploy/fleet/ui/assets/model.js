@@ -44,7 +44,7 @@ export class ModelCards {
 
   showStages(stages) {
     this.stages = stages;
-    for (const [name, card] of this.cards) card.showStages(stages, stages.models.find(({model}) => model === name), stages.now.filter(({model}) => model === name));
+    for (const [name, card] of this.cards) card.showStages(stages, stages.models.find(({model}) => model === name));
   }
 
   showGroups(groups) {
@@ -59,7 +59,7 @@ class ModelCard {
     this.figures = h("dl", {class: "figures"});
     const zoom = (since_ms, until_ms) => app.zoom(since_ms, until_ms);
     this.chart = new LatencyChart(name, zoom);
-    this.stageChart = new StageChart(app, name, zoom);
+    this.stageChart = new StageChart(name, zoom);
     this.toggle = h("button", {type: "button", class: "plain", "aria-expanded": "false", "aria-controls": `${this.id}-table`, onclick: () => this.flip()}, "Show as tables");
     this.tables = h("div", {id: `${this.id}-table`, hidden: true});
     this.note = h("p", {class: "soft small"});
@@ -94,9 +94,9 @@ class ModelCard {
     replace(this.files, app.exports("latency", of, `${name} over time`, "Latency"), app.exports("query", {...of, by: "model,version", step: `${curves.step_ms / 60_000}m`, buckets: "1"}, `${name}'s histograms`, "Histograms"), app.exports("stages", of, `${name}'s stages`, "Stages"));
   }
 
-  showStages(curves, model, now) {
+  showStages(curves, model) {
     this.stageChart.show(curves, model);
-    if (this.stages) replace(this.stages, stageTable(this.app, now, (version) => this.model?.versions.find((each) => each.version === version)?.series ?? 0));
+    if (this.stages) replace(this.stages, stageTable(model?.versions ?? [], (version) => this.model?.versions.find((each) => each.version === version)?.series ?? 0));
   }
 
   flip() {

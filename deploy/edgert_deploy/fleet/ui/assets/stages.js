@@ -1,7 +1,7 @@
-// Where the time of a model's requests goes: each stage over time, and by version in the last window.
+// Where the time of a model's requests goes: its stages over time, and of each version.
 
 import {empty, h, replace, s} from "./dom.js";
-import {digits, ms} from "./format.js";
+import {count, digits, ms, share as percent} from "./format.js";
 import {seriesClass} from "./chart.js";
 import {TimeChart, logAxis, momentOf, runs} from "./timechart.js";
 
@@ -9,12 +9,10 @@ const TOP = 22, LINES = 130;
 const LEAST_MS = 0.001; // a shorter time is drawn as this
 const ORDER = ["decode", "preprocess", "cache", "queue", "engine", "postprocess", "encode"];
 const stageClass = (stage) => seriesClass(Math.max(ORDER.indexOf(stage), 0));
-const some = (values) => values.some((value) => value > 0);
 
 export class StageChart extends TimeChart {
-  constructor(app, name, zoom) {
-    super(`${name}: p99 of each stage over time`, zoom);
-    this.app = app;
+  constructor(name, zoom) {
+    super(`${name}: p50 and p99 of each stage over time`, zoom);
     this.readout = h("ul", {class: "legend"});
     this.caption = h("p", {class: "soft small"});
     this.element = h("div", {class: "chart", hidden: true}, h("h3", null, "Stages over time"), this.caption, this.readout, this.stage, this.told);
@@ -22,59 +20,58 @@ export class StageChart extends TimeChart {
 
   // `model` is undefined where no report has stages.
   show(curves, model) {
-    this.model = model && {...model, stages: model.stages.filter(({middle_ms, slowest_ms}) => some(middle_ms) || some(slowest_ms))};
+    this.model = model && {...model, stages: model.stages.filter(({p99}) => p99.some((value) => value > 0))};
     this.element.hidden = !this.model?.stages.length;
     if (!this.element.hidden) this.showSteps(curves);
   }
 
   paint(plot) {
     const {stages} = this.model, floor = (value) => value === null ? null : Math.max(value, LEAST_MS);
-    const [y, axis] = logAxis(stages.flatMap((each) => [...each.middle_ms, ...each.slowest_ms]).filter((value) => value !== null).map(floor), plot, TOP, LINES);
+    const [y, axis] = logAxis(stages.flatMap((each) => [...each.p50, ...each.p99]).filter((value) => value !== null).map(floor), plot, TOP, LINES);
     const line = (kind, values) => runs(values).map((run) => {
       const points = run.map((step) => [this.x(step), y(floor(values[step]))]);
       return points.length > 1 ? s("polyline", {class: `line ${kind}`, points: points.join(" ")}) : s("circle", {class: "dot", cx: points[0][0], cy: points[0][1], r: 2.5});
     });
-    const drawn = stages.map((each) => s("g", {class: stageClass(each.stage)}, this.model.devices > 1 ? line("slowest", each.slowest_ms) : null, line("p95", each.middle_ms)));
+    const drawn = stages.map((each) => s("g", {class: stageClass(each.stage)}, line("p50", each.p50), line("p95", each.p99)));
     return {top: TOP, bottom: TOP + LINES, nodes: [axis, drawn]};
   }
 
   // The newest step with a reading, where no step is pointed at.
-  get step() { return this.cursor ?? Math.max(...this.model.stages.map(({middle_ms}) => middle_ms.findLastIndex((value) => value !== null))); }
+  get step() { return this.cursor ?? Math.max(...this.model.stages.map(({p99}) => p99.findLastIndex((value) => value !== null))); }
 
   summary() { return `${this.label}. ${this.words()}`; }
 
   words() {
     const {step} = this;
-    return `${momentOf(this.curves, step)}. ${this.model.stages.map((each) => `${each.stage} ${ms(each.middle_ms[step])}, slowest ${ms(each.slowest_ms[step])}`).join(". ")}`;
+    return `${momentOf(this.curves, step)}. ${this.model.stages.map((each) => `${each.stage} p50 ${ms(each.p50[step])}, p99 ${ms(each.p99[step])}`).join(". ")}`;
   }
 
   read() {
-    const {step, app} = this, {devices, of_devices, stages} = this.model, alone = devices === 1;
-    const fleet = devices < of_devices ? `${devices} of ${of_devices} devices, a sample` : `${devices} devices`;
-    this.caption.textContent = `p99 of each stage, ms, at ${momentOf(this.curves, step)}${alone ? "" : `. Line: the middle one of ${fleet}; dots: the slowest of them`}.`;
-    const slowest = (each) => each.slowest_device[step] ? [h("span", {class: "soft"}, "/"), h("a", {href: app.deviceLink(...each.slowest_device[step].split("/")), title: `the slowest: ${each.slowest_device[step]}`, "aria-label": `${each.stage}: ${digits(each.slowest_ms[step])} ms, the slowest: ${each.slowest_device[step]}`}, digits(each.slowest_ms[step]))] : null;
-    replace(this.readout, stages.map((each) => h("li", null, h("i", {class: `swatch ${stageClass(each.stage)}`}), each.stage, h("b", null, digits(each.middle_ms[step])), alone ? null : slowest(each))));
+    const {step} = this;
+    this.caption.textContent = `Each stage of all requests, ms, at ${momentOf(this.curves, step)}. Dots: p50; line: p99.`;
+    replace(this.readout, this.model.stages.map((each) => h("li", null, h("i", {class: `swatch ${stageClass(each.stage)}`}), each.stage, h("span", {class: "soft"}, digits(each.p50[step]), "/"), h("b", null, digits(each.p99[step])))));
   }
 }
 
-// `found` are the stages of each version in the last window, `series` is a version's colour. Bars are logarithmic.
-export function stageTable(app, found, series) {
-  const shown = found.slice(-3), devices = shown.reduce((sum, each) => sum + each.devices, 0);
+// `versions` are the stages of each version over the whole time, `series` is a version's colour. Bars are logarithmic.
+export function stageTable(versions, series) {
+  const shown = versions.slice(-3);
   const heading = h("h3", null, "Where the time goes");
-  if (!shown.length) return [heading, empty("No stages yet", "They come with each device's next report, within a minute.")];
-  const readings = shown.flatMap(({stages}) => stages.flatMap(({middle_ms, slowest_ms}) => [middle_ms, slowest_ms])).filter((value) => value > 0);
+  const readings = shown.flatMap(({stages}) => stages.flatMap(({p50_ms, p99_ms}) => [p50_ms, p99_ms])).filter((value) => value > 0);
+  if (!readings.length) return [heading, empty("No stages in this time", "They come with each device's next report, within a minute; devices with an older EdgeRT send none.")];
   const most = readings.reduce((a, b) => Math.max(a, b), LEAST_MS), least = readings.reduce((a, b) => Math.min(a, b), most) / 2;
   const wide = (value) => value > 0 ? `${100 * Math.log(Math.max(value, LEAST_MS) / least) / Math.log(most / least)}%` : "0%";
-  const names = shown[0].stages.map(({stage}) => stage).filter((_, i) => shown.some(({stages}) => stages[i].slowest_ms > 0));
+  const of = ({stages}, name) => stages.find(({stage, p99_ms}) => stage === name && p99_ms > 0);
   return [heading,
-    h("p", {class: "soft small"}, `p99 of each stage in the last window of ${devices === 1 ? "one device" : `${devices} devices`}: bar, the middle device; line, the slowest. Bars are logarithmic.`),
-    h("table", {class: "stage-table"}, h("caption", {class: "hidden"}, "p99 of each stage by version, ms"),
-      h("thead", {class: "hidden"}, h("tr", null, ["stage", "version", "bar", "middle, slowest"].map((title) => h("th", {scope: "col"}, title)))),
-      h("tbody", null, names.flatMap((name) => shown.map(({version, stages}, i) => {
-        const said = stages.find(({stage}) => stage === name);
-        return h("tr", {class: i === 0 ? "first" : null}, h("th", {scope: "row"}, i === 0 ? name : h("span", {class: "hidden"}, name)),
-          h("td", {class: "version"}, version),
-          h("td", {class: "bars"}, h("span", {class: `stage-bar ${seriesClass(series(version))}`}, h("i", {style: {width: wide(said.middle_ms)}}), h("b", {style: {left: wide(said.slowest_ms)}}))),
-          h("td", {class: "n"}, digits(said.middle_ms), h("span", {class: "soft"}, " / "), said.slowest_ms === null ? "–" : h("a", {href: app.deviceLink(said.site, said.device), title: `the slowest: ${said.site}/${said.device}`, "aria-label": `${digits(said.slowest_ms)} ms, the slowest: ${said.site}/${said.device}`}, digits(said.slowest_ms))));
+    h("p", {class: "soft small"}, "Each stage of all requests in this time: its share of their time; bar, p50; line, p99. Bars are logarithmic."),
+    h("table", {class: "stage-table"}, h("caption", {class: "hidden"}, "Share, p50 and p99 of each stage by version"),
+      h("thead", {class: "hidden"}, h("tr", null, ["stage", "version", "share", "bar", "p50, p99, ms"].map((title) => h("th", {scope: "col"}, title)))),
+      h("tbody", null, ORDER.flatMap((name) => shown.filter((each) => of(each, name)).map((each, i) => {
+        const {share, answered, p50_ms, p99_ms} = of(each, name);
+        return h("tr", {class: i === 0 ? "first" : null, title: `${count(answered)} requests`}, h("th", {scope: "row"}, i === 0 ? name : h("span", {class: "hidden"}, name)),
+          h("td", {class: "version"}, each.version),
+          h("td", {class: "n"}, percent(share, 1)),
+          h("td", {class: "bars"}, h("span", {class: `stage-bar ${seriesClass(series(each.version))}`}, h("i", {style: {width: wide(p50_ms)}}), h("b", {style: {left: wide(p99_ms)}}))),
+          h("td", {class: "n"}, digits(p50_ms), h("span", {class: "soft"}, " / "), digits(p99_ms)));
       }))))];
 }

@@ -1,0 +1,82 @@
+"""The stage times of a window, packed: a histogram of each stage, in the buckets of the latency's sketch.
+
+Theory of operation: the histograms of all stages are one row of cells. Stage number n has the cells from n * CELLS: the
+first counts times below a microsecond, the next ones the buckets from INDEX_MIN. Packed are the filled cells, in ascending
+order: for each its distance from the one before (uint16; that of the first from -1), then for each its count (uint32),
+little-endian, compressed with zlib. Merging adds the counts of equal cells, so it is exact.
+"""
+
+from __future__ import annotations
+
+import base64
+import struct
+import zlib
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
+
+from edgert.errors import ProtocolError
+from edgert.telemetry.sketch import INDEX_MAX, INDEX_MIN, Sketch
+
+# Reports and stores hold the numbers: a new stage comes last, also if it runs before others.
+NUMBERED = ("decode", "preprocess", "cache", "queue", "engine", "postprocess", "encode")
+CELLS = INDEX_MAX - INDEX_MIN + 2
+CELLS_END = len(NUMBERED) * CELLS
+_COUNTS_END = 2**32  # of all cells together: so the text of all cells stays below 32,000 characters
+_RECORD_BYTES = 2 + 4
+
+
+def text_of(stages: Mapping[str, Sketch]) -> str | None:
+    """Return a window's stages as text, None if there are no times, or more than a report may have."""
+    cells, counts = list[int](), list[int]()
+    for number, name in enumerate(NUMBERED):
+        sketch, first = stages[name], number * CELLS
+        filled = [(0, sketch.zero)] if sketch.zero else []
+        filled += [(index - INDEX_MIN + 1, count) for index, count in sorted(sketch.buckets.items())]
+        cells += [first + place for place, _ in filled]
+        counts += [count for _, count in filled]
+    return base64.b64encode(pack(cells, counts)).decode() if 0 < sum(counts) < _COUNTS_END else None
+
+
+def packed_of(text: str) -> bytes:
+    """Return the packed stages of a report's text, without stages that are not known here. Raises ProtocolError."""
+    try:
+        packed = base64.b64decode(text, validate=True)
+        inflater = zlib.decompressobj()
+        records = inflater.decompress(packed, CELLS_END * _RECORD_BYTES + 1)
+    except (ValueError, zlib.error) as error:
+        raise ProtocolError(f"stages are {text[:40]!r}, which is not zlib in base64") from error
+    if not inflater.eof or inflater.unused_data or len(records) % _RECORD_BYTES:
+        raise ProtocolError(f"stages are {text[:40]!r}, which does not hold {CELLS_END} whole cells or fewer")
+    cells, counts = _unpacked(records)
+    ascending = all(before < cell for before, cell in zip([-1, *cells], cells, strict=False))
+    if not ascending or not all(counts) or sum(counts) >= _COUNTS_END:
+        raise ProtocolError(f"stages are {text[:40]!r}; cells ascend, and counts are from 1 to 2^32 together")
+    known = bisect_left(cells, CELLS_END)
+    return packed if known == len(cells) else pack(cells[:known], counts[:known])
+
+
+def pack(cells: Sequence[int], counts: Sequence[int]) -> bytes:
+    """Pack filled cells, which ascend."""
+    distances = (cell - before for before, cell in zip((-1, *cells), cells, strict=False))
+    return zlib.compress(struct.pack(f"<{len(cells)}H{len(cells)}I", *distances, *counts))
+
+
+def unpack(packed: bytes) -> tuple[list[int], list[int]]:
+    """Return the filled cells of `packed_of` and their counts; b"" has none."""
+    return _unpacked(zlib.decompress(packed)) if packed else ([], [])
+
+
+def sketches(cells: Iterable[int], counts: Iterable[int]) -> dict[str, Sketch]:
+    """Return the sketch of each stage that has a filled cell."""
+    found: dict[str, dict[int, int]] = {}
+    for cell, count in zip(cells, counts, strict=True):
+        number, place = divmod(cell, CELLS)
+        found.setdefault(NUMBERED[number], {})[place + INDEX_MIN - 1] = count
+    return {name: Sketch.of_counts(buckets, zero=buckets.pop(INDEX_MIN - 1, 0)) for name, buckets in found.items()}
+
+
+def _unpacked(records: bytes) -> tuple[list[int], list[int]]:
+    length = len(records) // _RECORD_BYTES
+    numbers = struct.unpack(f"<{length}H{length}I", records)
+    return [cell - 1 for cell in accumulate(numbers[:length])], list(numbers[length:])
