@@ -1,4 +1,7 @@
-"""Limits the run time and the memory of the worker that serves."""
+"""Limits the run time and the memory of the worker that serves, and ends it beyond them.
+
+`daemon/model/model_service.py` starts it again, after the pauses of `crashes.py`.
+"""
 
 from __future__ import annotations
 
