@@ -16,7 +16,7 @@ from ai_edge_litert import schema_py_generated as schema
 from numpy.typing import NDArray
 
 from edgert.errors import BuildFailed
-from edgert_deploy.packager.tflite_lowering.half import packed
+from edgert_deploy.packager.tflite_lowering.tables import code_of, packed, unpacked
 from edgert_deploy.packager.tflite_lowering.writer import operator_code
 
 # Smaller weights save little, and quantising the data each time costs more than it saves.
@@ -32,8 +32,7 @@ def with_int8_weights(content: bytes, is_float: Callable[[str], bool] = lambda n
     An operator stays in float where `is_float` is true for the name of its output. Raises BuildFailed where there is
     nothing to quantise.
     """
-    model = schema.ModelT.InitFromObj(schema.Model.GetRootAs(content, 0))
-    return packed(_Rewriting(model, is_float).done())
+    return packed(_Rewriting(unpacked(content), is_float).done())
 
 
 class _Rewriting:
@@ -57,8 +56,7 @@ class _Rewriting:
         return self._model
 
     def _rewritten(self, operator: Any) -> list[Any]:
-        known = self._model.operatorCodes[operator.opcodeIndex]
-        code = max(known.builtinCode, known.deprecatedBuiltinCode)  # old files have the latter only
+        code = code_of(self._model, operator)
         kind = next((name for name in (*VERSIONS, "GATHER") if getattr(schema.BuiltinOperator, name) == code), "")
         if not kind or self._is_float(self._graph.tensors[operator.outputs[0]].name.decode()):
             return [operator]

@@ -6,13 +6,11 @@ FLOAT16, followed by a DEQUANTIZE. XNNPACK converts it once, when the file is lo
 
 from __future__ import annotations
 
-from typing import Any
-
-import flatbuffers
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 
-from edgert_deploy.packager.tflite_lowering.writer import AlignedBuffer, operator_code
+from edgert_deploy.packager.tflite_lowering.tables import packed, unpacked
+from edgert_deploy.packager.tflite_lowering.writer import operator_code
 
 # For a smaller constant the extra tensor and operator take more bytes than FP16 saves.
 ELEMENTS_MIN = 64
@@ -20,7 +18,7 @@ ELEMENTS_MIN = 64
 
 def with_half_weights(content: bytes) -> bytes:
     """Return the float32 model `content` with its large constants in FP16, clipped to its range."""
-    model = schema.ModelT.InitFromObj(schema.Model.GetRootAs(content, 0))
+    model = unpacked(content)
     graph = model.subgraphs[0]
     code = len(model.operatorCodes)
     limit = float(np.finfo(np.float16).max)
@@ -35,36 +33,11 @@ def with_half_weights(content: bytes) -> bytes:
         half.buffer, tensor.buffer = tensor.buffer, 0
         model.buffers[half.buffer].data = np.clip(values, -limit, limit).astype(np.float16).view(np.uint8)
         graph.tensors.append(half)
-        operators.append(_dequantize(code, len(graph.tensors) - 1, index))
+        operators.append(schema.OperatorT())
+        operators[-1].opcodeIndex = code
+        operators[-1].inputs, operators[-1].outputs = [len(graph.tensors) - 1], [index]
     if operators:
         model.operatorCodes.append(operator_code("DEQUANTIZE"))
         model.operatorCodes[-1].version = 3  # the first that takes FLOAT16
         graph.operators = operators + list(graph.operators)
     return packed(model)
-
-
-def packed(model: Any) -> bytes:
-    """Return the file of a model whose tables were changed, its weights aligned as the kernels need them."""
-    for i, buffer in enumerate(model.buffers):
-        if buffer.data is not None and len(buffer.data):
-            aligned = AlignedBuffer()
-            aligned.data = np.frombuffer(bytes(buffer.data), np.uint8)
-            model.buffers[i] = aligned
-    builder = flatbuffers.Builder(sum(len(b.data) + 32 for b in model.buffers if b.data is not None) + (1 << 16))
-    builder.Finish(model.Pack(builder), b"TFL3")
-    return bytes(builder.Output())
-
-
-def drop_unused_codes(model: Any) -> None:
-    """Remove codes that no operator has: interpreters look every code up."""
-    operators = model.subgraphs[0].operators
-    used = sorted({operator.opcodeIndex for operator in operators})
-    model.operatorCodes = [model.operatorCodes[index] for index in used]
-    for operator in operators:
-        operator.opcodeIndex = used.index(operator.opcodeIndex)
-
-
-def _dequantize(code: int, source: int, target: int) -> Any:
-    operator = schema.OperatorT()
-    operator.opcodeIndex, operator.inputs, operator.outputs = code, [source], [target]
-    return operator

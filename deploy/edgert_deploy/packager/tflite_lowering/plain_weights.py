@@ -12,36 +12,33 @@ import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
-from edgert_deploy.packager.tflite_lowering.half import drop_unused_codes, packed
+from edgert_deploy.packager.tflite_lowering.tables import code_of, packed, unpacked
 
 UNPACKING = frozenset((schema.BuiltinOperator.DEQUANTIZE, schema.BuiltinOperator.DENSIFY))
 
 
 def with_plain_weights(content: bytes) -> bytes:
     """Return `content` with the results of DEQUANTIZE and DENSIFY of constants in place of these operators."""
-    model = schema.ModelT.InitFromObj(schema.Model.GetRootAs(content, 0))
+    model = unpacked(content)
     graph = model.subgraphs[0]
     known = {i for i, tensor in enumerate(graph.tensors) if _has_data(model, tensor)}
-    kept, unpacked = [], []
+    kept, results = [], []
     for operator in graph.operators:
-        code = model.operatorCodes[operator.opcodeIndex]
-        kind = max(code.builtinCode, code.deprecatedBuiltinCode)
-        if kind in UNPACKING and operator.inputs[0] in known:
+        if code_of(model, operator) in UNPACKING and operator.inputs[0] in known:
             known.add(operator.outputs[0])
-            unpacked.append(int(operator.outputs[0]))
+            results.append(int(operator.outputs[0]))
         else:
             kept.append(operator)
-    if not unpacked:
+    if not results:
         return content
-    values = _values(content, unpacked)
+    values = _values(content, results)
     graph.operators = kept
-    for index in unpacked:
+    for index in results:
         tensor, buffer = graph.tensors[index], schema.BufferT()
         buffer.data = np.ascontiguousarray(values[index]).reshape(-1).view(np.uint8)
         tensor.buffer, tensor.sparsity = len(model.buffers), None
         model.buffers.append(buffer)
     _drop_unread(model)
-    drop_unused_codes(model)
     return packed(model)
 
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from edgert.errors import BuildFailed
 from edgert_deploy.packager.tflite_lowering.calibrate import Ranges
-from edgert_deploy.packager.tflite_lowering.half import drop_unused_codes, packed
+from edgert_deploy.packager.tflite_lowering.tables import code_of, packed, unpacked
 from edgert_deploy.packager.tflite_lowering.writer import operator_code
 
 # The releases that the private module was tried in; their results are the same, byte for byte.
@@ -104,12 +104,11 @@ def _hidden(calibrated: bytes, is_float: Callable[[str], bool]) -> tuple[bytes, 
     TFLite's quantiser takes no list of exceptions (only its successor does, which needs TensorFlow). But it leaves
     every operator without an INT8 form in float, between a DEQUANTIZE and a QUANTIZE where these are needed.
     """
-    model = schema.ModelT.InitFromObj(schema.Model.GetRootAs(calibrated, 0))
+    model = unpacked(calibrated)
     graph, hidden = model.subgraphs[0], {}
     for operator in graph.operators:
         name = graph.tensors[operator.outputs[0]].name.decode()
-        code = model.operatorCodes[operator.opcodeIndex]
-        kind = max(code.builtinCode, code.deprecatedBuiltinCode)  # old files have the latter only
+        code, kind = model.operatorCodes[operator.opcodeIndex], code_of(model, operator)
         if kind == schema.BuiltinOperator.CEIL:
             continue
         if kind not in NEWER_THAN_DEVICES | SLOW_IN_INT8 | COMPARISONS and not is_float(name):
@@ -120,7 +119,6 @@ def _hidden(calibrated: bytes, is_float: Callable[[str], bool]) -> tuple[bytes, 
     if not hidden:
         return calibrated, hidden
     model.operatorCodes.append(operator_code(LEFT_ALONE))
-    drop_unused_codes(model)
     return packed(model), hidden
 
 
@@ -128,7 +126,7 @@ def _shown(quantized: bytes, hidden: dict[str, tuple[Any, int, Any]]) -> bytes:
     """Return the quantised model with the operators that `_hidden` disguised."""
     if not hidden:
         return quantized
-    model = schema.ModelT.InitFromObj(schema.Model.GetRootAs(quantized, 0))
+    model = unpacked(quantized)
     graph, indices = model.subgraphs[0], dict[int, int]()
     for operator in graph.operators:
         known = hidden.get(graph.tensors[operator.outputs[0]].name.decode())
@@ -139,7 +137,6 @@ def _shown(quantized: bytes, hidden: dict[str, tuple[Any, int, Any]]) -> bytes:
             indices[id(code)] = len(model.operatorCodes)
             model.operatorCodes.append(code)
         operator.opcodeIndex = indices[id(code)]
-    drop_unused_codes(model)
     return packed(model)
 
 

@@ -1,0 +1,40 @@
+"""A .tflite file as the tables of TFLite's schema, which can be changed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flatbuffers
+import numpy as np
+from ai_edge_litert import schema_py_generated as schema
+
+from edgert_deploy.packager.tflite_lowering.writer import AlignedBuffer
+
+
+def unpacked(content: bytes) -> Any:
+    return schema.ModelT.InitFromObj(schema.Model.GetRootAs(content, 0))
+
+
+def code_of(model: Any, operator: Any) -> int:
+    """Return the number of a built-in operator; old files have it in the deprecated field only."""
+    code = model.operatorCodes[operator.opcodeIndex]
+    return int(max(code.builtinCode, code.deprecatedBuiltinCode))
+
+
+def packed(model: Any) -> bytes:
+    """Return the file of a model whose tables were changed, its weights aligned as the kernels need them.
+
+    Codes that no operator has are removed: interpreters look every code up.
+    """
+    operators = model.subgraphs[0].operators
+    used = sorted({operator.opcodeIndex for operator in operators})
+    model.operatorCodes = [model.operatorCodes[index] for index in used]
+    for operator in operators:
+        operator.opcodeIndex = used.index(operator.opcodeIndex)
+    for i, buffer in enumerate(model.buffers):
+        if buffer.data is not None and len(buffer.data):
+            model.buffers[i] = AlignedBuffer()
+            model.buffers[i].data = np.frombuffer(bytes(buffer.data), np.uint8)
+    builder = flatbuffers.Builder(sum(len(b.data) + 32 for b in model.buffers if b.data is not None) + (1 << 16))
+    builder.Finish(model.Pack(builder), b"TFL3")
+    return bytes(builder.Output())
