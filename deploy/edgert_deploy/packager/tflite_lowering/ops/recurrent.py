@@ -62,10 +62,8 @@ def recurrent(lowering: Lowering, node: Node) -> None:
     for i, is_reverse in enumerate(turns):
         cell, given = _cell(sequence, i, activations[i]), _given(sequence, i)
         runs.append(_run(sequence, cell, given, State(hidden[i], memory[i]), is_reverse))
-    whole, count = sequence.state.with_axis(0, sequence.steps), sequence.steps
     if lowering.is_read(node.outputs[0]):  # Y, [steps, directions, batch, hidden]
-        packed = [run.results[0].op("PACK", *run.results[1:], shape=whole, valuesCount=count, axis=0) for run in runs]
-        lowering.result(node, _stacked(packed, 1))
+        lowering.result(node, _stacked([_stacked(run.results, 0) for run in runs], 1))
     for place, values in ((1, [run.last.hidden for run in runs]), (2, [run.last.memory for run in runs])):
         if len(node.outputs) > place and lowering.is_read(node.outputs[place]):
             lowering.result(node, _stacked([one for one in values if one is not None], 0), index=place)
@@ -179,7 +177,7 @@ def _kept(mask: Value, old: Value | None, new: Value | None) -> Value | None:
 
 
 def _stacked(values: list[Value], axis: int) -> Value:
-    """Join `values`, one per direction, along a new axis."""
+    """Join `values`, one per step or direction, along a new axis."""
     shape = values[0].shape.with_axis(axis, len(values))
     if len(values) == 1:
         return values[0].reshaped(shape)
