@@ -52,6 +52,7 @@ from edgert.errors import Unavailable
 from edgert.machine import process_mb
 from edgert.versions.slot_store import SlotStore
 from edgert.worker_link import channel
+from edgert.worker_link.load_order import LoadOrder
 from edgert_deploy.rollout.channels import Channels, Seen
 from tests.support.brokers import Broker
 from tests.support.paths import DIGITS, ROOT
@@ -166,14 +167,14 @@ def further_workers(state: Path, times: int) -> list[dict[str, Any]]:
     slots = store.read()
     version = slots.live
     assert version is not None
-    order = {"model": "digits", "folder": str(store.live_folder(slots)), "state": str(state), "boot": "b"}
+    order = LoadOrder("digits", str(store.live_folder(slots)), version.digest, str(state), "b")
     starter = WorkerStarter(log=print)
     starts: dict[str, Callable[[socket.socket], Process]] = {"a fork": starter, "a program of its own": start_alone}
     took: dict[str, list[float]] = {how: [] for how in starts}
     for _ in range(times + 1):  # the first fork waits for the fork server
         for how, start_process in starts.items():
             began = time.monotonic()
-            worker = WorkerProcess.start({**order, "digest": version.digest}, version, began, start_process)
+            worker = WorkerProcess.start(order, version, began, start_process)
             took[how].append(ready_s(worker) - began)
     starter.close()
     return [

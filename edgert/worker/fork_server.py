@@ -13,11 +13,9 @@ The server ends when its channel closes, so it never outlives the daemon.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import gc
 import os
-import signal
 import socket
 import sys
 
@@ -31,10 +29,7 @@ SHARED_ENGINES = ("onnxruntime", "tflite")
 
 def main() -> None:
     """Run `python -m edgert.worker.fork_server`."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--channel", type=int, required=True)
-    end = socket.socket(fileno=parser.parse_args().channel)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in the worker
+    end = channel.inherited()
     _import_engines()
     while (received := channel.receive(end)) is not None:
         message, descriptors = received

@@ -7,17 +7,15 @@ channel closes, the worker drains and ends, so it never outlives the daemon.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
-import signal
 import socket
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -37,7 +35,7 @@ from edgert.telemetry.reporter import Reporter, host_facts_now
 from edgert.telemetry.sketch import merged
 from edgert.telemetry.spool import Spool
 from edgert.threads import STACK_BYTES
-from edgert.typed_json import to_json
+from edgert.typed_json import from_json, to_json
 from edgert.versions.installed import load_version
 from edgert.worker.connections.area_budget import AreaBudget, areas_bytes_max
 from edgert.worker.connections.connections import Connections
@@ -50,6 +48,7 @@ from edgert.worker.pipeline.pipeline import Pipeline
 from edgert.worker.shadow.agreement import scores_output
 from edgert.worker.shadow.shadow import ReferenceProcess, Shadow
 from edgert.worker_link import channel
+from edgert.worker_link.load_order import LoadOrder
 from edgert.worker_link.run_page import RunPage
 
 DRAIN_S = 20.0  # for the engine runs under way; nothing else is waited for
@@ -58,40 +57,9 @@ RECORDED_S_MAX = 2.0  # for the last golden samples that the worker asks to be r
 TRIAL_SHARE = 0.25  # of the requests on trial, as far as the version before keeps up at idle priority
 
 
-@dataclass(frozen=True)
-class LoadOrder:
-    """The version to load: its slot's folder, the digest that it must have, the daemon's boot id.
-
-    `previous` is the folder and the digest of the version before, if the answers of the two are to be compared.
-    """
-
-    model: str
-    folder: Path
-    digest: str
-    state: StateDir
-    boot: str
-    previous: tuple[str, str] | None = None
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> LoadOrder:
-        previous = value.get("previous")
-        return cls(
-            value["model"],
-            Path(value["folder"]),
-            value["digest"],
-            StateDir(Path(value["state"])),
-            value["boot"],
-            None if previous is None else (previous[0], previous[1]),
-        )
-
-
 def main() -> None:
     """Run `python -m edgert.worker.worker`."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--channel", type=int, required=True)
-    # The supervisor alone decides when a worker ends; a Ctrl-C in its terminal reaches the whole group.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    run(socket.socket(fileno=parser.parse_args().channel))
+    run(channel.inherited())
 
 
 def run(end: socket.socket, *, forked: bool = False) -> NoReturn:
@@ -113,17 +81,18 @@ def _serve(end: socket.socket) -> int:
     received = channel.receive(end)
     if received is None:
         return 0
-    order, page = LoadOrder.from_json(received[0]), RunPage(received[1][0])
+    order, page = from_json(LoadOrder, received[0]), RunPage(received[1][0])
+    state = StateDir(Path(order.state))
     _prefer_for_oom()
     with contextlib.suppress(OSError):  # `ps` and `top` show the model
         Path("/proc/self/comm").write_text(order.model)
     try:
-        config = read_config(order.state)
-        version = load_version(order.folder, order.digest, config)
+        config = read_config(state)
+        version = load_version(Path(order.folder), order.digest, config)
         model = load_model(
-            version, order.state, config, lambda line: channel.send(end, {"op": "progress", "line": line[:500]})
+            version, state, config, lambda line: channel.send(end, {"op": "progress", "line": line[:500]})
         )
-        worker = Worker(order, config, _watched(model, page))
+        worker = Worker(order, state, config, _watched(model, page))
     except EdgeRTError as error:
         channel.send(end, {"op": "failed", "code": error.code, "exit_code": error.exit_code, "message": error.message})
         return 1
@@ -140,10 +109,10 @@ def _serve(end: socket.socket) -> int:
 class Worker:
     """Serves connections on a loaded model until told to stop."""
 
-    def __init__(self, order: LoadOrder, config: DeviceConfig, model: LoadedModel) -> None:
+    def __init__(self, order: LoadOrder, state: StateDir, config: DeviceConfig, model: LoadedModel) -> None:
         serving = config.serving
         manifest = model.version.manifest
-        self._model, self._config, self._state = model, config, order.state
+        self._model, self._config, self._state = model, config, state
         settings = config.model(manifest.model)
         self._batcher = Batcher(
             model.session,
@@ -160,7 +129,7 @@ class Worker:
         pipeline = Pipeline(model, self._batcher, self._cache, near=self._near, shadows=self._shadows)
         self._recorder = WindowRecorder(manifest.model)
         self._probes = WindowRecorder(manifest.model)  # no requests of apps: telemetry counts them apart
-        self._reporter = _reporter(order, config, model, self._recorder, self._figures)
+        self._reporter = _reporter(order.boot, state, config, model, self._recorder, self._figures)
         frame_bytes_max = pipeline.frame_bytes_max(int(serving.frame_mb * 1024**2))
         welcome = {
             "model": manifest.model,
@@ -323,7 +292,8 @@ def _send(end: socket.socket, message: dict[str, Any]) -> None:
 
 
 def _reporter(
-    order: LoadOrder,
+    boot: str,
+    state: StateDir,
     config: DeviceConfig,
     model: LoadedModel,
     recorder: WindowRecorder,
@@ -333,13 +303,15 @@ def _reporter(
     try:
         return Reporter(
             recorder,
-            Spool(order.state.spool, log=log),
+            Spool(state.spool, log=log),
             Topics(config.site, config.device),
-            boot=order.boot,
+            boot=boot,
             model_version=release_id(model.version.manifest.release),
             window_s=config.serving.window_s,
             host_facts=lambda: {**host_facts_now(), **figures()},
-            alarms=Alarms.of(config.alarms, config.model(order.model).p95_ms, config.serving.worker_mb_max),
+            alarms=Alarms.of(
+                config.alarms, config.model(model.version.manifest.model).p95_ms, config.serving.worker_mb_max
+            ),
             log=log,
         )
     except EdgeRTError as error:
@@ -379,8 +351,7 @@ def _shadow(
     if model.version.reference is None:
         log(f"{order.model}: shadow is set, but the bundle has no reference artifact: build it with --with-reference")
         return None
-    given = {**vars(order), "folder": str(order.folder), "state": str(order.state.root)}
-    return Shadow(lambda: ReferenceProcess(given), settings.shadow, settings.shadow_alarm, notify)
+    return Shadow(lambda: ReferenceProcess(order), settings.shadow, settings.shadow_alarm, notify)
 
 
 def _previous_version(order: LoadOrder) -> Shadow | None:
@@ -391,8 +362,8 @@ def _previous_version(order: LoadOrder) -> Shadow | None:
     if order.previous is None:
         return None
     folder, digest = order.previous
-    given = {"folder": folder, "digest": digest, "state": str(order.state.root), "as_served": True}
-    return Shadow(lambda: ReferenceProcess(given), TRIAL_SHARE, 0.0, lambda event, fields: None)
+    before = replace(order, folder=folder, digest=digest)
+    return Shadow(lambda: ReferenceProcess(before, as_served=True), TRIAL_SHARE, 0.0, lambda event, fields: None)
 
 
 def _answers_quickly(model: LoadedModel, batcher: Batcher) -> bool:

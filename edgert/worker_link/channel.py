@@ -1,10 +1,17 @@
-"""Messages between the supervisor and its workers: JSON in single datagrams, with descriptors attached."""
+"""Messages between the supervisor and its workers: JSON in single datagrams, with descriptors attached.
+
+The other end of a channel is a process that `start` started, which takes it with `inherited`.
+"""
 
 from __future__ import annotations
 
 import array
 import json
+import os
+import signal
 import socket
+import subprocess
+import sys
 import threading
 from typing import Any
 
@@ -32,6 +39,26 @@ def pair() -> tuple[socket.socket, socket.socket]:
     for end in (ours, theirs):
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * MESSAGE_BYTES_MAX)
     return ours, theirs
+
+
+def start(module: str, end: socket.socket) -> subprocess.Popen[bytes]:
+    """Start `python -m module` with `end` as its channel. Raises OSError."""
+    return subprocess.Popen(
+        [sys.executable, "-m", module, "--channel", str(end.fileno())],
+        stdin=subprocess.DEVNULL,
+        pass_fds=[end.fileno()],
+        # OpenBLAS starts a thread a core when NumPy is imported, for products larger than any of a worker's.
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+    )
+
+
+def inherited() -> socket.socket:
+    """Return this process's end, which `start` passed. The parent alone decides when the process ends.
+
+    So it ignores SIGINT: a Ctrl-C in the parent's terminal reaches the whole group.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return socket.socket(fileno=int(sys.argv[-1]))
 
 
 def send(end: socket.socket, message: dict[str, Any], descriptors: tuple[int, ...] = ()) -> None:

@@ -9,7 +9,10 @@ from edgert.daemon.workers.worker_process import WorkerProcess
 from edgert.typed_json import to_json
 from edgert.versions.slots import Version
 from edgert.worker_link import channel
+from edgert.worker_link.load_order import LoadOrder
 from tests.support.statuses import LOADED
+
+ORDER = LoadOrder("echo", "/slots/a", "digest", "/state", "boot")
 
 
 class FakeProcess:

@@ -14,7 +14,6 @@ again because the slots are busy. All methods run on the supervisor's thread.
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 from collections.abc import Callable
@@ -37,6 +36,7 @@ from edgert.typed_json import from_json
 from edgert.versions.slot_store import SlotStore
 from edgert.versions.slots import ON_TRIAL, SlotState, Version
 from edgert.worker_link import channel
+from edgert.worker_link.load_order import LoadOrder
 
 STABLE_S = 60.0  # a worker that served this long makes earlier crashes forgotten
 ROOM_RETRY_S = 0.05
@@ -287,14 +287,8 @@ class ModelService:
 
     def _start(self, slots: SlotState, version: Version) -> None:
         previous = previous_version(self.store, slots) if slots.state in ON_TRIAL else None
-        order = {
-            "model": self.model,
-            "folder": os.fspath(self.store.live_folder(slots)),
-            "digest": version.digest,
-            "state": os.fspath(self._state_dir.root),
-            "boot": self._boot,
-            "previous": None if previous is None else (os.fspath(previous[0]), previous[1]),
-        }
+        folder, state = str(self.store.live_folder(slots)), str(self._state_dir.root)
+        order = LoadOrder(self.model, folder, version.digest, state, self._boot, previous)
         try:
             worker = self.workers.start(order, version)
         except OSError as error:  # no memory or no processes, which is no fault of the version

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from enum import Enum
-from pathlib import Path
 from typing import Any
 
 from edgert import machine as host
@@ -146,9 +145,9 @@ def event_fields(readings: Readings) -> dict[str, Any]:
     return {"requests": readings.requests, "golden": readings.golden, "rss_mb": readings.rss_mb, **rounded}
 
 
-def previous_version(store: SlotStore, slots: SlotState) -> tuple[Path, str] | None:
+def previous_version(store: SlotStore, slots: SlotState) -> tuple[str, str] | None:
     """Return folder and digest of the good version that the one on trial is compared with, if a limit asks for it."""
     spare = slots.spare
     if slots.limits is None or "agreement" not in slots.limits.bounds or spare is None or not spare.good:
         return None
-    return store.slot_folder(slots.spare_slot), spare.digest
+    return str(store.slot_folder(slots.spare_slot)), spare.digest

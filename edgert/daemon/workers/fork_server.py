@@ -13,7 +13,6 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Callable
 from typing import Protocol
 
@@ -88,7 +87,7 @@ class ForkServer:
         self.channel.settimeout(ANSWER_S_MAX)
         with theirs:
             try:
-                self.process = _start("edgert.worker.fork_server", theirs)
+                self.process = channel.start("edgert.worker.fork_server", theirs)
             except OSError:
                 self.channel.close()
                 raise
@@ -154,17 +153,7 @@ class ForkedProcess:
 
 def start_alone(end: socket.socket) -> Process:
     """Start a worker as a program of its own. Raises OSError."""
-    return _start("edgert.worker.worker", end)
-
-
-def _start(module: str, end: socket.socket) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-m", module, "--channel", str(end.fileno())],
-        stdin=subprocess.DEVNULL,
-        pass_fds=[end.fileno()],
-        # OpenBLAS starts a thread a core when NumPy is imported, for products larger than any of a worker's.
-        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
-    )
+    return channel.start("edgert.worker.worker", end)
 
 
 def _has_pidfd() -> bool:

@@ -8,14 +8,15 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
 
 from edgert.checks.status import LoadedStatus
 from edgert.daemon.workers.fork_server import ForkedProcess, Process, start_alone
 from edgert.errors import EdgeRTError
 from edgert.machine import process_mb
+from edgert.typed_json import to_json
 from edgert.versions.slots import Version
 from edgert.worker_link import channel
+from edgert.worker_link.load_order import LoadOrder
 from edgert.worker_link.run_page import RunPage
 
 STOP_S_MAX = 25.0
@@ -54,12 +55,12 @@ class WorkerProcess:
     @classmethod
     def start(
         cls,
-        order: dict[str, Any],
+        order: LoadOrder,
         version: Version,
         now_s: float,
         start_process: Callable[[socket.socket], Process] = start_alone,
     ) -> WorkerProcess:
-        """Start a process and give it `order` (see edgert.worker.worker.LoadOrder). Raises OSError."""
+        """Start a process and give it `order`. Raises OSError."""
         with contextlib.ExitStack() as on_error:
             page = RunPage.create()
             on_error.callback(page.close)
@@ -70,7 +71,7 @@ class WorkerProcess:
             on_error.pop_all()
         ours.setblocking(False)
         with contextlib.suppress(OSError):  # it ended at once: the loop sees the closed channel
-            channel.send(ours, order, (page.descriptor,))
+            channel.send(ours, to_json(order), (page.descriptor,))
         return cls(process, ours, page, version, now_s)
 
     def started(self, pid: int) -> None:

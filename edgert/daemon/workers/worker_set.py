@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from edgert.daemon.workers.worker_process import WorkerProcess, WorkerState
 from edgert.errors import EngineFailed
 from edgert.versions.slots import Version
+from edgert.worker_link.load_order import LoadOrder
 
 LOAD_S_MAX = 180.0
 PROGRESS_S_MAX = 900.0  # between two progress lines of an engine, such as TensorRT building a plan
 STUCK_S = 10.0  # a worker that lives this long after it was killed
 
-StartWorker = Callable[[dict[str, Any], Version, float], WorkerProcess]
+StartWorker = Callable[[LoadOrder, Version, float], WorkerProcess]
 
 
 class WorkerSet:
@@ -28,7 +28,7 @@ class WorkerSet:
     def __iter__(self) -> Iterator[WorkerProcess]:
         return iter([worker for worker in (self.serving, self.loading, *self._ending) if worker is not None])
 
-    def start(self, order: dict[str, Any], version: Version) -> WorkerProcess:
+    def start(self, order: LoadOrder, version: Version) -> WorkerProcess:
         """Start a worker that loads `version`. Raises OSError."""
         self.loading = self._start(order, version, self._clock())
         self.loading.load_s_max = LOAD_S_MAX

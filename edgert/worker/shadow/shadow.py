@@ -14,8 +14,6 @@ from __future__ import annotations
 import queue
 import random
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections import deque
@@ -30,7 +28,10 @@ from edgert.protocol import wire
 from edgert.protocol.arrays import to_wire
 from edgert.protocol.frame_buffer import FrameBuffer
 from edgert.protocol.local_socket import send_all
+from edgert.typed_json import to_json
 from edgert.worker.shadow.agreement import Agreement
+from edgert.worker_link import channel
+from edgert.worker_link.load_order import LoadOrder
 
 QUEUE_MAX = 1
 WINDOW = 50
@@ -179,21 +180,23 @@ class Shadow:
 
 
 class ReferenceProcess:
-    """The reference in its own process, at idle priority. `order` is a LoadOrder's JSON. Raises Unavailable."""
+    """A reference in its own process, at idle priority: the reference artifact of a version.
 
-    def __init__(self, order: Mapping[str, Any]) -> None:
+    With `as_served` it is the artifact that a worker would serve. Raises Unavailable, and the errors of the load.
+    """
+
+    def __init__(self, order: LoadOrder, *, as_served: bool = False) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
-            command = [sys.executable, "-m", "edgert.worker.shadow.shadow_process", "--channel", str(theirs.fileno())]
             try:
-                self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
+                self._process = channel.start("edgert.worker.shadow.shadow_process", theirs)
             except OSError as error:
                 ours.close()
                 raise Unavailable(f"cannot start the reference's process: {error.strerror}") from error
         self._sock = ours
         self._frames = FrameBuffer(FRAME_BYTES_MAX)
         try:
-            self._sock.sendall(wire.json_frame(wire.HELLO, dict(order)))
+            self._sock.sendall(wire.json_frame(wire.HELLO, {**to_json(order), "as_served": as_served}))
             self._receive()
         except BaseException:
             self.close()

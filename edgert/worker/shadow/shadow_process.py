@@ -8,25 +8,22 @@ inputs and its live answer, and returns RESULT frames that tell how far the refe
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
-import signal
 import socket
 from pathlib import Path
 from typing import Any
 
-# The functions below import heavy modules, so that the imports run at idle priority.
+from edgert.worker_link import channel
+
+# The functions below import the heavy modules, so that these imports run at idle priority.
 
 THREADS = 1  # more would take more cores from the live engine at once
 
 
 def main() -> None:
     """Run `python -m edgert.worker.shadow.shadow_process`."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--channel", type=int, required=True)
-    end = socket.socket(fileno=parser.parse_args().channel)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end = channel.inherited()
     _lower_priority()
     with contextlib.suppress(OSError):  # the worker is gone
         _serve(end)
@@ -85,7 +82,7 @@ def _open(order: dict[str, Any]) -> Any:
     def opened(artifact: ArtifactEntry) -> Session:
         return load_checked(version, artifact, options)[0]
 
-    if order.get("as_served"):
+    if order["as_served"]:
         session = first_working(version, opened).value
     elif version.reference is None:
         raise BundleError("the bundle has no reference artifact for this device; build it with --with-reference")

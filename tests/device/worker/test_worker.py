@@ -12,8 +12,9 @@ import pytest
 
 from edgert.protocol import wire
 from edgert.worker.loading.model import load_model
-from edgert.worker.worker import LoadOrder, Worker
+from edgert.worker.worker import Worker
 from edgert.worker_link import channel
+from edgert.worker_link.load_order import LoadOrder
 from tests.support.clients import read_frame, request
 from tests.support.devices import WAIT_S_MAX
 from tests.support.loaded_models import installed
@@ -25,9 +26,9 @@ class Started:
     def __init__(self, folder: Path, config: str) -> None:
         version, state, settings = installed(folder, config)
         model = load_model(version, state, settings)
-        order = LoadOrder("echo", version.folder, version.digest, state, "b-test")
+        order = LoadOrder("echo", str(version.folder), version.digest, str(state.root), "b-test")
         self.supervisor, self._end = channel.pair()
-        self.worker = Worker(order, settings, model)
+        self.worker = Worker(order, state, settings, model)
         self._thread = threading.Thread(target=self._run, daemon=True)
         stack_size = threading.stack_size()
         try:
@@ -94,15 +95,6 @@ def test_a_worker_whose_daemon_stops_tells_its_clients_to_come_back_later(starte
         assert wire.error_of(read_frame(client)).code == "unavailable.shutting_down"
 
 
-@pytest.mark.parametrize("previous", [None, ["/slots/a", "abc"]])
-def test_a_load_order_is_read_from_json(previous: list[str] | None) -> None:
-    order = LoadOrder.from_json(
-        {"model": "m", "folder": "/slots/b", "digest": "def", "state": "/s", "boot": "b-1", "previous": previous}
-    )
-    assert (order.folder, order.state.root, order.boot) == (Path("/slots/b"), Path("/s"), "b-1")
-    assert order.previous == (None if previous is None else ("/slots/a", "abc"))
-
-
 @pytest.mark.parametrize(
     ("config", "reactor"),
     [("", True), ("[models.echo]\np95_ms = 5.0\n", False), ("[serving]\ninstances = 2\nthreads = 1\n", False)],
@@ -115,5 +107,6 @@ def test_only_a_quick_model_without_a_target_and_with_one_instance_has_a_reactor
 
     version, state, settings = installed(tmp_path, config)
     model = load_model(version, state, settings)
-    worker = Worker(LoadOrder("echo", version.folder, version.digest, state, "b"), settings, model)
+    order = LoadOrder("echo", str(version.folder), version.digest, str(state.root), "b")
+    worker = Worker(order, state, settings, model)
     assert _answers_quickly(model, worker._batcher) is reactor

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,6 +14,7 @@ from edgert.daemon.model.model_service import ModelService
 from edgert.errors import Unavailable
 from edgert.versions.slot_store import SlotStore
 from edgert.versions.slots import SlotState, State, Version
+from edgert.worker_link.load_order import LoadOrder
 from tests.support.workers import FakeWorker, connected, ready_message
 
 STEADY = SlotState(State.STEADY, "a", a=Version(1, "one", good=True), ratchet=1)
@@ -45,8 +45,8 @@ class World:
         )  # fmt: skip
         return self.services[model]
 
-    def _start(self, order: dict[str, Any], version: Version, now_s: float) -> FakeWorker:
-        self.started.append(order["model"])
+    def _start(self, order: LoadOrder, version: Version, now_s: float) -> FakeWorker:
+        self.started.append(order.model)
         return FakeWorker(version, now_s)
 
     def loaded(self, model: str) -> None:

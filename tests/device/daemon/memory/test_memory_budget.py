@@ -15,7 +15,7 @@ from edgert.daemon.workers.worker_set import WorkerSet
 from edgert.errors import Unavailable
 from edgert.versions.slot_store import SlotStore
 from edgert.versions.slots import SlotState, State, Version
-from tests.support.workers import FakeWorker
+from tests.support.workers import ORDER, FakeWorker
 
 NOW = 1000.0
 
@@ -33,7 +33,7 @@ class World:
         """A model whose worker uses `mb`; 0 for none."""
         workers = WorkerSet(lambda: 1000.0, lambda order, version, now_s: FakeWorker(version, now_s))
         if mb:
-            worker = cast(FakeWorker, workers.start({}, version_of(model)))
+            worker = cast(FakeWorker, workers.start(ORDER, version_of(model)))
             workers.switch()
             worker.now_mb, worker.connected_at_s = mb, used_at_s
         service = SimpleNamespace(

@@ -20,6 +20,7 @@ from edgert.daemon.workers.worker_set import LOAD_S_MAX, STUCK_S
 from edgert.errors import EdgeRTError, ModelNotFound, ShuttingDown, Unavailable
 from edgert.versions.slot_store import SlotStore
 from edgert.versions.slots import SlotState, State, Trial, Version
+from edgert.worker_link.load_order import LoadOrder
 from tests.support.workers import FakeWorker, connected, ready_message
 
 OLD, NEW = Version(1, "old", good=True), Version(2, "new", good=False)
@@ -56,7 +57,7 @@ class World:
             raise self.room
         return self.room
 
-    def _start(self, order: dict[str, Any], version: Version, now_s: float) -> FakeWorker:
+    def _start(self, order: LoadOrder, version: Version, now_s: float) -> FakeWorker:
         if self.cannot_start:
             raise OSError(12, "Cannot allocate memory")
         self.workers.append(FakeWorker(version, now_s, pid=len(self.workers) + 1))

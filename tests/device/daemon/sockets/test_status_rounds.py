@@ -19,7 +19,7 @@ from edgert.typed_json import from_json, to_json
 from edgert.versions.slots import Version
 from tests.support.devices import WAIT_S_MAX
 from tests.support.statuses import LOADED, worker_figures
-from tests.support.workers import FakeWorker
+from tests.support.workers import ORDER, FakeWorker
 
 
 class World:
@@ -28,7 +28,7 @@ class World:
     def __init__(self) -> None:
         self.now_s = 100.0
         self.services = {"echo": self._service("ready"), "idle": self._service("unloaded")}
-        self.services["echo"].workers.start({}, Version(3, "d", good=True))
+        self.services["echo"].workers.start(ORDER, Version(3, "d", good=True))
         self.services["echo"].workers.switch()
         self.worker = cast(FakeWorker, self.services["echo"].workers.serving)
         self.rounds = StatusRounds("boot", 500.0, self.services, lambda: self.now_s)

@@ -7,7 +7,7 @@ import pytest
 from edgert.daemon.workers.worker_process import STOP_S_MAX, WorkerState
 from edgert.daemon.workers.worker_set import LOAD_S_MAX, PROGRESS_S_MAX, STUCK_S, WorkerSet
 from edgert.versions.slots import Version
-from tests.support.workers import FakeWorker
+from tests.support.workers import ORDER, FakeWorker
 
 VERSION = Version(1, "d", good=True)
 
@@ -20,7 +20,7 @@ class World:
         self.set = WorkerSet(lambda: self.now_s, lambda order, version, now_s: FakeWorker(version, now_s))
 
     def start(self) -> FakeWorker:
-        worker = self.set.start({}, VERSION)
+        worker = self.set.start(ORDER, VERSION)
         assert isinstance(worker, FakeWorker)
         return worker
 

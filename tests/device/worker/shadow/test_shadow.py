@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from edgert.errors import BundleError, EngineFailed, Unavailable
 from edgert.worker.shadow.agreement import Agreement
 from edgert.worker.shadow.shadow import ALARM_MIN, RESTART_S, WINDOW, ReferenceProcess, Shadow
+from edgert.worker_link.load_order import LoadOrder
 from tests.support.devices import WAIT_S_MAX, Device, a_device, wait_until
 
 ITEM = np.array([[1.0, 2.0, 3.0, 4.0]], np.float32)
@@ -215,7 +216,7 @@ def test_a_reference_that_crashes_costs_no_live_answer(device: Device) -> None:
 
 def test_a_reference_of_another_bundle_is_refused() -> None:
     with a_device(started=False) as device:
-        order = {"model": "echo", "folder": "/nowhere", "digest": "0" * 64, "state": os.fspath(device.state.root)}
+        order = LoadOrder("echo", "/nowhere", "0" * 64, str(device.state.root), "boot")
         with pytest.raises((BundleError, EngineFailed, Unavailable)):
             ReferenceProcess(order)
 
