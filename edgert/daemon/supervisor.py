@@ -18,7 +18,7 @@ import uuid
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from edgert import __version__
 from edgert.checks.channel_status import STALE, ChannelEvent, read_channel_status
@@ -37,13 +37,7 @@ from edgert.daemon.system.resources import raise_descriptor_limit, sole_daemon
 from edgert.daemon.system.side_process import SideProcess
 from edgert.daemon.workers.fork_server import WorkerStarter
 from edgert.daemon.workers.worker_process import WorkerProcess
-from edgert.errors import (
-    DeviceError,
-    EdgeRTError,
-    ModelNotFound,
-    ProtocolError,
-    StorageFailed,
-)
+from edgert.errors import DeviceError, EdgeRTError, ModelNotFound, ProtocolError, StorageFailed
 from edgert.log import log
 from edgert.protocol import wire
 from edgert.protocol.control import answer_of, error_answer
@@ -58,6 +52,14 @@ HINT_PAUSE_S = 60.0  # between two rounds for hints
 HINT_S_MAX = 10.0  # until the round after a hint, which all devices of a channel get at once
 FORKED_MODELS_MIN = 2  # with one model, the fork server would cost 16 MB and share nothing
 STATE_CHECK_S = 30.0  # between checks whether the state folder still exists
+
+
+class _Part(Protocol):
+    """A part of the daemon that acts at a time of its own; `due_s` is that time on the clock, None for never."""
+
+    def tick(self) -> None: ...
+
+    def due_s(self) -> float | None: ...
 
 
 class Supervisor:
@@ -122,17 +124,9 @@ class Supervisor:
     def _turn(self) -> None:
         for key, _ in self._selector.select(self._wait_s()):
             key.data()
+        for part in self._parts():
+            part.tick()
         now_s = self._clock()
-        for service in list(self._services.values()):
-            service.tick()
-        self._turns.tick()
-        self._acceptor.tick()
-        self._control_server.tick()
-        self._status_rounds.tick(now_s)
-        for process in self._side_processes:
-            process.tick(now_s)
-        self._incoming.tick()
-        self._latest_time.tick()
         self._ping_watchdog(now_s)
         self._check_state_folder(now_s)
         if self._alarms_now() != self._alarms and self._stop_by_s is None:
@@ -141,22 +135,17 @@ class Supervisor:
             self._reported_ready = True
             service_manager.notify("READY=1")
 
-    def _wait_s(self) -> float | None:
-        times = [service.due_s() for service in self._services.values()]
-        times += [
-            self._turns.due_s(),
-            self._acceptor.due_s(),
-            self._control_server.due_s(),
-            self._status_rounds.due_s(),
-            self._stop_by_s,
-            self._watchdog_at_s,
-        ]
-        times += [self._state_check_at_s, self._incoming.due_s, self._latest_time.due_s]
-        times += [process.due_s() for process in self._side_processes]
-        due = min((t for t in times if t is not None), default=None)
+    def _wait_s(self) -> float:
         if self._stop_by_s is not None:  # workers end within milliseconds
             return 0.01
-        return None if due is None else max(0.0, due - self._clock()) + 0.001
+        times = [self._watchdog_at_s, self._state_check_at_s, *(part.due_s() for part in self._parts())]
+        return max(0.0, min(time_s for time_s in times if time_s is not None) - self._clock()) + 0.001
+
+    def _parts(self) -> list[_Part]:
+        """Return what acts at a time of its own."""
+        sockets = (self._acceptor, self._control_server, self._status_rounds)
+        services, rest = self._services.values(), (self._incoming, self._latest_time)
+        return [*services, self._turns, *sockets, *self._side_processes, *rest]
 
     def _collect(self, model: str) -> None:
         """Remove what a power cut or a failed trial left, unless an install is in progress."""

@@ -13,11 +13,10 @@ from edgert.processing.text import TextPreprocessor
 from edgert.tensors import TensorSpec
 
 InputRule = Preprocess | Sound | Series | Text
+InputPreprocessor = Preprocessor | SignalPreprocessor | TextPreprocessor
 
 
-def preprocessor(
-    rule: InputRule, inputs: Sequence[TensorSpec], read: Callable[[str], bytes]
-) -> Preprocessor | SignalPreprocessor | TextPreprocessor:
+def preprocessor(rule: InputRule, inputs: Sequence[TensorSpec], read: Callable[[str], bytes]) -> InputPreprocessor:
     """Return what applies `rule` to one of `inputs`; `read` returns the content of a file that the rule names.
 
     Raises EngineMissing where a package is missing.

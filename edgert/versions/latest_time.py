@@ -34,7 +34,7 @@ class LatestTime:
     ) -> None:
         self._state, self._path = state, state.root / "latest_time.json"
         self._wall_clock, self._clock_synced, self._clock = wall_clock, clock_synced, clock
-        self.due_s = 0.0
+        self._due_s = 0.0
 
     def now_s(self) -> float:
         """Return a time that it is at least."""
@@ -47,14 +47,18 @@ class LatestTime:
         store_file(self._path, json.dumps({"latest": time_text(time_s)}).encode())
 
     def tick(self) -> None:
-        """Keep the clock's time once a day while it follows a time source; `due_s` is when to call next."""
-        if (now_s := self._clock()) < self.due_s:
+        """Keep the clock's time once a day while it follows a time source."""
+        if (now_s := self._clock()) < self._due_s:
             return
-        self.due_s = now_s + CHECK_S
+        self._due_s = now_s + CHECK_S
         wall_s = self._wall_clock()
         if self._clock_synced() and wall_s - self._kept_s() > KEPT_S:
             with contextlib.suppress(StorageFailed):  # full or read-only: the next hour tries again
                 self.saw(wall_s)
+
+    def due_s(self) -> float:
+        """Return when `tick` is due, on the clock."""
+        return self._due_s
 
     def _kept_s(self) -> float:
         try:

@@ -130,14 +130,14 @@ class Worker:
         self._recorder = WindowRecorder(manifest.model)
         self._probes = WindowRecorder(manifest.model)  # no requests of apps: telemetry counts them apart
         self._reporter = _reporter(order.boot, state, config, model, self._recorder, self._figures)
-        frame_bytes_max = pipeline.frame_bytes_max(int(serving.frame_mb * 1024**2))
+        frame_bytes_max = pipeline.tensors.frame_bytes_max(int(serving.frame_mb * 1024**2))
         welcome = {
             "model": manifest.model,
             "release": manifest.release,
             "engine": model.artifact.engine,
             "artifact": model.artifact.id,
             "frame_bytes_max": frame_bytes_max,
-            **pipeline.welcome(),
+            **pipeline.tensors.welcome(),
         }
         self._sessions = Sessions(pipeline, manifest, model.version.digest, serving, frame_bytes_max)
         self._areas = AreaBudget(areas_bytes_max(serving))

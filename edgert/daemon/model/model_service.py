@@ -193,14 +193,8 @@ class ModelService:
 
     def due_s(self) -> float | None:
         """Return when `tick` is due next, on `clock`; None for never."""
-        times = (
-            self._sync_at_s,
-            self._slot_writer.due_s(),
-            self.trial.due_s,
-            self.workers.due_s(),
-            self._watchdog.due_s,
-        )
-        return min((time_s for time_s in times if time_s is not None), default=None)
+        parts = (self._slot_writer.due_s(), self.trial.due_s, self.workers.due_s(), self._watchdog.due_s)
+        return min((time_s for time_s in (self._sync_at_s, *parts) if time_s is not None), default=None)
 
     def unload(self, reason: str) -> None:
         """Release this model's memory for another; it loads again when a client asks for it."""
@@ -384,11 +378,11 @@ class ModelService:
         self._report("crashed", self.model, fields)
         if self.workers.loading is not None:
             return
-        if blamed and self._crashes.too_many and not self._serves:
+        if self.workers.serving is not None:
+            self._settle(fault)
+        elif blamed and self._crashes.too_many:
             self._roll_back(version, fault)
             return
-        if self._serves:
-            self._settle(fault)
         self._enter(Event.RETRY)
         self._sync_at_s = self._clock() + self._crashes.pause_s
 
@@ -446,10 +440,6 @@ class ModelService:
 
     def _enter(self, event: Event) -> None:
         self._state = step(self._state, event)
-
-    @property
-    def _serves(self) -> bool:
-        return self.workers.serving is not None
 
     def _on_trial(self, version: Version) -> bool:
         """Return whether `version` is on trial, also when the slots cannot be read: then nothing may be started."""

@@ -67,8 +67,9 @@ class StatusRounds:
         if len(current.answers) == current.asked:
             self._finish(message["id"])
 
-    def tick(self, now_s: float) -> None:
+    def tick(self) -> None:
         """Answer without the figures that did not come in time."""
+        now_s = self._clock()
         for number in [number for number, each in self._rounds.items() if now_s > each.ends_at_s]:
             self._finish(number)
 

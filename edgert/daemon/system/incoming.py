@@ -30,15 +30,15 @@ class IncomingFolder:
     clock: Callable[[], float] = time.monotonic
     wall_clock: Callable[[], float] = time.time
     clock_synced: Callable[[], bool | None] = host.clock_synced
-    due_s: float = 0.0
+    _due_s: float = 0.0
     _seen: dict[tuple[str, int, float], float] = field(default_factory=dict)  # name, size, mtime -> since when
 
     def tick(self) -> None:
         """Check the folder if that is due."""
         now_s = self.clock()
-        if now_s < self.due_s:
+        if now_s < self._due_s:
             return
-        self.due_s = now_s + CHECK_S
+        self._due_s = now_s + CHECK_S
         wall_s, may_remove, seen = self.wall_clock(), self.clock_synced() is not False, {}
         for path in self._entries():
             try:
@@ -52,6 +52,9 @@ class IncomingFolder:
             if may_remove and watched and wall_s - found.st_mtime > limit_s:
                 self._remove(path)
         self._seen = seen
+
+    def due_s(self) -> float:
+        return self._due_s
 
     def _entries(self) -> list[Path]:
         try:

@@ -81,8 +81,8 @@ class SideProcess:
         """Return when `tick` is due, on `clock`; None while there is nothing to do."""
         return self._due_s
 
-    def tick(self, now_s: float) -> None:
-        if self._due_s is None or now_s < self._due_s:
+    def tick(self) -> None:
+        if self._due_s is None or self._clock() < self._due_s:
             return
         if self._process is None:
             self.start()

@@ -19,7 +19,8 @@ from edgert.protocol.sharing import SharedArea, send_with_descriptor
 from edgert.telemetry.recorder import WindowRecorder
 from edgert.telemetry.spans import RequestSpan
 from edgert.worker.connections.sessions import ClientSession
-from edgert.worker.pipeline.pipeline import Answer, ModelInputs, Pipeline
+from edgert.worker.pipeline.app_tensors import ModelInputs
+from edgert.worker.pipeline.pipeline import Answer, Pipeline
 
 FIRST_BUFFER_BYTES = 8192
 BUFFERS_BYTES_MAX = 256 * 1024**2  # the receive buffers of all connections of a worker together
@@ -178,7 +179,7 @@ class Connection:
         """Return the inputs of an INFER frame. Raises RequestError if the model does not take them."""
         if self._inputs is None or request.tensors is not self._tensors:
             self._inputs = None
-            self._inputs = self._pipeline.read(request.tensors)
+            self._inputs = self._pipeline.tensors.read(request.tensors)
             self._tensors = request.tensors
         return self._inputs
 

@@ -112,7 +112,9 @@ class Connections:
             connection = Connection(sock, self._pipeline, recorder, self._frame_bytes_max, self._budget, log)
             if session:
                 connection.begin(self._sessions.open())
-            connection.greet(self._welcome, self._areas.make(uid, self._pipeline.shared_bytes) if shared else None)
+            connection.greet(
+                self._welcome, self._areas.make(uid, self._pipeline.tensors.shared_bytes) if shared else None
+            )
         except (EdgeRTError, OSError) as error:
             self._end(sock, connection, error)
             return

@@ -22,8 +22,9 @@ from typing import NamedTuple
 from edgert.errors import EdgeRTError, Moved, ProtocolError
 from edgert.protocol import wire
 from edgert.worker.connections.connection import REACTOR_FRAME_BYTES_MAX, Connection, ReactorSwitch, pong
+from edgert.worker.pipeline.app_tensors import ModelInputs
 from edgert.worker.pipeline.batcher import late
-from edgert.worker.pipeline.pipeline import Answer, ModelInputs, Pipeline
+from edgert.worker.pipeline.pipeline import Answer, Pipeline
 
 ALONE_MAX = 256  # turns in which only one connection asks, after which it gets a thread again
 

@@ -15,7 +15,8 @@ from edgert.config import ServingConfig
 from edgert.errors import Overloaded, ProtocolError, RequestError, SessionLost
 from edgert.protocol import wire
 from edgert.protocol.arrays import from_wire, to_wire
-from edgert.worker.pipeline.pipeline import Answer, ModelInputs, Pipeline
+from edgert.worker.pipeline.app_tensors import ModelInputs
+from edgert.worker.pipeline.pipeline import Answer, Pipeline
 from edgert.worker.pipeline.session_memory import MemoryForm
 
 FRAME_OVERHEAD_BYTES = 4096  # header, meta, descriptors and padding

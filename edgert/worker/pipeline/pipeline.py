@@ -9,7 +9,6 @@ outputs, so it comes after preprocessing: in an image of another size, the same 
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,40 +22,22 @@ from edgert.errors import RequestError
 from edgert.processing.placement import Placement
 from edgert.processing.postprocess import Postprocessor
 from edgert.processing.preprocess import Preprocessor
-from edgert.processing.preprocessors import preprocessor
+from edgert.processing.preprocessors import InputPreprocessor, preprocessor
 from edgert.processing.signals import SignalPreprocessor
 from edgert.processing.text import TextPreprocessor
 from edgert.protocol import wire
-from edgert.protocol.arrays import from_wire
-from edgert.tensors import StageTimes, TensorSpec, batchable, fits
+from edgert.tensors import StageTimes
 from edgert.versions.installed import read_file
 from edgert.worker.loading.model import LoadedModel
+from edgert.worker.pipeline.app_tensors import AppTensors, ModelInputs
 from edgert.worker.pipeline.batcher import Batcher, EngineAnswer
-from edgert.worker.pipeline.cache import PredictionCache, tag_of
+from edgert.worker.pipeline.cache import PredictionCache
 from edgert.worker.pipeline.near_cache import NearCache
 from edgert.worker.pipeline.session_memory import Memory, MemoryForm
 from edgert.worker.shadow.shadow import Shadow
 
-ITEMS_MAX = 1024
-SHARED_ITEMS = 8
-FRAME_BYTES_MIN = 64 * 1024
-SHARED_BYTES_MIN = 256 * 1024
-SHARED_BYTES_MIN_IMAGES = 8 * 1024**2  # a 1080p frame
-
 Arrays = list[NDArray[Any]]
 _new = tuple.__new__  # makes a NamedTuple without the Python function in between
-
-
-class ModelInputs(NamedTuple):
-    """The tensors of a request as arrays; valid for every request whose tensors are at the same place.
-
-    `raw`: they hold an image, a signal or a text that needs preprocessing. `tag` stands for dtypes and shapes.
-    """
-
-    arrays: Arrays
-    items: int
-    raw: bool
-    tag: bytes
 
 
 class Answer(NamedTuple):
@@ -102,98 +83,22 @@ class Pipeline:
         shadows: Sequence[Shadow] = (),
     ) -> None:
         manifest = model.version.manifest
-        self.inputs = manifest.app_inputs
         self._batcher, self._cache = batcher, cache
         self._near, self._shadows = near, tuple(shadows)
-        self._batchable = batchable(manifest.inputs)
         self._padder: Padder | None = None
         if manifest.buckets is not None:
             self._padder = Padder(manifest.buckets, manifest.inputs, manifest.outputs)
-        self._image = 0  # the index of the input that is preprocessed
-        self._pre: Preprocessor | SignalPreprocessor | TextPreprocessor | None = None
-        # The inputs of a request with raw input: a text stands for several of the model's.
-        self._sent = [i for i, spec in enumerate(self.inputs) if spec.name in manifest.sent_inputs]
+        self._pre: InputPreprocessor | None = None
         if (rule := manifest.input_rule) is not None:
-            self._image = next(i for i, s in enumerate(self.inputs) if s.name == rule.input)
-            self._pre = preprocessor(rule, self.inputs, lambda path: read_file(model.version, path))
-        self.memory_form = MemoryForm(manifest, self._pre)
-        self._in_turn = self.memory_form.in_turn
+            self._pre = preprocessor(rule, manifest.app_inputs, lambda path: read_file(model.version, path))
         self._post: Postprocessor | None = None
-        computed = manifest.outputs
-        self._labels: tuple[str, ...] = ()
         if any((manifest.classify, manifest.detect, manifest.ctc, manifest.embed)):
             self._post = Postprocessor(manifest)
-            computed, self._labels = self._post.outputs, self._post.labels
+        self.memory_form = MemoryForm(manifest, self._pre)
+        self.tensors = AppTensors(manifest, self._pre, self._post, self.memory_form, self._padder)
+        self._in_turn = self.memory_form.in_turn
         self._bare = self._post is None and not self._in_turn
-        states = {one.output for one in manifest.state}
-        places = [i for i, spec in enumerate(computed) if spec.name not in states]
-        self.outputs = tuple(self._any_number(computed[i]) for i in places)
-        # Which computed outputs are sent, and their indices in `outputs`, by whether the inputs are raw.
-        sent = [places if self._post is None else self._post.sent(raw) for raw in (False, True)]
-        self._places = tuple([i for i in places if i in each] for each in sent)
-        self._numbers = tuple([places.index(i) for i in each] for each in self._places)
-        item_bytes = [sum(map(self._item_bytes, specs)) for specs in (self.inputs, self.outputs)]
-        self._item_bytes_max = max(item_bytes)
-
-    def frame_bytes_max(self, configured_bytes: int) -> int:
-        """Return the largest frame that this model needs, at most `configured_bytes`."""
-        specs = (*self.inputs, *self.outputs)
-        open_ended = self._padder is None and any(n == -1 for spec in specs for n in spec.item_shape)
-        if open_ended or self._pre is not None:  # an image may be larger than the model's input
-            return configured_bytes
-        return min(configured_bytes, FRAME_BYTES_MIN + ITEMS_MAX * self._item_bytes_max + self.memory_form.size_bytes)
-
-    @property
-    def shared_bytes(self) -> int:
-        """The size of a half of a client's shared memory: room for eight items in or out."""
-        images = self._pre is not None and self._pre.of_images
-        return max(SHARED_BYTES_MIN_IMAGES if images else SHARED_BYTES_MIN, SHARED_ITEMS * self._item_bytes_max)
-
-    def welcome(self) -> dict[str, Any]:
-        """Return the description of the model that a client gets when it connects."""
-        value: dict[str, Any] = {
-            "inputs": [spec.as_json() for spec in self.inputs],
-            "outputs": [spec.as_json() for spec in self.outputs],
-        }
-        if self._pre is not None:
-            named = {"input": self._pre.frames, "integers": self._pre.integers, "files": self._pre.files}
-            if isinstance(self._pre, TextPreprocessor):
-                named = {"text": self._pre.files}
-            value["preprocess"] = {name: form.as_json() for name, form in named.items() if form is not None}
-            if self.memory_form.pre is not None:
-                value["preprocess"]["step"] = self.memory_form.pre.step
-            if len(self._sent) < len(self.inputs):
-                made = [spec.name for i, spec in enumerate(self.inputs) if i not in self._sent or i == self._image]
-                value["preprocess"]["text_for"] = made
-        if self._labels and sum(map(len, self._labels)) < wire.META_BYTES_MAX // 8:
-            value["labels"] = list(self._labels)
-        return value
-
-    def read(self, tensors: tuple[wire.WireTensor, ...]) -> ModelInputs:
-        """Return a frame's tensors as arrays, without a copy. Raises RequestError if the model does not take them."""
-        numbers = self._sent if len(tensors) == len(self._sent) else range(len(self.inputs))
-        if len(tensors) != len(numbers):
-            raise RequestError(f"the model takes {len(self.inputs)} inputs, the request has {len(tensors)}")
-        arrays, raw = [], False
-        for tensor, i in zip(tensors, numbers, strict=True):
-            spec, forms = self.inputs[i], self._forms(i, len(numbers))
-            if tensor.number != i or not any(fits(form, tensor.datatype, tensor.shape) for form in forms):
-                wanted = " or ".join(f"{form.datatype} {list(form.shape)}" for form in forms)
-                raise RequestError(
-                    f"input {i} ({spec.name!r}) takes {wanted}, got {tensor.datatype} {list(tensor.shape)}"
-                )
-            arrays.append(from_wire(tensor))
-            if self._pre is not None and i == self._image:
-                raw = self._pre.wants(arrays[-1])
-        return ModelInputs(arrays, self._items(arrays), raw, tag_of(arrays))
-
-    def _forms(self, number: int, count: int) -> tuple[TensorSpec, ...]:
-        """Return what input `number` may be in a request of `count` tensors."""
-        if self._pre is None or number != self._image:
-            return (self.inputs[number],)
-        if len(self._sent) == len(self.inputs):
-            return self._pre.forms
-        return self._pre.forms[1:] if count == len(self._sent) else self._pre.forms[:1]
+        self._ruled, self._places, self._numbers = self.tensors.ruled, self.tensors.places, self.tensors.numbers
 
     def is_bare(self, inputs: ModelInputs, flags: int) -> bool:
         """Return whether the request needs the engine only: no cache, no pre- and no postprocessing."""
@@ -269,7 +174,7 @@ class Pipeline:
         """Return the client's answer, computed by the engine."""
         self._preprocess(request)
         if not request.items:  # a session's windows are not complete yet
-            empty = [np.empty((0, *(max(0, n) for n in spec.item_shape)), spec.dtype) for spec in self.outputs]
+            empty = [np.empty((0, *(max(0, n) for n in spec.item_shape)), spec.dtype) for spec in self.tensors.outputs]
             return EngineAnswer([empty[i] for i in self._numbers[request.raw]], 0, 0, 0)
         if self._in_turn:
             return self._postprocessed(request, self._ask_in_turn(request))
@@ -310,29 +215,30 @@ class Pipeline:
             return
         assert self._pre is not None  # only it calls inputs raw
         began_ns = time.perf_counter_ns()
-        given = dict(zip(self._sent, request.arrays, strict=True))
+        inputs, ruled = self.tensors.inputs, self._ruled
+        given = dict(zip(self.tensors.sent, request.arrays, strict=True))
         made: dict[int, NDArray[Any]] = {}
         if isinstance(self._pre, TextPreprocessor):
-            tokens = self._pre(given[self._image])
-            made = {i: tokens[spec.name] for i, spec in enumerate(self.inputs) if spec.name in tokens}
+            tokens = self._pre(given[ruled])
+            made = {i: tokens[spec.name] for i, spec in enumerate(inputs) if spec.name in tokens}
         elif request.memory is not None and (signals := self.memory_form.pre) is not None:
-            made[self._image] = self._next_windows(request, signals)
+            made[ruled] = self._next_windows(request, signals)
         elif isinstance(self._pre, Preprocessor):
-            made[self._image], request.placements = self._pre(given[self._image], request.deadline_s)
+            made[ruled], request.placements = self._pre(given[ruled], request.deadline_s)
         else:
-            made[self._image], request.windows = self._pre(given[self._image], request.deadline_s)
+            made[ruled], request.windows = self._pre(given[ruled], request.deadline_s)
             if self.memory_form.first.state and len(request.windows or ()) > 1:
                 raise RequestError("a request of this model takes one signal, as its state goes from window to window")
-        request.arrays = [made[i] if i in made else given[i] for i in range(len(self.inputs))]
+        request.arrays = [made[i] if i in made else given[i] for i in range(len(inputs))]
         # A signal may hold several windows; in a session also none that is complete.
-        request.items = self._items(request.arrays) if len(made[self._image]) else 0
+        request.items = self.tensors.items(request.arrays) if len(made[ruled]) else 0
         request.preprocess_ns = time.perf_counter_ns() - began_ns
 
     def _next_windows(self, request: _Request, signals: SignalPreprocessor) -> NDArray[Any]:
         """Return the model's tensor for the windows that a session's request completes, maybe none."""
         assert request.memory is not None  # the caller has looked
         windows, held, skip = signals.next_windows(
-            request.arrays[self._image], request.memory.held, request.memory.skip
+            request.arrays[self._ruled], request.memory.held, request.memory.skip
         )
         request.memory = request.memory._replace(held=held, skip=skip)
         request.windows = [len(windows)]
@@ -346,7 +252,7 @@ class Pipeline:
         if self._post is not None:
             memory = request.memory
             before = None if memory is None else memory.shares
-            computed = self._post(computed, request.placements, request.arrays, self._image, request.windows, before)
+            computed = self._post(computed, request.placements, request.arrays, self._ruled, request.windows, before)
             if memory is not None and before is not None and request.windows is not None:
                 request.memory = memory._replace(shares=self._post.last_shares(answer.outputs, before))
         sent = [computed[i] for i in self._places[request.raw]]
@@ -397,24 +303,3 @@ class Pipeline:
         elif lookup is not None:
             cache.keep(lookup, answer.outputs)
         return self._postprocessed(request, answer), 0
-
-    def _any_number(self, spec: TensorSpec) -> TensorSpec:
-        """Return an output as answers have it: with an item for each one that ran, also of a model for one."""
-        return TensorSpec(spec.name, spec.datatype, (-1, *spec.item_shape)) if self._in_turn else spec
-
-    def _items(self, arrays: Arrays) -> int:
-        """Return the number of items in a request. Raises RequestError."""
-        if not (self._batchable or self._in_turn):
-            return 1
-        counts = {len(array) for array in arrays}
-        if len(counts) != 1:
-            raise RequestError(f"the inputs have batches of {sorted(counts)} items; give the same number on all")
-        if not 1 <= (count := counts.pop()) <= ITEMS_MAX:
-            raise RequestError(f"the request has {count} items; it may have 1 to {ITEMS_MAX}: split it")
-        return count
-
-    def _item_bytes(self, spec: TensorSpec) -> int:
-        """Return the bytes of one item, its descriptor and its padding; an axis of any length counts once."""
-        if self._padder is not None:
-            spec = self._padder.buckets.at(spec, self._padder.buckets.largest)
-        return math.prod(max(1, n) for n in spec.item_shape) * spec.dtype.itemsize + 2 * wire.ALIGNMENT

@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 
 from edgert.bundle.manifest import Manifest
 from edgert.errors import BundleError
-from edgert.processing.preprocess import Preprocessor
+from edgert.processing.preprocessors import InputPreprocessor
 from edgert.processing.signals import SignalPreprocessor
-from edgert.processing.text import TextPreprocessor
 from edgert.protocol.wire import WireTensor
 from edgert.tensors import DATATYPES, batchable
 
@@ -49,7 +48,7 @@ class MemoryForm:
     `first` is the memory that a session begins with, `size_bytes` the most that one takes.
     """
 
-    def __init__(self, manifest: Manifest, pre: Preprocessor | SignalPreprocessor | TextPreprocessor | None) -> None:
+    def __init__(self, manifest: Manifest, pre: InputPreprocessor | None) -> None:
         inputs = {spec.name: (i, spec) for i, spec in enumerate(manifest.inputs)}
         outputs = [spec.name for spec in manifest.outputs]
         self._inputs = [inputs[one.input][0] for one in manifest.state]

@@ -71,7 +71,8 @@ def test_the_answer_has_the_figures_of_every_worker(world: World) -> None:
 
 def test_a_worker_that_does_not_answer_is_reported_without_figures(world: World) -> None:
     world.rounds.begin(world.client)
-    world.rounds.tick(world.now_s + STATUS_S_MAX + 0.1)
+    world.now_s += STATUS_S_MAX + 0.1
+    world.rounds.tick()
     assert world.answer().models["echo"] == ServingStatus("ready")
     world.rounds.received("echo", report(1))  # too late, and ignored
 

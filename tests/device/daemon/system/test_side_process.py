@@ -30,7 +30,7 @@ class Loop:
         if self.selector.get_map():
             for key, _ in self.selector.select(0.02):
                 key.data()
-        self.process.tick(self.now_s)
+        self.process.tick()
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_each_early_end_doubles_the_pause(loop: Loop) -> None:
 def test_a_long_life_makes_early_ends_forgotten(loop: Loop) -> None:
     ends(loop, 1)
     loop.now_s += PAUSE_S_MIN
-    loop.process.tick(loop.now_s)
+    loop.process.tick()
     loop.now_s += 3600
     ends(loop, 2)
     assert loop.process.due_s() == loop.now_s + PAUSE_S_MIN

@@ -28,7 +28,7 @@ SOUND = Sound("x", 16_000, 8, step=4, lead=2, features="samples")
 def sessions(model: LoadedModel, **settings: Any) -> Sessions:
     pipeline = Pipeline(model, Batcher(model.session, model.batch_cap), PredictionCache(10**6, 60.0))
     version, serving = model.version, replace(ServingConfig(), **settings)
-    frame_bytes_max = pipeline.frame_bytes_max(int(serving.frame_mb * 1024**2))
+    frame_bytes_max = pipeline.tensors.frame_bytes_max(int(serving.frame_mb * 1024**2))
     return Sessions(pipeline, version.manifest, version.digest, serving, frame_bytes_max)
 
 
@@ -36,7 +36,7 @@ def ask(session: ClientSession, array: NDArray[Any]) -> NDArray[Any]:
     """Return the answer's first output."""
     pipeline = session._sessions.pipeline
     tensor = wire.WireTensor(0, "FP32", array.shape, memoryview(array.tobytes()))
-    return session.infer(pipeline.read((tensor,)), 0, 0, None).outputs[0]
+    return session.infer(pipeline.tensors.read((tensor,)), 0, 0, None).outputs[0]
 
 
 def test_answers_of_a_session_come_from_no_cache(tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_several_signals_in_one_request_have_no_order_to_carry_state_in(tmp_path
     pipeline = opened.pipeline
     tensor = wire.WireTensor(0, "FP32", two.shape, memoryview(two.tobytes()))
     with pytest.raises(RequestError, match="takes one signal, as its state goes"):
-        pipeline.infer(pipeline.read((tensor,)), wire.FLAG_NO_CACHE, 0, None)
+        pipeline.infer(pipeline.tensors.read((tensor,)), wire.FLAG_NO_CACHE, 0, None)
 
 
 def test_a_session_that_has_not_begun_leaves_its_client_the_memory_that_it_brings(tmp_path: Path) -> None:

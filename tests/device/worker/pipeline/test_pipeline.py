@@ -15,9 +15,10 @@ from edgert.errors import RequestError
 from edgert.processing.ctc import text_of
 from edgert.protocol import wire
 from edgert.protocol.arrays import to_wire
+from edgert.worker.pipeline.app_tensors import FRAME_BYTES_MIN, SHARED_BYTES_MIN
 from edgert.worker.pipeline.batcher import Batcher
 from edgert.worker.pipeline.cache import PredictionCache
-from edgert.worker.pipeline.pipeline import FRAME_BYTES_MIN, SHARED_BYTES_MIN, Pipeline
+from edgert.worker.pipeline.pipeline import Pipeline
 from tests.support.loaded_models import loaded
 
 ITEM = np.array([[1.0, 2.0, 3.0, 4.0]], np.float32)
@@ -51,12 +52,12 @@ def test_inputs_that_the_model_does_not_take_are_refused(
     tmp_path: Path, given: tuple[NDArray[Any], ...], message: str
 ) -> None:
     with pytest.raises(RequestError, match=message):
-        a_pipeline(tmp_path).read(tensors(*given))
+        a_pipeline(tmp_path).tensors.read(tensors(*given))
 
 
 def test_a_bare_request_is_answered_by_the_engine_alone(tmp_path: Path) -> None:
     pipeline = a_pipeline(tmp_path)
-    inputs = pipeline.read(tensors(ITEM))
+    inputs = pipeline.tensors.read(tensors(ITEM))
     assert pipeline.is_bare(inputs, 0)
     answer = pipeline.infer(inputs, 0, came_ns=0, deadline_s=None)
     assert (answer.outputs[0].tolist(), answer.numbers, answer.batch, answer.flags) == (ITEM.tolist(), [0], 1, 0)
@@ -66,7 +67,7 @@ def test_a_bare_request_is_answered_by_the_engine_alone(tmp_path: Path) -> None:
 
 def test_requests_together_get_their_own_answers_from_one_run(tmp_path: Path) -> None:
     pipeline = a_pipeline(tmp_path)
-    requests = [pipeline.read(tensors(ITEM * i)) for i in range(3)]
+    requests = [pipeline.tensors.read(tensors(ITEM * i)) for i in range(3)]
     answers = pipeline.infer_together(requests, [(0, 0)] * 3, None)
     assert [answer.outputs[0].tolist() for answer in answers] == [(ITEM * i).tolist() for i in range(3)]
     assert {answer.batch for answer in answers} == {3}
@@ -74,7 +75,7 @@ def test_requests_together_get_their_own_answers_from_one_run(tmp_path: Path) ->
 
 def test_an_equal_request_is_answered_by_the_cache_unless_it_asks_for_the_engine(tmp_path: Path) -> None:
     pipeline = a_pipeline(tmp_path, cache_bytes=10**6)
-    inputs = pipeline.read(tensors(ITEM))
+    inputs = pipeline.tensors.read(tensors(ITEM))
     assert not pipeline.is_bare(inputs, 0)
     assert pipeline.is_bare(inputs, wire.FLAG_NO_CACHE)
     first, again = (pipeline.infer(inputs, 0, 0, None) for _ in range(2))
@@ -85,12 +86,12 @@ def test_an_equal_request_is_answered_by_the_cache_unless_it_asks_for_the_engine
 
 def test_frames_and_shared_memory_are_as_large_as_the_model_needs(tmp_path: Path) -> None:
     small = a_pipeline(tmp_path / "small")
-    assert FRAME_BYTES_MIN < small.frame_bytes_max(10**9) < 10**6
-    assert small.frame_bytes_max(1000) == 1000
-    assert small.shared_bytes == SHARED_BYTES_MIN
+    assert FRAME_BYTES_MIN < small.tensors.frame_bytes_max(10**9) < 10**6
+    assert small.tensors.frame_bytes_max(1000) == 1000
+    assert small.tensors.shared_bytes == SHARED_BYTES_MIN
     large = a_pipeline(tmp_path / "large", item_shape=(300_000,))
-    assert large.shared_bytes > 8 * 1_200_000
-    assert small.welcome() == {
+    assert large.tensors.shared_bytes > 8 * 1_200_000
+    assert small.tensors.welcome() == {
         "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 4]}],
         "outputs": [{"name": "y", "datatype": "FP32", "shape": [-1, 4]}],
     }
@@ -98,9 +99,9 @@ def test_frames_and_shared_memory_are_as_large_as_the_model_needs(tmp_path: Path
 
 def test_the_text_of_ctc_is_a_part_of_the_answer(tmp_path: Path) -> None:
     pipeline = a_pipeline(tmp_path, item_shape=(5, 3), rules={"ctc": Ctc("y", ("", "ä", "b"))})
-    assert [spec.name for spec in pipeline.outputs] == ["y", "y_text", "y_probability"]
+    assert [spec.name for spec in pipeline.tensors.outputs] == ["y", "y_text", "y_probability"]
     steps = 20 * np.eye(3, dtype=np.float32)[[[1, 1, 0, 2, 2], [0, 0, 0, 0, 0]]]
-    answer = pipeline.infer(pipeline.read(tensors(steps)), 0, came_ns=0, deadline_s=None)
+    answer = pipeline.infer(pipeline.tensors.read(tensors(steps)), 0, came_ns=0, deadline_s=None)
     assert [text_of(row) for row in answer.outputs[1]] == ["äb", ""]
     assert answer.outputs[2].tolist() == pytest.approx([1.0, 0.0], abs=1e-6)
 
@@ -114,7 +115,7 @@ def test_the_windows_of_a_signal_are_smoothed_and_items_of_their_own_are_not(tmp
     windows = np.eye(3, dtype=np.float32)[[0, 0, 1, 1, 2, 1]]
 
     def classes(given: NDArray[np.float32]) -> list[int]:
-        answer = pipeline.infer(pipeline.read(tensors(given)), 0, came_ns=0, deadline_s=None)
+        answer = pipeline.infer(pipeline.tensors.read(tensors(given)), 0, came_ns=0, deadline_s=None)
         return [int(c) for c in answer.outputs[1].ravel()]
 
     assert classes(windows.reshape(1, 18, 1)) == [-1, 0, -1, 1, -1, -1]
@@ -130,7 +131,7 @@ def test_an_answer_without_a_window_can_be_joined_with_those_that_have_some(tmp_
     pipeline = a_pipeline(tmp_path, item_shape=(3,), rules=rules)
     answers, memory = [], pipeline.memory_form.first
     for length in (2, 4):
-        given = pipeline.read(tensors(np.ones((1, length, 1), np.float32)))
+        given = pipeline.tensors.read(tensors(np.ones((1, length, 1), np.float32)))
         answer, memory = pipeline.infer_next(given, 0, came_ns=0, deadline_s=None, memory=memory)
         answers.append(answer.outputs)
     joined = [np.concatenate(each) for each in zip(*answers, strict=True)]
