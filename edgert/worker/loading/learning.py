@@ -34,7 +34,7 @@ from edgert.machine import rss_bytes
 from edgert.tensors import batchable
 
 LEARN_S_MAX = 3.0
-FORMAT = 3
+FORMAT = 4
 OTHERS_MAX = 0.25  # share of the processors that other work may take before the figures are doubted
 MEASURED_MAX = 3
 
@@ -46,6 +46,7 @@ RATE_S = 0.2
 
 BATCH_CAP_MAX = 32
 BATCH_RUNS = (2, 12)
+ITEM_RUNS = (1, 12)
 BATCH_S_MAX = 0.06
 BATCH_ROUNDS = 3
 # A larger batch must be cheaper per item by at least this share; it also saves wake-ups. With 0.10, the learned cap
@@ -172,6 +173,8 @@ def learn(
             cap, run_us = learn_batch_cap(sessions[-1], sample, until, clock, memory_mb)
             if memory_mb() - before_mb > KEPT_MB_MAX:
                 _replace(sessions, load, threads)
+        if not run_us and threads not in times_us:  # all is configured; the reactor's use depends on this time
+            run_us = {1: 1e6 * min(_timed_runs(sessions[-1], sample, ITEM_RUNS, BATCH_S_MAX, clock))}
     except BaseException:
         for session in sessions:
             session.close()

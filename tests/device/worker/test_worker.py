@@ -97,8 +97,13 @@ def test_a_worker_whose_daemon_stops_tells_its_clients_to_come_back_later(starte
 
 @pytest.mark.parametrize(
     ("config", "reactor"),
-    [("", True), ("[models.echo]\np95_ms = 5.0\n", False), ("[serving]\ninstances = 2\nthreads = 1\n", False)],
-    ids=["quick", "latency target", "instances"],
+    [
+        ("", True),
+        ("[serving]\nthreads = 1\nbatch_max = 4\n", True),
+        ("[models.echo]\np95_ms = 5.0\n", False),
+        ("[serving]\ninstances = 2\nthreads = 1\n", False),
+    ],
+    ids=["quick", "configured", "latency target", "instances"],
 )
 def test_only_a_quick_model_without_a_target_and_with_one_instance_has_a_reactor(
     tmp_path: Path, config: str, reactor: bool

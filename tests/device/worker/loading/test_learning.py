@@ -140,10 +140,9 @@ def test_for_throughput_several_instances_are_opened_where_they_answer_more() ->
     assert (given.threads, given.instances) == (1, 2)
 
 
-def test_configured_values_are_not_measured() -> None:
-    machine = Machine(1e-3, 1e-3)
-    learned = learned_on(machine, threads=3, batch_max=8)
-    assert (learned.batch_cap, machine.runs) == (8, 0)
+def test_configured_values_are_not_measured_but_the_time_of_an_item_is() -> None:
+    learned = learned_on(Machine(1e-3, 1e-3), threads=3, batch_max=8)
+    assert (learned.threads, learned.batch_cap, learned.threads_us, learned.run_us) == (3, 8, {}, {"1": 2000.0})
     assert circumstances(threads=3).threads_to_try == (3,)
     assert circumstances(engine="tensorrt").threads_to_try == (1,)
     assert circumstances(cpus=6).threads_to_try == (1, 2, 4, 6)
