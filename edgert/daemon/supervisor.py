@@ -77,11 +77,11 @@ class Supervisor:
         self._acceptor = Acceptor(self._config.serving, self._selector, self._route, clock)
         limit_mb = self._config.serving.memory_mb
         self._sizes = LearnedSizes(state.learned)
-        self._budget = MemoryBudget(limit_mb, self._sizes, self._services, clock)
+        self._starter = WorkerStarter(log, lambda: len(state.model_names()) >= FORKED_MODELS_MIN)
+        self._budget = MemoryBudget(limit_mb, self._sizes, self._services, clock, lambda: self._starter.forks)
         self._turns = LoadTurns(self._services, self._budget, clock)
         self._status_rounds = StatusRounds(self._boot, limit_mb, self._services, clock, lambda: state.read_only)
         self._control_server = ControlServer(self._selector, self._obey, clock)
-        self._starter = WorkerStarter(log, lambda: len(state.model_names()) >= FORKED_MODELS_MIN)
         self._stop_by_s: float | None = None
         self._side_processes: list[SideProcess] = []
         self._follower: SideProcess | None = None

@@ -329,11 +329,12 @@ def _near_cache(model: LoadedModel, config: DeviceConfig) -> NearCache | None:
     """Return the near cache if it is configured and the model takes one image."""
     manifest = model.version.manifest
     distance = config.model(manifest.model).near
-    if not distance or image_axes(manifest.inputs[0]) is None or len(manifest.inputs) != 1:
-        if distance:
-            log(
-                f"{manifest.model}: near is set, but the model does not take one image of a fixed size: the near cache stays off"
-            )
+    if not distance:
+        return None
+    if len(manifest.inputs) != 1 or image_axes(manifest.inputs[0]) is None:
+        log(
+            f"{manifest.model}: near is set, but the model does not take one image of a fixed size: the near cache stays off"
+        )
         return None
     samples = [sample[0] for sample in golden.samples(model.version)]
     span = float(max(map(np.max, samples))) - float(min(map(np.min, samples)))

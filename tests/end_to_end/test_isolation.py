@@ -249,7 +249,9 @@ class OneService:
             "b1",
             lambda service, worker: self._workers.append((service, worker)),
             lambda event, model, fields: self.told.append((event, fields)),
-            clock=clock,
+            lambda service, slots: True,
+            clock,
+            WorkerProcess.start,
         )
 
     def turn(self) -> None:

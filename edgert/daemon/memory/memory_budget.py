@@ -15,7 +15,10 @@ IDLE_S_MIN = 1.0  # a model that was used within this time is not unloaded
 
 
 class MemoryBudget:
-    """Divides `limit_mb` among `services`; 0 sets no limit, and then nothing is measured."""
+    """Divides `limit_mb` among `services`; 0 sets no limit, and then nothing is measured.
+
+    `forks` tells whether the next worker is a fork.
+    """
 
     def __init__(
         self,
@@ -23,8 +26,10 @@ class MemoryBudget:
         sizes: LearnedSizes,
         services: Mapping[str, ModelService],
         clock: Callable[[], float],
+        forks: Callable[[], bool],
     ) -> None:
         self._limit_mb, self._sizes, self._services, self._clock = limit_mb, sizes, services, clock
+        self._forks = forks
 
     def admit(self, service: ModelService, slots: SlotState) -> bool:
         """Return whether `service` may load its live version now; if not, begin to make room.
@@ -45,7 +50,7 @@ class MemoryBudget:
                 f"the budget leaves {left_mb:.0f} MB beside pinned models: raise memory_mb in config.toml"
             )
         # An estimate alone refuses nothing: at worst, the model loads with all others unloaded.
-        need_mb = known_mb or min(left_mb, estimated_mb(service.store.live_folder(slots)))
+        need_mb = known_mb or min(left_mb, estimated_mb(service.store.live_folder(slots), self._forks()))
         room = make_room(need_mb, self._limit_mb, claims, self._clock())
         for model in room.unload:
             self._services[model].unload(f"room for {service.model}")
@@ -66,7 +71,7 @@ class MemoryBudget:
             leaving = worker.state is WorkerState.STOPPING or worker.killed_at_s is not None
             if service is asking and not leaving:
                 continue
-            mb = worker.mb or self._sizes.of(worker.version.digest) or estimated_mb(service.store.folder)
+            mb = worker.mb or self._sizes.of(worker.version.digest) or estimated_mb(service.store.folder, self._forks())
             fixed = (
                 service.pinned
                 or service.trial.in_progress

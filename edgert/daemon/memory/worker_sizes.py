@@ -9,7 +9,8 @@ from pathlib import Path
 
 from edgert.durable import replace_file
 
-WORKER_BASE_MB = 40.0  # interpreter, NumPy and EdgeRT's code, without an engine
+# A worker without its engine and weights: as a program of its own, and as a fork, whose memory is shared with others.
+PROGRAM_MB, FORK_MB = 40.0, 20.0
 LEARNED_SHARE = 0.05  # smaller changes are not written
 
 
@@ -46,11 +47,11 @@ class LearnedSizes:
         return self._folder / f"{digest[:32]}.size.json"
 
 
-def estimated_mb(folder: Path) -> float:
+def estimated_mb(folder: Path, forked: bool) -> float:
     """Return what a version that never served here may need: its files once, and a worker."""
     size = 0
     for parent, _, names in os.walk(folder):
         for name in names:
             with contextlib.suppress(OSError):  # an install may remove files meanwhile
                 size += os.lstat(os.path.join(parent, name)).st_size
-    return WORKER_BASE_MB + size / 1e6
+    return (FORK_MB if forked else PROGRAM_MB) + size / 1e6

@@ -15,7 +15,6 @@ again because the slots are busy. All methods run on the supervisor's thread.
 from __future__ import annotations
 
 import socket
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -61,9 +60,9 @@ class ModelService:
         boot: str,
         watch: Callable[[ModelService, WorkerProcess], None],
         report: Callable[[str, str, dict[str, Any]], None],
-        admit: Callable[[ModelService, SlotState], bool] = lambda service, slots: True,
-        clock: Callable[[], float] = time.monotonic,
-        start_worker: StartWorker = WorkerProcess.start,
+        admit: Callable[[ModelService, SlotState], bool],
+        clock: Callable[[], float],
+        start_worker: StartWorker,
     ) -> None:
         self.model, self.config = model, config.serving
         self.pinned = config.model(model).pinned

@@ -102,28 +102,25 @@ class Acceptor:
         self._selector.register(pending.sock, selectors.EVENT_READ, lambda: self._more(pending))
 
     def _more(self, pending: _PendingHello) -> None:
-        if pending.sock not in self._pending:
-            return  # dropped earlier in this turn
-        if self._read(pending, registered=True):
-            self._pending.pop(pending.sock, None)
+        if pending.sock in self._pending:  # else it was dropped earlier in this turn
+            self._read(pending)
 
-    def _read(self, pending: _PendingHello, *, registered: bool = False) -> bool:
+    def _read(self, pending: _PendingHello) -> bool:
         """Read what has arrived of the hello; return whether the connection was routed or closed."""
+        hello: dict[str, Any] | EdgeRTError | None
         try:
             hello = pending.read(self._frames)
         except BlockingIOError:
             return False
         except EdgeRTError as error:
-            if registered:
-                self._selector.unregister(pending.sock)
-            reject(pending.sock, error)
-            return True
+            hello = error
         except OSError:
             hello = None
-        if registered:
-            self._selector.unregister(pending.sock)
+        self._forget(pending)
         if hello is None:
             pending.sock.close()
+        elif isinstance(hello, EdgeRTError):
+            reject(pending.sock, hello)
         elif not is_allowed(pending.sock, self._serving):
             reject(
                 pending.sock,
@@ -134,9 +131,12 @@ class Acceptor:
         return True
 
     def _drop(self, pending: _PendingHello, error: EdgeRTError) -> None:
-        del self._pending[pending.sock]
-        self._selector.unregister(pending.sock)
+        self._forget(pending)
         reject(pending.sock, error)
+
+    def _forget(self, pending: _PendingHello) -> None:
+        if self._pending.pop(pending.sock, None) is not None:
+            self._selector.unregister(pending.sock)
 
 
 class _PendingHello:

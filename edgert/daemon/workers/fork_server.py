@@ -42,12 +42,17 @@ class WorkerStarter:
 
     def __call__(self, end: socket.socket) -> Process:
         """Start a worker with `end` as its channel. Raises OSError."""
-        if self._forks and self._pays():
+        if self.forks:
             try:
                 return self._running().fork(end)
             except (ValueError, OSError) as error:
                 self._log(f"no fork server ({error}): this worker starts on its own")
         return start_alone(end)
+
+    @property
+    def forks(self) -> bool:
+        """Whether the next worker is a fork."""
+        return self._forks and self._pays()
 
     def abandon(self) -> None:
         """Kill a server that has no worker yet, which ends those that wait for it."""

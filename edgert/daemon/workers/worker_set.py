@@ -19,7 +19,7 @@ StartWorker = Callable[[LoadOrder, Version, float], WorkerProcess]
 class WorkerSet:
     """Starts, switches and ends them. `clock` is monotonic seconds, the same as the workers' run pages."""
 
-    def __init__(self, clock: Callable[[], float], start: StartWorker = WorkerProcess.start) -> None:
+    def __init__(self, clock: Callable[[], float], start: StartWorker) -> None:
         self.serving: WorkerProcess | None = None
         self.loading: WorkerProcess | None = None
         self._ending: list[WorkerProcess] = []

@@ -168,7 +168,7 @@ class Connections:
             if connection.area is not None:
                 self._areas.end(connection.area, unread=not _has_closed(sock))
             if connection.session is not None:
-                self._sessions.close(connection.session)
+                self._sessions.close()
             connection.close()
         sock.close()
 

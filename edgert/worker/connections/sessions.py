@@ -32,16 +32,12 @@ class Sessions:
         self._frame_bytes_max = frame_bytes_max
         self.idle_s = serving.session_idle_s
         self._serving = serving
-        self._count = 0
+        self.count = 0
         self._lock = threading.Lock()
 
     @property
-    def count(self) -> int:
-        return self._count
-
-    @property
     def reserved_bytes(self) -> int:
-        return self._count * self._form.size_bytes
+        return self.count * self._form.size_bytes
 
     def open(self) -> ClientSession:
         """Return a new session. Raises Overloaded, which names the limit, and RequestError of a model that keeps nothing."""
@@ -54,22 +50,22 @@ class Sessions:
                 f"worker, holds {self._frame_bytes_max} ([serving] frame_mb): raise that limit"
             )
         with self._lock:
-            if self._count >= serving.sessions_max:
+            if self.count >= serving.sessions_max:
                 raise Overloaded(
-                    f"model {name} has {self._count} sessions, the limit ([serving] sessions_max): close one first"
+                    f"model {name} has {self.count} sessions, the limit ([serving] sessions_max): close one first"
                 )
-            if (size := (self._count + 1) * form.size_bytes) > serving.session_mb * 1e6:
+            if (size := (self.count + 1) * form.size_bytes) > serving.session_mb * 1e6:
                 raise Overloaded(
                     f"the sessions of model {name} would keep {size / 1e6:.1f} MB, and {serving.session_mb:g} MB are the "
                     "limit ([serving] session_mb): close one first"
                 )
-            self._count += 1
+            self.count += 1
         return ClientSession(self)
 
-    def close(self, session: ClientSession) -> None:
+    def close(self) -> None:
         """Free the place of a session that `open` returned."""
         with self._lock:
-            self._count -= 1
+            self.count -= 1
 
     @property
     def _form(self) -> MemoryForm:

@@ -170,7 +170,7 @@ def learn(
         cap = circumstances.batch_max
         if not cap:
             before_mb = memory_mb()
-            cap, run_us = learn_batch_cap(sessions[-1], sample, until, clock, memory_mb)
+            cap, run_us = _learn_batch_cap(sessions[-1], sample, until, clock, memory_mb)
             if memory_mb() - before_mb > KEPT_MB_MAX:
                 _replace(sessions, load, threads)
         if not run_us and threads not in times_us:  # all is configured; the reactor's use depends on this time
@@ -190,50 +190,6 @@ def learn(
         others=round(max(0.0, others_s - others_before_s) / max(1e-9, all_s - all_before_s), 3),
     )
     return sessions, learned
-
-
-def learn_batch_cap(
-    session: Session,
-    sample: Arrays,
-    until_s: float,
-    clock: Clock = time.perf_counter,
-    memory_mb: Callable[[], float] = lambda: (rss_bytes() or 0) / 1e6,
-) -> tuple[int, dict[int, float]]:
-    """Return the largest batch that is cheaper per item than every smaller one, and the time of each batch in us.
-
-    Sizes are 1, 2, 4, ... up to BATCH_CAP_MAX, in BATCH_ROUNDS rounds. The shortest of all runs of a size counts: longer
-    ones measure the device's other work. Ends soon after `until_s` on `clock`, and before a size that is expected to
-    take LEARN_MB_MAX more than the first.
-    """
-    if not batchable((*session.inputs, *session.outputs)):
-        return 1, {}
-    times_us: dict[int, float] = {}
-    largest, first_mb = BATCH_CAP_MAX, 0.0
-    for _ in range(BATCH_ROUNDS):
-        size, misses = 1, 0
-        while size <= largest and misses < BATCH_MISSES_MAX:
-            known_s = times_us.get(size, 2 * times_us.get(size // 2, 0.0)) / 1e6
-            if times_us and clock() + (BATCH_RUNS[0] + 1) * 1.5 * known_s > until_s:
-                return cap_of(times_us), times_us
-            inputs = [np.ascontiguousarray(np.resize(array, (size, *array.shape[1:]))) for array in sample]
-            time_us = 1e6 * min(_timed_runs(session, inputs, BATCH_RUNS, BATCH_S_MAX, clock))
-            if size not in times_us:
-                first_mb = first_mb or memory_mb()
-                if 2 * (memory_mb() - first_mb) > LEARN_MB_MAX:  # activations grow with the batch
-                    largest = size
-            times_us[size] = min(time_us, times_us.get(size, float("inf")))
-            misses = 0 if cap_of(times_us) >= size else misses + 1
-            size *= 2
-    return cap_of(times_us), times_us
-
-
-def cap_of(times_us: Mapping[int, float]) -> int:
-    """Return the largest size that is cheaper per item, by BATCH_GAIN_MIN, than the accepted smaller ones."""
-    cap, best_per_item = 1, float("inf")
-    for size, time_us in sorted(times_us.items()):
-        if time_us / size <= best_per_item * (1 - BATCH_GAIN_MIN):
-            cap, best_per_item = size, time_us / size
-    return cap
 
 
 def processor_times() -> tuple[float, float]:
@@ -305,6 +261,50 @@ def _choose_instances(
     if threads != each:
         _replace(sessions, load, threads)
     return threads
+
+
+def _learn_batch_cap(
+    session: Session,
+    sample: Arrays,
+    until_s: float,
+    clock: Clock,
+    memory_mb: Callable[[], float],
+) -> tuple[int, dict[int, float]]:
+    """Return the largest batch that is cheaper per item than every smaller one, and the time of each batch in us.
+
+    Sizes are 1, 2, 4, ... up to BATCH_CAP_MAX, in BATCH_ROUNDS rounds. The shortest of all runs of a size counts: longer
+    ones measure the device's other work. Ends soon after `until_s` on `clock`, and before a size that is expected to
+    take LEARN_MB_MAX more than the first.
+    """
+    if not batchable((*session.inputs, *session.outputs)):
+        return 1, {}
+    times_us: dict[int, float] = {}
+    largest, first_mb = BATCH_CAP_MAX, 0.0
+    for _ in range(BATCH_ROUNDS):
+        size, misses = 1, 0
+        while size <= largest and misses < BATCH_MISSES_MAX:
+            known_s = times_us.get(size, 2 * times_us.get(size // 2, 0.0)) / 1e6
+            if times_us and clock() + (BATCH_RUNS[0] + 1) * 1.5 * known_s > until_s:
+                return _cap_of(times_us), times_us
+            inputs = [np.ascontiguousarray(np.resize(array, (size, *array.shape[1:]))) for array in sample]
+            time_us = 1e6 * min(_timed_runs(session, inputs, BATCH_RUNS, BATCH_S_MAX, clock))
+            if size not in times_us:
+                first_mb = first_mb or memory_mb()
+                if 2 * (memory_mb() - first_mb) > LEARN_MB_MAX:  # activations grow with the batch
+                    largest = size
+            times_us[size] = min(time_us, times_us.get(size, float("inf")))
+            misses = 0 if _cap_of(times_us) >= size else misses + 1
+            size *= 2
+    return _cap_of(times_us), times_us
+
+
+def _cap_of(times_us: Mapping[int, float]) -> int:
+    """Return the largest size that is cheaper per item, by BATCH_GAIN_MIN, than the accepted smaller ones."""
+    cap, best_per_item = 1, float("inf")
+    for size, time_us in sorted(times_us.items()):
+        if time_us / size <= best_per_item * (1 - BATCH_GAIN_MIN):
+            cap, best_per_item = size, time_us / size
+    return cap
 
 
 def _replace(sessions: list[Session], load: Load, threads: int) -> None:

@@ -47,21 +47,27 @@ def load_model(
     state: StateDir,
     config: DeviceConfig,
     progress: Callable[[str], None] = lambda line: None,
-    clock: Callable[[], float] = time.monotonic,
 ) -> LoadedModel:
     """Load the version's first artifact, in order of preference, that loads and answers its golden inputs correctly.
 
     An engine reports work of minutes to `progress`. Raises the last artifact's error when none loads, and with
     `strict` the first one's.
     """
-    began = clock()
+    began = time.monotonic()
     working = first_working(
         version, lambda artifact: _open(version, artifact, state, config, progress), strict=config.serving.strict
     )
     engine_version, (session, *more), learned = working.value
     _return_free_memory()
     return LoadedModel(
-        version, working.artifact, session, tuple(more), engine_version, learned, clock() - began, working.tried
+        version,
+        working.artifact,
+        session,
+        tuple(more),
+        engine_version,
+        learned,
+        time.monotonic() - began,
+        working.tried,
     )
 
 

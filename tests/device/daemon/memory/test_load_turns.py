@@ -29,7 +29,7 @@ class World:
         self.config = parse_config('device = "d"\nprofile = "p"\nmachine = "m"\n[models.f]\npinned = true\n', "test")
         self.services: dict[str, ModelService] = {}
         self.started: list[str] = []
-        budget = MemoryBudget(0, LearnedSizes(folder / "learned"), self.services, self.clock)
+        budget = MemoryBudget(0, LearnedSizes(folder / "learned"), self.services, self.clock, lambda: True)
         self.turns = LoadTurns(self.services, budget, self.clock, at_once=2)
 
     def clock(self) -> float:

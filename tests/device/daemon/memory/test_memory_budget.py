@@ -27,7 +27,7 @@ class World:
         self.folder, self.unloaded = folder, list[str]()
         self.services: dict[str, ModelService] = {}
         self.sizes = LearnedSizes(folder / "learned")
-        self.budget = MemoryBudget(limit_mb, self.sizes, self.services, lambda: 1000.0)
+        self.budget = MemoryBudget(limit_mb, self.sizes, self.services, lambda: 1000.0, lambda: True)
 
     def add(self, model: str, mb: float = 0.0, used_at_s: float = 0.0, **changes: Any) -> ModelService:
         """A model whose worker uses `mb`; 0 for none."""

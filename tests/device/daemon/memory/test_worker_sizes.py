@@ -6,7 +6,7 @@ import shutil
 import threading
 from pathlib import Path
 
-from edgert.daemon.memory.worker_sizes import WORKER_BASE_MB, LearnedSizes, estimated_mb
+from edgert.daemon.memory.worker_sizes import FORK_MB, LearnedSizes, estimated_mb
 
 
 def test_sizes_are_remembered_by_the_next_process(tmp_path: Path) -> None:
@@ -33,7 +33,7 @@ def test_a_size_is_estimated_while_an_install_comes_and_goes(tmp_path: Path) -> 
     thread = threading.Thread(target=come_and_go)
     thread.start()
     try:
-        assert {estimated_mb(tmp_path) for _ in range(500)} == {WORKER_BASE_MB}
+        assert {estimated_mb(tmp_path, forked=True) for _ in range(500)} == {FORK_MB}
     finally:
         stop.set()
         thread.join()
