@@ -9,8 +9,8 @@ from pathlib import Path
 
 from edgert.durable import replace_file
 
-# A worker without its engine and weights: as a program of its own, and as a fork, whose memory is shared with others.
-PROGRAM_MB, FORK_MB = 40.0, 20.0
+# A worker with its engine's code and without its model: as a program of its own, and a fork's own part (decision 24).
+PROGRAM_MB, FORK_MB = 40.0, 12.0
 LEARNED_SHARE = 0.05  # smaller changes are not written
 
 

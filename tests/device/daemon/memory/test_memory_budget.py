@@ -23,11 +23,11 @@ NOW = 1000.0
 class World:
     """Services with fake workers, sizes on disk, and a clock."""
 
-    def __init__(self, folder: Path, limit_mb: float) -> None:
+    def __init__(self, folder: Path, limit_mb: float, *, forks: bool = False) -> None:
         self.folder, self.unloaded = folder, list[str]()
         self.services: dict[str, ModelService] = {}
         self.sizes = LearnedSizes(folder / "learned")
-        self.budget = MemoryBudget(limit_mb, self.sizes, self.services, lambda: 1000.0, lambda: True)
+        self.budget = MemoryBudget(limit_mb, self.sizes, self.services, lambda: 1000.0, lambda: forks)
 
     def add(self, model: str, mb: float = 0.0, used_at_s: float = 0.0, **changes: Any) -> ModelService:
         """A model whose worker uses `mb`; 0 for none."""
@@ -69,6 +69,15 @@ def test_the_least_recently_used_model_makes_room(tmp_path: Path) -> None:
     assert not world.admit(world.add("new"))
     assert world.unloaded == ["early"]
     assert world.sizes.of(version_of("early").digest) == 40.0, "its size is known from now on"
+
+
+@pytest.mark.parametrize("forks", [False, True])
+def test_a_fork_is_estimated_at_its_own_part(tmp_path: Path, forks: bool) -> None:
+    world = World(tmp_path, 100, forks=forks)
+    world.add("pinned", 80.0, pinned=True)
+    world.add("other", 5.0)
+    assert world.admit(world.add("new")) is forks
+    assert world.unloaded == []
 
 
 def test_a_model_on_trial_stays(tmp_path: Path) -> None:

@@ -48,11 +48,11 @@ def test_answers_of_a_session_come_from_no_cache(tmp_path: Path) -> None:
 def test_sessions_and_their_memory_are_limited_and_given_back(tmp_path: Path) -> None:
     model = loaded(tmp_path, op="add", state_id="", item_shape=(1000,))
     few = sessions(model, sessions_max=2)
-    first = few.open()
+    few.open()
     few.open()
     with pytest.raises(Overloaded, match="sessions_max"):
         few.open()
-    few.close(first)
+    few.close()
     few.open()
     small = sessions(model, session_mb=0.005)
     small.open()
