@@ -5,12 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from numpy.typing import NDArray
+
 from edgert.bundle.signing import new_key
 from edgert.config import DeviceConfig, StateDir, read_config
+from edgert.protocol import wire
+from edgert.tensors import DATATYPES
 from edgert.versions.install import install
 from edgert.versions.installed import InstalledVersion, load_live
 from edgert.versions.slot_store import SlotStore
 from edgert.worker.loading.model import LoadedModel, load_model
+from edgert.worker.pipeline.batcher import Batcher
+from edgert.worker.pipeline.cache import PredictionCache
+from edgert.worker.pipeline.pipeline import Pipeline
 from tests.support.bundles import make_null_bundle
 
 
@@ -30,3 +37,16 @@ def installed(folder: Path, config: str = "", **options: Any) -> tuple[Installed
 def loaded(folder: Path, config: str = "[serving]\nbatch_max = 4\n", **options: Any) -> LoadedModel:
     """Install and load a null bundle."""
     return load_model(*installed(folder, config, **options))
+
+
+def pipeline_of(model: LoadedModel, cache_bytes: int = 0) -> Pipeline:
+    """Return a pipeline of one engine session without near cache and shadow."""
+    return Pipeline(model, Batcher(model.session, model.batch_cap), PredictionCache(cache_bytes, 60.0))
+
+
+def sent(*arrays: NDArray[Any]) -> tuple[wire.WireTensor, ...]:
+    """Return the tensors of a request with these inputs, as the worker receives them."""
+    return tuple(
+        wire.WireTensor(i, DATATYPES[array.dtype.name], array.shape, memoryview(array.tobytes()))
+        for i, array in enumerate(arrays)
+    )

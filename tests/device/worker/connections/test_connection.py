@@ -21,12 +21,10 @@ from edgert.worker.connections.area_budget import AreaBudget
 from edgert.worker.connections.connection import FIRST_BUFFER_BYTES, BufferBudget, Connection, ReactorSwitch
 from edgert.worker.connections.connections import Connections
 from edgert.worker.connections.reactor import Departure, Reactor
-from edgert.worker.pipeline.batcher import Batcher
-from edgert.worker.pipeline.cache import PredictionCache
 from edgert.worker.pipeline.pipeline import Pipeline
 from tests.support.clients import ITEM, read_frame, request
 from tests.support.devices import WAIT_S_MAX, wait_until
-from tests.support.loaded_models import loaded
+from tests.support.loaded_models import loaded, pipeline_of
 
 FRAME_BYTES_MAX = 64 * 1024
 PING = wire.json_frame(wire.PING, {}, request_id=3)
@@ -36,8 +34,7 @@ WELCOME = wire.json_frame(wire.WELCOME, {})
 
 @pytest.fixture(scope="module")
 def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
-    model = loaded(tmp_path_factory.mktemp("model"))
-    return Pipeline(model, Batcher(model.session, model.batch_cap), PredictionCache(0, 60.0))
+    return pipeline_of(loaded(tmp_path_factory.mktemp("model")))
 
 
 class Served:

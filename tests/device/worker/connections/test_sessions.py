@@ -17,16 +17,13 @@ from edgert.protocol import wire
 from edgert.protocol.frame_buffer import FrameBuffer
 from edgert.worker.connections.sessions import ClientSession, Sessions
 from edgert.worker.loading.model import LoadedModel
-from edgert.worker.pipeline.batcher import Batcher
-from edgert.worker.pipeline.cache import PredictionCache
-from edgert.worker.pipeline.pipeline import Pipeline
-from tests.support.loaded_models import loaded
+from tests.support.loaded_models import loaded, pipeline_of, sent
 
 SOUND = Sound("x", 16_000, 8, step=4, lead=2, features="samples")
 
 
 def sessions(model: LoadedModel, **settings: Any) -> Sessions:
-    pipeline = Pipeline(model, Batcher(model.session, model.batch_cap), PredictionCache(10**6, 60.0))
+    pipeline = pipeline_of(model, 10**6)
     version, serving = model.version, replace(ServingConfig(), **settings)
     frame_bytes_max = pipeline.tensors.frame_bytes_max(int(serving.frame_mb * 1024**2))
     return Sessions(pipeline, version.manifest, version.digest, serving, frame_bytes_max)
@@ -35,8 +32,7 @@ def sessions(model: LoadedModel, **settings: Any) -> Sessions:
 def ask(session: ClientSession, array: NDArray[Any]) -> NDArray[Any]:
     """Return the answer's first output."""
     pipeline = session._sessions.pipeline
-    tensor = wire.WireTensor(0, "FP32", array.shape, memoryview(array.tobytes()))
-    return session.infer(pipeline.tensors.read((tensor,)), 0, 0, None).outputs[0]
+    return session.infer(pipeline.tensors.read(sent(array)), 0, 0, None).outputs[0]
 
 
 def test_answers_of_a_session_come_from_no_cache(tmp_path: Path) -> None:

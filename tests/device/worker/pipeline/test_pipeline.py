@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,53 +10,16 @@ from numpy.typing import NDArray
 
 from edgert.bundle.rules import Classify, Ctc, Smooth
 from edgert.bundle.signal_rules import Series
-from edgert.errors import RequestError
 from edgert.processing.ctc import text_of
 from edgert.protocol import wire
-from edgert.protocol.arrays import to_wire
-from edgert.worker.pipeline.app_tensors import FRAME_BYTES_MIN, SHARED_BYTES_MIN
-from edgert.worker.pipeline.batcher import Batcher
-from edgert.worker.pipeline.cache import PredictionCache
-from edgert.worker.pipeline.pipeline import Pipeline
-from tests.support.loaded_models import loaded
+from tests.support.loaded_models import loaded, pipeline_of, sent
 
 ITEM = np.array([[1.0, 2.0, 3.0, 4.0]], np.float32)
 
 
-def a_pipeline(folder: Path, cache_bytes: int = 0, **options: Any) -> Pipeline:
-    model = loaded(folder, **options)
-    return Pipeline(model, Batcher(model.session, model.batch_cap), PredictionCache(cache_bytes, 60.0))
-
-
-def tensors(*arrays: NDArray[Any]) -> tuple[wire.WireTensor, ...]:
-    found = []
-    for number, array in enumerate(arrays):
-        datatype = {"float32": "FP32", "int32": "INT32"}[array.dtype.name]
-        found.append(wire.WireTensor(number, datatype, array.shape, memoryview(to_wire(number, array).data)))
-    return tuple(found)
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ((), "takes 1 inputs, the request has 0"),
-        ((ITEM, ITEM), "the request has 2"),
-        ((ITEM[:, :3],), r"takes FP32 \[-1, 4\], got FP32 \[1, 3\]"),
-        ((ITEM.astype(np.int32),), "got INT32"),
-        ((ITEM[:0],), "has 0 items"),
-        ((np.zeros((1025, 4), np.float32),), "1 to 1024: split it"),
-    ],
-)
-def test_inputs_that_the_model_does_not_take_are_refused(
-    tmp_path: Path, given: tuple[NDArray[Any], ...], message: str
-) -> None:
-    with pytest.raises(RequestError, match=message):
-        a_pipeline(tmp_path).tensors.read(tensors(*given))
-
-
 def test_a_bare_request_is_answered_by_the_engine_alone(tmp_path: Path) -> None:
-    pipeline = a_pipeline(tmp_path)
-    inputs = pipeline.tensors.read(tensors(ITEM))
+    pipeline = pipeline_of(loaded(tmp_path))
+    inputs = pipeline.tensors.read(sent(ITEM))
     assert pipeline.is_bare(inputs, 0)
     answer = pipeline.infer(inputs, 0, came_ns=0, deadline_s=None)
     assert (answer.outputs[0].tolist(), answer.numbers, answer.batch, answer.flags) == (ITEM.tolist(), [0], 1, 0)
@@ -66,16 +28,16 @@ def test_a_bare_request_is_answered_by_the_engine_alone(tmp_path: Path) -> None:
 
 
 def test_requests_together_get_their_own_answers_from_one_run(tmp_path: Path) -> None:
-    pipeline = a_pipeline(tmp_path)
-    requests = [pipeline.tensors.read(tensors(ITEM * i)) for i in range(3)]
+    pipeline = pipeline_of(loaded(tmp_path))
+    requests = [pipeline.tensors.read(sent(ITEM * i)) for i in range(3)]
     answers = pipeline.infer_together(requests, [(0, 0)] * 3, None)
     assert [answer.outputs[0].tolist() for answer in answers] == [(ITEM * i).tolist() for i in range(3)]
     assert {answer.batch for answer in answers} == {3}
 
 
 def test_an_equal_request_is_answered_by_the_cache_unless_it_asks_for_the_engine(tmp_path: Path) -> None:
-    pipeline = a_pipeline(tmp_path, cache_bytes=10**6)
-    inputs = pipeline.tensors.read(tensors(ITEM))
+    pipeline = pipeline_of(loaded(tmp_path), 10**6)
+    inputs = pipeline.tensors.read(sent(ITEM))
     assert not pipeline.is_bare(inputs, 0)
     assert pipeline.is_bare(inputs, wire.FLAG_NO_CACHE)
     first, again = (pipeline.infer(inputs, 0, 0, None) for _ in range(2))
@@ -84,24 +46,11 @@ def test_an_equal_request_is_answered_by_the_cache_unless_it_asks_for_the_engine
     assert pipeline.infer(inputs, wire.FLAG_NO_CACHE, 0, None).batch == 1
 
 
-def test_frames_and_shared_memory_are_as_large_as_the_model_needs(tmp_path: Path) -> None:
-    small = a_pipeline(tmp_path / "small")
-    assert FRAME_BYTES_MIN < small.tensors.frame_bytes_max(10**9) < 10**6
-    assert small.tensors.frame_bytes_max(1000) == 1000
-    assert small.tensors.shared_bytes == SHARED_BYTES_MIN
-    large = a_pipeline(tmp_path / "large", item_shape=(300_000,))
-    assert large.tensors.shared_bytes > 8 * 1_200_000
-    assert small.tensors.welcome() == {
-        "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 4]}],
-        "outputs": [{"name": "y", "datatype": "FP32", "shape": [-1, 4]}],
-    }
-
-
 def test_the_text_of_ctc_is_a_part_of_the_answer(tmp_path: Path) -> None:
-    pipeline = a_pipeline(tmp_path, item_shape=(5, 3), rules={"ctc": Ctc("y", ("", "ä", "b"))})
+    pipeline = pipeline_of(loaded(tmp_path, item_shape=(5, 3), rules={"ctc": Ctc("y", ("", "ä", "b"))}))
     assert [spec.name for spec in pipeline.tensors.outputs] == ["y", "y_text", "y_probability"]
     steps = 20 * np.eye(3, dtype=np.float32)[[[1, 1, 0, 2, 2], [0, 0, 0, 0, 0]]]
-    answer = pipeline.infer(pipeline.tensors.read(tensors(steps)), 0, came_ns=0, deadline_s=None)
+    answer = pipeline.infer(pipeline.tensors.read(sent(steps)), 0, came_ns=0, deadline_s=None)
     assert [text_of(row) for row in answer.outputs[1]] == ["äb", ""]
     assert answer.outputs[2].tolist() == pytest.approx([1.0, 0.0], abs=1e-6)
 
@@ -111,11 +60,11 @@ def test_the_windows_of_a_signal_are_smoothed_and_items_of_their_own_are_not(tmp
         "series": Series("x", channels=1, length=3, step=3),
         "classify": Classify("y", ("a", "b", "rest"), softmax=False, none=("rest",), smooth=Smooth("all", 2)),
     }
-    pipeline = a_pipeline(tmp_path, item_shape=(3,), rules=rules)
+    pipeline = pipeline_of(loaded(tmp_path, item_shape=(3,), rules=rules))
     windows = np.eye(3, dtype=np.float32)[[0, 0, 1, 1, 2, 1]]
 
     def classes(given: NDArray[np.float32]) -> list[int]:
-        answer = pipeline.infer(pipeline.tensors.read(tensors(given)), 0, came_ns=0, deadline_s=None)
+        answer = pipeline.infer(pipeline.tensors.read(sent(given)), 0, came_ns=0, deadline_s=None)
         return [int(c) for c in answer.outputs[1].ravel()]
 
     assert classes(windows.reshape(1, 18, 1)) == [-1, 0, -1, 1, -1, -1]
@@ -128,10 +77,10 @@ def test_an_answer_without_a_window_can_be_joined_with_those_that_have_some(tmp_
         "series": Series("x", channels=1, length=3, step=3),
         "classify": Classify("y", ("a", "b", "c"), top_k=2),
     }
-    pipeline = a_pipeline(tmp_path, item_shape=(3,), rules=rules)
+    pipeline = pipeline_of(loaded(tmp_path, item_shape=(3,), rules=rules))
     answers, memory = [], pipeline.memory_form.first
     for length in (2, 4):
-        given = pipeline.tensors.read(tensors(np.ones((1, length, 1), np.float32)))
+        given = pipeline.tensors.read(sent(np.ones((1, length, 1), np.float32)))
         answer, memory = pipeline.infer_next(given, 0, came_ns=0, deadline_s=None, memory=memory)
         answers.append(answer.outputs)
     joined = [np.concatenate(each) for each in zip(*answers, strict=True)]

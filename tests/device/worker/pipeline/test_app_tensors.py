@@ -1,0 +1,51 @@
+"""The tensors that apps send to a model: which are refused, and how large frames and shared memory are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from edgert.errors import RequestError
+from edgert.worker.pipeline.app_tensors import FRAME_BYTES_MIN, SHARED_BYTES_MIN, AppTensors
+from tests.support.loaded_models import loaded, pipeline_of, sent
+
+ITEM = np.array([[1.0, 2.0, 3.0, 4.0]], np.float32)
+
+
+def app_tensors(folder: Path, **options: Any) -> AppTensors:
+    return pipeline_of(loaded(folder, **options)).tensors
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ((), "takes 1 inputs, the request has 0"),
+        ((ITEM, ITEM), "the request has 2"),
+        ((ITEM[:, :3],), r"takes FP32 \[-1, 4\], got FP32 \[1, 3\]"),
+        ((ITEM.astype(np.int32),), "got INT32"),
+        ((ITEM[:0],), "has 0 items"),
+        ((np.zeros((1025, 4), np.float32),), "1 to 1024: split it"),
+    ],
+)
+def test_inputs_that_the_model_does_not_take_are_refused(
+    tmp_path: Path, given: tuple[NDArray[Any], ...], message: str
+) -> None:
+    with pytest.raises(RequestError, match=message):
+        app_tensors(tmp_path).read(sent(*given))
+
+
+def test_frames_and_shared_memory_are_as_large_as_the_model_needs(tmp_path: Path) -> None:
+    small = app_tensors(tmp_path / "small")
+    assert FRAME_BYTES_MIN < small.frame_bytes_max(10**9) < 10**6
+    assert small.frame_bytes_max(1000) == 1000
+    assert small.shared_bytes == SHARED_BYTES_MIN
+    large = app_tensors(tmp_path / "large", item_shape=(300_000,))
+    assert large.shared_bytes > 8 * 1_200_000
+    assert small.welcome() == {
+        "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 4]}],
+        "outputs": [{"name": "y", "datatype": "FP32", "shape": [-1, 4]}],
+    }
