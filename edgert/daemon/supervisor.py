@@ -76,9 +76,9 @@ class Supervisor:
         self._services: dict[str, ModelService] = {}
         self._acceptor = Acceptor(self._config.serving, self._selector, self._route, clock)
         limit_mb = self._config.serving.memory_mb
-        self._sizes = LearnedSizes(state.learned)
+        sizes = LearnedSizes(state.learned)
         self._starter = WorkerStarter(log, lambda: len(state.model_names()) >= FORKED_MODELS_MIN)
-        self._budget = MemoryBudget(limit_mb, self._sizes, self._services, clock, lambda: self._starter.forks)
+        self._budget = MemoryBudget(limit_mb, sizes, self._services, clock, lambda: self._starter.forks)
         self._turns = LoadTurns(self._services, self._budget, clock)
         self._status_rounds = StatusRounds(self._boot, limit_mb, self._services, clock, lambda: state.read_only)
         self._control_server = ControlServer(self._selector, self._obey, clock)
@@ -272,8 +272,8 @@ class Supervisor:
             self._status_rounds.received(service.model, message)
             return
         service.received(worker, message)
-        if message["op"] == "ready" and self._config.serving.memory_mb:
-            self._sizes.learn(worker.version.digest, worker.measure())
+        if message["op"] == "ready":
+            self._budget.loaded(service.model)
 
     def _report(self, event: str, model: str, fields: dict[str, Any]) -> None:
         """Report an event of a model in the log and over telemetry."""

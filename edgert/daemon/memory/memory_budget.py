@@ -41,7 +41,7 @@ class MemoryBudget:
         if not self._limit_mb or version is None:
             return True
         self.learn()
-        claims = [claim for other in self._services.values() for claim in self._claims(other, service)]
+        claims = self._claims(service)
         left_mb = self._limit_mb - sum(claim.mb for claim in claims if self._services[claim.model].pinned)
         known_mb = self._sizes.of(version.digest)
         if known_mb is not None and known_mb > left_mb:
@@ -49,12 +49,15 @@ class MemoryBudget:
                 f"release {version.release} of {service.model} needs {known_mb:.0f} MB, "
                 f"the budget leaves {left_mb:.0f} MB beside pinned models: raise memory_mb in config.toml"
             )
-        # An estimate alone refuses nothing: at worst, the model loads with all others unloaded.
+        # An estimate alone refuses nothing: `loaded` makes up for one that was too low.
         need_mb = known_mb or min(left_mb, estimated_mb(service.store.live_folder(slots), self._forks()))
-        room = make_room(need_mb, self._limit_mb, claims, self._clock())
-        for model in room.unload:
-            self._services[model].unload(f"room for {service.model}")
-        return room.now
+        return self._make_room(need_mb, claims, service.model)
+
+    def loaded(self, model: str) -> None:
+        """Measure, and unload other models if `model` turned out larger than its estimate was."""
+        if self._limit_mb:
+            self.learn()
+            self._make_room(0.0, self._claims(), model)
 
     def learn(self) -> None:
         """Measure the workers that serve, and remember their sizes."""
@@ -63,8 +66,17 @@ class MemoryBudget:
                 if (worker := service.workers.serving) is not None:
                     self._sizes.learn(worker.version.digest, worker.measure())
 
-    def _claims(self, service: ModelService, asking: ModelService) -> list[Claim]:
-        """Return what the workers of `service` use of the budget, as `asking` must see it."""
+    def _make_room(self, need_mb: float, claims: Sequence[Claim], model: str) -> bool:
+        room = make_room(need_mb, self._limit_mb, claims, self._clock())
+        for other in room.unload:
+            self._services[other].unload(f"room for {model}")
+        return room.now
+
+    def _claims(self, asking: ModelService | None = None) -> list[Claim]:
+        """Return what all workers use of the budget, as `asking` must see it."""
+        return [claim for service in self._services.values() for claim in self._claims_of(service, asking)]
+
+    def _claims_of(self, service: ModelService, asking: ModelService | None) -> list[Claim]:
         claims = []
         workers = service.workers
         for worker in workers:

@@ -77,7 +77,17 @@ def test_a_fork_is_estimated_at_its_own_part(tmp_path: Path, forks: bool) -> Non
     world.add("pinned", 80.0, pinned=True)
     world.add("other", 5.0)
     assert world.admit(world.add("new")) is forks
-    assert world.unloaded == []
+    assert world.unloaded == ([] if forks else ["other"])
+
+
+def test_a_model_that_is_larger_than_its_estimate_makes_room_once_it_has_loaded(tmp_path: Path) -> None:
+    world = World(tmp_path, 100, forks=True)
+    for model, used_at_s in (("early", 10.0), ("late", 20.0)):
+        world.add(model, 40.0, used_at_s)
+    assert world.admit(world.add("new"))
+    world.add("new", 50.0, used_at_s=NOW)
+    world.budget.loaded("new")
+    assert world.unloaded == ["early"]
 
 
 def test_a_model_on_trial_stays(tmp_path: Path) -> None:
