@@ -48,23 +48,20 @@ def packed_of(text: str) -> bytes:
         raise ProtocolError(f"stages are {text[:40]!r}, which is not zlib in base64") from error
     if not inflater.eof or inflater.unused_data or len(records) % _RECORD_BYTES:
         raise ProtocolError(f"stages are {text[:40]!r}, which does not hold {CELLS_END} whole cells or fewer")
-    cells, counts = _unpacked(records)
-    ascending = all(before < cell for before, cell in zip([-1, *cells], cells, strict=False))
-    if not ascending or not all(counts) or sum(counts) >= _COUNTS_END:
+    distances, counts = _halves(records)
+    if not all(distances) or not all(counts) or sum(counts) >= _COUNTS_END:
         raise ProtocolError(f"stages are {text[:40]!r}; cells ascend, and counts are from 1 to 2^32 together")
+    if sum(distances) <= CELLS_END:
+        return packed
+    cells = [cell - 1 for cell in accumulate(distances)]
     known = bisect_left(cells, CELLS_END)
-    return packed if known == len(cells) else pack(cells[:known], counts[:known])
+    return pack(cells[:known], counts[:known])
 
 
 def pack(cells: Sequence[int], counts: Sequence[int]) -> bytes:
     """Pack filled cells, which ascend."""
     distances = (cell - before for before, cell in zip((-1, *cells), cells, strict=False))
     return zlib.compress(struct.pack(f"<{len(cells)}H{len(cells)}I", *distances, *counts))
-
-
-def unpack(packed: bytes) -> tuple[list[int], list[int]]:
-    """Return the filled cells of `packed_of` and their counts; b"" has none."""
-    return _unpacked(zlib.decompress(packed)) if packed else ([], [])
 
 
 def sketches(cells: Iterable[int], counts: Iterable[int]) -> dict[str, Sketch]:
@@ -76,7 +73,8 @@ def sketches(cells: Iterable[int], counts: Iterable[int]) -> dict[str, Sketch]:
     return {name: Sketch.of_counts(buckets, zero=buckets.pop(INDEX_MIN - 1, 0)) for name, buckets in found.items()}
 
 
-def _unpacked(records: bytes) -> tuple[list[int], list[int]]:
+def _halves(records: bytes) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the distances and the counts."""
     length = len(records) // _RECORD_BYTES
     numbers = struct.unpack(f"<{length}H{length}I", records)
-    return [cell - 1 for cell in accumulate(numbers[:length])], list(numbers[length:])
+    return numbers[:length], numbers[length:]

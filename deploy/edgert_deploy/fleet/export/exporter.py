@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from sys import intern
 
 from edgert.errors import ProtocolError
-from edgert.telemetry import stages
 from edgert.telemetry.messages import HistMessage, MetricsMessage, Scalar, Topic
 from edgert.telemetry.sketch import Sketch
 from edgert_deploy.fleet.export.counting import Counting
 from edgert_deploy.fleet.listener import FleetListener
 from edgert_deploy.fleet.model import alarms_of
+from edgert_deploy.fleet.packed import WINDOW, StageCounts, cells_of
 from edgert_deploy.fleet.reports import PROFILE_UNKNOWN, EventMessage, storable
 
 DIMENSIONS = ("site", "device", "model", "version", "profile")
@@ -53,11 +53,26 @@ class Group:
     """One group's reports so far. `changed` grows with each, so that a rendered form can be cached."""
 
     latency: Sketch = field(default_factory=Sketch)
-    stages: dict[str, Sketch] = field(default_factory=dict)
+    stage_counts: StageCounts | None = None
     counters: list[int] = field(default_factory=lambda: [0] * len(COUNTERS))
     gauges: dict[str, float] = field(default_factory=dict)
     changed: int = 0
     changed_at: float = 0.0
+    _stages: dict[str, Sketch] = field(default_factory=dict)
+
+    def count_stages(self, packed: bytes) -> None:
+        """Add the stage times of a report."""
+        if packed:
+            self.stage_counts = self.stage_counts or StageCounts()
+            self.stage_counts.add(cells_of(packed, WINDOW))
+            self._stages = {}
+
+    @property
+    def stages(self) -> Mapping[str, Sketch]:
+        """The sketch of each stage, made where reports came since the last time."""
+        if self.stage_counts is not None and not self._stages:
+            self._stages = self.stage_counts.sketches()
+        return self._stages
 
 
 @dataclass
@@ -135,8 +150,7 @@ class Exporter(FleetListener):
         group = self._group(topic, hist.model_version)
         group.latency.merge(hist.sketch)
         if "device" not in self.by:  # of each device they would take too much memory; it has gauges
-            for name, sketch in stages.sketches(*stages.unpack(hist.stages)).items():
-                group.stages.setdefault(name, Sketch()).merge(sketch)
+            group.count_stages(hist.stages)
 
     def on_metrics(self, topic: Topic, metrics: MetricsMessage, now: float) -> None:
         if not self.counting.is_new(topic, metrics):
