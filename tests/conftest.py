@@ -54,6 +54,8 @@ os.environ["PATH"] = os.pathsep.join(
 # The tests start thousands of processes: each would compile every module again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+# More tests run at once than there are cores: NumPy's threads would spin for their turn, twice the work.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 stop_reporting()  # before a test imports a vendor's SDK
 
 # A background shell starts programs that ignore Ctrl-C, and the programs of the tests would inherit that.
