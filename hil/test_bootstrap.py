@@ -53,7 +53,7 @@ class World:
         return Host(self.host.folder, another_tree(self.folder / name, file, old, new))
 
     def wait_until_it_serves(self) -> None:
-        wait_until(self.serves, "it serves without an operator")
+        wait_until(self.serves, "it serves without an operator", pause_s=0.5)
 
     def serves(self) -> bool:
         try:

@@ -65,8 +65,9 @@ class World:
             lambda: self.unit("ActiveState") == "active" and self.unit("MainPID") not in ("0", pid_before),
             "systemd started the daemon again",
             90,
+            pause_s=0.5,
         )
-        wait_until(lambda: self.host.is_ready(NAME, "echo"), "it serves")
+        wait_until(lambda: self.host.is_ready(NAME, "echo"), "it serves", pause_s=0.5)
 
 
 @pytest.fixture(scope="module")
@@ -229,7 +230,7 @@ def test_the_kernel_kills_a_worker_for_its_memory_and_the_model_comes_back(world
         with world.container.bounded("edgertd.service", "memory", 200 * 1024**2) as group:
             assert "WorkerLost" in world.sh(f"{ask} 2>&1; true")
             assert "oom_kill 1" in (group / "memory.oom_control").read_text()
-            wait_until(lambda: host.is_ready(NAME, "leaky"), "the model is back")
+            wait_until(lambda: host.is_ready(NAME, "leaky"), "the model is back", pause_s=0.5)
         wait_until(lambda: any(event.event == "crashed" for event in heard.events), "the event")
     assert (world.unit("MainPID"), host.model(NAME, "echo")["serving"]["pid"]) == (daemon, other)
     (crash,) = (event for event in heard.events if event.event == "crashed")
@@ -248,8 +249,10 @@ def test_no_more_processes_end_neither_the_daemon_nor_a_worker(world: World) -> 
         (group / "pids.max").write_text("1")  # the end of the worker makes no room
         world.sh(f"kill -9 {pid}")
         fault = "no worker can be started: Resource temporarily unavailable"
-        wait_until(lambda: host.model(NAME, "echo")["serving"]["fault"] == fault, "it says what is missing")
-    wait_until(lambda: host.is_ready(NAME, "echo"), "the model is back")
+        wait_until(
+            lambda: host.model(NAME, "echo")["serving"]["fault"] == fault, "it says what is missing", pause_s=0.5
+        )
+    wait_until(lambda: host.is_ready(NAME, "echo"), "the model is back", pause_s=0.5)
     assert (world.unit("MainPID"), host.model(NAME, "echo")["live"]["release"]) == (daemon, 1)
     assert "served" in world.sh(ask)
 
@@ -273,7 +276,7 @@ def test_a_wall_clock_that_jumps_by_years_changes_nothing_but_timestamps(world: 
     host.edgert("bootstrap", NAME, "--engine", "null", "--set", "serving.window_s=2")
     world.sh("systemctl restart edgertd")
     try:
-        wait_until(lambda: host.is_ready(NAME, "echo"), "it serves")
+        wait_until(lambda: host.is_ready(NAME, "echo"), "it serves", pause_s=0.5)
         bundle = make_null_bundle(host.folder, host.key, release=3, profile=PROFILE)
         (there := container.root / "var/lib/edgert/incoming/three.edgert").write_bytes(bundle.read_bytes())
         host.edgertd(NAME, "install", "/" + str(there.relative_to(container.root)))
@@ -293,7 +296,7 @@ def test_a_wall_clock_that_jumps_by_years_changes_nothing_but_timestamps(world: 
             assert (world.unit("MainPID"), found["serving"]["pid"], found["state"]) == (daemon, pid, "trial")
     finally:
         world.sh(f"rm -r {folder}; systemctl daemon-reload; systemctl restart edgertd")
-    wait_until(lambda: host.is_ready(NAME, "echo"), "it serves")
+    wait_until(lambda: host.is_ready(NAME, "echo"), "it serves", pause_s=0.5)
     assert host.model(NAME, "echo")["state"] == "trial"
 
 
@@ -319,14 +322,9 @@ def test_a_user_without_rights_gets_a_service_that_survives_a_reboot(world: Worl
     host.edgert("deploy", make_null_bundle(tmp_path, host.key, profile=PROFILE), "mine")
     container.cycle()
 
-    def serves() -> bool:
-        (row,) = host.edgert("status", "mine")["devices"]
-        models = row["status"]["models"]
-        return bool(models and (models[0].get("serving") or {}).get("state") == "ready")
-
-    wait_until(serves, "the user's own daemon serves after a power cut")
+    wait_until(lambda: host.is_ready("mine", "echo"), "the user's own daemon serves after a power cut", pause_s=0.5)
     _change_runtime_by_channel(host, container, tmp_path)
-    wait_until(serves, "the daemon of the new runtime serves")
+    wait_until(lambda: host.is_ready("mine", "echo"), "the daemon of the new runtime serves", pause_s=0.5)
     assert host.edgert("logs", "mine")["lines"], "its user may read its journal"
     wait_until(lambda: world.unit("ActiveState") == "active", "and so does the system's")
     assert world.host.model(NAME, "echo")["live"]["release"] == 1
@@ -354,8 +352,7 @@ def _change_runtime_by_channel(host: Host, container: Container, folder: Path) -
 
 def _steps(host: Host) -> str:
     """Return what came of the last round of the device."""
-    (row,) = host.edgert("status", "mine")["devices"]
-    return " ".join(row.get("status", {}).get("channel", {}).get("steps", []))
+    return " ".join(host.edgertd("mine", "status")["channel"]["steps"])
 
 
 def test_an_uninstall_clears_what_the_broker_retains_of_the_device(world: World) -> None:

@@ -34,6 +34,7 @@ from edgert_deploy.devices.transports import LineSink, Result, open_transport
 from edgert_deploy.devices.transports.local import LocalTransport
 from edgert_deploy.rollout.deployment import Outcome, deploy_one
 from edgert_deploy.rollout.request import DeployRequest, read_offer
+from tests.support.clients import PAUSE_S
 from tests.support.devices import Device, a_device, events, wait_until
 
 ITEM = np.array([[1.0, 2.0, 3.0, 4.0]], np.float32)
@@ -54,12 +55,12 @@ def device() -> Iterator[Device]:
 
 @contextmanager
 def traffic(device: Device, *values: float) -> Iterator[None]:
-    """An app that asks for ITEM times each of the values, in turn, as fast as it is answered."""
+    """An app that asks for ITEM times each of the values, in turn, again and again."""
     stop = threading.Event()
 
     def ask_on() -> None:
         with device.client() as client:
-            while not stop.is_set():
+            while not stop.wait(PAUSE_S):
                 for value in values:
                     try:
                         client.infer("echo", ITEM * value, cache=False)

@@ -137,12 +137,15 @@ class _Work:
             self.transport.run(["rm", "-f", restart_marker(self.device)], QUICK_S_MAX)
             if not done.changed:
                 done.changed.append("daemon restarted")
-            self._wait_for_the_broker(before)
-        elif not RemoteDaemon(self.transport, self.device).status().daemon.running:
-            self.progress("starting the daemon, which was not running")
-            service.start(self.transport, self.device)
-            done.changed.append("daemon started")
-        done.status = RemoteDaemon(self.transport, self.device).status()
+            done.status = self._with_broker(before)
+        else:
+            daemon = RemoteDaemon(self.transport, self.device)
+            done.status = daemon.status()
+            if not done.status.daemon.running:
+                self.progress("starting the daemon, which was not running")
+                service.start(self.transport, self.device)
+                done.changed.append("daemon started")
+                done.status = daemon.status()
         _check_engines(plan, done)
         if self.device.kind.needs_runtime:
             self.runtimes.collect()
@@ -218,14 +221,18 @@ class _Work:
         except EdgeRTError:  # nothing is installed yet
             return Link()
 
-    def _wait_for_the_broker(self, before: Link) -> None:
-        """Wait until the restarted daemon is connected to its broker or has failed to. `before` is the last daemon's note."""
+    def _with_broker(self, before: Link) -> DeviceStatus:
+        """Return the status once the restarted daemon is connected to its broker, has failed to, or the time is up.
+
+        `before` is the last daemon's note of its connection.
+        """
         until = time.monotonic() + BROKER_S_MAX
-        while time.monotonic() < until:
-            said = RemoteDaemon(self.transport, self.device).status().telemetry
+        while True:
+            status = RemoteDaemon(self.transport, self.device).status()
+            said = status.telemetry
             failed = said.link != before and said.link.state not in ("", STOPPED)
-            if not said.broker or said.link.state == CONNECTED or failed:
-                return
+            if not said.broker or said.link.state == CONNECTED or failed or time.monotonic() >= until:
+                return status
             time.sleep(1)
 
     def _write(self, wanted: list[DeviceFile], done: BootstrapResult) -> None:
