@@ -14,6 +14,8 @@ VENV ?= .venv
 PYTHON ?= $(shell for p in python3 python3.12 python3.13 python3.11 python3.10; do \
 	$$p -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' 2>/dev/null && echo $$p && break; done)
 BIN := $(VENV)/bin
+# A demo starts dozens of processes: each would compile every module again. tests/conftest.py does the same for tests.
+unexport PYTHONDONTWRITEBYTECODE
 # The number of tests at once: two for each core, as many tests wait. Long files start first.
 JOBS ?= $(shell n=$$(nproc); echo $$((n < 4 ? 2 * n : 8)))
 TESTS := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder
