@@ -201,7 +201,7 @@ def test_bad_input_is_one_clear_error_each_and_leaves_nothing(shell_here: Shell)
     cases: list[tuple[dict[str, str], str, int]] = [
         ({"model": "open.onnx"}, "input.source_invalid", 4),
         ({"model": "text.onnx"}, "input.source_invalid", 4),
-        ({"model": "missing.onnx"}, "input.source_invalid", 4),
+        ({"model": "missing.onnx"}, "input.config_invalid", 4),
         ({"model": "bomb.onnx"}, "input.source_invalid", 4),
         ({"model": "cut.tflite"}, "input.source_invalid", 4),
         ({"model": "net.pt", "convert-with": "/nowhere/python"}, "input.config_invalid", 4),
@@ -284,7 +284,7 @@ def test_errors_are_one_line_on_stderr(shell_here: Shell) -> None:
     done = shell_here.build(model="missing.onnx")
     assert (done.returncode, done.stdout) == (4, "")
     assert done.stderr.count("\n") == 1
-    assert done.stderr.startswith("error: missing.onnx")
+    assert done.stderr.startswith("error: there is no missing.onnx")
 
 
 def test_verify_refuses_damage_and_other_keys(shell_here: Shell) -> None:
