@@ -126,6 +126,8 @@ class Sensitivity:
     def _run(self, proto: Any) -> Outputs:
         options = sdk().SessionOptions()
         options.log_severity_level = 4
+        # Each of many sessions answers a few times: threads that spin in between would take most of the processor time.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         session = sdk().InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
         runs = [session.run(None, feed) for feed in self._feeds()]
         return [np.concatenate(parts) for parts in zip(*runs, strict=True)]
