@@ -199,10 +199,12 @@ def _in_turn(sessions: Sequence[tuple[dict[str, Any], Session, Arrays]], seconds
 def _runs(session: Session, sample: Arrays, s_max: float, clock: Clock) -> list[float]:
     """Return the seconds of single runs: at least ROUND_RUNS_MIN, for about `s_max`."""
     found: list[float] = []
-    while len(found) < ROUND_RUNS_MIN or sum(found) < s_max:
+    spent_s = 0.0
+    while len(found) < ROUND_RUNS_MIN or spent_s < s_max:
         began = clock()
         session.run(sample)
         found.append(clock() - began)
+        spent_s += found[-1]
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,10 @@ import pytest
 
 pytest.importorskip("onnxruntime")
 
-from edgert.checks.bench import SPEC, bench, read_work
+from edgert.checks.bench import ROUND_S, ROUNDS_MIN, SPEC, bench, read_work
 from edgert.errors import ConfigInvalid
+
+RUN_S = 2e-6
 
 
 def test_a_folder_without_a_sound_specification_is_refused(tmp_path: Path) -> None:
@@ -36,17 +39,30 @@ def test_a_folder_without_a_sound_specification_is_refused(tmp_path: Path) -> No
 
 
 def test_an_artifact_that_does_not_load_is_an_error_and_the_others_are_timed(tmp_path: Path) -> None:
-    spec = {"name": "x", "datatype": "FP32", "shape": [1, 2]}
     (tmp_path / "bad.onnx").write_bytes(b"nothing")
-    (tmp_path / "a.null").write_text(json.dumps({"op": "copy"}))
-    np.save(tmp_path / "x.npy", np.zeros((1, 2), np.float32))
-    artifacts = [
-        {"id": "bad", "engine": "onnxruntime", "path": "bad.onnx", "sha256": "0"},
-        {"id": "good", "engine": "null", "path": "a.null", "sha256": "0"},
-    ]
-    value = {"format": 1, "inputs": [spec], "outputs": [spec], "samples": ["x.npy"], "artifacts": artifacts}
-    (tmp_path / SPEC).write_text(json.dumps(value))
-    bad, good = bench(read_work(tmp_path), 0.0, tmp_path / "cache", lambda line: None)["results"]
-    assert bad["error"]["code"] == "device.engine_failed"
+    bad = {"id": "bad", "engine": "onnxruntime", "path": "bad.onnx", "sha256": "0"}
+    work = read_work(folder_of_null(tmp_path, bad))
+    broken, good = bench(work, 0.0, tmp_path / "cache", lambda line: None)["results"]
+    assert broken["error"]["code"] == "device.engine_failed"
     assert good["p50_ms"] >= 0
     assert good["threads"] == 1
+
+
+def test_runs_of_microseconds_are_counted_one_by_one(tmp_path: Path) -> None:
+    """As many as fit into the time, and each at the same cost: a sum over all runs after each would take minutes."""
+    ticks = count(0.0, RUN_S)
+    work = read_work(folder_of_null(tmp_path))
+    (found,) = bench(work, 0.0, tmp_path / "cache", lambda line: None, lambda: next(ticks))["results"]
+    assert found["runs"] == pytest.approx(ROUNDS_MIN * ROUND_S / RUN_S, rel=0.01)
+    assert (found["p50_ms"], found["p99_ms"]) == (1e3 * RUN_S, 1e3 * RUN_S)
+
+
+def folder_of_null(folder: Path, *before: dict[str, str]) -> Path:
+    """Write a work folder with a model of the null engine behind the artifacts `before`."""
+    spec = {"name": "x", "datatype": "FP32", "shape": [1, 2]}
+    (folder / "a.null").write_text(json.dumps({"op": "copy"}))
+    np.save(folder / "x.npy", np.zeros((1, 2), np.float32))
+    artifacts = [*before, {"id": "good", "engine": "null", "path": "a.null", "sha256": "0"}]
+    value = {"format": 1, "inputs": [spec], "outputs": [spec], "samples": ["x.npy"], "artifacts": artifacts}
+    (folder / SPEC).write_text(json.dumps(value))
+    return folder
