@@ -250,6 +250,7 @@ def test_a_watch_that_was_cut_off_does_not_count(rebooted: bool, monkeypatch: py
         pid = device.run("status")["daemon"]["pid"]
         for process in (int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1]), pid):
             os.kill(process, signal.SIGKILL)
+        wait_until(lambda: device.daemon_pid() is None, "it has ended")
         if rebooted:
             monkeypatch.setenv(BOOT_ID_VARIABLE, "b" * 32)
         device.start()
