@@ -25,11 +25,13 @@ LONG_FILES = (
     "hil/test_fleet.py",
     "hil/test_service.py",
     "hil/test_device.py",
+    "hil/test_pull.py",
+    "tests/host/packager/test_zoo.py",
     "tests/end_to_end/test_isolation.py",
     "tests/end_to_end/test_full_disk.py",
     "tests/device/versions/test_crash_points.py",
     "hil/test_links.py",
-    "tests/host/cli/test_team.py",
+    "tests/host/cli/shared/test_team.py",
     "tests/end_to_end/test_daemon.py",
     "tests/host/bootstrap/test_bootstrap.py",
     "tests/host/cli/test_deploy.py",
@@ -38,7 +40,7 @@ LONG_FILES = (
     "tests/end_to_end/test_runtime_channel.py",
     "tests/host/bootstrap/test_wheelhouse.py",
     "tests/host/cli/test_rollout.py",
-    "tests/host/cli/test_fleet_ui.py",
+    "tests/host/cli/fleet/test_ui.py",
     "tests/device/client/test_c_client.py",
     "tests/host/packager/tflite_lowering/test_node_tests.py",
     "tests/device/follow/test_follower.py",
@@ -65,6 +67,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     order = {ROOT / name: place for place, name in enumerate(LONG_FILES)}
+    assert [str(path) for path in order if not path.is_file()] == [], "LONG_FILES of tests/conftest.py: not there"
     items.sort(key=lambda item: order.get(item.path, len(order)))
 
 
