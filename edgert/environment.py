@@ -278,12 +278,16 @@ def _pip_install(run: Run, new: Environment) -> None:
     script = f'mkdir -p "$2" && printf %s "$1" >"$2/requirements.txt" && {command} --find-links "$2" -r "$2/requirements.txt"'
     pinned = [f"{package_of(name)}=={name.split('-')[1]} --hash=sha256:{new.pins[name]}\n" for name in sorted(changed)]
     _must(run, new, ["sh", "-c", script, "sh", "".join(pinned), wheels], INSTALL_S_MAX)
-    run([f"{new.folder}/bin/python", "-I", "-c", _COMPILE], VENV_S_MAX)  # without byte code it works, but starts slowly
+    run([f"{new.folder}/bin/python", "-I", "-c", _COMPILE], INSTALL_S_MAX)  # without byte code it works, but starts slowly
 
 
 def _try_engines(run: Run, new: Environment) -> tuple[tuple[str, ...], dict[str, str]]:
     """Return the engines that load in the environment, and why others do not. Each has its own process: it may crash."""
-    program = "import sys; from edgert.engines import engine_by_name; engine_by_name(sys.argv[1]).version()"
+    # A follower inherits from the daemon that it writes no byte code; here an engine's SDK gets its own.
+    program = (
+        "import sys; sys.dont_write_bytecode = False; "
+        "from edgert.engines import engine_by_name; engine_by_name(sys.argv[1]).version()"
+    )
     loading, lacking = [], {}
     for engine in new.engines:
         result = run([f"{new.folder}/bin/python", "-c", program, engine], ENGINE_S_MAX)

@@ -151,8 +151,9 @@ class WindowRecorder:
     def _count(self, spans: list[bytes]) -> None:
         """Count spans in the totals and in the window."""
         totals, rows = self._totals, np.frombuffer(b"".join(spans), np.int64).reshape(-1, _FIELDS)
-        answers, errors, shed, gone = np.bincount(rows[:, 0], minlength=len(_OUTCOMES)).tolist()
-        answered = rows if answers == len(rows) else rows[rows[:, 0] == _OUTCOMES["ok"]]
+        outcomes = rows[:, 0].astype(np.intp)  # `bincount` refuses int64 on a 32-bit processor
+        answers, errors, shed, gone = np.bincount(outcomes, minlength=len(_OUTCOMES)).tolist()
+        answered = rows if answers == len(rows) else rows[outcomes == _OUTCOMES["ok"]]
         times_us, batches, hits = answered[:, 1:-2], answered[:, -2], answered[:, -1]
         column_sums_us = times_us.sum(axis=0)
         sums_us = column_sums_us.tolist()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from collections.abc import Sequence
+from importlib.util import cache_from_source
 from pathlib import Path
 
 import pytest
@@ -70,6 +72,21 @@ def test_an_engine_that_does_not_load_is_left_out_or_refuses_the_whole(tmp_path:
     with pytest.raises(EngineMissing, match="it crashed"):
         make_environment(run, environment(tmp_path / "b", fails, exactly=True))
     assert not (tmp_path / "b/venvs" / NEW).exists()
+
+
+def test_an_engine_gets_byte_code_also_where_a_follower_inherits_that_the_daemon_writes_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = tmp_path / "code"
+    (code / "edgert").mkdir(parents=True)
+    (code / "edgert/__init__.py").touch()
+    (code / "edgert/engines.py").write_text("def engine_by_name(name):\n    import sdk\n    return sdk\n")
+    (code / "sdk.py").write_text("def version():\n    return '1'\n")
+    monkeypatch.chdir(code)
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    new = environment(tmp_path / "a", f"""case "$*" in *null) exec '{sys.executable}' "$@" ;; esac""")
+    assert make_environment(run, new) == {}
+    assert Path(cache_from_source(str(code / "sdk.py"))).exists()
 
 
 def test_what_pip_refuses_is_never_complete(tmp_path: Path) -> None:
