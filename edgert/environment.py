@@ -278,7 +278,9 @@ def _pip_install(run: Run, new: Environment) -> None:
     script = f'mkdir -p "$2" && printf %s "$1" >"$2/requirements.txt" && {command} --find-links "$2" -r "$2/requirements.txt"'
     pinned = [f"{package_of(name)}=={name.split('-')[1]} --hash=sha256:{new.pins[name]}\n" for name in sorted(changed)]
     _must(run, new, ["sh", "-c", script, "sh", "".join(pinned), wheels], INSTALL_S_MAX)
-    run([f"{new.folder}/bin/python", "-I", "-c", _COMPILE], INSTALL_S_MAX)  # without byte code it works, but starts slowly
+    run(
+        [f"{new.folder}/bin/python", "-I", "-c", _COMPILE], INSTALL_S_MAX
+    )  # without byte code it works, but starts slowly
 
 
 def _try_engines(run: Run, new: Environment) -> tuple[tuple[str, ...], dict[str, str]]:
