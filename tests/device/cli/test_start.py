@@ -1,0 +1,28 @@
+"""`edgertd start`: where the daemon's log goes. tests/end_to_end starts daemons."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from edgert.cli.start import start_daemon
+from edgert.config import StateDir
+from edgert.errors import StorageFailed
+
+
+class ReadOnlyState(StateDir):
+    """A state folder on storage that takes no change; `volatile` is the place in memory."""
+
+    read_only = True
+
+    def volatile(self, name: str) -> Path:
+        return self.root / "memory" / name
+
+
+def test_a_log_that_cannot_be_written_is_named_as_it_is_where_the_storage_is_read_only(tmp_path: Path) -> None:
+    state = ReadOnlyState(tmp_path)
+    state.volatile(state.log.name).mkdir(parents=True)
+    with pytest.raises(StorageFailed, match=rf"^cannot write {re.escape(str(tmp_path))}/memory/edgertd\.log: "):
+        start_daemon(state)
