@@ -1,6 +1,7 @@
-"""Limits the run time and the memory of the worker that serves, and ends it beyond them.
+"""Limits the run time and the memory of the worker that serves: it kills the worker, or asks for a replacement.
 
-`daemon/model/model_service.py` starts it again, after the pauses of `crashes.py`.
+`daemon/model/model_service.py` starts the next worker: after a kill with the pauses of `crashes.py`, as a replacement at
+once.
 """
 
 from __future__ import annotations
