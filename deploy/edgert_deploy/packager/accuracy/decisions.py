@@ -104,7 +104,7 @@ def judgements(
 
 
 def _recognized(reference: Array, named: bool) -> str:
-    """The name of one output's judgement."""
+    """Return the name of one output's judgement."""
     shape = reference.shape[1:]
     if reference.dtype.kind != "f":
         return "values"

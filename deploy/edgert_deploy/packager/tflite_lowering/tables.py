@@ -26,7 +26,7 @@ def packed(model: Any) -> bytes:
 
     Codes that no operator has are removed: interpreters look every code up.
     """
-    operators = model.subgraphs[0].operators
+    operators = [operator for graph in model.subgraphs for operator in graph.operators or ()]
     used = sorted({operator.opcodeIndex for operator in operators})
     model.operatorCodes = [model.operatorCodes[index] for index in used]
     for operator in operators:
