@@ -15,4 +15,4 @@ def config_folder() -> Path:
 def cache_folder() -> Path:
     """Return $XDG_CACHE_HOME/edgert, else ~/.cache/edgert. It may be removed at any time."""
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "edgert"
+    return ((Path(base) if base else Path.home() / ".cache") / "edgert").absolute()
