@@ -33,6 +33,7 @@ from edgert_deploy.packager.sources.half import widen_half
 from edgert_deploy.packager.sources.qat import tensors
 from edgert_deploy.packager.sources.structure import structure_of
 from edgert_deploy.packager.sources.tensor_specs import check_run_size, input_specs, output_spec
+from edgert_deploy.packager.sources.zero_pads import keep_zero_pads
 
 ONNX_DOMAINS = ("", "ai.onnx")
 OPSET_MIN = 13  # the first whose QuantizeLinear has scales per channel
@@ -65,6 +66,7 @@ def examine(request: dict[str, Any], data: bytes, progress: Progress) -> Answer:
     _check(structure)
     check_weights(proto)
     translated = _translated(proto, _at_largest(inputs, buckets))
+    changed |= keep_zero_pads(translated or proto)
     if changed or remarks or stripped or translated is not None:
         data = (translated or proto).SerializeToString(deterministic=True)
         given = False
