@@ -18,12 +18,14 @@ SUFFIX = "/edgert_batch_inside"  # of the value inside the graph, behind or befo
 def set_lengths(proto: Any, shapes: Mapping[str, Sequence[int]]) -> bool:
     """Set the axes of the inputs in `shapes` (name -> lengths), and axes that bear the same name in other inputs.
 
-    An input without axes is one number, such as a sampling rate: the length is its value, and becomes a constant. Axis 0 stays open where the model leaves it open: it is the batch, and its length is given as 1. Returns whether
-    anything changed. Raises SourceInvalid where a name, a rank or a fixed length does not fit the model.
+    An input without axes is one number, such as a sampling rate: the length is its value, and becomes a constant.
+    The batch stays open where the model leaves it open, and its length is given as 1. Returns whether anything changed.
+    Raises SourceInvalid where a name, a rank or a fixed length does not fit the model.
     """
     inputs = {value.name: value for value in model_inputs(proto)}
     named: dict[str, int] = {}
     changed = _clear_placeholders(proto)
+    batches = _batch_names(proto)
     for name, lengths in shapes.items():
         if name not in inputs:
             raise SourceInvalid(f"--input {name}: the model has no such input; it has {', '.join(map(repr, inputs))}")
@@ -38,10 +40,10 @@ def set_lengths(proto: Any, shapes: Mapping[str, Sequence[int]]) -> bool:
             )
         for axis, (dim, length) in enumerate(zip(dims, lengths, strict=True)):
             if is_open(dim):
-                if axis == 0:
+                if axis == 0 or (not is_open(dims[0]) and dim.dim_param in batches):
                     if length != 1:
                         raise SourceInvalid(
-                            f"--input {name}={_text(lengths)}: axis 0 is the batch, which stays open; give it as 1"
+                            f"--input {name}={_text(lengths)}: axis {axis} is the batch, which stays open; give it as 1"
                         )
                     continue
                 if dim.dim_param not in ("", "?"):
@@ -90,7 +92,7 @@ def move_input_batches(proto: Any) -> tuple[str, ...]:
     """
     inputs, remarks = list(model_inputs(proto)), []
     firsts = [value.type.tensor_type.shape.dim[0] for value in inputs if value.type.tensor_type.shape.dim]
-    batches = {dim.dim_param for dim in firsts if is_open(dim) and dim.dim_param}
+    batches = _batch_names(proto)
     fixed = any(not is_open(dim) and dim.dim_value == 1 for dim in firsts) and not batches
     for value in inputs:
         dims = value.type.tensor_type.shape.dim
@@ -161,6 +163,10 @@ def model_inputs(proto: Any) -> Iterator[Any]:
 def is_open(dim: Any) -> bool:
     """Return whether a model leaves the length of this axis open."""
     return not (dim.HasField("dim_value") and dim.dim_value > 0)
+
+
+def _batch_names(proto: Any) -> set[str]:
+    return {dim.dim_param for dim in open_batch_axes(proto) if dim.dim_param}
 
 
 def _fix(proto: Any, value: Any, number: int) -> None:

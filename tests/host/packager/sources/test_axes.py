@@ -107,6 +107,16 @@ def test_a_state_gets_its_batch_in_front_and_the_answers_stay_the_same(text: str
     np.testing.assert_array_equal(got[1], want[1].transpose(1, 0, 2))
 
 
+def test_the_batch_of_a_state_stays_open_where_its_length_is_given_as_1() -> None:
+    assert shapes_of(examined(STATEFUL, state=[2, 1, 8])[0], "inputs") == [[-1, 8], [-1, 2, 8]]
+    with pytest.raises(SourceInvalid, match="axis 1 is the batch, which stays open"):
+        examined(STATEFUL, state=[2, 3, 8])
+    with pytest.raises(
+        SourceInvalid, match=r"axis 0 of input 'state' \[2, 1, 8\] has 2 elements, so it is not the batch"
+    ):
+        examined(STATEFUL.replace("2, N", "2, M"), state=[2, 1, 8])
+
+
 def test_a_value_that_a_branch_reads_from_outside_is_renamed_there_too() -> None:
     branch = [helper.make_graph([helper.make_node(op, ["state"], [f"y{op}"])], op, [], [helper.make_tensor_value_info(f"y{op}", TensorProto.FLOAT, None)]) for op in ("Relu", "Neg")]  # fmt: skip
     choose = helper.make_node("If", ["yes"], ["out"], then_branch=branch[0], else_branch=branch[1])
