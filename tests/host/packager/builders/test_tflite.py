@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +12,17 @@ pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 pytest.importorskip("ai_edge_litert")
 
+from ai_edge_litert import schema_py_generated as schema
+
 from edgert.errors import BuildFailed
 from edgert.tensors import TensorSpec
 from edgert_deploy.devices.profiles import load_profile
 from edgert_deploy.packager.builders import Order, builder_for, tflite
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.source_model import SourceModel, load_source
+from edgert_deploy.packager.tflite_lowering import lower
+from edgert_deploy.packager.tflite_lowering.half import with_half_weights
+from edgert_deploy.packager.tflite_lowering.tables import packed, unpacked
 from tests.support import models
 from tests.support.builders import build, samples_for
 from tests.support.profiles import profile
@@ -62,3 +68,16 @@ def test_a_32_bit_arm_does_not_get_what_its_old_runtime_cannot_load(tmp_path: Pa
     order = Order("tflite", "int8", old, recipe="dynamic-range")
     with pytest.raises(BuildFailed, match=r"raspberry-pi-3 may run tflite-runtime 2\.14"):
         builder_for("tflite").build(order, source, samples_for(source), tmp_path, lambda line: None)
+
+
+def test_a_custom_operator_that_cannot_be_run_fails_int8_with_the_way_to_a_float_build(tmp_path: Path) -> None:
+    half = with_half_weights(lower(models.mlp()))  # its weights are dequantised, which takes a run
+    (tmp_path / "m.tflite").write_bytes(half)
+    model = unpacked(half)
+    for code in model.operatorCodes:
+        if code.builtinCode == schema.BuiltinOperator.FULLY_CONNECTED:
+            custom = schema.BuiltinOperator.CUSTOM
+            code.builtinCode, code.deprecatedBuiltinCode, code.customCode = custom, custom, "Unknown"
+    source = replace(load_source(tmp_path / "m.tflite"), tflite=packed(model))
+    with pytest.raises(BuildFailed, match=r"TFLite's tools cannot quantise m\.tflite: .*Unknown.*--precision auto"):
+        build("tflite", source, samples_for(source), "int8", tmp_path / "out")
