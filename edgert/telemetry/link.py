@@ -31,4 +31,5 @@ def write_link(folder: Path, state: str, text: str) -> None:
 
 def read_link(folder: Path) -> Link:
     """Return the last note of the forwarder."""
-    return read_json(Link, folder / _NAME) or Link()
+    link = read_json(Link, folder / _NAME)
+    return link if link is not None and link.at else Link()  # each note has a time: without one it is damaged
