@@ -33,6 +33,9 @@ PROJECT = """\
 # username = "edge"
 # password_file = "~/.config/edgert/mqtt-password"
 
+# [registry]                           # of publish, publish-runtime, promote and channel
+# address = "oci://registry.example.org/plant/models"
+
 # [trial]                              # limits of a version on trial; a device rolls back when one breaks
 # watch = "10m"
 # error_rate = "0.1%"

@@ -142,6 +142,11 @@ class Project:
         return found
 
 
+def takes_default(command: str, kind: str) -> bool:
+    """Return whether `command` (`channel show`) takes defaults of this kind from a project."""
+    return kind in _TAKES.get(command, "").split()
+
+
 def find_project(start: Path | None = None) -> Project:
     """Return the project around `start` (default: the working folder), else the user's own.
 

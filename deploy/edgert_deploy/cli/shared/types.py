@@ -13,7 +13,7 @@ from click.shell_completion import CompletionItem
 
 from edgert.errors import ConfigInvalid, EdgeRTError
 from edgert.names import CHANNEL_NAME
-from edgert_deploy.common.project import find_bundle, find_project
+from edgert_deploy.common.project import find_bundle, find_project, takes_default
 from edgert_deploy.common.quantities import duration_s, duration_text, rate_bytes_per_s, size_bytes
 
 FILE = click.Path(dir_okay=False, path_type=Path)
@@ -93,9 +93,9 @@ class Selector(click.types.StringParamType):
     name = "selector"
 
     def get_missing_message(self, param: click.Parameter, ctx: click.Context | None) -> str:
-        return (
-            "Write names, groups or `all`; or write it once, as `selector` in the project's edgert.toml (edgert init)."
-        )
+        once = "; or write it once, as `selector` in the project's edgert.toml (edgert init)"
+        command = ctx.command_path.partition(" ")[2] if ctx else ""
+        return f"Write names, groups or `all`{once if takes_default(command, 'selector') else ''}."
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """Complete the last of the words with commas."""
