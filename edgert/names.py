@@ -15,7 +15,7 @@ CHANNEL_NAME = re.compile(r"[a-z][a-z0-9-]{0,39}")  # a part of a registry's tag
 def check_model_name(name: str) -> None:
     """Raise ConfigInvalid where no model can be called `name`."""
     if not MODEL_NAME.fullmatch(name):
-        raise ConfigInvalid(f"{name[:80]!r} is not a model name: use a letter, then at most 62 of a-z 0-9 _ -")
+        raise ConfigInvalid(f"{name[:80]!r} is not a model name: use one of a-z, then at most 62 of a-z 0-9 _ -")
 
 
 def checked_id(what: str, value: str) -> str:

@@ -194,7 +194,7 @@ class Manifest:
 def _check(manifest: Manifest) -> None:
     """Raise BundleError unless every name, reference and limit of `manifest` is valid."""
     if not MODEL_NAME.fullmatch(manifest.model):
-        raise BundleError(f"model name {manifest.model[:80]!r}: use a letter, then at most 62 of a-z 0-9 _ -")
+        raise BundleError(f"model name {manifest.model[:80]!r}: use one of a-z, then at most 62 of a-z 0-9 _ -")
     if manifest.expires or manifest.signed_at:
         _check_times(manifest)
     if manifest.downgrade_from and not (manifest.release < manifest.downgrade_from < 2**53 and manifest.expires):

@@ -10,7 +10,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from edgert.errors import RequestError
 from edgert.protocol import wire
-from edgert.protocol.arrays import FILE_STARTS
 from edgert.tensors import DATATYPES, TensorSpec, byte_rows, fits
 
 FRAME_OVERHEAD_BYTES = 4096  # header and descriptors
@@ -84,7 +83,8 @@ class ModelInterface:
         wants = " or ".join(f"{w.datatype} {list(w.shape)}" for w in accepted)
         got = DATATYPES.get(array.dtype.name, str(array.dtype))
         takes_files = any(w.datatype == "UINT8" and len(w.shape) == 2 for w in accepted)
-        hint = "; to send files, build the model with --preprocess" if _is_file(array) and not takes_files else ""
+        may_be_bytes = array.dtype == np.uint8 and array.ndim <= 2 and not takes_files
+        hint = "; to send files or text, build the model with --preprocess" if may_be_bytes else ""
         raise RequestError(
             f"input {spec.name!r} of model {self.model} takes {wants}, got {got} {list(array.shape)} (-1: any length){hint}"
         )
@@ -108,8 +108,3 @@ def _bytes(value: Any) -> bytes:
         return value.encode()
     except UnicodeEncodeError as error:
         raise RequestError(f"the text is not valid Unicode: {error.reason} at letter {error.start}") from error
-
-
-def _is_file(array: NDArray[Any]) -> bool:
-    """Return whether these are the bytes of one or several JPEG, PNG or WAV files."""
-    return array.dtype == np.uint8 and 1 <= array.ndim <= 2 and array.reshape(-1)[:8].tobytes().startswith(FILE_STARTS)

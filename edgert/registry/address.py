@@ -44,7 +44,9 @@ def parse_repository(text: str) -> Repository:
     scheme, found, rest = text.partition("://")
     host, _, name = rest.partition("/")
     if len(text) > ADDRESS_CHARS_MAX or not found or scheme not in _SCHEMES:
-        raise ConfigInvalid(f"{text[:80]!r} is not the address of a repository: write oci://HOST/REPOSITORY")
+        raise ConfigInvalid(
+            f"{text[:80]!r} is not the address of a repository: write oci://HOST/REPOSITORY, without TLS oci+http://"
+        )
     if "@" in host:
         raise ConfigInvalid(f"the address of {host.rpartition('@')[2][:80]} holds a login: leave it out of the address")
     if not (found_host := _HOST.fullmatch(host)) or int(found_host[1] or 0) > 65535:

@@ -259,7 +259,9 @@ def fingerprint(host_key: str) -> str:
 
 def _check_name(what: str, name: str) -> None:
     if name == ALL or not NAME.fullmatch(name):
-        raise ConfigInvalid(f"invalid {what} name {name!r}: use a letter, then at most 62 of a-z 0-9 _ -, not {ALL!r}")
+        raise ConfigInvalid(
+            f"invalid {what} name {name!r}: use one of a-z, then at most 62 of a-z 0-9 _ -, not {ALL!r}"
+        )
 
 
 def _check_tags(where: str, tags: Sequence[str]) -> None:

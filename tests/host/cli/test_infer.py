@@ -36,7 +36,7 @@ def test_infer_asks_a_device_and_leaves_nothing_there(edgert: Edgert, here: Path
     (tmp_path / "photo.jpg").write_bytes(b"\xff\xd8\xff\xe0JFIF")
     code, answer = edgert("infer", "echo", "--input", tmp_path / "photo.jpg", "here")
     assert (code, answer["error"]["code"]) == (8, "request.invalid")
-    assert "to send files, build the model with --preprocess" in answer["error"]["message"]
+    assert "to send files or text, build the model with --preprocess" in answer["error"]["message"]
     code, answer = edgert("infer", "nobody", "--input", tmp_path / "in.npy", "here")
     assert (code, answer["error"]["code"]) == (8, "request.model_not_found")
 

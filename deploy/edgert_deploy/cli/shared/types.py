@@ -83,7 +83,9 @@ class ChannelName(click.types.StringParamType):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         if not CHANNEL_NAME.fullmatch(value):
-            self.fail(f"{value[:80]!r} is no name of a channel: use a letter, then at most 39 of a-z 0-9 -", param, ctx)
+            self.fail(
+                f"{value[:80]!r} is no name of a channel: use one of a-z, then at most 39 of a-z 0-9 -", param, ctx
+            )
         return str(value)
 
 
