@@ -144,6 +144,9 @@ def check_request(request: BuildRequest, out: Path) -> None:
             f"--precision {request.precision}: the model consists of {', '.join(classical_operators(request.source.proto))} "
             "(scikit-learn, XGBoost, LightGBM), which only compute in FP32: leave --precision out, or give fp32"
         )
+    drop = max(request.max_drop, request.max_class_drop or 0)
+    if drop > 1 and ":" not in request.metric:  # a metric of the user's own may have any unit
+        raise ConfigInvalid(f"a drop of {drop:g} would let every artifact pass: 1 is the whole score, 0.05 is 5 %")
     _check_recipe(request)
     shared = overlap(request.calibration, request.holdout)
     if shared and not request.allow_overlap:

@@ -218,6 +218,7 @@ def test_bad_input_is_one_clear_error_each_and_leaves_nothing(shell_here: Shell)
         ({"release": "0"}, "input.usage", 2),
         ({"downgrade-from": "1"}, "input.usage", 2),
         ({"max-drop": "-1"}, "input.usage", 2),
+        ({"max-drop": "5"}, "input.config_invalid", 4),
         ({"budget": "soon"}, "input.usage", 2),
         ({"metric": "f1"}, "input.config_invalid", 4),
     ]
