@@ -108,7 +108,7 @@ class Bundle:
             _expect(self._file, _padding(entry.size_bytes), f"the padding of {entry.path}")
         _expect(self._file, _END, "the end of the archive")
         if self._file.read(1):
-            raise BundleCorrupt("bytes follow the end of the bundle")
+            raise BundleCorrupt("bytes follow the end of the bundle: copy it again from where it was built")
 
 
 @contextmanager

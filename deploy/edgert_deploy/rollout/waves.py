@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ class Share:
             return cls(count=int(match[1]))
         if match and float(match[2]) <= 100:
             return cls(part=float(match[2]) / 100)
-        raise ConfigInvalid(f"{text!r} is no number of devices: give a count (3) or a share up to 100% (10%)")
+        raise ConfigInvalid(f"{text!r} is not a number of devices: give a count (3) or a share up to 100% (10%)")
 
     def of(self, total: int) -> int:
         """Return how many of `total` devices this is, rounded up: 10 % of three devices is one."""
@@ -65,6 +66,12 @@ class Strategy:
         shares = tuple(Share.parse(word) for word in waves.split(",") if word.strip())
         if len(shares) > WAVES_MAX:
             raise ConfigInvalid(f"{len(shares)} waves are too many: give at most {WAVES_MAX}")
+        for share, following in itertools.pairwise(shares):
+            if (share.part or 0) >= (following.part or 0) and (share.count or 0) >= (following.count or 0):
+                raise ConfigInvalid(
+                    f"wave {following} adds no device after {share}: each wave names the share of all devices that it ends "
+                    "with, so give rising ones, as in 10%,50%,100%"
+                )
         limit = None if failures_max is None else Share.parse(failures_max)
         if limit is None and (canary or shares):
             limit = Share(count=0)

@@ -36,6 +36,12 @@ def test_what_is_no_share_is_refused(text: str) -> None:
         Share.parse(text)
 
 
+@pytest.mark.parametrize("waves", ["10%,5%", "10%,10%,100%", "20,5"])
+def test_a_wave_that_adds_no_device_is_refused(waves: str) -> None:
+    with pytest.raises(ConfigInvalid, match="adds no device"):
+        Strategy.parse(0, waves, None, 8, 0)
+
+
 def test_a_rollout_in_steps_stops_at_the_first_failure_unless_told_otherwise() -> None:
     assert Strategy.parse(0, "", None, 8, 0).failures_max is None
     assert Strategy.parse(1, "", None, 8, 0).failures_max == Share(count=0)

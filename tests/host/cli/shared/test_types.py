@@ -10,5 +10,5 @@ from edgert_deploy.cli.shared.types import DeviceCount
 
 def test_a_share_is_no_count_of_devices() -> None:
     assert DeviceCount(min=0).convert("2", None, None) == 2
-    with pytest.raises(click.BadParameter, match=r"'150%' is no number of devices: .*--wave takes shares"):
+    with pytest.raises(click.BadParameter, match=r"'150%' is not a number of devices: .*--wave takes shares"):
         DeviceCount(min=0).convert("150%", None, None)
