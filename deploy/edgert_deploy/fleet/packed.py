@@ -18,6 +18,7 @@ from edgert.telemetry.sketch import INDEX_MAX, INDEX_MIN, Sketch
 
 WINDOW = np.dtype([("index", "<i2"), ("count", "<u4")])
 MERGED = np.dtype([("index", "<i2"), ("count", "<u8")])
+_CELL = np.dtype([("distance", "<u2"), ("count", "<u8")])  # of stage times
 WINDOW_COUNT_MAX = 2**32 - 1
 _WIDTH = INDEX_MAX - INDEX_MIN + 1
 
@@ -62,11 +63,20 @@ class Dense:
 
 
 def cells_of(blob: bytes, form: np.dtype[np.void] = MERGED) -> Cells:
-    """Return the filled cells of packed stage times (edgert.telemetry.stages), all different, and their counts."""
-    records, count = zlib.decompress(blob) if blob else b"", form["count"]
-    length = len(records) // (2 + count.itemsize)
-    cells = np.cumsum(np.frombuffer(records, "<u2", length), dtype=np.int64) - 1
-    return cells, np.frombuffer(records, count, length, offset=2 * length).astype(np.int64)
+    """Return the filled cells of packed stage times, all different, and their counts.
+
+    A window's are as its report packs them (edgert.telemetry.stages). Merged rows have the same records, but all first
+    bytes of the records come first, then all second ones: zlib packs that in two thirds of the bytes, and faster.
+    """
+    records = zlib.decompress(blob) if blob else b""
+    if form == WINDOW:
+        length = len(records) // form.itemsize
+        distances, counts = np.frombuffer(records, "<u2", length), np.frombuffer(records, "<u4", offset=2 * length)
+    else:
+        bytewise = np.frombuffer(records, np.uint8).reshape(_CELL.itemsize, -1)
+        whole = np.ascontiguousarray(bytewise.T).view(_CELL)[:, 0]
+        distances, counts = whole["distance"], whole["count"]
+    return np.cumsum(distances, dtype=np.int64) - 1, counts.astype(np.int64)
 
 
 class StageCounts:
@@ -83,9 +93,12 @@ class StageCounts:
         self._counts[cells[0]] += cells[1]
 
     def packed(self) -> bytes:
-        (filled,) = np.nonzero(self._counts)
-        distances, counts = np.diff(filled, prepend=-1).astype("<u2"), self._counts[filled].astype(MERGED["count"])
-        return zlib.compress(distances.tobytes() + counts.tobytes(), 1) if len(filled) else b""
+        (filled,) = (self._counts != 0).nonzero()  # comparing first takes half the time
+        records = np.empty(len(filled), _CELL)
+        records["distance"], records["count"] = filled + 1, self._counts[filled]
+        records["distance"][1:] -= filled[:-1].astype(np.uint16) + 1
+        bytewise = records.view(np.uint8).reshape(-1, _CELL.itemsize)
+        return zlib.compress(bytewise.T.tobytes(), 1) if len(filled) else b""
 
     def sketches(self) -> dict[str, Sketch]:
         """Return the sketch of each stage that has times."""

@@ -40,9 +40,9 @@ EVENTS_EXPORTED_MAX = 10_000
 BASELINE_STEP_MIN, BASELINE_STEPS, BASELINE_STEPS_MIN = 360, 28, 4
 BASELINE_REQUESTS_MIN = 100
 AHEAD_MAX_MS = 60 * MINUTE_MS  # a device's clock may be ahead by this much
-ROWS_MAX = 60_000  # the rows of minutes for one answer: about a second
+ROWS_MAX = 60_000  # the rows of minutes for one answer: about a second, also with stages
 ASKED_AT_ONCE_MAX = 2  # each query takes a connection with its own cache
-STREAM_ROWS_MAX = 400_000  # the rows of processes on devices for one answer: about eight seconds
+STREAM_ROWS_MAX = 400_000  # the rows of processes on devices for one answer: about eight seconds, with stages 14
 
 T = TypeVar("T")
 
