@@ -13,7 +13,6 @@ from sys import intern
 from edgert.errors import ProtocolError
 from edgert.names import ID, ID_CHARS_MAX
 from edgert.telemetry.messages import MetricsMessage, Scalar, Topic
-from edgert.telemetry.spans import STAGES
 from edgert_deploy.fleet.listener import FleetListener
 from edgert_deploy.fleet.reports import PROFILE_UNKNOWN, storable
 
@@ -30,7 +29,7 @@ _ALARMS_CHARS_MAX = ALARMS_MAX * (ID_CHARS_MAX + 1)
 
 @dataclass(slots=True)
 class ModelState:
-    """One model on one device, by its newest report. `stages_ms` are its own p99s of that window.
+    """One model on one device, by its newest report.
 
     A figure that a window without requests leaves out is None. `p99s` are those of the last windows with enough requests,
     the oldest first.
@@ -40,7 +39,6 @@ class ModelState:
     boot: str = ""
     ts_ms: int = 0
     window_s: float = WINDOW_S_DEFAULT
-    stages_ms: tuple[float | None, ...] = ()
     p50_ms: float | None = None
     p99_ms: float | None = None
     p99s: tuple[float, ...] = ()
@@ -59,7 +57,6 @@ class ModelState:
         self.per_s = self._rate(requests, metrics)
         self.version, self.boot = intern(metrics.model_version), intern(metrics.boot)
         self.ts_ms, self.window_s = metrics.ts_ms, metrics.window_s
-        self.stages_ms = tuple(metrics.reading(f"{stage}_p99_ms") for stage in STAGES)
         self.p50_ms, self.p99_ms = metrics.reading("lat_p50_ms"), metrics.reading("lat_p99_ms")
         self.requests, self.errors = requests, int(metrics.number("err_total"))
         self.shed, self.cache_hits = int(metrics.number("shed_total")), int(metrics.number("cache_hit_total"))

@@ -8,7 +8,6 @@ from typing import Any
 
 from edgert.errors import ConfigInvalid
 from edgert.names import ID, ID_CHARS_MAX
-from edgert.telemetry.spans import STAGES
 from edgert_deploy.common.quantities import duration_s
 from edgert_deploy.fleet.model import DeviceState
 from edgert_deploy.fleet.store.query import Question
@@ -215,8 +214,7 @@ def _device_rows(seen: Seen) -> Iterator[dict[str, Any]]:
     """Yield a row for each model of a device, or one without a model."""
     row = _flat(_row(seen))
     for model in _models(seen.held) or [{}]:
-        said = {**row, **_flat(model), "alarms": " ".join(model.get("alarms", seen.alarms))}
-        yield said | {f"{stage}_p99_ms": ms for stage, ms in model.get("stages_ms", {}).items()}
+        yield {**row, **_flat(model), "alarms": " ".join(model.get("alarms", seen.alarms))}
 
 
 def _row(seen: Seen) -> dict[str, Any]:
@@ -247,7 +245,6 @@ def _models(held: DeviceState) -> list[dict[str, Any]]:
             "batch_mean": line.batch_mean,
             "rss_bytes": line.rss_bytes,
             "alarms": list(held.alarms.get(model, ())),
-            "stages_ms": dict(zip(STAGES, line.stages_ms, strict=False)),
         }
         for model, line in sorted(held.models.items())
         if line.version

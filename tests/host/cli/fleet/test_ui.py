@@ -64,7 +64,7 @@ def _begun(broker: Broker, url: str, rollouts: Path) -> Running:
         for minute in range(30, -1, -1):
             sent = pi.window(now_ms - minute * MINUTE_MS, [2.0 + number] * 20 + [9.0], engine=[1.0 + number] * 21)
             # Long windows: on a slow machine nobody falls silent before a test has them do so.
-            said += sent[:1] + changed(sent[1:], engine_p99_ms=3.0 + number, queue_p99_ms=0.5, window_s=600.0)
+            said += sent[:1] + changed(sent[1:], window_s=600.0)
     said += event(fleet["saw"], 1, now_ms, event="alarm_raised", alarm="temp_c", value=91.0, limit=85.0)
     said += fleet["saw"].deploy(now_ms, "temp_c")
     said += event(fleet["belt"], 1, now_ms, event="recycled", model="digits", reason=HOSTILE)
@@ -254,7 +254,7 @@ def test_the_keyboard_does_it_all_and_the_address_keeps_it(opened: Any) -> None:
 @pytest.mark.parametrize(
     ("path", "words"),
     [
-        ("device/plant-a/saw", "p99 of each stage, ms"),
+        ("device/plant-a/saw", "Each stage of all requests"),
         ("device/plant-a/nobody", "is known here"),
         ("rollouts", "edgert rollout resume digits-1"),
         ("rollouts", "Devices that went back from digits r8"),

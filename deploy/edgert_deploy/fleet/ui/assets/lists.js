@@ -171,7 +171,6 @@ export class DevicePage extends Page {
     ].filter(([, value]) => value !== undefined && value !== null && value !== "");
     replace(this.about, h("dl", {class: "facts"}, facts.map(([name, value]) => h("div", null, h("dt", null, name), h("dd", null, String(value))))),
       said.models.length ? table("Its last window, by its own figures", [["model"], ["version"], ["requests/s", "n"], ["p50 ms", "n"], ["p99", "n"], ["batch", "n"], ["errors", "n"], ["memory", "n"]],
-        said.models.map((each) => [each.model, each.version, each.per_s === null ? "–" : digits(each.per_s), digits(each.p50_ms), digits(each.p99_ms), digits(each.batch_mean), count(each.errors), bytes(each.rss_bytes)])) : empty("No model reports yet", "Each model reports within a minute of being live."),
-      said.models.length ? table("p99 of each stage, ms", [["model"], ...Object.keys(said.models[0].stages_ms).map((name) => [name, "n"])], said.models.map((each) => [each.model, ...Object.values(each.stages_ms).map(digits)])) : null);
+        said.models.map((each) => [each.model, each.version, each.per_s === null ? "–" : digits(each.per_s), digits(each.p50_ms), digits(each.p99_ms), digits(each.batch_mean), count(each.errors), bytes(each.rss_bytes)])) : empty("No model reports yet", "Each model reports within a minute of being live."));
   }
 }
