@@ -257,7 +257,7 @@ def _check_given(ctx: click.Context) -> None:
         )
     if 0 < (ctx.params["downgrade_from"] or 0) <= ctx.params["release"]:
         raise click.UsageError(
-            f"release {ctx.params['release']} is no downgrade from {ctx.params['downgrade_from']}: "
+            f"release {ctx.params['release']} is not a downgrade from {ctx.params['downgrade_from']}: "
             "give the highest release that devices may go back from"
         )
     if ctx.params["measure"] and ctx.params["measure_on"]:

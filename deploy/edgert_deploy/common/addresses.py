@@ -21,7 +21,7 @@ def host_and_port(text: str, default_port: int, *, port_min: int = 1) -> tuple[s
     scheme, found, _ = plain.partition("://")
     if found:
         tls = "; --tls, --mqtt-tls or `tls = true` turns TLS on" if scheme == "mqtts" else ""
-        raise ConfigInvalid(f"{text!r} is no address: give HOST[:PORT] without {scheme}://{tls}")
+        raise ConfigInvalid(f"{text!r} is not an address: give HOST[:PORT] without {scheme}://{tls}")
     if plain.startswith("["):
         host, bracket, rest = plain[1:].partition("]")
         colon, port = rest[:1], rest[1:]
@@ -34,7 +34,7 @@ def host_and_port(text: str, default_port: int, *, port_min: int = 1) -> tuple[s
         host, colon, port = plain.partition(":")
         valid = True
     if not valid or not host or (colon and not (port.isascii() and port.isdecimal())):
-        raise ConfigInvalid(f"{text!r} is no address: give HOST[:PORT], and for IPv6 [ADDRESS]:PORT")
+        raise ConfigInvalid(f"{text!r} is not an address: give HOST[:PORT], and for IPv6 [ADDRESS]:PORT")
     if colon and not port_min <= int(port) <= PORT_MAX:
         raise ConfigInvalid(f"{text!r} has port {port}: give one from {port_min} to {PORT_MAX}")
     return host, int(port) if colon else default_port

@@ -112,7 +112,7 @@ class SshAddress:
         # Hosts and users become words of shell commands, such as a ProxyCommand.
         odd = any(c.isspace() or c in "'\"`$;&<>|(){}\\" for c in text) or text.startswith("-") or rest.startswith("-")
         if odd or (at and not user):
-            raise ConfigInvalid(f"{text!r} is no address: give [USER@]HOST[:PORT]")
+            raise ConfigInvalid(f"{text!r} is not an address: give [USER@]HOST[:PORT]")
         host, port = host_and_port(rest, 0)
         return cls(host, user or None, port or None)
 
@@ -253,7 +253,9 @@ def fingerprint(host_key: str) -> str:
     try:
         blob = base64.b64decode(host_key.split()[1], validate=True)
     except (IndexError, binascii.Error) as error:
-        raise ConfigInvalid(f"{host_key[:60]!r} is no host key: give a line such as `ssh-ed25519 AAAA...`") from error
+        raise ConfigInvalid(
+            f"{host_key[:60]!r} is not a host key: give a line such as `ssh-ed25519 AAAA...`"
+        ) from error
     return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
 
 

@@ -254,7 +254,7 @@ def _daemon(report: _Report, status: DeviceStatus) -> None:
     report.ok("daemon", f"runs, pid {status.daemon.pid}")
     words = report.transport.run(["sh", "-c", _SOCKET, "sh", path], LOOK_S_MAX).stdout.split(None, 3)
     if len(words) < 4 or "socket" not in words[3]:
-        report.fail("socket", f"{path} is no socket", f"edgert logs {name}, then: edgert bootstrap {name}")
+        report.fail("socket", f"{path} is not a socket", f"edgert logs {name}, then: edgert bootstrap {name}")
     elif int(words[0], 8) & MODE_OTHERS_WRITE:
         report.warn(
             "socket",

@@ -179,7 +179,7 @@ class RolloutStore:
     def path(self, id: str, suffix: str = SUFFIX) -> Path:
         """Return the file of a rollout's record. Raises ConfigInvalid for an id that is none."""
         if not _ID.match(id):
-            raise ConfigInvalid(f"{id!r} is no id of a rollout; list them with: edgert rollout list")
+            raise ConfigInvalid(f"{id!r} is not an id of a rollout; list them with: edgert rollout list")
         return self.folder / f"{id}{suffix}"
 
     def stamp(self, id: str) -> Stamp:

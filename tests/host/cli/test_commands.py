@@ -113,7 +113,7 @@ def test_a_command_that_is_nearly_right_is_named(
         (("x", "--site", "a/b"), "site id"),
         (("x", "--tag", "=1"), "invalid tag"),
         (("x", "--profile", "none"), "no device profile"),
-        (("x", "--jump", "a b"), "no address"),
+        (("x", "--jump", "a b"), "not an address"),
     ],
 )
 def test_a_name_that_cannot_be_used_is_refused_before_the_device_is_asked(

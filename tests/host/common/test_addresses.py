@@ -27,7 +27,7 @@ def test_host_and_port(text: str, found: tuple[str, int]) -> None:
     "text", ["", ":1883", "broker:", "broker:x", "broker:٣", "[fe80::1", "[fe80::1]x", "[]:1", "a:1:2"]
 )
 def test_text_that_is_no_address_is_refused(text: str) -> None:
-    with pytest.raises(ConfigInvalid, match="is no address"):
+    with pytest.raises(ConfigInvalid, match="is not an address"):
         host_and_port(text, 1883)
 
 

@@ -180,8 +180,8 @@ def test_what_others_changed_since_it_was_read_stays(inventory: Inventory, tmp_p
         ({"tags": ("rack=1", "rack=2")}, "each key once"),
         ({"groups": ("here",)}, "rename one"),
         ({"jump": "bastion"}, "belong together"),
-        ({"jump": "a b", "jump_host_key": KEY}, "no address"),
-        ({"jump": "bastion", "jump_host_key": "ssh-ed25519 !"}, "no host key"),
+        ({"jump": "a b", "jump_host_key": KEY}, "not an address"),
+        ({"jump": "bastion", "jump_host_key": "ssh-ed25519 !"}, "not a host key"),
     ],
 )
 def test_what_no_device_may_be_changes_nothing(inventory: Inventory, changes: dict[str, object], what: str) -> None:
@@ -215,7 +215,7 @@ def test_a_name_is_given_once_and_not_to_a_group_too(inventory: Inventory) -> No
         ('profile = "raspberry-pi-4"', "profile = 4", "profile is 4, not of type str"),
         ('profile = "raspberry-pi-4"', 'profil = "x"', "unknown key 'profil'"),
         ('state = "/home/pi/state"', 'state = "~/state"', "absolute"),
-        ("ssh-ed25519 AAAA", "ssh-ed25519 !!!", "no host key"),
+        ("ssh-ed25519 AAAA", "ssh-ed25519 !!!", "not a host key"),
         ("pi@10.0.0.7", "pi@10.0.0.7:99999", "port"),
         ('groups = ["canary", "line-2"]', 'groups = "canary"', "groups is 'canary', not a list"),
         ("[devices.kitchen]", "[device.kitchen]", r"\[devices.NAME\]"),

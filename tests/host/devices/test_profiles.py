@@ -134,7 +134,7 @@ def test_a_wrong_profile_is_refused_with_the_reason(old: str, new: str, says: st
 
 @pytest.mark.parametrize("name", ["../box", "/etc/passwd", "Box", "", "a" * 80])
 def test_a_name_is_never_a_path(name: str) -> None:
-    with pytest.raises(ConfigInvalid, match="no profile name"):
+    with pytest.raises(ConfigInvalid, match="not a profile name"):
         load_profile(name)
 
 

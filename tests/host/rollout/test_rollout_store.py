@@ -113,7 +113,7 @@ def test_a_file_that_is_no_rollout_is_an_error_that_names_it(tmp_path: Path, tex
 
 @pytest.mark.parametrize("id", ["../x", "", "a/b", ".x"])
 def test_an_id_is_no_path(tmp_path: Path, id: str) -> None:
-    with pytest.raises(ConfigInvalid, match="no id of a rollout"):
+    with pytest.raises(ConfigInvalid, match="not an id of a rollout"):
         RolloutStore(tmp_path).read(id)
 
 

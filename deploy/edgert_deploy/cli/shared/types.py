@@ -58,7 +58,9 @@ class DeviceCount(click.IntRange):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         if isinstance(value, str) and not value.strip().isdigit():
-            self.fail(f"{value!r} is no number of devices: write a count, such as 2 (--wave takes shares)", param, ctx)
+            self.fail(
+                f"{value!r} is not a number of devices: write a count, such as 2 (--wave takes shares)", param, ctx
+            )
         return int(super().convert(value, param, ctx))
 
 
@@ -72,7 +74,7 @@ class DeviceShare(click.ParamType):  # type: ignore[type-arg]
             return value
         found = re.fullmatch(r"(\d{1,3}(?:\.\d{1,6})?)%", value.strip())
         if found is None or not 0 < float(found[1]) <= 100:
-            self.fail(f"{value!r} is no share of the devices: write 5%, 50% or 100%", param, ctx)
+            self.fail(f"{value!r} is not a share of the devices: write 5%, 50% or 100%", param, ctx)
         return float(found[1]) / 100
 
 
@@ -84,7 +86,7 @@ class ChannelName(click.types.StringParamType):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         if not CHANNEL_NAME.fullmatch(value):
             self.fail(
-                f"{value[:80]!r} is no name of a channel: use one of a-z, then at most 39 of a-z 0-9 -", param, ctx
+                f"{value[:80]!r} is not a name of a channel: use one of a-z, then at most 39 of a-z 0-9 -", param, ctx
             )
         return str(value)
 

@@ -27,7 +27,7 @@ def read_ssh_config() -> SSHConfig:
         try:
             config.parse(iter(_lines(path, path.parent, [INCLUDES_MAX])))
         except (paramiko.SSHException, OSError, ValueError) as error:
-            raise ConfigInvalid(f"{path} is no valid ssh configuration: {error}") from error
+            raise ConfigInvalid(f"{path} is not a valid ssh configuration: {error}") from error
     return config
 
 

@@ -78,7 +78,7 @@ def _spec(value: Any, open_axes: Collection[tuple[str, int]]) -> TensorSpec:
     from onnx.helper import tensor_dtype_to_np_dtype
 
     if not value.type.HasField("tensor_type"):
-        raise SourceInvalid(f"input {value.name!r} is no tensor; only tensors can be inputs")
+        raise SourceInvalid(f"input {value.name!r} is not a tensor; only tensors can be inputs")
     tensor = value.type.tensor_type
     try:
         dtype = tensor_dtype_to_np_dtype(tensor.elem_type).name

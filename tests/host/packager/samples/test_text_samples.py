@@ -113,8 +113,8 @@ def test_the_rule_takes_the_usual_names_and_the_models_length(rule_file: Path) -
     [
         ("[text]", NAMES, "needs tokenizer, the path of a tokenizer.json"),
         ('[text]\ntokenizer = "other.json"', NAMES, "cannot read .*other.json: No such file"),
-        ('[text]\ntokenizer = "text.toml"', NAMES, "is no tokenizer of the library tokenizers"),
-        ('[text]\ntokenizer = "list.json"', NAMES, "is no tokenizer of the library tokenizers"),
+        ('[text]\ntokenizer = "text.toml"', NAMES, "is not a tokenizer of the library tokenizers"),
+        ('[text]\ntokenizer = "list.json"', NAMES, "is not a tokenizer of the library tokenizers"),
         ('[text]\ntokenizer = "half.json"', NAMES, "cannot use the tokenizer"),
         ('[text]\ntokenizer = "tokenizer.json"', ("a", "b"), r"needs input, the model's input for token ids .*: a, b"),
         ('[text]\ntokenizer = "tokenizer.json"\nmax_tokens = "x"', NAMES, "max_tokens"),
