@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 pytest.importorskip("onnx")
@@ -11,8 +13,9 @@ pytest.importorskip("ai_edge_litert")
 from bench.node_tests import PASSED, run_tests
 from bench.support.node_cases import load_tests
 
-# What passes of onnx 1.23's tests; raise it with the reach. Later releases of onnx have more.
-PASSED_MIN = 1115
+# What passes of onnx 1.23's tests; raise it with the reach. Later releases of onnx have more, and the ONNX Runtime of
+# Python 3.10 does not take the models of the latest opsets.
+PASSED_MIN = 1180 if sys.version_info >= (3, 11) else 1000
 
 
 def test_every_promised_node_test_passes_and_none_gives_a_wrong_answer() -> None:
