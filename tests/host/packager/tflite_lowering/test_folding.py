@@ -16,8 +16,8 @@ from tests.support.tflite_cases import IMAGE, Case, model_of, run_tflite
 
 def test_the_number_of_elements_is_worked_out() -> None:
     case = Case("size", "s = Size(x) f = Cast<to=1>(s) y = Mul(x, f)", {"x": (2, 3)})
-    model, inputs = model_of(case, "1"), {"x": np.ones((1, 2, 3), np.float32)}
-    np.testing.assert_array_equal(run_tflite(lower(model), inputs)[0], np.full((1, 2, 3), 6))
+    outputs = run_tflite(lower(model_of(case, "1")), {"x": np.ones((1, 2, 3), np.float32)})
+    np.testing.assert_array_equal(outputs[0], np.full((1, 2, 3), 6))
 
 
 def test_an_operator_outside_of_onnx_is_named() -> None:
