@@ -127,7 +127,7 @@ FAULTS: list[tuple[Callable[[Any], None], str]] = [
     (text_input, "text"),
     (unknown_type, "77"),
     (no_shape, "no shape"),
-    (sequence_input, "no tensor"),
+    (sequence_input, "not a tensor"),
     (wrong_weight_shape, "export it"),
     (short_weight, "export it"),
 ]
