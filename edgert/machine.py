@@ -30,13 +30,6 @@ def throttled(path: Path = Path("/sys/devices/platform/soc/soc:firmware/get_thro
         return None
 
 
-def current_core() -> int | None:
-    """Return the processor core on which the calling thread runs."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        return int(Path("/proc/thread-self/stat").read_text().rsplit(")", 1)[1].split()[36])
-    return None
-
-
 def rss_bytes() -> int | None:
     """Return this process's resident memory."""
     with contextlib.suppress(OSError, ValueError, IndexError):

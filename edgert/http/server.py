@@ -2,15 +2,11 @@
 
 It uses blocking threads instead of an event loop because the answer comes from a blocking call: to hand it between a
 loop and a pool costs more than all of HTTP (docs/decisions/0005-http-on-blocking-threads.md).
-
-Threads that compute little pass Python's lock on at each system call. On several cores, each pass wakes another core up; on
-one core, a thread that is about to wait again passes it on for nothing. So connections may share a core.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import selectors
 import socket
 import threading
@@ -24,7 +20,6 @@ from edgert.http.connection import Handler, HttpConnection
 from edgert.http.limits import STOP_S_MAX, Limits
 from edgert.http.messages import HttpError
 from edgert.log import log
-from edgert.machine import current_core
 
 PAUSE_S = 0.05  # when the process is out of descriptors or threads
 
@@ -34,21 +29,13 @@ class Readable(Protocol):
 
 
 class HttpServer:
-    """Serves `listener`, which does not block, with `handle`. With `one_core`, its connections share a core."""
+    """Serves `listener`, which does not block, with `handle`."""
 
     def __init__(
-        self,
-        listener: socket.socket,
-        handle: Handler,
-        limits: Limits,
-        clock: Callable[[], float] = time.monotonic,
-        *,
-        one_core: bool = False,
+        self, listener: socket.socket, handle: Handler, limits: Limits, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._listener, self._handle, self._limits, self._clock = listener, handle, limits, clock
         self._admission = Admission(limits, clock)
-        self._one_core = one_core
-        self._core: int | None = None
 
     def run(self, stop: Readable) -> None:
         """Serve until `stop` can be read; then wait up to STOP_S_MAX for the requests under way."""
@@ -72,9 +59,6 @@ class HttpServer:
             time.sleep(PAUSE_S)
             return
         sock.setblocking(True)
-        # The kernel runs this thread where there is room: without connections, the next ones go there.
-        if self._one_core and (self._admission.is_empty or self._core not in os.sched_getaffinity(0)):
-            self._core = current_core()
         place = Place(sock, address_of(peer), self._clock())
         if not self._admission.admit(place):
             _answer_and_close(sock, busy(f"{self._limits.connections_max} clients are connected, the limit"))
@@ -87,9 +71,6 @@ class HttpServer:
             time.sleep(PAUSE_S)
 
     def _serve(self, sock: socket.socket, place: Place) -> None:
-        if self._core is not None:
-            with contextlib.suppress(OSError):  # a sandbox may refuse it
-                os.sched_setaffinity(0, {self._core})
         try:
             HttpConnection(sock, self._handle, self._limits, self._admission, place, self._clock).serve()
         except OSError:
