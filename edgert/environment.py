@@ -42,8 +42,7 @@ _INSTALL = (
 # Byte code of all that a device may import: the daemon writes none. pip would compile far more: itself, the package of the
 # host, the tests of NumPy. PIL is imported with the first image.
 _COMPILE = """
-import contextlib, importlib, pkgutil, sys
-sys.dont_write_bytecode = False
+import contextlib, importlib, pkgutil
 import edgert
 for name in (*(each.name for each in pkgutil.walk_packages(edgert.__path__, "edgert.")), "PIL.Image"):
     if not name.endswith("__main__"):
@@ -278,14 +277,13 @@ def _pip_install(run: Run, new: Environment) -> None:
     script = f'mkdir -p "$2" && printf %s "$1" >"$2/requirements.txt" && {command} --find-links "$2" -r "$2/requirements.txt"'
     pinned = [f"{package_of(name)}=={name.split('-')[1]} --hash=sha256:{new.pins[name]}\n" for name in sorted(changed)]
     _must(run, new, ["sh", "-c", script, "sh", "".join(pinned), wheels], INSTALL_S_MAX)
-    run(
-        [f"{new.folder}/bin/python", "-I", "-c", _COMPILE], INSTALL_S_MAX
-    )  # without byte code it works, but starts slowly
+    # -I: a follower inherits from the daemon that it writes no byte code. Without any the environment works, and starts slowly.
+    run([f"{new.folder}/bin/python", "-I", "-c", _COMPILE], INSTALL_S_MAX)
 
 
 def _try_engines(run: Run, new: Environment) -> tuple[tuple[str, ...], dict[str, str]]:
     """Return the engines that load in the environment, and why others do not. Each has its own process: it may crash."""
-    # A follower inherits from the daemon that it writes no byte code; here an engine's SDK gets its own.
+    # As above, for the engine's SDK. Without -I, as the SDK may lie where this user's packages are.
     program = (
         "import sys; sys.dont_write_bytecode = False; "
         "from edgert.engines import engine_by_name; engine_by_name(sys.argv[1]).version()"

@@ -30,25 +30,21 @@ def throttled(path: Path = Path("/sys/devices/platform/soc/soc:firmware/get_thro
         return None
 
 
-def rss_bytes() -> int | None:
-    """Return this process's resident memory."""
+def rss_bytes(process: int | str = "self") -> int | None:
+    """Return the resident memory of this process, or of the one with an id."""
     with contextlib.suppress(OSError, ValueError, IndexError):
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+        return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
     return None
 
 
 def process_mb(pid: int) -> float | None:
     """Return the process's PSS in MB (10^6 bytes), or its resident size on older kernels; None once it has ended."""
-    try:
+    with contextlib.suppress(OSError, ValueError, IndexError):
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):
                 return int(line.split()[1]) * 1024 / 1e6
-    except (OSError, ValueError, IndexError):
-        pass
-    try:
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE") / 1e6
-    except (OSError, ValueError, IndexError):
-        return None
+    resident = rss_bytes(pid)
+    return None if resident is None else resident / 1e6
 
 
 def mem_available_bytes() -> int | None:

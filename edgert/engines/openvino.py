@@ -48,7 +48,7 @@ class OpenVINOSession:
         self.inputs, self.outputs = artifact.inputs, artifact.outputs
         self._openvino, self._core, self._model = openvino, core, model
         self._config = _config(options)
-        self._batches = batchable(self.inputs) and batchable(self.outputs)
+        self._batches = batchable((*self.inputs, *self.outputs))
         # A model with a fixed batch has one bucket, its own size; it is never reshaped.
         self._buckets = tuple(sorted(options.buckets)) if self._batches else (1,)
         self._fixed = None if artifact.buckets is not None else tuple(spec.item_shape for spec in self.inputs)

@@ -72,7 +72,7 @@ class TensorRTSession:
     ) -> None:
         self.inputs, self.outputs = artifact.inputs, artifact.outputs
         self._cuda = cuda
-        self._batches = batchable(self.inputs) and batchable(self.outputs)
+        self._batches = batchable((*self.inputs, *self.outputs))
         self._batch_max = batch_max if self._batches else 1
         self._buckets = artifact.buckets
         # TensorRT's objects do not keep their makers alive, so all three are kept here.

@@ -66,7 +66,7 @@ class TFLiteSession:
         self._name, self._make_interpreter = artifact.path.name, make_interpreter
         self._open_input = next((i for i, spec in enumerate(self.inputs) if spec.shape[:1] == (-1,)), None)
         # Padding needs one output item per input item.
-        self._pads = batchable(self.inputs) and batchable(self.outputs)
+        self._pads = batchable((*self.inputs, *self.outputs))
         self._buckets = sorted(buckets)
         self._by_size: dict[int, _Bucket] = {}
         self._by_count: dict[int, _Bucket] = {}

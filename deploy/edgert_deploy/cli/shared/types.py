@@ -12,7 +12,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from edgert.errors import ConfigInvalid, EdgeRTError
-from edgert.names import CHANNEL_NAME
+from edgert.names import CHANNEL_NAME, CHANNEL_NAME_RULE
 from edgert_deploy.common.project import find_bundle, find_project, takes_default
 from edgert_deploy.common.quantities import duration_s, duration_text, rate_bytes_per_s, size_bytes
 
@@ -85,9 +85,7 @@ class ChannelName(click.types.StringParamType):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         if not CHANNEL_NAME.fullmatch(value):
-            self.fail(
-                f"{value[:80]!r} is not a name of a channel: use one of a-z, then at most 39 of a-z 0-9 -", param, ctx
-            )
+            self.fail(f"{value[:80]!r} is not a name of a channel: {CHANNEL_NAME_RULE}", param, ctx)
         return str(value)
 
 
