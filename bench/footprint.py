@@ -139,19 +139,20 @@ def many_models(count: int) -> list[dict[str, Any]]:
         with Client(path, timeout_s=600.0) as client:
             for model in models:
                 for _ in range(REQUESTS):
-                    client.infer(model.name, model.item(), cache=False)
+                    client.infer(model.name, model.items(1)[0], cache=False)
         status = edgertd(state, "status")
         threads = {entry["model"]: entry["serving"]["threads"] for entry in status["models"]}
         spec = state.parent / "spec.json"
         write_spec(spec, {name: (live_artifact(state, name), count) for name, count in threads.items()})
         first = models[0]
         server = stack.enter_context(
-            running("fastapi-unix", default_folder(), state.parent, spec, first.name, first.item())
+            running("fastapi-unix", default_folder(), state.parent, spec, first.name, first.items(1)[0])
         )
         for model in models:
-            ask_peer = server.asking(model.name, model.item())
+            (item,) = model.items(1)
+            ask_peer = server.asking(model.name, item)
             for _ in range(REQUESTS):
-                ask_peer()
+                ask_peer(item)
         ours = sum(mb(pid) for pid in processes(status["daemon"]["pid"]))
         theirs = sum(mb(pid) for pid in processes(server.pid))
     return [

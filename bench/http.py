@@ -10,6 +10,7 @@ import argparse
 import os
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -33,8 +34,11 @@ CONFIG = '[serving]\ncache_mb = 0\n[http]\nlisten = "127.0.0.1:0"\n'
 def measure(device: Device, values: NDArray[np.float32], port: int) -> dict[str, list[float]]:
     client = Client(device.socket)
     http = http_asker(port, values)
-    assert bytes(http.ask()[-64:]) == values.tobytes()[-64:]
-    ways = {"local": lambda: client.infer("echo", values), "http": http.ask}
+    assert bytes(http.ask(values.data)[-64:]) == values.tobytes()[-64:]
+    ways: dict[str, Callable[[], object]] = {
+        "local": lambda: client.infer("echo", values),
+        "http": lambda: http.ask(values.data),
+    }
     took_us: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(ROUNDS):
         for name, way in ways.items():

@@ -3,9 +3,9 @@
 The peers: `minimal`, a socket loop without any feature; FastAPI + uvicorn over TCP and over a Unix socket; LitServe and
 MLServer. Each of the last three gets its own environment, made at first use below `--envs`; a peer that cannot be installed
 or does not start is named and left out. Each is tuned as for a small model, and its clients are as fast as possible:
-one kept connection each, the request made beforehand, binary bodies where the peer accepts them. EdgeRT is used through
-its own client without tuning, and once more over HTTP with binary tensors (`EdgeRT HTTP`); its
-cache is off.
+one kept connection each, heads made beforehand, binary bodies sent without a copy where the peer accepts them. EdgeRT is
+used through its own client without tuning, and once more over HTTP with binary tensors (`EdgeRT HTTP`); its cache is off.
+Each request of a client has another input than the one before.
 
 The models, all on ONNX Runtime: digits (INT8, trained) and three in FP32 with random weights, from microseconds to
 milliseconds. Each server serves all of them at once, but LitServe and MLServer, which get digits alone.
@@ -23,11 +23,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +42,7 @@ from bench.support.devices import DIGITS_MODEL, BenchModel, device_with, edgertd
 from bench.support.http_client import http_asker
 from bench.support.live_artifact import live_artifact, open_session
 from bench.support.peer_servers.environments import default_folder
-from bench.support.peer_servers.servers import ONE_MODEL, PEERS, running
+from bench.support.peer_servers.servers import ONE_MODEL, PEERS, AskWith, running
 from bench.support.peer_servers.session import write_spec
 from bench.support.processes import cpu_us, pin, processes
 from bench.support.tables import emit
@@ -50,6 +52,7 @@ from tests.support.ports import free_port
 
 OURS, HTTP, RAW = "EdgeRT", "EdgeRT HTTP", "Session.run"
 MODELS = ("digits", "mlp", "cnn", "mobilenet_v2")
+INPUTS = 16  # that each client sends in turn
 PLACEMENTS: dict[str, set[int] | None] = {"one core": {0}, "free": None}
 COLUMNS = (
     "placement", "clients", "model", "server", "p50_us", "p99_us", "p999_us", "over_us", "requests_per_s", "cpu_us",
@@ -131,12 +134,12 @@ def _contenders(
     """Start the peers; return every contender by name, `Session.run` included, without processes of its own."""
     status = edgertd(state, "status")
     threads = {entry["model"]: entry["serving"]["threads"] for entry in status["models"]}
-    items = {model.name: model.item() for model in models}
+    items = {model.name: model.items(INPUTS) for model in models}
     pids = tuple(processes(status["daemon"]["pid"]))
     found = {
-        RAW: Contender((), {name: asking_raw(state, threads[name], name, item) for name, item in items.items()}),
-        OURS: Contender(pids, {name: asking_ours(path, name, item) for name, item in items.items()}),
-        HTTP: Contender(pids, {name: asking_http(port, name, item) for name, item in items.items()}),
+        RAW: Contender((), {name: in_turn(asking_raw(state, threads[name], name), own) for name, own in items.items()}),
+        OURS: Contender(pids, {name: in_turn(asking_ours(path, name), own) for name, own in items.items()}),
+        HTTP: Contender(pids, {name: in_turn(asking_http(port, name, own[0]), own) for name, own in items.items()}),
     }
     spec = state.parent / "spec.json"
     write_spec(spec, {name: (live_artifact(state, name), threads[name]) for name in items})
@@ -144,12 +147,12 @@ def _contenders(
         served = items if name not in ONE_MODEL else {models[0].name: items[models[0].name]}
         try:
             server = stack.enter_context(
-                running(name, options.envs, state.parent, spec, models[0].name, items[models[0].name])
+                running(name, options.envs, state.parent, spec, models[0].name, items[models[0].name][0])
             )
         except OSError as error:
             print(f"{name} is left out: {error}", file=sys.stderr)
             continue
-        makes = {model: asking_peer(server.asking, model, item) for model, item in served.items()}
+        makes = {model: in_turn(partial(server.asking, model, own[0]), own) for model, own in served.items()}
         found[name] = Contender(tuple(processes(server.pid)), makes)
     return found
 
@@ -233,30 +236,40 @@ def _met(name: str, value: float, clients: int) -> bool:
     return value <= limit if at_most else value >= limit
 
 
-def asking_raw(state: Path, threads: int, model: str, item: NDArray[np.float32]) -> Callable[[int], Ask]:
-    def make(_: int) -> Ask:
+def in_turn(make: Callable[[], AskWith], items: Sequence[NDArray[Any]]) -> Callable[[int], Ask]:
+    """Return the request function for `Clients`: each sends `items` one after the other, and begins with its own."""
+
+    def make_one(number: int) -> Ask:
+        ask, following = make(), itertools.cycle(items)
+        for _ in range(number % len(items)):
+            next(following)
+        return lambda: ask(next(following))
+
+    return make_one
+
+
+def asking_raw(state: Path, threads: int, model: str) -> Callable[[], AskWith]:
+    def make() -> AskWith:
         session = open_session(state, threads, model)
-        return lambda: session.run([item])
+        return lambda item: session.run([item])
 
     return make
 
 
-def asking_ours(path: Path, model: str, item: NDArray[np.float32]) -> Callable[[int], Ask]:
-    def make(_: int) -> Ask:
+def asking_ours(path: Path, model: str) -> Callable[[], AskWith]:
+    def make() -> AskWith:
         client = Client(path)
-        return lambda: client.infer(model, item, cache=False)
+        return lambda item: client.infer(model, item, cache=False)
 
     return make
 
 
-def asking_http(port: int, model: str, item: NDArray[np.float32]) -> Callable[[int], Ask]:
-    return lambda _: http_asker(port, item, model, "image" if model == DIGITS_MODEL.name else "x").ask
+def asking_http(port: int, model: str, form: NDArray[np.float32]) -> Callable[[], AskWith]:
+    def make() -> AskWith:
+        http = http_asker(port, form, model, "image" if model == DIGITS_MODEL.name else "x")
+        return lambda item: http.ask(item.data)
 
-
-def asking_peer(
-    asking: Callable[[str, NDArray[Any]], Ask], model: str, item: NDArray[np.float32]
-) -> Callable[[int], Ask]:
-    return lambda _: asking(model, item)
+    return make
 
 
 if __name__ == "__main__":

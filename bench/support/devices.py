@@ -22,7 +22,7 @@ from tests.support.paths import DIGITS
 
 @dataclass(frozen=True)
 class BenchModel:
-    """A model to build and serve: its file and samples, one of which is sent. INT8 unless `precision` says otherwise."""
+    """A model to build and serve: its file, and samples to send. INT8 unless `precision` says otherwise."""
 
     name: str
     source: Path
@@ -30,10 +30,10 @@ class BenchModel:
     holdout: Path
     precision: str = "int8"
 
-    def item(self) -> NDArray[Any]:
-        """Return one sample [1, ...], contiguous."""
+    def items(self, count: int) -> list[NDArray[Any]]:
+        """Return samples [1, ...], contiguous."""
         (values,) = (values for name, values in np.load(self.holdout).items() if name != "labels")
-        return np.ascontiguousarray(values[:1])
+        return [np.ascontiguousarray(values[i : i + 1]) for i in range(count)]
 
 
 DIGITS_MODEL = BenchModel("digits", DIGITS / "digits.onnx", DIGITS / "calibration.npz", DIGITS / "holdout.npz")

@@ -55,15 +55,15 @@ def answered(sock: socket.socket, sessions: list[Session], rooms: list[memoryvie
     return True
 
 
-def minimal_asker(path: Path, number: int, array: NDArray[Any]) -> Callable[[], object]:
-    """Return the function that sends `array` to the model `number` of the server and returns its answer."""
+def minimal_asker(path: Path, number: int, size_bytes: int) -> Callable[[NDArray[Any]], object]:
+    """Return the function that sends an array of `size_bytes` to the model `number`, and returns its answer."""
     sock = socket.socket(socket.AF_UNIX)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
     sock.connect(str(path))
-    request = HEAD.pack(number, array.nbytes) + array.tobytes()
+    head = HEAD.pack(number, size_bytes)
 
-    def ask() -> NDArray[np.float32]:
-        sock.sendall(request)
+    def ask(array: NDArray[Any]) -> NDArray[np.float32]:
+        sock.sendmsg((head, array.data))
         (size,) = LENGTH.unpack(sock.recv(LENGTH.size, socket.MSG_WAITALL))
         return np.frombuffer(sock.recv(size, socket.MSG_WAITALL), np.float32)
 

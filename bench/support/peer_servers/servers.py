@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.support.clients import Ask
 from bench.support.http_client import HttpAsker
 from bench.support.peer_servers.environments import environment
 from bench.support.peer_servers.minimal_server import minimal_asker
@@ -24,13 +23,14 @@ from tests.support.paths import ROOT
 from tests.support.ports import free_port
 
 START_S_MAX = 60.0
-Asking = Callable[[str, NDArray[Any]], Ask]
+AskWith = Callable[[NDArray[Any]], object]
+Asking = Callable[[str, NDArray[Any]], AskWith]
 BINARY = {"Content-Type": "application/octet-stream"}
 
 
 @dataclass(frozen=True)
 class Server:
-    """A peer that answers: its first process, and a factory of clients for a model and an array."""
+    """A peer that answers: its first process, and a factory of clients for a model and arrays like the one given."""
 
     name: str
     pid: int
@@ -41,8 +41,8 @@ def minimal(folder: Path, spec: Path) -> tuple[list[str], Asking]:
     path = folder / "minimal.sock"
     models = list(json.loads(spec.read_text()))
 
-    def asking(model: str, array: NDArray[Any]) -> Ask:
-        return minimal_asker(path, models.index(model), array)
+    def asking(model: str, array: NDArray[Any]) -> AskWith:
+        return minimal_asker(path, models.index(model), array.nbytes)
 
     return ["-m", "bench.support.peer_servers.minimal_server", str(spec), str(path)], asking
 
@@ -79,21 +79,25 @@ def mlserver(folder: Path, spec: Path) -> tuple[list[str], Asking]:
     }
     (place / "model-settings.json").write_text(json.dumps(model))
 
-    def asking(_: str, array: NDArray[Any]) -> Ask:
-        tensor = {"name": "image", "datatype": "FP32", "shape": list(array.shape), "data": array.ravel().tolist()}
-        body = json.dumps({"inputs": [tensor]}, separators=(",", ":")).encode()
+    def asking(_: str, array: NDArray[Any]) -> AskWith:
         asker = HttpAsker(
-            ("127.0.0.1", ports["http_port"]), "/v2/models/digits/infer", {"Content-Type": "application/json"}, body
+            ("127.0.0.1", ports["http_port"]), "/v2/models/digits/infer", {"Content-Type": "application/json"}
         )
-        return lambda: np.array(json.loads(bytes(asker.ask()))["outputs"][0]["data"], np.float32)
+        form = {"name": "image", "datatype": "FP32", "shape": list(array.shape)}
+
+        def ask(given: NDArray[Any]) -> NDArray[np.float32]:
+            body = json.dumps({"inputs": [form | {"data": given.ravel().tolist()}]}, separators=(",", ":")).encode()
+            return np.array(json.loads(bytes(asker.ask(body)))["outputs"][0]["data"], np.float32)
+
+        return ask
 
     return ["-c", "from mlserver.cli import main; main()", "start", str(place)], asking
 
 
 def _binary(address: tuple[str, int] | Path, target: str) -> Asking:
-    def asking(model: str, array: NDArray[Any]) -> Ask:
-        asker = HttpAsker(address, target.format(model=model), BINARY, array.tobytes())
-        return lambda: np.frombuffer(asker.ask(), np.float32).copy()
+    def asking(model: str, _: NDArray[Any]) -> AskWith:
+        asker = HttpAsker(address, target.format(model=model), BINARY)
+        return lambda given: np.frombuffer(asker.ask(given.data), np.float32).copy()
 
     return asking
 
@@ -129,18 +133,18 @@ def running(
         start_new_session=True,
     )
     try:
-        _first_answer(server, lambda: asking(first, item), folder / f"{name}.log")
+        _first_answer(server, lambda: asking(first, item)(item), folder / f"{name}.log")
         yield Server(name, server.pid, asking)
     finally:
         log.close()
         _stop(server)
 
 
-def _first_answer(server: subprocess.Popen[bytes], make: Callable[[], Ask], log: Path) -> None:
+def _first_answer(server: subprocess.Popen[bytes], ask: Callable[[], object], log: Path) -> None:
     until = time.monotonic() + START_S_MAX
     while True:
         try:
-            make()()
+            ask()
             return
         except (OSError, AssertionError) as error:  # the server or its model is not ready yet
             if server.poll() is not None or time.monotonic() > until:
