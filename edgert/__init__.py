@@ -19,7 +19,10 @@ __all__ = ["AsyncClient", "Client", "EdgeRTError", "__version__", "include_dir"]
 
 
 def include_dir() -> str:
-    """Return the folder of `edgert.h`, the C client: `cc -I"$(python3 -c 'import edgert; print(edgert.include_dir())')" ...`."""
+    """Return the folder of `edgert.h`, the C client.
+
+    Use it as `cc -I"$(python3 -c 'import edgert; print(edgert.include_dir())')" ...`.
+    """
     return os.path.join(os.path.dirname(os.path.abspath(__file__)), "include")
 
 

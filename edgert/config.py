@@ -94,17 +94,17 @@ class MqttConfig(BrokerLogin):
 
 @dataclass(frozen=True)
 class ServingConfig(Closed):
-    """`[serving]`. With `batch_max` 0 the batcher learns its cap when the model is loaded; 1 never batches.
+    """`[serving]`.
 
-    With `threads` 0 a measurement chooses the number of engine threads for the `objective`: "latency" means the fastest
-    answer, "throughput" the most answers, from `instances` sessions at once (0: chosen as well; each has its own
-    weights).
+    With `batch_max` 0 the batcher learns its cap when the model is loaded; 1 never batches. With `threads` 0 a
+    measurement chooses the number of engine threads for the `objective`: "latency" means the fastest answer,
+    "throughput" the most answers, from `instances` sessions at once (0: chosen as well; each has its own weights).
 
     `run_s_max` is the longest engine run before the worker is killed. `worker_mb_max` limits one worker's memory,
     `memory_mb` that of all workers; 0 is no limit. `strict` serves a version on its preferred artifact or not at all.
     At most `sessions_max` sessions of a model keep up to `session_mb` together; one ends after `session_idle_s` seconds
-    without a request. `allow_uids` and `allow_gids` are the users and groups that may connect; where both are empty, only the socket's mode
-    decides.
+    without a request. `allow_uids` and `allow_gids` are the users and groups that may connect; where both are empty,
+    only the socket's mode decides.
     """
 
     objective: str = "latency"
@@ -149,7 +149,7 @@ class HttpConfig(Closed):
 
 @dataclass(frozen=True)
 class AlarmConfig(Closed):
-    """`[alarms]`: limits above which a window of telemetry raises an event (docs/telemetry.md). 0: no alarm.
+    """`[alarms]`: limits above which a window raises an event (docs/telemetry.md); 0: no alarm.
 
     `p99_ms` 0 means twice a model's `p95_ms`, where it has one; `worker_mb` 0 means 90 % of `worker_mb_max`.
     `error_share` is the share of requests that were refused or failed; `silent_s` is the time without a request, for a
@@ -194,7 +194,7 @@ class ModelConfig(Closed):
 
 @dataclass(frozen=True)
 class FollowConfig(Closed):
-    """`[follow]`: the channel in an OCI registry that this device follows (docs/channels.md), off without `registry`.
+    """`[follow]`: the channel that this device follows (docs/channels.md); off without `registry`.
 
     `registry` is the repository, as oci://HOST/REPOSITORY. The device asks for the channel once in `interval_s`, and
     fetches with at most `kbit_max` kbit/s (0: no limit) in the `window` of its local time, such as 22:00-05:00 ("": at any
@@ -288,7 +288,7 @@ class StateDir:
             return socket
 
     def place(self, name: str) -> Path:
-        """Return where the daemon creates its file `name`: in memory if the storage is read-only. Raises OSError."""
+        """Return where the daemon creates its file `name`: in memory on read-only storage."""
         instead = self.volatile(name)
         if not self.read_only:
             if _belongs(instead.parent, self.root):
@@ -340,7 +340,7 @@ class StateDir:
 
 
 def _belongs(folder: Path, root: Path) -> bool:
-    """Return whether `folder` exists and only the owner of `root` can have put something there. Raises OSError."""
+    """Return whether `folder` exists and only the owner of `root` can write there."""
     try:
         found = folder.lstat()
     except FileNotFoundError:

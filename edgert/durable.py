@@ -28,9 +28,9 @@ PRIVATE_FOLDER = 0o700
 
 @contextmanager
 def storing(what: str, advice: str = "", busy: EdgeRTError | None = None) -> Iterator[None]:
-    """Turn an OSError of the block into a StorageFailed that says `what` failed ("cannot write X"), why, and the `advice`.
+    """Turn an OSError of the block into a StorageFailed: `what` failed, why, and the `advice`.
 
-    `busy` is raised instead where another process holds a lock.
+    `what` reads like "cannot write X". `busy` is raised instead where another process holds a lock.
     """
     try:
         yield
@@ -54,7 +54,7 @@ def replace_file(path: Path, data: bytes, *, durable: bool = True, mode: int = P
 
 @contextmanager
 def replacing(path: Path, *, durable: bool = True, mode: int = PRIVATE, shared: bool = False) -> Iterator[BinaryIO]:
-    """Give a file to write; it takes the place of `path` when the block ends, and is removed after an error.
+    """Give a file to write, which takes the place of `path` when the block ends without an error.
 
     The file is in the folder of `path` under a fixed name, so that the next writer reuses what a power cut left. With
     `shared`, where several processes may write at once without a lock, its name holds the process id. Without

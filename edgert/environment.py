@@ -89,9 +89,10 @@ Run = Callable[[Sequence[str], float], Result]  # a command and its time limit i
 
 @dataclass(frozen=True)
 class Installed:
-    """A complete environment, by its own files; `id` "" for none. `engines` is None where it does not list them.
+    """A complete environment, by its own files; `id` "" for none.
 
-    `lacking` says of other engines why they are not in it; `wheels` has the SHA-256 by file name.
+    `engines` is None where its files do not list them. `lacking` says of other engines why they are not in it; `wheels`
+    has the SHA-256 by file name.
     """
 
     id: str = ""
@@ -146,7 +147,7 @@ class Environment:
 
 
 def home_of(prefix: Path) -> Path | None:
-    """Return the folder of runtimes that the environment `prefix` belongs to; None where bootstrap did not make it."""
+    """Return the folder of runtimes that `prefix` belongs to; None where bootstrap did not make it."""
     home = prefix.resolve().parent.parent
     return home if prefix.resolve().parent.name == "venvs" and (home / "runtime.sh").is_file() else None
 
@@ -212,7 +213,7 @@ def make_environment(run: Run, new: Environment) -> dict[str, str]:
 
 
 def self_test(run: Run, folder: str, state: str, models: Sequence[str]) -> str:
-    """Have an environment load each model and answer its golden inputs; return why it failed, "" if it did not."""
+    """Have an environment load each model and answer its golden inputs; return why it failed, or ""."""
     result = run([f"{folder}/bin/edgertd", "--state", state, "self-test", *models, "--json"], SELF_TEST_S_MAX)
     if result.ok:
         return ""
@@ -282,7 +283,7 @@ def _pip_install(run: Run, new: Environment) -> None:
 
 
 def _try_engines(run: Run, new: Environment) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Return the engines that load in the environment, and why others do not. Each has its own process: it may crash."""
+    """Return the engines that load, and why others do not; each has its own process, as it may crash."""
     # As above, for the engine's SDK. Without -I, as the SDK may lie where this user's packages are.
     program = (
         "import sys; sys.dont_write_bytecode = False; "

@@ -211,7 +211,7 @@ class RegistryError(EdgeRTError, code="registry.invalid", exit_code=6):
 
 
 class RegistryUnreachable(RegistryError, code="registry.unreachable", retryable=True):
-    """The registry does not answer, is overloaded, or its answer broke off; the same request may succeed later."""
+    """The registry is unreachable or overloaded, or its answer broke off; a retry may succeed."""
 
 
 class RegistryLoginRefused(RegistryError, code="registry.login_refused"):

@@ -41,9 +41,9 @@ EXTRAS = {
 
 
 def missing_package(error: Exception, extra: str = "") -> ConfigInvalid | None:
-    """Return the error for a package that is not installed; None for other errors and modules that no extra brings.
+    """Return the error for a package that is not installed.
 
-    If several extras bring it, `extra` is preferred.
+    None for other errors, and for modules that no extra brings. If several extras bring it, `extra` is preferred.
     """
     module = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     extras = EXTRAS.get(module)

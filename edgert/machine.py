@@ -23,7 +23,7 @@ def temp_c(root: Path = Path("/sys/class/thermal")) -> float | None:
 
 
 def throttled(path: Path = Path("/sys/devices/platform/soc/soc:firmware/get_throttled")) -> bool | None:
-    """Return whether a Raspberry Pi is throttled now (under-voltage, frequency, heat); None on other machines."""
+    """Return whether a Raspberry Pi is throttled now (voltage, frequency, heat); None elsewhere."""
     try:
         return bool(int(path.read_text(), 16) & 0xF)
     except (OSError, ValueError):
@@ -38,7 +38,7 @@ def rss_bytes(process: int | str = "self") -> int | None:
 
 
 def process_mb(pid: int) -> float | None:
-    """Return the process's PSS in MB (10^6 bytes), or its resident size on older kernels; None once it has ended."""
+    """Return the process's PSS in MB (10^6 bytes), its RSS on older kernels, None once it has ended."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):

@@ -57,7 +57,7 @@ class TensorSpec:
 
     @property
     def form(self) -> str:
-        """The datatype and shape as people read them: `FP32 [N, 3, 224, 224]`, and `any` for another open axis."""
+        """The datatype and shape as people read them: `FP32 [N, 3, 224, 224]`, `any` for another open axis."""
         lengths = (str(n) if n != -1 else "any" if axis else "N" for axis, n in enumerate(self.shape))
         return f"{self.datatype} [{', '.join(lengths)}]"
 

@@ -114,7 +114,7 @@ def _dataclass(cls: Any, value: Any, where: str) -> Any:
 
 @cache
 def _fields(cls: Any) -> dict[str, tuple[Any, bool, bool]]:
-    """Return each field's type, whether a value is required, and whether its own fields are beside the others."""
+    """Return each field's type, whether it is required, and whether its own fields are beside the others."""
     kinds = get_type_hints(cls)
     return {
         field.name: (

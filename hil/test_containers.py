@@ -1,4 +1,4 @@
-"""What a container leaves on this machine. The other tests here use containers as devices."""
+"""A container leaves nothing on this machine. The other tests here use containers as devices."""
 
 from __future__ import annotations
 

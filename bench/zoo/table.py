@@ -1,4 +1,4 @@
-"""The zoo's table as Markdown: all of it for bench/README.md, and what matters most for README.md."""
+"""The zoo's table as Markdown: all of it for bench/README.md, and its most important columns for README.md."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ ENGINES = {"tflite": "TFLite", "openvino": "OpenVINO", "onnxruntime": "ONNX Runt
 UNTIMED = ("tensorrt",)  # the short table has what was timed
 CELL_LETTERS_MAX = 100
 CODE_LETTERS = 8
-ROOMS = ("accuracy", "builders", "tflite_lowering")  # of the packager: what quantises and judges
+FOLDERS = ("accuracy", "builders", "tflite_lowering")  # the code of the packager that quantises and judges
 
 
 def measured_by() -> dict[str, str]:
     """Return what a row says of its making: the day, the machine, and a digest of the code that quantises and judges."""
-    digests = "".join(code_digest(CODE / room) for room in ROOMS)
+    digests = "".join(code_digest(CODE / folder) for folder in FOLDERS)
     code = hashlib.sha256(digests.encode()).hexdigest()[:CODE_LETTERS]
     host = f"{processor_name()}, {os.cpu_count()} cores"
     return {"date": date.today().isoformat(), "host": host, "code": code}

@@ -1,6 +1,6 @@
 """The vendors' own recipes with their defaults: NNCF, ONNX Runtime's quantizers, AI Edge Quantizer.
 
-A recipe takes a float model and calibration samples, and writes a quantized file. What it raises is its refusal.
+A recipe takes a float model and calibration samples, and writes a quantized file. Its exceptions are refusals.
 """
 
 from __future__ import annotations

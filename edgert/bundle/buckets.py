@@ -27,7 +27,7 @@ class PaddedInput:
 
 @dataclass(frozen=True)
 class CutOutput:
-    """The output `name` has one element along `axis` for every `divisor` elements of the inputs, the last begun."""
+    """The output `name` has one element along `axis` for each `divisor` elements or part of them."""
 
     name: str
     axis: int

@@ -61,7 +61,7 @@ class Bundle:
 
     @property
     def digest(self) -> str:
-        """The manifest's SHA-256. The manifest names the SHA-256 of every file, so it identifies the whole content."""
+        """The manifest's SHA-256, which identifies the whole content: the manifest has the hash of every file."""
         return hashlib.sha256(self.envelope.payload).hexdigest()
 
     def verify_files(self) -> None:
@@ -70,7 +70,10 @@ class Bundle:
             self._read_files(frozenset(), lambda entry: None)
 
     def read_file(self, path: str, bytes_max: int) -> bytes:
-        """Return one file's content, checked against its entry. Raises BundleCorrupt; BundleError where it is too large."""
+        """Return one file's content, checked against its entry.
+
+        Raises BundleCorrupt; BundleError where it is too large.
+        """
         with _naming(self.path):
             at, content = self._payload_start, list[bytes]()
             for entry in self.manifest.files:

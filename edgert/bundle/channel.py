@@ -44,14 +44,16 @@ class Follower:
 
 @dataclass(frozen=True)
 class Entry(Closed):
-    """A release for the devices that are selected; a device takes the first entry of a model that selects it.
+    """A release for the devices that are selected.
+
+    A device takes the first entry of a model that selects it.
 
     `digest` is the bundle's digest. `envelope` and `manifest` are the SHA-256 of the bundle's envelope and of the OCI
     manifest, which are the names of both in the registry. Empty selectors select every device; a tag `rack=3` is also
-    selected by `rack`. `share` is the share of all devices, from 0 to 1. `limits` are trial limits, watched for `watch_s`
-    seconds. A device that has not begun with a `halted` release does not begin. A device that went back from a release
-    tries it again once its limits, its `watch_s` or the number of its `attempt` change. The entry of a runtime has no limits:
-    a new runtime has `watch_s` seconds to serve every model with the right answers.
+    selected by `rack`. `share` is the share of all devices, from 0 to 1. `limits` are trial limits, watched for
+    `watch_s` seconds. A device that has not begun with a `halted` release does not begin. A device that went back from
+    a release tries it again once its limits, its `watch_s` or the number of its `attempt` change. The entry of a
+    runtime has no limits: a new runtime has `watch_s` seconds to serve every model with the right answers.
     """
 
     model: str
@@ -125,7 +127,10 @@ class Statement(Closed):
 
 
 def sign_statement(statement: Statement, key: SigningKey) -> bytes:
-    """Return the envelope of `statement`. Raises ChannelInvalid where it is too large, or revokes its own key."""
+    """Return the envelope of `statement`.
+
+    Raises ChannelInvalid for a statement that is too large or revokes its own key.
+    """
     if key.public.key_id in statement.revoked:
         raise ChannelInvalid(f"key {key.public.key_id} cannot revoke itself: sign with another trusted key")
     envelope = sign(statement.to_bytes(), key, CHANNEL_PAYLOAD_TYPE)
@@ -180,7 +185,10 @@ def check_next(statement: Statement, counter: int, now_s: float) -> None:
 
 
 def position(device: Follower, model: str, release: int) -> float:
-    """Return where a device is among all, from 0 to below 1, for a release: raising a share only adds devices."""
+    """Return the place of a device among all for a release, from 0 to below 1.
+
+    It is fixed, so raising a share only adds devices.
+    """
     text = f"{device.site}/{device.device}\n{model}\n{release}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big") / 2**48
 

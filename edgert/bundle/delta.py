@@ -60,7 +60,7 @@ def has_zstd() -> bool:
 
 
 def write_delta(out: BinaryIO, envelope: bytes, parts: Sequence[tuple[Part, Path]]) -> None:
-    """Write a delta of `parts`, each with the file of its packed content. The same parts give the same bytes."""
+    """Write a delta of `parts`, each with the file of its packed content; same parts, same bytes."""
     listed = [{"sha256": p.sha256, "how": p.how, "bytes": p.size_bytes, "base": p.base} for p, _ in parts]
     header = json.dumps({"envelope": len(envelope), "parts": listed}, sort_keys=True).encode()
     out.write(MAGIC + _LENGTH.pack(len(header)) + header + envelope)
@@ -158,7 +158,7 @@ def _is_delta(path: Path) -> bool:
 
 
 def _open(file: BinaryIO, trusted: tuple[PublicKey, ...], held: Held) -> Delta:
-    """Read what follows the magic. Every size is checked before reading; the parts must fill the file exactly."""
+    """Read what follows the magic, each size checked first; the parts must fill the file exactly."""
     envelope_bytes, parts = _header(file)
     raw = file.read(envelope_bytes)
     envelope = parse_envelope(raw)

@@ -24,7 +24,7 @@ def document_bytes(document: Any) -> bytes:
 
 
 def read_document(cls: type[T], data: bytes, what: str, fault: type[EdgeRTError], update: str) -> T:
-    """Return the `cls` of signed bytes. Raises `fault`, which calls the document `what` and says how to `update`."""
+    """Return the `cls` of signed bytes. Raises `fault`, with `what` cannot be read and how to `update`."""
     try:
         value = json.loads(data)
         if (given := value.pop("format")) != FORMAT:

@@ -33,7 +33,7 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class Accuracy:
-    """The receipt of the accuracy gate: `metric` on `samples` hold-out samples, FP32 source against artifact."""
+    """The accuracy gate's result: `metric` on `samples` hold-out samples, FP32 source against artifact."""
 
     metric: str
     samples: int
@@ -73,9 +73,10 @@ class ArtifactEntry:
 
 @dataclass(frozen=True)
 class TargetEntry:
-    """The artifacts for a device profile, in order of preference, and its processors (`uname -m`; none: any).
+    """The artifacts for a device profile, in order of preference.
 
-    `reference` is the FP32 artifact that live answers may be compared with; "" where the bundle has none.
+    `machines` are its processors as `uname -m` names them; none: any. `reference` is the FP32 artifact that live
+    answers may be compared with; "" where the bundle has none.
     """
 
     profile: str
@@ -159,7 +160,7 @@ class Manifest:
         return next(f for f in self.files if f.path == path)
 
     def files_for(self, target: TargetEntry) -> list[FileEntry]:
-        """Return the files that a device of `target` keeps: its artifacts, the reference, and their golden samples."""
+        """Return the files that a device of `target` keeps: artifacts, reference, and their golden samples."""
         paths = {*self.golden_inputs, self.golden_raw, "" if self.text is None else self.text.tokenizer}
         for name in (*target.artifacts, target.reference or target.artifacts[0]):
             artifact = self.artifact(name)

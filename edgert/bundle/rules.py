@@ -85,7 +85,9 @@ class Smooth(Closed):
 
 @dataclass(frozen=True)
 class Classify(Closed):
-    """The output `output` holds class scores along its last axis; answers hold the best `top_k`, named by `labels`.
+    """The output `output` holds class scores along its last axis.
+
+    Answers hold the best `top_k`, named by `labels`.
 
     A class is answered if its score is at least its `threshold` (one number, or one for each class; empty: always) and
     above the scores of the classes whose labels are in `none`. If no class is answered, the answer has class -1.
@@ -107,7 +109,7 @@ class Classify(Closed):
 
 @dataclass(frozen=True)
 class Ctc(Closed):
-    """The output `output` holds class scores of each step of a sequence, [N, steps, classes], trained with CTC.
+    """The output `output` holds the class scores of each step: [N, steps, classes], trained with CTC.
 
     An answer holds the text that greedy decoding reads: the best class of each step, repeats merged, class `blank` left
     out. `labels` holds the text of each class; with `time_axis` "last" the output is [N, classes, steps]. `softmax`:
@@ -128,7 +130,7 @@ class Ctc(Closed):
 
 @dataclass(frozen=True)
 class Detect(Closed):
-    """How a detector's outputs become boxes: scores of at least `score_threshold`, then NMS within each class.
+    """Turn a detector's outputs into boxes: scores of at least `score_threshold`, then NMS by class.
 
     `boxes` names the output with A boxes per image. With `scores` empty it also holds the scores: [N, 4 + C, A] in form
     "channels_first", [N, A, 4 + C] in "anchors_first"; with `objectness` there is one value more between them, by which

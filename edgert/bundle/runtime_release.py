@@ -40,7 +40,10 @@ class Wheel(Closed):
 
 @dataclass(frozen=True)
 class RuntimeTarget(Closed):
-    """The runtime of one kind of device: Python `3.11`, `uname -m`, glibc `2.28` or newer. `id` names its content."""
+    """The runtime of one kind of device: Python `3.11`, `uname -m`, and `2.28` for that glibc or newer.
+
+    `id` names its content.
+    """
 
     id: str
     python: str
@@ -70,7 +73,7 @@ class RuntimeRelease(Closed):
     def target_for(
         self, python: str, machine: str, glibc: str, engines: frozenset[str], extras: frozenset[str]
     ) -> RuntimeTarget:
-        """Return the first target that fits a device whose runtime has `engines` and `extras`. Raises NotCompatible."""
+        """Return the first target that fits the device and has `engines` and `extras`. Raises NotCompatible."""
         for target in self.targets:
             fits = (target.python, target.machine) == (python, machine) and _numbers(target.glibc) <= _numbers(glibc)
             if fits and engines.issubset(target.engines) and extras.issubset(target.extras):

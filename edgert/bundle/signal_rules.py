@@ -28,7 +28,7 @@ MISSING_RULES = ("refuse", "zero", "hold", "linear")
 
 @dataclass(frozen=True)
 class Sound(Closed):
-    """How mono sound becomes features, with librosa's definitions and, apart from `rate_hz`, its names for them.
+    """The features of mono sound: librosa's definitions and, apart from `rate_hz`, its names for them.
 
     A window has `length` samples at `rate_hz`. With `step` 0 a request holds one window, padded with zeros at its end;
     else a new window begins every `step` samples, and each is an item. `lead` zeros go before a signal.
@@ -199,7 +199,7 @@ def _input_of(what: str, name: str, inputs: Sequence[TensorSpec]) -> TensorSpec:
 
 
 def _check_shape(spec: TensorSpec, made: tuple[int, ...]) -> None:
-    """Compare without axes of length 1, and with neighbouring axes joined: features may be flat for the model."""
+    """Raise BundleError if `spec` cannot take features `made`; axes of 1 are ignored, others may be flat."""
     item = spec.item_shape
     wanted = [n for n in item if n != 1]
     if wanted in ([n for n in made if n != 1], [math.prod(made)]):

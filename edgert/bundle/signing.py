@@ -57,7 +57,7 @@ def new_key() -> SigningKey:
 
 
 def write_key_pair(key: SigningKey, private_path: Path, public_path: Path) -> None:
-    """Write both halves as PEM, the private one readable by its owner only. Raises ConfigInvalid if either exists."""
+    """Write both halves as PEM, the private one for its owner only. Raises ConfigInvalid if one exists."""
     private_pem = key.key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )

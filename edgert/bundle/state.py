@@ -18,7 +18,7 @@ STATE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 @dataclass(frozen=True)
 class State(Closed):
-    """The output `output` of an item becomes the input `input` of the session's next item. The first item gets zeros."""
+    """The output `output` becomes the input `input` of the session's next item; the first gets zeros."""
 
     input: str
     output: str

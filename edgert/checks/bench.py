@@ -102,7 +102,7 @@ def bench(
     progress: Callable[[str], None],
     clock: Clock = time.perf_counter,
 ) -> dict[str, Any]:
-    """Measure for about `seconds`, or longer if a run takes long. A piece that cannot run is reported with its error."""
+    """Measure for about `seconds`, or longer if a run takes long; report a piece that cannot run."""
     results: list[dict[str, Any]] = []
     sessions: list[tuple[dict[str, Any], Session, Arrays]] = []
     before_c = host.temp_c()

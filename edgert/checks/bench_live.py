@@ -40,7 +40,7 @@ def bench_live(
     clients: int,
     progress: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Measure for about `seconds`, half of it with one client, half with `clients`. Raises what the daemon answers."""
+    """Measure for about `seconds`, half with one client, half with `clients`. Raises the daemon's errors."""
     version = load_live(store, config)
     before_c = host.temp_c()
     progress(f"{model}: one client for {seconds / 2:g} s")
@@ -69,7 +69,7 @@ def bench_live(
 def _asked(
     version: InstalledVersion, state: StateDir, config: DeviceConfig, clients: int, seconds: float
 ) -> tuple[list[float], float]:
-    """Return how long each answer took and how long all of it took, in seconds; each client gets at least one answer."""
+    """Return the time of each answer and of all, in seconds; each client gets at least one answer."""
     times_s: list[float] = []
     failures: list[EdgeRTError] = []
     ready = threading.Barrier(clients + 1)

@@ -40,7 +40,7 @@ def samples(version: InstalledVersion, *, as_sent: bool = False) -> Iterator[Arr
 def check(
     version: InstalledVersion, artifact: ArtifactEntry, ask: Callable[[Arrays], Arrays], *, as_sent: bool = False
 ) -> list[float]:
-    """Pass every golden sample (as `samples`) to `ask` and return the largest absolute difference per output.
+    """Pass every golden sample, as `samples`, to `ask`; return the largest absolute difference per output.
 
     With `as_sent`, `ask` answers the outputs that apps get.
 
@@ -69,9 +69,9 @@ def check(
 def load_checked(
     version: InstalledVersion, artifact: ArtifactEntry, options: EngineOptions
 ) -> tuple[Session, list[float]]:
-    """Load an artifact whose files and golden answers are right; return its session and what `check` found.
+    """Load an artifact whose files and golden answers are right.
 
-    Raises BundleCorrupt, EngineMissing, EngineFailed or HealthCheckFailed.
+    Returns its session and what `check` found. Raises BundleCorrupt, EngineMissing, EngineFailed or HealthCheckFailed.
     """
     check_files(version, artifact)
     session = load_session(version.local(artifact), options)
@@ -95,7 +95,7 @@ def _rows(arrays: Arrays) -> Iterator[Arrays]:
 
 
 def _lengths(padder: Padder | None, count: int) -> tuple[int, ...]:
-    """Return the length of each of `count` golden samples; 0 where they have one length. Raises BundleCorrupt."""
+    """Return the lengths of `count` golden samples, 0 where all have one length. Raises BundleCorrupt."""
     lengths = (0,) * count if padder is None else padder.buckets.golden_lengths
     if len(lengths) != count:
         raise BundleCorrupt(f"the manifest has the lengths of {len(lengths)} golden samples of {count}: build it again")

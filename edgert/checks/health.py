@@ -15,7 +15,7 @@ from edgert.versions.slot_store import SlotStore
 
 
 def check_served(model: str, store: SlotStore, state: StateDir, config: DeviceConfig) -> dict[str, Any]:
-    """Ask the daemon each golden sample and compare. Raises HealthCheckFailed, DaemonUnreachable, ModelNotFound."""
+    """Send each golden sample to the daemon and compare. Raises HealthCheckFailed and the daemon's errors."""
     version = load_live(store, config)
     release = version.manifest.release
     times_ms: list[float] = []

@@ -17,9 +17,10 @@ from edgert.versions.slot_store import SlotStore
 
 
 def self_test(model: str, state: StateDir, config: DeviceConfig, progress: Callable[[str], None]) -> dict[str, Any]:
-    """Load the live version of `model` on the first preferred engine that can, and check its golden answers.
+    """Load `model`'s live version on the first preferred engine that can, and check its golden answers.
 
-    Raises ModelNotFound, EngineMissing where a package for its input is missing, and the last engine's error where none answers correctly.
+    Raises ModelNotFound; EngineMissing where a package for its input is missing; the last engine's error where none
+    answers correctly.
     """
     version = load_live(SlotStore(state.models / model), config)
     if (rule := version.manifest.input_rule) is not None:

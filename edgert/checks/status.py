@@ -32,7 +32,10 @@ WILL_SERVE = (*SERVES, "unloaded", "waiting", "loading")
 
 @dataclass(frozen=True)
 class LoadedStatus:
-    """The version that a worker serves, and its engine. `tried` names the artifacts that did not load, each with its reason."""
+    """The version that a worker serves, and its engine.
+
+    `tried` names the artifacts that did not load, each with its reason.
+    """
 
     release: int
     digest: str
@@ -50,7 +53,10 @@ class LoadedStatus:
 
 @dataclass(frozen=True)
 class CacheStatus:
-    """The prediction cache. `worth` is the time that hits saved over the time that look-ups took; None before it is known."""
+    """The prediction cache.
+
+    `worth` is the time that hits saved over the time that look-ups took; None before it is known.
+    """
 
     on: bool
     why: str
@@ -64,7 +70,10 @@ class CacheStatus:
 
 @dataclass(frozen=True)
 class NearCacheStatus:
-    """The near cache. `agreement` is the share of sampled hits whose computed answer agreed; None before the first."""
+    """The near cache.
+
+    `agreement` is the share of sampled hits whose computed answer agreed; None before the first.
+    """
 
     on: bool
     why: str
@@ -188,7 +197,10 @@ class ServingStatus:
 
 @dataclass(frozen=True)
 class MemoryStatus:
-    """The memory of all workers, and the budget; 0 for no budget. Clients share `shared_mb` more with the workers."""
+    """The memory of all workers, and the budget (0: none).
+
+    `shared_mb` is memory shared with clients, beyond `used_mb`.
+    """
 
     used_mb: float
     limit_mb: float
@@ -292,9 +304,9 @@ class ClaimStatus:
 
 @dataclass(frozen=True)
 class DeviceStatus:
-    """All that a host needs to plan a deployment to this device. `engines` has the version of each installed engine.
+    """The facts that a host needs to plan a deployment to this device.
 
-    `text` says whether it can serve models that take text.
+    `engines` has the version of each installed engine. `text` says whether it can serve models that take text.
     """
 
     device: str

@@ -1,4 +1,4 @@
-"""Which of a trial's limits this device can judge, found out before the trial begins."""
+"""Finds the limits of a trial that this device can judge, before the trial begins."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edgert.versions.trial_limits import TrialLimits
 
 
 def fit_for(limits: TrialLimits, store: SlotStore, config: DeviceConfig) -> tuple[TrialLimits, tuple[str, ...]]:
-    """Return the limits that this device can judge for the staged version, and a note about each one left out.
+    """Return the limits that this device can judge, and a note about each one left out.
 
     Raises TransitionRefused for a limit that this device can never measure, so that no watch is spent on it.
     """

@@ -34,7 +34,9 @@ CLIENTS_MAX = 64
 @json_option
 @click.pass_obj
 def bench(state: StateDir, folder: Path | None, model: str | None, seconds: float, clients: int, as_json: bool) -> None:
-    """Measure the artifacts in FOLDER, the engine alone. Models that serve go on, which slows the measurement.
+    """Measure the artifacts in FOLDER, the engine alone.
+
+    Models that serve go on, which slows the measurement.
 
     With --model and no FOLDER, the command sends golden inputs to the live version through the socket, like an app. It
     is refused during a deployment of the model or while its trial limits are watched, and no deployment can begin
@@ -69,7 +71,7 @@ def bench(state: StateDir, folder: Path | None, model: str | None, seconds: floa
 
 
 def _refuse_watched(model: str, store: SlotStore) -> None:
-    """Raise TransitionRefused while trial limits are watched: these requests would count as requests of apps."""
+    """Raise TransitionRefused while trial limits are watched: these requests would count as those of apps."""
     slots = store.read()
     if slots.on_trial and slots.limits is not None and not slots.limits.passed:
         raise TransitionRefused(

@@ -38,7 +38,7 @@ def have(state: StateDir, model: str, as_json: bool) -> None:
 
 
 def what_is_here(state: StateDir, model: str) -> dict[str, Any]:
-    """Return the files in the model's slots, whether zstd can be read, and the largest patch that can be applied."""
+    """Return the files in the model's slots, whether zstd can be read, and the largest usable patch."""
     root = state.models / model
     files = [
         # The slot's own folder is no part of the name that a manifest gives.

@@ -18,7 +18,9 @@ from edgert.versions.claims import under_claim
 @json_option
 @click.pass_obj
 def install(state: StateDir, bundle: Path, token: str, as_json: bool) -> None:
-    """Verify BUNDLE and store the part for this device in the model's spare slot. The live version stays live.
+    """Verify BUNDLE and store the part for this device in the model's spare slot.
+
+    The live version stays live.
 
     \b
     Examples:

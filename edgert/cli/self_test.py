@@ -17,7 +17,7 @@ from edgert.versions.slot_store import SlotStore
 @json_option
 @click.pass_obj
 def self_test(state: StateDir, models: tuple[str, ...], as_json: bool) -> None:
-    """Load MODELS (default: all live ones) in this process and compare their golden answers, without a daemon.
+    """Load MODELS (default: all live ones) without the daemon and compare their golden answers.
 
     `edgert bootstrap --upgrade` runs this with a new runtime before it switches. Exits with 9 if an answer is outside
     the signed tolerance.

@@ -20,7 +20,7 @@ def store_of(state: StateDir, model: str) -> SlotStore:
 
 
 def follow(state: StateDir, model: str) -> dict[str, Any] | None:
-    """Have the daemon serve what the slots name; return its status of the model, or None if no daemon runs.
+    """Have the daemon serve what the slots name; return its status of the model, None without a daemon.
 
     Raises the reason why it does not serve.
     """

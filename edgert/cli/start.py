@@ -50,7 +50,7 @@ def start(state: StateDir, as_json: bool) -> None:
 
 
 def start_daemon(state: StateDir) -> tuple[subprocess.Popen[bytes], DaemonStatus]:
-    """Start a monitor with its daemon; return both once the daemon answers. Raises DeviceError and StorageFailed."""
+    """Start a monitor with its daemon; return both once the daemon answers."""
     with _open_log(state) as log:
         monitor = _start_monitor(state, log)
     until = time.monotonic() + START_S_MAX

@@ -20,7 +20,9 @@ STOP_S_MAX = 30.0
 @json_option
 @click.pass_obj
 def stop(state: StateDir, as_json: bool) -> None:
-    """Stop the daemon. It answers the requests that have arrived and refuses new ones. Does nothing if none runs.
+    """Stop the daemon; do nothing if none runs.
+
+    It answers the requests that have arrived and refuses new ones.
 
     \b
     Example:
@@ -50,7 +52,7 @@ def stop_daemon(state: StateDir) -> int | None:
 
 
 def _wait_for_the_end(pid: int) -> None:
-    """Raise BlockingIOError if the process `pid` does not end in time. Its lock file cannot be opened for writing."""
+    """Raise BlockingIOError if the process `pid`, whose lock file cannot be opened, does not end in time."""
     until = time.monotonic() + STOP_S_MAX
     while Path(f"/proc/{pid}").exists():
         if time.monotonic() >= until:

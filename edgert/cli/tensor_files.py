@@ -24,7 +24,9 @@ Arrays = dict[str, NDArray[Any]]
 
 
 def read_inputs(source: Path) -> NDArray[Any] | Arrays:
-    """Return the array of an .npy file, or the arrays of an .npz by name, without unpickling. Raises InputError.
+    """Return the array of an .npy file, or the arrays of an .npz by name.
+
+    Nothing is unpickled. Raises InputError.
 
     A JPEG, PNG or WAV file becomes the array of its bytes, UINT8 [bytes], for a model with `decode`. A CSV file becomes
     FP32 [lines, columns], and a .txt file its text.

@@ -89,7 +89,7 @@ def trial_of(state: StateDir, store: SlotStore, digest: str) -> dict[str, Any]:
 
 
 def _measured(state: StateDir, model: str) -> dict[str, Any] | None:
-    """Return what the daemon measured during a trial: empty if it measured nothing, None if no daemon runs."""
+    """Return what the daemon measured during a trial: {} if nothing, None if no daemon runs."""
     try:
         serving = ask_daemon(state.control_socket).models.get(model)
     except DaemonUnreachable:

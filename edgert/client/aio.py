@@ -86,7 +86,7 @@ class AsyncClient(BaseClient):
             pool.leave()
 
     def session(self, model: str) -> AsyncSession:
-        """Return a session of `model`, as `Client.session`; it begins with `async with client.session("vad") as stream`."""
+        """Return a session of `model`, as `Client.session`: `async with client.session("vad") as stream`."""
         return AsyncSession(self, model)
 
     async def models(self) -> list[dict[str, Any]]:
@@ -108,7 +108,10 @@ class AsyncClient(BaseClient):
             pool.leave()
 
     async def labels(self, model: str) -> list[str]:
-        """Return the names of the model's classes by index; empty if its bundle has none. Ask once and keep them."""
+        """Return the names of the model's classes by index; empty if its bundle has none.
+
+        Ask once and keep them.
+        """
         return [str(label) for label in (await self.metadata(model)).get("labels", ())]
 
     async def close(self) -> None:
@@ -156,9 +159,9 @@ class AsyncClient(BaseClient):
 
 
 class AsyncSession:
-    """Requests of `model` that continue each other, as `Session`, in an `async with` block. Made by `AsyncClient.session`.
+    """Requests of `model` that continue each other, as `Session`, in an `async with` block.
 
-    One request at a time; a call that is cancelled ends the session.
+    Made by `AsyncClient.session`. One request at a time; a call that is cancelled ends the session.
     """
 
     def __init__(self, client: AsyncClient, model: str) -> None:

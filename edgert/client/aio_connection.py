@@ -98,13 +98,13 @@ def _time_out(turn: asyncio.Future[None]) -> None:
 
 
 class Connection:
-    """One connection, which its hello binds to one model (None: to the daemon itself). One request at a time."""
+    """One connection, bound to one model by its hello (None: to the daemon), one request at a time."""
 
     @classmethod
     async def opened(
         cls, path: Path, model: str | None, pool: Pool | None, deadline: float, *, share: bool, session: bool = False
     ) -> Connection:
-        """Connect and exchange hello and WELCOME. Raises the daemon's error, DaemonUnreachable, DeadlineExceeded, Retry."""
+        """Connect and exchange hello and WELCOME. Raises the daemon's error, Retry, DeadlineExceeded."""
         connection = cls(await _dial(path, deadline), Conversation(model, share=share, session=session), pool)
         try:
             await connection._exchange([connection.conversation.hello()], deadline)
@@ -130,7 +130,9 @@ class Connection:
     async def ask(
         self, inputs: Inputs, deadline: float, flags: int, trace: bool, resume: bytes = b""
     ) -> Outputs | InferResponse:
-        """Send one request and return its answer; then return to the pool. Raises the daemon's error, WorkerLost, Retry.
+        """Send one request, return its answer, then return to the pool.
+
+        Raises the daemon's error, WorkerLost, Retry.
 
         `resume` is the frame that goes before it, of a session that begins its new connection.
         """
@@ -213,7 +215,7 @@ class Connection:
             self._ended(self.conversation.late(sent=not self._sending))
 
     def _send(self, parts: Sequence[wire.Buffer]) -> bool:
-        """Send what the kernel takes now; a writer callback sends the rest. False if the daemon closed the connection."""
+        """Send what the kernel takes now, the rest by a callback. False if the daemon closed the connection."""
         try:
             sent = self._sock.sendmsg(parts)
         except BlockingIOError:

@@ -38,7 +38,9 @@ if TYPE_CHECKING:
 
 
 class Client(BaseClient):
-    """Sends requests to the daemon at `path` (default: $EDGERT_SOCKET, else where this machine's daemon listens).
+    """Sends requests to the daemon at `path`.
+
+    Without `path` it is $EDGERT_SOCKET, else where this machine's daemon listens.
 
     `timeout_s` bounds every call, including the time to connect and to wait for a worker that restarts. `transport`
     "auto" sends large tensors through memory shared with the daemon where both sides can; "socket" never does. The
@@ -107,7 +109,9 @@ class Client(BaseClient):
                 self._give_back(idle, connection)
 
     def session(self, model: str) -> Session:
-        """Begin a session of `model`, whose requests continue each other. Close it, or use it in a `with` block.
+        """Begin a session of `model`, whose requests continue each other.
+
+        Close it, or use it in a `with` block.
 
         From one of them to the next the daemon keeps the model's state, and the values that the next window needs.
         Raises Overloaded (too many sessions), RequestError (the model keeps nothing), Unavailable, DeadlineExceeded.
@@ -128,7 +132,10 @@ class Client(BaseClient):
         return dict(connection.conversation.welcome)
 
     def labels(self, model: str) -> list[str]:
-        """Return the names of the model's classes by index; empty if its bundle has none. Ask once and keep them."""
+        """Return the names of the model's classes by index; empty if its bundle has none.
+
+        Ask once and keep them.
+        """
         return [str(label) for label in self.metadata(model).get("labels", ())]
 
     def close(self) -> None:
@@ -161,9 +168,10 @@ class Client(BaseClient):
 
 
 class Session:
-    """Requests of `model` that continue each other, on a connection of their own. For one thread at a time.
+    """Requests of `model` that continue each other, on a connection of their own.
 
-    It follows the model to another worker, and to a new version that continues its sessions. Made by `Client.session`.
+    For one thread at a time. It follows the model to another worker, and to a new version that continues its sessions.
+    Made by `Client.session`.
     """
 
     def __init__(self, client: Client, connection: _Connection, model: str) -> None:
@@ -179,7 +187,7 @@ class Session:
     def infer(
         self, inputs: Inputs, *, timeout_s: float | None = None, priority: Priority = "normal", trace: bool = False
     ) -> Outputs | InferResponse:
-        """Answer the next chunk: arrays by output name, with one item for each window that it completed, maybe none.
+        """Answer the next chunk: arrays by output name, one item for each window that it completed.
 
         Inputs and options are those of `Client.infer`. After an error of the daemon the session goes on without this
         chunk. Raises SessionLost where it cannot go on: begin a new one.
@@ -207,7 +215,7 @@ class Session:
         self.close()
 
     def _move(self, deadline: float) -> None:
-        """Connect to the worker that continues the session. Raises SessionLost where nothing is there to continue."""
+        """Connect to the worker that continues the session. Raises SessionLost if nothing is left of it."""
         before = self._connection
         if self._closed or not before.conversation.moved:
             raise session_late()

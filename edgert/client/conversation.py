@@ -50,7 +50,7 @@ Event = Outputs | InferResponse | EdgeRTError | Retry
 
 
 class Conversation:
-    """A hello to `model` (None: to the daemon itself), then requests and their answers, one after the other.
+    """A hello to `model` (None: to the daemon), then requests and their answers, one after the other.
 
     `over` is whether the connection must be closed. After `request`, `size_bytes` is how much is to be sent. With
     `session`, the requests continue each other; if the daemon `moved` it, `resume` is the frame to send after the next
@@ -82,7 +82,7 @@ class Conversation:
         return wire.json_frame(wire.HELLO, {"model": self._model, **{name: True for name in asked if asked[name]}})
 
     def take_memory(self, descriptor: int | None) -> None:
-        """Use the shared memory whose descriptor came with the first bytes, if one came. Closes the descriptor."""
+        """Use the shared memory whose descriptor came with the first bytes, if one came; close the descriptor."""
         if descriptor is not None and (area := SharedArea.opened(descriptor)) is not None:
             self._area, self.frames.shared = area, area.response
 
@@ -140,7 +140,7 @@ class Conversation:
         return EdgeRTError(f"the daemon answered with frame {frame.kind} for request {frame.request_id}")
 
     def ended(self, sent: bool, cause: OSError | None = None) -> Exception:
-        """Return what the end of the connection means; `sent` is whether the daemon may have the whole request."""
+        """Return the error for a lost connection; `sent`: the daemon may have the whole request."""
         self.over = True
         error: Exception
         if self._interface is None and cause is not None:

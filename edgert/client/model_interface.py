@@ -91,7 +91,7 @@ class ModelInterface:
 
 
 def _array(value: ArrayLike) -> NDArray[Any]:
-    """Return `value` as an array. A file's bytes, or a text's, are UINT8 [bytes]; several are rows, padded with zeros."""
+    """Return `value` as an array: a file's or a text's bytes as UINT8, several as rows padded with zeros."""
     if isinstance(value, np.ndarray) and value.dtype.kind == "U":
         value = value.tolist()
     if isinstance(value, bytes | str):

@@ -104,7 +104,7 @@ class Monitor:
 
 
 def has_lost_its_monitor(daemon: int) -> bool:
-    """Return whether the process `daemon` was started by a monitor that has ended, and no other has adopted it."""
+    """Return whether the monitor of the process `daemon` has ended, and no other has adopted it."""
     if not _was_monitored(daemon):
         return False
     try:

@@ -55,7 +55,7 @@ STATE_CHECK_S = 30.0  # between checks whether the state folder still exists
 
 
 class _Part(Protocol):
-    """A part of the daemon that acts at a time of its own; `due_s` is that time on the clock, None for never."""
+    """A part of the daemon that acts at `due_s` on the supervisor's clock; None: never."""
 
     def tick(self) -> None: ...
 

@@ -117,7 +117,7 @@ def engine_by_name(name: str) -> Engine:
 
 
 def sdk_of(engine: str) -> Any:
-    """Import the SDK of `engine`, with its telemetry off. Raises EngineMissing, which names what to install."""
+    """Import the SDK of `engine`, with its telemetry off. Raises EngineMissing with the way to install it."""
     stop_reporting()
     try:
         return importlib.import_module(engine)

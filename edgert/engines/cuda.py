@@ -38,7 +38,7 @@ class Cuda(Protocol):
 
 
 def open_cuda() -> Cuda:
-    """Open GPU 0 by the first installed binding. Raises EngineMissing, and EngineFailed where no GPU answers."""
+    """Open GPU 0 by the first installed binding. Raises EngineMissing, or EngineFailed without a GPU."""
     try:
         return BindingsCuda(_cuda_runtime())
     except ImportError as error:

@@ -17,7 +17,7 @@ Arrays = list[NDArray[Any]]
 
 
 def load_session(artifact: LocalArtifact, options: EngineOptions) -> Session:
-    """Open the artifact in its engine; inputs between its buckets are padded. Raises EngineMissing or EngineFailed."""
+    """Open the artifact; inputs between its buckets are padded. Raises EngineMissing, EngineFailed."""
     session = engine_by_name(artifact.engine).load(artifact, options)
     return session if artifact.buckets is None else PaddedSession(session, artifact.buckets)
 
@@ -71,7 +71,7 @@ class Padder:
 
 
 class PaddedSession:
-    """A session that takes inputs of any length up to the largest bucket; its engine sees the buckets' sizes only."""
+    """A session that pads inputs up to a bucket: its engine sees the buckets' sizes only."""
 
     def __init__(self, session: Session, buckets: Buckets) -> None:
         self.inputs, self.outputs = session.inputs, session.outputs

@@ -19,9 +19,10 @@ from edgert.errors import EdgeRTError
 
 
 def engine_versions(remembered: Path) -> dict[str, str | None]:
-    """Return the version of each engine's SDK, None where it is missing. `remembered` is the file for known versions.
+    """Return the version of each engine's SDK, None where it is missing.
 
-    An engine whose libraries broke later is still listed; loading an artifact then reports the fault.
+    `remembered` is the file for known versions. An engine whose libraries broke later is still listed; loading an
+    artifact then reports the fault.
     """
     python, known = _python(), dict[str, str]()
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):

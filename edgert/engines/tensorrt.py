@@ -59,7 +59,7 @@ class TensorRTEngine(Engine):
 
 
 def plan_name(sha256: str, version: str, compute_capability: str, batch_max: int, sizes: Sequence[int] = ()) -> str:
-    """Return the file name of the plan for exactly this artifact, TensorRT, GPU, largest batch and range of buckets."""
+    """Return the file name of the plan for this artifact, TensorRT, GPU, largest batch and bucket range."""
     lengths = f"-l{sizes[0]}to{sizes[-1]}" if sizes else ""
     return f"{sha256}-trt{version}-sm{compute_capability}-b{batch_max}{lengths}.plan"
 
@@ -111,7 +111,7 @@ class TensorRTSession:
             self._cuda.close()
 
     def _shape(self, count: int, tensors: Sequence[NDArray[Any]]) -> int:
-        """Set the context's shapes, where they differ from the last ones. Return the length of the bucket, or 0."""
+        """Set the context's shapes, if they differ from the last ones; return the bucket's length, or 0."""
         length = 0
         if self._buckets is not None:
             first = self._buckets.inputs[0]
@@ -204,7 +204,7 @@ def _plan(tensorrt: Any, cuda: Cuda, artifact: LocalArtifact, options: EngineOpt
 
 
 def _engine(tensorrt: Any, runtime: Any, cuda: Cuda, artifact: LocalArtifact, options: EngineOptions) -> Any:
-    """Return the engine of the plan; rebuild a plan that does not load once, and return None if it fails again."""
+    """Return the plan's engine, None if it fails; a plan that does not load is rebuilt once."""
     engine = runtime.deserialize_cuda_engine(_plan(tensorrt, cuda, artifact, options, options.progress))
     kept = _kept(tensorrt, cuda, artifact, options)
     if engine is None and kept is not None:  # damaged on disk, or another driver under the same version

@@ -93,7 +93,7 @@ class TFLiteSession:
         self._make_interpreter = closed
 
     def _bucket(self, count: int) -> _Bucket:
-        """Return the bucket for `count` items. Without padding only the last size is kept, as any size may follow."""
+        """Return the bucket for `count` items; without padding only the last size is kept."""
         size = bucket_for(count, self._buckets) if self._pads else count
         if size not in self._by_size:
             if not self._pads:
@@ -184,7 +184,7 @@ def _sdk() -> tuple[str, Any, Any]:
 
 
 def _indices(interpreter: Any, kind: str, specs: Sequence[TensorSpec]) -> list[int]:
-    """Return the interpreter's index of each of `specs`, found by name and checked against the contract's dtype."""
+    """Return the interpreter's index of each of `specs`, by name. Raises ValueError for other tensors."""
     details = interpreter.get_input_details() if kind == "input" else interpreter.get_output_details()
     found = {detail["name"]: detail for detail in details}
     missing = [spec.name for spec in specs if spec.name not in found]

@@ -1,4 +1,4 @@
-"""What to do with one model of a channel, decided from the statement, the slots and the record. Pure."""
+"""Decides about one model of a channel, from the statement, the slots and the record. Pure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Decision:
 
 
 def decide(entry: Entry, slots: SlotState, tried: Tried | None) -> Decision:
-    """Return what the follower does for `entry`, which selects this device. `tried` is the attempt with this entry."""
+    """Return what the follower does for `entry`, which selects this device; `tried`: the last attempt."""
     name = f"release {entry.release} of {entry.model}"
     live = slots.live
     if live is not None and live.digest == entry.digest:

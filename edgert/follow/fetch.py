@@ -72,7 +72,7 @@ class ReleaseFetcher:
         return fetched_path(self._state, manifest.model, file.sha256)
 
     def _lacking(self, model: str, wanted: Sequence[FileEntry]) -> list[FileEntry]:
-        """Return the files to fetch, each content once. A file of a slot that flash memory has changed is among them."""
+        """Return the files to fetch, each content once, also one that flash memory changed in a slot."""
         files = {file.sha256: file for file in wanted}
         held = {sha256: path for sha256, path in held_files(self._state, model).items() if sha256 in files}
         return [file for sha256, file in files.items() if sha256 not in held or _sha256(held[sha256]) != sha256]
@@ -88,7 +88,7 @@ class ReleaseFetcher:
             )
 
     def _remove_but(self, model: str, wanted: set[Path]) -> None:
-        """Remove the fetched files of a model that are not wanted. A file that cannot be removed stays until the next round."""
+        """Remove the fetched files of a model that are not wanted; the next round retries a failure."""
         for path in (self._delivery(model), *self._state.incoming.glob(fetched_path(self._state, model, "*").name)):
             if path not in wanted:
                 with contextlib.suppress(OSError):

@@ -73,9 +73,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Step:
-    """The result of one model's step, as text. `soon`: look again soon. `error`: why it failed, and is tried again.
+    """The result of one model's step, as text.
 
-    `wanted` is the entry whose release the channel wants here.
+    `soon`: look again soon. `error`: why it failed; the next round retries it. `wanted` is the entry whose release the
+    channel wants here.
     """
 
     text: str
@@ -98,7 +99,7 @@ class Round:
 
 
 class ChannelFollower:
-    """Follows the channel that `config` names. `report` tells telemetry, `home` holds the runtimes of this device."""
+    """Follows the channel of `config`; `report` tells telemetry, `home` holds this device's runtimes."""
 
     def __init__(
         self,
@@ -209,7 +210,7 @@ class ChannelFollower:
             write_channel_status(self._state, after)
 
     def _note_steps(self, steps: list[Step]) -> None:
-        """Keep the result for each model, and log what is new. A statement that expired wants what it wanted before."""
+        """Keep each model's result, and log what is new; an expired statement leaves the wanted releases."""
         before, statement = self._status(), self.statement()
         for step in steps:
             if step.text not in before.steps:
@@ -296,7 +297,7 @@ class ChannelFollower:
                 self._pace.wait(max(RESUME_S * self._jitter(), error.retry_after_s or 0.0))
 
     def _apply(self, entry: Entry, path: Path | None) -> None:
-        """Install and activate under the claim, if that is still to be done: a deployment may have come before."""
+        """Install and activate under the claim; decide again before each, as a deployment may have come."""
         from edgert.versions.install import install
 
         try:
@@ -308,7 +309,7 @@ class ChannelFollower:
             self._refuse(entry, error)
 
     def _activate(self, entry: Entry) -> None:
-        """Begin the trial. The daemon watches the limits, and then marks the version good or rolls it back by itself."""
+        """Begin the trial; the daemon watches its limits and then keeps the version or rolls it back."""
         from edgert.checks.trial_preparation import fit_for
 
         store = SlotStore(self._state.models / entry.model)

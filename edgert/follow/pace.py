@@ -14,7 +14,7 @@ class WindowClosed(EdgeRTError, code="channel.window_closed", exit_code=75, retr
 
 
 class Pace:
-    """Counts what is fetched. `clock` is monotonic seconds; `local_minute` is the minute of the device's day."""
+    """Counts what is fetched, by `clock` (monotonic s) and `local_minute`, the minute of the local day."""
 
     def __init__(
         self,

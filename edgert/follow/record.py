@@ -37,7 +37,7 @@ class Tried:
 
 @dataclass(frozen=True)
 class Record:
-    """The counters that were seen, by channel, the newest channel last, and the releases that were `tried`, by model.
+    """The counters seen, by channel, the newest channel last, and the releases `tried`, by model.
 
     `manifest` is the digest of the OCI manifest of the kept statement, which came from `source`. `runtime` is the highest
     release of the runtime that was in use.
@@ -106,6 +106,6 @@ class RecordStore:
 
 
 def attempt_of(entry: Entry) -> str:
-    """Return the identity of an attempt: the content, its limits, and the number of the attempt; not the share."""
+    """Return the identity of an attempt: content, limits and the attempt's number, but not the share."""
     what = (entry.digest, sorted(entry.limits.items()), entry.watch_s, entry.attempt)
     return hashlib.sha256(repr(what).encode()).hexdigest()[:32]

@@ -74,7 +74,10 @@ POLL_S = 0.05
 
 @dataclass(frozen=True)
 class RuntimesHere:
-    """The runtimes in HOME. `trying` is the one on trial, "" for none; `outcome` the verdict, id and reason of the last trial."""
+    """The runtimes in HOME.
+
+    `trying` is the one on trial, "" for none; `outcome` is the verdict, id and reason of the last trial.
+    """
 
     current: str = ""
     trying: str = ""
@@ -104,7 +107,7 @@ def decide_runtime(entry: Entry, runtime: str, here: RuntimesHere, tried: Tried 
 
 
 class RuntimeFollower:
-    """Brings the runtime in `home` to the release of a channel. `home` is None where bootstrap did not install one."""
+    """Brings the runtime in `home` (None: not made by bootstrap) to the release of a channel."""
 
     def __init__(
         self, registry: Registry, state: StateDir, config: DeviceConfig, pace: Pace, report: Report, home: Path | None
@@ -149,7 +152,7 @@ class RuntimeFollower:
         self._collect(home)
 
     def fetch(self, entry: Entry, trusted: tuple[PublicKey, ...]) -> None:
-        """Fetch the wheels that the environment in use lacks. Raises RegistryError, StorageFailed and WindowClosed."""
+        """Fetch the wheels that the environment lacks. Raises RegistryError, StorageFailed, WindowClosed."""
         home = self._own_home()
         base = _installed(home, self._here(home).current)
         target = self._target(entry, trusted, base)
@@ -161,7 +164,9 @@ class RuntimeFollower:
                 self._registry.download(file_blob(wheel), self._fetched(wheel), self._pace.took)
 
     def try_out(self, entry: Entry, trusted: tuple[PublicKey, ...]) -> None:
-        """Make the environment, test it and begin its trial; the script decides, and restarts the daemon twice at most.
+        """Make the environment, test it and begin its trial.
+
+        The script `runtime.sh` decides, and restarts the daemon twice at most.
 
         Raises DeployUnderWay, EngineMissing, RolledBack where the test failed, DaemonUnreachable and DeviceError.
         """
@@ -184,7 +189,7 @@ class RuntimeFollower:
             self._begin_trial(home, target.id, models, _manager(daemon.pid), entry.watch_s)
 
     def _own_home(self, *, check: bool = True) -> Path:
-        """Return HOME. Raises ConfigInvalid where this process cannot change the runtime (with `check`), or none is there."""
+        """Return HOME. Raises ConfigInvalid if there is none, or with `check` if it cannot be changed."""
         if self._home is None:
             raise ConfigInvalid(
                 f"edgertd runs in {sys.prefix}, which edgert bootstrap did not install: update edgert there by hand"
@@ -202,7 +207,7 @@ class RuntimeFollower:
         return RuntimesHere(_target_of(home / "venv"), trial_of(home), (outcome[0], outcome[1], outcome[2]))
 
     def _target(self, entry: Entry, trusted: tuple[PublicKey, ...], base: Installed) -> RuntimeTarget:
-        """Return the part of the release that is for this device. The envelope is fetched once, and verified each time."""
+        """Return this device's part of the release; its envelope is fetched once and verified each time."""
         path = self._records.runtime_release
         data = path.read_bytes() if path.is_file() else b""
         if hashlib.sha256(data).hexdigest() != entry.envelope:

@@ -37,7 +37,7 @@ class Address:
 
 
 def parse_address(text: str, *, allow_remote: bool) -> Address:
-    """Parse `text`. Raises ConfigInvalid for a wrong address, or one that other machines reach without `allow_remote`."""
+    """Parse `text`. Raises ConfigInvalid for a wrong address, or a remote one without `allow_remote`."""
     if text.startswith("unix:"):
         path = Path(text[len("unix:") :])
         if not path.is_absolute() or len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX:
@@ -65,7 +65,7 @@ def parse_address(text: str, *, allow_remote: bool) -> Address:
 
 @contextmanager
 def listening(address: Address, group: str = "") -> Iterator[socket.socket]:
-    """Listen at `address` without blocking. Only the owner and `group` can use a Unix socket. Raises ConfigInvalid."""
+    """Listen at `address` without blocking; only the owner and `group` can use a Unix socket."""
     if address.path is not None:
         with unix_socket.listening(address.path, 0o660, group) as listener:
             yield listener

@@ -1,4 +1,4 @@
-"""Which connections give way when all places are taken, or when bodies fill their memory.
+"""Chooses the connections that give way when all places are taken, or bodies fill their memory.
 
 Theory of operation: a connection waits while its client owes something: a request, the rest of one, or the reading of an
 answer. It does not wait while its request is handled. `due_s` is when the client is late. A body and an answer that move
@@ -83,7 +83,7 @@ class Admission:
         return not self._places and not self._leaving
 
     def take(self, place: Place, size_bytes: int) -> None:
-        """Count bytes of a body that came. Raises HttpError (503) if they are too many and no other body gives way."""
+        """Count a body's bytes. Raises HttpError (503) if they are too many and no other body gives way."""
         with self._lock:
             while self._taken_bytes + size_bytes > self._limits.bodies_bytes_max:
                 if not self._evict(place, only_with_bytes=True):
@@ -128,7 +128,7 @@ def busy(reason: str) -> HttpError:
 
 
 def address_of(peer: Any) -> bytes | str:
-    """Return what counts as one client's address: IPv4 as it is, the network of 64 bits of IPv6, "" on a Unix socket."""
+    """Return one client's address: all of IPv4, the first 64 bits of IPv6, "" on a Unix socket."""
     if not isinstance(peer, tuple):
         return ""
     host = str(peer[0]).partition("%")[0]

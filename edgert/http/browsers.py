@@ -13,7 +13,7 @@ READING = ("GET", "HEAD")
 
 
 def from_another_site(method: str, headers: Mapping[str, str]) -> bool:
-    """Return whether a page of another site made this request; `headers` are by lower-case name. Following a link is allowed."""
+    """Return whether another site's page made this request; following a link is allowed."""
     if method in READING and headers.get("sec-fetch-mode") == "navigate":
         return False
     origin = headers.get("origin")

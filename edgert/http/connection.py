@@ -104,7 +104,7 @@ class HttpConnection:
         return request
 
     def _answer(self, request: ParsedRequest) -> bool:
-        """Answer one request; return whether the connection goes on. Raises HttpError if the stream is unreadable."""
+        """Answer a request; return whether the connection goes on. Raises HttpError for an unreadable stream."""
         _check_head(request)
         body = self._body(request)
         self._place.due_s = None
@@ -266,7 +266,7 @@ class HttpConnection:
         place.sends = False
 
     def _linger(self) -> None:
-        """Let the client read the answer: if the socket closed with bytes unread, the kernel would drop the answer."""
+        """Let the client read the answer: if the socket closed with bytes unread, the kernel would drop it."""
         until_s, read = self._clock() + LINGER_S, 0
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_WR)
@@ -279,7 +279,7 @@ class HttpConnection:
 
 
 def _check_head(request: ParsedRequest) -> None:
-    """Raise HttpError if another server could read the head in another way: then nobody knows whose bytes follow."""
+    """Raise HttpError if another server could see the end of this request elsewhere."""
     host, coding = request.headers.get("host"), request.headers.get("transfer-encoding")
     if request.version not in ("1.0", "1.1"):
         raise HttpError(HTTPStatus.BAD_REQUEST, f"HTTP/{request.version[:8]} is not HTTP/1.1")
@@ -295,7 +295,7 @@ def _check_head(request: ParsedRequest) -> None:
 
 
 def _memory(size_bytes: int) -> memoryview:
-    """Return memory of which the kernel gives only the pages that are written; private ones cost half of shared ones."""
+    """Return private memory (half the cost of shared) that takes only the pages that are written."""
     if size_bytes <= mmap.PAGESIZE:
         return memoryview(bytearray(size_bytes))
     return memoryview(mmap.mmap(-1, size_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))

@@ -42,9 +42,10 @@ _LENGTH_HEADER = LENGTH_HEADER.lower()
 
 
 class Endpoints:
-    """Answers requests. `client` and `control_socket` lead to the daemon; `host_checked` refuses foreign Host fields.
+    """Answers requests.
 
-    At most `inferences_max` requests infer at once.
+    `client` and `control_socket` lead to the daemon; `host_checked` refuses foreign Host fields. At most
+    `inferences_max` requests infer at once.
 
     If only this machine can connect, a request whose Host is a foreign name comes from a web page that has given its own
     name this address (DNS rebinding), and must not be answered.

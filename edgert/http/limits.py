@@ -24,7 +24,7 @@ STOP_S_MAX = 3.0
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of one server; the configuration sets the largest body and the number of connections at once."""
+    """The limits of one server; the configuration sets `body_bytes_max` and `connections_max`."""
 
     body_bytes_max: int
     connections_max: int

@@ -17,7 +17,7 @@ Sample = tuple[str, Mapping[str, str], float]
 
 
 def exposition(status: DaemonStatus | None, responses: Mapping[int, int], version: str) -> bytes:
-    """Return all metrics. `status` is None if the daemon does not answer; `responses` counts ours by HTTP status."""
+    """Return all metrics; `status` is None without the daemon, `responses` counts by HTTP status."""
     models = {} if status is None else status.models
     lines: list[str] = []
     _family(lines, "edgert_up", "gauge", "Whether the daemon answers.", [("", {}, float(status is not None))])

@@ -197,7 +197,7 @@ def _head(question_id: str, model: str, release: int, entries: list[dict[str, An
 def _kept_head(
     question_id: str, model: str, release: int, forms: tuple[tuple[str, np.dtype[Any], tuple[int, ...]], ...]
 ) -> bytes:
-    """Return the JSON of an answer whose outputs of these names, dtypes and shapes all follow as binary data."""
+    """Return the JSON of an answer all of whose outputs follow as binary data."""
     return _head(question_id, model, release, [_binary_entry(*form) for form in forms])
 
 
@@ -264,7 +264,7 @@ def _texts(name: str, data: Any, count: int) -> list[bytes]:
 
 
 def _files(name: str, data: memoryview, count: int) -> list[bytes]:
-    """Return the elements of a BYTES tensor, each after its length in 4 bytes: files, for models that decode images."""
+    """Return the elements of a BYTES tensor: files, each after its length in 4 bytes."""
     _check(0 < count <= FILES_MAX, f"input {name!r} has {count} files; it may have 1 to {FILES_MAX}")
     files: list[bytes] = []
     at = 0
@@ -285,7 +285,7 @@ def _padded_alike(name: str, files: list[bytes], sent_bytes: int) -> list[bytes]
 
 
 def _from_json(name: str, data: Any, dtype: np.dtype[Any], datatype: str, shape: list[int]) -> NDArray[Any]:
-    """Return JSON numbers, nested like the shape or flat in row order, as an array; nothing is rounded to fit."""
+    """Return JSON numbers, nested like the shape or flat, as an array; none is rounded to fit."""
     _check(isinstance(data, list), f"input {name!r} has no 'data'")
     flat: list[Any] | None = _flat(data, shape) if data and type(data[0]) is list else data
     count = math.prod(shape)
@@ -360,7 +360,7 @@ def _binary_entry(name: str, dtype: np.dtype[Any], shape: Sequence[int]) -> dict
 def _classified(
     want: WantedOutput, array: NDArray[Any], labels: Sequence[str]
 ) -> tuple[dict[str, Any], bytes | memoryview | None]:
-    """Return, by Triton's classification extension, the largest values of each item as `value:index[:label]`."""
+    """Return the largest values of each item as `value:index[:label]`: Triton's classification extension."""
     if not array.ndim:
         raise RequestError(f"output {want.name!r} has no classes")
     rows = array.reshape(-1, array.shape[-1])

@@ -14,7 +14,7 @@ NONE = -1  # the class of an answer where no class is
 
 
 class Classifier:
-    """Applies `rule` to class scores [N, C]: the best classes INT64 [N, top_k] and their scores FP32, best first.
+    """Applies `rule` to class scores [N, C]: INT64 [N, top_k] classes and FP32 scores, best first.
 
     A place without a class holds NONE and 0.
     """
@@ -28,7 +28,9 @@ class Classifier:
     def __call__(
         self, scores: NDArray[Any], windows: Sequence[int] | None = None, before: NDArray[np.float32] | None = None
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Return classes and their scores. Items are smoothed if `windows` counts those of each signal, in order.
+        """Return classes and their scores.
+
+        Items are smoothed if `windows` counts those of each signal, in order.
 
         `before` holds the shares of the last windows before those of the one signal.
         """
@@ -49,9 +51,9 @@ class Classifier:
     def smoothed(
         self, shares: NDArray[np.float32], before: NDArray[np.float32] | None = None
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Return classes and scores of one signal's windows; `before` holds the shares of its windows before these.
+        """Return classes and scores of one signal's windows; `before` holds the shares of earlier windows.
 
-        Only the last `windows - 1` of them count. The same windows give the same bits in one call and in several.
+        Of those, only the last `windows - 1` count. The same windows give the same bits in one call and in several.
         """
         smooth = self._rule.smooth
         assert smooth is not None  # the caller has looked
@@ -92,13 +94,13 @@ def _running_sum(rows: NDArray[Any], count: int) -> NDArray[np.float32]:
 
 
 def softmax(scores: NDArray[Any]) -> NDArray[np.float32]:
-    """Return probabilities along the last axis, as float32; the largest score is subtracted first against overflow."""
+    """Return float32 probabilities along the last axis; the largest score is subtracted first."""
     shifted = np.exp(scores.astype(np.float32) - scores.max(axis=-1, keepdims=True))
     return np.asarray(shifted / shifted.sum(axis=-1, keepdims=True), dtype=np.float32)
 
 
 def top_k(scores: NDArray[Any], k: int) -> tuple[NDArray[np.int64], NDArray[Any]]:
-    """Return indices (int64) and scores of the `k` largest along the last axis, best first; ties in index order."""
+    """Return indices (int64) and scores of the `k` largest of the last axis, best first, ties by index."""
     k = min(k, scores.shape[-1])
     if k == 1:
         best = scores.argmax(axis=-1, keepdims=True)

@@ -64,9 +64,9 @@ def detections(
 def candidates(
     rule: Detect, arrays: Sequence[Array], size: tuple[int, int]
 ) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.int64]]:
-    """Return the boxes of one image whose best class reaches the threshold: corners in model pixels, score, class.
+    """Return the boxes of one image whose best class reaches the threshold: corners, score, class.
 
-    Best first, at most CANDIDATES_MAX, without values that are not finite.
+    Corners are in the model's pixels. Best first, at most CANDIDATES_MAX, without values that are not finite.
     """
     boxes, objectness, scores = _parts(rule, arrays)
     axis = 0 if rule.form == "channels_first" else 1
@@ -89,7 +89,7 @@ def candidates(
 
 
 def suppress(boxes: NDArray[np.float32], classes: NDArray[np.int64], iou_threshold: float, most: int) -> NDArray[Any]:
-    """Return the indices of at most `most` boxes (corners, best first) that no better box of their class covers."""
+    """Return the indices of at most `most` boxes, best first, that no better box of their class covers."""
     corners = boxes.astype(np.float64)
     if len(boxes) > TOGETHER_MAX:
         return _suppress_in_turn(corners, classes, iou_threshold, most)
@@ -106,7 +106,7 @@ def suppress(boxes: NDArray[np.float32], classes: NDArray[np.int64], iou_thresho
 
 
 def _suppress_in_turn(corners: Array, classes: NDArray[np.int64], iou_threshold: float, most: int) -> NDArray[Any]:
-    """Do the same by comparing each kept box with the remaining ones: for many boxes, of which few are kept."""
+    """Do as `suppress`, one kept box at a time: for many boxes, of which few are kept."""
     rest: NDArray[np.intp] = np.arange(len(corners))
     kept: list[int] = []
     while len(rest) and len(kept) < most:

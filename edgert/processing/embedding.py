@@ -13,7 +13,7 @@ LENGTH_MIN = 1e-12  # of a vector that is divided by its length, as in PyTorch's
 
 
 def embedded(rule: Embed, states: NDArray[Any], mask: NDArray[Any] | None) -> NDArray[np.float32]:
-    """Return FP32 [N, D] of `states` [N, T, D], or [N, D] without pooling; `mask` [N, T] is for the mean alone."""
+    """Return FP32 [N, D] of `states` [N, T, D] (or [N, D] if not pooled); the mean takes `mask` [N, T]."""
     states = states.astype(np.float32, copy=False)
     if rule.pooling == "cls":
         vectors = states[:, 0]

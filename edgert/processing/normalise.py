@@ -77,7 +77,7 @@ class Normaliser:
 
 
 def _table(scale: float, mean: float, std: float, dtype: np.dtype[Any]) -> bytes:
-    """Return the result for each of the 256 values, rounded to nearest (ties to even) and clipped to the dtype."""
+    """Return the result for each of the 256 values, rounded half to even and clipped to the dtype."""
     exact = np.rint((np.arange(256, dtype=np.float64) * scale - mean) / std)
     limits = np.iinfo(dtype)
     return exact.clip(limits.min, limits.max).astype(dtype).tobytes()

@@ -22,7 +22,7 @@ class Placement(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """How to make the model's image: scale `box` of the source to `width` x `height`, and put it at (`left`, `top`).
+    """How to make the model's image: `box` of the source at `width` x `height`, put at (`left`, `top`).
 
     `box` is left, top, right, bottom. `full` is the size of the whole source at that scale.
     """
@@ -57,7 +57,7 @@ def _letterboxed(rule: Resize, width: int, height: int) -> Plan:
 
 
 def _cropped(rule: Resize, width: int, height: int) -> Plan:
-    """Do as torchvision's Resize(shortest_side) and CenterCrop: the longer side is truncated to whole pixels."""
+    """Do as torchvision's Resize(shortest_side) and CenterCrop; the longer side is truncated to pixels."""
     if rule.shortest_side:
         short, long = min(width, height), max(width, height)
         longer = rule.shortest_side * long // short

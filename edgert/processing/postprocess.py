@@ -20,7 +20,7 @@ Arrays = list[NDArray[Any]]
 
 
 class Postprocessor:
-    """Adds the results of the manifest's rules to a model's outputs. `outputs` describes all of them, in order."""
+    """Adds the results of the manifest's rules to a model's outputs; `outputs` describes them all."""
 
     def __init__(self, manifest: Manifest) -> None:
         self._classify, self._detect, self._ctc = manifest.classify, manifest.detect, manifest.ctc

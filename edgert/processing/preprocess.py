@@ -28,7 +28,9 @@ _TO_NCHW, _TO_NHWC = (0, 3, 1, 2), (0, 2, 3, 1)
 
 
 class Preprocessor:
-    """Applies `rule` to the input `spec`. Raises EngineMissing where the rule is about images and Pillow is missing.
+    """Applies `rule` to the input `spec`.
+
+    Raises EngineMissing where the rule is about images and Pillow is missing.
 
     `frames` and `files` describe the UINT8 tensors that a request may give instead of `spec`; None where it may not.
     """
@@ -51,7 +53,9 @@ class Preprocessor:
     def __call__(
         self, array: NDArray[Any], deadline_s: float | None = None
     ) -> tuple[NDArray[Any], list[Placement] | None]:
-        """Return the model's tensor and the placement of each image; None where the model's own tensor was given.
+        """Return the model's tensor and the placement of each image.
+
+        The placement is None where the model's own tensor was given.
 
         Raises RequestError for images that cannot be decoded or are too large, DeadlineExceeded where `deadline_s`
         (monotonic) passes while other requests' images are decoded.

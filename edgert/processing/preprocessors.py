@@ -17,7 +17,7 @@ InputPreprocessor = Preprocessor | SignalPreprocessor | TextPreprocessor
 
 
 def preprocessor(rule: InputRule, inputs: Sequence[TensorSpec], read: Callable[[str], bytes]) -> InputPreprocessor:
-    """Return what applies `rule` to one of `inputs`; `read` returns the content of a file that the rule names.
+    """Return what applies `rule` to `inputs`; `read` returns a file that the rule names.
 
     Raises EngineMissing where a package is missing.
     """

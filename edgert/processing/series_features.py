@@ -64,7 +64,7 @@ class SeriesFeatures:
 
 
 def completed(values: Values, rule: str) -> Values:
-    """Return values [windows, channels, length] without NaN, by the rule for missing ones. Raises RequestError."""
+    """Return values [windows, channels, length] without NaN, by `rule`. Raises RequestError."""
     missing = np.isnan(values)
     if np.isinf(values).any():
         raise RequestError("the series has infinite values; send finite ones, and NaN for a missing one")

@@ -33,7 +33,7 @@ Floats = NDArray[np.float32]
 
 
 class SignalPreprocessor:
-    """Applies the rule `rule` to the input `spec`. `forms` are the tensors that a request may give instead."""
+    """Applies `rule` to the input `spec`; `forms` are the tensors that a request may give instead."""
 
     of_images = False
 
@@ -63,7 +63,7 @@ class SignalPreprocessor:
         self._item_shape = _item_shape(spec.item_shape, self._made)
 
     def __call__(self, array: NDArray[Any], deadline_s: float | None = None) -> tuple[Floats, list[int] | None]:
-        """Return the model's tensor, with an item for each window, and how many each signal has. Raises RequestError."""
+        """Return the model's tensor, one item a window, and each signal's number of them. Raises RequestError."""
         if not self.wants(array):
             return array, None
         windows, counts = self.windows(array)
@@ -74,7 +74,7 @@ class SignalPreprocessor:
         return not (self._takes_own and array.dtype == np.float32 and fits(self._spec, "FP32", array.shape))
 
     def windows(self, array: NDArray[Any]) -> tuple[Floats, list[int]]:
-        """Return the windows [items, length(, channels)] of all signals, and how many each has. Raises RequestError."""
+        """Return all windows [items, length(, channels)], and each signal's number. Raises RequestError."""
         rule = self._rule
         found = [self._cut(signal, rule.lead) for signal in self._signals(array)]
         if sum(map(len, found)) > WINDOWS_MAX:
@@ -89,9 +89,10 @@ class SignalPreprocessor:
         return np.zeros(shape, np.float32)
 
     def next_windows(self, array: NDArray[Any], held: Floats, skip: int) -> tuple[Floats, Floats, int]:
-        """Return the windows that `array`, one signal after the values `held`, completes, and what a session holds then.
+        """Return the windows that `array` completes after the values `held`, and what a session holds then.
 
-        The first `skip` values are left out, and as many as the last number says of those to come. Raises RequestError.
+        `array` is one signal. The first `skip` values are left out, and as many as the last number says of those to
+        come. Raises RequestError.
         """
         rule = self._rule
         if not rule.step:

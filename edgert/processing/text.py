@@ -53,7 +53,7 @@ class TextPreprocessor:
         return array.dtype == np.uint8
 
     def tokens(self, texts: list[str]) -> Tokens:
-        """Return ids, mask and types, padded to the model's length, or to the longest text. Raises RequestError."""
+        """Return ids, mask and types, padded to one length. Raises RequestError."""
         rule = self._rule
         rows = self._encoded(texts)
         for i, row in enumerate(rows):

@@ -22,7 +22,7 @@ _DTYPES = {datatype: np.dtype(name) for datatype, name in NUMPY_NAMES.items()}
 
 
 def to_wire(number: int, array: NDArray[Any]) -> wire.OutTensor:
-    """Return `array` as tensor `number` of a frame. Small arrays are copied; of others the memory itself is sent."""
+    """Return `array` as tensor `number` of a frame: a small one copied, a large one as its own memory."""
     shape = array.shape
     key = (number, array.dtype, shape)
     described = _DESCRIPTORS.get(key)

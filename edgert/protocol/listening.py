@@ -48,7 +48,7 @@ def listening(path: Path, mode: int, group: str = "") -> Iterator[socket.socket]
 
 
 def _remove_stale_socket(path: Path) -> None:
-    """Remove the socket of a killed process. Raises ConfigInvalid for a live one and for anything else at `path`."""
+    """Remove the socket of a killed process. Raises ConfigInvalid for anything else at `path`."""
     try:
         if not stat.S_ISSOCK(path.lstat().st_mode):
             raise ConfigInvalid(f"{path} is not a socket: configure another path, or move it away")

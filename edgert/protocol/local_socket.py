@@ -17,7 +17,7 @@ SEND_BUFFER_BYTES = 1024**2  # a large frame then leaves in one system call
 
 
 def timeval(seconds: float) -> bytes:
-    """Return a time-out for SO_RCVTIMEO and SO_SNDTIMEO; at least a millisecond, because 0 would mean no limit."""
+    """Return a time-out for SO_RCVTIMEO and SO_SNDTIMEO, at least a millisecond: 0 would mean no limit."""
     microseconds = max(1000, int(min(WAIT_S_MAX, seconds) * 1e6))
     return struct.pack("ll", microseconds // 1_000_000, microseconds % 1_000_000)
 

@@ -40,7 +40,7 @@ class SharedArea:
 
     @classmethod
     def made(cls, half_bytes: int) -> tuple[SharedArea, int] | None:
-        """Return a new area with halves of at least `half_bytes`, and its descriptor; None if the kernel has none."""
+        """Return a new area with halves of `half_bytes` or more, and its descriptor; None without memory."""
         size_bytes = cls.bytes_for(half_bytes)
         try:
             descriptor = os.memfd_create("edgert", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -56,7 +56,7 @@ class SharedArea:
 
     @classmethod
     def opened(cls, descriptor: int) -> SharedArea | None:
-        """Return the area behind a received descriptor, which is closed; None if the area could change its size."""
+        """Return the area of a received descriptor, and close that; None if the area could change its size."""
         try:
             if fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
                 return None
@@ -87,7 +87,7 @@ def send_with_descriptor(sock: socket.socket, data: bytes, descriptor: int) -> N
 
 
 def receive_with_descriptor(sock: socket.socket, room: memoryview) -> tuple[int, int | None]:
-    """Receive into `room`; return the number of bytes, and the first descriptor with them. Others are closed."""
+    """Receive into `room`; return the number of bytes and the first descriptor, and close others."""
     count, attached, _, _ = sock.recvmsg_into([room], DESCRIPTOR_SPACE, socket.MSG_CMSG_CLOEXEC)
     descriptors = descriptors_in(attached)
     for extra in descriptors[1:]:

@@ -61,10 +61,12 @@ class WireTensor(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """One received frame. `arg` is the time-out in us (INFER), the batch (RESULT), or retry-after in ms (ERROR).
+    """One received frame.
 
-    `tensors` is the same object as in the frame before while descriptors and place do not change: arrays that were
-    made over it may be kept. `stages` are the header's bytes: see `stage_times`.
+    `arg` is the time-out in us (INFER), the batch (RESULT), or retry-after in ms (ERROR).
+
+    `tensors` is the same object as in the frame before while descriptors and place do not change: arrays that were made
+    over it may be kept. `stages` are the header's bytes: see `stage_times`.
     """
 
     kind: int
@@ -142,7 +144,7 @@ def frame(
 
 
 def share(parts: Sequence[Buffer], area: memoryview) -> bytes | None:
-    """Copy the body of a frame made by `frame` to where a body begins in `area`, and return the header that announces it.
+    """Copy the body of a frame made by `frame` into `area`; return the header that announces it.
 
     Returns None if the body does not fit: then the frame is sent as it is.
     """

@@ -40,7 +40,7 @@ class Repository:
 
 
 def parse_repository(text: str) -> Repository:
-    """Return the repository of `oci://HOST[:PORT]/NAME`; `oci+http://` is one without TLS. Raises ConfigInvalid."""
+    """Return the repository of `oci://HOST[:PORT]/NAME` (`oci+http://`: no TLS). Raises ConfigInvalid."""
     scheme, found, rest = text.partition("://")
     host, _, name = rest.partition("/")
     if len(text) > ADDRESS_CHARS_MAX or not found or scheme not in _SCHEMES:

@@ -55,7 +55,7 @@ def file_blob(entry: FileEntry | Wheel) -> Blob:
 
 
 def release_manifest(manifest: Manifest, envelope: Envelope, digest: str) -> bytes:
-    """Return the manifest of a release; the same bundle always gives the same bytes. `digest` is the bundle's."""
+    """Return a release's OCI manifest; the same bundle, with this `digest`, gives the same bytes."""
     layers = [_layer(blob_of(envelope.raw), ENVELOPE_TYPE, ENVELOPE_NAME)]
     layers += [_layer(file_blob(entry), FILE_TYPE, entry.path) for entry in manifest.files]
     annotations = {
@@ -89,7 +89,7 @@ def channel_manifest(statement: bytes, channel: str, counter: int, expires: str)
 
 
 def read_channel(registry: Registry, channel: str, known: str = "") -> tuple[str, bytes] | None:
-    """Return the digest of a channel's manifest and its signed statement; None where the digest is still `known`.
+    """Return the digest of a channel's manifest and its signed statement; None if it is still `known`.
 
     The caller verifies the statement (edgert.bundle.channel). Raises NotInRegistry, RegistryError.
     """

@@ -230,7 +230,7 @@ class Registry:
         body: Body | None = None,
         wait_s: float = 0,
     ) -> Iterator[urllib3.BaseHTTPResponse]:
-        """Send a request, and a second time with a login where the registry wants one. `path` may be a whole URL."""
+        """Send a request, again with a login if the registry wants one; `path` may be a whole URL."""
         url = f"{self.repository.url}{path}" if path.startswith("/") else path
         ours = urlsplit(url).netloc == self.repository.host
         for first in (True, False):

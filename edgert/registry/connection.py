@@ -57,7 +57,7 @@ class Connection:
     def request(
         self, method: str, url: str, headers: Mapping[str, str], body: Body | None = None, answer_s: float = 0.0
     ) -> Iterator[urllib3.BaseHTTPResponse]:
-        """Send one request and give its answer, the body of which is not read yet; follow the redirects of a GET.
+        """Send one request and give its answer, the body not read yet; follow the redirects of a GET.
 
         A redirect to another host loses the login; one from https to http is refused. `answer_s` replaces the time for
         the answer's head. Raises RegistryUnreachable and RegistryError.
@@ -148,7 +148,7 @@ def translated(url: str) -> Iterator[None]:
 
 
 def checked_location(url: str, location: str) -> str:
-    """Return the absolute URL that an answer of `url` points to. Raises RegistryError where it leaves https for http."""
+    """Return the absolute URL that an answer of `url` points to. Raises RegistryError for https to http."""
     try:
         target = urljoin(url, location)
         scheme = urlsplit(target).scheme

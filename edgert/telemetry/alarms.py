@@ -61,7 +61,7 @@ class Alarms:
 
     @classmethod
     def of(cls, config: AlarmConfig, p95_ms: float, worker_mb_max: float) -> Alarms:
-        """Return the alarms of a model with the target `p95_ms` and a worker limited to `worker_mb_max` (0: none)."""
+        """Return the alarms of a model with the target `p95_ms` and a worker's limit (0: none)."""
         return cls(
             {
                 "p99_ms": config.p99_ms or P99_FACTOR * p95_ms,

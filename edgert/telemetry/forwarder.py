@@ -221,7 +221,7 @@ class Forwarder:
                 )
 
     def _leave(self, topic: str) -> None:
-        """Clear, after the reports before, what the broker retains of the site and name that this device had before."""
+        """Clear what the broker retains of the site and name that this device had, after earlier reports."""
         former = messages.parse_topic(topic)
         for gone in _retained_topics(Topics(former.site, former.device), self._home_assistant):
             self._spool.append("cleared", gone, b"", 1, "event")
@@ -324,7 +324,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def forward(state: StateDir, config: DeviceConfig, boot: str, stop: Stop) -> None:
-    """Forward until `stop` is set. Raises ConfigInvalid, and StorageFailed where the spool cannot be opened."""
+    """Forward until `stop` is set. Raises ConfigInvalid, and StorageFailed if the spool does not open."""
     settings, topics, follow = broker_settings(config), Topics(config.site, config.device), config.follow
     following = {"channel": follow.channel, "channel_tags": ",".join(follow.tags)} if follow.registry else {}
 
@@ -352,7 +352,7 @@ def forward(state: StateDir, config: DeviceConfig, boot: str, stop: Stop) -> Non
 
 
 def _cleared(state: StateDir, *, remove: bool) -> str:
-    """Clear what the broker retains of this device; return a line for `edgert uninstall`. The daemon must not run."""
+    """Clear what the broker retains of this device, with no daemon running; return a line about it."""
     config = read_config(state)
     if not config.mqtt.host:
         return ""

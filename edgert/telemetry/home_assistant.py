@@ -35,7 +35,9 @@ _OF_DEVICE: tuple[tuple[str, str, str | None, str | None, str | None], ...] = (
 def discovery(
     topics: Topics, prefix: str, models: Sequence[str], info: Mapping[str, object], window_s: float
 ) -> tuple[str, bytes]:
-    """Return the topic and the payload to publish, retained. `prefix` is Home Assistant's, usually `homeassistant`.
+    """Return the topic and the payload to publish, retained.
+
+    `prefix` is Home Assistant's, usually `homeassistant`.
 
     A model that is no longer named disappears with the next message.
     """
@@ -77,7 +79,7 @@ def discovery_topic(topics: Topics, prefix: str) -> str:
 
 
 def node_id(topics: Topics) -> str:
-    """Return the device's id in Home Assistant, of `A-Z a-z 0-9 _ -` only; no two devices have the same id.
+    """Return the device's id in Home Assistant, unique, of `A-Z a-z 0-9 _ -` only.
 
     The first `_` before a letter or a digit separates site and device. So every `_` of a site is doubled, as is a `_` of
     a device before any other character; `.` becomes `_-`. Most names stay unchanged, which a broker's access list with

@@ -24,7 +24,7 @@ class Link:
 
 
 def write_link(folder: Path, state: str, text: str) -> None:
-    """Keep `state` (CONNECTED, STOPPED or an error's code) and a text about it. A full disk costs only the note."""
+    """Keep `state` (CONNECTED, STOPPED or an error's code) and its text, unless the disk is full."""
     with contextlib.suppress(OSError):
         replace_file(folder / _NAME, json_bytes(Link(state, text, int(time.time()))), durable=False)
 

@@ -116,7 +116,10 @@ def release_id(release: int) -> str:
 
 
 def dump(fields: Mapping[str, object]) -> bytes:
-    """Return flat JSON in UTF-8. None is left out, booleans become 0 or 1; a nested value is a programmer's mistake."""
+    """Return flat JSON in UTF-8, without fields that are None; booleans become 0 or 1.
+
+    A nested value is a programmer's mistake.
+    """
     flat: dict[str, Scalar] = {}
     for name, value in fields.items():
         if value is None:
@@ -162,7 +165,9 @@ def envelope(*, ts_ms: int, boot: str, seq: int | None = None) -> dict[str, Scal
 def metrics_fields(
     report: WindowReport, *, up: bool, model_version: str, host: Mapping[str, object]
 ) -> dict[str, object]:
-    """Return the `metrics` payload without its envelope. A figure of no request is None, which `dump` leaves out.
+    """Return the `metrics` payload without its envelope.
+
+    A figure of no request is None, which `dump` leaves out.
 
     `host` may hold clock_synced, rss_bytes, temp_c and throttled.
     """
@@ -191,7 +196,7 @@ def metrics_fields(
 
 
 def hist_fields(report: WindowReport, *, model_version: str, clock_synced: object = None) -> dict[str, object]:
-    """Return the `hist` payload without its envelope: latencies and stage times of this window's answered requests."""
+    """Return the `hist` payload without its envelope: latencies and stage times of answered requests."""
     sketch = report.latency
     return {
         "window_s": round(report.window_s, 3),

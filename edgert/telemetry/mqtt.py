@@ -90,7 +90,7 @@ class MqttSettings(BrokerLogin):
             raise ConfigInvalid(f"the broker's password file {self.password_file} cannot be read: {error}") from error
 
     def tls_context(self) -> ssl.SSLContext | None:
-        """Return a context that verifies the broker's certificate and name; None without TLS. Raises ConfigInvalid."""
+        """Return a context that verifies the broker; None without TLS. Raises ConfigInvalid."""
         if not self.tls:
             return None
         try:
@@ -172,7 +172,7 @@ class Connection:
                 return
 
     def publish(self, topic: str, payload: bytes, qos: int, *, retain: bool = False) -> int | None:
-        """Send a message; return the id that the broker will acknowledge, or None where nothing more is awaited."""
+        """Send a message; return the id that the broker will acknowledge, None if it acknowledges nothing."""
         assert self._client is not None
         info = self._client.publish(topic, payload, qos, retain)
         if info.rc != paho.MQTT_ERR_SUCCESS:
@@ -185,7 +185,7 @@ class Connection:
         return len(self._handed)
 
     def acknowledge(self, up_to: int) -> None:
-        """Tell the broker that the first `up_to` of the messages `taken` are dealt with; others it hands out again."""
+        """Acknowledge the first `up_to` of the messages `taken`; the broker sends the others again."""
         assert self._client is not None
         while self._handed and self._handed[0][0] <= up_to:
             self._client.ack(self._handed.popleft()[1], 1)
@@ -206,7 +206,7 @@ class Connection:
             )
 
     def pump(self, timeout_s: float, also: Sequence[int] = ()) -> None:
-        """Wait up to `timeout_s` for the network, or until a descriptor of `also` is readable, and serve the network.
+        """Serve the network; wait for it up to `timeout_s`, or until a descriptor of `also` is readable.
 
         Raises BrokerUnreachable.
         """

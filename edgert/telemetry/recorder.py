@@ -91,7 +91,7 @@ class WindowRecorder:
         return True
 
     def cut(self, now: float | None = None) -> WindowReport:
-        """End the window at `now` on the recorder's clock, start the next, and return the report of the ended one."""
+        """End the window at `now` on the recorder's clock, start the next, and return its report."""
         self.fold()
         with self._lock:
             ended_at = self._clock() if now is None else now
@@ -189,7 +189,7 @@ class _Window:
         self._most_us = np.full(len(_COLUMNS), -1)
 
     def add(self, times_us: Integers, sums_us: Integers, batches: Integers) -> None:
-        """Count answered requests: times [requests, columns] and their sums, and the items of each engine run, 0 for none."""
+        """Count answers: times [requests, columns], their sums, the items of each engine run (0: none)."""
         ran = batches > 0
         places = np.searchsorted(_BOUNDS_US, times_us) + _FIRST_PLACES
         least_us, most_us = times_us.min(axis=0), times_us.max(axis=0)

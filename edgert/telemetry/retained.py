@@ -16,7 +16,9 @@ def clear(settings: MqttSettings, topics: Iterable[str], client_id: str = "") ->
 
 
 def retain(settings: MqttSettings, payloads: Mapping[str, bytes], client_id: str = "") -> None:
-    """Have the broker retain a payload for each topic. Raises BrokerRefused, BrokerUnreachable, BrokerTlsFailed.
+    """Have the broker retain a payload for each topic.
+
+    Raises BrokerRefused, BrokerUnreachable, BrokerTlsFailed.
 
     With MQTT 3.1.1 a broker does not report a message that its access list refuses.
     """

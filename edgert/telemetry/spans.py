@@ -111,7 +111,7 @@ class WindowFigures:
 
 @dataclass(frozen=True)
 class LiveStats:
-    """Figures for `edgertd status`: since the recorder started, of the present window, of the last one (or None)."""
+    """Figures for `edgertd status`: since the start, of the present window, of the last one (or None)."""
 
     uptime_s: float
     requests: int

@@ -39,7 +39,7 @@ def text_of(stages: Mapping[str, Sketch]) -> str | None:
 
 
 def packed_of(text: str) -> bytes:
-    """Return the packed stages of a report's text, without stages that are not known here. Raises ProtocolError."""
+    """Return the packed stages of a report's text, without unknown ones. Raises ProtocolError."""
     try:
         packed = base64.b64decode(text, validate=True)
         inflater = zlib.decompressobj()

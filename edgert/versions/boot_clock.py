@@ -27,6 +27,6 @@ class BootClock:
         return time.clock_gettime(time.CLOCK_BOOTTIME)
 
     def left_s(self, boot_id: str, ends_at_s: float) -> float:
-        """Return the seconds until `ends_at_s` of the boot `boot_id`; 0 after that, after a reboot and for NaN."""
+        """Return the seconds until `ends_at_s` of the boot `boot_id`; 0 if past, after a reboot, for NaN."""
         left_s = ends_at_s - self.now_s()
         return left_s if boot_id == self.boot_id and left_s > 0 else 0.0

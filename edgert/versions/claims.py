@@ -74,7 +74,7 @@ class Claims:
             return self._write(there)
 
     def release(self, token: str) -> None:
-        """Release the claim `token`; do nothing where another deployment has the model by now. Raises StorageFailed."""
+        """Release the claim `token`, unless another deployment has the model by now."""
         model = token.partition(".")[0]
         with self._locked():
             there = self._read(model)

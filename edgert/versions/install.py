@@ -94,7 +94,7 @@ def fetched_path(state: StateDir, model: str, sha256: str) -> Path:
 
 
 def held_files(state: StateDir, model: str) -> dict[str, Path]:
-    """Return the files of the model's versions by the SHA-256 in their manifests, the live version's first.
+    """Return the files of the model's versions by the SHA-256 in their manifests, the live one's first.
 
     The files are not hashed here: a reader compares the hash.
     """

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class InstalledVersion:
-    """A slot's content, ready to be loaded: the manifest, and the artifacts for this device in order of preference.
+    """A slot's content, ready to be loaded: manifest, and this device's artifacts by preference.
 
     `reference` is the FP32 artifact to compare live answers with, where the bundle carries one.
     """
@@ -93,7 +93,10 @@ def first_working(version: InstalledVersion, use: Callable[[ArtifactEntry], T], 
 
 
 def check_files(version: InstalledVersion, artifact: ArtifactEntry) -> None:
-    """Compare the artifact's files on disk with their signed hashes. Raises BundleCorrupt: flash memory decays."""
+    """Compare the artifact's files with their signed hashes: flash memory decays.
+
+    Raises BundleCorrupt.
+    """
     for path in artifact.files:
         for _ in _checked_chunks(version, path):
             pass

@@ -23,7 +23,7 @@ CHECK_S = 3600.0
 
 
 class LatestTime:
-    """The latest time that the device of `state` has seen, in seconds since 1970. `wall_clock` may be wrong."""
+    """The latest time that the device has seen, in seconds since 1970; `wall_clock` may be wrong."""
 
     def __init__(
         self,

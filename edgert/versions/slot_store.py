@@ -182,7 +182,7 @@ class SlotStore:
             return self.commit(step(after, Event.MARK_GOOD) if before.limits.unattended else after)
 
     def expire_trial(self, *, wait: bool = True, unwatched: bool = False) -> bool:
-        """Roll back a trial that nobody confirmed in time or that a reboot cut short; return whether there was one.
+        """Roll back a trial not confirmed in time or cut short by a reboot; return whether there was one.
 
         With `unwatched`, as no daemon runs, also one whose limits were being watched: that watch was cut off.
         """
@@ -256,7 +256,7 @@ class SlotStore:
             return None if after is None else self._commit_without_a_block(after, error)
 
     def _commit_without_a_block(self, after: SlotState, error: StorageFailed) -> SlotState:
-        """Make a roll-back last that could not be written because of `error`. Raises `error` if that fails, too."""
+        """Make a roll-back last although `error` kept it from being written. Raises `error` if that fails."""
         before, removed = self._read(), False
         if before.on_trial:
             with contextlib.suppress(OSError):  # the storage is read-only

@@ -63,7 +63,7 @@ _STAGED = (State.FIRST_STAGED, State.STAGED)
 
 @dataclass(frozen=True)
 class Version:
-    """The version in a slot. `digest` identifies the bundle's whole content; `good` once it was marked good."""
+    """The version in a slot; `digest` identifies its whole bundle, `good` once it was marked good."""
 
     release: int
     digest: str
@@ -154,7 +154,9 @@ class SlotState:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> SlotState:
-        """Read `as_json`, ignoring what a newer runtime added: after its trial failed, this one must read the file.
+        """Read `as_json`, ignoring what a newer runtime added.
+
+        After the trial of that runtime failed, this one must read the file.
 
         Raises ValueError, KeyError or TypeError.
         """
@@ -230,7 +232,7 @@ _ADVICE = {
 
 
 def _limits(value: Any) -> TrialLimits:
-    """Return the limits; those of a newer runtime that this one cannot judge count as a watch that was cut off."""
+    """Return the limits; those that only a newer runtime can judge count as a watch that was cut off."""
     try:
         return from_json(TrialLimits, value)
     except Mistyped:

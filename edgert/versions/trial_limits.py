@@ -147,7 +147,7 @@ class Broken:
 
 
 def broken(limits: TrialLimits, readings: Readings, *, at_end: bool) -> list[Broken]:
-    """Return the limits that do not hold: during the watch only the certain ones, at the end also the unmeasured ones."""
+    """Return the limits that do not hold; during the watch only the certain ones, at the end all."""
     found = []
     for name, limit in limits.bounds.items():
         above, share, unit, _ = _KINDS[name]

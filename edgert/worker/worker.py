@@ -299,7 +299,7 @@ def _reporter(
     recorder: WindowRecorder,
     figures: Callable[[], Mapping[str, object]],
 ) -> Reporter | None:
-    """Return the thread that reports; None if the spool cannot be opened: a full disk must not stop serving."""
+    """Return the thread that reports; None without a spool: a full disk must not stop serving."""
     try:
         return Reporter(
             recorder,
@@ -368,9 +368,10 @@ def _previous_version(order: LoadOrder) -> Shadow | None:
 
 
 def _answers_quickly(model: LoadedModel, batcher: Batcher) -> bool:
-    """Return whether requests may wait for each other in the reactor: the engine is quick, and nothing else is slow.
+    """Return whether requests may wait for each other in the reactor.
 
-    The reactor runs requests of one shape. A latency target needs the batcher to see every waiting request; an image takes milliseconds to decode.
+    The engine must be quick, and no other step slow: an image takes milliseconds to decode. The reactor runs requests
+    of one shape. A latency target needs the batcher to see every waiting request.
     """
     learned = model.learned
     run_us = learned.run_us.get("1", learned.threads_us.get(str(learned.threads), float("inf")))

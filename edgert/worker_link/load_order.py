@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class LoadOrder:
-    """The version to load: its slot's folder, the digest that it must have; the state folder, the daemon's boot id.
+    """The version to load: its slot's `folder` and required `digest`, the state folder, the boot's id.
 
     `previous` is the folder and the digest of the version before, if the answers of the two are to be compared.
     """

@@ -415,7 +415,7 @@ class _Answering:
 
 
 def device_answer(data: bytes) -> None:
-    """What a device prints as its status: an error of this device, or a status whose drift and JSON can be shown."""
+    """Read a device's printed status: it is an error of this device, or its drift and JSON can be shown."""
     with suppress(EdgeRTError):
         found = RemoteDaemon(_Answering(data), Device("pi", "ssh", "pi@pi", "rpi4", "/var/lib/edgert")).status()
         model_drifts(found, {})

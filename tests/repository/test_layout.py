@@ -32,11 +32,11 @@ def all_test_files() -> list[Path]:
 
 
 def mirrors(path: Path) -> bool:
-    """Whether the test bears the name of its room, or of a module or a room below."""
+    """Return whether the test bears the name of its package, or of a module or a package below."""
     side, *names = path.relative_to(ROOT / "tests").parent.parts
-    room, name = PACKAGES[side].joinpath(*names), path.stem.removeprefix("test_")
-    return name == room.name or any(
-        found.suffix == ".py" or found.is_dir() for found in [*room.rglob(f"{name}.py"), *room.rglob(name)]
+    package, name = PACKAGES[side].joinpath(*names), path.stem.removeprefix("test_")
+    return name == package.name or any(
+        found.suffix == ".py" or found.is_dir() for found in [*package.rglob(f"{name}.py"), *package.rglob(name)]
     )
 
 

@@ -54,7 +54,7 @@ def write_texts(folder: Path, rows: list[dict[str, NDArray[np.int64]]]) -> Path:
 
 
 def answers_to(row: dict[str, NDArray[np.int64]], path: Path = MODEL) -> dict[str, Any]:
-    """What the model itself answers to one text, in ONNX Runtime alone and without padding."""
+    """Return the model's own answer to one text, in ONNX Runtime alone and without padding."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])

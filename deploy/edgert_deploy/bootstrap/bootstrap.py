@@ -194,7 +194,7 @@ class _Work:
             done.changed.append("runtime")
 
     def _put_trial_unit(self, unit: Unit) -> None:
-        """Write this host's unit for the present configuration. The old unit is kept, and returns with the old runtime."""
+        """Write this host's unit; the old one is kept, and returns with the old runtime."""
         file = DeviceFile(unit.path, unit.text.encode(), "unit")
         if not unit.user:
             service.give_to_user(self.transport, self.device)
@@ -222,7 +222,7 @@ class _Work:
             return Link()
 
     def _with_broker(self, before: Link) -> DeviceStatus:
-        """Return the status once the restarted daemon is connected to its broker, has failed to, or the time is up.
+        """Return the status once the restarted daemon has reached its broker, failed to, or time is up.
 
         `before` is the last daemon's note of its connection.
         """
@@ -236,7 +236,7 @@ class _Work:
             time.sleep(1)
 
     def _write(self, wanted: list[DeviceFile], done: BootstrapResult) -> None:
-        """Write files. A marker comes first, so that after an interruption the next bootstrap restarts the daemon."""
+        """Write files, a marker first: after an interruption the next bootstrap restarts the daemon."""
         # A trial may have written the unit already.
         wanted = [file for file in wanted if not holds(self.transport, file)]
         if any(file.path.startswith(self.device.state) for file in wanted):
@@ -265,7 +265,7 @@ class _Work:
 
 
 def _check_engines(plan: BootstrapPlan, done: BootstrapResult) -> None:
-    """Record which engines load, by the daemon's status. Raises EngineMissing if too few do, or text was asked for in vain."""
+    """Record which engines load. Raises EngineMissing if too few do, or if text was asked for in vain."""
     wanted = plan.options.engines_of(plan.profile)
     done.engines = [engine for engine in wanted if done.status is not None and engine in done.status.engines]
     known: dict[str, str] = {}

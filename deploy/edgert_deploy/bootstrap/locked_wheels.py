@@ -33,15 +33,16 @@ class Pin:
 
 @dataclass(frozen=True)
 class Lock:
-    """The pins by name. A package has several where Pythons need different versions. `digest` is the file's SHA-256."""
+    """The pins by name, several for a package where Pythons need it; `digest` is the file's SHA-256."""
 
     digest: str
     pins: Mapping[str, tuple[Pin, ...]]
 
     def lines(self, wanted: Iterable[Requirement], environment: dict[str, str]) -> list[str]:
-        """Return pip's line, with version and hashes, for each requirement, as locked for the markers' `environment`.
+        """Return pip's line, with version and hashes, for each requirement.
 
-        Raises ConfigInvalid if the lock lacks one, or holds a version that the requirement excludes.
+        The lock's markers are judged in `environment`. Raises ConfigInvalid if the lock lacks one, or holds a version
+        that the requirement excludes.
         """
         return [self._line(requirement, environment) for requirement in wanted]
 

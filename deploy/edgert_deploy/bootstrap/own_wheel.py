@@ -106,7 +106,7 @@ def _installed(installed: Distribution) -> dict[str, bytes]:
 
 
 def _pack(files: Mapping[str, bytes], folder: Path) -> Path:
-    """Write a wheel with the code in `files` into `folder`. Files that tools add (byte code, notes) are left out."""
+    """Write a wheel with the code in `files` into `folder`, without what tools add (byte code, notes)."""
     info = next(name.split("/")[0] for name in files if name.endswith(".dist-info/METADATA"))
     kept = (f"{info}/entry_points.txt", f"{info}/licenses/")
     content = {name: data for name, data in files.items() if _is_code(name) or name.startswith(kept)}

@@ -73,7 +73,7 @@ class BootstrapOptions:
 
 @dataclass(frozen=True)
 class BootstrapPlan:
-    """The steps that a bootstrap will take. `files` are those that differ; `runtime` is None for a device that needs none."""
+    """The steps that a bootstrap will take; `files` are those that differ, `runtime` None if not needed."""
 
     device: Device
     profile: DeviceProfile
@@ -123,9 +123,9 @@ def plan_bootstrap(
     transport: Transport,
     progress: Progress = lambda _: None,
 ) -> BootstrapPlan:
-    """Look at the device and plan what has to change. Only a runtime trial that cannot succeed any more is ended.
+    """Look at the device and plan what has to change.
 
-    Raises as `bootstrap`.
+    It changes nothing there, but ends a runtime trial that can no longer succeed. Raises as `bootstrap`.
     """
     facts = probe(transport, device.name)
     progress(describe(facts))

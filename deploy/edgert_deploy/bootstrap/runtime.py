@@ -269,7 +269,7 @@ class Runtimes:
         self.must(["sh", "-c", script, "sh", self.device.home, plan.id])
 
     def self_test(self, plan: RuntimePlan, models: Sequence[str]) -> None:
-        """Have the new runtime load each model and answer its golden inputs, beside the daemon. Raises RolledBack."""
+        """Have the new runtime load each model and answer its golden inputs. Raises RolledBack."""
         folder = f"{self.device.home}/venvs/{plan.id}"
         why = self_test(self.transport.run, folder, self.device.state, models)
         if why:

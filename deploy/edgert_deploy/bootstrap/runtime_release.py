@@ -30,7 +30,7 @@ def collect_runtime(
     options: BootstrapOptions,
     progress: Callable[[str], None] = lambda _: None,
 ) -> tuple[RuntimeRelease, dict[str, Path]]:
-    """Collect the wheels for each processor of `profiles` with each of `pythons`; return the release and its files.
+    """Collect the wheels for each processor of `profiles` and Python; return release and files.
 
     They are those of a bootstrap with the engines and extras of `options`. A profile for any processor stands for
     MACHINES. The files are named by their SHA-256. Raises ConfigInvalid and EngineMissing.
@@ -60,7 +60,7 @@ def publish_runtime(
     key: SigningKey,
     on_bytes: OnBytes = lambda sent, total: None,
 ) -> Release:
-    """Sign the release and put it into the registry; `files` are its wheels by SHA-256. Raises as `put_release`."""
+    """Sign the release and put it into the registry with its wheels (by SHA-256). Raises as `put_release`."""
     envelope = sign_runtime(release, key)
     digest = hashlib.sha256(release.to_bytes()).hexdigest()
     wheels = {file_blob(wheel): wheel.sha256 for target in release.targets for wheel in target.wheels}

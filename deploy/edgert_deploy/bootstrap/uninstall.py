@@ -95,14 +95,14 @@ def _stop_daemon(device: Device, transport: Transport) -> None:
 
 
 def _retained(device: Device, transport: Transport, mode: str) -> Removal:
-    """Clear what the broker retains of the device, or show it. It has the credentials; its runtime may be gone."""
+    """Have the device clear what the broker retains of it, or show it; its runtime may be gone."""
     python = f"{device.home}/venv/bin/python" if device.kind.needs_runtime else device.python
     words = [python, "-m", "edgert.telemetry.forwarder", "--state", device.state, "--clear", mode]
     return _removal(device, transport.run(words, QUICK_S_MAX))
 
 
 def _forget_broker(device: Device, transport: Transport) -> None:
-    """Remove the broker's credentials from the configuration that stays: their files are about to be removed."""
+    """Remove the broker's credentials, whose files go next, from the configuration that stays."""
     path = f"{device.state}/config.toml"
     try:
         document = tomlkit.parse(config_text(device.state, transport))

@@ -57,7 +57,7 @@ class WheelTarget:
     glibc: str
 
     def platforms(self) -> tuple[str, ...]:
-        """Return the platform tags that fit, newest first (PEP 600, and the old names of PEP 513, 571 and 599)."""
+        """Return the platform tags that fit, newest first (PEP 600; old names: PEP 513, 571, 599)."""
         major, _, minor = self.glibc.partition(".")
         if major != "2" or not minor.isdigit():
             raise ConfigInvalid(f"there are no wheels for glibc {self.glibc!r}: EdgeRT needs glibc 2.28 or newer")
@@ -86,7 +86,9 @@ class WheelTarget:
 
 @dataclass(frozen=True)
 class Wheelhouse:
-    """Wheels for one kind of device. `pins` holds their SHA-256 by file name; `digest` identifies their content.
+    """Wheels for one kind of device.
+
+    `pins` holds their SHA-256 by file name; `digest` identifies their content.
 
     `engines` are those whose wheels are included; `lacking` says why another requested one is not.
     """
@@ -304,7 +306,7 @@ def _download_words(folder: Path, words: Sequence[str], target: WheelTarget) -> 
 
 
 def _direct_requirements(wheel: Path, engines: Sequence[str], order: _Order) -> list[Requirement]:
-    """Return what edgert, its extras and `engines` need on the target. Raises EngineMissing for an engine without wheels."""
+    """Return what edgert, its extras and `engines` need there. Raises EngineMissing without wheels."""
     target = order.target
     # pip is included: the Python of many systems comes without it.
     found = [Requirement("pip"), *_needs(wheel, "", target)]

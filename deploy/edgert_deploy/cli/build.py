@@ -247,7 +247,7 @@ def build(
 
 
 def _check_given(ctx: click.Context) -> None:
-    """Refuse a build without its samples or targets. The model file may give them, so click cannot require them."""
+    """Refuse a build without samples or targets: click cannot, as the model file may give them."""
     missing = [f"--{name}" for name in ("calibration", "holdout") if ctx.params[name] is None]
     if not ctx.params["targets"]:
         missing.append("--target")

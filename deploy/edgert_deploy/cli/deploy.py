@@ -196,7 +196,7 @@ def deploy(
 def request_for(
     bundle: Path, offer: Offer, trial_s: float, bytes_per_s: float, limits: TrialLimits | None, dry_run: bool = False
 ) -> DeployRequest:
-    """Return the request for devices of the inventory: one that is this machine is bootstrapped on the way."""
+    """Return the request for devices of the inventory; one on this machine is bootstrapped first."""
     to = (open_transport, _make_ready)
     return DeployRequest(bundle, offer, trial_s, *to, dry_run, bytes_per_s=bytes_per_s, limits=limits)
 
@@ -267,7 +267,7 @@ def rollout_table(rollout: Rollout, *, every: bool = True) -> str:
 
 
 def _next_steps(rollout: Rollout) -> str:
-    """Name only the commands that help: a roll-back on devices without the release would undo something else."""
+    """Name only the commands that help: rolling back a device without the release undoes something else."""
     steps = [f"edgert rollout resume {rollout.id}"] if rollout.resumable else []
     if 0 < len(rollout.changed) <= ROWS_MAX:
         steps.append(f"edgert rollback {rollout.model} {','.join(rollout.changed)}")

@@ -89,7 +89,7 @@ def infer(
 
 
 def ask_device(device: Device, model: str, source: Path) -> Arrays:
-    """Send the file, run `edgertd infer` on the device, and fetch the outputs. Nothing stays on the device."""
+    """Send the file, run `edgertd infer` on the device, fetch the outputs, and leave nothing there."""
     transport = open_transport(device)
     incoming, name = f"{device.state}/incoming", f"infer-{uuid.uuid4().hex}"
     given, answer = f"{name}.in{'.txt' if source.suffix == '.txt' else ''}", f"{name}.out"

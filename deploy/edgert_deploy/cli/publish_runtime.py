@@ -63,7 +63,7 @@ def publish_runtime(
     profiles_dir: Path | None,
     as_json: bool,
 ) -> None:
-    """Put the runtime that this host would bootstrap into REGISTRY as number RELEASE, for the profiles of --profile.
+    """Put the runtime that this host would bootstrap into REGISTRY as RELEASE, for each --profile.
 
     With --channel it is offered to the devices of these profiles that follow the channel. A device fetches the wheels
     that it lacks, makes the new runtime beside the old one, tests it, and goes back by itself unless every model

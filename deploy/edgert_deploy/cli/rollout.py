@@ -142,7 +142,7 @@ def _bundle_of(rollout: Rollout, given: Path | None) -> tuple[Path, Offer]:
 
 
 def _state_text(rollout: Rollout) -> str:
-    """Return the state. `done` is a rollout that every device took; of another one, the results of the others."""
+    """Return the state: `done` if every device took the release, else the results of the others."""
     if rollout.state != DONE or not rollout.left:
         return rollout.state
     results = Counter(str(rollout.outcomes.get(device, {}).get("result", HELD)) for device in rollout.left)
@@ -160,7 +160,7 @@ def _seen(store: RolloutStore, rollout: Rollout) -> Rollout:
 
 
 def _agree_if_it_may_run(store: RolloutStore, rollout: Rollout, yes: bool) -> None:
-    """Ask, if another host may still work on the rollout and this one cannot know. Ends the command for a no."""
+    """Ask if another host may still work on the rollout, and end the command for a no."""
     if yes or rollout.state not in (RUNNING, PAUSED) or store.is_at_work(rollout.id) is not None:
         return
     why = f"rollout {rollout.id} is {rollout.state}, as {rollout.by} last recorded it, and may still run there"

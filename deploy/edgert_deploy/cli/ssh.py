@@ -47,7 +47,7 @@ def ssh(tty: bool, inventory: Inventory, selector: str, command: tuple[str, ...]
 
 
 def attended(words: Sequence[str]) -> int:
-    """Run a program that handles Ctrl-C itself on this terminal; return its exit code as a shell reports it."""
+    """Run a program that handles Ctrl-C itself; return its exit code as a shell reports it."""
     with _left_to_the_program(), subprocess.Popen(words) as process:
         code = process.wait()
     return code if code >= 0 else 128 - code

@@ -45,7 +45,7 @@ def status(selector: str, check: bool, inventory: Inventory, as_json: bool) -> N
     wanted = wanted_of(open_rollouts().all(), find_project().name_of(inventory.path))
 
     def ask(device: Device, transport: Transport) -> Row:
-        """`drifts` says whether anything drifted, `drift` and `models` say what; `status` is the device's own answer."""
+        """Return the device's `status`, whether it `drifts`, and what does: its own `drift`, and `models`."""
         found = RemoteDaemon(transport, device).status()
         models, own = model_drifts(found, wanted.get(device.name, {})), device_drifts(found)
         return {

@@ -50,7 +50,7 @@ def uninstall(selector: str, purge: bool, yes: bool, dry_run: bool, inventory: I
 
 
 def _agreed(devices: list[Device], purge: bool) -> bool:
-    """Ask, and return whether models and configuration are removed too. Ends the command if the answer is no."""
+    """Return whether models and configuration go too; end the command if the user refuses."""
     if not sys.stdin.isatty():
         raise click.UsageError("not a terminal: pass --yes, and --purge to remove models too")
     names = ", ".join(device.name for device in devices)

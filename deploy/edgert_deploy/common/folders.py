@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def config_folder() -> Path:
-    """Return $EDGERT_CONFIG_DIR, else ~/.config/edgert: the user's signing keys, and a project of the user's own."""
+    """Return $EDGERT_CONFIG_DIR, else ~/.config/edgert: signing keys, and the user's own project."""
     given = os.environ.get("EDGERT_CONFIG_DIR")
     return Path(given) if given else Path.home() / ".config" / "edgert"
 

@@ -26,7 +26,7 @@ def key_paths(folder: Path, name: str) -> tuple[Path, Path]:
 
 
 def public_key(name: str) -> Path:
-    """Return the public half of key `name`: the project's, else the user's. Raises ConfigInvalid if there is none."""
+    """Return the public half of key `name`, the project's or else the user's. Raises ConfigInvalid."""
     project = find_project()
     for folder in (project.public_keys, project.keys):
         path = key_paths(folder, name)[1]
@@ -44,7 +44,7 @@ def public_keys(*folders: Path) -> list[Path]:
 
 
 def check_new_key(name: str, folder: Path) -> None:
-    """Raise ConfigInvalid if a key `name`, made in `folder`, would be in the project, or take another one's place there."""
+    """Raise ConfigInvalid if a new key `name` in `folder` is in the project, or its name is taken there."""
     project = find_project()
     if project.is_users:
         return
@@ -57,7 +57,7 @@ def check_new_key(name: str, folder: Path) -> None:
 
 
 def publish(public: Path, project: Project) -> Path | None:
-    """Copy a public key to the project, if that has none of this name; return the copy. Raises ConfigInvalid."""
+    """Copy a public key to a project without this name; return the copy. Raises ConfigInvalid."""
     copy = project.public_keys / public.name
     if project.is_users or copy.exists():
         return None

@@ -70,7 +70,7 @@ class BrokerDefaults(BrokerLogin):
 
 @dataclass(frozen=True)
 class RegistryDefaults(Closed):
-    """`[registry]`. `address` is oci://HOST/REPOSITORY; `ca` and `login` are paths of files, "" for the usual ones."""
+    """`[registry]`: `address` is oci://HOST/REPOSITORY; `ca` and `login` are files, "" for the usual ones."""
 
     address: str = ""
     ca: str = ""
@@ -82,7 +82,7 @@ Defaults = TypeVar("Defaults", BrokerDefaults, RegistryDefaults)
 
 @dataclass(frozen=True)
 class Project:
-    """A project's folder and the content of its `edgert.toml`, with absolute paths; None and "" for missing keys.
+    """A project's folder and its `edgert.toml`, with absolute paths; None and "" for missing keys.
 
     `store` is the URL or the file of the fleet's store. `keys` holds the user's signing keys.
     """
@@ -113,7 +113,7 @@ class Project:
         return self.root / KEYS
 
     def name_of(self, path: Path) -> str:
-        """Return the name of `path` that is valid on every host of the team: relative to the project, if it is there."""
+        """Return `path` as every host of the team knows it: relative to the project, if it is there."""
         whole = path.resolve()
         return str(whole.relative_to(self.root)) if whole.is_relative_to(self.root) else str(whole)
 
@@ -158,7 +158,7 @@ def find_project(start: Path | None = None) -> Project:
 
 
 def find_root(start: Path | None = None) -> Path | None:
-    """Return the nearest folder around `start` (default: the working folder) that has an `edgert.toml`, or None."""
+    """Return the nearest folder around `start` (default: the working folder) with `edgert.toml`, or None."""
     try:
         here = (start or Path.cwd()).resolve()
     except OSError:  # the working folder was removed
@@ -181,7 +181,7 @@ def read_project(file: Path) -> Project:
 
 
 def find_bundle(given: Path) -> Path:
-    """Return `given`; for a name without a file here, the bundle of that name in the project's folder of bundles.
+    """Return `given`; for a bare name without a file here, that file in the project's bundles.
 
     Raises ConfigInvalid if there is none.
     """
@@ -266,7 +266,7 @@ def _targets(file: Path, table: Any) -> dict[str, float]:
 def _login(
     file: Path, name: str, kind: type[Defaults], table: Any, files: tuple[str, ...], secrets: tuple[str, ...]
 ) -> Defaults:
-    """Return table `name` with absolute paths for its files. Raises ConfigInvalid, also for a secret in the project."""
+    """Return table `name` with absolute paths. Raises ConfigInvalid, also for a secret in the project."""
     given = from_table(kind, table, f"[{name}] in {file}")
     paths: dict[str, Any] = {
         key: str(_path(file.parent, getattr(given, key))) for key in (*files, *secrets) if getattr(given, key)

@@ -65,7 +65,7 @@ def size_text(size_bytes: int) -> str:
 
 
 def expiry_from(text: str, now_s: float) -> str:
-    """Return the UTC time that a manifest states for `90d`, `12h`, `2027-02-19` (its last second) or a full time.
+    """Return the UTC time of a manifest for `90d`, `12h`, `2027-02-19` (its last second) or a full time.
 
     Raises ConfigInvalid.
     """

@@ -12,7 +12,7 @@ from edgert.registry.login import read_credentials
 
 
 def open_registry(address: str, ca: Path | None, login: Path | None) -> Registry:
-    """Return the registry at `address`. Without `login`, the login file is the user's. Raises ConfigInvalid."""
+    """Return the registry at `address`, with the user's login file by default. Raises ConfigInvalid."""
     if not address:
         raise ConfigInvalid(
             "no registry is given: write oci://HOST/REPOSITORY after the bundle (publish), after the number "

@@ -14,7 +14,7 @@ NAME = "sbom.cdx.json"
 
 @dataclass(frozen=True)
 class Component:
-    """A package of PyPI. `needs` are the names of others; `sha256` and `licence`, an SPDX expression, may be ""."""
+    """A package of PyPI; `needs` are names of others; `sha256` and `licence` (SPDX) may be ""."""
 
     name: str
     version: str

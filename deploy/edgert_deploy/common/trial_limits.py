@@ -34,7 +34,7 @@ def limits_for(
     unattended: bool | None = None,
     trial_s: float = 60.0,
 ) -> TrialLimits | None:
-    """Return the limits of `model` by the project's `table` and the options of the command line (None: not given).
+    """Return the limits of `model` by the project's `table` and the options given (None: not given).
 
     The result is None if there is no limit and no watch. Raises ConfigInvalid.
     """

@@ -82,7 +82,7 @@ def write_spec(
     artifacts: Sequence[Mapping[str, str]],
     buckets: Buckets | None = None,
 ) -> None:
-    """Write what `edgertd bench` reads beside the files of `artifacts`, which have id, engine, path and sha256."""
+    """Write what `edgertd bench` reads beside the files of `artifacts` (id, engine, path, sha256)."""
     names = [f"input-{i}.npy" for i in range(len(samples))]
     for name, sample in zip(names, samples, strict=True):
         np.save(folder / name, sample, allow_pickle=False)

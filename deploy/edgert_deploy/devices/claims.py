@@ -61,13 +61,13 @@ class HeldClaim:
     facts: DeviceStatus
 
     def call(self, *words: str, timeout_s: float = QUICK_S_MAX) -> dict[str, Any]:
-        """Call `edgertd WORDS` under the claim. Raises as RemoteDaemon.call, and DeployUnderWay if the claim is lost."""
+        """Call `edgertd WORDS` under the claim. Raises as RemoteDaemon.call, and DeployUnderWay."""
         return self.daemon.call(*words, "--claim", self.token, timeout_s=timeout_s)
 
 
 @contextmanager
 def claimed(daemon: RemoteDaemon, model: str, send_bytes: int = 0, bytes_per_s: float = 0.0) -> Iterator[HeldClaim]:
-    """Claim `model` on the device, for as long as `send_bytes` take on a slow link, or at a lower `bytes_per_s`.
+    """Claim `model` on the device, for as long as `send_bytes` take on a slow link (or `bytes_per_s`).
 
     Raises DeployUnderWay if another deployment has the claim, or if the device is being set up.
     """
@@ -92,7 +92,7 @@ def claimed(daemon: RemoteDaemon, model: str, send_bytes: int = 0, bytes_per_s: 
 
 @contextmanager
 def setting_up(device: Device, transport: Transport, *, make: bool = True) -> Iterator[Transport]:
-    """Claim the whole device. Yield a transport that runs commands only as long as this host has the claim.
+    """Claim the whole device; yield a transport that runs commands only while this host has the claim.
 
     Without `make`, a device that was never set up is neither changed nor claimed. Raises DeployUnderWay if another host
     sets the device up, and DeviceError if its folders hold other things than EdgeRT's.
@@ -188,7 +188,7 @@ def _script(device: Device, transport: Transport, words: Sequence[str]) -> Resul
 
 @contextmanager
 def _noted(device: Device, what: str, other: str) -> Iterator[int]:
-    """Lock this host's note of its last token for `what` there. Raises DeployUnderWay, naming `other`, if it is locked."""
+    """Lock this host's note of its last token for `what` there. Raises DeployUnderWay, naming `other`."""
     folder = cache_folder() / "claims"
     name = hashlib.sha256("\0".join((device.transport, device.address, device.state, what)).encode()).hexdigest()[:24]
     try:

@@ -46,7 +46,7 @@ except OSError as error:
 
 @dataclass(frozen=True)
 class Broker:
-    """The broker that a device reports to. `password` and `ca` are the content of files, which devices get as they are."""
+    """The broker that a device reports to; `password` and `ca` are the content of files."""
 
     host: str
     port: int = 1883
@@ -59,7 +59,9 @@ class Broker:
     def parse(
         cls, text: str, username: str, password_file: Path | None, ca: Path | None, *, tls: bool = False
     ) -> Broker:
-        """Parse HOST[:PORT] and read the files. A certificate authority turns TLS on, and TLS the default port 8883.
+        """Parse HOST[:PORT] and read the files.
+
+        A certificate authority turns TLS on; with TLS the default port is 8883.
 
         Raises ConfigInvalid, also for a file that cannot be read.
         """
@@ -70,7 +72,7 @@ class Broker:
 
 @dataclass(frozen=True)
 class Following:
-    """The channel that a device follows. `ca` and `login` are the content of files, which devices get as they are."""
+    """The channel that a device follows; `ca` and `login` are the content of files."""
 
     registry: str
     channel: str
@@ -170,7 +172,7 @@ def check_settings(settings: dict[str, Any]) -> None:
 
 
 def broker_doubt(broker: Broker, device: Device, python: str, transport: Transport) -> str:
-    """Return why the device cannot reach the broker; "" if it can. `python` is the path of an interpreter there."""
+    """Return why the device, with the interpreter `python`, cannot reach the broker; "" if it can."""
     words = [python, "-c", _CONNECT, broker.host, str(broker.port), f"{BROKER_S_MAX:g}"]
     said = transport.run(words, QUICK_S_MAX).stdout.strip()
     if said == REACHED:
@@ -230,7 +232,7 @@ def _broker_files(broker: Broker, state: str) -> tuple[dict[str, Any], list[Devi
 def _named_files(
     table: dict[str, Any], state: str, files: Sequence[tuple[bytes | None, str, str, int]]
 ) -> tuple[dict[str, Any], list[DeviceFile]]:
-    """Return `table` with the paths of those `files` (content, name, key, mode) that are given, and these files."""
+    """Return `table` with the paths of the given `files` (content, name, key, mode), and these files."""
     given = [each for each in files if each[0] is not None]
     paths = {key: f"{state}/{name}" for _, name, key, _ in given}
     return table | paths, [DeviceFile(paths[key], data or b"", name, mode) for data, name, key, mode in given]

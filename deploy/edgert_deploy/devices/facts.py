@@ -72,7 +72,9 @@ _32_BIT = {"aarch64": "armv7l", "x86_64": "i686"}
 
 @dataclass(frozen=True)
 class MachineFacts:
-    """A machine before anything is installed. `python` is the version of `python_path`; "" means none from 3.10 up.
+    """A machine before anything is installed.
+
+    `python` is the version of `python_path`; "" means that there is none from 3.10 up.
 
     `l4t` is the version of a Jetson's system, such as 36.4.3. `engines` maps the names of installed packages to their
     versions, in edgert's own environment if there is one. `disk_free_mb` is that of the file system where bootstrap
@@ -204,7 +206,7 @@ def version(text: str) -> tuple[int, ...]:
 
 
 def _likeness(profile: DeviceProfile, facts: MachineFacts) -> int:
-    """Score how well `profile` names this machine; 0 if not at all. The processor counts more than the box."""
+    """Score how well `profile` names this machine, 0 if not at all; its processor counts twice."""
     match = profile.match
     if not (match.model or match.cpu):
         return int(_contains(facts.model, profile.name.replace("-", " ")))

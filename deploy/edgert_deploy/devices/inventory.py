@@ -118,7 +118,7 @@ class SshAddress:
 
 
 def refuse_same_machine(chosen: Iterable[Device], known: Iterable[Device]) -> None:
-    """Raise ConfigInvalid if a chosen device has the host key of a known one, and neither states `same_machine`.
+    """Raise ConfigInvalid for a chosen device with the host key of a known one, without `same_machine`.
 
     A local device has a folder instead of a key.
     """
@@ -141,7 +141,7 @@ def refuse_same_machine(chosen: Iterable[Device], known: Iterable[Device]) -> No
 
 
 def _machine(device: Device) -> str:
-    """Return what no other device has: the host key, or the folder of a local device; "" where there is none."""
+    """Return what identifies a machine: the host key, or a local device's folder; "" if unknown."""
     return device.host_key or (device.address if device.transport == "local" else "")
 
 

@@ -63,7 +63,7 @@ class LogRequest:
     model: str = ""
 
     def words(self, device: Device, *, follow: bool = False) -> list[str]:
-        """Return the command that prints them there. For one model it prints more lines, and this host filters."""
+        """Return the command that prints them there; for one model it prints more, and this host filters."""
         lines = self.lines if not self.model or follow else max(self.lines, LINES_SEARCHED)
         words = [device.state, str(lines), self.since, "follow" if follow else "", serves(device)]
         return ["sh", "-c", _SCRIPT, "sh", *words]
@@ -101,7 +101,7 @@ def read_log(transport: Transport, device: Device, request: LogRequest) -> list[
 
 @contextmanager
 def following(device: Device, request: LogRequest) -> Iterator[Iterator[str]]:
-    """Yield the last lines and then each new one, until the block ends. It uses the system's ssh: the command is endless.
+    """Yield the last lines and then each new one, until the block ends, by the system's ssh.
 
     Raises DeviceError, and DeviceUnreachable if the connection ends.
     """

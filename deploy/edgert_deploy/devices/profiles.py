@@ -19,8 +19,10 @@ PRECISIONS = ("auto", "int8", "fp16", "fp32")
 
 @dataclass(frozen=True)
 class Match(Closed):
-    """How to recognize this kind of device: words in the names of the board and of the processor, and major versions
-    of a Jetson's system. One entry of a list is enough; an empty list matches nothing.
+    """How to recognize this kind of device.
+
+    `model` and `cpu` are words in the names of the board and of the processor, `l4t` major versions of a Jetson's
+    system. One entry of a list is enough; an empty list matches nothing.
     """
 
     model: tuple[str, ...] = ()

@@ -13,7 +13,9 @@ HOST = "host"
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check on `where`, "host" or a device. `next_step` repairs a fault; it is "" without one.
+    """The result of one check on `where`, "host" or a device.
+
+    `next_step` repairs a fault; it is "" without one.
 
     `exit_code` is that of `edgert doctor` if this is the first finding that failed.
     """

@@ -74,7 +74,9 @@ class _Report:
 def check_device(
     device: Device, keys: Mapping[str, str], profiles_dir: Path | None = None, clock: Callable[[], float] = time.time
 ) -> list[Finding]:
-    """Run every check on one device. `keys` maps the ids of this host's keys to names; `clock` is its wall clock.
+    """Run every check on one device.
+
+    `keys` maps the ids of this host's keys to names; `clock` is its wall clock.
 
     It stops without a connection or an installation, because later checks would only repeat the fault.
     """
@@ -214,7 +216,7 @@ def _clock_agrees(report: _Report, now: int | None, before: float, after: float)
 
 
 def clock_skew_s(now: int, before: float, after: float) -> float:
-    """Return how far a clock is ahead that showed `now` whole seconds at a time between `before` and `after`.
+    """Return how far a clock is ahead that showed `now` (whole s) between `before` and `after`.
 
     The duration of the question is no skew.
     """

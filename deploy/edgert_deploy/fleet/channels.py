@@ -63,7 +63,7 @@ class Progress:
 def progress_of(
     statement: Statement, devices: Iterable[Mapping[str, Any]], events: Sequence[Mapping[str, Any]], now_ms: int
 ) -> list[Progress]:
-    """Return the progress of each entry. `devices` and `events` (the newest first) are those of FleetQuery."""
+    """Return the progress of each entry, by FleetQuery's `devices` and `events` (newest first)."""
     failed = _newest_failures(events)
     found: dict[int, list[Standing]] = {i: [] for i in range(len(statement.entries))}
     for device in devices:
@@ -81,7 +81,7 @@ def progress_of(
 def releases_of(
     devices: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]], now_ms: int
 ) -> list[dict[str, Any]]:
-    """Return, without the statements, a row for each release that devices of a channel have or went back from.
+    """Return a row for each release that devices of a channel have or went back from, from reports.
 
     `silent` counts devices that have it and were not heard of. `failed` names at most FAILED_SHOWN_MAX devices.
     """

@@ -19,7 +19,7 @@ RETAINED = ("status", "info", "deploy")
 
 
 class FleetListener:
-    """Calls one method for each kind of message; a method may raise ProtocolError. `now` is monotonic seconds."""
+    """Calls a method for each kind of message, which may raise ProtocolError. `now` is monotonic seconds."""
 
     decodes_hist = True  # else on_hist receives None: decoding is most of the work
 

@@ -80,7 +80,7 @@ def counters_began_now(metrics: MetricsMessage) -> bool:
 def increase(
     counters: Sequence[int], before: Sequence[int] | None, report: MetricsMessage, anew: bool
 ) -> tuple[int, ...]:
-    """Return what the counters grew by since `before`. Counters that fell began again at 0 (docs/telemetry.md).
+    """Return the growth of the counters since `before`; those that fell began at 0 (docs/telemetry.md).
 
     Without `before`, nobody knows when they grew: all of it counts if they began within this window, else nothing. The
     same holds where they fell over a lost spool (`anew`): the worker may have begun again in what was lost, or a report

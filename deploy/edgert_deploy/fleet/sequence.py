@@ -1,4 +1,4 @@
-"""Which messages of a stream are new and which never came, by their `seq`, which grows by one."""
+"""Tells new messages of a stream from missing ones, by their `seq`, which grows by one."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ SEQ_JUMP_MAX = 2**31
 
 
 def begun_anew(seq: int, last: int) -> bool:
-    """Return whether `seq`, which came after `last`, is of another spool. A new spool draws its first number at random."""
+    """Return whether `seq`, after `last`, is of a new spool, whose first number is drawn at random."""
     return abs(seq - last) > SEQ_JUMP_MAX
 
 
 def in_order(seqs: Sequence[int]) -> list[int]:
-    """Return `seqs`, all different, in the order they were sent: ascending, and the spool that came first before others."""
+    """Return the different `seqs` in the order sent: ascending, spool after spool as they first came."""
     came = {seq: n for n, seq in enumerate(seqs)}
     spools: list[list[int]] = []
     for seq in sorted(seqs):

@@ -29,7 +29,7 @@ PERCENTILES = {"p50_ms": 0.5, "p95_ms": 0.95, "p99_ms": 0.99, "p999_ms": 0.999}
 
 
 class Window(NamedTuple):
-    """One window's latencies, packed: ten minutes of a fleet are many windows. `heard_at` is monotonic seconds."""
+    """One window's latencies, packed, as ten minutes have many; `heard_at` is monotonic seconds."""
 
     heard_at: float
     ts_ms: int
@@ -140,7 +140,7 @@ def _rounded(value: Any) -> Any:
 
 
 class FleetState(Fleet):
-    """The fleet with the latencies of its last `horizon_s`. It receives messages and times, and answers with rows."""
+    """The fleet with the latencies of its last `horizon_s`: messages and times in, rows out."""
 
     def __init__(
         self, horizon_s: float = HORIZON_S, wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
@@ -161,7 +161,7 @@ class FleetState(Fleet):
             super().on_metrics(topic, metrics, now)
 
     def rows(self, now: float) -> list[Row]:
-        """Return every device's models, ordered by site and device, then one row for each model of the whole fleet."""
+        """Return every device's models, by site and device, then a row for each model of the fleet."""
         ordered = [self.devices[key] for key in sorted(self.devices)]
         return [row for device in ordered for row in self._device_rows(device, now)] + self.fleet_rows(now)
 

@@ -78,7 +78,7 @@ class FleetSubscriber:
         self._connection.close()
 
     def _pump(self, left_s: float, began: int) -> bool:
-        """Serve the network once; return whether something came since `began`, is not settled, and no more comes."""
+        """Serve the network once; return whether messages came since `began` and wait, and no more come."""
         connection, taken = self._connection, self._connection.taken
         connection.pump(min(left_s, QUIET_S) if connection.unacknowledged else left_s)
         connection.acknowledge(self._settled())

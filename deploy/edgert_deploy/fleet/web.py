@@ -18,7 +18,7 @@ LIMITS = Limits(body_bytes_max=0, connections_max=256)  # every request is a GET
 
 
 class WebServer:
-    """Serves `handle` on `host`:`port` from a thread of its own; port 0 takes a free one. Raises ConfigInvalid.
+    """Serves `handle` on `host`:`port` (0: a free one) from its own thread. Raises ConfigInvalid.
 
     `asked` is the address as the user gave it, for the message.
     """

@@ -135,7 +135,7 @@ class CachedBuilder:
 
 
 def default_cache() -> BuildCache:
-    """Return `edgert/build` in $XDG_CACHE_HOME, else in ~/.cache; $EDGERT_CACHE_MB limits it. Raises ConfigInvalid."""
+    """Return the cache in $XDG_CACHE_HOME, else ~/.cache, of $EDGERT_CACHE_MB. Raises ConfigInvalid."""
     limit = os.environ.get("EDGERT_CACHE_MB", "")
     if limit and not re.fullmatch(r"[0-9]{1,9}", limit):
         raise ConfigInvalid(

@@ -39,7 +39,7 @@ MEMORY_SHARE = 0.8
 
 
 class BuildProcesses:
-    """Builds artifacts of one source from one set of samples, which it hands to its children in a file of `folder`."""
+    """Builds artifacts of one source and set of samples, which its children read from `folder`."""
 
     def __init__(self, folder: Path, source: SourceModel, calibration: CalibrationSet) -> None:
         self._inputs, self._source, self._calibration = folder / "inputs", source, calibration
@@ -102,7 +102,7 @@ class BuildProcesses:
 
 
 def free_memory_bytes() -> int:
-    """Return the memory that is free without swapping: MemAvailable, or less where a control group allows less."""
+    """Return the memory free without swapping: MemAvailable, or a control group's lower limit."""
     found = []
     with contextlib.suppress(OSError, ValueError, IndexError):
         lines = Path("/proc/meminfo").read_text().splitlines()

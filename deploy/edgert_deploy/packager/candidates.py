@@ -59,7 +59,7 @@ class Candidate:
 
 
 class CandidateBuilder:
-    """Builds and judges each order once, whichever targets share it, each in a folder of its own under `work`."""
+    """Builds and judges each order once for all targets, each in its own folder under `work`."""
 
     def __init__(self, evaluation: Evaluation, cache: BuildCache, work: Path, progress: Progress) -> None:
         self.evaluation, self.cache, self.progress, self._work = evaluation, cache, progress, work
@@ -77,7 +77,10 @@ class CandidateBuilder:
         self._processes.ahead(orders, self.cache, self.progress, jobs)
 
     def build(self, order: Order) -> Candidate:
-        """Return the candidate of `order`. Raises OperatorUnsupported, BuildFailed, EngineMissing or EngineFailed."""
+        """Return the candidate of `order`.
+
+        Raises OperatorUnsupported, BuildFailed, EngineMissing or EngineFailed.
+        """
         key = (order.id, tuple(layer.name for layer in order.float_layers))
         if key not in self._built:
             self._built[key] = self._build(order, self._work / f"{order.id}-{len(self._built)}")

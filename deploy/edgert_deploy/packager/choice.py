@@ -58,7 +58,7 @@ class NotBuilt:
 
 @dataclass(frozen=True)
 class Choice:
-    """The artifacts of one profile: `packed` ones, best first, all that were `tried`, and the FP32 `reference`.
+    """The artifacts of one profile: `packed` best first, all `tried`, and the FP32 `reference`.
 
     If no candidate of the first engine passes, `packed` is the one that lost least, and the accuracy gate fails.
     `not_built` are the recipes and precisions that an engine's tools refused.
@@ -216,7 +216,7 @@ def _measurer(
 
 
 def _first_engine(evaluation: Evaluation, target: TargetRequest) -> str:
-    """Return the engine that a target cannot go without: its first or, for classical models, the first that takes them."""
+    """Return a target's first engine; for classical models, the first that takes them."""
     source, engines = evaluation.source, target.engines
     if not classical_operators(source.proto):
         return engines[0]
@@ -232,7 +232,7 @@ def _candidates(
     *,
     until_passed: bool,
 ) -> tuple[list[Candidate], Search | None]:
-    """Build the candidates of one engine, simplest first, and return them with the search for layers in float.
+    """Build one engine's candidates, simplest first; return them and the search for float layers.
 
     With `until_passed`, none after the first that passes. A candidate that cannot be built is added to `not_built`. Raises the
     first error if nothing can be built.
@@ -274,7 +274,7 @@ def _candidates(
 def _best_recipe(
     builder: CandidateBuilder, order: Order, pinned: str, not_built: list[NotBuilt]
 ) -> tuple[Candidate, list[Candidate]]:
-    """Try the engine's recipes until one loses next to nothing. Return the best, and the others that were built.
+    """Try recipes until one loses next to nothing; return the best, and the others that were built.
 
     An engine that has the `pinned` recipe tries no other. Raises the first error if none can be built.
     """
@@ -300,7 +300,7 @@ def _best_recipe(
 
 
 def _rank(candidate: Candidate) -> tuple[bool, bool, float]:
-    """Sort what passes first; of that, what is INT8 throughout, which is what makes it fast; then what loses least."""
+    """Sort what passes first; of that, INT8 throughout, as it is fast; then what loses least."""
     passed = candidate.passed
     return not passed, passed and candidate.artifact.is_partly_float, candidate.result.accuracy.drop
 

@@ -55,7 +55,7 @@ class Evaluation:
 
 
 def evaluate_source(request: BuildRequest) -> Evaluation:
-    """Answer the hold-out with the source itself. Raises SourceInvalid, CalibrationInvalid and ConfigInvalid."""
+    """Answer the hold-out with the source. Raises SourceInvalid, CalibrationInvalid, ConfigInvalid."""
     source, holdout = request.source, request.holdout
     _check_buckets(request)
     answers = reference_outputs(source, holdout)
@@ -80,7 +80,7 @@ def evaluate_source(request: BuildRequest) -> Evaluation:
 
 
 def _first_ones(request: BuildRequest, rows: Rows) -> CalibrationSet:
-    """Return golden samples as the first items of sessions: from zero state, after the zeros that lead a signal."""
+    """Return golden samples as first items of sessions: zero state, a signal's leading zeros before."""
     holdout, rule = request.holdout, request.preprocess
     samples = holdout.rows(rows)
     inputs = {name: array.copy() for name, array in samples.inputs.items()}

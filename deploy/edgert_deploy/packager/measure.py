@@ -56,7 +56,7 @@ class Measurer(Protocol):
 
 
 def fastest(candidates: Sequence[Candidate], timings: Timings) -> Candidate:
-    """Return the fastest of `candidates`, given simplest first: a later one must be more than FASTER_SHARE faster.
+    """Return the fastest of `candidates`, simplest first: a later one must gain FASTER_SHARE.
 
     A candidate without a time is returned only if none has one.
     """
@@ -83,7 +83,7 @@ class MeasureHere:
 
 
 class MeasureOn:
-    """Measures on `device`, for its profile. Only what engines compiled stays there (`STATE/cache`)."""
+    """Measures on `device`, for its profile. Only compiled engines stay there (`STATE/cache`)."""
 
     def __init__(self, device: Device, targets: Iterable[DeviceProfile]) -> None:
         names = [profile.name for profile in targets]

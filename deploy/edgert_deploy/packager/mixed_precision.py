@@ -49,8 +49,10 @@ class Budget:
 
 @dataclass(frozen=True)
 class Attempt:
-    """The `count` most harmful layers in float: whether it passed, its drop, None if it cannot be built, and `share`,
-    how much of the work is still in INT8, None where that is unknown."""
+    """The `count` most harmful layers in float.
+
+    `drop` is None if that cannot be built; `share` is how much of the work is still in INT8, None where unknown.
+    """
 
     count: int
     passed: bool
@@ -60,7 +62,10 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Search:
-    """The outcome of a search for `plain`. `found` is None if nothing passed; `budget_spent`: the budget ended it early."""
+    """The outcome of a search for `plain`.
+
+    `found` is None if nothing passed; `budget_spent`: the budget ended it early.
+    """
 
     plain: Candidate
     found: Candidate | None
@@ -72,7 +77,7 @@ class Search:
 def search_float_layers(
     builder: CandidateBuilder, plain: Candidate, budget: Budget, share_min: float = 0.0
 ) -> Search | None:
-    """Search for the fewest layers in float with which `plain` passes. None for a model without known layers.
+    """Search for the fewest layers in float with which `plain` passes; None without known layers.
 
     More layers are not tried once less than `share_min` of the work is in INT8.
     """
@@ -112,7 +117,7 @@ def _recipe(builder: CandidateBuilder, order: Order) -> Recipe:
 def _fewest(
     builder: CandidateBuilder, order: Order, worst: Sequence[Layer], saved: _Saved, budget: Budget, share_min: float
 ) -> tuple[Candidate | None, bool]:
-    """Return the candidate with the fewest of `worst` in float that passes, and whether the budget ended the search."""
+    """Return the passing candidate with the fewest of `worst` in float, and if the budget ended it."""
     fails, passes = 0, 0  # counts of layers; every known count up to `fails` fails; `passes` 0: none is known
     most = len(worst) - 1  # with all of them in float nothing would be INT8
     while most > 0 and passes != fails + 1:

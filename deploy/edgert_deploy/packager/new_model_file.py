@@ -28,7 +28,9 @@ def name_from(path: Path) -> str:
 
 
 def write_model_file(source: SourceModel, force: bool, given: Mapping[str, Any] | None = None) -> Path:
-    """Write the model file beside the source, and return its path. Raises ConfigInvalid if it exists, unless forced.
+    """Write the model file beside the source; return its path.
+
+    Raises ConfigInvalid if it exists, unless forced.
 
     `given` are the options that say how the source was read, which every build needs again.
     """

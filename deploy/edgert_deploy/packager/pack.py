@@ -37,7 +37,7 @@ SPACE_BYTES_MIN = 16 * 1024**2
 
 @dataclass(frozen=True)
 class BuildResult:
-    """The bundle as written, what each target got, in the order of the targets, and the key that signed it.
+    """The bundle as written, what each target got, in their order, and the key that signed it.
 
     `warnings` say why the gate may prove less than it seems to, and where a target gets less than was asked for.
     """
@@ -140,7 +140,7 @@ def _overlap_warnings(request: BuildRequest) -> list[str]:
 
 
 def _constant_warnings(request: BuildRequest) -> list[str]:
-    """Return a sentence for each input whose samples are all the same: they calibrate or judge nothing more than one."""
+    """Return a sentence for each input whose samples are all the same: they prove no more than one."""
     found = []
     for kind, samples in (("calibration", request.calibration), ("hold-out", request.holdout)):
         for name in constant_inputs(samples):

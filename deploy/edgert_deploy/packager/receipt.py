@@ -95,7 +95,7 @@ def _target(choice: Choice) -> dict[str, Any]:
 
 
 def _search(search: Search) -> dict[str, Any]:
-    """Return the harm of each layer in the order of the graph, and how many of the worst were tried in float."""
+    """Return each layer's harm, in graph order, and how many of the worst were tried in float."""
     return {
         "layers": [{"name": h.layer.name, "op": h.layer.op, "sqnr_db": h.sqnr_db} for h in search.harms],
         "attempts": [vars(attempt) for attempt in search.attempts],

@@ -80,7 +80,7 @@ class BuildRequest:
 
 @dataclass(frozen=True)
 class TargetRequest:
-    """The choices for one target: `engines` in order of preference, and the `precisions` to try for each, in this order.
+    """One target's choices: `engines`, and the `precisions` to try for each, both in order.
 
     `recipe` is the only one that INT8 is tried with in each engine that has it; "" tries all.
     """
@@ -158,7 +158,7 @@ def check_request(request: BuildRequest, out: Path) -> None:
 
 
 def overlap(calibration: CalibrationSet, holdout: CalibrationSet) -> list[tuple[int, int]]:
-    """Return (hold-out row, calibration row) for each hold-out sample that has the inputs of a calibration sample."""
+    """Return (hold-out row, calibration row) for each hold-out sample that calibration has too."""
     known = {digest: row for row, digest in reversed(list(enumerate(_digests(calibration))))}
     return [(row, known[digest]) for row, digest in enumerate(_digests(holdout)) if digest in known]
 

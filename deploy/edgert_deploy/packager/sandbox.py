@@ -37,7 +37,7 @@ Function = Callable[[dict[str, Any], bytes, Progress], Answer]
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of one request: `time_s` of processor time, and `memory_bytes` of address space (0: no bound)."""
+    """Bounds of one request: `time_s` of processor time, `memory_bytes` of address space (0: none)."""
 
     memory_bytes: int
     time_s: int
@@ -52,7 +52,7 @@ class ChildFailed(Exception):
 
 
 class Child:
-    """A process that answers requests, one at a time. After a failure or an interruption it must be closed."""
+    """A process that answers one request at a time; close it after a failure or an interruption."""
 
     def __init__(self, environment: dict[str, str] | None = None) -> None:
         self.idle = True  # no request failed, and none is in progress
@@ -153,7 +153,7 @@ def _receive(requests: queue.SimpleQueue[Answer]) -> None:
 
 
 def answered(function: Function, request: dict[str, Any], payload: bytes, progress: Progress) -> Answer:
-    """Return the answer of `function`. EdgeRT's errors, a lack of memory and unforeseen errors are answers too."""
+    """Return the answer of `function`; an error of any kind is an answer too."""
     try:
         return function(request, payload, progress)
     except EdgeRTError as error:
@@ -215,7 +215,7 @@ def write_frame(file: IO[bytes], head: dict[str, Any], payload: bytes) -> None:
 
 
 def read_frame(file: IO[bytes]) -> Answer:
-    """Return a frame's head and payload. Raises EOFError at the end of the file, ValueError for other bytes."""
+    """Return a frame's head and payload. Raises EOFError at the file's end, ValueError for other bytes."""
     lengths = _exactly(file, 2 * LENGTH_BYTES)
     head = json.loads(_exactly(file, int.from_bytes(lengths[:LENGTH_BYTES], "big")))
     if not isinstance(head, dict):

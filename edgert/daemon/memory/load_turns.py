@@ -30,7 +30,7 @@ class LoadTurns:
         self._at_once = at_once or len(os.sched_getaffinity(0))
 
     def admit(self, service: ModelService, slots: SlotState) -> bool:
-        """Return whether `service` may load its live version now; if not, it is queued, or room is made for it.
+        """Return whether `service` may load its live version now; if not, queue it or make room for it.
 
         Raises Unavailable for a version that the memory budget can never hold.
         """

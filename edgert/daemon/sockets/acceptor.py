@@ -145,9 +145,9 @@ class _PendingHello:
         self._data = bytearray()
 
     def read(self, frames: FrameBuffer) -> dict[str, Any] | None:
-        """Return the hello's content, or None if the client ended. Raises BlockingIOError while bytes are missing.
+        """Return the hello's content, or None if the client ended.
 
-        `frames` is empty before and after.
+        Raises BlockingIOError while bytes are missing. `frames` is empty before and after.
         """
         data = self._data
         while True:

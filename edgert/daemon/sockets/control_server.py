@@ -34,7 +34,7 @@ class ControlClient:
 
 
 class ControlServer:
-    """Passes each request to `obey`, which replies now or later. All methods run on the supervisor's thread."""
+    """Passes each request to `obey`, which replies now or later, on the supervisor's thread."""
 
     def __init__(
         self,

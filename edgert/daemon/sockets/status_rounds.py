@@ -58,7 +58,7 @@ class StatusRounds:
             self._finish(self._number)
 
     def received(self, model: str, message: dict[str, Any]) -> None:
-        """Take a worker's figures. Raises ValueError, KeyError or TypeError for a message that no worker sends."""
+        """Take a worker's figures. Raises ValueError, KeyError or TypeError for a malformed message."""
         current = self._rounds.get(message["id"])
         if current is None:
             return

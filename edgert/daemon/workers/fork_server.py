@@ -22,7 +22,7 @@ ANSWER_S_MAX = 5.0  # for an exit code; a fork takes milliseconds
 
 
 class Process(Protocol):
-    """A worker's process. `wait` raises subprocess.TimeoutExpired, and returns the exit code if that is known."""
+    """A worker's process; `wait` returns the exit code if known, or raises subprocess.TimeoutExpired."""
 
     @property
     def pid(self) -> int: ...
@@ -33,7 +33,7 @@ class Process(Protocol):
 
 
 class WorkerStarter:
-    """Starts workers. `pays` tells whether there are workers enough. All methods run on the supervisor's thread."""
+    """Starts workers, on the supervisor's thread; `pays` tells whether there are enough for a fork server."""
 
     def __init__(self, log: Callable[[str], None], pays: Callable[[], bool] = lambda: True) -> None:
         self._log, self._pays = log, pays
@@ -71,7 +71,7 @@ class WorkerStarter:
         return None if self._server is None else self._server.process.pid
 
     def _running(self) -> ForkServer:
-        """Return the server that runs. Raises ValueError if it never will, OSError if it cannot be started now."""
+        """Return the server. Raises ValueError if it can never run, OSError if it cannot be started now."""
         if self._server is not None and (code := self._server.process.poll()) is not None:
             served = self._server.forked
             self.close()
@@ -130,7 +130,7 @@ class ForkedProcess:
         self._server, self._pidfd, self._killed = server, -1, False
 
     def started(self, pid: int) -> None:
-        """Take the process's id, as it says itself. Raises ValueError if it did before, OSError if it has ended."""
+        """Take the process's own id. Raises ValueError if it came before, OSError if the process has ended."""
         if self.pid:
             raise ValueError("a worker starts once")
         self._pidfd = os.pidfd_open(pid)

@@ -17,7 +17,7 @@ RECYCLE_PAUSE_S = 60.0
 
 
 class Watchdog:
-    """Watches one model's workers, one after the other. The next check is due at `due_s`, on the supervisor's clock."""
+    """Watches one model's workers in turn; the next check is due at `due_s` of the supervisor's clock."""
 
     def __init__(self, config: ServingConfig) -> None:
         self.due_s: float | None = None

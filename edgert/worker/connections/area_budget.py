@@ -48,7 +48,7 @@ class AreaBudget:
             return sum(self._by_user.values())
 
     def make(self, uid: int, half_bytes: int) -> tuple[SharedArea, int] | None:
-        """Return an area for a client of user `uid`, and its descriptor; None if the budget or the kernel has none."""
+        """Return an area for user `uid`, and its descriptor; None if the budget or the kernel has none."""
         with self._lock:
             self._free_unread()
             size_bytes = SharedArea.bytes_for(half_bytes)

@@ -197,13 +197,13 @@ class Connection:
         return parts
 
     def answered(self, answer: Answer, came_ns: int, encoding_ns: int) -> None:
-        """Count a request that came at `came_ns`, and whose answer was encoded from `encoding_ns` on and sent now."""
+        """Count a request that came at `came_ns`; its answer, encoded from `encoding_ns` on, was sent now."""
         _, _, batch, flags, stages = answer
         sent_ns = time.perf_counter_ns()
         self._record(("ok", (sent_ns - came_ns) // 1000, stages, (sent_ns - encoding_ns) // 1000, batch, flags != 0))
 
     def missed(self, came_ns: int) -> None:
-        """Count a request that came at `came_ns`, whose client left, or reads nothing, before it had the answer."""
+        """Count a request that came at `came_ns`, and whose client left, or reads nothing, before its answer."""
         self._record(RequestSpan("gone", (time.perf_counter_ns() - came_ns) // 1000))
 
     def refusal(self, request: wire.Frame, error: Exception, came_ns: int) -> bytes:

@@ -117,7 +117,7 @@ class Reactor:
         return len(self._clients)
 
     def add(self, connection: Connection) -> None:
-        """Serve `connection`, all of whose whole frames are answered. Any thread may call this. Raises OSError."""
+        """Serve `connection`, all of whose frames are answered. Any thread may call this. Raises OSError."""
         client = _Client(connection)
         self._clients[client.number] = client
         try:

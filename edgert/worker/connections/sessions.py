@@ -23,7 +23,7 @@ FRAME_OVERHEAD_BYTES = 4096  # header, meta, descriptors and padding
 
 
 class Sessions:
-    """Opens sessions of the version `digest`, within the limits of `serving`; a frame holds what one keeps."""
+    """Opens sessions of the version `digest`, within `serving`; what one keeps must fit into a frame."""
 
     def __init__(
         self, pipeline: Pipeline, manifest: Manifest, digest: str, serving: ServingConfig, frame_bytes_max: int
@@ -40,7 +40,10 @@ class Sessions:
         return self.count * self._form.size_bytes
 
     def open(self) -> ClientSession:
-        """Return a new session. Raises Overloaded, which names the limit, and RequestError of a model that keeps nothing."""
+        """Return a new session.
+
+        Raises Overloaded, which names the limit, and RequestError for a model that keeps nothing.
+        """
         name, form, serving = self.manifest.model, self._form, self._serving
         if not form.keeps:
             raise RequestError(f"model {name} keeps nothing between requests: send them without a session")
@@ -91,7 +94,7 @@ class ClientSession:
         self.memory = self._before
 
     def moved(self) -> Sequence[wire.Buffer]:
-        """Return the frame that sends the client away, with the memory that it takes to another worker, if it has begun."""
+        """Return the frame that sends the client away, with the memory for another worker once it has begun."""
         manifest, memory = self._sessions.manifest, self.memory
         if memory is self._sessions.pipeline.memory_form.first:  # its RESUME may still be on the way
             return [wire.json_frame(wire.MOVED, {})]
@@ -102,7 +105,9 @@ class ClientSession:
         return wire.frame(wire.MOVED, meta=wire.json_meta(value), tensors=tensors)
 
     def resume(self, frame: wire.Frame) -> None:
-        """Continue with the memory in a client's RESUME frame. Raises SessionLost where it is another version's.
+        """Continue with the memory in a client's RESUME frame.
+
+        Raises SessionLost for the memory of another version.
 
         It comes from the client and is trusted as little as a request: it can only be of this version's form.
         """

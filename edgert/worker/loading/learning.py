@@ -63,7 +63,9 @@ Load = Callable[[int], Session]
 
 @dataclass(frozen=True)
 class Learned:
-    """How to run an artifact on this device. `threads_us` and `run_us` are the measured times (threads, batch -> us).
+    """How to run an artifact on this device.
+
+    `threads_us` and `run_us` are the measured times (threads, batch -> us).
 
     `others` is the share of the processors that other work took meanwhile, `measured` the number of measurements.
     """
@@ -206,7 +208,7 @@ def processor_times() -> tuple[float, float]:
 def _choose_threads(
     load: Load, sessions: list[Session], sample: Arrays, circumstances: Circumstances, until_s: float, clock: Clock
 ) -> tuple[int, dict[int, float]]:
-    """Return the number of threads with the fastest answer; `sessions` holds the session with that many then."""
+    """Return the number of threads with the fastest answer; leave that session in `sessions`."""
     candidates = circumstances.threads_to_try
     times_us: dict[int, float] = {}
     best = loaded = candidates[0]
@@ -240,7 +242,7 @@ def _choose_instances(
     until_s: float,
     clock: Clock,
 ) -> int:
-    """Open as many sessions as answer the most items; return the threads of each. A configured number is not measured."""
+    """Open as many sessions as answer the most items, or as configured; return each one's threads."""
     each = circumstances.threads or 1
     wanted = circumstances.instances or max(1, circumstances.cpus // each)
     if wanted == 1 or (circumstances.engine in UNTHREADED and not circumstances.instances):
@@ -270,7 +272,7 @@ def _learn_batch_cap(
     clock: Clock,
     memory_mb: Callable[[], float],
 ) -> tuple[int, dict[int, float]]:
-    """Return the largest batch that is cheaper per item than every smaller one, and the time of each batch in us.
+    """Return the largest batch that is cheaper per item than every smaller one, and each one's time in us.
 
     Sizes are 1, 2, 4, ... up to BATCH_CAP_MAX, in BATCH_ROUNDS rounds. The shortest of all runs of a size counts: longer
     ones measure the device's other work. Ends soon after `until_s` on `clock`, and before a size that is expected to

@@ -19,7 +19,9 @@ from edgert.worker.loading.learning import Circumstances, Learned, LearnedFile, 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """The artifact that a worker serves. `tried` names the preferred artifacts that failed, each with its reason.
+    """The artifact that a worker serves.
+
+    `tried` names the preferred artifacts that failed, each with its reason.
 
     `more_sessions` are open beside `session` if several instances answer more.
     """
@@ -48,7 +50,7 @@ def load_model(
     config: DeviceConfig,
     progress: Callable[[str], None] = lambda line: None,
 ) -> LoadedModel:
-    """Load the version's first artifact, in order of preference, that loads and answers its golden inputs correctly.
+    """Load the first artifact, in order of preference, that answers its golden inputs correctly.
 
     An engine reports work of minutes to `progress`. Raises the last artifact's error when none loads, and with
     `strict` the first one's.
@@ -78,7 +80,7 @@ def _open(
     config: DeviceConfig,
     progress: Callable[[str], None],
 ) -> tuple[str, list[Session], Learned]:
-    """Return the engine's version and the artifact's sessions, as learned here before or now, each checked."""
+    """Return the engine's version, the artifact's checked sessions, and how to run them."""
     check_files(version, artifact)
     engine_version = engine_by_name(artifact.engine).version()
     circumstances = Circumstances.of(artifact.engine, engine_version, config.serving)
@@ -115,7 +117,7 @@ def _open(
 
 
 def _return_free_memory() -> None:
-    """Give back to the system what loading used and freed. The C library keeps it: 24 MB for a model of 14 MB."""
+    """Give memory that loading freed back to the system: the C library keeps 24 MB for a model of 14."""
     with contextlib.suppress(OSError, AttributeError):  # a C library other than glibc has no such function
         ctypes.CDLL(None).malloc_trim(0)
 

@@ -107,7 +107,7 @@ class AppTensors:
         return value
 
     def read(self, tensors: tuple[wire.WireTensor, ...]) -> ModelInputs:
-        """Return a frame's tensors as arrays, without a copy. Raises RequestError if the model does not take them."""
+        """Return a frame's tensors as arrays, not copied. Raises RequestError if the model takes others."""
         numbers = self.sent if len(tensors) == len(self.sent) else range(len(self.inputs))
         if len(tensors) != len(numbers):
             raise RequestError(f"the model takes {len(self.inputs)} inputs, the request has {len(tensors)}")

@@ -2,7 +2,7 @@
 
 A request that finds an engine instance idle runs it at once, in its own thread. Requests that arrive while all
 instances are busy wait; when a run ends, the first of them is woken as the next leader and takes the others along, up
-to the cap. So a lone request pays nothing for batching, and no batch is waited for. Where a model leaves an axis of its
+to the cap. So a lone request pays nothing for batching, and no batch is waited for. If a model leaves an axis of its
 items open, only requests of one shape share a batch.
 
 One exception: after a batch of several requests, their clients are about to ask again. The next leader lingers for
@@ -49,7 +49,7 @@ class EngineAnswer(NamedTuple):
 
 
 class _Instance:
-    """One engine session; only the thread that holds it runs it. `last_count` requests were in its last run."""
+    """One engine session, run by the thread that holds it; its last run had `last_count` requests."""
 
     __slots__ = ("arena", "last_count", "last_run_s", "run")
 
@@ -77,7 +77,7 @@ class _Waiting:
 
 
 class Batcher:
-    """Runs requests on `session` and `more_sessions` (of the same artifact), at most `cap` items at a time.
+    """Runs requests on `session` and its equals `more_sessions`, at most `cap` items at a time.
 
     With `cap` 1, each request runs by itself. At most `queue_max` requests of each priority wait. `p95_ms` is a target
     for the time from a request's arrival to its engine's answer; 0 sets none. `clock` returns seconds, and deadlines
@@ -141,7 +141,9 @@ class Batcher:
     def infer_together(
         self, requests: Sequence[tuple[Arrays, int]], deadline_s: float | None = None
     ) -> list[EngineAnswer]:
-        """Answer requests (inputs, items) in one run; several have at most `cap` items. Only one thread may call this.
+        """Answer requests (inputs, items) in one run.
+
+        Several have at most `cap` items together. Only one thread may call this.
 
         Raises what `infer` raises, for all of them.
         """
@@ -265,7 +267,7 @@ class Batcher:
         return reason
 
     def _take(self, room: int, shapes: tuple[tuple[int, ...], ...]) -> list[_Waiting]:
-        """Take waiting requests of `shapes` that fit into `room` items: high ones first, then in order of arrival.
+        """Take waiting requests of `shapes` that fit into `room` items: high priority first, then the oldest.
 
         Requests of other shapes keep their places.
         """

@@ -72,7 +72,7 @@ class PredictionCache:
         return state.digest() + tag
 
     def get(self, key: bytes, since_ns: int) -> Arrays | None:
-        """Return the answer of `key`, or None. A hit is counted; its lookup began at `since_ns` (time.perf_counter_ns)."""
+        """Return the answer of `key`, or None; count a hit, looked up from `since_ns` (perf_counter_ns) on."""
         with self._mutex:
             entry = self._fresh(key)
             if entry is None or entry.value is None:

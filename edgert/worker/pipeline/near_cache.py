@@ -201,7 +201,7 @@ class NearCache:
 
 
 def image_axes(spec: TensorSpec) -> int | None:
-    """Return the axis of an item with the channels: 0 or 2; None if `spec` is not a batch of images of one size."""
+    """Return the axis of an item with the channels, 0 or 2; None unless `spec` is images of one size."""
     item = spec.item_shape
     if len(item) != 3 or spec.shape[0] not in (-1, 1) or min(item) < 1:
         return None

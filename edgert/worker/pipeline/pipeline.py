@@ -106,7 +106,7 @@ class Pipeline:
         return not cached and not inputs.raw and self._bare
 
     def infer(self, inputs: ModelInputs, flags: int, came_ns: int, deadline_s: float | None) -> Answer:
-        """Answer one request that came at `came_ns` with the frame's `flags`. Raises EdgeRTError for the client."""
+        """Answer one request that came at `came_ns` with the frame's `flags`. Raises EdgeRTError."""
         began_ns = time.perf_counter_ns()
         high = flags & wire.FLAG_HIGH_PRIORITY != 0
         cached = not flags & wire.FLAG_NO_CACHE and (self._cache.on or self._near is not None)
@@ -127,7 +127,7 @@ class Pipeline:
     def infer_next(
         self, inputs: ModelInputs, flags: int, came_ns: int, deadline_s: float | None, memory: Memory
     ) -> tuple[Answer, Memory]:
-        """Answer a request of the session that has `memory`, as `infer` without caches; also return its memory then."""
+        """Answer a request of the session that has `memory`, without caches; also return its new memory."""
         began_ns = time.perf_counter_ns()
         high = flags & wire.FLAG_HIGH_PRIORITY != 0
         request = _Request(*inputs, deadline_s, high, came_ns, memory)
@@ -289,7 +289,7 @@ class Pipeline:
         return answer._replace(outputs=outputs), flags
 
     def _ask_near(self, request: _Request) -> tuple[EngineAnswer, int]:
-        """As `_ask_cache`, from the near cache. The engine answers a sampled hit, and the two answers are compared."""
+        """Answer as `_ask_cache`, from the near cache; the engine answers a sampled hit too, to compare."""
         cache = self._near
         assert cache is not None  # the caller has looked
         self._preprocess(request)

@@ -14,7 +14,7 @@ COSINE_MIN = 0.99  # answers with at least this cosine agree, if the model gives
 
 
 class Agreement(NamedTuple):
-    """`agrees`: the top classes are equal if the model gives scores, else the cosine is at least COSINE_MIN."""
+    """Whether two answers agree: the same top classes of scores, else a cosine of at least COSINE_MIN."""
 
     agrees: bool
     cosine: float
@@ -34,7 +34,7 @@ def compare(got: Sequence[NDArray[Any]], want: Sequence[NDArray[Any]], scores: i
 
 
 def scores_output(manifest: Manifest) -> int | None:
-    """Return the output with class scores: the one that the manifest classifies, or the only one, of [items, classes]."""
+    """Return the output with class scores: the classified one, or the only one if [items, classes]."""
     outputs = manifest.outputs
     if manifest.classify is not None:
         return [spec.name for spec in outputs].index(manifest.classify.output)

@@ -53,10 +53,10 @@ class Reference(Protocol):
 
 
 class Shadow:
-    """Compares a `share` of the answers given to `offer` with those of the reference that `open_reference` opens.
+    """Compares a `share` of the answers given to `offer` with the answers of a reference.
 
-    `notify` is called with (event, fields) when the alarm is raised and when it is cleared. `choose` returns numbers in
-    0 ... 1.
+    `open_reference` opens the reference. `notify` is called with (event, fields) when the alarm is raised and when it
+    is cleared. `choose` returns numbers in 0 ... 1.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What the follower keeps for the daemon and for `edgertd status`."""
+"""The record that the follower keeps for the daemon and for `edgertd status`."""
 
 from __future__ import annotations
 

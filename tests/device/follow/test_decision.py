@@ -1,4 +1,4 @@
-"""What the follower does with a model, by the entry, the slots and the attempt before."""
+"""The follower's decision about a model, by the entry, the slots and the attempt before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the follower remembers, and that it is whole or missing."""
+"""The follower's record, which is whole or missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which connection gives way to a newcomer, by an injected clock."""
+"""A connection gives way to a newcomer: the right one, by an injected clock."""
 
 from __future__ import annotations
 

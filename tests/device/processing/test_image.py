@@ -191,7 +191,7 @@ def test_progressive_files_are_bounded_in_size_and_scans() -> None:
     baseline = encoded(photo(64, 64))
     with pytest.raises(RequestError, match=f"at most {STORED_PIXELS_MAX}"):
         reader().decoded(claiming(baseline, b"\xff\xc0", 8192, 8193))
-    # What decodes at an eighth of its size is taken; what has to be unpacked whole is not.
+    # An image that decodes at an eighth of its size is taken; one that has to be unpacked whole is not.
     assert reader().decoded(claiming(baseline, b"\xff\xc0", 8192, 8192))[0].shape == (64, 64, 3)
     with pytest.raises(RequestError, match=f"at most {PIXELS_MAX}"):
         reader(height=4100, width=4100).decoded(claiming(baseline, b"\xff\xc0", 8192, 8192))

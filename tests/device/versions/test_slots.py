@@ -57,7 +57,7 @@ def test_every_row_of_the_table(state: SlotState, event: Event) -> None:
     assert after.ratchet >= state.ratchet
     good_before = {v for v in (state.a, state.b) if v is not None and v.good}
     if state.state in (State.STAGED, State.TRIAL, State.STEADY) and event is not Event.INSTALL:
-        # Whatever happens to a new version, a good one is never lost to it.
+        # A good version is never lost, whatever happens to a new one.
         assert good_before <= {after.a, after.b}
 
 

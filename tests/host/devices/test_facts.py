@@ -1,4 +1,4 @@
-"""Which profile a machine gets, and that a machine can be asked at all."""
+"""A machine gets the profile that fits, and any machine can be asked."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ORIN_7 = replace(ORIN, python="3.12", glibc="2.39")
         (replace(PI_4, model="Raspberry Pi Compute Module 5 Rev 1.0"), "raspberry-pi-5"),
         (replace(ORIN, l4t="36.4.3"), "jetson-orin-nano"),
         (replace(ORIN_7, l4t="39.2.0", model=f"{ORIN.model} Super"), "jetson-orin-nano-jetpack-7"),
-        # Where the system does not say its L4T, its Python tells.
+        # If the system does not state its L4T version, its Python tells it.
         (ORIN, "jetson-orin-nano"),
         (ORIN_7, "jetson-orin-nano-jetpack-7"),
         (replace(PI_4, model="Raspberry Pi 3 Model B Plus Rev 1.3", machine="armv7l", memory_mb=900), "raspberry-pi-3"),

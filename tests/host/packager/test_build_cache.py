@@ -68,7 +68,7 @@ SAMPLES = CalibrationSet({"x": models.random(16, 4)}, None)
 def test_the_same_order_is_built_once(builds: Builds, source: SourceModel) -> None:
     first = builds(source, SAMPLES)
     assert builds(source, SAMPLES) == first
-    # Where the file lies, and what the profile says of the device, shape no artifact.
+    # The file's folder and the profile's facts about the device shape no artifact.
     moved = replace(source, path=Path("elsewhere.onnx"))
     assert builds(moved, SAMPLES, replace(THIS, memory_mb=7)) == first
     assert builds.count == 1

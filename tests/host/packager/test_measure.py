@@ -84,7 +84,7 @@ def test_every_precision_is_timed_and_the_receipt_holds_the_table(
     assert all(one["where"] == "here" and one["p50_ms"] > 0 and one["runs"] >= 15 for one in times.values())
     assert {one["id"] for one in told["candidates"]} == set(times)
     first = told["targets"][0]["artifacts"][0]
-    # Whatever this machine does: nothing is more than the margin faster than what was chosen.
+    # On any machine, no candidate is faster than the chosen one by more than the margin.
     assert min(one["p50_ms"] for one in times.values()) >= 0.94 * times[first]["p50_ms"]
 
 

@@ -37,7 +37,7 @@ SHOWN_APART = ("artifacts.", "files.", "release", "classify.labels", "detect.lab
 @click.argument("after", type=BundlePath())
 @json_option
 def diff(before: Path, after: Path, as_json: bool) -> None:
-    """Show what changed between two bundles, and how many bytes a device that has BEFORE fetches for AFTER.
+    """Show the changes between two bundles, and the bytes that a device with BEFORE fetches for AFTER.
 
     If both have a receipt, their builds are compared too: the accuracy gate, what was packed or left out, layers in
     float, the classes that lost most. The bytes are what `edgert deploy` sends, as patches if they are smaller. The

@@ -29,7 +29,7 @@ WORST_SHOWN_MAX = 5  # classes, layers
 @click.argument("bundle", type=BundlePath())
 @json_option
 def inspect(bundle: Path, as_json: bool) -> None:
-    """Show what BUNDLE contains: inputs and outputs, targets, artifacts, accuracy, layers, tools, and the build's receipt.
+    """Show the content of BUNDLE: inputs, outputs, targets, artifacts, accuracy, layers, tools, receipt.
 
     edgert bundle report draws the same; edgert bundle diff compares two bundles; edgert bundle verify checks the
     signature.

@@ -22,7 +22,7 @@ from edgert_deploy.packager.report.page import page
 @click.option("--html", type=click.Path(path_type=Path), help="The page to write (default: BUNDLE with .html).")
 @json_option
 def report(bundle: Path, html: Path | None, as_json: bool) -> None:
-    """Write a page on BUNDLE: accuracy by class, size, latency, activation ranges, harmful layers, golden answers.
+    """Write a page on BUNDLE: accuracy by class, size, latency, ranges, harmful layers, golden answers.
 
     The page is one file, needs no network, and prints well. edgert bundle inspect shows the same as text or JSON.
 

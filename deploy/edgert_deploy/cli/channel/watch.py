@@ -60,7 +60,7 @@ def watch(
     signing: Signing,
     as_json: bool,
 ) -> None:
-    """Show the progress of the releases in channel NAME, and halt MODEL (default: each) if too many devices go back.
+    """Show the progress of channel NAME, and halt MODEL (default: each) if too many devices go back.
 
     Devices report their progress, and `edgert fleet record` brings it to the store. Every device that went back from a
     release counts, whenever that was. The command ends when each device has decided, or after --for. It does not wait for
@@ -87,7 +87,7 @@ def watch(
 
 
 class _Watching:
-    """One watch: `found` is what the last look saw of the releases that are not halted, `halted` names what it halted."""
+    """One watch; `found` is the last progress of releases not halted, `halted` names what it halted."""
 
     def __init__(
         self, channels: Channels, name: str, model: str, store_url: str, limit: Share, key: SigningKey, change: Change

@@ -41,7 +41,7 @@ def probe_(
     inventory: Inventory,
     as_json: bool,
 ) -> None:
-    """Show what machines are, and which profile fits them: devices of the inventory, or the machine at ADDRESS.
+    """Show what machines are, and which profile fits: devices of the inventory, or the one at ADDRESS.
 
     Nothing is installed, and the inventory stays as it is unless you pass --save. An ADDRESS contains `@`, `.` or `[`.
     Exits with the code of the first device that could not be asked, with 4 if no profile fits a device.
@@ -76,7 +76,7 @@ def probe_(
 
 
 def _ask(device: Device, transport: Transport, profiles: list[DeviceProfile]) -> Row:
-    """Return the machine's facts, the profile that fits (None, with the reason), and why the others do not."""
+    """Return the machine's facts, the profile that fits (or None and why), and why others do not."""
     local = not device.kind.needs_runtime
     facts = probe(transport, device.name, device.python)
     misses = {p.name: misfits(p, facts) for p in profiles if local or p.name != LOCAL_PROFILE}

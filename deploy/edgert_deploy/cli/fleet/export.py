@@ -128,7 +128,7 @@ def export(
 
 
 class _Pushes:
-    """Calls `push` at an interval, and reports when it begins to fail (and what happens `then`) and works again."""
+    """Calls `push` at an interval; reports when it begins to fail (and what happens `then`) and recovers."""
 
     def __init__(self, push: Callable[[], None], every_s: float, then: str) -> None:
         self._push, self._every_s, self._then = push, every_s, then

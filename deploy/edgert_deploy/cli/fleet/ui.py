@@ -139,7 +139,7 @@ def ui(
         _say(f"no --store given: recording to {path} (at most {size_text(size_bytes)})")
     if not is_loopback(host):
         _say(
-            f"warning: the network can reach {host}, and the connection is not encrypted: whoever has the token can read it"
+            f"warning: the network can reach {host}, and the connection is not encrypted: anybody who has the token can read it"
         )
     stop = stopping(for_s)
     repeated = [(lambda: board.remember_baselines(baselines(query, _wall_ms())), BASELINES_EVERY_S)]
@@ -202,7 +202,7 @@ def begin(board: Board, query: FleetQuery) -> None:
 
 
 def _repeat(work: Callable[[], None], every_s: float) -> None:
-    """Do `work` again and again until the process ends. Where it fails, the page shows what it knows."""
+    """Do `work` again and again until the process ends. If it fails, the page shows what it knows."""
     while True:
         with contextlib.suppress(EdgeRTError):
             work()

@@ -135,7 +135,7 @@ def watch(
 
 @dataclass(frozen=True)
 class View:
-    """Which lines are shown, and in which order."""
+    """The choice of lines to show, and their order."""
 
     model: str | None = None
     device: str | None = None
@@ -202,7 +202,7 @@ def show_until(
 
 
 def table_of(rows: list[Row], state: FleetState, width: int, height: int | None = None) -> Table:
-    """The fleet as a table; the last lines sum each model up over all devices. A narrow one has fewer columns.
+    """Return the fleet as a table whose last lines sum up each model; a narrow one has fewer columns.
 
     If it is higher than `height`, devices' lines are left out from below, and the caption says how many.
     """

@@ -56,7 +56,7 @@ _SITE = click.option("--site", metavar="SITE", help="Only this site.")
 
 
 def broker_options(command: F) -> F:
-    """Add --broker and what belongs to it, and --site. The command receives `settings` in their place, and `site`."""
+    """Add --site, and --broker with its options; the command receives `site` and `settings`."""
     return _SITE(broker_alone_options(command))
 
 
@@ -85,7 +85,7 @@ session_option = click.option(
 
 
 def named_session(role: str, name: str | None) -> tuple[str, Session | None]:
-    """Return the client id and the session to connect with; neither where `name` is None. Raises ConfigInvalid."""
+    """Return the client id and the session, neither if `name` is None. Raises ConfigInvalid."""
     if name is None:
         return "", None
     return f"edgert-{role}-{checked_id('session', name)}", Session(SESSION_KEPT_S)

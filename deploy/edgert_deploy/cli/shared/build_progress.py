@@ -24,7 +24,10 @@ SHOWN_LETTERS_MAX = 60
 
 
 class BuildProgress:
-    """`with BuildProgress({target: artifacts}) as progress: ... progress(line)`; `done(target)` fills a target's bar."""
+    """Shows a build: `with BuildProgress({target: artifacts}) as progress: ... progress(line)`.
+
+    `done(target)` fills a target's bar.
+    """
 
     def __init__(self, artifacts: Mapping[str, int]) -> None:
         self._artifacts = artifacts
@@ -97,7 +100,7 @@ class _Bars:
             self._progress.update(task, stage=shown[:SHOWN_LETTERS_MAX], refresh=True)
 
     def _enter(self, target: str, line: str) -> None:
-        """Begin a stage, which ends the one before. A line that comes again, from a parallel build, counts once."""
+        """Begin a stage, which ends the one before; a line that a parallel build repeats counts once."""
         self._progress.start_task(self._tasks[target])
         if line not in self._seen and self._current is not None:
             self._progress.advance(self._tasks[self._current])

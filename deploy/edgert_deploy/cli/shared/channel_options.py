@@ -170,7 +170,7 @@ def channels_of(registry: Registry) -> Channels:
 def offer_release(
     registry: Registry, channel: str, release: Release, how: Mapping[str, Any], key: SigningKey, signing: Signing
 ) -> tuple[dict[str, Any], str]:
-    """Offer a release to a channel's devices as `how` says; return the channel's statement as JSON, and a line about it."""
+    """Offer a release to a channel's devices as `how` says; return its statement as JSON, and a line."""
     entry = Entry(release.model, release.number, release.digest, release.envelope, release.oci_manifest, **how)
     change = Change(signing.lasts_s)
     statement = channels_of(registry).change(channel, lambda entries: with_release(entries, entry), key, change)

@@ -38,7 +38,7 @@ class Results:
     def show(
         self, text: str, as_json: bool, *, below: str = "", code: int = 0, raise_lone: bool = True, **also: Any
     ) -> None:
-        """Print JSON, or `text`, the errors and `below`; exit with the errors' code, or `code` if there are none.
+        """Print JSON, or `text`, errors and `below`; exit with the errors' code, without any with `code`.
 
         `also` is added to the JSON. The error of a lone device is raised as it is, unless `raise_lone` is false.
         """
@@ -53,7 +53,7 @@ class Results:
 def run_on_each(
     devices: Sequence[Device], work: Callable[[Device, Transport], Row], *, one_first: bool = False
 ) -> Results:
-    """Do `work`, which returns a JSON object, over each device's own link; return rows in the order of `devices`.
+    """Do `work`, which returns a JSON object, on each device; return rows in the order of `devices`.
 
     With `one_first`, the others wait until it has gone well on one. If that one shows that it cannot, they are left
     alone.

@@ -48,7 +48,7 @@ def agreed_host_key(address: str, wanted: str | None, option: str, behind: Devic
 
 
 def identity_path(file: Path | None) -> str:
-    """Return the path of a private key as the inventory states it: "" for none. Raises ConfigInvalid if it is missing."""
+    """Return a private key's path for the inventory, "" for none. Raises ConfigInvalid if it is missing."""
     if file is None:
         return ""
     if not file.expanduser().is_file():

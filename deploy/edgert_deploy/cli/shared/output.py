@@ -19,7 +19,7 @@ _LINE = threading.Lock()
 
 
 def say(device: str, line: str) -> None:
-    """Print a progress line on stderr: about a device, or about all of them where `device` is "". From any thread."""
+    """Print a progress line on stderr, from any thread; `device` "" means all of them."""
     with _LINE:
         click.echo(printable(f"[{device}] {line}" if device else line), err=True)
 

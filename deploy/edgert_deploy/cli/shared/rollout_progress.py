@@ -42,7 +42,7 @@ class _Row:
 
 
 class RolloutProgress:
-    """`with RolloutProgress(...) as progress`: any thread calls `progress(device, line)`, `sent` and `done`."""
+    """Shows a rollout in a `with` block; any thread calls `progress(device, line)`, `sent` and `done`."""
 
     def __init__(self, title: str, devices: int, stop: Stop, *, verbose: bool = False) -> None:
         self._title, self._devices, self._stop = title, devices, stop

@@ -10,7 +10,7 @@ from types import FrameType
 
 
 def stopping(for_s: float | None) -> Callable[[], bool]:
-    """Return a function that tells whether a signal came or `for_s` seconds passed. A second signal ends at once."""
+    """Return whether a signal came or `for_s` passed, as a function; a second signal ends at once."""
     signals: list[int] = []
     ends_at = None if for_s is None else time.monotonic() + for_s
 

@@ -184,7 +184,7 @@ def _matching(names: Iterable[str], beginning: str) -> list[str]:
 
 
 def _selectable(ctx: click.Context) -> list[str]:
-    """Every word that selects devices. A broken inventory completes nothing: the command itself explains it."""
+    """Return every word that selects devices, none for a broken inventory: the command explains that."""
     from edgert_deploy.devices.selector import ALL
 
     inventory = ctx.params.get("inventory")

@@ -10,7 +10,7 @@ from edgert_deploy.common.quantities import size_text
 
 
 class UploadProgress:
-    """`with UploadProgress(where) as progress: ... progress(sent, total)`: a bar on a terminal, else a line each tenth."""
+    """Shows `progress(sent, total)` in a `with` block: a bar on a terminal, else a line each tenth."""
 
     def __init__(self, where: str) -> None:
         self._where, self._tenths = where, 0

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TransportKind:
-    """Capabilities that all devices of one transport share. They are known before the transport's module is imported.
+    """The capabilities of one transport, known before its module is imported.
 
     `implementation` is "module:Class"; the class takes the device of the inventory and connects when it is first used.
     """
@@ -140,7 +140,9 @@ def sha256_of(path: Path) -> str:
 
 
 def in_folder(folder: str, argv: Sequence[str], *, make: bool = False) -> list[str]:
-    """Return a command that runs `argv` in `folder`; `make` makes a missing one. `argv` names files relative to it.
+    """Return a command that runs `argv` in `folder`; `make` makes a missing one.
+
+    `argv` names files relative to it.
 
     Root acts as the owner there and follows no link that another user could have made.
     """

@@ -38,7 +38,7 @@ _RECEIVE = 'umask 077; : >"$1" && chmod "$2" "$1" && exec dd of="$1" bs=65536 co
 
 
 class LocalTransport:
-    """Runs commands as the calling user, each in a session of its own, so that a time-out ends all its processes.
+    """Runs commands as the calling user, each in its own session: a time-out ends all its processes.
 
     Root copies files as the owner of the folder, and follows no link there that another user could have made.
     """

@@ -21,7 +21,7 @@ _KEY_HEAD_BYTES = 256  # they include "-----BEGIN OPENSSH PRIVATE KEY-----" and 
 
 
 def read_ssh_config() -> SSHConfig:
-    """Return the user's and the system's SSH configuration, with included files in place. Raises ConfigInvalid."""
+    """Return the user's and the system's SSH configuration, includes resolved. Raises ConfigInvalid."""
     config = SSHConfig()
     for path in (Path("~/.ssh/config").expanduser(), Path("/etc/ssh/ssh_config")):
         try:

@@ -103,7 +103,7 @@ def log_in(device: Device, limits: LinkLimits) -> Login:
 
 
 def scan_host_key(address: SshAddress, wanted: str | None = None, jump: Jump | None = None) -> str:
-    """Return the host key of `address` as an OpenSSH public key line; nothing but the key exchange is sent.
+    """Return the host key of `address` as an OpenSSH line; only the key exchange takes place.
 
     A server may have a key of each kind; with `wanted` (SHA256:...) the one with this fingerprint is returned. Raises
     DeviceUnreachable, and HostKeyMismatch if no key is the wanted one.

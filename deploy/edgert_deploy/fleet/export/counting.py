@@ -1,4 +1,4 @@
-"""Which reports count, and by how much their counters grew. Pure.
+"""Decides which reports count, and by how much their counters grew. Pure.
 
 A device sends a report again when the broker did not acknowledge it, so every stream remembers which numbers came.
 Counters are totals of a worker: a report counts by what they grew since the newest report before it.
@@ -31,7 +31,7 @@ class _Counted:
 
 
 class Counting:
-    """The streams of a fleet's reports. If there are more than STREAMS_MAX, the one silent for longest is dropped."""
+    """The streams of a fleet's reports; beyond STREAMS_MAX the one silent for longest is dropped."""
 
     def __init__(self) -> None:
         self.duplicates = 0

@@ -77,7 +77,7 @@ class Group:
 
 @dataclass
 class KnownDevice:
-    """A device's last `status`, its profile, its models' alarms, and when it last reported (seconds since 1970)."""
+    """A device's last `status`, its profile, its models' alarms, and its last report (s since 1970)."""
 
     status: str = "unknown"
     profile: str = PROFILE_UNKNOWN
@@ -86,7 +86,7 @@ class KnownDevice:
 
 
 class Exporter(FleetListener):
-    """Feed it with `apply`, and read it with `lock` held: the network's thread applies messages, scrapes read.
+    """The fleet's figures: one thread calls `apply`, others read them with `lock` held.
 
     `name` tells it from other exporters. `clock` is monotonic seconds, `wall_clock` seconds since 1970.
     """

@@ -28,7 +28,7 @@ class Family:
 
 @dataclass(frozen=True)
 class Histograms:
-    """The histograms of one name, as a Family has values; a sample is (label values, sketch, its changes so far).
+    """The histograms of one name; a sample is (label values, sketch, its changes so far).
 
     Text has a classic bucket for each octave from 2**`octave` ms on.
     """

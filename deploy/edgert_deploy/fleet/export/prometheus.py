@@ -26,7 +26,7 @@ _METRIC_TAG = b"\x22"  # field 4 of MetricFamily, length-delimited
 
 
 class Exposition:
-    """Renders an exporter. A rendered histogram is cached until it changes: most of a large fleet has not changed."""
+    """Renders an exporter; a rendered histogram is cached until it changes, as most do not."""
 
     def __init__(self, exporter: Exporter) -> None:
         self._exporter = exporter
@@ -134,7 +134,7 @@ def _family(name: str, said: str, kind: int) -> bytes:
 
 
 def _delimited(head: bytes, metrics: Iterator[bytes]) -> bytes:
-    """Return a family with its length, the metrics added as they are. A family without metrics is left out."""
+    """Return a family with its length, the metrics added as they are; nothing without metrics."""
     parts = [part for metric in metrics for part in (_METRIC_TAG, varint(len(metric)), metric)]
     if not parts:
         return b""

@@ -43,7 +43,7 @@ class Gap(NamedTuple):
 
 
 def note(connection: sa.Connection, reports: Sequence[tuple[int, int, int]]) -> None:
-    """Store the gaps before new reports, and close those that they fill. `reports` are (stream, seq, minute) as they came."""
+    """Store the gaps before new reports (stream, seq, minute, as they came); close those they fill."""
     minutes = {(stream, seq): minute for stream, seq, minute in reports}
     came: dict[int, list[int]] = {}
     for stream, seq, _ in reports:
@@ -96,7 +96,7 @@ def _streams(connection: sa.Connection, ids: Sequence[int]) -> dict[int, dict[st
 def _newest_of_others(
     connection: sa.Connection, begun: Iterable[Mapping[str, Any]]
 ) -> dict[tuple[int, str], tuple[int, int]]:
-    """Return the last number and minute of each model whose present stream has just begun, by an older stream."""
+    """Return the last number and minute of models whose stream just began, from an older stream."""
     table = schema.stream
     newest_first = (table.c.hist_minute.desc(), table.c.hist_seq.desc())
     order = sa.func.row_number().over(partition_by=(table.c.device_id, table.c.model), order_by=newest_first)

@@ -117,7 +117,7 @@ class MergedRows:
 
 
 class _Row:
-    """One merged row in memory. Its stage times are added up when it is written: their counters take seven times the memory."""
+    """One merged row in memory; stage times are added up on writing, as counters take 7 times the memory."""
 
     __slots__ = ("buckets", "count", "counters", "least", "most", "stages", "sum", "windows", "zero")
 

@@ -40,7 +40,7 @@ _KEYS_MAX = 50
 
 @dataclass(frozen=True)
 class Question:
-    """A period, its filter and its groups. Times are ms since 1970; `step_min` splits the period into steps.
+    """A period (ms since 1970), its filter and groups; `step_min` splits the period into steps.
 
     With `stages` the answers have the time of each stage.
     """
@@ -111,7 +111,10 @@ class FleetQuery:
         self._engine.dispose()
 
     def answer(self, question: Question, now_ms: int) -> list[Answer]:
-        """Return a group for each combination that reported, ordered by group and time. Raises ConfigInvalid for too many."""
+        """Return a group for each combination that reported, by group and time.
+
+        Raises ConfigInvalid for too many.
+        """
         first, end = _stretch(question, now_ms)
         gathered = _Gathered(question, first, end)
         with self._reading() as connection:
@@ -133,7 +136,7 @@ class FleetQuery:
         return None if oldest is None else int(oldest) * MINUTE_MS
 
     def unsynced(self, question: Question, now_ms: int) -> list[str]:
-        """Return the devices (SITE/DEVICE) with reports placed by their time of receipt, while windows are kept."""
+        """Return the devices (SITE/DEVICE) whose kept windows are placed by their time of receipt."""
         first, end = _stretch(question, now_ms)
         table = schema.hist_window
         asked = (
@@ -164,7 +167,7 @@ class FleetQuery:
         ]
 
     def groups_reporting(self, where: Mapping[str, str], now_ms: int) -> int:
-        """Count the groups that fit `where` and reported in this hour or the one before: the rows of one minute."""
+        """Count the groups that fit `where` and reported this hour or the last: the rows of one minute."""
         table, hour = schema.group_hour, now_ms // MINUTE_MS // HOUR_MIN
         asked = sa.select(sa.func.count(sa.distinct(table.c.owner))).where(table.c.slot >= hour - 1)
         asked = asked.join(schema.group, schema.group.c.id == table.c.owner)
@@ -176,7 +179,10 @@ class FleetQuery:
     def events(
         self, since_ms: int, until_ms: int, limit: int = EVENTS_MAX, where: Mapping[str, str] | None = None
     ) -> list[dict[str, Any]]:
-        """Return at most `limit` events, the newest first. `where` may name a site, device, model, profile or event."""
+        """Return at most `limit` events, newest first.
+
+        `where` may name a site, device, model, profile or event.
+        """
         table, owner = schema.event, schema.device
         columns = (owner.c.site, owner.c.device, table.c.at_ms, table.c.fields)
         asked = _of_events(sa.select(*columns), since_ms, until_ms, where or {})

@@ -65,7 +65,7 @@ class Recorder(FleetListener):
         self.settled = self._applied
 
     def flush_or_wait(self, say: Callable[[str], None]) -> None:
-        """Write what waits. Tell the first, second, fourth, eighth ... failure in a row, and that the store works again."""
+        """Write what waits; `say` failures 1, 2, 4, 8 ... in a row, and that the store works again."""
         failed = self.failures > 0
         try:
             self.flush()

@@ -29,7 +29,7 @@ _OWNERS = ((schema.stream_heard, schema.stream), (schema.group_heard, schema.gro
 
 @dataclass(frozen=True)
 class Retention:
-    """How many hours windows, minutes and hours (with events) are kept, and how large a SQLite file may grow."""
+    """The hours that windows, minutes and hours (with events) are kept, and a SQLite file's largest size."""
 
     windows_h: int = KEEP_WINDOWS_H
     minutes_h: int = KEEP_MINUTES_H
@@ -64,7 +64,7 @@ class LastHours:
 
 
 def prune(connection: sa.Connection, retention: Retention, now_ms: int) -> int:
-    """Remove what is older than `retention`, owners without reports for longer, and the oldest windows of a large file.
+    """Remove what is older than `retention`, silent owners, and a large file's oldest windows.
 
     Returns the number of removed rows.
     """
@@ -142,7 +142,7 @@ def size_bytes(connection: sa.Connection) -> int:
 
 
 def _shrink(connection: sa.Connection, size_bytes_max: int) -> int:
-    """Remove the oldest tenth of the windows while a SQLite file is too large. PostgreSQL never shrinks by itself."""
+    """Remove the oldest tenth of windows while a SQLite file is too large; PostgreSQL never shrinks."""
     removed = 0
     while connection.dialect.name == "sqlite" and size_bytes(connection) > size_bytes_max:
         column = schema.hist_window.c.minute
@@ -165,7 +165,7 @@ def _forget_owners(connection: sa.Connection, last_hour: sa.Table, owner: sa.Tab
 
 
 def _forget_devices(connection: sa.Connection, before_ms: int, at_once: int) -> int:
-    """Remove devices that reported once and have no row left. Devices known only from retained messages stay."""
+    """Remove devices that once reported and have no row left; those only retained stay."""
     device = schema.device
     reported = sa.exists().where(schema.stream.c.device_id == device.c.id)
     happened = sa.exists().where(schema.event.c.device_id == device.c.id)

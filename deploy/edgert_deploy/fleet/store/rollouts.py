@@ -24,7 +24,7 @@ class StoredRollouts:
     """A TeamStore in SQLite or PostgreSQL. Raises ConfigInvalid or StoreFailed."""
 
     def __init__(self, url: str) -> None:
-        """Connect, and make the table if it is missing; the tables of reports stay as they are, of any version."""
+        """Connect, and make the table if it is missing; the tables of reports, of any version, stay."""
         self._engine = schema.new_engine(url, writes=True)
         with schema.begun(self._engine) as connection:
             if not sa.inspect(connection).has_table(schema.rollout_line.name):
@@ -87,7 +87,7 @@ class StoredRollouts:
         self._engine.dispose()
 
     def _file(self, id: str) -> Path | None:
-        """Return the lock file of a rollout beside SQLite's file; None for PostgreSQL, which has locks of its own."""
+        """Return a rollout's lock file beside SQLite's file; None for PostgreSQL, which has its own locks."""
         if self._engine.dialect.name != "sqlite":
             return None
         return Path(f"{self._engine.url.database}-rollouts") / f"{id}.lock"

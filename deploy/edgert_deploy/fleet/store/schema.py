@@ -124,7 +124,7 @@ def _merged(name: str) -> sa.Table:
 
 
 def _stages(name: str) -> sa.Table:
-    """Stage times of merged rows, as fleet/packed.py packs them. In the same row, SQLite would take a page more for each."""
+    """Return the table of stage times; beside the counters, SQLite would take a page more for each row."""
     return sa.Table(
         name,
         _metadata,
@@ -234,7 +234,10 @@ class StoreFailed(EdgeRTError, code="fleet.store_failed", exit_code=6, retryable
 
 
 def open_engine(url: str, *, writes: bool) -> sa.Engine:
-    """Connect to a store of reports and, where `writes`, create what is missing. Raises ConfigInvalid or StoreFailed."""
+    """Connect to a store of reports; where `writes`, create it.
+
+    Raises ConfigInvalid or StoreFailed.
+    """
     engine = new_engine(url, writes=writes)
     with begun(engine) as connection:
         if writes:
@@ -282,7 +285,7 @@ def new_engine(url: str, *, writes: bool) -> sa.Engine:
 
 
 def _create_or_migrate(connection: sa.Connection) -> None:
-    """Make what is missing, and bring a store of an older version to this one's. A newer one stays as it is."""
+    """Make what is missing, and bring an older store to this version; a newer one stays as it is."""
     version = connection.scalar(sa.select(meta.c.version)) if sa.inspect(connection).has_table(meta.name) else None
     if version is not None and version > SCHEMA_VERSION:
         return

@@ -227,7 +227,7 @@ class Store:
         new: Mapping[tuple[int, int], tuple[Origin, MetricsMessage]],
         merged: MergedRows,
     ) -> None:
-        """Store what each counter grew by since the report before. A late report is part of a later one's increase."""
+        """Store each counter's growth since the last report; a late report is part of a later one's."""
         table = schema.stream
         known: dict[int, Any] = {}
         came: dict[int, list[int]] = {}

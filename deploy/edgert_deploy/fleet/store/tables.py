@@ -63,7 +63,7 @@ class Asked:
 
 
 def shares_of(percentiles: str) -> list[tuple[str, Fraction]]:
-    """Return the name and exact share of each percentile: `99.9` is ("p99.9_ms", 999/1000). Raises ConfigInvalid."""
+    """Return each percentile's name and share: `99.9` is ("p99.9_ms", 999/1000). Raises ConfigInvalid."""
     words = [word.strip() for word in percentiles.split(",") if word.strip()]
     if not 0 < len(words) <= PERCENTILES_MAX:
         raise ConfigInvalid(f"percentiles {percentiles!r}: write 1 to {PERCENTILES_MAX} numbers, such as 50,95,99.9")
@@ -98,7 +98,7 @@ def answer_row(answer: Answer, shares: Shares, *, stepped: bool = False) -> dict
 
 
 def stage_rows(answer: Answer, shares: Shares, *, stepped: bool = False) -> Iterator[tuple[dict[str, Any], Sketch]]:
-    """Yield a row for each stage with times, in their order, and its sketch. `share` is that of all stages' time."""
+    """Yield a row and its sketch for each stage with times; `share` is that of all stages' time."""
     found = answer.stages.sketches() if answer.stages else {}
     total_ms = sum(sketch.sum for sketch in found.values())
     for stage in STAGES:
@@ -109,7 +109,7 @@ def stage_rows(answer: Answer, shares: Shares, *, stepped: bool = False) -> Iter
 
 
 def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return rows with a heading; a field that is not known is empty. The rows need not have the same fields.
+    """Return rows, which may have different fields, with a heading; an unknown field is empty.
 
     A spreadsheet runs text that begins like a formula, and devices send text: such text gets an apostrophe in front.
     """
@@ -135,7 +135,7 @@ def _percentiles(sketch: Sketch, shares: Shares) -> dict[str, float | None]:
 
 
 def _histogram(latency: Sketch) -> dict[str, Any]:
-    """Return the rest of the group's histogram, in the form of the telemetry contract: it merges with others."""
+    """Return the rest of the group's histogram as the telemetry contract has it: it merges with others."""
     return {
         "zero": latency.zero,
         "sum_ms": round(latency.sum, 6),

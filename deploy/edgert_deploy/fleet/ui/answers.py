@@ -136,7 +136,10 @@ class Answers:
         return self.history.events(Span.parse(asked), self._events_where(asked), EVENTS_MAX)
 
     def devices(self, asked: Asking) -> dict[str, Any]:
-        """Return a page of devices. `state` is one of STATES, `attention` for all but online, or ""; `q` is part of a name."""
+        """Return a page of devices.
+
+        `state` is one of STATES, `attention` (all but online) or ""; `q` is part of a name.
+        """
         found = self._found(asked)
         pages = max(1, -(-len(found) // A_PAGE))
         page = _number(asked, "page", 1, pages)

@@ -30,7 +30,7 @@ ATTENTION = STATES[:-1]
 
 @dataclass(frozen=True)
 class Filter:
-    """Which devices: an empty word stands for any."""
+    """A choice of devices; an empty word means any."""
 
     site: str = ""
     model: str = ""

@@ -100,7 +100,7 @@ class History:
         return [answer_row(answer, DEFAULT_SHARES, stepped=True) for answer in answers]
 
     def breakdown(self, span: Span, by: str, where: Mapping[str, str], devices: int) -> dict[str, Any]:
-        """Return each group of each model beside the rest of its model. `devices` is how many fit. Raises ConfigInvalid."""
+        """Return each group beside the rest of its model; `devices` is how many fit. Raises ConfigInvalid."""
         names = dimensions_of_breakdown(by)
 
         def asked() -> dict[str, Any]:
@@ -144,7 +144,7 @@ class History:
             return asked.of(self._query, self._wall_ms())
 
     def channels(self, site: str | None) -> list[dict[str, Any]]:
-        """Return how many devices took, try or went back from each release of each channel, at one site or all."""
+        """Return how many devices took, try or went back from each channel's releases, by site or all."""
 
         def asked() -> list[dict[str, Any]]:
             now_ms = self._wall_ms()
@@ -188,7 +188,7 @@ class History:
         return span.step_min(self._wall_ms(), from_ms)
 
     def _whole_hours(self, since_ms: int, until_ms: int, devices: int) -> tuple[int, int]:
-        """Return the whole hours around a period, which have rows of their own. Raises ConfigInvalid if they are too many."""
+        """Return the whole hours around a period, which have rows. Raises ConfigInvalid if too many."""
         hour_ms = HOUR_MIN * MINUTE_MS
         first, end = since_ms // hour_ms, -(-until_ms // hour_ms)
         if devices * (end - first) > STREAM_ROWS_MAX:
@@ -214,7 +214,7 @@ class History:
 
 
 def versions_seen(query: FleetQuery, now_ms: int) -> list[tuple[str, str, int]]:
-    """Return (model, version, time of its first report) of the last week, to the hour, for the board's start."""
+    """Return (model, version, first report to the hour) of the last week, for the board's start."""
     hour_ms = 60 * MINUTE_MS
     until_ms = (now_ms // hour_ms + 1) * hour_ms
     question = Question(until_ms - 7 * 24 * hour_ms, until_ms, ("model", "version"), {}, 60)
@@ -222,7 +222,7 @@ def versions_seen(query: FleetQuery, now_ms: int) -> list[tuple[str, str, int]]:
 
 
 def baselines(query: FleetQuery, now_ms: int) -> dict[tuple[str, str], float]:
-    """Return what p99 (ms) each (model, profile) usually had in the last week: the median of quarters of days.
+    """Return each (model, profile)'s usual p99 (ms) of a week: the median of its quarters of days.
 
     It is not known before there are BASELINE_STEPS_MIN of them with enough requests.
     """

@@ -20,7 +20,7 @@ FILTERS_A_TICK_MAX = 64
 
 @dataclass(frozen=True)
 class View:
-    """The fleet under one filter at one moment. `sites` has each site's device names, and a letter for each one's state."""
+    """The fleet under one filter at one moment; `sites` has device names, and a letter for each state."""
 
     at_ms: int
     sites: dict[str, tuple[tuple[str, ...], str]]

@@ -1,4 +1,4 @@
-"""Which devices are slow: their p99 beside the model's target, or beside what the model usually takes. Pure.
+"""Finds slow devices: their p99 is above the model's target, or far above its usual p99. Pure.
 
 Theory of operation: a model with a target is slow above it. Any other has a baseline for each profile: the lower one of
 what it took in the last week, by the store, and what the middle device takes now. It is slow above SLOW_FACTOR times the

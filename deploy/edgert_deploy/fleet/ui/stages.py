@@ -1,4 +1,4 @@
-"""Where the time of a model's requests goes: its stages over time, and of each version. Pure."""
+"""The time of each stage of a model's requests, over time and by version. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SHARES = shares_of("50,99")
 def stages_of(
     model: str, versions: Sequence[Answer], curve: Sequence[Answer], since_ms: int, step_ms: int, steps: int
 ) -> dict[str, Any]:
-    """Return the percentiles of each stage in each step of `curve`, and of the newest `versions` over the whole time."""
+    """Return each stage's percentiles in each step of `curve`, and of the newest `versions` overall."""
     found: dict[str, dict[str, list[float | None]]] = {}
     for answer in curve:
         step = (answer.start_ms - since_ms) // step_ms

@@ -70,7 +70,7 @@ class Group:
 
 @dataclass(frozen=True)
 class GateResult:
-    """The gate's figures of one artifact. `also`: other metrics, as name, FP32's value or None, the artifact's.
+    """The gate's figures of one artifact; `also`: name, FP32's value or None, the artifact's.
 
     `drop_interval` is where the drop lies with 95 % confidence, None for a metric that is no share of samples.
     `similarity_only`: the metric knows how similar the answers are to FP32's, and not what is right.
@@ -113,7 +113,7 @@ class GateResult:
 
 
 def reference_outputs(source: SourceModel, samples: CalibrationSet) -> Outputs:
-    """Return the source's own answers, in the engine that reads it: one array an output, samples along axis 0."""
+    """Return the source's answers in its own engine: one array an output, samples along axis 0."""
     with tempfile.TemporaryDirectory(prefix="edgert-reference-") as folder:
         return run_artifact(reference_artifact(source, Path(folder)), samples)
 

@@ -33,7 +33,7 @@ DIGITS = 4  # the last bits differ between processors
 
 @dataclass(frozen=True)
 class Activation:
-    """The answer of one layer: its extremes, the quantiles 0.1 %, 50 % and 99.9 %, in the model's own units."""
+    """The answer of one layer: extremes, quantiles 0.1 %, 50 % and 99.9 %, in the model's units."""
 
     layer: str
     op: str
@@ -44,7 +44,7 @@ class Activation:
 
 
 def activations(source: SourceModel, calibration: CalibrationSet) -> tuple[Activation, ...]:
-    """Return the ranges in the order of the graph; none for a model that is not ONNX, or cannot be prepared."""
+    """Return the ranges in graph order; none for a model that is not ONNX or cannot be prepared."""
     if source.kind != "onnx":
         return ()
     try:

@@ -40,7 +40,7 @@ def _map_iou(answers: Array, reference: Array, threshold: float) -> float:
 
 
 def neighbour_agreement(answers: Array, reference: Array) -> float:
-    """Return the share of vectors whose nearest other vector is as near in FP32, or the mean cosine to FP32's if less."""
+    """Return the share of vectors that keep their nearest neighbour, or the mean cosine if less."""
     cosines = (unit_vectors(answers) * unit_vectors(reference)).sum(axis=1)
     return min(float(same_neighbours(answers, reference).mean()), float(cosines.mean()))
 
@@ -63,7 +63,7 @@ def value_agreement(answers: Array, reference: Array) -> float:
 
 
 def box_agreement(rule: Detect, answers: Outputs, reference: Outputs, size: tuple[int, int]) -> float:
-    """Return the F1 score of the boxes that `rule` decodes against FP32's: same class, IoU of at least 0.5."""
+    """Return the F1 score of `rule`'s boxes against FP32's: same class, IoU of at least 0.5."""
     got, want = (detections(rule, outputs, size, None) for outputs in (answers, reference))
     hits = found = wanted = 0
     for i in range(len(want.counts)):
@@ -76,7 +76,7 @@ def box_agreement(rule: Detect, answers: Outputs, reference: Outputs, size: tupl
 
 
 def anchor_agreement(boxes: Array, scores: Array, true_boxes: Array, true_scores: Array) -> float:
-    """Return the F1 score of anchors `[N, A, ...]` that are confident in both and stand for nearly the same box."""
+    """Return the F1 score of anchors `[N, A, ...]` confident in both and standing for one box."""
     got, want = scores >= SCORE_MIN, true_scores >= SCORE_MIN
     if not want.any():
         return 1.0 if not got.any() else 0.0
@@ -88,7 +88,7 @@ def anchor_agreement(boxes: Array, scores: Array, true_boxes: Array, true_scores
 
 
 def _same_boxes(boxes: Array, true: Array, every: Array) -> Array:
-    """Which boxes `[n, 4 + points]` overlap by IOU_MIN, with their points near.
+    """Return which boxes `[n, 4 + points]` overlap by IOU_MIN, with their points near.
 
     An anchor moves the boxes of both by the same distance, so the overlap is known without it. Whether the four values
     are corners, or a centre and sides, is not known: the boxes must overlap in both readings.
@@ -100,7 +100,7 @@ def _same_boxes(boxes: Array, true: Array, every: Array) -> Array:
 
 
 def _same_values(values: Array, true: Array, every: Array) -> Array:
-    """Which rows differ from FP32's by little of each value's spread over `every` row."""
+    """Return which rows differ from FP32's by little of each value's spread over `every` row."""
     spread = np.maximum(every.std(axis=0), 1e-2 * np.abs(every).max() + 1e-12)
     return np.asarray((np.abs(values - true) <= ANCHOR_TOLERANCE * spread).mean(axis=-1) >= 0.9)
 

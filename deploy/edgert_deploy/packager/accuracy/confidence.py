@@ -39,7 +39,7 @@ def drop_interval(drops: NDArray[Any]) -> tuple[float, float]:
 
 
 def samples_needed(max_drop: float) -> int:
-    """Return how many samples without a loss show a drop of at most `max_drop` (above 0), by the rule of three."""
+    """Return how many samples without a loss prove a drop of at most `max_drop`, by the rule of three."""
     return math.ceil(3 / max_drop - 1e-9)
 
 

@@ -85,7 +85,7 @@ def judgements(
     image_size: tuple[int, int] | None = None,
     ctc: Ctc | None = None,
 ) -> tuple[Judgement, ...]:
-    """Recognize each output by its shape, by FP32's values and by what the user stated. One judgement or more."""
+    """Recognize each output by shape, FP32's values and what the user stated: one judgement or more."""
     names = [spec.name for spec in specs]
     left = [i for i in range(len(specs)) if np.issubdtype(reference[i].dtype, np.number) or reference[i].dtype == bool]
     found: list[Judgement] = []
@@ -172,7 +172,7 @@ def _are_probabilities(rows: Array) -> bool:
 
 
 def _are_embeddings(reference: Array) -> bool:
-    """Whether there is one vector a sample, and the samples point in many directions (coordinates all point in one)."""
+    """Return whether samples give one vector each, in many directions; coordinates point in one."""
     sides = [side for side in reference.shape[1:] if side > 1]
     if len(sides) != 1 or sides[0] < VECTOR_SIZE_MIN or len(reference) < NEIGHBOUR_SAMPLES_MIN:
         return False
@@ -193,7 +193,7 @@ def _stated_detector(names: list[str], detect: Detect | None, size: tuple[int, i
 
 
 def _detector(names: list[str], reference: Outputs, left: Sequence[int]) -> Judgement | None:
-    """The judgement of a detector that is known by its shapes: boxes and scores in one output, or one each."""
+    """Return the judgement of a detector known by its shapes: boxes and scores in one output or two."""
     for i in left:
         if (rule := _one_output(names[i], reference[i])) is not None:
             return _boxes_or_anchors(rule, (i,), reference)

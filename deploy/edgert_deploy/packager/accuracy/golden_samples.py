@@ -113,7 +113,7 @@ def _places(output: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def _classes(reference: Outputs) -> NDArray[Any]:
-    """Return the class that FP32 puts first, by the first output that may hold scores; 0 for all if none may."""
+    """Return FP32's first class, by the first output that may hold scores; 0 for all without one."""
     for output in reference:
         if output.ndim == 2 and output.shape[1] > 1 and output.dtype.kind == "f":
             return np.asarray(np.nan_to_num(output).argmax(axis=1))

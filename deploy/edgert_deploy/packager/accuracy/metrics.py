@@ -38,7 +38,7 @@ SQNR_DB_MAX = 200.0  # of equal answers
 
 
 def metric_for(name: str, reference: Reference) -> Metric:
-    """Return the metric called `name`; "auto" is the first that fits: map, cer, top1, top1_agreement, decisions.
+    """Return the metric `name`; "auto": the first of map, cer, top1, top1_agreement, decisions that fits.
 
     Raises ConfigInvalid for an unknown name, CalibrationInvalid if the hold-out or the outputs lack what it needs.
     """
@@ -234,7 +234,7 @@ def by_value(values: NDArray[Any], names: Sequence[str] = ()) -> dict[str, Rows]
 
 
 def sqnr_db(reference: Outputs, answers: Outputs) -> float:
-    """Return the signal to quantization noise ratio, 10 log10(sum y^2 / sum (y - y')^2), of the worst float output."""
+    """Return the worst float output's signal to noise ratio, 10 log10(sum y^2 / sum (y - y')^2)."""
     worst = SQNR_DB_MAX
     for want, got in zip(reference, answers, strict=True):
         if want.dtype.kind == "f":

@@ -38,7 +38,7 @@ class Reference:
     image_size: tuple[int, int] | None = None
 
     def judged(self, answers: Outputs) -> Outputs:
-        """Return answers to the hold-out with the vectors of `embed` in place of the output that they are made of."""
+        """Return answers to the hold-out, with the vectors of `embed` in place of their output."""
         if self.embed is None:
             return answers
         mask, index = self.holdout.inputs.get(self.embed.mask), self._embedded
@@ -69,7 +69,7 @@ class Metric(Protocol):
     counts_samples: bool = False
 
     def score(self, answers: Outputs, rows: Rows, of_class: str = "") -> float:
-        """Return the number for the samples `rows`, counting only objects of `of_class` if a sample shows several."""
+        """Return the number for the samples `rows`; `of_class` counts only that class's objects."""
         ...
 
     def classes(self) -> dict[str, Rows]:

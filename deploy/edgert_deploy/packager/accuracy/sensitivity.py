@@ -38,7 +38,7 @@ BATCH_BYTES_MAX = 4 * 1024**2
 
 @dataclass(frozen=True)
 class Harm:
-    """The signal to noise ratio of the outputs with `layer` alone in INT8, in decibels; SQNR_DB_MAX: no harm."""
+    """The outputs' signal to noise ratio (dB) with `layer` alone in INT8; SQNR_DB_MAX: no harm."""
 
     layer: Layer
     sqnr_db: float
@@ -50,7 +50,7 @@ def worst_first(harms: Sequence[Harm]) -> tuple[Layer, ...]:
 
 
 class Sensitivity:
-    """Measures one layer of a prepared model after the other. Raises BuildFailed if ONNX Runtime's tools fail."""
+    """Measures one layer of a prepared model at a time. Raises BuildFailed if ONNX Runtime's tools fail."""
 
     def __init__(self, proto: Any, calibration: CalibrationSet, recipe: Recipe) -> None:
         self._proto, self._recipe = proto, recipe

@@ -47,7 +47,7 @@ UNITS = {"words": "wer", "characters": "cer"}
 
 
 def edits(one: Sequence[str], other: Sequence[str]) -> int:
-    """Return the Levenshtein distance: the least insertions, deletions and substitutions from `one` to `other`."""
+    """Return the Levenshtein distance: the least insertions, deletions and substitutions between both."""
     numbers = {unit: i for i, unit in enumerate(dict.fromkeys((*one, *other)))}
     target = np.array([numbers[unit] for unit in other], np.int64)
     places = np.arange(len(other) + 1)

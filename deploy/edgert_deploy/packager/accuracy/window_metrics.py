@@ -120,7 +120,7 @@ def events(classes: NDArray[Any]) -> list[Event]:
 
 
 def matched(answered: list[Event], true: list[Event], late: int) -> Counts:
-    """Return the counts of one recording's events; a true event may be answered up to `late` windows after its end."""
+    """Return the counts of a recording's events; a true one may be answered `late` windows later."""
     left = list(true)
     for event in answered:
         hit = next(

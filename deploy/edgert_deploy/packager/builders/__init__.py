@@ -77,7 +77,7 @@ class Artifact:
 
     @property
     def kind(self) -> str:
-        """The precision as tables show it, with "mixed" for "int8" where layers or much of the work are in float."""
+        """The precision as tables show it; "mixed" is "int8" with layers or much work in float."""
         return kind_of(self.precision, bool(self.float_layers) or self.is_partly_float)
 
     @property
@@ -141,7 +141,7 @@ class Builder(Protocol):
         ...
 
     def recipes(self, source: SourceModel, profile: DeviceProfile) -> tuple[str, ...]:
-        """Return those of `all_recipes` that are tried for `source` on `profile`, the cheapest and most likely first."""
+        """Return those of `all_recipes` to try for `source` on `profile`, cheapest and likeliest first."""
         return self.all_recipes
 
     def variant(self, order: Order) -> str:

@@ -18,7 +18,7 @@ from edgert_deploy.packager.sources.source_model import HEAD, Fold, SourceModel
 
 
 def folded(source: SourceModel, rule: Preprocess) -> tuple[SourceModel, Preprocess]:
-    """Return the model that takes frames in the layout of `rule`, and the rest of the rule. Raises ConfigInvalid."""
+    """Return the model that takes frames as `rule` has them, and the rest of it. Raises ConfigInvalid."""
     spec = next(spec for spec in source.inputs if spec.name == rule.input)
     if (
         source.kind != "onnx"

@@ -40,7 +40,7 @@ FOLLOWERS = frozenset(
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer: `name` and `op` of its first node, and the names of all its `nodes` and their outputs (`values`)."""
+    """A layer: `name` and `op` of its first node, the names of all `nodes` and their `values`."""
 
     name: str
     op: str

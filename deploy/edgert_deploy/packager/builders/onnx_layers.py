@@ -83,7 +83,7 @@ def _inner_layers(node: Any, shapes: Mapping[str, list[int]]) -> Iterator[Artifa
 
 @dataclass(frozen=True)
 class _Graph:
-    """The type of each constant, the node that makes each value, the nodes that read it, and the model's outputs."""
+    """Each constant's type, each value's maker and readers, and the model's outputs."""
 
     types: Mapping[str, int]
     makers: Mapping[str, Any]

@@ -95,7 +95,7 @@ def _write(order: Order, source: SourceModel, calibration: CalibrationSet, path:
 
 
 def _folded(openvino: Any, model: Any, fold: Fold) -> Any:
-    """Return the model after its preprocessing, by OpenVINO's own steps: (value - mean / scale) / (std / scale)."""
+    """Return the model after its preprocessing in OpenVINO: (value - mean / scale) / (std / scale)."""
     from openvino.preprocess import PrePostProcessor
 
     factor, shift = fold.factor_and_shift()
@@ -128,7 +128,7 @@ def _numbers(values: NDArray[np.float64]) -> float | list[float]:
 
 
 def _ignored(nncf: Any, model: Any, source: SourceModel, order: Order) -> Any:
-    """Return the names that NNCF leaves in float: operators of `order.float_layers`, by the names ONNX gave them, and a float tail."""
+    """Return what NNCF leaves in float: operators of `order.float_layers`, by ONNX's names, and a tail."""
     names = _tail(model) if order.recipe == "float-tail" else []
     if order.float_layers:
         every = layers_of(prepared(source))
@@ -138,7 +138,7 @@ def _ignored(nncf: Any, model: Any, source: SourceModel, order: Order) -> Any:
 
 
 def _tail(model: Any) -> list[str]:
-    """The operators between the last ones with weights and the outputs: a detector's head joins what it found there."""
+    """Return the operators between the last weights and the outputs: a detector's head joins there."""
     found: set[str] = set()
     waiting = [result.input_value(0).get_node() for result in model.get_results()]
     while waiting:

@@ -36,7 +36,7 @@ PASS_THROUGH_OPS = ("Cast", "Dropout", "Identity", "Reshape", "Transpose")
 
 @dataclass(frozen=True)
 class Recipe:
-    """`activations` is "uint8" or "int8" (weights are always int8); with `ops` None every operator is quantised.
+    """How to quantise: `activations` in "uint8" or "int8", weights in int8; `ops` None: every operator.
 
     `ranges` is how the range of an activation follows from the samples: "MinMax", "Percentile" or "Entropy". With
     DYNAMIC_RANGE the engine computes it from each sample.
@@ -89,7 +89,7 @@ def quantize(
 
 
 def prepared(source: SourceModel) -> Any:
-    """Return the source folded, with all shapes and a name for each node, for the quantiser. Raises BuildFailed."""
+    """Return the source folded, with shapes and node names, for the quantiser. Raises BuildFailed."""
     failure = f"onnxruntime's tools cannot prepare {source.path.name}"
     with tempfile.TemporaryDirectory(prefix="edgert-qdq-") as folder, vendor_tool(failure, "export it with opset 17"):
         return _prepared(source, Path(folder))
@@ -118,7 +118,7 @@ def only_in_float(source: SourceModel, nodes: Sequence[str], why: str) -> str:
 
 
 def is_transformer(proto: Any) -> bool:
-    """Whether the graph has attention, whose softmax and norms lose too much in INT8, and which engines refuse."""
+    """Return whether the graph has attention, which loses too much in INT8, and which engines refuse."""
     nodes = proto.graph.node
     if any(node.op_type in ATTENTION_OPS for node in nodes):
         return True
@@ -146,7 +146,7 @@ def raised(proto: Any, opset: int) -> Any:
 
 
 def to_fp16(proto: Any, source: SourceModel) -> Any:
-    """Return the model with weights and arithmetic in FP16; inputs and outputs keep their dtypes. Raises BuildFailed.
+    """Return the model in FP16, its inputs and outputs unchanged. Raises BuildFailed.
 
     Values are clipped to FP16's range, and nodes that have no FP16 in ONNX stay FP32.
     """
@@ -201,7 +201,7 @@ def _prepared(source: SourceModel, folder: Path) -> Any:
 
 
 def _flatten_biases(proto: Any) -> None:
-    """Make a Gemm's bias `[1, C]` a `[C]`, which means the same: ONNX Runtime's quantiser fails on the former."""
+    """Make a Gemm's bias `[1, C]` a `[C]`: ONNX Runtime's quantiser fails on the former."""
     biases = {node.input[2] for node in proto.graph.node if node.op_type == "Gemm" and len(node.input) > 2}
     others = {name for node in proto.graph.node for name in node.input[: 2 if node.op_type == "Gemm" else None]}
     for tensor in proto.graph.initializer:
@@ -210,7 +210,7 @@ def _flatten_biases(proto: Any) -> None:
 
 
 def _separate_biases(proto: Any) -> None:
-    """Give each layer a bias of its own: ONNX Runtime's quantiser calls a copy by a name that may be another value's."""
+    """Give each layer its own bias: ONNX Runtime's quantiser may name a copy like another value."""
     tensors = {tensor.name: tensor for tensor in proto.graph.initializer}
     taken = {*tensors, *(name for node in proto.graph.node for name in (*node.input, *node.output))}
     seen = set()
@@ -269,7 +269,7 @@ def _quantize(
 
 
 class CalibrationReader:
-    """ONNX Runtime's CalibrationDataReader. It has no base class, so that ONNX Runtime is imported only to build."""
+    """ONNX Runtime's CalibrationDataReader, without its base class: only a build imports that."""
 
     def __init__(self, feeds: Iterator[dict[str, NDArray[Any]]]) -> None:
         self._feeds = feeds

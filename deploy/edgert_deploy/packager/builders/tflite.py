@@ -144,7 +144,7 @@ def _runs(source: SourceModel, calibration: CalibrationSet) -> Iterator[list[NDA
 
 
 def _try(path: Path) -> None:
-    """Run the file on zeros as a device would: only then does the runtime refuse an operator or a scale, or abort."""
+    """Run the file on zeros as a device would: an operator or a scale may be refused only then."""
     try:
         for batch in TRIAL_BATCHES:
             _run_once(path, batch)

@@ -114,7 +114,10 @@ def artifact_bytes(manifest: Manifest, artifact: ArtifactEntry) -> int:
 
 
 def gather(bundle: Bundle, size_bytes: int) -> Report:
-    """Read an open bundle. Raises BundleCorrupt for a file that was not signed so, BundleError for an unreadable one."""
+    """Read an open bundle.
+
+    Raises BundleCorrupt for a file that differs from the signed one, BundleError for an unreadable one.
+    """
     manifest = bundle.manifest
     with tempfile.TemporaryDirectory(prefix="edgert-report-") as folder:
         bundle.unpack(Path(folder), frozenset(entry.path for entry in manifest.files))
@@ -157,7 +160,7 @@ def _agreement(manifest: Manifest, one: ArtifactEntry, other: ArtifactEntry, fol
 
 
 def _layer_precisions(engine: str, path: Path) -> dict[str, dict[str, int]]:
-    """Return {kind of layer: {"int8" | "fp16" | "fp32" | another dtype: how many}}, the most frequent kind first.
+    """Return {kind of layer: {"int8", "fp16" or another dtype: count}}, the most frequent kind first.
 
     Empty for an engine without a builder, and for a file that its reader does not understand.
     """

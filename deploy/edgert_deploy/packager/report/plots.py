@@ -36,7 +36,7 @@ def segments(parts: Sequence[tuple[str, float]]) -> str:
 
 @dataclass(frozen=True)
 class Scale:
-    """An axis that is linear near 0 and logarithmic beyond `unit` (asinh): small and large ranges are both visible."""
+    """An axis linear near 0 and logarithmic beyond `unit` (asinh): small and large ranges show."""
 
     low: float
     high: float
@@ -58,7 +58,7 @@ class Scale:
 
 
 def spread(scale: Scale, low: float, high: float, quantiles: Sequence[float]) -> str:
-    """Return a range: a thin line for all values, a thick one for all but a few, a mark at the median and one at 0."""
+    """Return a range: a thin line for all values, a thick one for most, marks at the median and at 0."""
     inner_low, median, inner_high = (scale.at(value) for value in quantiles)
     zero, left, right = scale.at(0.0), scale.at(low), scale.at(high)
     return _svg(

@@ -23,7 +23,7 @@ def legend(entries: Iterable[tuple[str, str]]) -> str:
 
 
 def table(caption: str, columns: str, rows: Sequence[Sequence[Cell]]) -> str:
-    """Return a table that scrolls by itself if it is too wide, with all but ROWS_SHOWN_MAX rows folded away.
+    """Return a table that scrolls by itself, with all but ROWS_SHOWN_MAX rows folded away.
 
     `columns` are headings with `|` between them; `#` behind one means numbers, `~` plots.
     """

@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class Timing(NamedTuple):
-    """When the first window begins, how far the next one is, and how long each is, in seconds of the recording."""
+    """When the first window begins, the step to the next, and a window's length, in seconds."""
 
     begin_s: float
     step_s: float
@@ -52,7 +52,7 @@ def labels_of(folder: Path, files: Sequence[Path], class_names: Sequence[str], t
 def labels_of_windows(
     folder: Path, files: Sequence[Path], class_names: Sequence[str], counts: Sequence[int], timing: Timing
 ) -> Arrays:
-    """Return LABELS of the windows of recordings, `counts` of each: the file's, or that of a part with a label of its own.
+    """Return LABELS of the recordings' windows, `counts` of each: the file's, or a labelled part's.
 
     Such a part is a window's label where both share at least half of the shorter one. Raises CalibrationInvalid.
     """

@@ -19,7 +19,7 @@ Arrays = dict[str, NDArray[Any]]
 def stack_all(
     where: str, specs: Sequence[TensorSpec], rows: Sequence[Sequence[NDArray[Any]]], buckets: Buckets
 ) -> Arrays:
-    """Return the items of each input, each item in its own length, as arrays with `lengths`. Raises CalibrationInvalid."""
+    """Return each input's items, of any lengths, as arrays with `lengths`. Raises CalibrationInvalid."""
     arrays: Arrays = {}
     found: dict[str, list[int]] = {}
     for spec, items in zip(specs, rows, strict=True):
@@ -46,7 +46,7 @@ def check_lengths(where: str, lengths: Sequence[int], buckets: Buckets) -> None:
 def in_buckets(
     path: Path, inputs: Mapping[str, NDArray[Any]], stated: NDArray[Any] | None, buckets: Buckets
 ) -> tuple[Arrays, NDArray[np.int64]]:
-    """Return stacked samples padded to the largest bucket, and the length of each: `stated`, or that of the arrays.
+    """Return samples padded to the largest bucket, and each one's length: `stated`, or the arrays'.
 
     The values beyond a sample's length become padding. Raises CalibrationInvalid.
     """

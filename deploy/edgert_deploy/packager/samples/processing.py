@@ -40,7 +40,7 @@ IMAGENET_MARGIN = 256 / 224  # of the shorter side, before the crop
 
 
 def read_preprocess(path: Path, source: SourceModel) -> InputRule | None:
-    """Return the preset `path`, or the rule of a file; None where it only binds state. Raises ConfigInvalid.
+    """Return the preset `path`, or a file's rule; None if it only binds state. Raises ConfigInvalid.
 
     A file has a table `sound`, `series` or `text`, or else the keys of `Preprocess` and a table `resize`. Of an image's keys only
     `input` is required. The default of `model_layout` is "nhwc" where only the last axis can be the channels.
@@ -98,7 +98,7 @@ def read_postprocess(
 
 
 def read_classify(path: Path, source: SourceModel) -> Classify:
-    """Return labels, one per line, with the first output of class scores that they fit. Raises ConfigInvalid."""
+    """Return labels, one per line, with the first output of class scores they fit. Raises ConfigInvalid."""
     labels = _labels(path)
     scores = [spec for spec in source.outputs if len(spec.shape) == 2 and spec.dtype.kind == "f"]
     for spec in scores:
@@ -130,7 +130,7 @@ def _of_table(path: Path, values: dict[str, Any], source: SourceModel) -> Sound 
 
 
 def _preset(name: str, source: SourceModel) -> Preprocess:
-    """Return a preset: torchvision's evaluation for ImageNet, Ultralytics' letterbox for YOLO, on camera frames."""
+    """Return a preset for camera frames: torchvision's ImageNet evaluation, or Ultralytics' letterbox."""
     images = [spec for spec in source.inputs if len(spec.shape) == 4 and spec.datatype == "FP32"]
     if len(images) != 1:
         raise ConfigInvalid(
@@ -158,7 +158,7 @@ def _preset(name: str, source: SourceModel) -> Preprocess:
 
 
 def _yolo(source: SourceModel, labels: tuple[str, ...]) -> Detect:
-    """Return the kind of YOLO export of an output, by the number of labels if given, else by its longer axis."""
+    """Return an output's kind of YOLO export, by the number of labels, else by its longer axis."""
     for spec in source.outputs:
         if len(spec.shape) != 3 or spec.dtype.kind != "f":
             continue

@@ -121,7 +121,7 @@ def read_npy_folder(
 
 
 def stem(name: str) -> str:
-    """Return the name of an input's file or folder: the input's, with `_` for characters unfit for file names."""
+    """Return the name of an input's file or folder, with `_` for characters unfit for file names."""
     return re.sub(r"[^\w.-]", "_", name)
 
 
@@ -135,12 +135,12 @@ class Span(NamedTuple):
 
 
 def read_label_table(path: Path, class_names: Sequence[str]) -> dict[str, int]:
-    """Return {file name: class} of a CSV of files and labels (names or numbers). Raises CalibrationInvalid."""
+    """Return {file name: class} of a CSV of files and labels. Raises CalibrationInvalid."""
     return {row[0].strip(): _class_number(path, i, row[1], class_names) for i, row in _table_rows(path, (2,))}
 
 
 def read_label_spans(path: Path, class_names: Sequence[str]) -> tuple[dict[str, int], list[Span]]:
-    """Return {file name: class}, and the parts of files with other classes: the lines with begin and end in seconds.
+    """Return {file name: class}, and the parts of files with other classes (begin and end in s).
 
     Raises CalibrationInvalid.
     """

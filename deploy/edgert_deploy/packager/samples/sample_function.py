@@ -33,7 +33,7 @@ _END = object()
 def read_function(
     name: str, specs: Sequence[TensorSpec], preprocessors: dict[str, Preprocessor], buckets: Buckets | None = None
 ) -> tuple[Arrays, NDArray[np.int64] | None]:
-    """Return all samples of the function `name`, and their labels. With `buckets` their lengths may differ.
+    """Return the samples of the function `name`, and their labels; `buckets` allow different lengths.
 
     Raises CalibrationInvalid, which names the wrong sample, or what the function raised and where.
     """

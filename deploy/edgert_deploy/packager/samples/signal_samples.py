@@ -31,7 +31,7 @@ Rule = Sound | Series
 
 
 def sample_specs(inputs: Sequence[TensorSpec], rule: Rule | None) -> tuple[TensorSpec, ...]:
-    """Return the form of samples in arrays: windows of the signal where a rule makes an input, else the input."""
+    """Return the form of samples: windows of the signal for the input that a rule makes, else the input."""
     return tuple(_window_spec(spec, rule) if rule is not None and spec.name == rule.input else spec for spec in inputs)
 
 
@@ -60,7 +60,7 @@ def read_signal_files(
     at_least: int,
     transcripts: bool = False,
 ) -> Arrays:
-    """Return the windows of all WAV or CSV files in `folder`, with the file's number as RECORDINGS and the file's label.
+    """Return the windows of a folder's WAV or CSV files, with their number as RECORDINGS and their label.
 
     Raises CalibrationInvalid.
     """

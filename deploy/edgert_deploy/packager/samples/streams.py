@@ -41,7 +41,7 @@ def read_state(path: Path, source: SourceModel) -> tuple[tuple[State, ...], str]
 
 
 def with_state(path: Path, source: SourceModel, inputs: Arrays, recordings: NDArray[np.int64] | None) -> Arrays:
-    """Return the samples with the state that the FP32 source reaches before each. Raises CalibrationInvalid."""
+    """Return the samples with the state that FP32 reaches before each. Raises CalibrationInvalid."""
     if recordings is None:
         raise CalibrationInvalid(
             f"{path} does not say which samples follow each other, and the model has state: give a folder of recordings, or "
@@ -61,7 +61,7 @@ def with_state(path: Path, source: SourceModel, inputs: Arrays, recordings: NDAr
 def run_in_turn(
     session: Session, inputs: Mapping[str, NDArray[Any]], recordings: NDArray[np.int64], state: Sequence[State]
 ) -> tuple[list[NDArray[Any]], Arrays]:
-    """Run the samples of each recording in order, each with the state that the one before left, the first with zeros.
+    """Run each recording's samples in order, each with the state that the one before left.
 
     Returns an array for each output, and one for each state with what each sample met; both in the order of the samples.
     """

@@ -20,7 +20,7 @@ PAD_TOKENS = ("[PAD]", "<pad>", "<|endoftext|>")
 
 
 def read_text_rule(path: Path, table: dict[str, Any], source: SourceModel) -> Text:
-    """Return the rule of a table `text` in the file `path`; its tokenizer is a path on this host. Raises ConfigInvalid.
+    """Return the rule of table `text`, its tokenizer a path on this host. Raises ConfigInvalid.
 
     Only `tokenizer` is required if the inputs have the usual names.
     """

@@ -22,7 +22,7 @@ LINES_BYTES_MAX = 256 * 1024**2
 
 
 def read_texts(path: Path, class_names: Sequence[str], at_least: int) -> tuple[NDArray[np.uint8], Arrays]:
-    """Return texts as UINT8 [N, bytes], and their labels: the lines of a .txt file, or the .txt files of a folder.
+    """Return texts as UINT8 [N, bytes], and labels, from a .txt file's lines or a folder's .txt files.
 
     Raises CalibrationInvalid.
     """

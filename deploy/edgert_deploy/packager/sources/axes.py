@@ -16,7 +16,7 @@ SUFFIX = "/edgert_batch_inside"  # of the value inside the graph, behind or befo
 
 
 def set_lengths(proto: Any, shapes: Mapping[str, Sequence[int]]) -> bool:
-    """Set the axes of the inputs in `shapes` (name -> lengths), and axes that bear the same name in other inputs.
+    """Set the axes of the inputs in `shapes` (name -> lengths), and axes of the same name elsewhere.
 
     An input without axes is one number, such as a sampling rate: the length is its value, and becomes a constant.
     The batch stays open where the model leaves it open, and its length is given as 1. Returns whether anything changed.
@@ -74,7 +74,7 @@ def option_for(name: str, dims: Any) -> str:
 
 
 def axis_option(name: str, dims: Any, axis: int) -> str:
-    """Return what `--buckets` may give for an axis: `tokens=32,64,128`, or `ids:1=...` where it has no name."""
+    """Return what `--buckets` may give for an axis: `tokens=32,64,128`, or unnamed `ids:1=...`."""
     param = dims[axis].dim_param
     return f"{f'{name}:{axis}' if param in ('', '?') else param}=32,64,128"
 
@@ -85,7 +85,7 @@ def described(dims: Any) -> str:
 
 
 def move_input_batches(proto: Any) -> tuple[str, ...]:
-    """Bring the batch axis of inputs such as `[layers, N, H]` to the front. Returns a remark for each input.
+    """Bring the batch axis of inputs such as `[layers, N, H]` to the front; return a remark for each.
 
     The batch is the axis that bears the name of another input's open axis 0; or, where the others' axis 0 is 1, the
     first axis of length 1. An input whose axis 0 is the batch then stays as it is.
@@ -113,7 +113,7 @@ def move_input_batches(proto: Any) -> tuple[str, ...]:
 
 
 def move_output_batches(proto: Any, one: Sequence[tuple[int, ...]], two: Sequence[tuple[int, ...]]) -> tuple[str, ...]:
-    """Bring the batch axis of outputs to the front, given their shapes for one sample and for two (or one again)."""
+    """Bring the outputs' batch axis to the front, by their shapes for one sample and for two (or one)."""
     remarks = []
     for value, a, b in zip(list(proto.graph.output), one, two, strict=True):
         if not a or len(a) != len(b):
@@ -131,7 +131,7 @@ def move_output_batches(proto: Any, one: Sequence[tuple[int, ...]], two: Sequenc
 
 
 def forget_shapes(proto: Any) -> None:
-    """Remove what the graph states of shapes between its inputs and outputs, which new lengths would contradict."""
+    """Remove the graph's inner shapes, which new lengths of its inputs would contradict."""
     del proto.graph.value_info[:]
     for value in proto.graph.output:
         for dim in value.type.tensor_type.shape.dim:

@@ -31,7 +31,7 @@ def control_flow(proto: Any) -> tuple[str, ...]:
 
 
 def inline_known_branches(proto: Any) -> bool:
-    """Replace each `If` whose condition is known by the nodes of its branch. Returns whether there were any."""
+    """Replace each `If` with a known condition by its branch; return whether there were any."""
     changed = False
     for _ in range(ROUNDS_MAX):
         conditions = {node.input[0] for node in proto.graph.node if node.op_type == "If"}

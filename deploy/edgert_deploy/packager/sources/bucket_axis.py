@@ -20,7 +20,7 @@ OWN_NAME = "edgert_length"  # of an axis that has none
 
 @dataclass(frozen=True)
 class WantedBuckets:
-    """`sizes` for the axis called `axis` in the model, or `INPUT:POSITION`; `values` pad inputs with other than 0."""
+    """`sizes` for the axis called `axis`, or `INPUT:POSITION`; `values` pad inputs with other than 0."""
 
     axis: str
     sizes: tuple[int, ...]
@@ -48,7 +48,7 @@ def read_buckets(text: str | None, pads: Sequence[str] = ()) -> WantedBuckets | 
 
 
 def find_axis(proto: Any, wanted: WantedBuckets) -> Buckets:
-    """Return the buckets with the inputs that have the wanted axis, which gets a name. Raises SourceInvalid."""
+    """Return the buckets and the inputs with the wanted axis, which gets a name. Raises SourceInvalid."""
     places = [
         (value, axis, dim)
         for value in model_inputs(proto)
@@ -75,14 +75,14 @@ def find_axis(proto: Any, wanted: WantedBuckets) -> Buckets:
 
 
 def probed_lengths(buckets: Buckets) -> tuple[int, ...]:
-    """Return the lengths that tell how outputs follow the inputs, the largest first: the sizes, and one between them."""
+    """Return lengths that show how outputs follow inputs, largest first: the sizes, and one between."""
     return tuple(sorted({*buckets.sizes, max(1, buckets.largest - 1)}, reverse=True))
 
 
 def cut_outputs(
     outputs: Sequence[TensorSpec], shapes: Mapping[int, Sequence[tuple[int, ...]]], axis_name: str
 ) -> tuple[tuple[TensorSpec, ...], tuple[CutOutput, ...]]:
-    """Return the outputs with the axis open, and how they follow it, from their shapes by length (the largest first).
+    """Return the outputs with the axis open, and how they follow it, by shapes of falling length.
 
     Raises SourceInvalid for an output whose length is no whole fraction of the inputs'.
     """

@@ -37,7 +37,7 @@ def is_float_only(proto: Any) -> bool:
 
 
 def unwrap_maps(proto: Any) -> tuple[str, ...]:
-    """Give outputs that are lists of maps (`ZipMap`) as the tensor that they are made of. Returns a remark for each.
+    """Give outputs that are lists of maps (`ZipMap`) as their tensor; return a remark for each.
 
     skl2onnx and onnxmltools append a ZipMap to classifiers by default.
     """

@@ -34,7 +34,7 @@ INPUT_DATATYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16"
 
 @dataclass(frozen=True)
 class Conversion:
-    """How to convert: the `python` that has the framework, and `{"datatype", "shape"}` of example inputs by name.
+    """How to convert: the `python` with the framework; `{"datatype", "shape"}` of inputs by name.
 
     `buckets` are for an axis that the resulting ONNX leaves open.
     """
@@ -74,7 +74,10 @@ def framework_of(path: Path) -> str | None:
 
 
 def converted(path: Path, framework: str, how: Conversion) -> bytes:
-    """Return the model as ONNX. Raises ConfigInvalid where the framework is missing, SourceInvalid where it fails."""
+    """Return the model as ONNX.
+
+    Raises ConfigInvalid where the framework is missing, SourceInvalid where it fails.
+    """
     with tempfile.TemporaryDirectory(prefix="edgert-convert-") as folder:
         out = Path(folder) / "model.onnx"
         request = json.dumps({"model": str(path.resolve()), "out": str(out), "inputs": dict(how.inputs)})
@@ -109,7 +112,7 @@ def digest_and_size(path: Path) -> tuple[str, int]:
 
 
 def read_inputs(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Parse `NAME=1,3,224,224` and `NAME=int64:1,128`, the example inputs of a conversion. Raises ConfigInvalid."""
+    """Parse example inputs, `NAME=1,3,224,224` or `NAME=int64:1,128`. Raises ConfigInvalid."""
     inputs = {}
     for text in texts:
         found = INPUT.fullmatch(text)

@@ -19,7 +19,7 @@ BYTES_MAX = 2**31 - 1
 
 
 def files_of(name: str, proto_tensors: Iterator[Any]) -> list[str]:
-    """Return the locations that tensors of model `name` refer to, sorted. Raises SourceInvalid for one that leads out."""
+    """Return the files that the tensors refer to, sorted. Raises SourceInvalid for one that leads out."""
     locations = set()
     for tensor in proto_tensors:
         if _is_external(tensor):
@@ -35,7 +35,7 @@ def files_of(name: str, proto_tensors: Iterator[Any]) -> list[str]:
 
 
 def embed(name: str, folder: Path, proto_tensors: Iterator[Any]) -> int:
-    """Read the tensors' external data from `folder` into them. Returns how many bytes. Raises SourceInvalid.
+    """Read the tensors' external data from `folder`; return how many bytes. Raises SourceInvalid.
 
     All places are checked before anything is read: a model that is too large costs no memory.
     """

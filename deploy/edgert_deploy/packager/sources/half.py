@@ -13,7 +13,7 @@ TYPE_ATTRIBUTES = ("to", "dtype")  # of Cast, EyeLike and the random operators: 
 
 
 def widen_half(proto: Any) -> tuple[str, ...]:
-    """Make everything that is FP16 in a ModelProto FP32. Returns a remark, and one for each input and output."""
+    """Make all FP16 of a ModelProto FP32; return a remark, and one for each input and output."""
     import numpy as np
     from onnx import TensorProto, numpy_helper
 

@@ -44,7 +44,7 @@ class Probed:
 
 @dataclass(frozen=True)
 class Given:
-    """The context of a model's bytes: its name, its folder, lengths for its inputs' axes, and buckets for one."""
+    """The context of a model's bytes: name, folder, lengths of its inputs' axes, buckets for one."""
 
     name: str
     folder: Path
@@ -67,7 +67,7 @@ def probe(kind: str, given: Given, data: bytes, more_bytes: int = 0, limits: Lim
 
 
 def external_files(name: str, data: bytes) -> list[str]:
-    """Return the files, below the model's folder, that an ONNX model keeps weights in. Raises SourceInvalid."""
+    """Return the files below its folder in which an ONNX model keeps weights. Raises SourceInvalid."""
     if b"location" not in data:  # the key that every tensor with external data has
         return []
     answer, _ = ask(
@@ -82,7 +82,7 @@ def limits_for(size_bytes: int) -> Limits:
 
 
 def ask(function: str, request: dict[str, Any], data: bytes, limits: Limits) -> Answer:
-    """Return what `function` ("module:name") answers in a child process. Raises SourceInvalid for all that fails."""
+    """Return what `function` ("module:name") answers in a child. Raises SourceInvalid for any failure."""
     with Child(ENVIRONMENT) as child:
         try:
             return child.ask(function, request, data, limits)

@@ -73,7 +73,7 @@ def float_of(proto: Any) -> Any:
 
 
 def ranges_of(proto: Any) -> dict[str, tuple[float, float]]:
-    """Return the lowest and highest value of each quantised activation, by the name of the value before its Q."""
+    """Return each quantised activation's lowest and highest value, by the value's name before its Q."""
     constants = Constants(proto)
     found = {}
     for node in proto.graph.node:
@@ -88,7 +88,7 @@ def ranges_of(proto: Any) -> dict[str, tuple[float, float]]:
 
 
 class Constants:
-    """The constants of a graph by name: initializers and Constant nodes, those of the graphs inside nodes too."""
+    """The constants of a graph by name: initializers and Constant nodes, also inside nodes."""
 
     def __init__(self, proto: Any) -> None:
         self._tensors: dict[str, Any] = {}

@@ -146,7 +146,7 @@ def load_source(path: Path, how: Conversion | None = None) -> SourceModel:
 
 
 def reference_artifact(source: SourceModel, folder: Path) -> LocalArtifact:
-    """Write the source to `folder`, in a form that an engine of this host loads: artifacts are judged by it."""
+    """Write the source to `folder` in a form that this host's engine loads: artifacts are judged by it."""
     engine, name = ("tflite", "source.tflite") if source.kind == "tflite" else ("onnxruntime", "source.onnx")
     data = source.tflite or source.proto.SerializeToString(deterministic=True)
     (folder / name).write_bytes(data)

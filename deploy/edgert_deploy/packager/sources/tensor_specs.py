@@ -16,7 +16,7 @@ RUN_BYTES_MAX = 2**33  # the inputs of the largest batch
 
 
 def input_specs(proto: Any, open_axes: Collection[tuple[str, int]] = ()) -> tuple[TensorSpec, ...]:
-    """Return the inputs that are no weights; `open_axes` (input, axis) may stay open. Raises SourceInvalid."""
+    """Return the inputs that are no weights; `open_axes` (input, axis) may stay. Raises SourceInvalid."""
     specs = tuple(_spec(value, open_axes) for value in model_inputs(proto))
     if not specs:
         raise SourceInvalid("the model has no input; export it so that the data is an input, not a constant")

@@ -22,7 +22,7 @@ def is_tflite(data: bytes) -> bool:
 
 
 def examine(request: dict[str, Any], data: bytes, progress: Progress) -> Answer:
-    """Return the inputs and outputs of the model in `data`, and whether it is quantised. Raises SourceInvalid."""
+    """Return inputs and outputs of the model in `data`, and if it is quantised. Raises SourceInvalid."""
     name = str(request["name"])
     interpreter = _interpreter(name, data)
     inputs = tuple(_input_spec(detail) for detail in interpreter.get_input_details())

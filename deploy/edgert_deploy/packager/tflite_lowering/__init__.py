@@ -62,7 +62,7 @@ def _define_inputs(lowering: Lowering, graph: Graph) -> list[str]:
 
 
 def _lower_node(lowering: Lowering, node: Node) -> list[str]:
-    """Write `node`, or return why that is not possible and define its outputs, so that one run finds everything."""
+    """Write `node`, or return why not and define its outputs: one run reports every problem."""
     op = OPS.get(node.op_type) if node.domain in ONNX_DOMAINS else None
     problems = []
     try:

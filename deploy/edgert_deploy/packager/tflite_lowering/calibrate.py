@@ -41,7 +41,7 @@ class Ranges:
         self._is_prepared = False
 
     def watch(self, arrays: Sequence[NDArray[Any]]) -> None:
-        """Run on one sample: an array per input, in the model's order. All samples have the shapes of the first."""
+        """Run on one sample, an array per input in the model's order; all have the shapes of the first."""
         if not self._is_prepared:
             self._prepare(arrays)
             self._is_prepared = True
@@ -57,7 +57,7 @@ class Ranges:
             self._highs[index] = np.maximum(self._highs[index], highest)
 
     def write(self, calibrated: bytearray) -> None:
-        """Write the ranges into `calibrated`: the same model, in which TFLite's calibrator has made room for them.
+        """Write the ranges into `calibrated`: the same model after TFLite's calibrator made room for them.
 
         The tensors of all steps of a sequence share one range: one step sees too few values, and a clipped value
         disturbs all steps that follow.

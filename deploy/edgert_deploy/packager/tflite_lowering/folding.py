@@ -56,7 +56,7 @@ def _refuse_foreign(model: onnx.ModelProto) -> None:
 
 
 def _at_batch(model: onnx.ModelProto, batch: int) -> onnx.ModelProto:
-    """Return a copy with `batch` as axis 0 of each input that leaves it open, and without other noted shapes."""
+    """Return a copy with `batch` as each input's open axis 0, and without other noted shapes."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     copy.ir_version = min(copy.ir_version, IR_VERSION_MAX)

@@ -48,7 +48,7 @@ class BatchShape:
         return self.with_lengths({axis: length})
 
     def padded(self, amounts: Sequence[Sequence[int]]) -> BatchShape:
-        """Return the shape with `amounts` more elements before and after each axis, or fewer where they are below 0."""
+        """Return the shape with `amounts` more elements before and after each axis (below 0: fewer)."""
         return self.with_lengths({i: n + sum(amounts[i]) for i, n in enumerate(self.dims) if any(amounts[i])})
 
     def reduced(self, axes: Sequence[int], *, keep: bool = True) -> BatchShape:
@@ -114,7 +114,7 @@ class Graph:
         dtypes: Mapping[str, np.dtype[Any]],
         copies: Mapping[str, str],
     ) -> Graph:
-        """Return the graph of `nodes`, with values added; `copies` names the constant that each new one is made of."""
+        """Return the graph of `nodes` with more values; `copies` names each new one's original constant."""
 
         def also(names: frozenset[str]) -> frozenset[str]:
             return names | {name for name, original in copies.items() if original in names}

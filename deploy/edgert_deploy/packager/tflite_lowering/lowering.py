@@ -77,7 +77,7 @@ class Lowering:
         return name in self.graph.constants
 
     def value(self, name: str, role: str) -> NDArray[Any]:
-        """Return the constant `name`. Raises Uncovered, naming its `role`, if it is computed or depends on the batch."""
+        """Return the constant `name`. Raises Uncovered, naming its `role`, if it is none or needs the batch."""
         if name not in self.graph.constants:
             raise Uncovered(f"{role} is not a constant; export the model with a constant one")
         if name in self.graph.batch_constants - self.graph.expanded_constants:
@@ -144,7 +144,7 @@ class Lowering:
         return self.read(node, 0, layout), layout
 
     def layout_in_order(self, name: str) -> Layout:
-        """Return a layout in which the elements are in ONNX's order, for a reader that only reshapes the value."""
+        """Return a layout with the elements in ONNX's order, for a reader that only reshapes."""
         held = self.layout(name)
         return held if held is Layout.NATIVE or _same_order(self.shape(name).dims) else Layout.NATIVE
 

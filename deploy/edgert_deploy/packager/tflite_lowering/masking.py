@@ -65,7 +65,7 @@ def _softened(name: str) -> str:
 
 
 def _row_tests(links: Links, name: str) -> list[Node] | None:
-    """Return the nodes that test whether a whole row is masked; None where `name` reaches more than a Softmax."""
+    """Return the nodes that test for a wholly masked row; None if `name` reaches more than a Softmax."""
     tests: list[Node] = []
     waiting = [name]
     while waiting:

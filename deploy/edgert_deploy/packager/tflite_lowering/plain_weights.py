@@ -18,7 +18,7 @@ UNPACKING = frozenset((schema.BuiltinOperator.DEQUANTIZE, schema.BuiltinOperator
 
 
 def with_plain_weights(content: bytes) -> bytes:
-    """Return `content` with the results of DEQUANTIZE and DENSIFY of constants in place of these operators."""
+    """Return `content` with DEQUANTIZE and DENSIFY of constants replaced by their results."""
     model = unpacked(content)
     graph = model.subgraphs[0]
     known = {i for i, tensor in enumerate(graph.tensors) if _has_data(model, tensor)}

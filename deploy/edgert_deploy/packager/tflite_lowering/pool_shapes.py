@@ -43,7 +43,7 @@ def _first_overlong(model: onnx.ModelProto) -> int | None:
 
 
 def _round_down(node: onnx.NodeProto, dims: list[int]) -> None:
-    """Give `node` the same windows without rounding up, by the padding that they reach. For the inference only."""
+    """Give `node` the same windows without rounding up, by more padding, for the inference only."""
     windows, attributes = _windows(node, dims[2:]), _attributes(node)
     begins = attributes.get("pads", [0] * 2 * len(windows))[: len(windows)]
     kept = [a for a in node.attribute if a.name not in ("ceil_mode", "pads")]
@@ -53,7 +53,7 @@ def _round_down(node: onnx.NodeProto, dims: list[int]) -> None:
 
 
 def _windows(node: onnx.NodeProto, sizes: list[int]) -> list[tuple[int, int]]:
-    """Return for each axis the number of windows, and the padding after the last element that gives this number."""
+    """Return each axis's number of windows, and the padding at the end that gives this number."""
     attributes, rank, found = _attributes(node), len(sizes), []
     ones, pads = [1] * rank, attributes.get("pads", [0] * 2 * rank)
     strides, dilations = attributes.get("strides", ones), attributes.get("dilations", ones)

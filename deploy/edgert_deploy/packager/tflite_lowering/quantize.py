@@ -51,7 +51,7 @@ def quantize_int8(
     own_ranges: Mapping[str, tuple[float, float]] = MappingProxyType({}),
     cut: float = 0.0,
 ) -> bytes:
-    """Return `float_model` in INT8, calibrated with `samples`: per run one array per input, in the model's order.
+    """Return `float_model` in INT8, calibrated with `samples` (one array per input, in model order).
 
     `own_ranges` are the ranges of tensors whose scale is known (a model trained with quantisation). An operator stays
     in float where `is_float` is true for the name of its first output. `cut` is the share of an activation's values
@@ -141,7 +141,7 @@ def _shown(quantized: bytes, hidden: dict[str, tuple[Any, int, Any]]) -> bytes:
 
 
 def _usable(calibrated: bytearray, own_ranges: Mapping[str, tuple[float, float]]) -> bytearray:
-    """Make the ranges of `calibrated` fit for INT8, in place. Raises BuildFailed for an activation that overflows.
+    """Make the ranges of `calibrated` fit for INT8, in place. Raises BuildFailed on overflow.
 
     `own_ranges` replace recorded ranges: the quantiser makes exactly the scales of them that they came from. A tensor
     that is always zero gets a range, since TFLite aborts at a scale of zero. Masked scores saturate at MASKED_SCORE, so

@@ -50,7 +50,7 @@ class Value:
         activation: str = "NONE",
         **options: Any,
     ) -> Value:
-        """Write an operator of this value and `operands`; the result has this value's shape and dtype if not given."""
+        """Write an operator of this value and `operands`, with this value's shape and dtype by default."""
         if activation != "NONE":
             options["fusedActivationFunction"] = activation_code(activation)
         (made,) = self.op_of_many(code, [(shape or self.shape, dtype or self.dtype)], *operands, **options)
@@ -117,7 +117,7 @@ class Value:
         return self.reduced("MEAN", axes)
 
     def total(self, axes: Sequence[int], *, keep: bool = True) -> Value:
-        """Write the sum. Of floats it is the mean times their number: the quantiser would clip the result of SUM.
+        """Write the sum; of floats as mean times number, because the quantiser would clip SUM.
 
         It gives that result the scale of the elements.
         """
@@ -167,7 +167,7 @@ class Value:
         return self.op("SLICE", self.indices(begin), self.indices(shape.signature), shape=shape)
 
     def padded(self, amounts: Sequence[Sequence[int]], mirror: str = "") -> Value:
-        """Write the value between the `amounts` [rank, 2] of zeros, or of its own elements in a mode of MIRROR_PAD.
+        """Write the value between `amounts` [rank, 2] of zeros, or of its own elements for `mirror`.
 
         REFLECT begins beside the element at the edge, SYMMETRIC repeats it.
         """

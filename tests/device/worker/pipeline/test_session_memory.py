@@ -1,4 +1,4 @@
-"""What a model's sessions keep, and which tensors have the form of it."""
+"""The memory of a model's sessions, and the tensors that have its form."""
 
 from __future__ import annotations
 

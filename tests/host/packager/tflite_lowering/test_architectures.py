@@ -271,7 +271,7 @@ def test_float_equals_onnx_runtime(build: Callable[[], Network]) -> None:
             np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=ABSOLUTE_TOLERANCE)
 
 
-# Which places are the best is not a matter of decibels.
+# Decibels do not measure whether the best places are the same.
 @pytest.mark.parametrize("build", NETWORKS[:-1], ids=lambda build: build.__name__)
 def test_int8_follows_float(build: Callable[[], Network]) -> None:
     network = build()

@@ -13,8 +13,8 @@ pytest.importorskip("ai_edge_litert")
 from bench.node_tests import PASSED, run_tests
 from bench.support.node_cases import load_tests
 
-# What passes of onnx 1.23's tests; raise it with the reach. Later releases of onnx have more, and the ONNX Runtime of
-# Python 3.10 does not take the models of the latest opsets.
+# The number of onnx 1.23's tests that pass; raise it when the lowering covers more operators. Later releases of onnx
+# have more tests, and the ONNX Runtime of Python 3.10 does not take the models of the latest opsets.
 PASSED_MIN = 1180 if sys.version_info >= (3, 11) else 1000
 
 

@@ -49,7 +49,7 @@ def leaky_relu(x: Value, node: Node) -> Value:
 
 
 def prelu(lowering: Lowering, node: Node) -> None:
-    """Compose a slope per item, or a computed slope, of other operators: TFLite's PRELU has one for all items."""
+    """Compose a computed slope, or one per item, of other operators: PRELU has one for all items."""
     slope, rank = lowering.graph.constants.get(node.inputs[1]), lowering.shape(node.outputs[0]).rank
     if slope is not None and lowering.dtype(node.inputs[0]) == FLOAT32 and (slope.ndim < rank or slope.shape[0] == 1):
         x, layout = lowering.read_as_made(node)

@@ -46,7 +46,7 @@ class Cell:
         return int(self.recurrent.shape[1])
 
     def at_step(self, step: int, value: Value, *, is_first: bool) -> Value:
-        """Return `value` as one of `step`. The first one has no state to continue from, and operators of its own."""
+        """Return `value` as one of `step`; the first, which has no state, has operators of its own."""
         return replace(value, name=self.name, step="first" if is_first else f"{STEP_MARK}{step}")
 
     def gates(self, given: Value, count: int) -> list[Value]:

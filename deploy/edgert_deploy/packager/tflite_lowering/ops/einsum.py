@@ -29,7 +29,7 @@ class Equation:
 
 
 def parse(text: str, ranks: list[int]) -> Equation:
-    """Return `text` with labels for the axes of each ellipsis. Raises Uncovered where it does not fit `ranks`."""
+    """Return `text` with labels for each ellipsis. Raises Uncovered where it does not fit `ranks`."""
     left, arrow, right = text.replace(" ", "").partition("->")
     terms = left.split(",")
     if len(terms) != len(ranks):
@@ -56,7 +56,7 @@ def _labels(term: str, rank: int) -> Labels:
 
 @dataclass(frozen=True)
 class Term:
-    """An intermediate operand whose axes have `labels`: a value, or a constant that is written when it is read."""
+    """An intermediate operand with axes `labels`: a value, or a constant written when it is read."""
 
     labels: Labels
     shape: BatchShape

@@ -56,7 +56,7 @@ def gather_elements(lowering: Lowering, node: Node) -> None:
 
 
 def scatter_nd(lowering: Lowering, node: Node) -> None:
-    """Write by index. SCATTER_ND writes into zeros, so a mask selects the other elements, or ADD adds them."""
+    """Write by index: SCATTER_ND writes into zeros; a mask selects other elements, or ADD adds them."""
     x, updates = lowering.read(node), lowering.read(node, 2)
     reduction = node.attributes.get("reduction", "none")
     if reduction not in ("none", "add"):
@@ -98,7 +98,7 @@ def trilu(lowering: Lowering, node: Node) -> None:
 def _non_negative(
     lowering: Lowering, node: Node, index: int, lengths: int | Sequence[int], wanted: np.dtype[Any] | None = None
 ) -> Value:
-    """Return the indices `index` of `node` into axes of `lengths`, without the negative ones that TFLite does not take.
+    """Return the indices `index` of `node` into axes of `lengths`, as TFLite takes them: not negative.
 
     Constant indices are int32; computed ones keep their dtype, or are cast to the `wanted` one.
     """

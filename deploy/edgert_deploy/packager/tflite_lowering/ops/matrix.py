@@ -43,7 +43,7 @@ def gemm(lowering: Lowering, node: Node) -> None:
 
 
 def matmul(lowering: Lowering, node: Node) -> None:
-    """Multiply. A vector operand is a matrix of one row or one column, and the result's shape omits that axis."""
+    """Multiply; a vector is a matrix of one row or column, an axis that the result omits."""
     _check_dtype(lowering, node)
     left, right = node.inputs
     ranks = [lowering.shape(name).rank for name in node.inputs]

@@ -25,7 +25,7 @@ def reshape(lowering: Lowering, node: Node) -> None:
 
 
 def _flattens_features(lowering: Lowering, node: Node) -> bool:
-    """Whether only constant weights read a flattened channels-last value: they are permuted instead of the value."""
+    """Return whether only constant weights read a flattened value: they are permuted in its place."""
     source, output = node.inputs[0], node.outputs[0]
     if lowering.layout(source) is not Layout.CHANNELS_LAST:
         return False
@@ -88,7 +88,7 @@ def concat(lowering: Lowering, node: Node) -> None:
 
 
 def _joined(lowering: Lowering, node: Node, index: int, layout: Layout) -> Value:
-    """Return an operand of a join. A constant that ONNX expands to the batch (a class token) is expanded here too."""
+    """Return an operand of a join; a constant that ONNX expands to the batch is expanded too."""
     name = node.inputs[index]
     if name not in lowering.graph.expanded_constants:
         return lowering.read(node, index, layout)
@@ -140,7 +140,7 @@ def _start(start: int, length: int, step: int) -> int:
 
 
 def _strided(x: Value, begin: list[int], stride: list[int], piece: BatchShape) -> Value:
-    """Write STRIDED_SLICE. The end is one step after the last element; masks open the batch and ends before 0."""
+    """Write STRIDED_SLICE to one step after the last element; masks open the batch and ends before 0."""
     last = [b + n * s for b, n, s in zip(begin, piece.dims, stride, strict=True)]
     open_ends = [i for i, (end, n) in enumerate(zip(last, piece.signature, strict=True)) if n == -1 or end < 0]
     cut = (x.indices(values) for values in (begin, last, stride))
@@ -151,7 +151,7 @@ def _strided(x: Value, begin: list[int], stride: list[int], piece: BatchShape) -
 
 
 def space_to_depth(lowering: Lowering, node: Node) -> None:
-    """Move blocks to channels. TFLite's order of channels is ONNX's DCR mode; a look-up reorders them for CRD."""
+    """Move blocks to channels: TFLite's order is ONNX's DCR mode, and a look-up reorders for CRD."""
     block, shape = int(node.attributes["blocksize"]), lowering.shape(node.outputs[0])
     shape = lowering.laid_out(shape, Layout.CHANNELS_LAST)
     deep = lowering.read(node, 0, Layout.CHANNELS_LAST).op("SPACE_TO_DEPTH", shape=shape, blockSize=block)

@@ -11,7 +11,7 @@ from edgert_deploy.packager.tflite_lowering.value import Value
 
 
 def of_one(compute: Callable[[Value, Node], Value]) -> Write:
-    """Return a writer of nodes whose result is computed from their first input, in the layout that this has."""
+    """Return a writer of nodes computed from their first input, in that input's layout."""
 
     def write(lowering: Lowering, node: Node) -> None:
         x, layout = lowering.read_as_made(node)
@@ -21,7 +21,7 @@ def of_one(compute: Callable[[Value, Node], Value]) -> Write:
 
 
 def of_several(compute: Callable[[list[Value], Node], Value]) -> Write:
-    """Return a writer of nodes whose result is computed from all inputs, which broadcast against each other."""
+    """Return a writer of nodes computed from all inputs, which broadcast against each other."""
 
     def write(lowering: Lowering, node: Node) -> None:
         values, layout = operands(lowering, node)

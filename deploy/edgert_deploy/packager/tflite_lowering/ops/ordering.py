@@ -16,7 +16,7 @@ def arg(code: str) -> Write:
 
 
 def _arg(lowering: Lowering, node: Node, code: str) -> None:
-    """Find an index. TFLite finds the first of equal elements; the last one is the first of the reversed axis."""
+    """Find an index, TFLite's first of equal elements; for the last one the axis is reversed."""
     if lowering.dtype(node.inputs[0]) not in (FLOAT32, INT32):
         raise Uncovered(
             f"TFLite compares float32 and int32 here, not {lowering.dtype(node.inputs[0])}; cast to one of them"
@@ -37,7 +37,7 @@ def _arg(lowering: Lowering, node: Node, code: str) -> None:
 
 
 def top_k(lowering: Lowering, node: Node) -> None:
-    """Find the k largest along the last axis, where another axis is moved. Inverted signs give the smallest."""
+    """Find the k largest along an axis, moved to the end; inverted signs give the smallest."""
     x, (values, indices) = lowering.read(node), (*node.outputs, "")[:2]
     axis, largest = int(node.attributes.get("axis", -1)) % x.shape.rank, bool(node.attributes.get("largest", 1))
     order = [*(i for i in range(x.shape.rank) if i != axis), axis]

@@ -28,7 +28,7 @@ def max_pool(lowering: Lowering, node: Node) -> None:
 
 
 def _max(plane: Value, window: Window, non_negative: bool) -> Value:
-    """Take maxima in which padding never wins: zeros if no value is below, else elements of the same window.
+    """Take maxima in which padding never wins: it is 0 if no value is less, else the window's own.
 
     Minus infinity would work in float32, but would take up the whole INT8 range.
     """
@@ -59,7 +59,7 @@ def _can_mirror(axis: WindowAxis) -> bool:
 def _undilated_max(
     plane: Value, window: Window, also: Callable[[WindowAxis], bool] = lambda axis: False
 ) -> tuple[Value, Window]:
-    """Put windows along dilated axes, and those of `also`, side by side; padding repeats an element of the window."""
+    """Put windows along dilated axes, and those of `also`, side by side; padding repeats an element."""
     axes = list(window.axes)
     for i, axis in enumerate(axes):
         if axis.dilation == 1 and not also(axis):
@@ -75,7 +75,7 @@ def _undilated_max(
 
 
 def average_pool(lowering: Lowering, node: Node) -> None:
-    """Take means. TFLite excludes padding only under SAME; elsewhere a factor per position corrects the mean."""
+    """Take means; except under SAME, where TFLite excludes padding, a factor per position corrects them."""
     counted = bool(node.attributes.get("count_include_pad", 0))
 
     def average(plane: Value, window: Window) -> Value:
@@ -103,7 +103,7 @@ def _mean_with_zeros(plane: Value, window: Window) -> Value:
 
 
 def lp_pool(lowering: Lowering, node: Node) -> None:
-    """Take the p-th root of the sum of p-th powers: the root of their mean, times the p-th root of their number."""
+    """Take the p-th root of the sum of p-th powers: of their mean, times the p-th root of the number."""
     power = float(node.attributes.get("p", 2))
     area = int(np.prod(node.attributes["kernel_shape"]))
     _pool(

@@ -29,7 +29,7 @@ DIRECTIONS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, 
 
 @dataclass(frozen=True)
 class _Sequence:
-    """X, the shape of a state, and the items that have not ended at each step: shared by a node's directions.
+    """X, a state's shape, and the items not yet ended at each step, for all of a node's directions.
 
     `masks` is [steps, batch, 1], or None where no item ends before the others.
     """

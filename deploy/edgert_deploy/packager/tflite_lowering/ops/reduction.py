@@ -26,7 +26,7 @@ class Axes:
 
 
 def reduction(code: str, before: str = "", after: str = "") -> Write:
-    """Return a writer of after(reduce(before(x))); the outer two are unary operators of TFLite, or SQUARE, a MUL."""
+    """Return a writer of after(reduce(before(x))), the outer two unary operators or SQUARE, a MUL."""
 
     def compute(x: Value, axes: Axes) -> Value:
         x = x * x if before == "SQUARE" else x.op(before) if before else x

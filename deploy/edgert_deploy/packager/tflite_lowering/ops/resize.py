@@ -144,7 +144,7 @@ def _nearest(lowering: Lowering, node: Node, samplings: dict[int, Sampling]) -> 
 def _by_matrices(
     lowering: Lowering, node: Node, weights: dict[int, NDArray[Any]], samplings: dict[int, Sampling]
 ) -> None:
-    """Multiply each axis, moved to the end, by its matrix: FULLY_CONNECTED in INT8 is exact to its rounding."""
+    """Multiply each axis, moved to the end, by its matrix: FULLY_CONNECTED is exact in INT8."""
     rank = lowering.shape(node.inputs[0]).rank
     layout = lowering.layout(node.inputs[0]) if rank > 3 else Layout.NATIVE
     x = lowering.read(node, 0, layout)

@@ -18,7 +18,7 @@ REACH = {"linear": 1, "cubic": 2}
 
 @dataclass(frozen=True)
 class Sampling:
-    """How one axis of `length` elements becomes one of `outputs`; `first` and `last` are the crop's, from 0 to 1."""
+    """How an axis of `length` elements becomes `outputs`; `first` and `last` crop it (0 to 1)."""
 
     length: int
     outputs: int

@@ -80,7 +80,7 @@ def _axes(lowering: Lowering, node: Node, kernel: tuple[int, ...]) -> list[Trans
 
 
 def _padding_before(node: Node, axis: int, rank: int, surplus: int) -> int:
-    """Return the amount to cut off at the front: the declared one, or half of the surplus over the wanted shape."""
+    """Return the amount to cut off at the front: as declared, or half of the surplus."""
     scheme = node.attributes.get("auto_pad", "NOTSET")
     if scheme.startswith("SAME") or "output_shape" in node.attributes:
         surplus = max(surplus, 0)

@@ -43,7 +43,7 @@ def test_every_operator_has_a_case() -> None:
 # Few samples, so that the one compared lies in the ranges only by and large.
 SAMPLES = 12
 SQNR_DB_MIN = 18
-# What rounding does to an operator with steps in it.
+# The effect of rounding on an operator with steps in it.
 COARSE = {"mod": 9}
 # Logarithms of negative numbers, on purpose.
 NOT_FINITE = "is nan"
