@@ -29,7 +29,19 @@ EXIT_OS_ERROR = 4
 EXIT_INTERRUPTED = 130
 
 
-class LazyGroup(click.Group):
+class Group(click.Group):
+    """A group that names the nearest command where there is none of that name."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        known = ctx.resilient_parsing or self.get_command(ctx, args[0])
+        if not known and (near := _nearest(args[0], self.list_commands(ctx))):
+            ctx.fail(f"no command '{args[0]}': did you mean {near}?")
+        return super().resolve_command(ctx, args)
+
+
+class LazyGroup(Group):
     """A group whose commands are imported when they are called.
 
     `commands_by_name` maps a name to ("module:attribute", the line that --help shows), so that --help imports no
@@ -45,7 +57,7 @@ class LazyGroup(click.Group):
         self._extra = extra
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self._by_name)
+        return [name for name, (_, line) in self._by_name.items() if line]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self._by_name:
@@ -57,17 +69,6 @@ class LazyGroup(click.Group):
             raise missing_package(error, self._extra) or error from error
         assert isinstance(command, click.Command), f"{module}:{attribute} is no command"
         return command
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Name the nearest command where there is none of that name."""
-        if args[0] not in self._by_name and not ctx.resilient_parsing:
-            from difflib import get_close_matches  # a daemon's start pays for no import that it does not use
-
-            if near := get_close_matches(args[0], [name for name, (_, line) in self._by_name.items() if line], 1):
-                ctx.fail(f"no command '{args[0]}': did you mean {near[0]}?")
-        return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Complete names from the table: click's own way imports every command."""
@@ -83,6 +84,13 @@ class LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, line) for name, (_, line) in self._by_name.items() if line])
+
+
+def _nearest(word: str, names: list[str]) -> str:
+    """Return the name that `word` begins, else the one that is spelled most alike; "" for none."""
+    from difflib import get_close_matches  # a daemon's start pays for no import that it does not use
+
+    return next(iter([name for name in names if name.startswith(word)] or get_close_matches(word, names, 1)), "")
 
 
 def main_with_errors(command: click.Command, argv: Sequence[str] | None = None) -> int:

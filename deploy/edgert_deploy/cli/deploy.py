@@ -22,7 +22,7 @@ from edgert_deploy.cli.shared.options import (
 from edgert_deploy.cli.shared.output import columns, emit, error_lines, errors_by_cause
 from edgert_deploy.cli.shared.rollout_progress import RolloutProgress
 from edgert_deploy.cli.shared.team import open_rollouts
-from edgert_deploy.cli.shared.types import BundlePath, DeviceCount, Duration, Rate
+from edgert_deploy.cli.shared.types import BundlePath, Duration, Rate
 from edgert_deploy.common.parallel import at_once_here
 from edgert_deploy.common.project import find_project
 from edgert_deploy.common.quantities import size_text
@@ -31,7 +31,7 @@ from edgert_deploy.devices.claims import who
 from edgert_deploy.devices.inventory import Device, Inventory
 from edgert_deploy.devices.profiles import load_profile
 from edgert_deploy.devices.transports import Transport, open_transport
-from edgert_deploy.rollout.deployment import HELD, Outcome
+from edgert_deploy.rollout.deployment import Outcome, Result
 from edgert_deploy.rollout.plan import Offer
 from edgert_deploy.rollout.request import DeployRequest, Progress, read_offer
 from edgert_deploy.rollout.rollout import deploy_each, exit_code, roll_out
@@ -68,10 +68,10 @@ ROWS_MAX = 40  # devices; beyond, results are counted and errors are grouped
 )
 @click.option(
     "--canary",
-    type=DeviceCount(min=0),
+    type=click.IntRange(0),
     metavar="COUNT",
     default=0,
-    help="Deploy to this many devices first.",
+    help="Deploy to this many devices first; --wave takes shares.",
     show_default=True,
 )
 @click.option(
@@ -226,14 +226,14 @@ def rollout_json(rollout: Rollout) -> dict[str, Any]:
     return {
         "rollout": {
             "id": rollout.id,
-            "state": rollout.state,
+            "state": rollout.state.value,
             "reason": rollout.reason,
             "left": rollout.left,
             "by": rollout.by,
         },
         "bundle": {"model": rollout.model, "release": rollout.release, "digest": rollout.digest},
         "devices": [
-            {**Outcome(name, HELD).as_json(), **rollout.outcomes.get(name, {}), "device": name}
+            {**Outcome(name, Result.HELD).as_json(), **rollout.outcomes.get(name, {}), "device": name}
             for name in rollout.devices
         ],
     }
@@ -261,7 +261,7 @@ def rollout_table(rollout: Rollout, *, every: bool = True) -> str:
     done = len(rollout.devices) - len(rollout.left)
     lines += f"{rollout.model} release {rollout.release}: {done} of {len(rollout.devices)} devices"
     if rollout.left and len(rollout.devices) > 1:
-        lines += f"; {rollout.state}" + (f": {rollout.reason}" if rollout.reason else "")
+        lines += f"; {rollout.state.value}" + (f": {rollout.reason}" if rollout.reason else "")
         lines += _next_steps(rollout)
     return lines
 
@@ -290,7 +290,9 @@ def _show_plan(request: DeployRequest, strategy: Strategy, devices: list[Device]
     for outcome in outcomes:
         wave = next(number for number, names in enumerate(waves, start=1) if outcome.device in names)
         size = "" if outcome.error is not None else size_text(outcome.sent_bytes)
-        rows.append((outcome.device, str(wave), outcome.result, size, " ".join(step.value for step in outcome.steps)))
+        rows.append(
+            (outcome.device, str(wave), outcome.result.value, size, " ".join(step.value for step in outcome.steps))
+        )
     errors = [(o.device, o.error.code, o.error.message) for o in outcomes if o.error is not None]
     planned = sum(outcome.error is None for outcome in outcomes)
     text = f"{columns(rows)}\n{error_lines(errors)}{manifest.model} release {manifest.release}: {planned} of {len(outcomes)} devices"

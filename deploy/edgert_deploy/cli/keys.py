@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from edgert.bundle.signing import new_key, read_public_key, write_key_pair
+from edgert.cli.command import Group
 from edgert.errors import ConfigInvalid
 from edgert_deploy.cli.shared.each import Row, run_on_each
 from edgert_deploy.cli.shared.options import inventory_option, json_option, selector_argument
@@ -18,7 +19,7 @@ from edgert_deploy.devices.remote import RemoteDaemon
 from edgert_deploy.devices.transports import Transport
 
 
-@click.group()
+@click.group(cls=Group)
 def keys() -> None:
     """Make, list and revoke the keys that bundles are signed with.
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from edgert.cli.command import Group
 from edgert.errors import ConfigInvalid
 from edgert_deploy.cli.deploy import request_for, rollout_json, rollout_table, run_rollout
 from edgert_deploy.cli.shared.options import json_option, verbose_option, yes_option
@@ -19,16 +20,13 @@ from edgert_deploy.cli.shared.types import BundlePath
 from edgert_deploy.common.project import find_project
 from edgert_deploy.devices.claims import who
 from edgert_deploy.devices.inventory import Inventory
-from edgert_deploy.rollout.deployment import HELD
 from edgert_deploy.rollout.plan import Offer
 from edgert_deploy.rollout.request import read_offer
-from edgert_deploy.rollout.rollout_record import ABORTED, DONE, PAUSED, RUNNING, Rollout
+from edgert_deploy.rollout.rollout_record import Rollout, RolloutState
 from edgert_deploy.rollout.rollout_store import RolloutStore
 
-CUT_OFF = "cut off"
 
-
-@click.group()
+@click.group(cls=Group)
 def rollout() -> None:
     """Show, resume or abort rollouts. Each `edgert deploy` is a rollout; the project keeps its progress.
 
@@ -82,7 +80,7 @@ def resume_rollout(id: str | None, bundle: Path | None, yes: bool, verbose: bool
     """
     store = open_rollouts(changes=True)
     rollout = store.find(id) if id else store.last()
-    if rollout.state == ABORTED:
+    if rollout.state is RolloutState.ABORTED:
         raise click.UsageError(f"rollout {rollout.id} was aborted: start a new one with edgert deploy")
     if not rollout.left:
         emit({"ok": True, **rollout_json(rollout)}, f"rollout {rollout.id} is done on every device", as_json)
@@ -114,12 +112,12 @@ def abort(id: str | None, yes: bool, as_json: bool) -> None:
     _agree_if_it_may_run(store, rollout, yes)
     with store.at_work(rollout.id):
         rollout = store.read(rollout.id)
-        if rollout.state != DONE or rollout.left:
-            rollout = replace(rollout, state=ABORTED, reason="aborted by the user", by=who())
+        if rollout.state is not RolloutState.DONE or rollout.left:
+            rollout = replace(rollout, state=RolloutState.ABORTED, reason="aborted by the user", by=who())
             store.write(rollout)
     done = len(rollout.devices) - len(rollout.left)
-    text = f"rollout {rollout.id} is {rollout.state}: release {rollout.release} is live on {done} devices"
-    if rollout.changed and rollout.state == ABORTED:
+    text = f"rollout {rollout.id} is {rollout.state.value}: release {rollout.release} is live on {done} devices"
+    if rollout.changed and rollout.state is RolloutState.ABORTED:
         where = ",".join(rollout.changed)
         text += f"\nnext: edgert rollback {rollout.model} {where} makes the version before live again"
     emit({"ok": True, **rollout_json(rollout)}, text, as_json)
@@ -143,27 +141,35 @@ def _bundle_of(rollout: Rollout, given: Path | None) -> tuple[Path, Offer]:
 
 def _state_text(rollout: Rollout) -> str:
     """Return the state: `done` if every device took the release, else the results of the others."""
-    if rollout.state != DONE or not rollout.left:
-        return rollout.state
-    results = Counter(str(rollout.outcomes.get(device, {}).get("result", HELD)) for device in rollout.left)
+    if rollout.state is not RolloutState.DONE or not rollout.left:
+        return rollout.state.value
+    results = Counter(rollout.result(device).value for device in rollout.left)
     return f"ended, {', '.join(f'{count} {result}' for result, count in results.items())}"
 
 
 def _seen(store: RolloutStore, rollout: Rollout) -> Rollout:
     """Return the rollout; one that is marked as running and that no process works on was cut off."""
-    if rollout.state != RUNNING:
+    if rollout.state is not RolloutState.RUNNING:
         return rollout
     at_work = store.is_at_work(rollout.id)
     if at_work is None:
         return replace(rollout, reason=f"as {rollout.by} last recorded it")
-    return rollout if at_work else replace(rollout, state=CUT_OFF, reason="its process ended before it was done")
+    return (
+        rollout
+        if at_work
+        else replace(rollout, state=RolloutState.CUT_OFF, reason="its process ended before it was done")
+    )
 
 
 def _agree_if_it_may_run(store: RolloutStore, rollout: Rollout, yes: bool) -> None:
     """Ask if another host may still work on the rollout, and end the command for a no."""
-    if yes or rollout.state not in (RUNNING, PAUSED) or store.is_at_work(rollout.id) is not None:
+    if (
+        yes
+        or rollout.state not in (RolloutState.RUNNING, RolloutState.PAUSED)
+        or store.is_at_work(rollout.id) is not None
+    ):
         return
-    why = f"rollout {rollout.id} is {rollout.state}, as {rollout.by} last recorded it, and may still run there"
+    why = f"rollout {rollout.id} is {rollout.state.value}, as {rollout.by} last recorded it, and may still run there"
     if not sys.stdin.isatty():
         raise click.UsageError(f"{why}: make sure that it does not, then pass --yes")
     click.confirm(f"{why}. Take it over?", abort=True, err=True)

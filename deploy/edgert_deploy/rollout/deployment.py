@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from contextlib import closing
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Any
 
 from edgert.checks.status import DeviceStatus
@@ -35,14 +36,18 @@ from edgert_deploy.rollout.request import DeployRequest, Progress
 from edgert_deploy.rollout.transfer import Transfer
 from edgert_deploy.rollout.trial import watch_trial
 
-LIVE = "live"
-UNCHANGED = "unchanged"  # it was live already
-PLANNED = "planned"  # a dry run
-HELD = "held"  # not begun
-REFUSED = "refused"  # the device may not take this bundle
-FAILED = "failed"
-STOPPED = "stopped"  # by the user; the device is as before
-ABANDONED = "abandoned"  # by the user; the device rolls back by itself
+
+class Result(str, Enum):
+    """The result of a deployment on one device, as records and JSON state it."""
+
+    LIVE = "live"
+    UNCHANGED = "unchanged"  # it was live already
+    PLANNED = "planned"  # a dry run
+    HELD = "held"  # not begun
+    REFUSED = "refused"  # the device may not take this bundle
+    FAILED = "failed"
+    STOPPED = "stopped"  # by the user; the device is as before
+    ABANDONED = "abandoned"  # by the user; the device rolls back by itself
 
 
 @dataclass(frozen=True)
@@ -54,7 +59,7 @@ class Outcome:
     """
 
     device: str
-    result: str
+    result: Result
     steps: tuple[Step, ...] = ()
     serving: int | None = None
     error: EdgeRTError | None = None
@@ -67,7 +72,7 @@ class Outcome:
         error = None if self.error is None else {"code": self.error.code, "message": self.error.message}
         return {
             "device": self.device,
-            "result": self.result,
+            "result": self.result.value,
             "steps": [step.value for step in self.steps],
             "serving": self.serving,
             "error": error,
@@ -87,7 +92,7 @@ def deploy_one(request: DeployRequest, device: Device, progress: Progress) -> Ou
     except EdgeRTError as error:
         outcome = _failed(device, error)
     if outcome.error is not None:
-        progress(f"{outcome.result} [{outcome.error.code}]")
+        progress(f"{outcome.result.value} [{outcome.error.code}]")
     return replace(outcome, seconds=time.monotonic() - begun)
 
 
@@ -100,7 +105,7 @@ def abandoned(request: DeployRequest, device: Device) -> Outcome:
             f"abandoned in the middle: if release {manifest.release} of {manifest.model} is on trial there, the device "
             f"decides: {_trial_end(request)}; look with: edgert status {device.name}"
         ),
-        ABANDONED,
+        Result.ABANDONED,
     )
 
 
@@ -119,7 +124,7 @@ class _Deployment:
         transfer = Transfer(self.request, self.daemon, self.progress)
         if self.request.dry_run:
             size = transfer.planned_bytes(facts) if Step.SEND in plan.steps else 0
-            return Outcome(self.device.name, PLANNED, plan.steps, sent_bytes=size)
+            return Outcome(self.device.name, Result.PLANNED, plan.steps, sent_bytes=size)
         if not plan.changes_model:
             return self._apply(plan, HeldClaim(self.daemon, "", facts), transfer)
         with claimed(self.daemon, plan.model, self.request.offer.size_bytes, self.request.bytes_per_s) as claim:
@@ -164,7 +169,7 @@ class _Deployment:
         self.progress(f"release {plan.release} of {plan.model} is live" + ("" if plan.changes_model else " already"))
         return Outcome(
             self.device.name,
-            LIVE if plan.changes_model else UNCHANGED,
+            Result.LIVE if plan.changes_model else Result.UNCHANGED,
             plan.steps,
             plan.release,
             sent_bytes=transfer.sent_bytes,
@@ -237,11 +242,11 @@ class _Deployment:
         return facts
 
 
-def _failed(device: Device, error: EdgeRTError, result: str = FAILED) -> Outcome:
+def _failed(device: Device, error: EdgeRTError, result: Result = Result.FAILED) -> Outcome:
     if isinstance(error, BundleError) and not isinstance(error, BundleCorrupt):  # a damaged transfer may succeed later
-        result = REFUSED
-    elif isinstance(error, Interrupted) and result == FAILED:
-        result = STOPPED
+        result = Result.REFUSED
+    elif isinstance(error, Interrupted) and result is Result.FAILED:
+        result = Result.STOPPED
     return Outcome(device.name, result, error=error)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from edgert import __version__
 from edgert.checks.status import DeviceStatus, ModelStatus
 from edgert_deploy.devices.facts import version as numbers
-from edgert_deploy.rollout.rollout_record import ABORTED, Rollout
+from edgert_deploy.rollout.rollout_record import Rollout, RolloutState
 
 SERVES = ("ready", "degraded", "unloaded")
 
@@ -65,7 +65,7 @@ def wanted_of(rollouts: Iterable[Rollout], inventory: str) -> dict[str, dict[str
         if rollout.inventory != inventory:  # the same names mean other devices there
             continue
         for device in rollout.devices:
-            if rollout.has_release(device) or not (rollout.state == ABORTED or rollout.refused(device)):
+            if rollout.has_release(device) or not (rollout.state is RolloutState.ABORTED or rollout.refused(device)):
                 wanted = Wanted(rollout.release, rollout.digest, rollout.id)
                 found.setdefault(device, {}).setdefault(rollout.model, wanted)
     return found

@@ -14,9 +14,9 @@ from dataclasses import replace
 from edgert.errors import EdgeRTError, Interrupted
 from edgert_deploy.common.parallel import AT_ONCE_MAX, for_each
 from edgert_deploy.devices.inventory import Device
-from edgert_deploy.rollout.deployment import HELD, Outcome, abandoned, deploy_one
+from edgert_deploy.rollout.deployment import Outcome, Result, abandoned, deploy_one
 from edgert_deploy.rollout.request import DeployRequest
-from edgert_deploy.rollout.rollout_record import DONE, PAUSED, RUNNING, STOPPED, Rollout
+from edgert_deploy.rollout.rollout_record import Rollout, RolloutState
 from edgert_deploy.rollout.rollout_store import RolloutStore
 
 PAUSE_STEP_S = 0.2  # how soon a stop ends the pause between two waves
@@ -37,7 +37,7 @@ def roll_out(
 
     The failures of earlier attempts do not count. Several threads call `progress` and `on_outcome`.
     """
-    journal = _Journal(store, replace(rollout, state=RUNNING, reason=""))
+    journal = _Journal(store, replace(rollout, state=RolloutState.RUNNING, reason=""))
     waves = rollout.strategy.split(len(devices))
 
     def note(outcome: Outcome) -> None:
@@ -60,20 +60,20 @@ def roll_out(
             on_outcome=note,
         )
         if request.stop.asked:
-            return journal.end(STOPPED, "stopped by the user")
+            return journal.end(RolloutState.STOPPED, "stopped by the user")
         if journal.too_many():
-            return journal.end(STOPPED, journal.complaint())
+            return journal.end(RolloutState.STOPPED, journal.complaint())
         if number < len(waves) and rollout.strategy.pause_s and journal.rollout.left:
-            journal.end(PAUSED, f"after wave {number} of {len(waves)}")
+            journal.end(RolloutState.PAUSED, f"after wave {number} of {len(waves)}")
             progress("", f"waiting {rollout.strategy.pause_s:g} s before the next wave; Ctrl-C stops here")
             until = time.monotonic() + rollout.strategy.pause_s
             while time.monotonic() < until and not request.stop.asked:
                 sleep(PAUSE_STEP_S)
             if request.stop.asked:
-                return journal.end(STOPPED, f"stopped by the user after wave {number}")
-            journal.end(RUNNING, "")
+                return journal.end(RolloutState.STOPPED, f"stopped by the user after wave {number}")
+            journal.end(RolloutState.RUNNING, "")
     left = len(journal.rollout.left)
-    return journal.end(DONE, f"{left} devices do not have the release" if left else "")
+    return journal.end(RolloutState.DONE, f"{left} devices do not have the release" if left else "")
 
 
 def deploy_each(
@@ -93,7 +93,7 @@ def deploy_each(
 
     def work(device: Device) -> Outcome:
         if not may_begin():
-            return Outcome(device.name, HELD)
+            return Outcome(device.name, Result.HELD)
         outcome = deploy_one(request, device, lambda line: progress(device.name, line))
         on_outcome(outcome)
         return outcome
@@ -140,7 +140,7 @@ class _Journal:
         limit = self.rollout.strategy.failures_max
         return f"{self._failed} of {self._begun} devices failed, more than --max-failures {limit}"
 
-    def end(self, state: str, reason: str) -> Rollout:
+    def end(self, state: RolloutState, reason: str) -> Rollout:
         with self._lock:
             return self._write(state=state, reason=reason)
 

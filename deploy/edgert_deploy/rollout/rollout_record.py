@@ -11,17 +11,28 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
+from enum import Enum
 from typing import Any
 
 from edgert.errors import ConfigInvalid, EdgeRTError
 from edgert.typed_json import from_json
 from edgert.versions.trial_limits import TrialLimits
 from edgert_deploy.devices.remote import error_class
-from edgert_deploy.rollout.deployment import LIVE, REFUSED, UNCHANGED
+from edgert_deploy.rollout.deployment import Result
 from edgert_deploy.rollout.waves import Strategy
 
 STARTED_AT_MAX = 1e11  # seconds since 1970
-RUNNING, PAUSED, STOPPED, ABORTED, DONE = "running", "paused", "stopped", "aborted", "done"
+
+
+class RolloutState(str, Enum):
+    """The state of a rollout, as records and JSON state it."""
+
+    RUNNING = "running"
+    PAUSED = "paused"
+    STOPPED = "stopped"
+    ABORTED = "aborted"
+    DONE = "done"
+    CUT_OFF = "cut off"  # recorded as running, but no process works on it: never recorded itself
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +70,7 @@ class Rollout(Head):
     number: int = 0  # until its record begins
     strategy: Strategy
     limits: TrialLimits | None = None
-    state: str = RUNNING
+    state: RolloutState = RolloutState.RUNNING
     reason: str = ""
     outcomes: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     by: str = ""
@@ -70,13 +81,17 @@ class Rollout(Head):
         found = [self.outcomes.get(device, {}).get("error") for device in self.devices]
         return [None if error is None else error_class(error["code"])(error["message"]) for error in found]
 
+    def result(self, device: str) -> Result:
+        """Return the result of the device's last attempt; `held` for a device that was not tried."""
+        return Result(self.outcomes.get(device, {}).get("result", Result.HELD))
+
     def has_release(self, device: str) -> bool:
         """Whether the release is live on the device, by its last outcome."""
-        return self._result(device) in (LIVE, UNCHANGED)
+        return self.result(device) in (Result.LIVE, Result.UNCHANGED)
 
     def refused(self, device: str) -> bool:
         """Whether the device may not take this bundle: foreign key, older release, other target."""
-        return self._result(device) == REFUSED
+        return self.result(device) is Result.REFUSED
 
     @property
     def left(self) -> list[str]:
@@ -86,20 +101,17 @@ class Rollout(Head):
     @property
     def changed(self) -> list[str]:
         """The devices that this rollout gave the release. On the others a roll-back would undo something else."""
-        return [device for device in self.devices if self._result(device) == LIVE]
+        return [device for device in self.devices if self.result(device) is Result.LIVE]
 
     @property
     def resumable(self) -> bool:
         """Whether another attempt may help: some device is left that has not refused the bundle."""
-        return self.state != ABORTED and not all(self.refused(device) for device in self.left)
+        return self.state is not RolloutState.ABORTED and not all(self.refused(device) for device in self.left)
 
     @property
     def order(self) -> tuple[int, int, str]:
         """The key that orders rollouts. Two hosts may take one number at the same time: then the release decides."""
         return self.number, self.release, self.id
-
-    def _result(self, device: str) -> str:
-        return str(self.outcomes.get(device, {}).get("result", ""))
 
 
 @dataclass(frozen=True)
@@ -128,7 +140,7 @@ class Record:
 
 def new_record(rollout: Rollout) -> tuple[Record, list[str]]:
     """Return the record of a new rollout and its lines."""
-    bare = replace(rollout, state="", reason="", by="", outcomes={})
+    bare = replace(rollout, state=RolloutState.RUNNING, reason="", by="", outcomes={})  # as the first line states it
     record, lines = Record(bare).to(rollout)
     return record, [_line({"rollout": _head_as_json(rollout)}), *lines]
 
@@ -140,7 +152,7 @@ def _events(before: Rollout, after: Rollout) -> Iterator[dict[str, Any]]:
     if before.devices != after.devices:
         yield {"devices": list(after.devices)}
     if (before.state, before.reason, before.by) != (after.state, after.reason, after.by):
-        yield {"state": after.state, "reason": after.reason, "by": after.by}
+        yield {"state": after.state.value, "reason": after.reason, "by": after.by}
 
 
 def _after(rollout: Rollout, events: Iterable[Mapping[str, Any]]) -> Rollout:
@@ -152,7 +164,7 @@ def _after(rollout: Rollout, events: Iterable[Mapping[str, Any]]) -> Rollout:
             outcomes[event.device] = value["outcome"]
         elif event.devices is not None:
             rollout = replace(rollout, devices=event.devices)
-        elif event.state and rollout.state != ABORTED:
+        elif event.state is not None and rollout.state is not RolloutState.ABORTED:
             rollout = replace(rollout, state=event.state, reason=event.reason, by=event.by)
     return replace(rollout, outcomes=outcomes)
 
@@ -168,7 +180,7 @@ class _Error:
 
 @dataclass(frozen=True)
 class _Outcome:
-    result: str
+    result: Result
     error: _Error | None = None
     serving: int | None = None
     seconds: float = 0.0
@@ -180,7 +192,7 @@ class _Event:
     device: str = ""
     outcome: _Outcome | None = None
     devices: tuple[str, ...] | None = None
-    state: str = ""
+    state: RolloutState | None = None
     reason: str = ""
     by: str = ""
 

@@ -15,7 +15,7 @@ def commands(group: click.Group) -> list[tuple[list[str], click.Command]]:
     """Each command and the words that call it."""
     found: list[tuple[list[str], click.Command]] = []
     context = click.Context(group)
-    for name in group.list_commands(context):
+    for name in [*group.list_commands(context), *(HIDDEN if group is edgertd else ())]:
         command = group.get_command(context, name)
         assert command is not None
         found.append(([name], command))
@@ -37,3 +37,7 @@ def test_commands_for_programs_are_hidden() -> None:
     assert HIDDEN & listed == set()
     assert {name for words, command in commands(edgertd) if command.hidden for name in words} == HIDDEN
     assert set(COMMANDS) - HIDDEN <= listed
+
+
+def test_a_command_that_is_cut_short_is_named() -> None:
+    assert "did you mean status?" in CliRunner().invoke(edgertd, ["stat"]).output

@@ -93,7 +93,14 @@ def test_a_missing_file_is_exit_code_4_and_no_device_is_asked(
 
 
 @pytest.mark.parametrize(
-    ("words", "near"), [(("deply", "b", "all"), "deploy"), (("fleet", "wach"), "watch"), (("nothing",), None)]
+    ("words", "near"),
+    [
+        (("deply", "b", "all"), "deploy"),
+        (("fleet", "wach"), "watch"),
+        (("keys", "nwe"), "new"),
+        (("rollout", "statsu"), "status"),
+        (("nothing",), None),
+    ],
 )
 def test_a_command_that_is_nearly_right_is_named(
     words: tuple[str, ...], near: str | None, capfd: pytest.CaptureFixture[str]

@@ -12,7 +12,7 @@ from edgert.checks.channel_status import ChannelStatus, WantedRelease
 from edgert.checks.status import DaemonState, ModelStatus, ServingStatus
 from edgert.versions.slots import RolledBackVersion, Version
 from edgert_deploy.rollout.drift import Wanted, device_drifts, model_drifts, wanted_of
-from edgert_deploy.rollout.rollout_record import ABORTED, DONE, STOPPED, Rollout
+from edgert_deploy.rollout.rollout_record import Rollout, RolloutState
 from edgert_deploy.rollout.waves import Strategy
 from tests.support.statuses import LOADED, device_status
 
@@ -23,7 +23,12 @@ DEGRADED = replace(LOADED, degraded=True, tried=("tensorrt: no GPU",))
 
 
 def a_rollout(
-    release: int, *devices: str, state: str = DONE, took: tuple[str, ...] = (), refused: bool = False, **other: Any
+    release: int,
+    *devices: str,
+    state: RolloutState = RolloutState.DONE,
+    took: tuple[str, ...] = (),
+    refused: bool = False,
+    **other: Any,
 ) -> Rollout:
     result = "refused" if refused else "live"
     outcomes = {device: {"result": result, "error": None} for device in took or devices}
@@ -43,8 +48,8 @@ def a_rollout(
 def test_wanted_is_the_newest_rollout_that_names_the_device() -> None:
     rollouts = [
         a_rollout(10, "a", "b", "c", refused=True),
-        a_rollout(9, "a", "b", state=ABORTED, took=("a",)),
-        a_rollout(8, "b", state=STOPPED, took=("x",)),
+        a_rollout(9, "a", "b", state=RolloutState.ABORTED, took=("a",)),
+        a_rollout(8, "b", state=RolloutState.STOPPED, took=("x",)),
         a_rollout(8, "a", "c", inventory="/other"),
         a_rollout(7, "a", "b", "c"),
         a_rollout(3, "a", model="n"),

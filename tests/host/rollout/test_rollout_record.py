@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from edgert.versions.trial_limits import TrialLimits
-from edgert_deploy.rollout.rollout_record import ABORTED, DONE, RUNNING, STOPPED, Record, Rollout, new_record
+from edgert_deploy.rollout.rollout_record import Record, Rollout, RolloutState, new_record
 from edgert_deploy.rollout.waves import Strategy
 from tests.support.rollouts import ROLLOUT
 
@@ -18,7 +18,7 @@ LIVE: dict[str, Any] = {"result": "live", "error": None}
 FAILED: dict[str, Any] = {"result": "failed", "error": {"code": "x", "message": "y"}}
 
 
-def ended(state: str = DONE, **results: str) -> Rollout:
+def ended(state: RolloutState = RolloutState.DONE, **results: str) -> Rollout:
     """A rollout with these results by device."""
     outcomes: dict[str, Any] = {name: {"result": result, "error": None} for name, result in results.items()}
     return replace(ROLLOUT, state=state, outcomes=outcomes)
@@ -33,7 +33,7 @@ def ended(state: str = DONE, **results: str) -> Rollout:
         (ended(a="refused", b="live"), ["a", "c"], ["b"], True),
         (ended(a="live", b="live", c="refused"), ["c"], ["a", "b"], False),
         (ended(a="live", b="live", c="live"), [], ["a", "b", "c"], False),
-        (ended(ABORTED, a="live", b="failed"), ["b", "c"], ["a"], False),
+        (ended(RolloutState.ABORTED, a="live", b="failed"), ["b", "c"], ["a"], False),
     ],
 )
 def test_a_roll_back_concerns_devices_that_took_it_and_a_resume_those_that_may_take_it(
@@ -49,7 +49,13 @@ def test_lines_in_any_order_are_the_rollout() -> None:
     for changed in (
         replace(whole, outcomes={"a": FAILED}),
         replace(whole, outcomes={"a": LIVE, "b": FAILED}),
-        replace(whole, outcomes={"a": LIVE, "b": FAILED}, devices=("a", "b"), state=STOPPED, reason="by the user"),
+        replace(
+            whole,
+            outcomes={"a": LIVE, "b": FAILED},
+            devices=("a", "b"),
+            state=RolloutState.STOPPED,
+            reason="by the user",
+        ),
     ):
         record, more = record.to(changed)
         lines += more
@@ -60,15 +66,19 @@ def test_lines_in_any_order_are_the_rollout() -> None:
 
 
 def test_two_hosts_that_continue_one_rollout_agree_and_an_abort_is_final() -> None:
-    base, lines = new_record(replace(ROLLOUT, state=STOPPED))
-    _, on_a = base.to(replace(base.rollout, outcomes={"a": LIVE, "b": FAILED}, state=RUNNING, by="ann@a"))
-    _, on_b = base.to(replace(base.rollout, outcomes={"c": LIVE}, state=ABORTED, reason="no", by="bob@b"))
+    base, lines = new_record(replace(ROLLOUT, state=RolloutState.STOPPED))
+    _, on_a = base.to(replace(base.rollout, outcomes={"a": LIVE, "b": FAILED}, state=RolloutState.RUNNING, by="ann@a"))
+    _, on_b = base.to(replace(base.rollout, outcomes={"c": LIVE}, state=RolloutState.ABORTED, reason="no", by="bob@b"))
     merged = Record.read([*lines, *on_a, *on_b]).rollout
     assert merged == Record.read([*lines, *on_b, *on_a]).rollout
-    assert (merged.outcomes, merged.state, merged.by) == ({"a": LIVE, "b": FAILED, "c": LIVE}, ABORTED, "bob@b")
+    assert (merged.outcomes, merged.state, merged.by) == (
+        {"a": LIVE, "b": FAILED, "c": LIVE},
+        RolloutState.ABORTED,
+        "bob@b",
+    )
 
 
 def test_what_a_newer_version_adds_changes_nothing() -> None:
-    record, (head, state) = new_record(ROLLOUT)
+    record, (head, state) = new_record(replace(ROLLOUT, by="ann@a"))
     newer = {"rollout": {**json.loads(head)["rollout"], "colour": "red"}}
     assert Record.read([json.dumps(newer), state, '{"n":2,"mood":"good"}']).rollout == record.rollout

@@ -16,7 +16,7 @@ import pytest
 from edgert.errors import ConfigInvalid
 from edgert_deploy.fleet.store.rollouts import StoredRollouts
 from edgert_deploy.fleet.store.store import Store
-from edgert_deploy.rollout.rollout_record import ABORTED, DONE, STOPPED
+from edgert_deploy.rollout.rollout_record import RolloutState
 from edgert_deploy.rollout.rollout_store import READ_MAX, RolloutStore
 from tests.support.rollouts import ROLLOUT
 
@@ -86,7 +86,7 @@ def test_a_line_that_a_power_cut_left_unfinished_is_not_there(tmp_path: Path) ->
     with store.path(begun.id).open("ab") as file:
         file.write(b'{"n":2,"device":"a","outc')
     assert store.all() == [begun]
-    ended = replace(begun, state=DONE, outcomes={"a": LIVE})
+    ended = replace(begun, state=RolloutState.DONE, outcomes={"a": LIVE})
     RolloutStore(tmp_path).write(ended)
     assert store.all() == [ended]
 
@@ -159,7 +159,7 @@ def test_commits_of_two_hosts_that_roll_out_at_once_never_conflict(clones: tuple
         begun = [clone.store.begin(replace(ROLLOUT, started_at=1.0)) for clone in clones]
         assert begun[0].number == begun[1].number, "neither knew of the other"
         for clone, rollout in zip(clones, begun, strict=True):
-            clone.store.write(replace(rollout, state=DONE, outcomes={"a": LIVE}))
+            clone.store.write(replace(rollout, state=RolloutState.DONE, outcomes={"a": LIVE}))
         b.publish(push=False)
         a.publish()
         b.pull()
@@ -176,13 +176,13 @@ def test_commits_of_two_hosts_that_continued_one_rollout_merge(clones: tuple[Clo
     begun = a.store.begin(ROLLOUT)
     a.publish()
     b.pull()
-    a.store.write(replace(begun, state=STOPPED, outcomes={"a": LIVE}))
-    b.store.write(replace(begun, state=ABORTED, outcomes={"b": LIVE}))
+    a.store.write(replace(begun, state=RolloutState.STOPPED, outcomes={"a": LIVE}))
+    b.store.write(replace(begun, state=RolloutState.ABORTED, outcomes={"b": LIVE}))
     b.publish(push=False)
     a.publish()
     b.pull()
     merged = b.store.read(begun.id)
-    assert (merged.state, merged.outcomes) == (ABORTED, {"a": LIVE, "b": LIVE})
+    assert (merged.state, merged.outcomes) == (RolloutState.ABORTED, {"a": LIVE, "b": LIVE})
 
 
 @contextmanager
@@ -205,9 +205,9 @@ def test_hosts_with_one_store_see_the_same_rollouts(tmp_path: Path, store_url: s
         a.sync()
         assert a.all() == b.all()
         assert {rollout.id for rollout in a.all()} == {begun.id, alone.id}
-        b.write(replace(b.read(begun.id), state=ABORTED))
+        b.write(replace(b.read(begun.id), state=RolloutState.ABORTED))
         a.sync()
-        assert a.read(begun.id).state == ABORTED
+        assert a.read(begun.id).state == RolloutState.ABORTED
         before = [store.path(begun.id).read_bytes() for store in (a, b)]
         a.sync()
         b.sync()
@@ -226,10 +226,10 @@ def test_one_host_of_a_team_works_on_a_rollout_at_a_time(tmp_path: Path, store_u
             assert b.without_team().is_at_work(begun.id) is None, "this host never worked on it"
             with pytest.raises(ConfigInvalid, match="running in another process"), b.at_work(begun.id):
                 raise AssertionError("two at once")
-            a.write(replace(begun, state=STOPPED))
+            a.write(replace(begun, state=RolloutState.STOPPED))
         assert not b.is_at_work(begun.id)
         with b.at_work(begun.id):
-            assert b.read(begun.id).state == STOPPED, "what its last holder wrote is there"
+            assert b.read(begun.id).state == RolloutState.STOPPED, "what its last holder wrote is there"
             assert a.is_at_work(begun.id)
 
 

@@ -53,17 +53,6 @@ def Rate(least_bytes_per_s: float) -> _Quantity:
     return _Quantity("rate", rate_bytes_per_s, lambda rate: f"{rate / 1e3:g}KB/s", least_bytes_per_s, float("inf"))
 
 
-class DeviceCount(click.IntRange):
-    """A number of devices."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if isinstance(value, str) and not value.strip().isdigit():
-            self.fail(
-                f"{value!r} is not a number of devices: write a count, such as 2 (--wave takes shares)", param, ctx
-            )
-        return int(super().convert(value, param, ctx))
-
-
 class DeviceShare(click.ParamType):  # type: ignore[type-arg]
     """A share of all devices, such as 5%, as a number from 0 to 1."""
 

@@ -7,12 +7,11 @@ from collections.abc import Set
 from typing import Any
 
 from edgert.errors import ConfigInvalid
-from edgert_deploy.rollout.rollout_record import RUNNING, Rollout
+from edgert_deploy.rollout.rollout_record import Rollout, RolloutState
 from edgert_deploy.rollout.rollout_store import RolloutStore, Stamp
 
 SHOWN_MAX = 20
 DEVICES_SHOWN_MAX = 200  # of those that failed
-CUT_OFF = "cut off"
 
 
 class Rollouts:
@@ -49,17 +48,16 @@ class Rollouts:
         """Return the state; a rollout that is marked as running and that no process works on was cut off."""
         # Without the right to lock it, only the recorded state is known.
         with contextlib.suppress(OSError, ConfigInvalid):
-            over = rollout.state == RUNNING and self._store.is_at_work(rollout.id) is False
+            over = rollout.state is RolloutState.RUNNING and self._store.is_at_work(rollout.id) is False
             if over and self._store.stamp(rollout.id) == stamp:
-                return CUT_OFF
-        return rollout.state
+                return RolloutState.CUT_OFF.value
+        return rollout.state.value
 
 
 def _rollout(rollout: Rollout) -> dict[str, Any]:
     names = rollout.devices
-    results = {name: str(rollout.outcomes.get(name, {}).get("result", "held")) for name in names}
     failed = [
-        {"device": name, "result": results[name], "error": rollout.outcomes[name].get("error")}
+        {"device": name, "result": rollout.result(name).value, "error": rollout.outcomes[name].get("error")}
         for name in names
         if name in rollout.outcomes and not rollout.has_release(name)
     ]
@@ -68,7 +66,7 @@ def _rollout(rollout: Rollout) -> dict[str, Any]:
         "number": rollout.number,
         "model": rollout.model,
         "version": f"r{rollout.release}",
-        "state": rollout.state,
+        "state": rollout.state.value,
         "reason": rollout.reason,
         "started_ms": int(rollout.started_at * 1000),
         "devices": len(names),

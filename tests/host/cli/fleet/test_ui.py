@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from edgert.errors import ConfigInvalid
 from edgert_deploy.cli.fleet.ui import ui
 from edgert_deploy.fleet.store.batch import MINUTE_MS
-from edgert_deploy.rollout.rollout_record import Rollout
+from edgert_deploy.rollout.rollout_record import Rollout, RolloutState
 from edgert_deploy.rollout.rollout_store import RolloutStore
 from edgert_deploy.rollout.waves import Strategy
 from tests.support.brokers import Broker
@@ -75,7 +75,7 @@ def _begun(broker: Broker, url: str, rollouts: Path) -> Running:
     names = tuple(fleet)
     outcomes = {"oven": {"result": "live", "error": None}}
     RolloutStore(rollouts).write(
-        Rollout(id="digits-1", bundle="b", digest="d", model="digits", release=7, inventory="i", devices=names, strategy=Strategy.parse(1, "", None, 8, 0), trial_s=30.0, state="stopped", reason="by the user", started_at=now_ms / 1000, outcomes=outcomes)
+        Rollout(id="digits-1", bundle="b", digest="d", model="digits", release=7, inventory="i", devices=names, strategy=Strategy.parse(1, "", None, 8, 0), trial_s=30.0, state=RolloutState.STOPPED, reason="by the user", started_at=now_ms / 1000, outcomes=outcomes)
     )  # fmt: skip
     return Running(broker, url, fleet, now_ms)
 

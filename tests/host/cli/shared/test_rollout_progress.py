@@ -14,7 +14,7 @@ from edgert_deploy.cli import main
 from edgert_deploy.cli.shared.rollout_progress import RolloutProgress
 from edgert_deploy.common.parallel import Stop
 from edgert_deploy.devices.inventory import Inventory
-from edgert_deploy.rollout.deployment import Outcome
+from edgert_deploy.rollout.deployment import Outcome, Result
 from tests.support.bundles import make_null_bundle
 from tests.support.commands import Edgert
 from tests.support.paths import ROOT
@@ -27,14 +27,14 @@ from edgert_deploy.cli.shared.output import say
 from edgert_deploy.cli import main
 from edgert_deploy.cli.shared.rollout_progress import RolloutProgress
 from edgert_deploy.common.parallel import Stop
-from edgert_deploy.rollout.deployment import Outcome
+from edgert_deploy.rollout.deployment import Outcome, Result
 with RolloutProgress("echo release 2", 40, Stop()) as progress:
     for n in range(39):
         progress(f"unit-{n}", "send")
     progress.sent("unit-0", 1_500_000, 4_000_000)
     progress("unit-1", "watch")
     progress("unit-1", "p99 \\x1b]52;c;AAAA\\x07 3 ms")
-    progress.done(Outcome("unit-2", "live"))
+    progress.done(Outcome("unit-2", Result.LIVE))
     progress("", "wave 1 of 2")
     say("", "note: the team's store does not answer")
     input()
@@ -117,7 +117,7 @@ def test_without_a_terminal_each_tenth_is_a_line_and_verbose_prints_every_step(
         with RolloutProgress("echo release 2", 1000, Stop(), verbose=verbose) as progress:
             for n in range(1000):
                 progress(f"unit-{n}", "send")
-                progress.done(Outcome(f"unit-{n}", "live"))
+                progress.done(Outcome(f"unit-{n}", Result.LIVE))
         return capfd.readouterr().err.splitlines()
 
     assert said(False) == [f"echo release 2: {n} of 1000 devices" for n in range(100, 1001, 100)]
