@@ -8,17 +8,17 @@ from edgert.errors import ConfigInvalid
 
 ID_CHARS_MAX = 64
 ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*\Z")
-MODEL_NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}")
+NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}")  # of models, devices and groups
 CHANNEL_NAME = re.compile(r"[a-z][a-z0-9-]{0,39}")  # a part of a registry's tag
 # The two in messages.
-MODEL_NAME_RULE = "use one of a-z, then at most 62 of a-z 0-9 _ -"
+NAME_RULE = "use one of a-z, then at most 62 of a-z 0-9 _ -"
 CHANNEL_NAME_RULE = "use one of a-z, then at most 39 of a-z 0-9 -"
 
 
 def check_model_name(name: str) -> None:
     """Raise ConfigInvalid where no model can be called `name`."""
-    if not MODEL_NAME.fullmatch(name):
-        raise ConfigInvalid(f"{name[:80]!r} is not a model name: {MODEL_NAME_RULE}")
+    if not NAME.fullmatch(name):
+        raise ConfigInvalid(f"{name[:80]!r} is not a model name: {NAME_RULE}")
 
 
 def checked_id(what: str, value: str) -> str:

@@ -18,7 +18,7 @@ from edgert.bundle.expiry import expiry_time, time_text
 from edgert.bundle.signing import PublicKey, SigningKey
 from edgert.environment import RUNTIME
 from edgert.errors import BundleCorrupt, ChannelExpired, ChannelInvalid, ChannelTooOld, SignatureInvalid
-from edgert.names import CHANNEL_NAME, CHANNEL_NAME_RULE, MODEL_NAME, MODEL_NAME_RULE
+from edgert.names import CHANNEL_NAME, CHANNEL_NAME_RULE, NAME, NAME_RULE
 from edgert.typed_json import Closed
 
 STATEMENT_BYTES_MAX = 256 * 1024  # of the envelope
@@ -217,8 +217,8 @@ def _check_statement(statement: Statement) -> None:
 
 
 def _check_entry(entry: Entry) -> None:
-    if entry.model != RUNTIME and not MODEL_NAME.fullmatch(entry.model):
-        raise ChannelInvalid(f"model name {entry.model[:80]!r}: {MODEL_NAME_RULE}")
+    if entry.model != RUNTIME and not NAME.fullmatch(entry.model):
+        raise ChannelInvalid(f"model name {entry.model[:80]!r}: {NAME_RULE}")
     name = f"release {entry.release} of {entry.model}"
     if not (1 <= entry.release < _COUNTER_MAX and 1 <= entry.attempt < _COUNTER_MAX):
         raise ChannelInvalid(f"{name}, attempt {entry.attempt}: give whole numbers from 1 up")

@@ -13,7 +13,7 @@ from edgert.bundle.signal_rules import Series, Sound, check_series, check_smooth
 from edgert.bundle.state import State, app_specs, check_state
 from edgert.bundle.text_rules import Embed, Text, check_embed, check_text
 from edgert.errors import BundleError, NotCompatible
-from edgert.names import MODEL_NAME, MODEL_NAME_RULE
+from edgert.names import NAME, NAME_RULE
 from edgert.tensors import TensorSpec
 
 FILE_PATH = re.compile(r"[a-z0-9][a-z0-9._-]*(/[a-z0-9][a-z0-9._-]*){0,7}")
@@ -194,8 +194,8 @@ class Manifest:
 
 def _check(manifest: Manifest) -> None:
     """Raise BundleError unless every name, reference and limit of `manifest` is valid."""
-    if not MODEL_NAME.fullmatch(manifest.model):
-        raise BundleError(f"model name {manifest.model[:80]!r}: {MODEL_NAME_RULE}")
+    if not NAME.fullmatch(manifest.model):
+        raise BundleError(f"model name {manifest.model[:80]!r}: {NAME_RULE}")
     if manifest.expires or manifest.signed_at:
         _check_times(manifest)
     if manifest.downgrade_from and not (manifest.release < manifest.downgrade_from < 2**53 and manifest.expires):

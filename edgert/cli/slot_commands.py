@@ -27,5 +27,5 @@ def follow(state: StateDir, model: str) -> dict[str, Any] | None:
     try:
         return ask(state.control_socket, {"op": "sync", "model": model}, SYNC_S_MAX)
     except DaemonUnreachable:
-        progress("no daemon runs; it serves this version once you start it: edgertd start")
+        progress("no daemon runs: one that is started serves this version")
         return None

@@ -67,7 +67,7 @@ from edgert_deploy.packager.sandbox import Limits as ChildLimits
 from edgert_deploy.packager.sources.probe import MEMORY_BYTES_MIN
 from edgert_deploy.packager.tflite_lowering import lower
 from edgert_deploy.rollout.drift import device_drifts, model_drifts, wanted_of
-from edgert_deploy.rollout.rollout_record import ABORTED, Rollout, new_record
+from edgert_deploy.rollout.rollout_record import Rollout, RolloutState, new_record
 from edgert_deploy.rollout.rollout_store import RolloutStore
 from edgert_deploy.rollout.waves import Strategy
 from tests.support import models
@@ -407,9 +407,6 @@ class _Answering:
     def put(self, local: Path, remote: str, how: PutOptions = PLAIN) -> None:
         raise AssertionError
 
-    def get(self, remote: str, local: Path) -> None:
-        raise AssertionError
-
     def close(self) -> None:
         pass
 
@@ -451,8 +448,8 @@ def rollout(data: bytes) -> None:
         json.dumps(rollout_json(found))
         wanted_of([found], found.inventory)
         found.strategy.split(len(found.devices))
-        rollouts.write(replace(found, state=ABORTED))
-        assert rollouts.read(found.id).state == ABORTED
+        rollouts.write(replace(found, state=RolloutState.ABORTED))
+        assert rollouts.read(found.id).state == RolloutState.ABORTED
 
 
 def _rollouts() -> list[bytes]:
@@ -472,7 +469,8 @@ def _rollouts() -> list[bytes]:
         number=1,
     )
     record, lines = new_record(begun)
-    lines += record.to(replace(begun, outcomes={"a": failed}, devices=("a",), state=ABORTED, by="ann@a"))[1]
+    ended = replace(begun, outcomes={"a": failed}, devices=("a",), state=RolloutState.ABORTED, by="ann@a")
+    lines += record.to(ended)[1]
     return ["".join(f"{line}\n" for line in lines).encode()]
 
 

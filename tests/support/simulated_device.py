@@ -69,9 +69,6 @@ class SimulatedDevice:
         self.files.add(remote)
         self.digest = read_offer(local).digest
 
-    def get(self, remote: str, local: Path) -> None:
-        raise AssertionError("a rollout reads no files back")
-
     def close(self) -> None:
         self.closed += 1
 

@@ -8,12 +8,13 @@ import uuid
 from pathlib import Path
 
 import click
+import numpy as np
 
 from edgert import Client
 from edgert.cli.tensor_files import Arrays, as_text, read_inputs, write_outputs
 from edgert.cli.tensor_files import as_json as described
 from edgert.config import default_socket
-from edgert.errors import DaemonUnreachable, EdgeRTError, InputError
+from edgert.errors import DaemonUnreachable, DeviceError, EdgeRTError
 from edgert_deploy.cli.shared.options import device_argument, inventory_option, json_option
 from edgert_deploy.cli.shared.output import emit
 from edgert_deploy.cli.shared.types import FILE, ModelName
@@ -55,7 +56,8 @@ def infer(
     """Send one request for MODEL to a running daemon and show the answer.
 
     The daemon is this machine's, or that of the one device of SELECTOR: then the file is sent there and the answer
-    comes back. Exits with 4 if the file cannot be used, 6 if the device cannot be reached, 8 if the request fails.
+    comes back, up to 16 MB as JSON. Exits with 4 if the file cannot be used, 6 if the device cannot be reached, 8 if the
+    request fails.
 
     \b
     Examples:
@@ -89,24 +91,18 @@ def infer(
 
 
 def ask_device(device: Device, model: str, source: Path) -> Arrays:
-    """Send the file, run `edgertd infer` on the device, fetch the outputs, and leave nothing there."""
+    """Send the file, run `edgertd infer` on the device, return its answer, and leave nothing there."""
     transport = open_transport(device)
-    incoming, name = f"{device.state}/incoming", f"infer-{uuid.uuid4().hex}"
-    given, answer = f"{name}.in{'.txt' if source.suffix == '.txt' else ''}", f"{name}.out"
+    incoming = f"{device.state}/incoming"
+    given = f"infer-{uuid.uuid4().hex}{'.txt' if source.suffix == '.txt' else ''}"
     try:
         transport.put(source, f"{incoming}/{given}")  # the daemon may run as another user
-        words = ("infer", model, "--input", f"{incoming}/{given}", "--out", f"{incoming}/{answer}")
-        RemoteDaemon(transport, device).call(*words, timeout_s=ASK_S_MAX)
-        with tempfile.TemporaryDirectory(prefix="edgert-infer-") as folder:
-            back = Path(folder) / "outputs.npz"
-            transport.get(f"{incoming}/{answer}", back)
-            outputs = read_inputs(back)
-        if not isinstance(outputs, dict):
-            raise InputError(
-                f"{device.name} did not answer with outputs by name: upgrade it with edgert bootstrap {device.name} --upgrade"
-            )
-        return outputs
+        words = ("infer", model, "--input", f"{incoming}/{given}")
+        said = RemoteDaemon(transport, device).call(*words, timeout_s=ASK_S_MAX)["outputs"]
+        return {name: np.array(one["values"], one["dtype"]).reshape(one["shape"]) for name, one in said.items()}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DeviceError(f"{device.name}: the answer of `edgertd infer` cannot be read: {error!r}") from error
     finally:
         with contextlib.suppress(EdgeRTError):
-            transport.run(in_folder(incoming, ["rm", "-f", f"./{given}", f"./{answer}"]), QUICK_S_MAX)
+            transport.run(in_folder(incoming, ["rm", "-f", f"./{given}"]), QUICK_S_MAX)
         transport.close()

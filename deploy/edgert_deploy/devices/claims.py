@@ -147,10 +147,6 @@ class _Claimed:
         self._renew(QUICK_S_MAX + local.stat().st_size / SLOW_LINK_BYTES_PER_S)
         self._transport.put(local, remote, how)
 
-    def get(self, remote: str, local: Path) -> None:
-        self._renew(QUICK_S_MAX)
-        self._transport.get(remote, local)
-
     def close(self) -> None:
         self._transport.close()
 

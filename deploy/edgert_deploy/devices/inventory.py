@@ -36,7 +36,7 @@ from tomlkit.items import Table
 
 from edgert.durable import locked, replace_file
 from edgert.errors import ConfigInvalid
-from edgert.names import checked_id
+from edgert.names import NAME, NAME_RULE, checked_id
 from edgert.toml_file import about, from_table, parse_toml
 from edgert.typed_json import Closed
 from edgert_deploy.common.addresses import host_and_port
@@ -44,8 +44,6 @@ from edgert_deploy.common.project import find_project
 from edgert_deploy.devices.selector import ALL, select, some_of
 from edgert_deploy.devices.transports import TRANSPORTS, TransportKind
 
-# Names become MQTT topic segments and file names.
-NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 TAG = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}(=[A-Za-z0-9_.+:/@-]{1,63})?")
 TAGS_MAX = 64
 LISTS = ("groups", "tags")
@@ -261,9 +259,7 @@ def fingerprint(host_key: str) -> str:
 
 def _check_name(what: str, name: str) -> None:
     if name == ALL or not NAME.fullmatch(name):
-        raise ConfigInvalid(
-            f"invalid {what} name {name!r}: use one of a-z, then at most 62 of a-z 0-9 _ -, not {ALL!r}"
-        )
+        raise ConfigInvalid(f"invalid {what} name {name!r}: {NAME_RULE}, not {ALL!r}")
 
 
 def _check_tags(where: str, tags: Sequence[str]) -> None:

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from edgert.checks.status import DeviceStatus
-from edgert.errors import DeviceError, EdgeRTError, NotBootstrapped, RuntimeBroken
+from edgert.errors import DaemonUnreachable, DeviceError, EdgeRTError, NotBootstrapped, RuntimeBroken
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.transports import LineSink, Result, Transport
 
@@ -56,6 +56,12 @@ class RemoteDaemon:
         message = str(reported.get("message", ""))
         if reported["code"] == "input.config_invalid" and "config.toml is missing" in message:
             return NotBootstrapped(advice)
+        if (
+            reported["code"] == DaemonUnreachable.code and "edgertd start" in message
+        ):  # advice for a shell on the device
+            return DaemonUnreachable(
+                f"{name}: its daemon does not run: see why with edgert logs {name}, and start it with edgert bootstrap {name}"
+            )
         return error_class(str(reported["code"]))(f"{name}: {message}")
 
     def _without_python(self) -> RuntimeBroken | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from edgert.bundle.rules import Classify, Ctc, Detect
 from edgert.bundle.text_rules import Embed
 from edgert.errors import CalibrationInvalid, ConfigInvalid
-from edgert.names import MODEL_NAME
+from edgert.names import NAME, NAME_RULE
 from edgert.processing.preprocessors import InputRule
 from edgert_deploy.devices.profiles import DeviceProfile
 from edgert_deploy.packager.accuracy.accuracy_gate import Limits
@@ -132,10 +132,8 @@ def check_request(request: BuildRequest, out: Path) -> None:
     """Raise ConfigInvalid or CalibrationInvalid for a request that cannot be built."""
     if not out.parent.is_dir() or out.is_dir():
         raise ConfigInvalid(f"cannot write a bundle to {out}: give --out a file name in a folder that exists")
-    if not MODEL_NAME.fullmatch(request.model):
-        raise ConfigInvalid(
-            f"model name {request.model[:80]!r}: give one with --name, a letter and then at most 62 of a-z 0-9 _ -"
-        )
+    if not NAME.fullmatch(request.model):
+        raise ConfigInvalid(f"model name {request.model[:80]!r}: give one with --name; {NAME_RULE}")
     names = [profile.name for profile in request.targets]
     if not names or len(set(names)) != len(names):
         raise ConfigInvalid(f"targets {', '.join(names) or 'none'}: give at least one, each once")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.support.commands import Edgert
+from tests.support.commands import Edgert, stop
 
 
 def test_infer_asks_a_device_and_leaves_nothing_there(edgert: Edgert, here: Path, tmp_path: Path) -> None:
@@ -39,6 +39,12 @@ def test_infer_asks_a_device_and_leaves_nothing_there(edgert: Edgert, here: Path
     assert "to send files or text, build the model with --preprocess" in answer["error"]["message"]
     code, answer = edgert("infer", "nobody", "--input", tmp_path / "in.npy", "here")
     assert (code, answer["error"]["code"]) == (8, "request.model_not_found")
+    stop(tmp_path / "dev")
+    code, answer = edgert("infer", "echo", "--input", tmp_path / "in.npy", "here")
+    assert (code, answer["error"]["code"]) == (8, "unavailable.daemon")
+    assert answer["error"]["message"].endswith("start it with edgert bootstrap here")
+    assert edgert("bootstrap", "here")[0] == 0
+    assert edgert("infer", "echo", "--input", tmp_path / "in.npy", "here")[0] == 0
 
 
 def test_a_text_or_a_file_is_sent_and_not_both(edgert: Edgert, here: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The transport seam: run a command on a device, copy a file there or back. Transports know nothing of EdgeRT.
+"""The transport seam: run a command on a device, copy a file there. Transports know nothing of EdgeRT.
 
 A new transport is one file here, one entry in `TRANSPORTS` and one case in `tests/host/devices/test_transports.py`.
 """
@@ -45,23 +45,10 @@ OUTPUT_BYTES_MAX = 16 * 1024**2  # a command that prints more is ended
 INPUT_BYTES_MAX = 1024**2
 EOF_GRACE_S = 2.0  # a child that a command leaves behind keeps the pipes open; the answer is complete without it
 
-_SHA256_PYTHON = (
-    "import hashlib,sys\n"
-    "for path in sys.argv[1:]:\n"
-    "    digest = hashlib.sha256()\n"
-    "    with open(path, 'rb') as file:\n"
-    "        for chunk in iter(lambda: file.read(1 << 20), b''): digest.update(chunk)\n"
-    "    print(digest.hexdigest())\n"
-)
 # From stdin, sha256sum prints no file name, which could be escaped.
-_SHA256 = f"""\
-if command -v sha256sum >/dev/null; then
-  for path in "$@"; do line=$(sha256sum <"$path") && echo "${{line%% *}}" || exit 1; done
-elif command -v python3 >/dev/null; then
-  exec python3 -c "{_SHA256_PYTHON}" "$@"
-else
-  echo "neither sha256sum nor python3 is there: install coreutils" >&2; exit 127
-fi"""
+_SHA256 = """\
+command -v sha256sum >/dev/null || { echo "sha256sum is missing: install coreutils" >&2; exit 127; }
+for path in "$@"; do line=$(sha256sum <"$path") && echo "${line%% *}" || exit 1; done"""
 
 LineSink = Callable[[str], None]
 ByteProgress = Callable[[int, int], None]  # bytes so far, bytes in total
@@ -107,10 +94,6 @@ class Transport(Protocol):
         """
         ...
 
-    def get(self, remote: str, local: Path) -> None:
-        """Make `local` a complete copy of `remote`, or leave it unchanged. Raises StorageFailed."""
-        ...
-
     def close(self) -> None:
         """Close the link; a later call opens it again."""
         ...
@@ -123,10 +106,7 @@ def open_transport(device: Device) -> Transport:
 
 
 def sha256_command(*paths: str) -> list[str]:
-    """Return a command that prints the SHA-256 of each file as hex, one a line.
-
-    It uses python3 if sha256sum is missing, and fails if a file cannot be read.
-    """
+    """Return a command that prints the SHA-256 of each file as hex, one a line. It fails if one cannot be read."""
     return ["sh", "-c", _SHA256, "sh", *paths]
 
 

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from edgert.durable import sync_file
 from edgert.errors import DeviceError, StorageFailed
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.transports import (
@@ -29,7 +28,6 @@ from edgert_deploy.devices.transports import (
     Result,
     in_folder,
     sha256_command,
-    sha256_of,
 )
 
 _CHUNK_BYTES = 1024**2
@@ -69,12 +67,6 @@ class LocalTransport:
             _send(local, PurePosixPath(remote), how)
         except OSError as error:
             raise StorageFailed(f"cannot copy {local} to {remote}: {error.strerror or error}") from error
-
-    def get(self, remote: str, local: Path) -> None:
-        try:
-            _fetch(PurePosixPath(remote), local)
-        except OSError as error:
-            raise StorageFailed(f"cannot copy {remote} to {local}: {error.strerror or error}") from error
 
     def close(self) -> None:
         return None
@@ -118,7 +110,7 @@ def _drain(stream: IO[bytes], buffer: LineBuffer) -> None:
 
 
 class _Process:
-    """A command in a folder, as `in_folder` runs it, whose input or output is a file of this host."""
+    """A command in a folder, as `in_folder` runs it, whose input is a file of this host."""
 
     def __init__(self, folder: str, argv: Sequence[str], *, make: bool = False) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # `end` closes it
@@ -138,10 +130,6 @@ class _Process:
             self._process.stdin.write(data)
             return True
         return False
-
-    def read(self) -> bytes:
-        assert self._process.stdout is not None
-        return self._process.stdout.read(_CHUNK_BYTES)
 
     def end(self, doing: str) -> str:
         """Close its input and return its output. Raises StorageFailed if it failed."""
@@ -176,24 +164,3 @@ def _send(source: Path, target: PurePosixPath, how: PutOptions) -> None:
         with contextlib.suppress(StorageFailed):
             _Process(folder, ["rm", "-f", partial]).end("remove what arrived")
         raise
-
-
-def _fetch(source: PurePosixPath, target: Path) -> None:
-    """Copy beside the target, compare the hash of the copy with that of what was read, rename."""
-    partial = target.with_name(f".{target.name}.{uuid.uuid4().hex}.part")
-    digest = hashlib.sha256()
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        sender = _Process(str(source.parent), ["cat", f"./{source.name}"])
-        with partial.open("xb") as file:
-            while chunk := sender.read():
-                digest.update(chunk)
-                file.write(chunk)
-            sync_file(file)
-        sender.end(f"copy {source} to {target}")
-        if sha256_of(partial) != digest.hexdigest():
-            raise StorageFailed(f"{target} reads back different bytes: the disk may be failing")
-        partial.replace(target)
-    finally:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)

@@ -1,6 +1,6 @@
 """SSH through Fabric: one connection to a device, its host key pinned (`ssh_login`), every operation with a deadline.
 
-Files go through `dd` and `cat` over an ordinary command channel, because many small systems lack SFTP.
+Files go through `dd` over an ordinary command channel, because many small systems lack SFTP.
 
 A link can be lost silently. Keepalives make traffic, TCP_USER_TIMEOUT ends a connection without acknowledgements, and
 each channel has its own time-out. An upload continues where it stopped, as long as some bytes arrive. It is written to a
@@ -39,7 +39,7 @@ from edgert_deploy.devices.transports import (
     sha256_command,
     sha256_of,
 )
-from edgert_deploy.devices.transports.ssh_login import LinkLimits, Login, log_in
+from edgert_deploy.devices.transports.ssh_login import LinkLimits, log_in
 
 _CHUNK_BYTES = 32 * 1024  # a channel packet of OpenSSH; an upload continues at a multiple of it
 # Each block has its place in the file, so a late write of a lost channel does no harm. The mode is set before the first
@@ -79,7 +79,8 @@ class SshTransport:
     def __init__(self, device: Device, limits: LinkLimits | None = None) -> None:
         self.device = device
         self.limits = limits or LinkLimits()
-        self._login: Login | None = None
+        self._connection: fabric.Connection | None = None
+        self._stack = contextlib.ExitStack()  # closes it
 
     def run(
         self, argv: Sequence[str], timeout_s: float, input: bytes = b"", on_stderr: LineSink | None = None
@@ -121,30 +122,15 @@ class SshTransport:
                     self.run(remove, QUICK_S_MAX)
             raise
 
-    def get(self, remote: str, local: Path) -> None:
-        partial = local.with_name(f".{local.name}.{uuid.uuid4().hex}.part")
-        try:
-            local.parent.mkdir(parents=True, exist_ok=True)
-            with self._translated():
-                self._download(remote, partial)
-            if self._remote_sha256(remote) != sha256_of(partial):
-                raise StorageFailed(f"{self.device.name}: {remote} changed during the download; try again")
-            partial.replace(local)
-        except OSError as error:
-            raise StorageFailed(f"cannot write {local}: {error.strerror or error}") from error
-        finally:
-            partial.unlink(missing_ok=True)
-
     def close(self) -> None:
-        login, self._login = self._login, None
-        if login is not None:
-            login.close()
+        self._connection = None
+        self._stack.close()
 
     def _open(self) -> fabric.Connection:
-        if self._login is None or not self._login.connection.is_connected:
+        if self._connection is None or not self._connection.is_connected:
             self.close()
-            self._login = log_in(self.device, self.limits)
-        return self._login.connection
+            self._connection = log_in(self.device, self.limits, self._stack)
+        return self._connection
 
     def _channel(self, argv: Sequence[str]) -> Any:
         channel = self._open().create_session()
@@ -232,16 +218,8 @@ class SshTransport:
         self._must(in_folder(upload.folder, ["mv", "-f", upload.partial, f"./{PurePosixPath(remote).name}"]))
         return True
 
-    def _download(self, remote: str, partial: Path) -> None:
-        target = PurePosixPath(remote)
-        argv = in_folder(str(target.parent), ["cat", f"./{target.name}"])
-        with partial.open("wb") as file, contextlib.closing(self._channel(argv)) as channel:
-            while data := channel.recv(1024**2):
-                file.write(data)
-            self._end(channel, argv, "reading " + remote)
-
     def _end(self, channel: Any, argv: Sequence[str], doing: str) -> None:
-        """Wait for the end of a command that reads or writes a file. Raises StorageFailed with its message."""
+        """Wait for the end of a command that writes a file. Raises StorageFailed with its message."""
         with contextlib.suppress(OSError):  # the channel may be closed already
             channel.shutdown_write()
         out, err = LineBuffer(), LineBuffer()
@@ -285,7 +263,8 @@ class SshTransport:
 
     def _alive(self) -> bool:
         """Return whether the connection is up, after paramiko's thread had time to notice a loss."""
-        if self._login is None or self._login.transport is None:
+        transport = None if self._connection is None else self._connection.transport
+        if transport is None:
             return False
-        self._login.transport.join(_NOTICE_S)
-        return bool(self._login.transport.is_active())
+        transport.join(_NOTICE_S)
+        return bool(transport.is_active())

@@ -74,32 +74,16 @@ class Jump:
         return cls(SshAddress.parse(device.jump), device.jump_host_key, device.identity) if device.jump else None
 
 
-class Login:
-    """An open connection, and the connections to the jump hosts below it."""
-
-    def __init__(self, connection: fabric.Connection, stack: ExitStack) -> None:
-        self.connection, self._stack = connection, stack
-
-    @property
-    def transport(self) -> Any:
-        """paramiko's transport; None before the connection is open."""
-        return self.connection.transport
-
-    def close(self) -> None:
-        self._stack.close()
-
-
-def log_in(device: Device, limits: LinkLimits) -> Login:
-    """Open a connection, check the pinned host key, and log in.
+def log_in(device: Device, limits: LinkLimits, stack: ExitStack) -> fabric.Connection:
+    """Open a connection, check the pinned host key, and log in. `stack` closes it, and those to jump hosts below it.
 
     Raises DeviceUnreachable, LoginRefused, HostKeyMismatch (also for a jump host), ConfigInvalid.
     """
     called = f"{device.name} ({device.address})"
     target = _Hop(Jump(SshAddress.parse(device.address), device.host_key, device.identity), called, device.name)
-    with ExitStack() as stack:
-        hop = _way(target, Jump.of(device), limits, stack)
-        _open(hop, limits)
-        return Login(hop.connection, stack.pop_all())
+    _way(target, Jump.of(device), limits, stack)
+    _open(target, limits)
+    return target.connection
 
 
 def scan_host_key(address: SshAddress, wanted: str | None = None, jump: Jump | None = None) -> str:
@@ -167,7 +151,7 @@ class _Hop:
         return None if self.proxy_jumps() else self.settings.get("proxycommand")
 
 
-def _way(target: _Hop, jump: Jump | None, limits: LinkLimits, stack: ExitStack) -> _Hop:
+def _way(target: _Hop, jump: Jump | None, limits: LinkLimits, stack: ExitStack) -> None:
     """Open all connections before `target`, and give it the socket to connect over."""
     before = _hops_before(target, jump)
     first = before[0] if before else target
@@ -179,7 +163,6 @@ def _way(target: _Hop, jump: Jump | None, limits: LinkLimits, stack: ExitStack) 
         stack.callback(hop.connection.client.close)
         following.connection.connect_kwargs["sock"] = _forwarded(hop, following, limits)
     stack.callback(target.connection.client.close)
-    return target
 
 
 def _hops_before(target: _Hop, jump: Jump | None) -> list[_Hop]:

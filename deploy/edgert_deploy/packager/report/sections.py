@@ -10,7 +10,7 @@ from typing import Any
 from edgert.bundle.signal_rules import signal_text
 from edgert.bundle.state import state_text
 from edgert.bundle.text_rules import embed_text, text_text
-from edgert_deploy.common.quantities import share_text, size_text
+from edgert_deploy.common.quantities import difference_text, share_text, size_text
 from edgert_deploy.packager.report import Report
 from edgert_deploy.packager.report.plots import Scale, bars, segments, spread
 from edgert_deploy.packager.report.tables import ROWS_SHOWN_MAX, code, legend, table
@@ -19,7 +19,7 @@ PRECISION_CLASSES = {"int8": "int8", "fp32": "fp32", "fp16": "other"}
 
 
 def signed(value: float) -> str:
-    return f"{value:+.4f}" if value else "0"
+    return difference_text(value) if value else "0"
 
 
 def _targets(report: Report) -> str:
