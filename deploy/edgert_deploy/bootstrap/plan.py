@@ -40,7 +40,6 @@ class BootstrapOptions:
     keys: tuple[PublicKey, ...]
     broker: Broker | None = None
     engines: str = ALL_ENGINES
-    refresh: bool = False
     service: str = "auto"
     settings: dict[str, Any] = field(default_factory=dict)
     upgrade: bool = False
@@ -176,7 +175,6 @@ def _plan_runtime(
         target,
         wanted,
         progress,
-        refresh=options.refresh,
         shrink=not options.exactly,
         lock=lock,
         extras=sorted({*options.extras, *there.in_use.extras}),  # a model that the device serves may need what it has

@@ -48,10 +48,9 @@ from edgert.errors import (
 from edgert_deploy.bootstrap.wheelhouse import Wheelhouse
 from edgert_deploy.devices.facts import MachineFacts
 from edgert_deploy.devices.inventory import Device
-from edgert_deploy.devices.remote import RemoteDaemon, script_path
+from edgert_deploy.devices.remote import QUICK_S_MAX, RemoteDaemon, script_path
 from edgert_deploy.devices.transports import Result, Transport, sha256_command
 
-QUICK_S_MAX = 60.0
 TRIAL_S = 600.0
 WATCH_PAUSE_S = 1.0
 
@@ -313,7 +312,11 @@ class Runtimes:
         self.transport.run(["sh", script_path(self.device), "collect"], VENV_S_MAX)
 
     def must(self, argv: Sequence[str], timeout_s: float = QUICK_S_MAX) -> Result:
-        return self._succeeded(self.transport.run(argv, timeout_s))
+        """Run a command there. Raises DeviceError if it fails."""
+        result = self.transport.run(argv, timeout_s)
+        if not result.ok:
+            raise DeviceError(f"{self.device.name}: {result.complaint()}")
+        return result
 
     def _outcome(self) -> tuple[str, str, str]:
         """Return kept, back or running; the runtime; and the reason. All are "" before the trial starts."""
@@ -325,8 +328,3 @@ class Runtimes:
     def _alone(self, argv: Sequence[str], timeout_s: float) -> Result:
         result = self.transport.run(["sh", "-c", _ALONE, "sh", f"{self.device.home}/working", *argv], timeout_s)
         return replace(result, argv=tuple(argv))
-
-    def _succeeded(self, result: Result) -> Result:
-        if not result.ok:
-            raise DeviceError(f"{self.device.name}: {result.complaint()}")
-        return result

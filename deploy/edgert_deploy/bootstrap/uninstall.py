@@ -16,12 +16,12 @@ import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
 from edgert.errors import DeviceError, EdgeRTError, StorageFailed
-from edgert_deploy.bootstrap.runtime import QUICK_S_MAX, script_text
+from edgert_deploy.bootstrap.runtime import script_text
 from edgert_deploy.devices import service
 from edgert_deploy.devices.claims import KNOWN, setting_up
 from edgert_deploy.devices.device_files import DeviceFile, config_text, put
 from edgert_deploy.devices.inventory import Device
-from edgert_deploy.devices.remote import RemoteDaemon, script_path
+from edgert_deploy.devices.remote import QUICK_S_MAX, RemoteDaemon, script_path
 from edgert_deploy.devices.transports import Result, Transport
 
 REMOVE_S_MAX = 600.0

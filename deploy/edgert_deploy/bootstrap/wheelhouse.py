@@ -122,7 +122,6 @@ def prepare(
     engines: Sequence[str],
     progress: Callable[[str], None] = lambda _: None,
     *,
-    refresh: bool = False,
     shrink: bool = False,
     lock: Lock | None = None,
     extras: Sequence[str] = (),
@@ -130,10 +129,10 @@ def prepare(
     """Collect edgert's wheel and its requirements with `engines` and `extras` of EXTRAS_ASKED on `target`.
 
     The versions are those of `lock`, if it has wheels for the processor; else the newest that fit. With `shrink`,
-    engines without wheels for the target are left out, as long as one remains. Earlier downloads are used again unless
-    `refresh`. Raises EngineMissing, and ConfigInvalid: no network, no pip here, or a changed wheel.
+    engines without wheels for the target are left out, as long as one remains. Earlier downloads are used again. Raises
+    EngineMissing, and ConfigInvalid: no network, no pip here, or a changed wheel.
     """
-    order = _Order(target, lock if target.machine in MACHINES else None, refresh, progress, tuple(extras))
+    order = _Order(target, lock if target.machine in MACHINES else None, progress, tuple(extras))
     with _COLLECTING:
         return _prepare(order, engines, shrink)
 
@@ -144,7 +143,6 @@ class _Order:
 
     target: WheelTarget
     lock: Lock | None
-    refresh: bool
     progress: Callable[[str], None]
     extras: tuple[str, ...]
 
@@ -207,8 +205,6 @@ def _collected(own: Path, engines: Sequence[str], order: _Order) -> Path:
     """Return the folder with the requirements of edgert and `engines` on the target; fill it if it is new."""
     target, requirements = order.target, _direct_requirements(own, engines, order)
     folder = cache_folder() / "wheels" / _key(target, requirements, order.lock.digest if order.lock else "")
-    if order.refresh:
-        shutil.rmtree(folder, ignore_errors=True)
     if not folder.is_dir():
         named = f" with {', '.join(engines)}" if engines else ""
         order.progress(
@@ -223,16 +219,15 @@ def _collected(own: Path, engines: Sequence[str], order: _Order) -> Path:
 
 def _checked_pins(folder: Path) -> dict[str, str]:
     """Return the SHA-256 of each wheel in `folder`, by name. Raises ConfigInvalid if a wheel has changed."""
+    advice = f"remove {folder}, which is a cache, then bootstrap again"
     try:
         lines = [line.split("  ", 1) for line in (folder / PINS_NAME).read_text().splitlines()]
         pins = {name: digest for digest, name in lines}
         changed = [name for name, digest in pins.items() if sha256_of(folder / name) != digest]
     except (OSError, ValueError) as error:
-        raise ConfigInvalid(
-            f"the wheels in {folder} cannot be read ({error}): download them again with --refresh"
-        ) from error
+        raise ConfigInvalid(f"the wheels in {folder} cannot be read ({error}): {advice}") from error
     if changed:
-        raise ConfigInvalid(f"{folder / changed[0]} has changed since its download: download the wheels with --refresh")
+        raise ConfigInvalid(f"{folder / changed[0]} has changed since its download: {advice}")
     return pins
 
 

@@ -100,7 +100,6 @@ from edgert_deploy.devices.transports import Transport
     metavar="SECTION.KEY=VALUE",
     help="A line of the device's config.toml, such as serving.window_s=10. May be repeated.",
 )
-@click.option("--refresh", is_flag=True, help="Download the wheels again.")
 @click.option(
     "--unlocked", is_flag=True, help="Take the newest wheels that fit, not the versions that edgert was tested with."
 )
@@ -128,7 +127,6 @@ def bootstrap(
     registry_login: Path | None,
     service: str,
     settings: tuple[str, ...],
-    refresh: bool,
     unlocked: bool,
     same_machine: bool,
     profiles_dir: Path | None,
@@ -171,9 +169,7 @@ def bootstrap(
     given = parse_settings(settings)
     check_settings(given)
     keys = trusted_keys(key_names or ("default",))
-    options = BootstrapOptions(
-        keys, reports_to, engines, refresh, service, given, upgrade, trial_s, unlocked, following, extras
-    )
+    options = BootstrapOptions(keys, reports_to, engines, service, given, upgrade, trial_s, unlocked, following, extras)
 
     def plan(device: Device, transport: Transport) -> Row:
         profile = load_profile(device.profile, profiles_dir)

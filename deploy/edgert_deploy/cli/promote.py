@@ -7,6 +7,7 @@ from dataclasses import replace
 import click
 
 from edgert.errors import ConfigInvalid
+from edgert.typed_json import to_json
 from edgert_deploy.cli.shared.channel_options import (
     Chosen,
     Reach,
@@ -16,7 +17,6 @@ from edgert_deploy.cli.shared.channel_options import (
     entry_options,
     reach_options,
     signing_options,
-    statement_json,
 )
 from edgert_deploy.cli.shared.options import json_option
 from edgert_deploy.cli.shared.output import emit
@@ -69,4 +69,4 @@ def promote(
         f"release {entry.release} of {model} is in channel {target} for {devices_text(entry)}: counter "
         f"{statement.counter}, until {statement.expires}"
     )
-    emit({"ok": True, "channel": statement_json(statement)}, text, as_json)
+    emit({"ok": True, "channel": to_json(statement)}, text, as_json)

@@ -57,6 +57,11 @@ def share_text(share: float | None) -> str:
     return "-" if share is None else f"{100 * share:.0f} %"
 
 
+def difference_text(value: float) -> str:
+    """Return `+0.0123` or `-0.0123`; a difference that rounds to nothing is `+0.0000`."""
+    return f"{round(value, 4) + 0.0:+.4f}"
+
+
 def size_text(size_bytes: int) -> str:
     """Return `12.3 MB`, `4.5 kB` or `67 bytes`."""
     if size_bytes >= 1_000_000:

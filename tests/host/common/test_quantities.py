@@ -9,6 +9,7 @@ import pytest
 from edgert.bundle.expiry import expiry_time
 from edgert.errors import ConfigInvalid
 from edgert_deploy.common.quantities import (
+    difference_text,
     duration_s,
     duration_text,
     expiry_from,
@@ -48,6 +49,12 @@ def test_sizes_and_rates_are_decimal_and_have_a_unit() -> None:
 
 def test_a_share_is_a_percentage_or_unknown() -> None:
     assert [share_text(share) for share in (0.0, 0.967, 1.0, None)] == ["0 %", "97 %", "100 %", "-"]
+
+
+def test_a_difference_has_a_sign_and_no_negative_zero() -> None:
+    assert [difference_text(each) for each in (0.5, -0.01234, 0.0, -0.0, -4e-5)] == [
+        *("+0.5000", "-0.0123", "+0.0000", "+0.0000", "+0.0000")
+    ]
 
 
 @pytest.mark.parametrize(

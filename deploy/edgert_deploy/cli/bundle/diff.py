@@ -16,7 +16,7 @@ from edgert.bundle.manifest import ArtifactEntry, Manifest
 from edgert_deploy.cli.shared.options import json_option
 from edgert_deploy.cli.shared.output import emit, some_of
 from edgert_deploy.cli.shared.types import BundlePath
-from edgert_deploy.common.quantities import size_text
+from edgert_deploy.common.quantities import difference_text, size_text
 from edgert_deploy.packager.report import artifact_bytes
 from edgert_deploy.packager.report.compare import Change, Comparison, compare
 
@@ -86,7 +86,7 @@ def _receipts(changes: Sequence[Change]) -> Iterator[str]:
     for change in shown:
         yield f"receipt   {_shown(change)}"
     for change, drop in worst:
-        yield f"receipt   {change.field.removesuffix('.artifact')}: {change.before:.4f} -> {change.after:.4f} ({-drop:+.4f})"
+        yield f"receipt   {change.field.removesuffix('.artifact')}: {change.before:.4f} -> {change.after:.4f} ({difference_text(-drop)})"
     if rest := len(changes) - len(shown) - len(worst):
         yield f"receipt   {rest} {'other fields' if shown or worst else 'fields'} changed: --json names them"
 
@@ -111,7 +111,9 @@ def _artifact(artifact_id: str, before: Manifest, after: Manifest) -> Iterator[s
     if a != b:
         same_metric = a.metric == b.metric  # two metrics have no difference
         after_text = (
-            f"{b.artifact:.4f} ({b.artifact - a.artifact:+.4f})" if same_metric else f"{b.metric} {b.artifact:.4f}"
+            f"{b.artifact:.4f} ({difference_text(b.artifact - a.artifact)})"
+            if same_metric
+            else f"{b.metric} {b.artifact:.4f}"
         )
         fp32 = f"FP32 {a.fp32:.4f} -> {b.fp32:.4f}"
         yield f"          {a.metric} {a.artifact:.4f} -> {after_text} on {b.samples} samples, {fp32}"

@@ -18,7 +18,7 @@ from edgert.bundle.text_rules import embed_text, text_text
 from edgert_deploy.cli.shared.options import json_option
 from edgert_deploy.cli.shared.output import emit, some_of
 from edgert_deploy.cli.shared.types import BundlePath
-from edgert_deploy.common.quantities import share_text, size_text
+from edgert_deploy.common.quantities import difference_text, share_text, size_text
 from edgert_deploy.packager.report import Report, gather
 
 LABELS_SHOWN_MAX = 12
@@ -102,7 +102,7 @@ def _artifact(report: Report, artifact: ArtifactEntry, candidate: Mapping[str, A
     measured = candidate.get("accuracy", {})
     if measured.get("drop_low") is not None:
         low, high = -measured["drop_high"], -measured["drop_low"]
-        yield f"          the change is {low:+.4f} to {high:+.4f} with 95 % confidence"
+        yield f"          the change is {difference_text(low)} to {difference_text(high)} with 95 % confidence"
     if layers := report.layers.get(artifact.id):
         kinds = [f"{kind} {' + '.join(f'{n} {p}' for p, n in counts.items())}" for kind, counts in layers.items()]
         yield f"          layers: {', '.join(kinds)}"
@@ -112,7 +112,9 @@ def _artifact(report: Report, artifact: ArtifactEntry, candidate: Mapping[str, A
         yield f"          in float for accuracy: {', '.join(floats)}"
     lost = sorted(candidate.get("classes", []), key=lambda one: one["artifact"] - one["fp32"])[:WORST_SHOWN_MAX]
     if words := [
-        f"{one['name']} {one['artifact'] - one['fp32']:+.4f}" for one in lost if one["artifact"] < one["fp32"]
+        f"{one['name']} {difference_text(one['artifact'] - one['fp32'])}"
+        for one in lost
+        if one["artifact"] < one["fp32"]
     ]:
         yield f"          classes that lost most: {', '.join(words)}"
     specs = zip(report.manifest.outputs, artifact.golden_atol, strict=False)

@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import click
 
+from edgert.typed_json import to_json
 from edgert_deploy.cli.shared.channel_options import (
     Reach,
     Signing,
     channels_of,
     reach_options,
     signing_options,
-    statement_json,
     statement_table,
 )
 from edgert_deploy.cli.shared.options import json_option
@@ -114,4 +114,4 @@ def _change(
     key = signing.key()
     with reach.opened() as client:
         statement = channels_of(client).change(name, edit, key, Change(signing.lasts_s, revoked), begins=False)
-    emit({"ok": True, "channel": statement_json(statement)}, statement_table(statement), as_json)
+    emit({"ok": True, "channel": to_json(statement)}, statement_table(statement), as_json)

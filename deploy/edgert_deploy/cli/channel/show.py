@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import click
 
+from edgert.typed_json import to_json
 from edgert_deploy.cli.channel.watch import progress_json, progress_table, read_progress
-from edgert_deploy.cli.shared.channel_options import Reach, channels_of, reach_options, statement_json, statement_table
+from edgert_deploy.cli.shared.channel_options import Reach, channels_of, reach_options, statement_table
 from edgert_deploy.cli.shared.options import json_option, store_option
 from edgert_deploy.cli.shared.output import emit
 from edgert_deploy.cli.shared.types import ChannelName
@@ -31,7 +32,7 @@ def show(name: str, fleet: bool, store_url: str, reach: Reach, as_json: bool) ->
     """
     with reach.opened() as client:
         statement = channels_of(client).read(name)
-    value, text = {"ok": True, "channel": statement_json(statement)}, statement_table(statement)
+    value, text = {"ok": True, "channel": to_json(statement)}, statement_table(statement)
     if fleet:
         found = read_progress(statement, store_url)
         value |= progress_json(found)

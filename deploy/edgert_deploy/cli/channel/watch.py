@@ -12,12 +12,12 @@ import click
 from edgert.bundle.channel import Statement
 from edgert.bundle.signing import SigningKey
 from edgert.errors import Interrupted, RolledBack
+from edgert.typed_json import to_json
 from edgert_deploy.cli.shared.channel_options import (
     Reach,
     Signing,
     channels_of,
     devices_text,
-    entry_json,
     reach_options,
     signing_options,
 )
@@ -137,7 +137,7 @@ def progress_json(found: Sequence[Progress]) -> dict[str, Any]:
     return {
         "releases": [
             {
-                **entry_json(one.entry),
+                **to_json(one.entry),
                 **one.counts,
                 "failed": [{"device": f"{each.site}/{each.device}", "reason": each.reason} for each in one.failed],
             }

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from edgert_deploy.cli.shared.output import columns
-from edgert_deploy.common.quantities import share_text, size_text
+from edgert_deploy.common.quantities import difference_text, share_text, size_text
 from edgert_deploy.packager.candidates import Candidate
 from edgert_deploy.packager.choice import Choice
 from edgert_deploy.packager.pack import BuildResult
@@ -86,7 +86,7 @@ def _row(target: str, candidate: Candidate, source_size_bytes: int) -> str:
         accuracy.metric,
         f"{accuracy.fp32:.4f}",
         f"{accuracy.artifact:.4f}",
-        f"{0.0 - accuracy.drop:+.4f}",
+        difference_text(-accuracy.drop),
         "pass" if candidate.passed else "FAIL",
     )
     return "  ".join(cell.ljust(width) for cell, width in zip(cells, WIDTHS.values(), strict=True)).rstrip()

@@ -17,6 +17,7 @@ from edgert.bundle.signing import SigningKey, read_public_key, read_signing_key
 from edgert.environment import RUNTIME
 from edgert.errors import ConfigInvalid
 from edgert.registry.client import Registry
+from edgert.typed_json import to_json
 from edgert.versions.trial_limits import parse_limits
 from edgert_deploy.cli.shared.options import limit_option
 from edgert_deploy.cli.shared.output import columns
@@ -175,33 +176,7 @@ def offer_release(
     change = Change(signing.lasts_s)
     statement = channels_of(registry).change(channel, lambda entries: with_release(entries, entry), key, change)
     line = f"channel {channel}, counter {statement.counter}: for {devices_text(entry)}, until {statement.expires}"
-    return statement_json(statement), line
-
-
-def statement_json(statement: Statement) -> dict[str, Any]:
-    return {
-        "channel": statement.channel,
-        "counter": statement.counter,
-        "issued": statement.issued,
-        "expires": statement.expires,
-        "revoked": list(statement.revoked),
-        "entries": [entry_json(entry) for entry in statement.entries],
-    }
-
-
-def entry_json(entry: Entry) -> dict[str, Any]:
-    return {
-        "model": entry.model,
-        "release": entry.release,
-        "digest": entry.digest,
-        "share": entry.share,
-        "sites": list(entry.sites),
-        "profiles": list(entry.profiles),
-        "tags": list(entry.tags),
-        "limits": dict(entry.limits),
-        "watch_s": entry.watch_s,
-        "halted": entry.halted,
-    }
+    return to_json(statement), line
 
 
 def statement_table(statement: Statement) -> str:

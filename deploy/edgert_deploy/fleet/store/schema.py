@@ -38,6 +38,16 @@ LINK_LIMITS = {
 _metadata = sa.MetaData()
 # SQLite numbers rows by itself only in a plain INTEGER key.
 _Id = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+COUNTERS = tuple(COUNTER_FIELDS)
+
+
+def _names(*columns: str) -> list[sa.Column[Any]]:
+    return [sa.Column(name, sa.String(64), nullable=False) for name in columns]
+
+
+def _counters() -> list[sa.Column[Any]]:
+    return [sa.Column(name, sa.BigInteger, nullable=False, default=0) for name in COUNTERS]
+
 
 meta = sa.Table("edgert_meta", _metadata, sa.Column("version", sa.Integer, nullable=False))
 
@@ -45,8 +55,7 @@ device = sa.Table(
     "edgert_device",
     _metadata,
     sa.Column("id", _Id, primary_key=True),
-    sa.Column("site", sa.String(64), nullable=False),
-    sa.Column("device", sa.String(64), nullable=False),
+    *_names("site", "device"),
     sa.Column("profile", sa.String(64), nullable=False, default=""),
     sa.Column("status", sa.String(16), nullable=False, default="unknown"),
     sa.Column("heard_ms", sa.BigInteger, nullable=False, default=0),
@@ -63,16 +72,11 @@ stream = sa.Table(
     _metadata,
     sa.Column("id", _Id, primary_key=True),
     sa.Column("device_id", sa.ForeignKey("edgert_device.id"), nullable=False),
-    sa.Column("boot", sa.String(64), nullable=False),
-    sa.Column("model", sa.String(64), nullable=False),
-    sa.Column("version", sa.String(64), nullable=False),
+    *_names("boot", "model", "version"),
     sa.Column("last_seq", sa.BigInteger, nullable=False, default=-1),
     sa.Column("hist_seq", sa.BigInteger, nullable=False, default=-1),
     sa.Column("hist_minute", sa.Integer, nullable=False, default=0),
-    sa.Column("requests", sa.BigInteger, nullable=False, default=0),
-    sa.Column("errors", sa.BigInteger, nullable=False, default=0),
-    sa.Column("shed", sa.BigInteger, nullable=False, default=0),
-    sa.Column("cache_hits", sa.BigInteger, nullable=False, default=0),
+    *_counters(),
     sa.UniqueConstraint("device_id", "boot", "model", "version"),
 )
 
@@ -80,31 +84,19 @@ group = sa.Table(
     "edgert_group",
     _metadata,
     sa.Column("id", _Id, primary_key=True),
-    sa.Column("site", sa.String(64), nullable=False),
-    sa.Column("model", sa.String(64), nullable=False),
-    sa.Column("version", sa.String(64), nullable=False),
-    sa.Column("profile", sa.String(64), nullable=False),
+    *_names("site", "model", "version", "profile"),
     sa.UniqueConstraint("site", "model", "version", "profile"),
 )
 
-COUNTERS = tuple(COUNTER_FIELDS)
 HISTOGRAM = ("windows", "zero", "count", "sum", "least", "most", "buckets")
 
 
 def _histogram() -> list[sa.Column[Any]]:
     return [
-        sa.Column("windows", sa.BigInteger, nullable=False, default=0),
-        sa.Column("zero", sa.BigInteger, nullable=False, default=0),
-        sa.Column("count", sa.BigInteger, nullable=False, default=0),
-        sa.Column("sum", sa.Double, nullable=False, default=0.0),
-        sa.Column("least", sa.Double, nullable=False, default=0.0),
-        sa.Column("most", sa.Double, nullable=False, default=0.0),
+        *(sa.Column(name, sa.BigInteger, nullable=False, default=0) for name in HISTOGRAM[:3]),
+        *(sa.Column(name, sa.Double, nullable=False, default=0.0) for name in HISTOGRAM[3:6]),
         sa.Column("buckets", sa.LargeBinary, nullable=False, default=b""),
     ]
-
-
-def _counters() -> list[sa.Column[Any]]:
-    return [sa.Column(name, sa.BigInteger, nullable=False, default=0) for name in COUNTERS]
 
 
 def _merged(name: str) -> sa.Table:
