@@ -154,20 +154,15 @@ def _seen(store: RolloutStore, rollout: Rollout) -> Rollout:
     at_work = store.is_at_work(rollout.id)
     if at_work is None:
         return replace(rollout, reason=f"as {rollout.by} last recorded it")
-    return (
-        rollout
-        if at_work
-        else replace(rollout, state=RolloutState.CUT_OFF, reason="its process ended before it was done")
-    )
+    if at_work:
+        return rollout
+    return replace(rollout, state=RolloutState.CUT_OFF, reason="its process ended before it was done")
 
 
 def _agree_if_it_may_run(store: RolloutStore, rollout: Rollout, yes: bool) -> None:
     """Ask if another host may still work on the rollout, and end the command for a no."""
-    if (
-        yes
-        or rollout.state not in (RolloutState.RUNNING, RolloutState.PAUSED)
-        or store.is_at_work(rollout.id) is not None
-    ):
+    may_run = rollout.state in (RolloutState.RUNNING, RolloutState.PAUSED) and store.is_at_work(rollout.id) is None
+    if yes or not may_run:
         return
     why = f"rollout {rollout.id} is {rollout.state.value}, as {rollout.by} last recorded it, and may still run there"
     if not sys.stdin.isatty():
