@@ -178,7 +178,8 @@ def check_next(statement: Statement, counter: int, now_s: float) -> None:
         )
     if statement.expired(now_s):
         raise ChannelExpired(
-            f"{name} expired at {statement.expires}, and it is {time_text(now_s)}: sign it again with edgert channel resume"
+            f"{name} expired at {statement.expires}, and it is {time_text(now_s)}: sign it again: "
+            f"edgert channel renew {statement.channel}"
         )
     if statement.not_before and now_s < expiry_time(statement.not_before):
         raise ChannelInvalid(f"{name} begins at {statement.not_before}, and it is {time_text(now_s)}: wait")
