@@ -1,4 +1,4 @@
-"""Hooks of the documentation site: pages from outside docs/, and tables of fields from the JSON Schemas.
+"""Hooks of the documentation site: pages from outside docs/, and tables from the JSON Schemas.
 
 A link to another file of the repository becomes a link to its page, or plain code where it has none.
 A paragraph that is only a link to a JSON Schema becomes the table of its fields. The command reference is made from click;

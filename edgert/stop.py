@@ -1,4 +1,4 @@
-"""When a process that the supervisor started has to stop: on a signal, or when the supervisor has died."""
+"""Tells a process of the supervisor to stop: on a signal, or when the supervisor has died."""
 
 from __future__ import annotations
 

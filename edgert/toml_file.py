@@ -1,4 +1,4 @@
-"""Files in TOML, and their tables as dataclasses: every fault is a ConfigInvalid that names file and key."""
+"""TOML files and their tables as dataclasses: a fault is a ConfigInvalid that names file and key."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The signed bundle: its file, manifest, envelope, signing keys, processing rules, and deltas between bundles."""
+"""The signed bundle: file, manifest, envelope, signing keys, processing rules, and deltas."""

@@ -1,4 +1,4 @@
-"""Buckets: the few lengths that a model with one open axis besides the batch is built for, such as 32, 64, 128 tokens.
+"""Buckets: the few lengths of one open axis that a model is built for, such as 32, 64, 128 tokens.
 
 An app sends an input of any length up to the largest. The worker pads it to the smallest bucket that holds it, and cuts
 the answer back.

@@ -1,4 +1,4 @@
-"""The delta: the part of a bundle that a device lacks, in one file, which `edgertd install` takes instead of the bundle.
+"""The delta: the part of a bundle that a device lacks, in one file for `edgertd install`.
 
     b"EDGERTP1", header length (u32, little-endian), header, then the parts one after the other:
     the bundle's signed envelope, and each file that is sent, by its SHA-256.

@@ -1,4 +1,4 @@
-"""The signed documents: a bundle's manifest, a channel's statement and a release of the runtime, as canonical JSON.
+"""Signed documents as canonical JSON: manifests, channel statements, releases of the runtime.
 
 Sorted keys, no spaces, ASCII: the same document always has the same bytes. Each class checks its values when it is made.
 """

@@ -1,4 +1,4 @@
-"""Processing rules: how a device turns an app's input into the model's, and the model's outputs into answers.
+"""Processing rules: how a device makes the model's input, and answers from its outputs.
 
 They are values and a part of the manifest; each is checked against the model's inputs or outputs when it enters.
 """

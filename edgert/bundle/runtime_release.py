@@ -1,4 +1,4 @@
-"""A release of the runtime: the signed list of the wheels that make edgert's environment on each kind of device.
+"""A release of the runtime: the signed list of wheels for each kind of device.
 
 A host publishes it into a registry, as an envelope and one blob for each wheel; devices that follow a channel fetch the
 wheels that they lack (edgert.follow.runtime).

@@ -1,4 +1,4 @@
-"""Rules for text: how a device turns it into token ids, and the model's token states into an embedding.
+"""Rules for text: how a device makes token ids of it, and an embedding of the token states.
 
 They are values and a part of the manifest, like the rules for images in `edgert.bundle.rules`.
 """

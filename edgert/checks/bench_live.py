@@ -1,4 +1,4 @@
-"""Measures how fast the live version answers apps: golden inputs through the daemon's socket, never cached.
+"""Measures how fast the live version answers golden inputs through the socket, never cached.
 
 One client alone measures the latency. Several clients measure the throughput, with batches as they form. The clients
 are threads of one process, so for models under about 0.1 ms they are the bottleneck themselves.

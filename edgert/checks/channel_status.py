@@ -1,4 +1,4 @@
-"""The channel that a device follows and its last round, as a type; the follower keeps it in STATE/follow/note.json.
+"""The followed channel and its last round, as a type; kept in STATE/follow/note.json.
 
 The daemon reads it for the alarm `channel_stale`, and `edgertd status` shows it.
 """

@@ -1,4 +1,4 @@
-"""Golden samples through the daemon's own socket, as an app would send them, one at a time and never cached.
+"""Golden samples through the daemon's socket, as an app sends them, one at a time, never cached.
 
 They are probes: telemetry counts them apart from the requests of apps.
 """

@@ -1,4 +1,4 @@
-"""Shared by `edgert` and `edgertd`: commands that are imported lazily, and errors that become exit codes.
+"""Shared by `edgert` and `edgertd`: commands imported lazily, and errors as exit codes.
 
 Exit codes: 0 done, 2 wrong usage, 130 interrupted, else the `exit_code` of the error's class. An error
 is one line, `error: ...`, on stderr; with `--json` it is `{"error": {"code", "message"}}` on stdout.

@@ -1,4 +1,4 @@
-"""Output of `edgertd`: one JSON object or one text on stdout, progress on stderr, nothing that could control a terminal."""
+"""Output of `edgertd`: one JSON object or text on stdout, progress on stderr, no control characters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands of root act as the owner of the state folder, or of the folder of keys where they change that.
+"""Commands of root act as the owner of the state folder, or of the folder of keys.
 
 The daemon may run as a user of its own, who must be able to change what a command writes. Besides, root never writes
 where a less trusted user could have put a link.

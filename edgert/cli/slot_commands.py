@@ -1,4 +1,4 @@
-"""Shared by `activate`, `mark-good` and `rollback`: they change a model's slots, and the daemon follows."""
+"""Shared by `activate`, `mark-good` and `rollback`: a model's slots change, and the daemon follows."""
 
 from __future__ import annotations
 

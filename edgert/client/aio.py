@@ -1,4 +1,4 @@
-"""The asyncio client of the daemon's local socket: what `Client` does, without blocking the event loop.
+"""The asyncio client of the local socket: what `Client` does, without blocking the event loop.
 
 A call that is cancelled or runs out of time closes its connection, so that a late answer cannot meet another request.
 """

@@ -1,4 +1,4 @@
-"""The supervisor: accepts connections, reads their hello, passes them to the model's worker, and keeps workers running.
+"""The supervisor: accepts connections, passes them to the model's worker, keeps workers running.
 
 It never handles a request: once the hello has named the model, the connection's descriptor goes to that model's worker.
 It has one thread and one selector.

@@ -1,4 +1,4 @@
-"""From requests to the sizes that an artifact was built for: padding to buckets, and batches in pieces."""
+"""Brings requests to the sizes of an artifact: padding to buckets, and batches in pieces."""
 
 from __future__ import annotations
 

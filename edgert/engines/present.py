@@ -1,4 +1,4 @@
-"""The engines installed here and their versions, remembered, as importing them takes seconds on a small device.
+"""The installed engines and their versions, remembered: importing them takes seconds.
 
 A remembered version is valid for one Python until a package is installed or removed, which changes the time of its
 folder of packages. Missing engines are looked for each time, which is fast.

@@ -1,1 +1,1 @@
-"""The follower: rounds that ask a registry for the channel of this device, and install what its statement names."""
+"""The follower: rounds that ask a registry for this device's channel, and install its releases."""

@@ -1,4 +1,4 @@
-"""The runtime of this device as a channel names it: fetched, made beside the one in use, tested and tried.
+"""The runtime that a channel names: fetched, made beside the one in use, tested and tried.
 
 Theory of operation: the wheels are fetched to STATE/incoming, as files of a model are. From there on the steps are those
 of `edgert bootstrap --upgrade` (edgert.environment), and the same script HOME/runtime.sh decides which runtime stays. A

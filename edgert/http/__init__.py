@@ -1,1 +1,1 @@
-"""The Open Inference Protocol v2 over HTTP (docs/http.md): a process of its own beside the daemon, off by default."""
+"""The Open Inference Protocol v2 over HTTP (docs/http.md): a separate process, off by default."""

@@ -1,4 +1,4 @@
-"""The endpoints of the Open Inference Protocol and Triton's extensions, answered through the local client.
+"""The Open Inference Protocol and Triton's extensions, answered through the local client.
 
 They ask the daemon as any app does: for inference over its socket, for figures over its control socket.
 """

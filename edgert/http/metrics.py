@@ -1,4 +1,6 @@
-"""The daemon's status as Prometheus text (https://prometheus.io/docs/instrumenting/exposition_formats/).
+"""The daemon's status as Prometheus text.
+
+The form: https://prometheus.io/docs/instrumenting/exposition_formats/.
 
 Counters begin at 0 with the model's worker process, and again with the next one, as Prometheus expects.
 """

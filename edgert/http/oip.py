@@ -1,4 +1,4 @@
-"""The bodies of an inference request and its answer: JSON, and Triton's binary tensor extension. No sockets here.
+"""The bodies of requests and answers: JSON, and Triton's binary tensor extension. No sockets.
 
 https://github.com/kserve/open-inference-protocol (JSON) and
 https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_binary_data.md: the JSON comes

@@ -1,4 +1,4 @@
-"""From the class scores of a sequence's steps to text, by greedy CTC decoding (Graves et al. 2006, best path)."""
+"""Greedy CTC decoding, from class scores of steps to text (Graves et al. 2006, best path)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Samples at another rate, by the polyphase filter of scipy.signal.resample_poly: pure functions on arrays."""
+"""Samples at another rate, by the polyphase filter of scipy.signal.resample_poly. Pure."""
 
 from __future__ import annotations
 

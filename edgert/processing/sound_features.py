@@ -1,4 +1,4 @@
-"""Features of sound: log-mel spectra and MFCC as librosa computes them, vectorised over frames and windows."""
+"""Features of sound: log-mel spectra and MFCC as librosa computes them, vectorised."""
 
 from __future__ import annotations
 

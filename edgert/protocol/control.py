@@ -1,4 +1,4 @@
-"""The protocol of the control socket, which `edgertd`'s commands use: one JSON line asks, one JSON line answers."""
+"""The protocol of the control socket for `edgertd`'s commands: one JSON line asks, one answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Unix stream socket as both ends of the local protocol use it: connect, limit the waits, send everything."""
+"""A Unix stream socket as both ends use it: connect, limit the waits, send everything."""
 
 from __future__ import annotations
 

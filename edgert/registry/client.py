@@ -1,4 +1,4 @@
-"""One repository of an OCI registry: manifests and blobs, fetched and put, every byte checked against its digest.
+"""One repository of an OCI registry: manifests and blobs, every byte checked against its digest.
 
 The protocol: https://github.com/opencontainers/distribution-spec/blob/v1.1.1/spec.md. A registry is a place to keep
 bytes, not an authority: digests say what is right, and signatures say who made it (edgert.bundle).

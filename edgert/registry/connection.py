@@ -1,4 +1,4 @@
-"""HTTP requests that end: every wait, answer and redirect has a limit, and every failure has one of our errors.
+"""HTTP requests that end: every wait, answer and redirect has a limit; failures are our errors.
 
 The registry and the network are not trusted. A server that sends a byte now and then keeps a socket's time-out from
 ever passing, so a timer shuts the socket of a request whose head, or whole small answer, is late. The reader of a large

@@ -1,4 +1,4 @@
-"""The login at a registry: credentials from a file in Docker's form, and the answers to its challenges.
+"""The login at a registry: credentials in Docker's form, and answers to its challenges.
 
 The file is `~/.docker/config.json` on a host, which `docker login`, `podman login --compat-auth-file` and `skopeo login
 --compat-auth-file` write; on a device it is named in the configuration and has the same form:

@@ -1,4 +1,4 @@
-"""Alarms: values of a window that somebody should look at, with hysteresis against flapping at the limit.
+"""Alarms: values of a window to look at, with hysteresis against flapping at the limit.
 
 Theory of operation: an alarm is raised when its reading is above its limit in RAISE_AFTER windows in a row. It is
 cleared when its reading is below CLEAR_SHARE of the limit in CLEAR_AFTER windows in a row. A reading that is missing

@@ -1,4 +1,4 @@
-"""The forwarder, which sends the spool to the broker: `python -m edgert.telemetry.forwarder --state DIR --boot ID`.
+"""Sends the spool to the broker: `python -m edgert.telemetry.forwarder --state DIR --boot ID`.
 
 It is its own process, so that neither the workers nor the supervisor carry paho, TLS or a slow network. It reads the
 device's configuration. It stops within 2 s of SIGTERM or SIGINT, and when the supervisor, which holds the other end of

@@ -1,4 +1,4 @@
-"""Discovery by Home Assistant: a message with which a device and its models appear there automatically.
+"""Discovery by Home Assistant: a message from which a device and its models appear there.
 
 A device has one retained message (https://www.home-assistant.io/integrations/mqtt/#device-discovery-payload, Home
 Assistant 2024.12 and later). Home Assistant reads the values from the topics that the device publishes anyway.

@@ -1,4 +1,4 @@
-"""The state of the forwarder's connection, in a file beside the spool: written on changes, read by `edgertd status`."""
+"""The state of the forwarder's connection, in a file beside the spool for `edgertd status`."""
 
 from __future__ import annotations
 

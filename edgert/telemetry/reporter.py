@@ -1,4 +1,4 @@
-"""The reporter: a thread in each worker process that turns its recorder's windows into spooled messages.
+"""The reporter: a worker's thread that turns its recorder's windows into spooled messages.
 
 Once a second it folds the waiting spans; once a window it appends `metrics` and `hist`. Without requests it looks ever
 more rarely, in the end only once a window, so that an idle device does not wake up for nothing. A recorder that fills up

@@ -1,4 +1,4 @@
-"""Sets and clears retained messages at the broker: a device that is gone is then gone for every subscriber."""
+"""Sets and clears retained messages at the broker, so that no subscriber sees a removed device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The stage times of a window, packed: a histogram of each stage, in the buckets of the latency's sketch.
+"""The stage times of a window, packed: a histogram of each, in the buckets of the latency's sketch.
 
 Theory of operation: the histograms of all stages are one row of cells. Stage number n has the cells from n * CELLS: the
 first counts times below a microsecond, the next ones the buckets from INDEX_MIN. Packed are the filled cells, in ascending

@@ -1,4 +1,4 @@
-"""Claims: which deployment changes a model now, so that two deployments do not undo each other's steps.
+"""Claims: which deployment changes a model now, so that two do not undo each other's steps.
 
 A deployment is several commands over minutes, and no process on the device lives that long. So it takes a claim: a token
 with an end time. Each of its commands shows the token, which extends the claim. The claim of a vanished host runs out by

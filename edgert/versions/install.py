@@ -1,4 +1,4 @@
-"""Install a bundle into a model's spare slot: verify, check that it is for this device, unpack, name it."""
+"""Install a bundle into a model's spare slot: verify, check that it fits here, unpack, name it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The latest time that a device has seen, so that a clock that was set back makes no expired bundle valid again.
+"""The latest time that a device has seen: a clock that is set back revives no expired bundle.
 
 A device without a battery or a time source may believe any time. But a bundle that expires states when it was signed,
 files state when they were written, and the clock may have been right before. It is at least as late as the latest of

@@ -1,4 +1,4 @@
-"""The states of one model's A/B slots and the events that change them. Pure; `slot_store` keeps them on disk.
+"""The states of a model's A/B slots and the events that change them. Pure; `slot_store` stores them.
 
 A version on trial serves but is not trusted yet. Unless `mark-good` comes in time, the version before it is live again.
 A reboot ends a trial in the same way. If the trial has limits (edgert.versions.trial_limits), the daemon watches

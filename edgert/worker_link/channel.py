@@ -1,4 +1,4 @@
-"""Messages between the supervisor and its workers: JSON in single datagrams, with descriptors attached.
+"""Messages between supervisor and workers: JSON in single datagrams, with descriptors attached.
 
 The other end of a channel is a process that `start` started, which takes it with `inherited`.
 """

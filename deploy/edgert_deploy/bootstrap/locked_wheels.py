@@ -1,4 +1,4 @@
-"""The lock: the version and the hashes of every wheel that a device may get, as `make lock` resolved them.
+"""The lock: version and hashes of every wheel that a device may get, as `make lock` resolved them.
 
 One file serves every Python, x86_64 and aarch64. 32-bit ARM has none: its wheels come from piwheels, which builds
 them anew.

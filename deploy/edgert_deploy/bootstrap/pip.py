@@ -1,4 +1,4 @@
-"""pip and the build tool as programs of this host: they build edgert's own wheel and download the others."""
+"""pip and the build tool as programs: they build edgert's own wheel and download the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The request of a bootstrap, and the plan of its steps. Planning asks the device and changes no file there."""
+"""The request of a bootstrap, and the plan of its steps; planning changes no file on the device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From this host's edgert to a release of the runtime in a registry, for devices that follow a channel.
+"""A release of this host's runtime in a registry, for devices that follow a channel.
 
 The wheels are those that a bootstrap sends (wheelhouse), for each kind of device.
 """

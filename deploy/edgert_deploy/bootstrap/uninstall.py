@@ -1,4 +1,4 @@
-"""Uninstall: remove what bootstrap made. Models, keys and configuration stay unless they are asked for.
+"""Removes what bootstrap made; models, keys and configuration stay unless they are asked for.
 
 Files are removed by name, and folders only if they are empty then: other people's files stay and are listed. One shell
 script does the work on the device (on_device/uninstall.sh). If it is interrupted, it can be run again. While the runtime

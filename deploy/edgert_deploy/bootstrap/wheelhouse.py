@@ -1,4 +1,4 @@
-"""The wheelhouse: every wheel that a device needs, collected on the host for the device's Python, processor and glibc.
+"""The wheelhouse: every wheel for a device's Python, processor and glibc, collected on the host.
 
 A device needs no internet. It installs from this folder alone, and only wheels whose hashes were pinned: by the lock
 that ships with edgert (`locked_wheels`), so that every host gives its devices the same versions, which the tests ran with.

@@ -1,6 +1,7 @@
-"""A bill of materials in the form of CycloneDX 1.5 (https://cyclonedx.org/docs/1.5/json/): what a wheelhouse or a bundle is made of.
+"""A bill of materials of a wheelhouse or a bundle, in the form of CycloneDX 1.5.
 
-It holds no time and no random number: the same components give the same document.
+The form: https://cyclonedx.org/docs/1.5/json/. It holds no time and no random number: the same components give the same
+document.
 """
 
 from __future__ import annotations

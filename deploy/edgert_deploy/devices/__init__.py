@@ -1,1 +1,1 @@
-"""The devices of a fleet as the host knows them: inventory, profiles, facts, and the transports that reach them."""
+"""The devices of a fleet as the host knows them: inventory, profiles, facts, transports."""

@@ -1,4 +1,4 @@
-"""Measurements on a device over its transport: artifacts run by the engine alone, or the live version as apps use it.
+"""Measurements on a device: artifacts run by the engine alone, or the live version as apps use it.
 
 Artifacts are written into a folder that `edgertd bench` reads. It goes to the device and is removed again; only what
 engines compile (`STATE/cache`) stays there. The packager measures its candidates in the same way.

@@ -1,4 +1,4 @@
-"""The service that keeps `edgertd` running on a device: a systemd unit, or edgertd's own monitor without systemd.
+"""The service that keeps `edgertd` running: a systemd unit, or edgertd's own monitor.
 
 Root gets a system unit, whose daemon runs as the user USER in a sandbox. Another user gets a user unit, which needs
 lingering to survive the log-out.

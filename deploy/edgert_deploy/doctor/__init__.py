@@ -1,4 +1,4 @@
-"""The doctor: checks every precondition on this host and on devices, and names the next step for each fault.
+"""The doctor: checks every precondition on this host and on devices, and names the next step.
 
 It changes nothing. A check that cannot run is a finding too, and stops no other check.
 """

@@ -1,4 +1,4 @@
-"""The checks of this host: Python, packages, engines, signing key, ssh, inventory, broker, registry, free space."""
+"""The checks of this host: Python, packages, engines, keys, ssh, inventory, servers, free space."""
 
 from __future__ import annotations
 

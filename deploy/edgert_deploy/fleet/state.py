@@ -1,4 +1,4 @@
-"""The fleet's last minutes, as the terminal's table shows them: latencies, gaps and repeated reports of every model. Pure.
+"""The fleet's last minutes for the terminal's table: latencies, gaps and repeated reports. Pure.
 
 Theory of operation: each report is applied once. Reports of one stream carry a `seq` that grows by one, so (boot, seq)
 tells a repeated report, and a missing one leaves a gap until it comes late. Percentiles come from sketches merged over

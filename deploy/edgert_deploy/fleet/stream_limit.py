@@ -1,4 +1,4 @@
-"""A limit on the streams that a device begins: one that invents names fills no memory, disk or Prometheus."""
+"""A limit on the streams of a device: one that invents names fills no memory, disk or Prometheus."""
 
 from __future__ import annotations
 

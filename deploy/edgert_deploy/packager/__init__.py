@@ -1,1 +1,1 @@
-"""From a model, samples and profiles to INT8 artifacts that passed the accuracy gate, in one signed bundle."""
+"""The packager: a model, samples and profiles become gated artifacts in one signed bundle."""

@@ -1,4 +1,4 @@
-"""The build cache: artifacts by the content of everything that they are made from, so that nothing is built twice.
+"""The build cache: artifacts by the content of everything that they are made from.
 
 A key is the SHA-256 of the source graph, the calibration samples, precision and options, the profile's fields that a
 builder may read, the versions of the libraries, and the packager's own code. An entry is a folder with the artifact's

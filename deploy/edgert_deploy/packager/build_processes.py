@@ -1,4 +1,4 @@
-"""Builds in child processes: the vendors' native code may crash on a model, and then only its child ends.
+"""Builds in child processes, as the vendors' native code may crash: only its child ends then.
 
 One child stays for the next build, since it takes 1 to 2 s to import its tools. The artifacts that a bundle needs
 whatever the accuracy gate decides are built side by side, into the cache, in as many children as cores and free

@@ -1,4 +1,4 @@
-"""Candidates: the forms of the model that could be packed, each built once, run in its engine and judged.
+"""Candidates: the forms of the model that could be packed, each built once, run and judged.
 
 For each engine of a target there may be several, simplest and smallest first: INT8, INT8 with the most harmful layers
 in float ("mixed"), FP16, FP32. choice.py decides which of them is packed.

@@ -1,4 +1,4 @@
-"""The evaluation: the FP32 source's answers, and everything else that candidates are built from and judged by."""
+"""The evaluation: FP32's answers, and all else that candidates are built from and judged by."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The model file: a TOML file beside a model that says how to build it, read into the options of `edgert build`.
+"""The model file: a TOML file beside a model, read into the options of `edgert build`.
 
 Its keys are the options' names, with `_` for `-`. Paths begin at the file's folder.
 """

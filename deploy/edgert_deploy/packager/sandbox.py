@@ -1,4 +1,4 @@
-"""Child processes for native code that reads users' models: a crash or a loop there never ends the command.
+"""Child processes for native code that reads users' models: a crash there ends no command.
 
 Requests and answers are frames: JSON, and a payload behind it. The parent takes nothing else from a child, so that
 a child that a hostile model took over cannot run code in the parent. A child bounds its own memory and processor

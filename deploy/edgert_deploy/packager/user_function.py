@@ -1,4 +1,4 @@
-"""Functions of the user, given as `module:function` or `FOLDER/module:function`, run in this interpreter.
+"""Functions of the user, `module:function` or `FOLDER/module:function`, run in this interpreter.
 
 The module is searched in FOLDER, then in the working folder, then in this Python. A model file gives its own folder.
 """

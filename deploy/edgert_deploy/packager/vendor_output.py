@@ -1,4 +1,4 @@
-"""Silence for vendors' tools, which print banners and progress bars, and write files where the user works.
+"""Silences vendors' tools, which print banners, and write files where the user works.
 
 Standard output belongs to the command's result (`--json` must stay JSON). While such a tool runs, file descriptors 1
 and 2 point to a temporary file, which silences native code too.

@@ -1,4 +1,4 @@
-"""The temporary folder of a build: checked for space before the build begins, and named where its disk becomes full."""
+"""The temporary folder of a build, checked for space before, and named when its disk is full."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The turns of models that load: as many at once as there are processors, so that the first ones answer soon."""
+"""The turns of models that load: as many at once as processors, so that the first answer soon."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The memory budget of all models: whether a version may load now, and which models are unloaded for it."""
+"""The memory budget: whether a version may load now, and the models to unload for it."""
 
 from __future__ import annotations
 

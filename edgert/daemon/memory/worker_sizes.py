@@ -1,4 +1,4 @@
-"""The memory that each version's worker takes: measured while it serves, and kept in the device's state by its digest."""
+"""The memory of each version's worker: measured while it serves, kept by the version's digest."""
 
 from __future__ import annotations
 

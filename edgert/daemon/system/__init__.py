@@ -1,1 +1,1 @@
-"""The system around the daemon: its lock and descriptors, systemd, processes beside the workers, leftover files."""
+"""The system around the daemon: lock, descriptors, systemd, other processes, leftover files."""

@@ -1,4 +1,4 @@
-"""Starts workers: as forks of one fork server where that works and pays, else each as a program of its own.
+"""Starts workers as forks of one fork server where that works and pays, else as programs.
 
 `edgert.worker.fork_server` is the server's process. It is the parent of the workers, so the daemon holds a pidfd of each
 to end it and to see its end, and asks the server for the exit code. Workers outlive a server that was killed; the next

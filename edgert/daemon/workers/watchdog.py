@@ -1,4 +1,4 @@
-"""Limits the run time and the memory of the worker that serves: it kills the worker, or asks for a replacement.
+"""Limits the run time and memory of the worker that serves: it is killed or replaced.
 
 `daemon/model/model_service.py` starts the next worker: after a kill with the pauses of `crashes.py`, as a replacement at
 once.

@@ -1,4 +1,4 @@
-"""Admission: the clients that hold a worker's connections, and the one that gives way when all are taken.
+"""Admission: the clients that hold connections, and the one that gives way when all are taken.
 
 Users share the connections equally, and the processes of one user share the user's part; the kernel names both when
 they connect (SO_PEERCRED). A new client replaces the oldest connection of the user who holds most, if its own user

@@ -1,4 +1,4 @@
-"""One client's connection in a worker: frames in, answers out. Its own thread serves it, or the reactor's."""
+"""One client's connection in a worker, served by its own thread or by the reactor's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Learning: a worker measures, on this device, how many engine threads, instances and items in a batch a model needs.
+"""Learning: measures on this device how many threads, instances and batch items a model needs.
 
 Theory of operation: threads are tried as 1, 2, 4, ... up to the number of processors, and more are taken only while
 they gain MORE_THREADS_GAIN: a small model runs in 13 us on one thread and in 26 us on two. One session is open at a

@@ -1,4 +1,4 @@
-"""One version of one model, loaded: its sessions are warm and checked, its threads and its batch cap are learned."""
+"""One version of one model, loaded: sessions warm and checked, threads and batch cap learned."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tensors of a model as apps see them: what a request may hold, what an answer holds, and how large both get."""
+"""A model's tensors as apps see them: what requests and answers may hold, and how large they get."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The near cache: it answers a frame with the answer to an earlier, nearly equal one. Off by default; for cameras.
+"""The near cache: answers a frame like an earlier, nearly equal one. For cameras, off by default.
 
 A frame's signature is its luma (ITU-R BT.601 weights) in at most GRID x GRID cells, each the mean of up to 4 x 4
 sampled pixels. The distance of two frames is the largest difference of any one cell, as a share of the range of

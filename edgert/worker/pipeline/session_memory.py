@@ -1,4 +1,4 @@
-"""The memory of a session: what its next request needs of those before, and how an item of a request uses it."""
+"""The memory of a session: what its next request needs, and how an item of a request uses it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shadow: a sample of the live requests also goes through the FP32 reference, and the answers are compared.
+"""Shadow: a sample of live requests goes through the FP32 reference too, to compare the answers.
 
 Theory of operation: a sampled request leaves a copy of its inputs and its answer in a queue of QUEUE_MAX and goes on; if
 the queue is full, no copy is made. A thread takes the copy to the process edgert.worker.shadow.shadow_process, which runs the

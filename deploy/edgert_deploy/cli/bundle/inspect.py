@@ -1,4 +1,4 @@
-"""`edgert bundle inspect`: what a bundle contains. The signature is not checked here; `verify` does that."""
+"""`edgert bundle inspect`: the content of a bundle; `verify` checks its signature."""
 
 from __future__ import annotations
 

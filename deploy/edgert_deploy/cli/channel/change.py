@@ -1,4 +1,4 @@
-"""`edgert channel halt`, `resume`, `renew` and `remove`: the next statement of a channel that is there."""
+"""`edgert channel halt`, `resume`, `renew` and `remove`: the next statement of a channel."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Parts that commands share: their options and the types of these, what they print, and work on many devices."""
+"""Parts that commands share: options and their types, output, and work on many devices."""

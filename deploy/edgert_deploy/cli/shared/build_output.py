@@ -1,4 +1,4 @@
-"""Prints the results of `edgert build`: a table row for each artifact, the times of candidates, or all of it as JSON."""
+"""Prints the results of `edgert build`: a row for each artifact, times of candidates, or JSON."""
 
 from __future__ import annotations
 

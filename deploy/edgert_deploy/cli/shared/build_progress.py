@@ -1,4 +1,4 @@
-"""How a build goes, on stderr: one bar a target with its stage and an estimate, or plain lines if it is no terminal.
+"""The progress of a build on stderr: one bar a target, or plain lines if it is no terminal.
 
 The build reports lines `TARGET: stage` or `tool: step`. Each artifact of a target has two stages that always come,
 building and judging. Extra stages (a search, measuring) lengthen no bar.

@@ -1,4 +1,4 @@
-"""The same work on several devices: side by side, one that fails delays no other, and Ctrl-C ends it in order."""
+"""The same work on several devices, side by side: a failure delays no other, Ctrl-C ends all."""
 
 from __future__ import annotations
 

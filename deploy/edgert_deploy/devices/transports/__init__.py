@@ -1,4 +1,4 @@
-"""The transport seam: run a command on a device, copy a file there. Transports know nothing of EdgeRT.
+"""The transport seam: run a command on a device, copy a file there; it knows nothing of EdgeRT.
 
 A new transport is one file here, one entry in `TRANSPORTS` and one case in `tests/host/devices/test_transports.py`.
 """

@@ -1,4 +1,4 @@
-"""This machine as a device: processes and files, no network. The address in the inventory is the state folder."""
+"""This machine as a device: processes and files; the inventory's address is the state folder."""
 
 from __future__ import annotations
 

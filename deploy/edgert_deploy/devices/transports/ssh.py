@@ -1,4 +1,4 @@
-"""SSH through Fabric: one connection to a device, its host key pinned (`ssh_login`), every operation with a deadline.
+"""SSH through Fabric: one connection, its host key pinned (`ssh_login`), deadlines everywhere.
 
 Files go through `dd` over an ordinary command channel, because many small systems lack SFTP.
 

@@ -1,4 +1,4 @@
-"""The exporter's state: reports become cumulative histograms and counters, as scrapers and OTLP expect them.
+"""The exporter's state: reports as cumulative histograms and counters, for scrapers and OTLP.
 
 An exporter holds the streams and groups of every device that it receives. `--site` divides a large fleet: each exporter
 receives one site, and their parts add up to the whole.

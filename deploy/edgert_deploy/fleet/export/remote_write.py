@@ -1,4 +1,4 @@
-"""Prometheus remote write: every report as a point at its own time, so that late reports stand where they belong.
+"""Prometheus remote write: every report as a point at its own time, also a late one.
 
 A scrape sees what came since the scrape before: hours that a device delivers at once look like a burst. Here each report
 is a point of its device's own series, at the time of the report. The series are those of the exporter, with `job`

@@ -1,4 +1,4 @@
-"""The rollouts of a team in the fleet's store, and a lock for each. See edgert_deploy.rollout.rollout_store.
+"""The rollouts of a team in the fleet's store, and a lock for each (rollout/rollout_store.py).
 
 The lock ends with the process that holds it: in PostgreSQL it belongs to a connection, beside SQLite it is a file's.
 """

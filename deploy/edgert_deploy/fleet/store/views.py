@@ -1,4 +1,4 @@
-"""Views that give the store's histograms and percentiles in plain SQL, the same in SQLite and PostgreSQL.
+"""Views that give histograms and percentiles in plain SQL, the same in SQLite and PostgreSQL.
 
 Theory of operation: neither database can read the packed records of a histogram (fleet/packed.py) by itself. The table
 `edgert_bucket` has a row for each possible bucket: its bounds, its value, and its number as the two bytes that begin a

@@ -1,4 +1,4 @@
-"""Access to the page: every user of this machine on loopback, elsewhere only those with the token. Pure.
+"""Access to the page: all users on loopback, elsewhere only those with the token. Pure.
 
 A page of another site can give its own name the address 127.0.0.1, and then read the answer (DNS rebinding). So `Host`
 must be a known name of this server, and requests that a browser marks as another site's are refused.

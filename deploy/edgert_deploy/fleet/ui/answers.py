@@ -1,4 +1,4 @@
-"""The answers of the page's API besides its stream. Each is a JSON value; all but `device` are also rows, for CSV."""
+"""The answers of the page's API besides its stream: JSON values, all but `device` also rows for CSV."""
 
 from __future__ import annotations
 

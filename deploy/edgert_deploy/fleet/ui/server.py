@@ -1,4 +1,4 @@
-"""The web server of `edgert fleet ui`: the page's files, its API, and a stream of events for each open page.
+"""The web server of `edgert fleet ui`: the page's files, its API, and an event stream for each page.
 
 It changes nothing: it answers only GET and HEAD. The files of `assets/` are read once; no request leads to a look-up on
 disk. Connections, open streams and every wait have a limit.

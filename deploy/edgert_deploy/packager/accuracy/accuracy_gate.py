@@ -1,4 +1,4 @@
-"""The accuracy gate: an artifact answers the hold-out in its engine, and is compared with its FP32 source.
+"""The accuracy gate: an artifact answers the hold-out in its engine and is compared with FP32.
 
 The mean hides what a part of the samples loses, so the result also has each class and each slice of the hold-out.
 metrics.py defines what is compared.

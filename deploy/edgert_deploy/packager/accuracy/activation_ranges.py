@@ -1,4 +1,4 @@
-"""Activation ranges: the range of each layer's answer on the calibration samples, and what 8 bits of it lose.
+"""The range of each layer's answer on the calibration samples, and the loss in 8 bits of it.
 
 The FP32 model runs in ONNX Runtime with every layer's answer as an output. `sqnr_db` is the signal to noise ratio of
 that answer, rounded to 256 steps from its least to its greatest value, as min-max calibration does. If it is low,

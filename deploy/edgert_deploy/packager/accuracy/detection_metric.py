@@ -1,4 +1,4 @@
-"""Mean average precision of a detector, computed by pycocotools as COCO does: over IoU 0.5, 0.55 ... 0.95.
+"""Mean average precision of a detector, by pycocotools as COCO does: IoU 0.5, 0.55 ... 0.95.
 
 The hold-out's array `boxes` [samples, M, 5] holds the truth: class, left, top, right, bottom in pixels of the model's
 input; rows of class -1 are padding. Answers are decoded by the rule that devices use, but with every box from a score

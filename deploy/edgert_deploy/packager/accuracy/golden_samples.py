@@ -1,4 +1,4 @@
-"""Golden samples: inputs that ship with a bundle, the answers they must get, and how far a device may differ.
+"""Golden samples: inputs in a bundle, their answers, and how far a device may differ.
 
 **Which.** SAMPLES of the hold-out that cover FP32's answers: first the samples with the lowest and the highest value of
 each output, then always the one that is farthest from all chosen ones (greedy k-centre; Gonzalez, 1985), of a class

@@ -1,4 +1,4 @@
-"""The metrics of the accuracy gate: one number for the answers to some hold-out samples, higher is better.
+"""The metrics of the accuracy gate: one number for answers to hold-out samples, higher is better.
 
     top1, top5       the share of samples whose class comes first, or among the first five; needs labels
     map              mean average precision of a detector, over IoU 0.5 to 0.95 as in COCO; needs boxes

@@ -1,4 +1,4 @@
-"""The reference for an artifact: the FP32 source's answers, the user's statements about the outputs, and metrics."""
+"""The reference for an artifact: FP32's answers, the user's statements on outputs, and metrics."""
 
 from __future__ import annotations
 

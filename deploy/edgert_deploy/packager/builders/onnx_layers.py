@@ -1,4 +1,4 @@
-"""The layers of an ONNX artifact: the precision of each, and its multiply-accumulates by shape inference."""
+"""The layers of an ONNX artifact: each one's precision, and multiply-accumulates by shapes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The layers of an OpenVINO IR: the precision of each, and its multiply-accumulates by the shapes of its ports."""
+"""The layers of an OpenVINO IR: each one's precision, and multiply-accumulates by its ports."""
 
 from __future__ import annotations
 

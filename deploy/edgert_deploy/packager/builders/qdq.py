@@ -1,4 +1,4 @@
-"""Q/DQ quantisation of an ONNX graph by ONNX Runtime's tools, for the onnxruntime and tensorrt builders.
+"""Q/DQ quantisation of an ONNX graph by ONNX Runtime's tools, for onnxruntime and tensorrt.
 
 It is static post-training quantisation with weights per channel and min-max ranges over the calibration set. Only the
 recipe differs between the engines. By "dynamic-range" ONNX Runtime finds the ranges of activations as it runs.

@@ -1,4 +1,4 @@
-"""TFLite artifacts: ONNX lowered to a float .tflite, quantised to INT8, and run once before it is packed.
+"""TFLite artifacts: ONNX lowered to a float .tflite, quantised to INT8, and run once.
 
 INT8 is full INT8 with calibrated ranges or, by the recipe "dynamic-range", INT8 weights with float activations that the
 kernels quantise as they run.

@@ -1,4 +1,4 @@
-"""The layers of a .tflite file: the precision of each, and its multiply-accumulates by the shapes of its tensors."""
+"""The layers of a .tflite file: each one's precision, and multiply-accumulates by its tensors."""
 
 from __future__ import annotations
 

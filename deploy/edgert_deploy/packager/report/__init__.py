@@ -1,4 +1,4 @@
-"""The report on a bundle: everything that is known of it, gathered once, then shown as text, JSON or an HTML page.
+"""The report on a bundle, gathered once, then shown as text, JSON or an HTML page.
 
 `gather` reads the signed manifest, the receipt and the artifacts; the commands and page.py only show it.
 """

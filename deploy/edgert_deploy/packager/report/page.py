@@ -1,4 +1,4 @@
-"""The report as one HTML page: no script, no request, its styles inside. Everything from a bundle is escaped."""
+"""The report as one HTML page without script or request; all content of a bundle is escaped."""
 
 from __future__ import annotations
 

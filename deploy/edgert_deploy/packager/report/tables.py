@@ -1,4 +1,4 @@
-"""Tables of the page: cells are HTML, escaped by their writer; headings, captions and keys are plain text."""
+"""Tables of the page: cells are HTML, escaped by their writer; headings and captions are text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Samples of different lengths, for a model with buckets: padded to the largest bucket, with their lengths beside them."""
+"""Samples of different lengths, for buckets: padded to the largest one, with their lengths."""
 
 from __future__ import annotations
 

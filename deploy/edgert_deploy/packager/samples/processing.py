@@ -1,4 +1,4 @@
-"""Pre- and post-processing rules from the user: presets, TOML files and `labels.txt`, read and checked."""
+"""The user's pre- and post-processing rules: presets, TOML files and `labels.txt`, checked."""
 
 from __future__ import annotations
 

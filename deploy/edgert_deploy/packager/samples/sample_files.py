@@ -1,4 +1,4 @@
-"""Samples from files: an .npz, one .npy, a folder of .npy, and a table of labels. Nothing is unpickled.
+"""Samples from files, never unpickled: .npz, .npy, a folder of .npy, and a table of labels.
 
 Names, shapes and sizes are checked in the headers before data is read: a file of kilobytes may unpack to gigabytes.
 Stacked .npy files are mapped, not read.

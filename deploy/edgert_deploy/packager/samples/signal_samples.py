@@ -1,4 +1,4 @@
-"""Samples of sound and of sensor series, cut into windows and made into features by the code that devices run."""
+"""Samples of sound and of sensor series: windows and features by the code that devices run."""
 
 from __future__ import annotations
 

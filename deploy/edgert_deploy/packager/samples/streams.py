@@ -1,4 +1,4 @@
-"""Recordings whose samples follow each other, through a model with state: run in turn, with the state carried along."""
+"""Recordings through a model with state: samples run in turn, with the state carried along."""
 
 from __future__ import annotations
 

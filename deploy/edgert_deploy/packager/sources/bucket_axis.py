@@ -1,4 +1,4 @@
-"""The axis of a model that stays open besides the batch, and the buckets of lengths that artifacts are built for."""
+"""The axis of a model that stays open besides the batch, and its buckets of lengths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Classical machine learning in ONNX: models of scikit-learn, XGBoost and LightGBM, with operators of `ai.onnx.ml`.
+"""Classical models of scikit-learn, XGBoost and LightGBM: ONNX with operators of `ai.onnx.ml`.
 
 Only ONNX Runtime computes them. Trees compare numbers, so that there is nothing to gain from INT8 or FP16.
 """

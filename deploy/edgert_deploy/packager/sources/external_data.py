@@ -1,4 +1,4 @@
-"""Weights that an ONNX model keeps in files beside it, as `torch.onnx.export` writes them: brought into the model.
+"""Brings weights into an ONNX model from the files beside it, as `torch.onnx.export` writes them.
 
 The model is untrusted: a location is a plain file below the model's own folder, no link leads out of it, and the
 stated range lies within the file. One protobuf message holds at most 2 GB, and so does a model with all its weights.

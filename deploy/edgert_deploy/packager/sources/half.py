@@ -1,4 +1,4 @@
-"""Models in FP16, as exporters write them for GPUs, widened to FP32: no builder quantises FP16, and TFLite reads none.
+"""Widens FP16 models to FP32: no builder quantises FP16, and TFLite reads none.
 
 Every value of FP16 is one of FP32, so the weights stay what they are. `--precision fp16` halves them again.
 """

@@ -1,4 +1,4 @@
-"""The probe of an untrusted model: a child process with bounded memory and time reads, checks and runs it once.
+"""The probe: a child process with bounded memory and time reads, checks and runs a model once.
 
 The command's own process parses nothing of the file before the probe has reported what it holds.
 """

@@ -1,4 +1,4 @@
-"""The structure of an ONNX model: all of it but its large weights, of which only types and shapes are left.
+"""The structure of an ONNX model: only types and shapes are left of its large weights.
 
 ONNX's checker and shape inference copy a model two or three times, and take no more than 2 GB. They need of weights
 only their shapes, and of short constants the values, since these may be shapes themselves.

@@ -1,4 +1,4 @@
-"""The range of each activation of a float .tflite over some samples, from which the INT8 scales are made.
+"""The range of each activation of a float .tflite over samples: INT8 scales are made of it.
 
 TFLite's own calibrator reads an operator's inputs after the operator has run. An operator that ran in place (a MUL or
 an ADD whose input nothing else reads) has then overwritten its input: the sigmoid before a multiplication by 63 got a

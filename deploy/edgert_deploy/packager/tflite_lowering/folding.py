@@ -1,4 +1,4 @@
-"""Folding: a model at one batch, with constants, shapes and BatchNormalization computed and functions inlined.
+"""Folding: a model at one batch, its constants, shapes and BatchNormalization computed.
 
 ONNX Runtime folds the model. A model that it does not take never gets here: a source is read by running it (sources/).
 """

@@ -1,4 +1,4 @@
-"""Rewrites of the graph before it is lowered: groups of nodes become one node that TFLite has an operator for."""
+"""Rewrites the graph before it is lowered: groups of nodes become one that TFLite has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ONNX graph as the lowering reads it: nodes and constants are folded, and every value's shape is known.
+"""The ONNX graph as the lowering reads it: folded, with the shape of every value known.
 
 The model is folded (folding.py) at batch 1 and again at batch 2. An axis whose length differs between the two grows
 with the batch. It is -1 in `BatchShape.signature`, which keeps the batch of the lowered model open.

@@ -1,4 +1,4 @@
-"""Masked scores of attention: minus infinity becomes a number that INT8 can hold beside the other scores.
+"""Masked scores of attention: minus infinity becomes a number that INT8 can hold beside others.
 
 Exporters add -3.4e38 or minus infinity to the scores that a Softmax must ignore. The exponential of MASKED_SCORE is
 zero in float32 already. Models recognize a row that is masked throughout by its mask (the largest element is minus

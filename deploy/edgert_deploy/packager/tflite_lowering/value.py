@@ -1,4 +1,4 @@
-"""A tensor of the file being written, with the operators that read it: nodes are written as formulas of values.
+"""A tensor of the file being written, with operators: nodes are written as formulas of values.
 
 `(x - mean) * inverse` writes SUB and MUL. A number or an array becomes a constant of the dtype of the value beside it.
 """

@@ -1,4 +1,4 @@
-"""Convert a Keras model (.keras, .h5) or a SavedModel folder to ONNX by tf2onnx: see this folder's __init__.
+"""Convert a Keras model (.keras, .h5) or a SavedModel folder to ONNX by tf2onnx (see __init__).
 
 Keras 3 is loaded in safe mode: a file that holds Python code (a Lambda layer) is refused.
 """

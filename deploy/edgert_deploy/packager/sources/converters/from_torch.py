@@ -1,4 +1,4 @@
-"""Convert a torch.export program (.pt2) or a TorchScript module (.pt) to ONNX: see this folder's __init__.
+"""Convert a torch.export program (.pt2) or a TorchScript module (.pt) to ONNX (see __init__).
 
 A pickled module or a dictionary of weights is refused: unpickling runs Python code.
 """

@@ -1,4 +1,4 @@
-"""One step of an RNN, a GRU or an LSTM in TFLite's operators, by the equations of ONNX's specification."""
+"""One step of an RNN, GRU or LSTM in TFLite's operators, by the equations of ONNX."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Einsum, two operands at a time: each pair is a matrix product over groups of axes, or an element-wise product.
+"""Einsum, two operands at a time: a matrix product over groups of axes, or element-wise.
 
 Source: the specification of ONNX's Einsum. The axes of an ellipsis get labels of their own, counted from the last.
 """

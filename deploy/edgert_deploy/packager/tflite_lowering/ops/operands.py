@@ -1,4 +1,4 @@
-"""The operands of nodes whose results are computed element by element: in one layout, and ready to broadcast."""
+"""The operands of element-wise nodes: in one layout, and ready to broadcast."""
 
 from __future__ import annotations
 

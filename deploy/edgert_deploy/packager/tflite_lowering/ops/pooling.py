@@ -1,4 +1,4 @@
-"""MaxPool, AveragePool, LpPool: over two axes at a time, because a pool over boxes is a pool over each axis in turn.
+"""MaxPool, AveragePool, LpPool, over two axes at a time: a pool over boxes is one over each axis.
 
 TFLite has no option for some windows: dilated ones, or padding that zeros do not imitate. A look-up then puts the
 elements of every window side by side along its axis, and the window becomes a plain one whose stride is its length.

@@ -1,4 +1,4 @@
-"""RNN, GRU and LSTM, unrolled: one group of plain operators per step, so that each step has INT8 scales of its own.
+"""RNN, GRU and LSTM, unrolled: plain operators for each step, which has its own INT8 scales.
 
 TFLite has a sequence operator for LSTM alone, which keeps its state between runs and takes neither a direction nor a
 sequence's length. The product with the input does not depend on the state: it is one FULLY_CONNECTED over all steps.

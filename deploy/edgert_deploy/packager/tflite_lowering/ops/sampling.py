@@ -1,4 +1,4 @@
-"""The positions and the weights with which Resize samples an axis: ONNX's rules, and those of TFLite's own operators.
+"""Positions and weights with which Resize samples an axis, by ONNX's and TFLite's rules.
 
 Source: the specification of ONNX's Resize, and its reference (onnx/reference/ops/op_resize.py) for what that leaves
 open; tflite/kernels/internal/reference/{resize_bilinear.h,resize_nearest_neighbor.h}.

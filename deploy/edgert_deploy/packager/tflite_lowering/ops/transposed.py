@@ -1,4 +1,4 @@
-"""ConvTranspose: a convolution whose channels are the phases of the stride, a rearrangement of them, and a cut.
+"""ConvTranspose: a convolution to the phases of the stride, their rearrangement, and a cut.
 
 TRANSPOSE_CONV itself takes the output's shape as a constant, with the batch, and has neither groups nor dilations.
 Along one axis, with stride s and a kernel w of up to m * s elements, output s * q + r is the sum over j < m of x[q -
