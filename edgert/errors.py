@@ -78,6 +78,10 @@ class DaemonUnreachable(Unavailable, code="unavailable.daemon", wire_code=23):
     """Nothing answers on the daemon's socket."""
 
 
+class DaemonEnded(DaemonUnreachable, code="unavailable.daemon_ended"):
+    """The daemon ended before it answered a command; it may have begun what the command asks for."""
+
+
 class Moved(Unavailable, code="unavailable.moved"):
     """Another worker serves the model now; this request reached no engine."""
 

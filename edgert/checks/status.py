@@ -221,7 +221,7 @@ class DaemonStatus:
 def ask_daemon(control_socket: Path) -> DaemonStatus:
     """Ask the daemon for its status.
 
-    Raises DaemonUnreachable, DaemonBusy, and DeviceError for an answer that cannot be read.
+    Raises DaemonUnreachable, DaemonEnded, DaemonBusy, and DeviceError for an answer that cannot be read.
     """
     try:
         return from_json(DaemonStatus, ask(control_socket, {"op": "status"}))

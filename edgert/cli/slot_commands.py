@@ -6,7 +6,7 @@ from typing import Any
 
 from edgert.cli.output import progress
 from edgert.config import StateDir
-from edgert.errors import DaemonUnreachable, ModelNotFound
+from edgert.errors import DaemonEnded, DaemonUnreachable, ModelNotFound
 from edgert.protocol.control import SYNC_S_MAX, ask
 from edgert.versions.slot_store import SlotStore
 
@@ -26,6 +26,8 @@ def follow(state: StateDir, model: str) -> dict[str, Any] | None:
     """
     try:
         return ask(state.control_socket, {"op": "sync", "model": model}, SYNC_S_MAX)
+    except DaemonEnded:  # perhaps while it loaded this version
+        raise
     except DaemonUnreachable:
         progress("no daemon runs: one that is started serves this version")
         return None

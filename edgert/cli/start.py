@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -15,7 +16,7 @@ import click
 from edgert.checks.status import DaemonStatus, ask_daemon
 from edgert.cli.output import emit, json_option, progress
 from edgert.config import StateDir, read_config
-from edgert.daemon.monitor import LOG_BYTES_MAX, has_lost_its_monitor
+from edgert.daemon.monitor import LOG_BYTES_MAX, has_lost_its_monitor, monitor_of, signal_monitor
 from edgert.durable import storing
 from edgert.errors import DaemonUnreachable, DeviceError
 
@@ -49,18 +50,27 @@ def start(state: StateDir, as_json: bool) -> None:
     )
 
 
-def start_daemon(state: StateDir) -> tuple[subprocess.Popen[bytes], DaemonStatus]:
-    """Start a monitor with its daemon; return both once the daemon answers."""
-    with _open_log(state) as log:
-        monitor = _start_monitor(state, log)
+def start_daemon(state: StateDir) -> tuple[subprocess.Popen[bytes] | None, DaemonStatus]:
+    """Start a monitor with its daemon; return both once the daemon answers. Raises DeviceError and StorageFailed.
+
+    Where a monitor runs, as its daemon was killed, that one starts the next daemon: return None for it.
+    """
+    monitor, told = None, None
     until = time.monotonic() + START_S_MAX
-    while time.monotonic() < until:
-        running = _status(state)
-        if running is not None:
-            return monitor, running
-        if monitor.poll() is not None:
-            break
-        time.sleep(0.05)
+    with _open_log(state) as log:
+        while time.monotonic() < until:
+            running = _status(state)
+            if running is not None:
+                return monitor, running
+            if monitor is not None and monitor.poll() is not None:
+                break
+            if monitor is None and (other := monitor_of(state.root)) is None:
+                monitor = _start_monitor(state, log)
+            elif monitor is None and other != told:
+                signal_monitor(other, signal.SIGCONT)
+                told = other
+                progress(f"the daemon has ended by itself; its monitor (pid {other}) starts it again")
+            time.sleep(0.05)
     lines = Path(log.name).read_text(errors="replace").splitlines()[-5:]
     raise DeviceError(f"the daemon did not start; the end of {log.name}:\n  " + "\n  ".join(lines))
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from pathlib import Path
 
 import click
 
-from edgert.cli.output import emit, json_option
+from edgert.cli.output import emit, json_option, progress
 from edgert.config import StateDir
+from edgert.daemon.monitor import monitor_of, signal_monitor
 from edgert.durable import locked
 from edgert.errors import DaemonUnreachable, DeviceError
 from edgert.protocol.control import ask
@@ -40,6 +42,7 @@ def stop_daemon(state: StateDir) -> int | None:
     try:
         pid = int(ask(state.control_socket, {"op": "stop"})["pid"])
     except DaemonUnreachable:
+        _end_monitor(state)
         return None
     try:
         if state.read_only:
@@ -49,6 +52,20 @@ def stop_daemon(state: StateDir) -> int | None:
     except BlockingIOError as error:
         raise DeviceError(f"the daemon (pid {pid}) still runs after {STOP_S_MAX:.0f} s: see {state.log}") from error
     return pid
+
+
+def _end_monitor(state: StateDir) -> None:
+    """End the monitor that would start the daemon again after a pause. Raises DeviceError."""
+    until = time.monotonic() + STOP_S_MAX
+    told = None
+    while (monitor := monitor_of(state.root)) is not None:
+        if time.monotonic() >= until:
+            raise DeviceError(f"the monitor (pid {monitor}) still runs after {STOP_S_MAX:.0f} s: see {state.log}")
+        if monitor != told:
+            signal_monitor(monitor, signal.SIGTERM)
+            told = monitor
+            progress(f"the daemon has ended by itself; its monitor (pid {monitor}) no longer starts it again")
+        time.sleep(0.05)
 
 
 def _wait_for_the_end(pid: int) -> None:

@@ -1,8 +1,8 @@
 """The monitor: the process that restarts the daemon where no systemd runs.
 
 `edgertd start` leaves one behind. It ends when the daemon ends in order (exit code 0), when it is told to (SIGTERM,
-SIGINT), or when the state folder was removed. If a monitor was killed, the next `edgertd start` leaves one that adopts
-its daemon. The exit code of an adopted daemon is unknown: it ended in order if it removed its control socket.
+SIGINT), or when the state folder was removed. SIGCONT ends its pause before the next start. If a monitor was killed,
+the next `edgertd start` leaves one that adopts its daemon. The exit code of an adopted daemon is unknown: it ended in order if it removed its control socket.
 """
 
 from __future__ import annotations
@@ -45,11 +45,12 @@ class Monitor:
     def __init__(self, state: str, stable_s: float = STABLE_S) -> None:
         self._state = state
         self._backoff = Backoff(doubling(PAUSE_S_MIN, PAUSE_S_MAX), stable_s)
-        self._ending = threading.Event()
+        self._ending, self._awake = False, threading.Event()
         self._daemon: subprocess.Popen[bytes] | None = None
         self._adopted: int | None = None
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._end())
+        signal.signal(signal.SIGCONT, lambda *_: self._awake.set())
 
     def keep(self, adopted: int | None = None) -> int:
         """Start the daemon again and again until it ends in order; return the exit code.
@@ -70,7 +71,9 @@ class Monitor:
             first = False
             pause_s = self._backoff.failed()
             log(f"edgertd ended with {code}; next start in {pause_s:.1f} s")
-            if self._ending.wait(pause_s) or not os.path.isdir(self._state):
+            self._awake.wait(pause_s)
+            self._awake.clear()
+            if self._ending or not os.path.isdir(self._state):
                 return 0
             shorten_log()
 
@@ -82,7 +85,7 @@ class Monitor:
         except OSError as error:  # no memory or no processes: like a daemon that ends at once
             log(f"edgertd cannot be started: {error.strerror}")
             return NOT_STARTED
-        if self._ending.is_set():  # the signal came before the daemon had started
+        if self._ending:  # the signal came before the daemon had started
             self._daemon.terminate()
         return self._daemon.wait()
 
@@ -92,15 +95,31 @@ class Monitor:
         while _was_monitored(daemon):
             time.sleep(ADOPTED_S)
         self._adopted = None
-        return self._ending.is_set() or not StateDir(Path(self._state)).control_socket.exists()
+        return self._ending or not StateDir(Path(self._state)).control_socket.exists()
 
     def _end(self) -> None:
-        self._ending.set()
+        self._ending = True
+        self._awake.set()
         if self._daemon is not None:
             self._daemon.terminate()
         elif self._adopted is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._adopted, signal.SIGTERM)
+
+
+def monitor_of(state: Path) -> int | None:
+    """Return the process id of the monitor of a state folder, None if none runs."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        words = _words(path)
+        if os.fsencode(state) in words and any(b"edgert.daemon.monitor" in word for word in words):
+            return int(path.parent.name)
+    return None
+
+
+def signal_monitor(monitor: int, number: signal.Signals) -> None:
+    """Tell a monitor to end (SIGTERM) or to start its daemon now (SIGCONT, which does no harm before it is awaited)."""
+    with contextlib.suppress(OSError):  # it has ended, or is another user's
+        os.kill(monitor, number)
 
 
 def has_lost_its_monitor(daemon: int) -> bool:

@@ -8,7 +8,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from edgert.errors import DaemonBusy, DaemonUnreachable, DeviceError, EdgeRTError, ProtocolError
+from edgert.errors import DaemonBusy, DaemonEnded, DaemonUnreachable, DeviceError, EdgeRTError, ProtocolError
 
 LINE_BYTES_MAX = 256 * 1024
 ASK_S_MAX = 5.0
@@ -18,7 +18,8 @@ SYNC_S_MAX = 240.0  # of "sync": longer than a worker may take to load
 def ask(path: Path, request: dict[str, Any], timeout_s: float = ASK_S_MAX) -> dict[str, Any]:
     """Send one request to the daemon whose control socket is `path`.
 
-    Raises DaemonUnreachable if none listens, DaemonBusy if it does not answer, and the daemon's own error.
+    Raises DaemonUnreachable if none listens, DaemonEnded if it ends, as one that was killed does, DaemonBusy if it does
+    not answer, and the daemon's own error.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.settimeout(timeout_s)
@@ -27,6 +28,8 @@ def ask(path: Path, request: dict[str, Any], timeout_s: float = ASK_S_MAX) -> di
             sock.sendall(json.dumps(request).encode() + b"\n")
             with sock.makefile("rb") as lines:
                 line = lines.readline(LINE_BYTES_MAX)
+            if not line:
+                raise ConnectionResetError("no answer")
         except TimeoutError as error:
             raise DaemonBusy(
                 f"a daemon runs here and gave no answer within {timeout_s:.0f} s; look at its log"
@@ -35,8 +38,12 @@ def ask(path: Path, request: dict[str, Any], timeout_s: float = ASK_S_MAX) -> di
             raise DaemonUnreachable(f"no daemon listens at {path}: start it with edgertd start") from error
         except PermissionError as error:
             raise DeviceError(f"no permission for {path}: run this as the daemon's user, or as root") from error
+        except ConnectionError as error:
+            raise DaemonEnded(
+                f"the daemon at {path} ended before it answered; look at its log, and run this again"
+            ) from error
         except OSError as error:
-            raise DaemonBusy(f"the daemon at {path} closed the connection: {error}") from error
+            raise DaemonBusy(f"cannot ask the daemon at {path}: {error.strerror or error}; look at its log") from error
     return read_answer(line)
 
 
@@ -48,7 +55,7 @@ def read_answer(line: bytes) -> dict[str, Any]:
             raise _error_of(value["error"])
         return dict(value["ok"])
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-        raise ProtocolError("the daemon ended before it answered; look at its log") from error
+        raise ProtocolError("the daemon's answer cannot be read; look at its log") from error
 
 
 def answer_of(value: dict[str, Any]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from edgert.cli.start import start_daemon
 from edgert.cli.status import device_status
 from edgert.cli.stop import stop_daemon
 from edgert.config import StateDir, read_config
-from edgert.errors import DaemonBusy, DaemonUnreachable, ProtocolError
+from edgert.errors import DaemonBusy, DaemonUnreachable
 from edgert.protocol.control import ask
 from edgert.versions.install import install
 from edgert.versions.slot_store import SlotStore
@@ -64,7 +64,7 @@ class Device:
 
     def start(self) -> None:
         """Do what `edgertd start` does to a stopped daemon, without a process for the command."""
-        self.monitors.append(start_daemon(self.state)[0])
+        self.monitors += filter(None, start_daemon(self.state)[:1])
 
     def stop(self) -> None:
         """Do what `edgertd stop` does, without a process for the command."""
@@ -108,7 +108,7 @@ class Device:
         """Return the daemon's process id, None while none answers, without a process for the command."""
         try:
             return ask_daemon(self.state.control_socket).pid
-        except (DaemonUnreachable, DaemonBusy, ProtocolError):  # while it ends, it closes the connection
+        except (DaemonUnreachable, DaemonBusy):
             return None
 
     def model(self, name: str = "echo") -> dict[str, Any]:

@@ -17,6 +17,8 @@ from tests.support.devices import WAIT_S_MAX, Device, a_device, wait_until
 
 # As `python -m edgert.daemon.monitor`, but for a daemon that passes for one that ran for long as soon as it has begun.
 KEEP = "import sys; from edgert.daemon.monitor import Monitor; sys.exit(Monitor(sys.argv[1], stable_s=0.0).keep())"
+# One whose pause before the next start is longer than any test.
+PAUSING = f"from edgert.daemon import monitor; monitor.PAUSE_S_MIN = monitor.PAUSE_S_MAX = 3600.0; {KEEP}"
 
 
 @pytest.fixture
@@ -27,7 +29,20 @@ def device() -> Iterator[Device]:
 
 @pytest.fixture
 def monitor(device: Device) -> Iterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, "-c", KEEP, os.fspath(device.state.root)]
+    yield from running(device, KEEP)
+
+
+@pytest.fixture
+def pausing_monitor(device: Device) -> Iterator[subprocess.Popen[bytes]]:
+    """A monitor that pauses, as its daemon was killed."""
+    for monitor in running(device, PAUSING):
+        kill_daemon(device)
+        wait_until(lambda: "next start in" in device.log(), "it has noticed")
+        yield monitor
+
+
+def running(device: Device, code: str) -> Iterator[subprocess.Popen[bytes]]:
+    command = [sys.executable, "-c", code, os.fspath(device.state.root)]
     with device.state.log.open("ab") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
     wait_until(device.daemon_pid, "the daemon runs")
@@ -110,6 +125,21 @@ def test_told_to_end_while_it_waits_to_start_again_it_ends(device: Device, monit
     monitor.terminate()
     assert monitor.wait(WAIT_S_MAX) == 0
     assert device.daemon_pid() is None
+
+
+def test_start_has_the_monitor_of_a_killed_daemon_start_the_next_one(
+    device: Device, pausing_monitor: subprocess.Popen[bytes]
+) -> None:
+    """A second monitor would keep a second daemon, which could not run, and bring it up after `edgertd stop`."""
+    pid = device.run("start")["pid"]
+    assert Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1] == str(pausing_monitor.pid)
+    assert device.run("stop") == {"stopped": True, "pid": pid}
+    assert pausing_monitor.wait(WAIT_S_MAX) == 0
+
+
+def test_stop_ends_the_monitor_of_a_killed_daemon(device: Device, pausing_monitor: subprocess.Popen[bytes]) -> None:
+    assert device.run("stop") == {"stopped": False}
+    assert pausing_monitor.wait(WAIT_S_MAX) == 0
 
 
 def test_a_start_that_fails_later_on_is_tried_again(device: Device, monitor: subprocess.Popen[bytes]) -> None:

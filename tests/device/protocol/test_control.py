@@ -1,0 +1,53 @@
+"""The control socket's client: a daemon that ends while it is asked is told from one that is busy."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from edgert.errors import DaemonBusy, DaemonEnded, ProtocolError
+from edgert.protocol.control import ask
+
+
+def answer_to(folder: Path, respond: Callable[[socket.socket], object]) -> None:
+    """Ask a daemon that does `respond` with the connection and closes it."""
+    path = folder / "control.sock"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+
+        def serve() -> None:
+            with listener.accept()[0] as connection:
+                respond(connection)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            ask(path, {"op": "status"}, timeout_s=60)
+        finally:
+            thread.join()
+
+
+@pytest.mark.parametrize("read_bytes", [1, 4096], ids=["the request is unread: reset", "the request is read: end"])
+def test_a_daemon_that_is_killed_while_it_is_asked_has_ended(tmp_path: Path, read_bytes: int) -> None:
+    with pytest.raises(DaemonEnded, match=r"ended before it answered; look at its log, and run this again"):
+        answer_to(tmp_path, lambda connection: connection.recv(read_bytes))
+
+
+def test_an_answer_that_is_no_json_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ProtocolError, match="cannot be read"):
+        answer_to(tmp_path, lambda connection: (connection.recv(4096), connection.sendall(b"{\n")))
+
+
+def test_a_daemon_whose_queue_is_full_is_busy(tmp_path: Path) -> None:
+    path = tmp_path / "control.sock"
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as waiting:
+        listener.bind(str(path))
+        listener.listen(0)
+        waiting.connect(str(path))
+        with pytest.raises(DaemonBusy, match="cannot ask the daemon|gave no answer"):
+            ask(path, {"op": "status"}, timeout_s=0.1)
