@@ -49,5 +49,5 @@ def test_a_daemon_whose_queue_is_full_is_busy(tmp_path: Path) -> None:
         listener.bind(str(path))
         listener.listen(0)
         waiting.connect(str(path))
-        with pytest.raises(DaemonBusy, match="cannot ask the daemon|gave no answer"):
+        with pytest.raises(DaemonBusy, match=r"cannot ask the daemon|gave no answer"):
             ask(path, {"op": "status"}, timeout_s=0.1)
