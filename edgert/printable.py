@@ -1,4 +1,4 @@
-"""Text that came from a device, a broker or a bundle, on its way to a terminal."""
+"""Text on its way to a terminal: what a device, a broker or a bundle sent, and numbers of things."""
 
 from __future__ import annotations
 
@@ -22,6 +22,11 @@ def printable(text: str, chars_max: int = CHARS_MAX, *, newlines: bool = True) -
         return text
     kept = "\n\t" if newlines else ""
     return "".join(c if c in kept or not _controls(c) else _REPLACEMENT for c in text)
+
+
+def counted(number: int, noun: str) -> str:
+    """Return `1 sample` or `2 samples`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _controls(character: str) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgert.printable import printable
+from edgert.printable import counted, printable
 
 
 def test_plain_text_of_any_language_stays() -> None:
@@ -30,3 +30,7 @@ def test_controls_escapes_and_overrides_are_replaced() -> None:
 def test_a_cell_has_one_line_and_a_bounded_length() -> None:
     assert printable("a\nb", newlines=False) == "a\ufffdb"
     assert printable("x" * 20, 10) == "x" * 10 + "... (10 more characters)"
+
+
+def test_one_thing_is_singular() -> None:
+    assert [counted(number, "file") for number in (0, 1, 2)] == ["0 files", "1 file", "2 files"]

@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from contextlib import closing
+from functools import partial
 
 import click
 
 from edgert.errors import ConfigInvalid, DeviceError
 from edgert.names import checked_id
+from edgert.printable import counted
 from edgert.telemetry import messages
 from edgert.telemetry.home_assistant import discovery_topic
 from edgert.telemetry.messages import Topics
@@ -17,7 +19,7 @@ from edgert.telemetry.mqtt import BrokerRefused, Connection, MqttSettings
 from edgert.telemetry.retained import clear
 from edgert_deploy.cli.shared.broker_options import broker_options
 from edgert_deploy.cli.shared.options import json_option
-from edgert_deploy.cli.shared.output import emit
+from edgert_deploy.cli.shared.output import emit, say
 from edgert_deploy.fleet.store.query import FleetQuery
 from edgert_deploy.fleet.store.store import Store
 
@@ -69,7 +71,9 @@ def forget(
                 "(an access list: docs/telemetry.md), or the device publishes again"
             )
     rows = _rows_removed(store_url, sites, device) if store_url else 0
-    text = f"{device}: {len(held)} retained messages cleared" + (f", {rows} rows removed" if store_url else "")
+    text = f"{device}: {counted(len(held), 'retained message')} cleared" + (
+        f", {counted(rows, 'row')} removed" if store_url else ""
+    )
     emit({"device": device, "site": next(iter(sites), None), "topics": sorted(held), "rows": rows}, text, as_json)
 
 
@@ -107,5 +111,5 @@ def _sites(topics: Iterable[str], site: str | None) -> list[str]:
 def _rows_removed(store_url: str, sites: list[str], device: str) -> int:
     if not sites:
         raise ConfigInvalid(f"the broker retains nothing of {device}, so its site is unknown: name it with --site")
-    with closing(Store(store_url)) as store:
+    with closing(Store(store_url, partial(say, ""))) as store:
         return store.forget(sites[0], device)

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from edgert.printable import counted
 from edgert.telemetry.mqtt import MqttSettings
 from edgert_deploy.cli.shared.broker_options import broker_options, named_session, session_option
 from edgert_deploy.cli.shared.options import for_option, store_option
@@ -78,7 +79,7 @@ def record(
     """Write windows, metrics, events and devices' descriptions to a store, each once."""
     windows_h, minutes_h, hours_h = (int(kept_s // HOUR_S) for kept_s in (keep_windows, keep_minutes, keep_hours))
     retention = Retention(windows_h, minutes_h, hours_h, size_bytes)
-    store = Store(store_url)
+    store = Store(store_url, _say)
     recorder = Recorder(store, lambda: time.time_ns() // 1_000_000, retention)
     client_id, session = named_session("record", session_name)
     subscriber = FleetSubscriber(
@@ -102,9 +103,9 @@ def record(
 
 
 def _summary(recorder: Recorder) -> str:
-    line = f"{recorder.recorded} reports written, {recorder.duplicates} repeated, {recorder.refused} not understood"
+    line = f"{counted(recorder.recorded, 'report')} written, {recorder.duplicates} repeated, {recorder.refused} not understood"
     if recorder.waiting:
-        line = f"{recorder.waiting} reports could not be written; {line}"
+        line = f"{counted(recorder.waiting, 'report')} could not be written; {line}"
     return f"{line}; the last: {recorder.last_refusal}" if recorder.refused else line
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,6 +20,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
 from edgert.errors import ConfigInvalid, EdgeRTError
+from edgert.printable import counted
 from edgert_deploy.fleet.reports import COUNTER_FIELDS
 from edgert_deploy.fleet.store import views
 from edgert_deploy.fleet.store.migrations import MIGRATIONS, SCHEMA_VERSION
@@ -225,8 +226,8 @@ class StoreFailed(EdgeRTError, code="fleet.store_failed", exit_code=6, retryable
     """The database failed: unreachable, read-only, full, or not a store."""
 
 
-def open_engine(url: str, *, writes: bool) -> sa.Engine:
-    """Connect to a store of reports; where `writes`, create it.
+def open_engine(url: str, *, writes: bool, log: Callable[[str], None] = lambda line: None) -> sa.Engine:
+    """Connect to a store of reports and, where `writes`, create what is missing; `log` is told of what takes long.
 
     Raises ConfigInvalid or StoreFailed.
     """
@@ -234,7 +235,7 @@ def open_engine(url: str, *, writes: bool) -> sa.Engine:
     with begun(engine) as connection:
         if writes:
             lock(connection)  # two processes that create the same tables would fail
-            _create_or_migrate(connection)
+            _create_or_migrate(connection, log)
             if connection.scalar(sa.select(sa.func.count()).select_from(forgotten)) == 0:
                 connection.execute(forgotten.insert().values(turns=0))
         version = connection.scalar(sa.select(meta.c.version))
@@ -276,13 +277,19 @@ def new_engine(url: str, *, writes: bool) -> sa.Engine:
     return sa.create_engine(parsed, pool_pre_ping=True, connect_args={**LINK_LIMITS, "options": options})
 
 
-def _create_or_migrate(connection: sa.Connection) -> None:
-    """Make what is missing, and bring an older store to this version; a newer one stays as it is."""
+def _create_or_migrate(connection: sa.Connection, log: Callable[[str], None]) -> None:
+    """Make what is missing, and bring a store of an older version to this one's. A newer one stays as it is."""
     version = connection.scalar(sa.select(meta.c.version)) if sa.inspect(connection).has_table(meta.name) else None
     if version is not None and version > SCHEMA_VERSION:
         return
     has_views = sa.inspect(connection).has_table(bucket.name)
     _metadata.create_all(connection)
+    if version is not None and version < SCHEMA_VERSION:
+        windows = connection.scalar(sa.select(sa.func.count()).select_from(metrics_window)) or 0
+        log(
+            f"updating the store {shown(connection.engine.url)} from schema {version} to {SCHEMA_VERSION} once, for its "
+            f"{counted(windows, 'window')}: a large one takes minutes. Let it finish; if it is stopped, nothing is lost"
+        )
     for migrate in MIGRATIONS[(version or SCHEMA_VERSION) - 1 :]:
         migrate(connection)
     if not has_views:

@@ -58,7 +58,9 @@ def columns(url: str) -> dict[str, set[str]]:
 def test_a_store_of_the_first_version_is_migrated_with_its_gaps(old_url: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigInvalid, match=r"schema 1.*edgert fleet record"):
         FleetQuery(old_url)
-    Store(old_url).close()
+    said: list[str] = []
+    Store(old_url, said.append).close()
+    assert ["from schema 1 to 3 once, for its 10 windows: " in line for line in said] == [True]
     answers = {answer.group["device"]: answer for answer in ask(old_url, 1, ("device",))}
     engine = schema.open_engine(old_url, writes=False)
     with engine.connect() as connection:
@@ -75,9 +77,11 @@ def test_a_store_of_the_first_version_is_migrated_with_its_gaps(old_url: str, tm
     pi.seq = 2
     record(old_url, pi.window(NOW_MS - 4 * MINUTE_MS, [1.0]))
     assert ask(old_url, 1, device="pi-2")[0].missing == {"plant-a/pi-2": 2}
-    Store(old_url).close()  # once is enough
+    Store(old_url, said.append).close()
+    assert len(said) == 1  # once is enough
     new = f"{tmp_path}/new.db"
-    Store(new).close()
+    Store(new, said.append).close()
+    assert len(said) == 1
     found = columns(old_url)
     assert found["edgert_group_hour bound"] == set()
     if "postgresql" not in old_url:
