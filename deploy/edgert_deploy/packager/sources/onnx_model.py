@@ -30,7 +30,7 @@ from edgert_deploy.packager.sources.bucket_axis import WantedBuckets, cut_output
 from edgert_deploy.packager.sources.classical import unwrap_maps
 from edgert_deploy.packager.sources.external_data import embed, files_of
 from edgert_deploy.packager.sources.half import widen_half
-from edgert_deploy.packager.sources.qat import tensors
+from edgert_deploy.packager.sources.qat import nodes_of, tensors
 from edgert_deploy.packager.sources.structure import structure_of
 from edgert_deploy.packager.sources.tensor_specs import check_run_size, input_specs, output_spec
 from edgert_deploy.packager.sources.zero_pads import keep_zero_pads
@@ -64,6 +64,7 @@ def examine(request: dict[str, Any], data: bytes, progress: Progress) -> Answer:
     stripped = _strip_notes(proto)
     structure = structure_of(proto)
     _check(structure)
+    _check_layouts(proto)
     check_weights(proto)
     translated = _translated(proto, _at_largest(inputs, buckets))
     changed |= keep_zero_pads(translated or proto)
@@ -193,6 +194,16 @@ def _check(structure: Any) -> None:
     except Exception as error:  # the checker raises errors of three modules
         if not any(words in str(error) for words in _LEFT_TO_THE_RUNTIME):
             raise SourceInvalid(f"the model is not valid ONNX: {_first_line(error)}; export it again") from error
+
+
+def _check_layouts(proto: Any) -> None:
+    """Raise SourceInvalid for an RNN, a GRU or an LSTM of opset 14 with the batch first: ONNX Runtime runs none."""
+    for node in nodes_of(proto.graph):
+        if node.op_type in ("GRU", "LSTM", "RNN") and any(a.name == "layout" and a.i for a in node.attribute):
+            raise SourceInvalid(
+                f"{node.op_type} {(node.name or node.output[0])[:80]!r} takes [batch, steps, inputs] (layout 1), and ONNX Runtime has layout 0 "
+                "only: export the model with layout 0, and a Transpose before and after the operator"
+            )
 
 
 def _strip_notes(proto: Any) -> bool:

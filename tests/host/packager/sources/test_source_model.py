@@ -112,6 +112,12 @@ def short_weight(proto: Any) -> None:
     proto.graph.initializer[0].raw_data = b"123"
 
 
+def batch_first(proto: Any) -> None:
+    weights = {"W": np.ones((1, 8, 4), np.float32), "R": np.ones((1, 8, 2), np.float32)}
+    body = "y = LSTM<hidden_size=2, layout=1>(x, W, R)"
+    proto.CopyFrom(models.model("float[N,5,4] x) => (float[N,5,1,2] y", body, weights))
+
+
 FAULTS: list[tuple[Callable[[Any], None], str]] = [
     (external, "no file below the model's folder"),
     (external_in_a_subgraph, "no file below the model's folder"),
@@ -130,6 +136,7 @@ FAULTS: list[tuple[Callable[[Any], None], str]] = [
     (sequence_input, "not a tensor"),
     (wrong_weight_shape, "export it"),
     (short_weight, "export it"),
+    (batch_first, "LSTM 'y' takes .batch, steps, inputs. .layout 1.*: export the model with layout 0"),
 ]
 
 
