@@ -20,6 +20,7 @@ from edgert.checks.golden_client import GoldenClient
 from edgert.checks.status import ServingStatus, ask_daemon
 from edgert.config import DeviceConfig, StateDir
 from edgert.errors import EdgeRTError
+from edgert.printable import counted
 from edgert.versions.installed import InstalledVersion, load_live
 from edgert.versions.slot_store import SlotStore
 
@@ -45,7 +46,7 @@ def bench_live(
     before_c = host.temp_c()
     progress(f"{model}: one client for {seconds / 2:g} s")
     alone_s, _ = _asked(version, state, config, 1, seconds / 2)
-    progress(f"{model}: {clients} clients for {seconds / 2:g} s")
+    progress(f"{model}: {counted(clients, 'client')} for {seconds / 2:g} s")
     together_s, took_s = _asked(version, state, config, clients, seconds / 2)
     serving = serving_of(model, state)
     loaded = serving.loaded

@@ -11,6 +11,7 @@ from edgert.cli.output import emit, json_option, progress
 from edgert.cli.slot_commands import store_of
 from edgert.config import StateDir, read_config
 from edgert.errors import TransitionRefused
+from edgert.printable import counted
 from edgert.versions.claims import claiming
 from edgert.versions.installed import load_live
 from edgert.versions.slot_store import SlotStore
@@ -84,4 +85,4 @@ def _line(one: dict[str, Any]) -> str:
     if "error" in one:
         return f"{one['id']:28} {one['error']['message']}"
     times = "   ".join(f"{name} {one[f'{name}_ms']:10.4f} ms" for name in ("p50", "p95", "p99"))
-    return f"{one['id']:28} {times}   {one['per_s']:10.1f} /s   {one['threads']} threads"
+    return f"{one['id']:28} {times}   {one['per_s']:10.1f} /s   {counted(one['threads'], 'thread')}"

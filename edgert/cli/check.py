@@ -11,6 +11,7 @@ from edgert.cli.output import emit, json_option
 from edgert.cli.slot_commands import store_of
 from edgert.config import StateDir, read_config
 from edgert.errors import EdgeRTError
+from edgert.printable import counted
 from edgert.protocol.control import ask
 from edgert.versions.claims import under_claim
 
@@ -37,6 +38,6 @@ def check(state: StateDir, model: str, token: str, as_json: bool) -> None:
             ask(state.control_socket, {"op": "checked", "model": model, "samples": result["samples"]})
     text = (
         f"release {result['release']} of {model} answers correctly on {result['engine']}: "
-        f"{result['samples']} golden inputs, worst difference {max(result['worst']):.3g}, p50 {result['p50_ms']:.2f} ms"
+        f"{counted(result['samples'], 'golden input')}, worst difference {max(result['worst']):.3g}, p50 {result['p50_ms']:.2f} ms"
     )
     emit(result, text, as_json)

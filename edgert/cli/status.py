@@ -31,6 +31,7 @@ from edgert.engines.present import engine_versions
 from edgert.errors import ConfigInvalid, DaemonUnreachable, EdgeRTError, StorageFailed
 from edgert.extras import has_tokenizers
 from edgert.machine import temp_c
+from edgert.printable import counted
 from edgert.telemetry.link import read_link
 from edgert.telemetry.spool import Spool, SpoolStats
 from edgert.versions.boot_clock import BootClock
@@ -178,9 +179,9 @@ def _model_line(model: ModelStatus) -> str:
         parts[0] += f" on {loaded.engine} {loaded.engine_version}, batches up to {loaded.batch_cap}"
     if serving.figures:
         requests, latency = serving.figures.requests.requests, serving.figures.requests.latency_ms
-        parts.append(f"{requests} requests, p50 {latency.p50} ms, p99 {latency.p99} ms")
+        parts.append(f"{counted(requests, 'request')}, p50 {latency.p50} ms, p99 {latency.p99} ms")
         if count := serving.figures.sessions:
-            parts.append(f"{count} sessions, {serving.figures.session_bytes / 1e6:.1f} MB")
+            parts.append(f"{counted(count, 'session')}, {serving.figures.session_bytes / 1e6:.1f} MB")
     if (trial := serving.trial) and trial.phase in ("watching", "filling"):
         parts.append(f"its limits are watched for {trial.left_s:.0f} s more: {trial.text}")
     elif model.trial_limits and model.trial_limits.passed:
@@ -194,7 +195,7 @@ def _model_line(model: ModelStatus) -> str:
     if serving.loading:
         parts.append(f"loading: {serving.loading}")
     if serving.crashes:
-        parts.append(f"{serving.crashes} crashes in a row")
+        parts.append(f"it crashed {counted(serving.crashes, 'time')} in a row")
     if serving.retry_s is not None:
         parts.append(f"next try in {serving.retry_s:.0f} s")
     if serving.fault:

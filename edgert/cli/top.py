@@ -14,7 +14,7 @@ import click
 
 from edgert.checks.status import DaemonStatus, ServingStatus, ask_daemon
 from edgert.config import StateDir
-from edgert.printable import printable
+from edgert.printable import counted, printable
 from edgert.typed_json import FLAT, to_json
 
 CLEAR = "\x1b[H\x1b[J"  # cursor home, erase below
@@ -130,7 +130,7 @@ def lines_of(view: View, width: int, bold: bool = False) -> list[str]:
     columns = columns_within(width)
     heading = _row({name: name for name, _ in columns}, columns)[:width]
     count = len(view.models)
-    lines = [f"edgertd {view.pid}, {count} model{'' if count == 1 else 's'}, {time.strftime('%H:%M:%S')}"[:width]]
+    lines = [f"edgertd {view.pid}, {counted(count, 'model')}, {time.strftime('%H:%M:%S')}"[:width]]
     lines.append(f"{BOLD}{heading}{PLAIN}" if bold else heading)
     for model in view.models:
         named = {name: cell for (name, _), cell in zip(COLUMNS, _cells(model), strict=True)}
@@ -183,7 +183,7 @@ def _details(model: ModelView) -> list[str]:
     reasons = ", ".join(f"{reason} {rate:g}/s" for reason, rate in sorted(model.closed_per_s.items())) or "none"
     lines.append(
         f"batches  mean {window.batch_mean:g} of {loaded.batch_cap}, closed by {reasons}; "
-        f"{figures.batcher.instances} x {loaded.threads} threads"
+        f"{figures.batcher.instances} x {counted(loaded.threads, 'thread')}"
     )
     if tuner := figures.batcher.tuner:
         lines.append(

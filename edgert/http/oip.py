@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from edgert.errors import RequestError
 from edgert.http.messages import BINARY_TYPE, JSON_TYPE, HttpResponse
+from edgert.printable import counted
 from edgert.protocol.arrays import bytes_of
 from edgert.protocol.wire import TENSORS_MAX
 from edgert.tensors import DATATYPES, MAX_RANK, NUMPY_NAMES
@@ -254,7 +255,7 @@ def _input(entry: Any, data_bytes: int, at: int) -> tuple[str, Given | BinaryInp
 def _texts(name: str, data: Any, count: int) -> list[bytes]:
     """Return the strings of a BYTES tensor in JSON: texts, for models that take text."""
     strings = isinstance(data, list) and len(data) == count and all(isinstance(text, str) for text in data)
-    _check(strings, f"the data of input {name!r} is not {count} strings; send other BYTES as binary data")
+    _check(strings, f"the data of input {name!r} is not {counted(count, 'string')}; send other BYTES as binary data")
     _check(0 < count <= FILES_MAX, f"input {name!r} has {count} texts; it may have 1 to {FILES_MAX}")
     try:
         texts = [text.encode() for text in data]
@@ -290,7 +291,9 @@ def _from_json(name: str, data: Any, dtype: np.dtype[Any], datatype: str, shape:
     flat: list[Any] | None = _flat(data, shape) if data and type(data[0]) is list else data
     count = math.prod(shape)
     if flat is None or len(flat) != count:
-        raise RequestError(f"the data of input {name!r} is not {count} values, flat or nested like its shape {shape}")
+        raise RequestError(
+            f"the data of input {name!r} is not {counted(count, 'value')}, flat or nested like its shape {shape}"
+        )
     _check(set(map(type, flat)) <= _KINDS[dtype.kind], f"the data of input {name!r} does not fit {datatype}")
     if dtype.kind == "f":
         try:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from edgert.bundle.signal_rules import Series
 from edgert.errors import RequestError
+from edgert.printable import counted
 from edgert.processing.spectra import energies, hann
 
 Values = NDArray[np.float64]
@@ -72,7 +73,7 @@ def completed(values: Values, rule: str) -> Values:
         return values
     if rule == "refuse":
         raise RequestError(
-            f"the series has {int(missing.sum())} missing values (NaN), and its manifest has no rule for them: send all values"
+            f"the series has {counted(int(missing.sum()), 'missing value')} (NaN), and its manifest has no rule for them: send all values"
         )
     if rule == "zero":
         return np.asarray(np.where(missing, 0.0, values))

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from edgert.errors import ConfigInvalid
+from edgert.printable import counted
 
 WATCH_S = 60.0  # where limits are given without a time
 WATCH_S_MAX = 23 * 3600.0  # with loading and confirmation, still below the longest trial
@@ -121,9 +122,9 @@ class Readings:
 
     def described(self) -> str:
         """Return the figures as text for people."""
-        parts = [f"{self.of_apps} requests"]
+        parts = [counted(self.of_apps, "request")]
         if self.golden:
-            parts.append(f"{self.golden} golden samples")
+            parts.append(counted(self.golden, "golden sample"))
         if self.answered:
             parts.append(f"p99 {self.p99_ms:.3g} ms")
         if self.requests:

@@ -10,6 +10,7 @@ from edgert.bundle.signing import PublicKey
 from edgert.config import DeviceConfig
 from edgert.engines import engine_by_name
 from edgert.errors import DeployUnderWay, DeviceError
+from edgert.printable import counted
 from edgert_deploy.bootstrap import wheelhouse
 from edgert_deploy.bootstrap.locked_wheels import shipped_lock
 from edgert_deploy.bootstrap.runtime import TRIAL_S, RuntimePlan, Runtimes, RuntimeThere, plan_runtime, script_text
@@ -91,7 +92,7 @@ class BootstrapPlan:
         lines = []
         plan = self.runtime
         if plan is not None and plan.changes:
-            lines.append(f"send {len(plan.send)} wheels, {plan.send_bytes / 1e6:.1f} MB")
+            lines.append(f"send {counted(len(plan.send), 'wheel')}, {plan.send_bytes / 1e6:.1f} MB")
             made = f"make runtime {plan.id} (edgert {plan.edgert} with {', '.join(plan.engines)})"
             lines.append(f"{made}: {plan.disk_bytes / 1e6:.0f} MB of {plan.free_bytes / 1e6:.0f} MB free")
             if plan.action == "upgrade":

@@ -45,6 +45,7 @@ from edgert.errors import (
     RolledBack,
     StorageFailed,
 )
+from edgert.printable import counted
 from edgert_deploy.bootstrap.wheelhouse import Wheelhouse
 from edgert_deploy.devices.facts import MachineFacts
 from edgert_deploy.devices.inventory import Device
@@ -233,7 +234,7 @@ class Runtimes:
                 f"{(plan.disk_bytes + SPARE_BYTES) / 1e6:.0f} MB: free some space, or install fewer engines (--engines first)"
             )
         wheels = f"{self.device.home}/wheels"
-        self.progress(f"sending {len(plan.send)} wheels, {plan.send_bytes / 1e6:.1f} MB")
+        self.progress(f"sending {counted(len(plan.send), 'wheel')}, {plan.send_bytes / 1e6:.1f} MB")
         for wheel in house.wheels:
             if wheel.name in plan.send:
                 self.transport.put(wheel, f"{wheels}/{wheel.name}")

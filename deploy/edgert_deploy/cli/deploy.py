@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from edgert.errors import Interrupted, NotBootstrapped
+from edgert.printable import counted
 from edgert.versions.trial_limits import TrialLimits, parse_limits
 from edgert_deploy.cli.shared.options import (
     inventory_option,
@@ -255,11 +256,11 @@ def rollout_table(rollout: Rollout, *, every: bool = True) -> str:
         lines = f"{columns(rows)}\n{error_lines(errors)}"
     else:
         counts = Counter(outcome["result"] for outcome in outcomes)
-        counted = [("RESULT", "DEVICES"), *((result, str(count)) for result, count in counts.most_common())]
-        lines = f"{columns(counted)}\n{errors_by_cause(errors)}"
+        totals = [("RESULT", "DEVICES"), *((result, str(count)) for result, count in counts.most_common())]
+        lines = f"{columns(totals)}\n{errors_by_cause(errors)}"
         lines += f"every device: edgert rollout status {rollout.id}\n"
     done = len(rollout.devices) - len(rollout.left)
-    lines += f"{rollout.model} release {rollout.release}: {done} of {len(rollout.devices)} devices"
+    lines += f"{rollout.model} release {rollout.release}: {done} of {counted(len(rollout.devices), 'device')}"
     if rollout.left and len(rollout.devices) > 1:
         lines += f"; {rollout.state.value}" + (f": {rollout.reason}" if rollout.reason else "")
         lines += _next_steps(rollout)
@@ -295,7 +296,7 @@ def _show_plan(request: DeployRequest, strategy: Strategy, devices: list[Device]
         )
     errors = [(o.device, o.error.code, o.error.message) for o in outcomes if o.error is not None]
     planned = sum(outcome.error is None for outcome in outcomes)
-    text = f"{columns(rows)}\n{error_lines(errors)}{manifest.model} release {manifest.release}: {planned} of {len(outcomes)} devices"
+    text = f"{columns(rows)}\n{error_lines(errors)}{manifest.model} release {manifest.release}: {planned} of {counted(len(outcomes), 'device')}"
     if request.limits is not None:
         text += f"\non trial: {request.limits.described()}"
     emit(value, text, as_json)

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from edgert.errors import ConfigInvalid
+from edgert.printable import counted
 from edgert_deploy.cli.shared.options import inventory_option, json_option, profiles_option, selector_argument
 from edgert_deploy.cli.shared.output import emit, say
 from edgert_deploy.common.parallel import Stop, for_each
@@ -60,7 +61,7 @@ def doctor(
         devices = []  # the host's own findings explain what is wrong with the inventory
     keys = signing_keys()
     if devices:
-        say("", f"asking {len(devices)} device{'' if len(devices) == 1 else 's'}")
+        say("", f"asking {counted(len(devices), 'device')}")
         for found in for_each(devices, lambda device: check_device(device, keys, profiles_dir), Stop()):
             findings += found or []
     failed = [finding for finding in findings if finding.level == FAIL]

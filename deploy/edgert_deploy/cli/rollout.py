@@ -12,6 +12,7 @@ import click
 
 from edgert.cli.command import Group
 from edgert.errors import ConfigInvalid
+from edgert.printable import counted
 from edgert_deploy.cli.deploy import request_for, rollout_json, rollout_table, run_rollout
 from edgert_deploy.cli.shared.options import json_option, verbose_option, yes_option
 from edgert_deploy.cli.shared.output import columns, emit
@@ -116,7 +117,7 @@ def abort(id: str | None, yes: bool, as_json: bool) -> None:
             rollout = replace(rollout, state=RolloutState.ABORTED, reason="aborted by the user", by=who())
             store.write(rollout)
     done = len(rollout.devices) - len(rollout.left)
-    text = f"rollout {rollout.id} is {rollout.state.value}: release {rollout.release} is live on {done} devices"
+    text = f"rollout {rollout.id} is {rollout.state.value}: release {rollout.release} is live on {counted(done, 'device')}"
     if rollout.changed and rollout.state is RolloutState.ABORTED:
         where = ",".join(rollout.changed)
         text += f"\nnext: edgert rollback {rollout.model} {where} makes the version before live again"

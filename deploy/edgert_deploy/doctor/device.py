@@ -318,7 +318,7 @@ def _http(report: _Report, status: DeviceStatus) -> None:
 
 def _telemetry(report: _Report, status: DeviceStatus) -> None:
     name, said = report.device.name, status.telemetry
-    waiting = f"{said.waiting} reports wait, {said.lost} were lost"
+    waiting = f"reports: {said.waiting} waiting, {said.lost} lost"
     link = said.link
     if not said.broker:
         report.ok("telemetry", f"no broker is configured; {waiting}")

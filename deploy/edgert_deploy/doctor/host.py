@@ -19,6 +19,7 @@ from edgert.bundle.signing import read_public_key, read_signing_key
 from edgert.engines import engine_by_name
 from edgert.errors import ConfigInvalid, EdgeRTError
 from edgert.extras import EXTRAS, missing_package
+from edgert.printable import counted
 from edgert.registry.artifacts import EMPTY, blob_of
 from edgert_deploy.common.addresses import PORT_PLAIN, PORT_TLS, host_and_port
 from edgert_deploy.common.folders import cache_folder, config_folder
@@ -174,7 +175,7 @@ def _ssh() -> Iterator[Finding]:
             next_step = 'eval "$(ssh-agent)" && ssh-add'
             yield _warn("ssh", f"no agent answers at SSH_AUTH_SOCK ({sock}): {error}", next_step)
     if held or keys:
-        yield _ok("ssh", f"{held} keys in the agent, {len(keys)} in ~/.ssh")
+        yield _ok("ssh", f"{counted(held, 'key')} in the agent, {len(keys)} in ~/.ssh")
     else:
         yield _warn("ssh", "no key in an agent or in ~/.ssh", "ssh-keygen -t ed25519, or add devices with --identity")
 
@@ -201,7 +202,7 @@ def _profiles() -> Iterator[Finding]:
     except ConfigInvalid as error:
         yield _fail("profiles", error.message, "repair that file")
         return
-    yield _ok("profiles", f"{len(profiles)} profiles")
+    yield _ok("profiles", f"{counted(len(profiles), 'profile')}")
 
 
 def _broker() -> Iterator[Finding]:

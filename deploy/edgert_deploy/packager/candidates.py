@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgert.errors import BuildFailed
+from edgert.printable import counted
 from edgert_deploy.packager.accuracy.accuracy_gate import GateResult, artifact_outputs, judge
 from edgert_deploy.packager.accuracy.reference import Outputs
 from edgert_deploy.packager.build_cache import BuildCache, CachedBuilder
@@ -96,7 +97,7 @@ class CandidateBuilder:
         build_s = time.monotonic() - began
         reference = evaluation.reference
         samples = len(reference.holdout)
-        self.progress(f"{order.profile.name}: judging it in {artifact.judged_by} on {samples} samples")
+        self.progress(f"{order.profile.name}: judging it in {artifact.judged_by} on {counted(samples, 'sample')}")
         answers = artifact_outputs(artifact, evaluation.source, reference.holdout)
         _check_answers(artifact, evaluation.answers, answers)
         result = judge(evaluation.metric, reference, evaluation.of_apps(answers), evaluation.limits)

@@ -22,6 +22,7 @@ from edgert.bundle.bundle_file import Bundle, open_bundle
 from edgert.bundle.delta import PATCH_BYTES_MAX, WINDOW_BYTES_MAX, Part, parts_of, write_delta
 from edgert.bundle.manifest import FileEntry, Manifest, TargetEntry
 from edgert.errors import DeviceError
+from edgert.printable import counted
 from edgert_deploy.common.folders import cache_folder
 from edgert_deploy.rollout.object_cache import ObjectCache
 
@@ -63,7 +64,7 @@ class Delta:
     patched: int
 
     def described(self) -> str:
-        notes = [f"{self.had} of {self.files} files are there already"] if self.had else []
+        notes = [f"{self.had} of {counted(self.files, 'file')} on the device already"] if self.had else []
         notes += [f"{self.patched} as {'a patch' if self.patched == 1 else 'patches'}"] * bool(self.patched)
         return f"{_mb(self.size_bytes)} for {_mb(self.whole_bytes)}" + (f": {', '.join(notes)}" if notes else "")
 

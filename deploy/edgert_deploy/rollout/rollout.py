@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from edgert.errors import EdgeRTError, Interrupted
+from edgert.printable import counted
 from edgert_deploy.common.parallel import AT_ONCE_MAX, for_each
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.rollout.deployment import Outcome, Result, abandoned, deploy_one
@@ -49,7 +50,7 @@ def roll_out(
         if not todo:
             continue
         if len(waves) > 1:
-            progress("", f"wave {number} of {len(waves)}: {len(todo)} device{'' if len(todo) == 1 else 's'}")
+            progress("", f"wave {number} of {len(waves)}: {counted(len(todo), 'device')}")
         journal.begin(len(todo))
         deploy_each(
             request,
@@ -73,7 +74,7 @@ def roll_out(
                 return journal.end(RolloutState.STOPPED, f"stopped by the user after wave {number}")
             journal.end(RolloutState.RUNNING, "")
     left = len(journal.rollout.left)
-    return journal.end(RolloutState.DONE, f"{left} devices do not have the release" if left else "")
+    return journal.end(RolloutState.DONE, f"{counted(left, 'device')} without the release" if left else "")
 
 
 def deploy_each(
@@ -138,7 +139,7 @@ class _Journal:
 
     def complaint(self) -> str:
         limit = self.rollout.strategy.failures_max
-        return f"{self._failed} of {self._begun} devices failed, more than --max-failures {limit}"
+        return f"{self._failed} of {counted(self._begun, 'device')} failed, more than --max-failures {limit}"
 
     def end(self, state: RolloutState, reason: str) -> Rollout:
         with self._lock:

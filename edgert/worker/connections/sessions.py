@@ -13,6 +13,7 @@ from typing import Any
 from edgert.bundle.manifest import Manifest
 from edgert.config import ServingConfig
 from edgert.errors import Overloaded, ProtocolError, RequestError, SessionLost
+from edgert.printable import counted
 from edgert.protocol import wire
 from edgert.protocol.arrays import from_wire, to_wire
 from edgert.worker.pipeline.app_tensors import ModelInputs
@@ -55,7 +56,7 @@ class Sessions:
         with self._lock:
             if self.count >= serving.sessions_max:
                 raise Overloaded(
-                    f"model {name} has {self.count} sessions, the limit ([serving] sessions_max): close one first"
+                    f"model {name} has {counted(self.count, 'session')}, the limit ([serving] sessions_max): close one first"
                 )
             if (size := (self.count + 1) * form.size_bytes) > serving.session_mb * 1e6:
                 raise Overloaded(

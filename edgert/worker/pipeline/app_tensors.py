@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from edgert.bundle.manifest import Manifest
 from edgert.engines.padding import Padder
 from edgert.errors import RequestError
+from edgert.printable import counted
 from edgert.processing.postprocess import Postprocessor
 from edgert.processing.preprocessors import InputPreprocessor
 from edgert.processing.text import TextPreprocessor
@@ -110,7 +111,7 @@ class AppTensors:
         """Return a frame's tensors as arrays, not copied. Raises RequestError if the model takes others."""
         numbers = self.sent if len(tensors) == len(self.sent) else range(len(self.inputs))
         if len(tensors) != len(numbers):
-            raise RequestError(f"the model takes {len(self.inputs)} inputs, the request has {len(tensors)}")
+            raise RequestError(f"the model takes {counted(len(self.inputs), 'input')}, the request has {len(tensors)}")
         arrays, raw = [], False
         for tensor, i in zip(tensors, numbers, strict=True):
             spec, forms = self.inputs[i], self._forms(i, len(numbers))

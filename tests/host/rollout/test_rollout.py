@@ -85,7 +85,7 @@ def test_a_canary_that_fails_keeps_the_others_as_they_are_and_the_rollout_goes_o
     fleet.simulated["d0"].faults["check"] = HealthCheckFailed("too slow")
     ended = fleet.go_on()
     assert (ended.state, fleet.touched) == (RolloutState.STOPPED, ["d0"])
-    assert ended.reason == "1 of 1 devices failed, more than --max-failures 0"
+    assert ended.reason == "1 of 1 device failed, more than --max-failures 0"
     assert exit_code(ended.errors) == 9
     fleet.simulated["d0"].faults.clear()
     assert fleet.go_on().state == RolloutState.DONE

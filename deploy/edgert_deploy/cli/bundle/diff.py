@@ -13,6 +13,7 @@ import click
 
 from edgert.bundle.bundle_file import open_bundle
 from edgert.bundle.manifest import ArtifactEntry, Manifest
+from edgert.printable import counted
 from edgert_deploy.cli.shared.options import json_option
 from edgert_deploy.cli.shared.output import emit, some_of
 from edgert_deploy.cli.shared.types import BundlePath
@@ -73,7 +74,7 @@ def _lines(before: Manifest, after: Manifest, found: Comparison) -> Iterator[str
     yield from _receipts(found.receipts)
     for fetch in found.fetches:
         yield (
-            f"fetch     {fetch.target}: {size_text(fetch.compressed_bytes)} sent for {fetch.files} files of "
+            f"fetch     {fetch.target}: {size_text(fetch.compressed_bytes)} sent for {counted(fetch.files, 'file')} of "
             f"{size_text(fetch.size_bytes)}; the target needs {size_text(fetch.whole_bytes)} in all"
         )
 
@@ -116,7 +117,7 @@ def _artifact(artifact_id: str, before: Manifest, after: Manifest) -> Iterator[s
             else f"{b.metric} {b.artifact:.4f}"
         )
         fp32 = f"FP32 {a.fp32:.4f} -> {b.fp32:.4f}"
-        yield f"          {a.metric} {a.artifact:.4f} -> {after_text} on {b.samples} samples, {fp32}"
+        yield f"          {a.metric} {a.artifact:.4f} -> {after_text} on {counted(b.samples, 'sample')}, {fp32}"
     if one.precision != other.precision:
         yield f"          {one.precision} -> {other.precision}"
     tools = {name: (one.tools.get(name), other.tools.get(name)) for name in {**one.tools, **other.tools}}

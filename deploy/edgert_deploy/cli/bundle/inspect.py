@@ -15,6 +15,7 @@ from edgert.bundle.rules import Classify, Detect, Preprocess
 from edgert.bundle.signal_rules import signal_text
 from edgert.bundle.state import state_text
 from edgert.bundle.text_rules import embed_text, text_text
+from edgert.printable import counted
 from edgert_deploy.cli.shared.options import json_option
 from edgert_deploy.cli.shared.output import emit, some_of
 from edgert_deploy.cli.shared.types import BundlePath
@@ -77,7 +78,7 @@ def _lines(report: Report) -> Iterator[str]:
         yield f"labels    {some_of(manifest.detect.labels, LABELS_SHOWN_MAX)}"
     if (ctc := manifest.ctc) is not None:
         yield f"after     {ctc.output}: text by CTC, {len(ctc.labels)} classes, blank {ctc.blank}"
-    yield f"golden    {report.golden_samples} samples with each artifact's answers"
+    yield f"golden    {counted(report.golden_samples, 'sample')} with each artifact's answers"
     built = {one["profile"]: one for one in receipt.get("targets", [])}
     for target in manifest.targets:
         machines = ", ".join(target.machines) or "any processor"
@@ -132,7 +133,10 @@ def _receipt(report: Report) -> Iterator[str]:
                 f"{accuracy['fp32']:.4f} -> {accuracy['artifact']:.4f} ({'pass' if one['passed'] else 'FAIL'})"
             )
     for profile, one in report.times():
-        time = one["error"] or f"{one['p50_ms']:.3g} ms, p90 {one['p90_ms']:.3g} ms, on {one['threads']} threads"
+        time = (
+            one["error"]
+            or f"{one['p50_ms']:.3g} ms, p90 {one['p90_ms']:.3g} ms, on {counted(one['threads'], 'thread')}"
+        )
         yield f"latency   {profile}: {one['id']} {time} ({one['where']})"
     for engine, layers in report.harms():
         yield f"harm      {engine}: {_decibels(layers[:WORST_SHOWN_MAX], 'name')}"

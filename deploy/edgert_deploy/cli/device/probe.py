@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from edgert.errors import ConfigInvalid
+from edgert.printable import counted
 from edgert_deploy.cli.shared.each import Row, run_on_each
 from edgert_deploy.cli.shared.host_keys import identity_path, pinned
 from edgert_deploy.cli.shared.options import inventory_option, json_option, profiles_option
@@ -108,7 +109,7 @@ def _text(row: Row) -> str:
             f"{row['device']}: {facts.model or 'an unnamed machine'}",
             f"  system       {facts.machine}, {facts.distribution or 'an unknown distribution'}, glibc {facts.glibc or 'none'}, "
             f"{python}, {'systemd' if facts.systemd else 'no systemd'}" + (f", L4T {facts.l4t}" if facts.l4t else ""),
-            f"  processor    {facts.cpu or 'unnamed'}, {facts.cpus} cores; accelerators: {', '.join(facts.accelerators) or 'none seen'}",
+            f"  processor    {facts.cpu or 'unnamed'}, {counted(facts.cpus, 'core')}; accelerators: {', '.join(facts.accelerators) or 'none seen'}",
             f"  memory, disk {facts.memory_mb} MB, {facts.disk_free_mb} MB free",
             f"  engines      {engines or 'none'}",
             f"  profile      {row['profile'] or row['reason']}{recorded}",

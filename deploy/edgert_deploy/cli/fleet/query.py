@@ -122,7 +122,7 @@ def _nothing(answer: Mapping[str, Any], question: Question) -> str:
         return "the store has no reports yet: `edgert fleet record` fills it"
     period = " to ".join(time_text(answer[key]) for key in ("since_ms", "until_ms"))
     if question.stages and answer["windows"]:
-        return f"the {answer['windows']} matching reports from {period} have no stages: upgrade the devices' runtime"
+        return f"no stages in the matching reports from {period} ({answer['windows']}): upgrade the devices' runtime"
     words = "".join(f" --{name} {value}" for name, value in question.where.items())
     return f"no matching reports from {period}{words}"
 

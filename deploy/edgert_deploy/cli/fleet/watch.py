@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from edgert.errors import ConfigInvalid
-from edgert.printable import printable
+from edgert.printable import counted, printable
 from edgert.telemetry.mqtt import MqttSettings
 from edgert_deploy.cli.shared.broker_options import broker_options
 from edgert_deploy.cli.shared.options import for_option, json_option
@@ -231,9 +231,11 @@ def table_of(rows: list[Row], state: FleetState, width: int, height: int | None 
             f"{len(waiting)} online without a report yet: the first comes within a window (60 s unless configured)"
         )
     if left_out:
-        table.caption = f"{left_out} more lines; choose with --model, --device, --state, --alarms, or --sort them"
+        table.caption = (
+            f"{counted(left_out, 'more line')}; choose with --model, --device, --state, --alarms, or --sort them"
+        )
     if state.refused:
-        table.caption = _text(f"{state.refused} messages not understood; the last: {state.last_refusal}")
+        table.caption = _text(f"{counted(state.refused, 'message')} not understood; the last: {state.last_refusal}")
     return table
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from edgert.printable import printable
+from edgert.printable import counted, printable
 
 CELL_CHARS_MAX = 300
 NAMES_MAX = 5  # of the devices that failed for one cause
@@ -62,6 +62,6 @@ def errors_by_cause(errors: Sequence[tuple[str, str, str]]) -> str:
     lines = []
     for (code, _), found in sorted(causes.items(), key=lambda cause: -len(cause[1])):
         names = some_of([name for name, _ in found], NAMES_MAX)
-        devices = f"{len(found)} device{'' if len(found) == 1 else 's'}"
+        devices = counted(len(found), "device")
         lines.append(f"{devices} [{code}]: {found[0][1]}\n  {names}\n")
     return "".join(lines)

@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from edgert.printable import printable
+from edgert.printable import counted, printable
 from edgert_deploy.cli.shared.output import CELL_CHARS_MAX, say
 from edgert_deploy.common.parallel import Stop
 from edgert_deploy.rollout.deployment import Outcome
@@ -107,7 +107,7 @@ class RolloutProgress:
 
     def _counts(self) -> str:
         failed = f", {self._failed} failed" if self._failed else ""
-        return f"{self._title}: {self._ended} of {self._devices} devices{failed}"
+        return f"{self._title}: {self._ended} of {counted(self._devices, 'device')}{failed}"
 
     def _table(self) -> RenderableType:
         """Return what the terminal shows: as many of the devices in progress as fit, the longest there first."""

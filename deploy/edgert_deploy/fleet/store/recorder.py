@@ -71,7 +71,7 @@ class Recorder(FleetListener):
             self.flush()
         except StoreFailed as error:
             if self.failures & (self.failures - 1) == 0:
-                say(f"{error.message}; {self.waiting} reports wait, {self.dropped} dropped; retrying")
+                say(f"{error.message}; reports: {self.waiting} waiting, {self.dropped} dropped; retrying")
         else:
             if failed and not self.failures:
                 say("the store works again: what waited is written")

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from edgert.engines.tflite import path_for
 from edgert.errors import BuildFailed
+from edgert.printable import counted
 from edgert_deploy.devices.profiles import DeviceProfile
 from edgert_deploy.packager.builders import FIRST_RECIPE, Artifact, Builder, Order, keeps_quantisation
 from edgert_deploy.packager.builders.artifact_layers import ArtifactLayer
@@ -85,7 +86,7 @@ class TFLiteBuilder(Builder):
                     progress("tflite: quantising the weights")
                     content = with_int8_weights(content, is_float)
                 else:
-                    progress(f"tflite: quantising with {min(len(calibration), SAMPLES_MAX)} samples")
+                    progress(f"tflite: quantising with {counted(min(len(calibration), SAMPLES_MAX), 'sample')}")
                     own = ranges_of(source.proto) if keeps_quantisation(order, source) else {}
                     content = quantize_int8(content, _runs(source, calibration), is_float, own, cut)
             elif order.precision == "fp16":
@@ -138,7 +139,7 @@ def _runs(source: SourceModel, calibration: CalibrationSet) -> Iterator[list[NDA
     batch = max(1, source.inputs[0].shape[0]) if source.inputs[0].shape else 1
     count = min(len(calibration), max(SAMPLES_MAX, batch))
     if count < batch:
-        raise BuildFailed(f"the model takes {batch} items a run and there are {count} samples; give at least {batch}")
+        raise BuildFailed(f"the model takes {batch} items a run, and the samples are {count}; give at least {batch}")
     for start in range(0, count - batch + 1, batch):
         yield [calibration.inputs[spec.name][start : start + batch] for spec in source.inputs]
 

@@ -21,6 +21,7 @@ from edgert.bundle.rules import (
 from edgert.bundle.signal_rules import Series, Sound, check_series, check_sound
 from edgert.bundle.text_rules import Embed, Text
 from edgert.errors import ConfigInvalid
+from edgert.printable import counted
 from edgert.processing.preprocessors import InputRule
 from edgert.tensors import TensorSpec
 from edgert.toml_file import about, from_table, parse_toml, read_text
@@ -106,7 +107,7 @@ def read_classify(path: Path, source: SourceModel) -> Classify:
             return Classify(spec.name, labels)
     found = ", ".join(f"{spec.name} has {spec.shape[1]}" for spec in scores) or "it has no output of class scores"
     raise ConfigInvalid(
-        f"{path} has {len(labels)} labels, which fit no output of the model ({found}); give one label per class"
+        f"{path} has {counted(len(labels), 'label')}, and no output of the model has as many classes ({found}); give one label per class"
     )
 
 
@@ -172,7 +173,7 @@ def _yolo(source: SourceModel, labels: tuple[str, ...]) -> Detect:
     shapes = ", ".join(f"{spec.name} {list(spec.shape)}" for spec in source.outputs)
     raise ConfigInvalid(
         f"--postprocess yolo: no output has the form [N, 4 + C, A] or [N, A, 5 + C] (they are {shapes}"
-        f"{f', and there are {len(labels)} labels' if labels else ''}): give a file with a table [detect]"
+        f"{f', and the labels are {len(labels)}' if labels else ''}): give a file with a table [detect]"
     )
 
 
@@ -189,7 +190,7 @@ def _classify(path: Path, table: dict[str, Any], source: SourceModel, labels: Pa
     classes = next(spec.shape for spec in source.outputs if spec.name == classify.output)[-1:]
     if classify.labels and classes not in ((-1,), (len(classify.labels),)):
         raise ConfigInvalid(
-            f"{path}: output {classify.output!r} has {classes[0]} classes, and there are {len(classify.labels)} labels"
+            f"{path}: output {classify.output!r} has {classes[0]} classes, and the labels are {len(classify.labels)}"
         )
     return classify
 
@@ -270,5 +271,5 @@ def _checked_detect(name: str, detect: Detect, source: SourceModel) -> Detect:
     values = shape[1 if detect.form == "channels_first" else 2]
     classes = values if detect.scores else values - 4 - detect.objectness
     if detect.labels and values != -1 and classes != len(detect.labels):
-        raise ConfigInvalid(f"{name}: output {held!r} has {classes} classes, and there are {len(detect.labels)} labels")
+        raise ConfigInvalid(f"{name}: output {held!r} has {classes} classes, and the labels are {len(detect.labels)}")
     return detect

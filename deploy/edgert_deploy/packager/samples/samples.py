@@ -16,6 +16,7 @@ from edgert.bundle.signal_rules import Series, Sound
 from edgert.bundle.state import State
 from edgert.bundle.text_rules import Text
 from edgert.errors import CalibrationInvalid
+from edgert.printable import counted
 from edgert.processing.preprocess import Preprocessor
 from edgert.processing.preprocessors import InputRule
 from edgert.tensors import TensorSpec
@@ -164,7 +165,7 @@ def load_samples(
         )
     count = next(iter(counts.values()))
     if count < at_least:
-        raise CalibrationInvalid(f"{path} has {count} samples; at least {at_least} are needed: add more")
+        raise CalibrationInvalid(f"{path} has {counted(count, 'sample')}; at least {at_least} are needed: add more")
     lengths = None
     if source.buckets is not None:
         inputs, lengths = in_buckets(path, inputs, arrays.get(LENGTHS), source.buckets)
@@ -229,7 +230,9 @@ def _images(
         )
     files = sorted(p for p in (*folder.glob("*"), *folder.glob("*/*")) if p.suffix.lower() in IMAGE_SUFFIXES)
     if len(files) < at_least:
-        raise CalibrationInvalid(f"{folder} has {len(files)} images; at least {at_least} are needed: add more")
+        raise CalibrationInvalid(
+            f"{folder} has {counted(len(files), 'image')}; at least {at_least} are needed: add more"
+        )
     labels = labels_of(folder, files, class_names, transcripts)
     preprocessor = Preprocessor(rule, source.inputs[0])
     first = _image(preprocessor, files[0])
@@ -262,19 +265,19 @@ def _checked_column(path: Path, name: str, array: NDArray[Any], count: int) -> N
     kinds, dtype, wanted = PER_SAMPLE[name]
     if array.shape != (count,) or array.dtype.kind not in kinds:
         raise CalibrationInvalid(
-            f"{name} of {path} is {array.dtype} of shape {list(array.shape)}; give {wanted}: [{count}]"
+            f"array {name!r} of {path} is {array.dtype} of shape {list(array.shape)}; give {wanted}: [{count}]"
         )
     if name == LABELS and array.size and int(array.min()) < 0:
-        raise CalibrationInvalid(f"labels of {path} include {int(array.min())}; classes count from 0")
+        raise CalibrationInvalid(f"array 'labels' of {path} includes {int(array.min())}; classes count from 0")
     return array.astype(dtype)
 
 
 def _checked_boxes(path: Path, boxes: NDArray[Any], count: int) -> NDArray[Any]:
     if boxes.ndim != 3 or boxes.shape[0] != count or boxes.shape[2] != 5 or boxes.dtype.kind not in "iuf":
         raise CalibrationInvalid(
-            f"boxes of {path} are {boxes.dtype} of shape {list(boxes.shape)}; give class, left, top, right, bottom of "
+            f"array 'boxes' of {path} is {boxes.dtype} of shape {list(boxes.shape)}; give class, left, top, right, bottom of "
             f"each: [{count}, boxes, 5], class -1 for padding"
         )
     if not np.isfinite(boxes).all():
-        raise CalibrationInvalid(f"boxes of {path} have NaN or infinity; pad with class -1")
+        raise CalibrationInvalid(f"array 'boxes' of {path} has NaN or infinity; pad with class -1")
     return boxes.astype(np.float32)

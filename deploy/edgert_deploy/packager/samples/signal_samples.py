@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from edgert.bundle.signal_rules import Series, Sound
 from edgert.errors import CalibrationInvalid, InputError, RequestError
+from edgert.printable import counted
 from edgert.processing.csv_table import read_csv
 from edgert.processing.signals import SignalPreprocessor
 from edgert.tensors import TensorSpec
@@ -76,7 +77,7 @@ def read_signal_files(
     count = sum(map(len, found))
     if count < at_least:
         raise CalibrationInvalid(
-            f"{folder} has {count} windows in {len(files)} files; at least {at_least} are needed: add more"
+            f"{folder} has {counted(count, 'window')} in {counted(len(files), 'file')}; at least {at_least} are needed: add more"
         )
     check_size(folder, sum(windows.nbytes for windows in found))
     counts = [len(windows) for windows in found]

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from edgert.bundle.buckets import Buckets
 from edgert.bundle.text_rules import Text
 from edgert.errors import CalibrationInvalid, RequestError
+from edgert.printable import counted
 from edgert.processing.text import TEXT_BYTES_MAX, TextPreprocessor, text_in_file, texts_of
 from edgert.tensors import TensorSpec, byte_rows
 from edgert_deploy.packager.samples.file_labels import labels_of
@@ -36,7 +37,7 @@ def read_texts(path: Path, class_names: Sequence[str], at_least: int) -> tuple[N
         texts = [_file(file) for file in files]
     if len(texts) < at_least:
         raise CalibrationInvalid(
-            f"{path} has {len(texts)} texts; at least {at_least} are needed: give a folder with one {SUFFIX} file for each "
+            f"{path} has {counted(len(texts), 'text')}; at least {at_least} are needed: give a folder with one {SUFFIX} file for each "
             f"text, or a {SUFFIX} file with one text on each line"
         )
     check_size(path, len(texts) * max(map(len, texts)))

@@ -16,6 +16,7 @@ from __future__ import annotations
 import onnx
 
 from edgert.errors import OperatorUnsupported
+from edgert.printable import counted
 from edgert_deploy.packager.sources.branches import CONTROL_FLOW
 from edgert_deploy.packager.tflite_lowering.folding import ONNX_DOMAINS
 from edgert_deploy.packager.tflite_lowering.fusion import fuse
@@ -45,7 +46,7 @@ def lower(model: onnx.ModelProto) -> bytes:
         except Uncovered as reason:
             problems.append(str(reason))
     raise OperatorUnsupported(
-        f"{len(problems)} part(s) of this model cannot be converted to TFLite: {'; '.join(problems)}. "
+        f"{counted(len(problems), 'part')} of this model cannot be converted to TFLite: {'; '.join(problems)}. "
         "Export the model without them, or leave tflite out of the profile's engines"
     )
 

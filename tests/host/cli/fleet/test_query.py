@@ -134,8 +134,8 @@ def test_stages_tell_where_the_time_goes_for_each_group(url: str, monkeypatch: p
 def test_devices_that_report_no_stages_are_told_of(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     record(url, Pi("old").window(NOW_MS - 1, [1.0]))
     monkeypatch.setattr("time.time_ns", lambda: NOW_MS * 1_000_000)
-    assert "the 1 matching reports" in cli(url, "--stages").stderr
-    assert "have no stages: upgrade the devices' runtime" in cli(url, "--stages").stderr
+    assert "no stages in the matching reports" in cli(url, "--stages").stderr
+    assert "(1): upgrade the devices' runtime" in cli(url, "--stages").stderr
     assert "no matching reports" in cli(url, "--stages", "--model", "faces").stderr
 
 

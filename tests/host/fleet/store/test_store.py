@@ -155,7 +155,7 @@ def test_a_write_that_fails_writes_nothing_and_is_tried_again(tmp_path: Path) ->
     for _ in range(3):
         recorder.flush_or_wait(said.append)
     assert recorder.waiting == 2
-    assert ["2 reports wait, 0 dropped; retrying" in line and "locked" in line for line in said] == [True] * 2
+    assert ["reports: 2 waiting, 0 dropped; retrying" in line and "locked" in line for line in said] == [True] * 2
     blocker.execute("ROLLBACK")
     blocker.close()
     recorder.flush_or_wait(said.append)

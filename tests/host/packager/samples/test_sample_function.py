@@ -124,7 +124,7 @@ def test_frames_become_what_the_rule_makes_of_them(in_folder: Path) -> None:
 @pytest.mark.parametrize(
     ("function", "says"),
     [
-        ("few", "has 1 samples; at least 10"),
+        ("few", "has 1 sample; at least 10"),
         ("raises", r"failed at sample 2 with KeyError: 'no such camera' \(edgert_test_samples\.py, line 32\)"),
         ("exits", "failed at sample 0 with SystemExit: 3"),
         ("doubles", "sample 0 of .* is float64, the model takes float32"),
