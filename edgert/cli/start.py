@@ -64,12 +64,13 @@ def start_daemon(state: StateDir) -> tuple[subprocess.Popen[bytes] | None, Daemo
                 return monitor, running
             if monitor is not None and monitor.poll() is not None:
                 break
-            if monitor is None and (other := monitor_of(state.root)) is None:
+            other = None if monitor else monitor_of(state.root)
+            if monitor is None and other is None:
                 monitor = _start_monitor(state, log)
-            elif monitor is None and other != told:
+            elif other is not None and other != told:
                 signal_monitor(other, signal.SIGCONT)
                 told = other
-                progress(f"the daemon has ended by itself; its monitor (pid {other}) starts it again")
+                progress(f"no daemon answers, and its monitor (pid {other}) runs: it starts the next daemon now")
             time.sleep(0.05)
     lines = Path(log.name).read_text(errors="replace").splitlines()[-5:]
     raise DeviceError(f"the daemon did not start; the end of {log.name}:\n  " + "\n  ".join(lines))

@@ -64,7 +64,7 @@ def _end_monitor(state: StateDir) -> None:
         if monitor != told:
             signal_monitor(monitor, signal.SIGTERM)
             told = monitor
-            progress(f"the daemon has ended by itself; its monitor (pid {monitor}) no longer starts it again")
+            progress(f"no daemon runs; its monitor (pid {monitor}), which would start the next one, ends")
         time.sleep(0.05)
 
 

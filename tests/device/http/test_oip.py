@@ -99,8 +99,8 @@ def test_texts_are_strings_in_json() -> None:
     ("shape", "data", "message"),
     [
         ([2], ["one"], "is not 2 strings"),
-        ([1], [1], "is not 1 strings"),
-        ([1], "one", "is not 1 strings"),
+        ([1], [1], "is not 1 string;"),
+        ([1], "one", "is not 1 string;"),
         ([0], [], "may have 1 to 1024"),
         ([1], ["\ud800"], "is not valid Unicode"),
         ([21], ["x" * 60_000] + [""] * 20, "differ too much in length"),

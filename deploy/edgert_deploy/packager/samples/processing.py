@@ -173,7 +173,7 @@ def _yolo(source: SourceModel, labels: tuple[str, ...]) -> Detect:
     shapes = ", ".join(f"{spec.name} {list(spec.shape)}" for spec in source.outputs)
     raise ConfigInvalid(
         f"--postprocess yolo: no output has the form [N, 4 + C, A] or [N, A, 5 + C] (they are {shapes}"
-        f"{f', and the labels are {len(labels)}' if labels else ''}): give a file with a table [detect]"
+        f"{f', and --labels gives {len(labels)}' if labels else ''}): give a file with a table [detect]"
     )
 
 
@@ -190,7 +190,8 @@ def _classify(path: Path, table: dict[str, Any], source: SourceModel, labels: Pa
     classes = next(spec.shape for spec in source.outputs if spec.name == classify.output)[-1:]
     if classify.labels and classes not in ((-1,), (len(classify.labels),)):
         raise ConfigInvalid(
-            f"{path}: output {classify.output!r} has {classes[0]} classes, and the labels are {len(classify.labels)}"
+            f"{path}: output {classify.output!r} has {classes[0]} classes, and --labels gives "
+            f"{counted(len(classify.labels), 'label')}: give one for each class"
         )
     return classify
 
@@ -271,5 +272,8 @@ def _checked_detect(name: str, detect: Detect, source: SourceModel) -> Detect:
     values = shape[1 if detect.form == "channels_first" else 2]
     classes = values if detect.scores else values - 4 - detect.objectness
     if detect.labels and values != -1 and classes != len(detect.labels):
-        raise ConfigInvalid(f"{name}: output {held!r} has {classes} classes, and the labels are {len(detect.labels)}")
+        raise ConfigInvalid(
+            f"{name}: output {held!r} has {classes} classes, and --labels gives "
+            f"{counted(len(detect.labels), 'label')}: give one for each class"
+        )
     return detect
