@@ -51,9 +51,10 @@ def start(state: StateDir, as_json: bool) -> None:
 
 
 def start_daemon(state: StateDir) -> tuple[subprocess.Popen[bytes] | None, DaemonStatus]:
-    """Start a monitor with its daemon; return both once the daemon answers. Raises DeviceError and StorageFailed.
+    """Start a monitor with its daemon; return both once the daemon answers.
 
     Where a monitor runs, as its daemon was killed, that one starts the next daemon: return None for it.
+    Raises DeviceError and StorageFailed.
     """
     monitor, told = None, None
     until = time.monotonic() + START_S_MAX

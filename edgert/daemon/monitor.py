@@ -117,7 +117,7 @@ def monitor_of(state: Path) -> int | None:
 
 
 def signal_monitor(monitor: int, number: signal.Signals) -> None:
-    """Tell a monitor to end (SIGTERM) or to start its daemon now (SIGCONT, which does no harm before it is awaited)."""
+    """Tell a monitor to end (SIGTERM) or to start its daemon now (SIGCONT, harmless at any time)."""
     with contextlib.suppress(OSError):  # it has ended, or is another user's
         os.kill(monitor, number)
 

@@ -227,7 +227,7 @@ class StoreFailed(EdgeRTError, code="fleet.store_failed", exit_code=6, retryable
 
 
 def open_engine(url: str, *, writes: bool, log: Callable[[str], None] = lambda line: None) -> sa.Engine:
-    """Connect to a store of reports and, where `writes`, create what is missing; `log` is told of what takes long.
+    """Connect to a store of reports; where `writes`, create it, and tell `log` of what takes long.
 
     Raises ConfigInvalid or StoreFailed.
     """
@@ -278,7 +278,7 @@ def new_engine(url: str, *, writes: bool) -> sa.Engine:
 
 
 def _create_or_migrate(connection: sa.Connection, log: Callable[[str], None]) -> None:
-    """Make what is missing, and bring a store of an older version to this one's. A newer one stays as it is."""
+    """Make what is missing, and bring an older store to this version; a newer one stays as it is."""
     version = connection.scalar(sa.select(meta.c.version)) if sa.inspect(connection).has_table(meta.name) else None
     if version is not None and version > SCHEMA_VERSION:
         return
