@@ -117,7 +117,9 @@ def abort(id: str | None, yes: bool, as_json: bool) -> None:
             rollout = replace(rollout, state=RolloutState.ABORTED, reason="aborted by the user", by=who())
             store.write(rollout)
     done = len(rollout.devices) - len(rollout.left)
-    text = f"rollout {rollout.id} is {rollout.state.value}: release {rollout.release} is live on {counted(done, 'device')}"
+    text = (
+        f"rollout {rollout.id} is {rollout.state.value}: release {rollout.release} is live on {counted(done, 'device')}"
+    )
     if rollout.changed and rollout.state is RolloutState.ABORTED:
         where = ",".join(rollout.changed)
         text += f"\nnext: edgert rollback {rollout.model} {where} makes the version before live again"
