@@ -142,7 +142,7 @@ def served(state: Path) -> dict[str, Any]:
 
 @contextmanager
 def daemons(model: str, threads: int) -> Iterator[dict[str, Path]]:
-    """Run a daemon per setting that serves `model`; yield their state folders, which are removed afterwards."""
+    """Run a daemon for each setting, serving `model`; yield their state folders, removed afterwards."""
     with ExitStack() as stack:
         states = {name: stack.enter_context(state_folder()) for name in SETTINGS}
         key = new_key()
@@ -193,7 +193,7 @@ def dense_model() -> bytes:
 
 
 def conv_model() -> bytes:
-    """Return quantised convolutions as the packager makes them: QLinearConv with UINT8 activations and INT8 weights."""
+    """Return convolutions as the packager quantises them: QLinearConv, UINT8 activations, INT8 weights."""
     from onnx import TensorProto, helper, numpy_helper
 
     rng = np.random.default_rng(2)

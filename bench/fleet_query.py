@@ -83,7 +83,7 @@ def main() -> None:
 
 
 def fill(url: str, devices: int, hours: int) -> tuple[float, float, int]:
-    """Write the windows; return the rate per second in fleet order, this process's time for each, and their number.
+    """Write the windows; return the rate per second in fleet order, own time for each, their number.
 
     Only the last hour is written minute by minute. The hours before are written an hour of a few devices at a time,
     which gives the same rows in a fraction of the time.

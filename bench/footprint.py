@@ -271,7 +271,7 @@ def children_cpu_s() -> float:
 
 
 def start_s(state: Path, path: Path) -> float:
-    """Start the daemon, send requests until one is answered, stop the daemon; return the time to the answer."""
+    """Start the daemon, send requests until one is answered, stop it; return the time to the answer."""
     began = time.monotonic()
     log = (state / "bench.log").open("ab")
     daemon = subprocess.Popen([sys.executable, "-m", "edgert.cli", "--state", str(state), "serve"], stderr=log)

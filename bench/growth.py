@@ -145,7 +145,7 @@ AXES: dict[str, Callable[[int], list[dict[str, Any]]]] = {"models": models, "con
 def _loads(
     makes: dict[Any, Callable[[int], Ask]], pids: Mapping[Any, Sequence[int]]
 ) -> tuple[dict[Any, list[Load]], dict[Any, float]]:
-    """Return each case's rounds, and the processor time a request of its processes, where `pids` names some."""
+    """Return each case's rounds, and its processes' time a request where `pids` names some."""
     groups = {case: Clients(1, make) for case, make in makes.items()}
     loads: dict[Any, list[Load]] = {case: [] for case in groups}
     spent_us = dict.fromkeys(groups, 0.0)
@@ -183,7 +183,7 @@ LINES = {
 
 
 def plotted(rows: Sequence[dict[str, Any]]) -> str:
-    """Return an SVG with a plot of each axis, both scales logarithmic; each line has its name and its last value."""
+    """Return an SVG with a logarithmic plot of each axis; each line has its name and last value."""
     axes = list(dict.fromkeys(row["axis"] for row in rows))
     plots = [_plot(axis, [row for row in rows if row["axis"] == axis], i * HEIGHT) for i, axis in enumerate(axes)]
     size = f'width="{WIDTH + 150}" height="{HEIGHT * len(axes)}"'

@@ -131,7 +131,7 @@ def _model(name: str, folder: Path) -> BenchModel:
 def _contenders(
     stack: contextlib.ExitStack, state: Path, path: Path, port: int, models: list[BenchModel], options: Any
 ) -> dict[str, Contender]:
-    """Start the peers; return every contender by name, `Session.run` included, without processes of its own."""
+    """Start the peers; return every contender by name, with `Session.run`, which has no process."""
     status = edgertd(state, "status")
     threads = {entry["model"]: entry["serving"]["threads"] for entry in status["models"]}
     items = {model.name: model.items(INPUTS) for model in models}
@@ -237,7 +237,7 @@ def _met(name: str, value: float, clients: int) -> bool:
 
 
 def in_turn(make: Callable[[], AskWith], items: Sequence[NDArray[Any]]) -> Callable[[int], Ask]:
-    """Return the request function for `Clients`: each sends `items` one after the other, and begins with its own."""
+    """Return the request function for `Clients`: each sends `items` in turn, and begins with its own."""
 
     def make_one(number: int) -> Ask:
         ask, following = make(), itertools.cycle(items)

@@ -67,7 +67,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of devices for one server; `*_each` is of one question, `kb_a_day` of the questions of a day."""
+    """The cost of devices for one server; `*_each` is of one question, `kb_a_day` of a day's."""
 
     server: str
     asks: int
@@ -176,8 +176,9 @@ def bytes_of_a_question(place: Place, digest: str) -> float:
 
 
 def real_devices(place: Place, key: SigningKey, folder: Path, count: int, parallel: int) -> tuple[float, float]:
-    """Run `edgertd follow` once on each of `count` devices; return the seconds until all have the release installed,
-    and the bytes that one of them sent and received.
+    """Run `edgertd follow` once on each of `count` devices.
+
+    Returns the seconds until all have the release installed, and the bytes that one of them sent and received.
     """
     with Relay(place.port) as relay:
         states = [device(folder / f"d{i}", place, key, relay.port if i == 0 else place.port) for i in range(count)]

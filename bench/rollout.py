@@ -42,7 +42,7 @@ PROFILE = "generic-x86-64"
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of one `edgert deploy`. `more_*` is the cost of each device beyond those of the fleet before."""
+    """The cost of one `edgert deploy`; `more_*` is that of each device beyond the fleet before."""
 
     devices: int
     parallel: int

@@ -91,7 +91,7 @@ Act = Callable[[Device, Delivery], object]
 
 
 def try_all(say: Callable[[Point], None] = lambda _: None, only: str = "") -> list[Point]:
-    """Try every point of every operation, or of one, with every fault. Raises ConfigInvalid without a compiler."""
+    """Try every point of every operation, or of `only` one, with every fault. Raises ConfigInvalid."""
     # No data has to last here, and on a busy disk the flushes alone would take minutes.
     fast = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with (
@@ -154,7 +154,7 @@ def _calls(faults: _Faults, template: Device, new: Delivery, at: Path, act: Act)
 
 
 def _judged(point: Point, device: Device, new: Delivery, code: int, said: str) -> Point:
-    """Return the point: whether `device` kept the promise after its operation ended with `code` and `said`."""
+    """Return the point: whether `device` kept the promise after its operation ended with `code`."""
     seen: dict[str, object] = asdict(point)
     try:
         if point.fault == "killed":
@@ -309,7 +309,7 @@ def _whole(device: Device, _: HostileRegistry) -> Delivery:
 
 
 def _delta(device: Device, _: HostileRegistry) -> Delivery:
-    """Make the delta of a release: a file to patch, one to compress, one to send unchanged, and some to keep.
+    """Make the delta of a release: a file to patch, one to compress, one unchanged, some to keep.
 
     The host has the weights that the device received last.
     """
@@ -419,7 +419,7 @@ class _Faults:
 
 
 def _in_child(act: Callable[[], object], arm: Callable[[], object], faults: _Faults) -> tuple[int, str]:
-    """Run `act` in a fork; return 0, 1 (one of our errors), 2 (another error) or -SIGKILL, and the message."""
+    """Run `act` in a fork; return 0, 1 (our error), 2 (another) or -SIGKILL, and the message."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:

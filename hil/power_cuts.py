@@ -52,7 +52,7 @@ Say = Callable[[str], None]
 
 @dataclass
 class Cut:
-    """One cut and its result. `allowed` are the releases that may serve afterwards; `staged` must be in a slot.
+    """One cut and its result; `allowed` releases may serve afterwards, `staged` must be in a slot.
 
     `ended` says that the operation was acknowledged before the cut, so that it must have lasted.
     """
@@ -143,7 +143,7 @@ class Rig:
         return Cut(number, operation, at, ended, lost, allowed, new if operation == "install" and ended else None)
 
     def _interrupted(self, agent: Agent, operation: str, new: int, number: int) -> tuple[str, bool]:
-        """Start the operation and wait for the moment to cut; return the moment, and whether it was acknowledged."""
+        """Start the operation and wait for the moment to cut; return it, and if it was acknowledged."""
         words = self._words(agent, operation, new, number)
         took = self.seconds.get(operation, 0.2)
         if self.chance.random() < 0.5:

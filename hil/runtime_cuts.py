@@ -41,7 +41,7 @@ exec sh "$1/runtime.sh" trial monitor "$5" 60 "$2" echo
 
 
 class Rig:
-    """A device's HOME, made new for each cut. Without `sync` nothing is flushed: that must show as failures."""
+    """A device's HOME, new for each cut; without `sync` nothing is flushed, which must show."""
 
     def __init__(self, folder: Path, *, sync: bool = True) -> None:
         self._folder = folder
@@ -65,7 +65,7 @@ class Rig:
         return self._folder / "home"
 
     def cut(self, strike_at: int | None, chance: random.Random) -> tuple[str, int]:
-        """Cut before write or flush `strike_at`, or after the end; return the problem ("" for none) and the requests."""
+        """Cut before write or flush `strike_at`, or at the end; return the problem or "", and the requests."""
         disk = LossyDisk(self._folder / "disk", self._image)
         mounted = MountedDisk(self._folder, disk, self.home, DISK_BYTES)
         try:
@@ -134,7 +134,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _make_runtime(folder: Path, name: str) -> None:
-    """Make an environment of a realistic shape: many files, large and small, and the commands that the script calls."""
+    """Make an environment of a realistic shape: files large and small, and the script's commands."""
     chance = random.Random(name)
     (folder / "bin").mkdir(parents=True)
     (folder / "lib").mkdir()

@@ -49,7 +49,7 @@ class World:
         return self.sh("basename $(readlink /opt/edgert/venv)")
 
     def another(self, name: str, file: str = "edgert/__init__.py", old: str = "", new: str = "") -> Host:
-        """Return a host of the same user with another EdgeRT, called `name`, where `new` replaces `old` in `file`."""
+        """Return a host of the same user with another EdgeRT, `name`: `new` replaces `old` in `file`."""
         return Host(self.host.folder, another_tree(self.folder / name, file, old, new))
 
     def wait_until_it_serves(self) -> None:

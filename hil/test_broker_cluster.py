@@ -176,7 +176,7 @@ def gaps(store: Path) -> int:
 
 
 def test_the_cluster_has_the_limits_that_the_documentation_lists(cluster: BrokerCluster) -> None:
-    """docs/scale.md: MQTT 3.1.1 only; retained messages stay on their node; `$share` is granted and yields nothing."""
+    """docs/scale.md: MQTT 3.1.1 only; retained messages stay on their node; `$share` yields nothing."""
     heard: dict[str, list[tuple[str, bool]]] = {"plain": [], "shared": [], "elsewhere": []}
 
     def listening(to: str, topic_filter: str, node: int) -> Connection:

@@ -258,7 +258,7 @@ def test_no_more_processes_end_neither_the_daemon_nor_a_worker(world: World) -> 
 
 
 def test_a_wall_clock_that_jumps_by_years_changes_nothing_but_timestamps(world: World) -> None:
-    """The daemon runs with libfaketime, which leaves the monotonic clock alone, as a jump of the wall clock does."""
+    """libfaketime changes the daemon's wall clock and leaves the monotonic one alone, as a jump does."""
     host, container = world.host, world.container
     folder = "/run/systemd/system/edgertd.service.d"
     (library,) = Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1")
@@ -334,7 +334,7 @@ def test_a_user_without_rights_gets_a_service_that_survives_a_reboot(world: Worl
 
 
 def _change_runtime_by_channel(host: Host, container: Container, folder: Path) -> None:
-    """Let the user's device follow a channel with another version of edgert, and wait until that is in use."""
+    """Let the user's device follow a channel with another edgert, and wait until that is in use."""
 
     def in_use() -> str:
         return host.on("mine", "sh", "-c", f"basename $(readlink {host.device('mine').home}/venv)").stdout.strip()

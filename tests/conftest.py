@@ -147,7 +147,7 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """Start a Chromium for the tests of one module; Playwright keeps an event loop in this thread until the end."""
+    """Start a Chromium for one module's tests; Playwright keeps an event loop here until the end."""
     if chromium_path() is None:
         pytest.skip("no Chromium is installed: apt-get install chromium")
     pytest.importorskip("playwright")

@@ -32,7 +32,7 @@ CENTRED_ON = 32  # samples for the mean answer, which is subtracted
 
 
 class Graph:
-    """A graph under construction; each method adds a layer after a value and returns the name of its output."""
+    """A graph under construction; a method adds a layer after a value and returns its output's name."""
 
     def __init__(self, seed: int) -> None:
         self.nodes: list[Any] = []
@@ -53,10 +53,10 @@ class Graph:
         return str(self.weights[-1].name)
 
     def random(self, *shape: int, std: float) -> str:
-        """Return weights [outputs, ...] or a bias [outputs]; the weights of one output add up to 0 where there are
-        several.
+        """Return weights [outputs, ...] or a bias [outputs].
 
-        Values after a ReLU are positive: other weights would pass on their mean, the same for every sample.
+        The weights of one output add up to 0 where there are several: values after a ReLU are positive, and other
+        weights would pass on their mean, the same for every sample.
         """
         values = self._random.standard_normal(shape) * std
         if values.ndim == 4 and shape[1] > 1:
@@ -156,7 +156,7 @@ def _bottleneck(graph: Graph, x: str, inputs: int, width: int, stride: int) -> s
 
 
 def encoder(layers: int = 4, tokens: int = 128, width: int = 256, heads: int = 4, classes: int = 10) -> Any:
-    """Return a transformer encoder over embedded tokens [N, tokens, width] that classifies the mean of its answers."""
+    """Return a transformer encoder over embedded tokens [N, tokens, width] that classifies their mean."""
     graph, x = Graph(4), "x"
     for _ in range(layers):
         x = graph.add("Add", [x, _attention(graph, graph.norm(x, width), tokens, width, heads)])
@@ -229,7 +229,7 @@ def _centre(proto: Any) -> None:
 
 
 def samples(shape: Sequence[int], count: int, seed: int) -> NDArray[np.float32]:
-    """Return noise of mean 0 and deviation 1; images are blotches of several sizes, which differ for a network."""
+    """Return noise of mean 0 and deviation 1; images are blotches of several sizes."""
     random = np.random.default_rng(seed)
     if len(shape) != 3:
         return random.standard_normal((count, *shape)).astype(np.float32)

@@ -33,7 +33,7 @@ def make_bundle(
     release: int = 1,
     output: str = "y",
 ) -> Path:
-    """Make a signed bundle for this machine from the engine's `program`: input `x`, output `output`, any batch.
+    """Make a signed bundle for this machine from the engine's `program`: `x` to `output`, any batch.
 
     `item` and `answer` (both of batch 1) give shapes and datatypes, and are the golden sample.
     """
@@ -80,14 +80,14 @@ def make_bundle(
 def make_zeros_bundle(
     folder: Path, key: SigningKey, model: str, item: NDArray[Any], *, delay_s: float = 0.0, release: int = 1
 ) -> Path:
-    """Make a null-engine model that reads nothing and returns ten zeros: only the time of the daemon remains."""
+    """Make a null-engine model that returns ten zeros unread: only the daemon's time remains."""
     program = json.dumps({"op": "zeros", "delay_s": delay_s}).encode()
     answer = np.zeros((1, 10), np.float32)
     return make_bundle(folder, key, model, "null", program, item, answer, release=release)
 
 
 def int8_weights(release: int, size_bytes: int) -> bytes:
-    """Return INT8 weights; from release 2 on the last fiftieth differs; in release 3 a twentieth moved by one."""
+    """Return INT8 weights: from release 2 on the last fiftieth differs, in release 3 a twentieth by one."""
     drawn = np.random.default_rng(0).normal(0, 30, size_bytes)
     if release > 1:
         changed = size_bytes // CHANGED_SHARE

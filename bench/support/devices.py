@@ -48,7 +48,7 @@ def digits_device(config: str = "") -> Iterator[tuple[Path, Path]]:
 
 @contextmanager
 def device_with(models: Sequence[BenchModel], config: str = "") -> Iterator[tuple[Path, Path]]:
-    """Run a daemon that serves the models; yield its state folder and socket, which are removed afterwards."""
+    """Run a daemon that serves the models; yield its state folder and socket, removed afterwards."""
     with state_folder() as state:
         folder = state.parent
         edgert("keys", "new", "--dir", str(folder / "keys"))
@@ -77,7 +77,7 @@ def null_device(items: Mapping[str, NDArray[Any]], config: str = "", *, delay_s:
 
 @contextmanager
 def state_folder() -> Iterator[Path]:
-    """Yield the path of a new state folder, in a folder for other files; end its daemon and remove both afterwards."""
+    """Yield the path of a new state folder, in a folder for other files; end its daemon afterwards."""
     with tempfile.TemporaryDirectory(prefix="edgert-bench-", ignore_cleanup_errors=True) as folder:
         state = Path(folder) / "state"
         try:

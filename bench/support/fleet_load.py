@@ -154,7 +154,7 @@ class Load:
 
 
 def stage_times(dice: np.random.Generator, engine_ms: float) -> dict[str, Sketch]:
-    """Return the stages of a window of a model without preprocessing: whole microseconds, as a device measures them."""
+    """Return a window's stages, without preprocessing, in whole microseconds as devices measure them."""
     usual_us = {"decode": 12, "cache": 2, "queue": 40, "engine": 1000 * engine_ms, "encode": 25}
     times = {name: dice.lognormal(np.log(usual_us.get(name, 1e-3)), 0.4, REQUESTS_A_WINDOW) for name in STAGES}
     return {name: _sketch(times_us.round() / 1000) for name, times_us in times.items()}

@@ -15,7 +15,7 @@ HEAD_BYTES_MAX = 4096
 
 
 class HttpAsker:
-    """A client that sends one POST after the other to a (host, port) or a Unix socket. Answers need a length.
+    """A client that sends POSTs in turn to a (host, port) or a Unix socket; answers need a length.
 
     Each body begins with `prefix`.
     """
@@ -36,9 +36,10 @@ class HttpAsker:
         self._room = memoryview(bytearray(HEAD_BYTES_MAX + answer_bytes_max))
 
     def ask(self, body: memoryview | bytes) -> memoryview:
-        """Send `body` after the prefix, and return the answer's body, valid until the next. Asserts status 200.
+        """Send `body` after the prefix; return the answer's body, valid until the next.
 
-        A server may close an idle connection, for example between two rounds: then the client connects again.
+        Asserts status 200. A server may close an idle connection, for example between two rounds: then the client
+        connects again.
         """
         try:
             return self._exchange(body)

@@ -44,7 +44,7 @@ def why_not() -> str:
 
 
 class Link:
-    """A link between `HERE` and `THERE` in the namespace; put `within` before a command to run it over there."""
+    """A link between `HERE` and `THERE` in the namespace; `within` before a command runs it there."""
 
     def __init__(self, quality: Quality, seed: int) -> None:
         self.name = f"edgert-link-{os.getpid()}"

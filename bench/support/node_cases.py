@@ -93,7 +93,7 @@ class NodeTest:
 
     @property
     def dtypes(self) -> set[str]:
-        """Return the dtype of each input, output and cast; "sequence" and the like for values that are no tensors."""
+        """Return the dtype of each input, output and cast; "sequence" and the like for other values."""
         values = [*self.model.graph.input, *self.model.graph.output]
         casts = [a.i for node in _nodes(self, "Cast") for a in node.attribute if a.name == "to"]
         return {_type_name(value.type) for value in values} | {_element_name(element) for element in casts}

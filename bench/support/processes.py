@@ -16,7 +16,7 @@ def pin(pids: Sequence[int], cores: set[int] | None) -> None:
 
 
 def own_mb(pid: int) -> float:
-    """Return the private memory of a process (RssAnon) in MB; unlike PSS it does not depend on other processes."""
+    """Return a process's private memory (RssAnon) in MB, which no other process changes, unlike PSS."""
     return _status_kb(pid, "RssAnon") * 1024 / 1e6
 
 

@@ -255,7 +255,7 @@ def _edgert(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def _children_s() -> float:
-    """Return the processor time of all processes that ended below this one: a busy machine changes it little."""
+    """Return the processor time of all ended child processes: a busy machine changes it little."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 

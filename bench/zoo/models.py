@@ -27,7 +27,7 @@ TOKENS = 32  # of a text
 
 @dataclass(frozen=True)
 class ZooModel:
-    """A trained model with data. `score(answers, exact)` compares outputs `[N, ...]`, in order, with FP32's."""
+    """A trained model with data; `score(answers, exact)` compares outputs `[N, ...]` with FP32's."""
 
     name: str
     kind: str

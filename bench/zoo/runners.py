@@ -92,7 +92,7 @@ def answers(run: Run, samples: Sequence[Sample]) -> list[Array]:
 
 
 def times_ms(runs: Sequence[Run], sample: Sample, seconds: float) -> list[float]:
-    """Return the median time of each run, milliseconds. They run in turn, so that a busy machine is busy for all."""
+    """Return the median time of each run, ms, all in turn, so that a busy machine is busy for all."""
     times: list[list[float]] = [[] for _ in runs]
     for run in runs:
         run(sample)

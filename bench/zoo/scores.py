@@ -52,7 +52,7 @@ def points_agree(answers: Array, exact: Array, within: float) -> float:
 
 
 def neighbours_agree(answers: Array, exact: Array) -> float:
-    """Return the share of embeddings `[N, D]` whose nearest other one is FP32's, or as near in FP32 within 0.01."""
+    """Return the share of embeddings `[N, D]` whose nearest other is FP32's, or as near within 0.01."""
     alike = _alike(exact)
     chosen = _alike(answers).argmax(1)
     return float((alike[np.arange(len(alike)), chosen] >= alike.max(1) - 0.01).mean())

@@ -27,7 +27,7 @@ FOLDERS = ("accuracy", "builders", "tflite_lowering")  # the code of the package
 
 
 def measured_by() -> dict[str, str]:
-    """Return what a row says of its making: the day, the machine, and a digest of the code that quantises and judges."""
+    """Return a row's origin: the day, the machine, and a digest of the code that quantises and judges."""
     digests = "".join(code_digest(CODE / folder) for folder in FOLDERS)
     code = hashlib.sha256(digests.encode()).hexdigest()[:CODE_LETTERS]
     host = f"{processor_name()}, {os.cpu_count()} cores"
@@ -35,7 +35,7 @@ def measured_by() -> dict[str, str]:
 
 
 def markdown(rows: Sequence[Row], cells: Sequence[Cell], code: str) -> Iterator[str]:
-    """Yield the lines of both tables: `rows` are the latest of the `cells` that are known, `code` is the present one's."""
+    """Yield the lines of both tables: `rows` are the latest of `cells`, `code` is the present digest."""
     yield "For bench/README.md:"
     yield ""
     hosts = sorted({row["host"] for row in rows if row.get("host")})

@@ -81,7 +81,7 @@ def main() -> int:
 
 
 def write_recordings(random: np.random.Generator, folder: Path) -> None:
-    """Write two seconds with one utterance for each sample, and a recording of two commands with a word between them."""
+    """Write two seconds with one utterance for each sample, and a recording of two commands and a word."""
     for name, voices, count in (("calibration", VOICES, CALIBRATION), ("holdout", HOLDOUT_VOICES, HOLDOUT)):
         shutil.rmtree(folder / name, ignore_errors=True)
         for label in range(len(LABELS)):
@@ -92,7 +92,7 @@ def write_recordings(random: np.random.Generator, folder: Path) -> None:
 
 
 def utterances(random: np.random.Generator, label: int, voices: tuple[str, ...], count: int) -> list[Array]:
-    """Return `count` recordings of the keyword `label`, or of other words, without silence around them: FP32 [time]."""
+    """Return `count` recordings of keyword `label`, or other words, without silence: FP32 [time]."""
     words = OTHERS if label == OTHER else LABELS[label : label + 1]
     return [speak(words[i % len(words)], str(random.choice(voices)), random) for i in range(count)]
 

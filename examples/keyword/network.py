@@ -18,7 +18,7 @@ EPOCHS, BATCH, LEARNING_RATE = 9, 64, 2e-3
 
 
 class Network:
-    """Convolutions with ReLU, the largest value over time, and a linear layer. `weights` are pairs of weights and biases."""
+    """Convolutions with ReLU, the largest value over time, a linear layer; `weights` has its pairs."""
 
     def __init__(self, random: np.random.Generator) -> None:
         self.weights: list[Array] = []

@@ -47,7 +47,7 @@ GOLDEN = np.linspace(-1.0, 1.5, 4, dtype=np.float32).reshape(1, 4)
 
 
 def begin(boot: str) -> dict[str, Any]:
-    """Wait until the daemon answers; return the live release, and how long after the daemon's start that was.
+    """Wait until the daemon answers; return the live release, and the time since the daemon's start.
 
     After a real boot, systemd has mounted the disk and started the daemon. After a resume this function does both,
     and `boot` is the boot id.

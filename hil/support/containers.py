@@ -75,7 +75,7 @@ _LIMITS = {
 
 
 class Container(HasKeys):
-    """One device, which is also its own power switch. `below` are overlays of ended containers to start from.
+    """One device, also its own power switch; `below` are overlays of ended containers to start from.
 
     `folder` holds everything that it writes; `client_key` may log in as root and as `pi`.
     """
@@ -198,7 +198,7 @@ class Container(HasKeys):
 
     @contextlib.contextmanager
     def bounded(self, service: str, resource: str, more: int) -> Iterator[Path]:
-        """Let a service have no more than `more` bytes of "memory", or processes ("pids"), beyond what it has now.
+        """Let a service have at most `more` bytes of "memory", or processes ("pids"), beyond the present.
 
         The kernel's control groups hold this, as for MemoryMax and TasksMax of the unit. Returns the group's folder.
         """
@@ -324,7 +324,7 @@ def _hierarchies() -> list[Path]:
 
 
 def _claim_number() -> tuple[int, socket.socket]:
-    """Return a number that no other container here has, and the claim, which ends when it or this process ends."""
+    """Return a number that no other container has, and its claim, which ends with this process."""
     for number in range(NUMBERS_MAX):
         if (claim := _claimed(number)) is None:
             continue
@@ -338,7 +338,7 @@ def _claim_number() -> tuple[int, socket.socket]:
 
 
 def _claimed(number: int) -> socket.socket | None:
-    """Claim `number` by the name of a socket, which the kernel frees with this process; None if another has it."""
+    """Claim `number` by a socket's name, which the kernel frees with this process; None if taken."""
     claim = socket.socket(socket.AF_UNIX)
     try:
         claim.bind(f"\0{_name(number)}")
@@ -373,7 +373,7 @@ def _remove(name: str) -> None:
 
 
 def _name(number: int) -> str:
-    """Return the name of a container, its overlay, its network namespace, its link here and its control groups."""
+    """Return the name of a container, its overlay, namespace, link here and control groups."""
     return f"edgert-{number}"
 
 

@@ -112,7 +112,10 @@ class CutDevice(Protocol):
     key: SigningKey | None
 
     def on(self, boot: str, *, cold: bool) -> Agent:
-        """Start with the disk as it is and return the agent. `boot` is the boot id; `cold` boots for real, if possible."""
+        """Start with the disk as it is; return the agent.
+
+        `boot` is the boot id; `cold` boots for real, if possible.
+        """
         ...
 
     def off(self) -> None:

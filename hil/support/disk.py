@@ -54,7 +54,7 @@ class LossyDisk:
         return f"nbd+unix:///?socket={self.path}"
 
     def cut(self, chance: random.Random) -> int:
-        """Cut and restore the power, and return how many sectors were lost. Unflushed writes survive by chance."""
+        """Cut and restore the power; return how many sectors were lost: unflushed ones survive by chance."""
         with self._lock:
             share, lost = chance.choice((0.0, 0.5, 0.9, 1.0)), 0
             for at, data in self._pending:

@@ -35,7 +35,7 @@ VIRTUAL = ("sshd", "container", "machine-arm64", "machine-amd64")
 
 @dataclass(frozen=True)
 class Dut:
-    """One device under test: a `virtual` one that the tests make, or `address` and `fingerprint` of a real one."""
+    """One device under test: a `virtual` one of the tests, or a real one's `address` and `fingerprint`."""
 
     name: str
     profile: str

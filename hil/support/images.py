@@ -98,7 +98,7 @@ def image(arch: str) -> Image:
 
 
 def image_over(folder: Path, arch: str, changes: Path) -> Image:
-    """Make an image of the system with the `changes` of an ended container, and a second disk for its state.
+    """Make an image of the system with an ended container's `changes`, and a second disk for its state.
 
     Raises ConfigInvalid.
     """

@@ -60,7 +60,7 @@ while True:
 
 @dataclass
 class Attacked:
-    """A device that root deploys to, whose state folder belongs to `nobody`. `victim` is a folder of root's."""
+    """A device that root deploys to, its state folder `nobody`'s; `victim` is a folder of root's."""
 
     device: Device
     transport: Transport

@@ -79,7 +79,7 @@ def test_broken_stages_hide_neither_the_latencies_beside_them_nor_the_stages_of_
 
 @pytest.fixture
 def url(tmp_path: Path) -> Iterator[tuple[str, Broker]]:
-    """A page whose store holds an alarm that an older recorder let in, and a broker on which a device sends bad ones."""
+    """A page whose store holds an alarm of an older recorder, and a broker with bad reports."""
     now_ms, pi, store = time.time_ns() // 1_000_000, Pi("saw"), str(tmp_path / "fleet.db")
     alarm = {**BAD_ALARM, "value": 91.25, "limit": 85.0}
     record(

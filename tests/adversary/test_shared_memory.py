@@ -19,7 +19,7 @@ HELLO = wire.json_frame(wire.HELLO, {"model": "echo", "shared": True})
 
 
 def take(device: Device, held: contextlib.ExitStack) -> int | None:
-    """Connect for as long as `held` is open; fill the memory that came and return its descriptor, which stays open."""
+    """Connect while `held` is open; fill the memory that came and return its descriptor, still open."""
     sock = held.enter_context(raw(device))
     sock.sendall(HELLO)
     _, descriptor = receive_with_descriptor(sock, memoryview(bytearray(8192)))

@@ -111,7 +111,7 @@ def imported(path: Path) -> Iterator[str]:
 
 @cache
 def distributions_by_module() -> dict[str, set[str]]:
-    """Return the distributions that bring each top-level module. Python 3.10's own function knows no namespace packages."""
+    """Return each top-level module's distributions; Python 3.10's function knows no namespace packages."""
     found = defaultdict(set)
     for each in distributions():
         for file in each.files or ():

@@ -368,7 +368,7 @@ def test_a_foreign_file_at_the_socket_path_is_not_removed() -> None:
 
 
 def test_a_daemon_ends_when_its_state_folder_is_removed() -> None:
-    """The daemon's clock runs 100 times faster, and a command wakes it up: it checks the folder every 30 s."""
+    """The daemon, which checks the folder every 30 s, has a clock 100 times faster, and is woken up."""
     program = (
         "import sys, time; from pathlib import Path; from edgert.config import StateDir;"
         "from edgert.daemon.supervisor import Supervisor;"

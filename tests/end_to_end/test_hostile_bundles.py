@@ -174,7 +174,7 @@ def test_an_untrusted_key_is_refused(device: Device, tmp_path: Path) -> None:
 
 
 def signed(path: Path, key: SigningKey, change: Callable[[dict[str, Any]], None]) -> Path:
-    """Return a bundle whose manifest was changed by `change`, with each file under the claimed name and size."""
+    """Return a bundle whose manifest `change` changed, with each file under the claimed name and size."""
     source = make_null_bundle(path.parent / "source", key, release=4)
     with open_bundle(source, None) as bundle:
         value = json.loads(bundle.envelope.payload)
@@ -236,7 +236,7 @@ def test_an_envelope_or_a_tail_of_any_size_is_not_read(device: Device, tmp_path:
 
 @pytest.mark.parametrize("kind", [b"1", b"2", b"3", b"4", b"5", b"6", b"7", b"L", b"x", b"g", b"S"])
 def test_only_regular_files_are_accepted(device: Device, tmp_path: Path, kind: bytes) -> None:
-    """Hard link, symbolic link, device nodes, folder, pipe, and extensions that rename or inflate the next entry."""
+    """Links, device nodes, a folder, a pipe, and extensions that rename or inflate the next entry."""
     path = make_null_bundle(tmp_path / "new", device.key, release=4)
     data = bytearray(path.read_bytes())
     with tarfile.open(path) as archive:

@@ -41,7 +41,7 @@ def device() -> Iterator[Device]:
 
 @pytest.fixture(autouse=True)
 def nothing_is_left_behind(device: Device) -> Iterator[None]:
-    """Check that the daemon has the same descriptors and about the same memory after each test, and serves."""
+    """Check that the daemon has the same descriptors and about the same memory after each test."""
     wait_until(lambda: device.serving()["connections"] == 0, "the clients of the test before are gone")
     pids, before = _pids(device), _held(device)
     yield

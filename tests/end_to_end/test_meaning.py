@@ -84,7 +84,7 @@ def served(request: pytest.FixtureRequest, shell: Shell) -> Iterator[tuple[bool,
 
 
 def amounts(picture: NDArray[np.uint8]) -> NDArray[np.float64]:
-    """Return the expected answer for an image of the model's size: four times the mean of red, green and blue."""
+    """Return the answer for an image of the model's size: four times the mean of red, green, blue."""
     return np.asarray(picture.reshape(-1, 3).mean(axis=0) / 255 * 4)
 
 

@@ -24,7 +24,7 @@ TOKENS = 40
 
 
 def tokens_and_mask(batch: str) -> Any:
-    """Token ids (INT64) and a mask (BOOL) -> scores and, of each token, an embedding: as a text classifier has it."""
+    """Token ids (INT64) and a mask (BOOL) to scores, and an embedding for each token."""
     body = """
         e = Gather (table, ids)
         m = Cast <to = 1> (mask)

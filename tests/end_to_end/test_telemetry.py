@@ -160,7 +160,7 @@ def loads(payload: bytes) -> dict[str, Any]:
 
 
 def test_a_broker_that_is_down_costs_serving_nothing_and_no_report(tmp_path: Path) -> None:
-    """The device reaches the broker only once `edgert fleet watch` listens: a broker keeps reports for nobody who is not there."""
+    """The device reaches the broker only once `edgert fleet watch` listens: no report waits there."""
     broker, port = Broker.in_folder(tmp_path / "broker", secured=True, extra=("log_type all",)), free_port()
     with broker, a_device(mqtt_config(broker, port)) as device:
         device.deploy()

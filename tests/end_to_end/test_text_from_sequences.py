@@ -22,7 +22,7 @@ BASIS = np.linalg.qr(np.random.default_rng(0).normal(size=(SIZE, SIZE)))[0][: le
 
 
 def write_model(path: Path, steps: int | str) -> None:
-    """Write a linear layer over each step, which finds the direction of each class: [N, steps, SIZE] to scores."""
+    """Write a linear layer over each step that finds each class's direction: [N, steps, SIZE] to scores."""
     import onnx
 
     helper, numpy_helper, kind = onnx.helper, onnx.numpy_helper, onnx.TensorProto.FLOAT

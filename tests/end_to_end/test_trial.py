@@ -264,7 +264,7 @@ def test_a_watch_that_was_cut_off_does_not_count(rebooted: bool, monkeypatch: py
 
 
 class CutLink(LocalTransport):
-    """A link to this machine that is dead from the first question about the trial on, for so many questions."""
+    """A link to this machine that is dead for so many questions, from the first one about the trial on."""
 
     def __init__(self, device: Listed, dead_for: int) -> None:
         super().__init__(device)

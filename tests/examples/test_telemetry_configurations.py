@@ -196,8 +196,9 @@ def shown(words: list[str], port: int, topic: str, log: Path, **environment: str
 
 @pytest.fixture
 def reporting(tmp_path: Path) -> Iterator[tuple[Broker, str]]:
-    """Run a broker and a device that reports repeatedly, because an exporter sees only messages that arrive while it
-    runs.
+    """Run a broker and a device that reports again and again.
+
+    An exporter sees only messages that arrive while it runs.
     """
     pi, stop = Pi("pi-07"), threading.Event()
     sent = pi.window(NOW_MS, [2.0] * 5, errors=1)

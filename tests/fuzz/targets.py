@@ -93,7 +93,7 @@ class Target:
 
 @functools.cache
 def _folder() -> Path:
-    """Return a folder for this process, in memory where the machine has such: a fuzzer writes a thousand times a second."""
+    """Return a folder for this process, in memory if possible: a fuzzer writes a thousand times a second."""
     folder = Path(tempfile.mkdtemp(prefix="edgert-fuzz-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
@@ -257,7 +257,7 @@ def _deliveries() -> list[bytes]:
 
 
 def http(data: bytes) -> None:
-    """A connection of a client that sends `data` and then nothing. Every answer is HTTP, and its body strict JSON."""
+    """Send `data` as a client, then nothing: every answer is HTTP, and its body strict JSON."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         for end in (ours, theirs):
@@ -335,7 +335,7 @@ def _post(body: bytes, fields: str = "") -> bytes:
 
 
 def mqtt(data: bytes) -> None:
-    """Messages of a hostile device, a topic and a payload a line: everything that shows a fleet can still show it."""
+    """Take a hostile device's messages (topic and payload a line): all views can still show the fleet."""
     state, board = FleetState(wall_ms=lambda: NOW_MS), Board(lambda: NOW_MS)
     exporter = Exporter("x", by=("device", "model"), clock=lambda: 1000.0, wall_clock=lambda: NOW_MS / 1000)
     for listener in (state, board, exporter):
@@ -478,7 +478,7 @@ def _rollouts() -> list[bytes]:
 
 
 def _probed(examiner: str, *modules: str) -> Callable[[bytes], None]:
-    """Return a target that examines a model in a fork of a process with the libraries loaded, under a probe's limits."""
+    """Return a target that examines a model in a fork with libraries loaded, under a probe's limits."""
 
     @functools.cache
     def forked() -> Forked:

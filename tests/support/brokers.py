@@ -123,7 +123,7 @@ class Broker:
 
 
 def write_authority_and_server(folder: Path) -> None:
-    """Write `ca.pem`, and with keys `server.pem` for localhost and SERVER, and `client.pem` for USER, valid for an hour."""
+    """Write `ca.pem`, and with keys `server.pem` (localhost, SERVER) and `client.pem` (USER), for 1 h."""
     authority_key = ec.generate_private_key(ec.SECP256R1())
     authority_name = _named("EdgeRT test authority")
     authority = (

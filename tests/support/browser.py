@@ -67,7 +67,7 @@ def chromium_path() -> str | None:
 
 @dataclass
 class Page:
-    """One open page. `problems`: console errors, exceptions, failed requests; `requests`: every requested URL."""
+    """One open page; `problems` are errors and failed requests, `requests` every requested URL."""
 
     tab: Tab
     problems: list[str] = field(default_factory=list)

@@ -20,7 +20,7 @@ def environment_beside(folder: Path) -> str:
 
 
 def environment_with(folder: Path, extra: str = "") -> str:
-    """Make an environment with this edgert and what `pip install edgert[EXTRA]` brings; return its interpreter."""
+    """Make an environment with this edgert and what `pip install edgert[EXTRA]` brings; return its Python."""
     packages = folder / "packages"
     packages.mkdir(parents=True)
     for name in _required(extra):
@@ -39,7 +39,7 @@ def _made(folder: Path, paths: list[str]) -> str:
 
 
 def requirements(extra: str = "") -> list[Requirement]:
-    """Return what this edgert requires; with `extra`, what that adds. An installed edgert may be older than its file."""
+    """Return what this edgert requires, or what `extra` adds; an installed one may be older."""
     project = read_toml(ROOT / "pyproject.toml")["project"]
     lines = project["optional-dependencies"][extra] if extra else project["dependencies"]
     return [Requirement(line) for line in lines]

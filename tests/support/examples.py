@@ -19,7 +19,7 @@ ENGINES = {"onnxruntime": "onnxruntime", "openvino": "openvino", "tflite": "ai_e
 
 @contextmanager
 def built_and_served(shell: Shell, model: str, engine: str, *build: str) -> Iterator[tuple[Device, dict[str, Any]]]:
-    """Build with `edgert build *build`, deploy to a device as `model`; yield the device and the target of the build."""
+    """Build with `edgert build *build`, deploy as `model`; yield the device and the build's target."""
     if importlib.util.find_spec(ENGINES[engine]) is None:
         pytest.skip(f"{engine} is not installed")
     folder = shell.folder / engine

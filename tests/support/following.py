@@ -37,7 +37,7 @@ def following(
     jitter: Callable[[], float] = lambda: 0.0,
     home: Path | None = None,
 ) -> ChannelFollower:
-    """Return a follower of the channel that the device is configured to follow: `stable` at `address`, if none yet.
+    """Return a follower of the device's configured channel: `stable` at `address`, if none yet.
 
     `now_s` is what its clock says, which follows no time source; `answer_s` the time for a small answer,
     `home` the folder with its runtimes.

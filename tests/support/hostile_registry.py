@@ -30,7 +30,10 @@ STATEMENT = Statement("stable", 1, "2026-01-01T00:00:00Z", "2099-01-01T00:00:00Z
 
 @dataclass
 class HostileRegistry:
-    """`manifests` by tag or digest and `blobs` by digest, as bytes. `fault` may answer first. `asked` has the paths."""
+    """`manifests` by tag or digest, `blobs` by digest, as bytes; `fault` may answer first.
+
+    `asked` has the paths.
+    """
 
     port: int = 0
     manifests: dict[str, bytes] = field(default_factory=dict)

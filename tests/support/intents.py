@@ -75,7 +75,7 @@ def tokenizer_json() -> str:
 
 
 def write_model(folder: Path) -> None:
-    """Write intents.onnx, tokenizer.json and labels.txt. The model's inputs have the names of `transformers`."""
+    """Write intents.onnx, with inputs named as in `transformers`, tokenizer.json and labels.txt."""
     (folder / "tokenizer.json").write_text(tokenizer_json(), encoding="utf-8")
     (folder / "labels.txt").write_text("".join(f"{label}\n" for label in LABELS))
     _write_onnx(_trained(), folder / "intents.onnx")

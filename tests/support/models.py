@@ -66,7 +66,7 @@ def transformer() -> Any:
 
 
 def with_outlier(proto: Any, factor: float = 2000.0) -> Any:
-    """Return digits with one channel of its first layer `factor` times as large, and its readers as much smaller.
+    """Return digits with one channel of its first layer `factor` times as large, its readers less.
 
     It answers the same in float. In INT8 the other channels are lost, because their values are less than one step.
     """
@@ -85,7 +85,7 @@ def with_outlier(proto: Any, factor: float = 2000.0) -> Any:
 
 
 def two_by_two() -> Any:
-    """Return a model with two inputs and two outputs: `total` [N,3] and `product` [N,3] are no class scores."""
+    """Return a model of two inputs and two outputs: `total` [N,3], `product` [N,3] are no class scores."""
     body = "s = Add(a, b) total = MatMul(s, w) product = Mul(a, b)"
     return model("float[N,3] a, float[N,3] b) => (float[N,3] total, float[N,3] product", body, {"w": random(3, 3)})
 

@@ -64,7 +64,7 @@ def alertmanager(folder: Path, configuration: str) -> Iterator[str]:
 
 @contextmanager
 def receiver(codes: Sequence[int] = ()) -> Iterator[tuple[int, list[tuple[str, bytes]]]]:
-    """Receive what is posted; yield the port and the (path, body) of each. Answer with `codes`, then with 200."""
+    """Receive what is posted; yield port and (path, body) of each; answer `codes`, then 200."""
     heard: list[tuple[str, bytes]] = []
     left = list(codes)
 

@@ -41,7 +41,7 @@ def program(name: str) -> str:
 
 @dataclass
 class RegistryServer:
-    """A docker-registry that can be stopped and started again on the same port. Containers reach it at another `host`."""
+    """A docker-registry, stopped and started again on one port; containers reach it at `host`."""
 
     folder: Path
     secured: bool = False
@@ -137,7 +137,7 @@ class RegistryServer:
 
 @dataclass
 class Mirror:
-    """nginx as in examples/registry, in front of a secured server; its certificate is of the same authority."""
+    """nginx as in examples/registry, before a secured server; its certificate is of its authority."""
 
     folder: Path
     server: RegistryServer

@@ -112,7 +112,7 @@ def wheel_with(folder: Path, path: str, text: str) -> Path:
 
 
 def release_of(number: int, wheel: bytes, device: Device, **changes: Any) -> RuntimeRelease:
-    """Return a release of the runtime for `device` that consists of this wheel of edgert; `changes` are of its target."""
+    """Return a release of the runtime for `device` of this wheel; `changes` are of its target."""
     digest = hashlib.sha256(wheel).hexdigest()
     machine = read_config(device.state).machine
     wheels = (Wheel(WHEEL, len(wheel), 4 * len(wheel), digest),)
@@ -121,7 +121,7 @@ def release_of(number: int, wheel: bytes, device: Device, **changes: Any) -> Run
 
 
 def stand_in_home(home: Path) -> Path:
-    """Make a HOME whose runtime only looks like one: its Python does nothing, and its edgertd is a stand-in."""
+    """Make a HOME with a stand-in runtime: its Python does nothing, its edgertd is a stand-in."""
     venv = home / "venvs" / FIRST
     (venv / "bin").mkdir(parents=True)
     (venv / "pyvenv.cfg").write_text(f"include-system-site-packages = false\nversion = {PYTHON}.0\n")

@@ -24,7 +24,7 @@ _EVENTS = {
 
 
 class SimulatedDevice:
-    """Answers `edgertd` as a device does. `faults[verb]` is raised over there, or on the link where unreachable."""
+    """Answers `edgertd` as a device; `faults[verb]` is raised there, or on the link if unreachable."""
 
     def __init__(self, key: SigningKey, slots: SlotState | None = None, **faults: EdgeRTError) -> None:
         self.key, self.slots = key, slots or SlotState()

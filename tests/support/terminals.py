@@ -14,7 +14,7 @@ import pyte
 
 
 class Terminal:
-    """A command on a terminal of its own, below a line that the user wrote. `drawn` is all that it drew so far."""
+    """A command on its own terminal, below a line that the user wrote; `drawn` is all it drew."""
 
     def __init__(
         self, argv: Sequence[str], cwd: Path, env: Mapping[str, str], width: int = 120, height: int = 30

@@ -47,7 +47,7 @@ def environment(folder: Path, name: str) -> Path:
 
 
 def _build_of(python: str) -> str:
-    """Return which Python it is: a peer gets the one that EdgeRT is measured on, because its build counts for µs."""
+    """Return which Python it is: a peer gets EdgeRT's, because its build counts for µs."""
     code = "import sys; print(sys.base_prefix, sys.version)"
     return " ".join(subprocess.run([python, "-c", code], capture_output=True, text=True).stdout.split())
 

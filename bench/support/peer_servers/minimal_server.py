@@ -56,7 +56,7 @@ def answered(sock: socket.socket, sessions: list[Session], rooms: list[memoryvie
 
 
 def minimal_asker(path: Path, number: int, size_bytes: int) -> Callable[[NDArray[Any]], object]:
-    """Return the function that sends an array of `size_bytes` to the model `number`, and returns its answer."""
+    """Return the function that sends an array of `size_bytes` to model `number` and returns the answer."""
     sock = socket.socket(socket.AF_UNIX)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
     sock.connect(str(path))

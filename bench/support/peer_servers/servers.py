@@ -30,7 +30,7 @@ BINARY = {"Content-Type": "application/octet-stream"}
 
 @dataclass(frozen=True)
 class Server:
-    """A peer that answers: its first process, and a factory of clients for a model and arrays like the one given."""
+    """A peer that answers: its first process, and a factory of clients for a model and its arrays."""
 
     name: str
     pid: int
@@ -117,7 +117,7 @@ ONE_MODEL = ("litserve", "mlserver")  # they serve the first model of the spec
 def running(
     name: str, environments: Path, folder: Path, spec: Path, first: str, item: NDArray[Any]
 ) -> Iterator[Server]:
-    """Run the peer `name` with its files in `folder`, and ask its model `first` once. Raises OSError if it does not start."""
+    """Run the peer `name` with its files in `folder`, and ask its model `first` once. Raises OSError."""
     home, make = PEERS[name]
     python = environment(environments, home) if home else Path(sys.executable)
     words, asking = make(folder, spec)

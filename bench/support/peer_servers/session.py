@@ -15,7 +15,7 @@ from edgert.tensors import TensorSpec
 
 
 def write_spec(path: Path, artifacts: Mapping[str, tuple[LocalArtifact, int]]) -> None:
-    """Write what `open_spec` will load: by name of the model, its artifact and the number of engine threads."""
+    """Write what `open_spec` will load: each model's artifact and number of engine threads, by name."""
     value = {
         name: {
             "engine": artifact.engine,

@@ -49,7 +49,7 @@ def test_an_artifact_that_does_not_load_is_an_error_and_the_others_are_timed(tmp
 
 
 def test_runs_of_microseconds_are_counted_one_by_one(tmp_path: Path) -> None:
-    """As many as fit into the time, and each at the same cost: a sum over all runs after each would take minutes."""
+    """As many as fit into the time, each at the same cost: a sum over all after each takes minutes."""
     ticks = count(0.0, RUN_S)
     work = read_work(folder_of_null(tmp_path))
     (found,) = bench(work, 0.0, tmp_path / "cache", lambda line: None, lambda: next(ticks))["results"]

@@ -38,7 +38,7 @@ MOVED = wire.json_frame(wire.MOVED, {})
 
 
 def run(coroutine: Coroutine[Any, Any, None]) -> None:
-    """Run one test on its own loop. An error that asyncio would only log (a lost exception, for example) fails it."""
+    """Run one test on its own loop; an error that asyncio would only log fails it."""
 
     async def watched() -> None:
         complaints: list[dict[str, Any]] = []
@@ -286,7 +286,7 @@ def test_a_client_outlives_its_loop_and_serves_one_loop_at_a_time(serving: Devic
 async def load(
     device: Device, model: str = "echo", tasks: int = 8
 ) -> AsyncIterator[tuple[list[int], list[EdgeRTError]]]:
-    """Tasks of one client that always have a request ahead while the block runs: releases that answered, errors."""
+    """Tasks of one client that always have a request ahead: releases that answered, errors."""
     stop = False
     releases: list[int] = []
     errors: list[EdgeRTError] = []

@@ -27,7 +27,7 @@ X, Y = TensorSpec("x", "FP32", (-1, 4)), TensorSpec("y", "FP32", (-1, 4))
 
 
 class CudaSimulator(ModuleType):
-    """`cuda.bindings.runtime`, whose GPU memory is this process's; `fails` names a function that will not work."""
+    """`cuda.bindings.runtime` with GPU memory in this process; `fails` names a failing function."""
 
     cudaMemcpyKind = SimpleNamespace(cudaMemcpyHostToDevice=1, cudaMemcpyDeviceToHost=2)
     cudaDeviceAttr = SimpleNamespace(cudaDevAttrComputeCapabilityMajor=8, cudaDevAttrComputeCapabilityMinor=7)

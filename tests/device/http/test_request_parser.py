@@ -30,7 +30,7 @@ BODIES = [body for _, body in STREAM[:8]] + [b"hi", b"!", b"odd", b"two"]
 
 
 def read_all(pieces: list[bytes]) -> list[tuple[str, bytes]]:
-    """Return target and body of every request, read like a connection does: the parser gets no body of stated length."""
+    """Return every request's target and body, read as by a connection: stated lengths stay outside."""
     parser, found = RequestParser(), []
     waiting = [piece for piece in pieces if piece]
 

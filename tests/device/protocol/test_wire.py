@@ -29,7 +29,7 @@ def infer_frame(*arrays: NDArray[Any], meta: bytes = b"", request_id: int = 7) -
 
 
 def feed(frames: FrameBuffer, data: bytes, chunk: int) -> list[tuple[int, int, list[NDArray[Any]]]]:
-    """Every frame of `data`, given `chunk` bytes at a time: kind, request id, tensors as arrays of their own."""
+    """Return every frame of `data`, given `chunk` bytes at a time: kind, request id, arrays."""
     found = []
     at = 0
     while at < len(data):

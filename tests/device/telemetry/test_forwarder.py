@@ -410,7 +410,7 @@ def test_a_device_is_online_though_the_broker_says_lost_of_its_old_connection(
 
 
 def heard_in_session(broker: Broker) -> list[int]:
-    """Return what arrived for a subscriber whose session the broker keeps; the first call begins the session."""
+    """Return what arrived for a subscriber with a kept session; the first call begins the session."""
     heard: list[int] = []
     client = paho.Client(CallbackAPIVersion.VERSION2, client_id="auditor", clean_session=False)
     client.on_message = lambda _client, _data, message: heard.append(json.loads(message.payload)["seq"])

@@ -63,7 +63,7 @@ def test_a_quantile_is_within_the_stated_bound_of_the_exact_one(values: list[flo
 
 
 def drawn(number: int) -> list[float]:
-    """Return one of 40 samples: four families of distributions, of sizes at which a rank one too high shows."""
+    """Return one of 40 samples: four families of distributions, of sizes at which rank errors show."""
     dice = random.Random(number)
     families = (
         lambda: dice.lognormvariate(1, 1.5),

@@ -42,7 +42,7 @@ REAL "$@"
 
 @dataclass(frozen=True)
 class Place:
-    """HOME and STATE of a device with two runtimes, the old one in use; its model answers wrongly on `failing`."""
+    """A device's HOME and STATE with two runtimes, the old one in use; `failing` answers wrongly."""
 
     folder: Path
 

@@ -128,7 +128,7 @@ def test_an_engine_without_wheels_for_the_device_is_said_so(tmp_path: Path, monk
 
 
 def test_the_ladder_shrinks_to_what_has_wheels_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By markers (tflite on that Python), by what the index has (onnxruntime's wheels need glibc 2.27), or not at all."""
+    """By markers (that Python's tflite), by the index (glibc 2.27 for onnxruntime), or not at all."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     old = WheelTarget("3.13", "armv7l", "2.36")
     with pytest.raises(EngineMissing, match=r"tflite.*armv7l"):

@@ -173,7 +173,7 @@ def test_a_trial_of_a_runtime_is_left_alone_whoever_began_it(device: Device, on_
 def test_folders_that_hold_other_things_are_left_alone(
     device: Device, on_host: Callable[[str], None], tmp_path: Path, place: str
 ) -> None:
-    """A slip such as --state /var/lib would give all of it to the daemon's user, and remove `cache` from it one day."""
+    """--state /var/lib would give all of it to the daemon's user, and remove `cache` one day."""
     on_host("one")
     others = tmp_path / "others"
     for name in ("venvs", "cache", "spool", "mail"):

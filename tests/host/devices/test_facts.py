@@ -101,7 +101,7 @@ def test_this_machine_can_be_asked(tmp_path: Path) -> None:
 
 
 def on_path(folder: Path, **pythons: str) -> str:
-    """Return a PATH with the tools that the probe needs and Pythons that say these versions; "" does not start."""
+    """Return a PATH with the probe's tools and Pythons of these versions; "" does not start."""
     folder.mkdir()
     for name in ("sh", "uname", "id", "getconf", "cut", "awk", "tr", "cat", "df", "sed", "env"):
         (folder / name).symlink_to(str(shutil.which(name)))

@@ -62,7 +62,7 @@ REVIEWED = {
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_a_profile_says_of_its_wheels_is_what_edgert_installs_there(name: str) -> None:
-    """For every engine of the profile, at both ends of the range of Pythons: the extra's requirements, markers judged."""
+    """For every engine, at both ends of the range of Pythons: the extra's requirements, markers judged."""
     profile = load_profile(name, SHIPPED)
     machine, lowest, highest = REVIEWED[name]
     assert machine in (profile.machines or (machine,))

@@ -56,7 +56,7 @@ class Recording:
         assert "recording from" in self.said, self.said + self.process.stderr.read()
 
     def kill_with_reports_in_hand(self, broker: Broker, sent: Sent) -> None:
-        """Killed while it takes `sent`: what is not in the store by then is with it, in sockets and at the broker."""
+        """Kill it while it takes `sent`: what is not in the store is with it, in sockets, at the broker."""
         self.process.send_signal(signal.SIGSTOP)
         publish(broker, sent)
         self.process.send_signal(signal.SIGCONT)

@@ -24,7 +24,7 @@ def forked_probe() -> Iterator[Forked]:
 
 @pytest.fixture(autouse=True)
 def probes_are_forks(request: pytest.FixtureRequest, forked_probe: Forked, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Examine models in forks of one process, under the limits of a real probe; test_probe.py has real ones."""
+    """Examine models in forks, under a real probe's limits; test_probe.py has real probes."""
     if request.path.name != "test_probe.py":
         monkeypatch.setattr(probe, "ask", forked_probe.ask)
 

@@ -106,7 +106,7 @@ def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshDevice]:
 
 
 def with_edgertd(sshd: SshDevice) -> None:
-    """Make the environment that bootstrap would make: `edgertd` in the device's environment is this tree's."""
+    """Make the environment that bootstrap would make, whose `edgertd` is this tree's."""
     program = Path(sshd.device().home) / "venv" / "bin" / "edgertd"
     program.parent.mkdir(parents=True, exist_ok=True)
     path = os.pathsep.join([str(ROOT), *(p for p in sys.path if p)])

@@ -45,7 +45,7 @@ def text_lines(count: int, seed: int) -> Array:
 
 @dataclass(frozen=True)
 class Packed:
-    """A bundle's candidates by engine, and the answers of the raw engines to the hold-out: FP32's, and each artifact's."""
+    """A bundle's candidates by engine, and the raw engines' answers to the hold-out, FP32's too."""
 
     chosen: dict[str, Candidate]
     exact: list[Array]

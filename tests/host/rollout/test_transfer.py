@@ -142,7 +142,7 @@ def test_a_rotted_slot_costs_a_whole_transfer_and_nothing_else(
 def test_cuts_at_random_bytes_cost_no_byte_twice(
     sshd: SshDevice, state: StateDir, key: SigningKey, tmp_path: Path
 ) -> None:
-    """Within one command the transfer goes on by itself; after it gave up, the next command goes on where it was."""
+    """Within a command the transfer continues by itself; after it gave up, the next command continues."""
     chance = random.Random(7)
     second = bundle_of(tmp_path / "bundles", key, 2)
     cuts = [chance.randrange(60_000, 400_000) for _ in range(8)]

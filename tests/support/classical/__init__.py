@@ -13,14 +13,17 @@ KMEANS = Path(__file__).with_name("kmeans.onnx")  # likewise
 
 
 def samples(count: int, seed: int = 0) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Return readings of four sensors, `[count, 4]` in units of their own, and the class of each: 0, 1 or 2."""
+    """Return readings of four sensors, `[count, 4]` in their own units, and each one's class 0, 1 or 2."""
     rows = np.random.default_rng(seed).normal((20, 1000, 0.5, 3), (5, 40, 0.1, 1), (count, 4)).astype(np.float32)
     labels = np.where(rows[:, 0] > 24, 2, np.where(rows[:, 1] + 100 * rows[:, 2] > 1050, 1, 0))
     return rows, labels.astype(np.int64)
 
 
 def tree(outputs: str = "int64[N] label, float[N,3] scores") -> Any:
-    """Return a tree of two splits over `float[N,4] x`: class 0 or 1 by the second value where the first is low, else 2."""
+    """Return a tree of two splits over `float[N,4] x`.
+
+    It gives class 0 or 1 by the second value where the first is low, else 2.
+    """
     from onnx import parser
 
     return parser.parse_model(f"""

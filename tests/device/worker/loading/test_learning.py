@@ -22,9 +22,9 @@ SAMPLE: list[NDArray[Any]] = [np.zeros((1, 2), np.float32)]
 
 
 class Machine:
-    """A simulated device: `fixed_s` a run and `item_s` an item, both shared by `useful` threads at most; a load takes `load_s`.
+    """A simulated device: `fixed_s` a run and `item_s` an item, shared by `useful` threads at most.
 
-    `thread_s` is what each further thread costs. It counts what is open, and at most at once.
+    A load takes `load_s`. `thread_s` is what each further thread costs. It counts what is open, and at most at once.
     """
 
     def __init__(

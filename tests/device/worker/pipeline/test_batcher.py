@@ -387,9 +387,10 @@ def test_requests_of_other_shapes_keep_their_places_and_high_ones_still_go_first
 
 
 def simulate(tuner: LatencyTuner, clients: int, fixed_ms: float, item_ms: float, answers: int) -> list[float]:
-    """A closed loop of `clients` on one engine with t(b) = fixed + b * item: the latencies in ms, in order.
+    """Return the latencies in ms, in order, of a closed loop of `clients` on one engine.
 
-    Who is answered asks again at once and waits for the batch after the next run, as in the batcher.
+    A batch takes t(b) = fixed + b * item. A client asks again at once and waits for the batch after the next run, as in
+    the batcher.
     """
     now_ms = 0.0
     latencies: list[float] = []

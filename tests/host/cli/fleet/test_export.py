@@ -42,7 +42,7 @@ def counted(exporters: list[Exporter]) -> tuple[Sketch, list[int]]:
 
 
 def scraping(ports: list[int], late: str = "") -> str:
-    """Return a configuration of Prometheus that scrapes `ports`; `late` is how late a written point may be."""
+    """Return a configuration of Prometheus that scrapes `ports`; a written point may be `late`."""
     targets = [f"127.0.0.1:{target}" for target in ports]
     configuration: dict[str, Any] = {
         "global": {"scrape_interval": "500ms", "scrape_timeout": "500ms"},

@@ -72,7 +72,7 @@ class Host:
 
 @pytest.fixture
 def hosts(tmp_path: Path, sshd: SshDevice, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Host, Host]]:
-    """Two hosts with a local device, `here`, and one that does not answer, `gone`. Only the first can sign."""
+    """Two hosts with a local device `here` and a silent one `gone`; only the first can sign."""
     a, b = Host(tmp_path / "a", monkeypatch), Host(tmp_path / "b", monkeypatch)
     a.project.mkdir()
     assert a("init")[0] == 0

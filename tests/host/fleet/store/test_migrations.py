@@ -22,7 +22,7 @@ DUMPS = ROOT / "tests" / "support" / "stores"
 
 @pytest.fixture
 def old_url(store_url: str) -> str:
-    """A store as the first version left it: six windows of pi-1, and four of pi-2, whose third and fourth never came."""
+    """A store of the first version: six windows of pi-1, four of pi-2, of which two never came."""
     if "postgresql" in store_url:
         engine = sa.create_engine(store_url.replace("postgresql:", "postgresql+psycopg:"))
         with engine.begin() as connection:

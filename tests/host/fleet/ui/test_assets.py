@@ -33,7 +33,7 @@ class Plant:
 
 
 def reports(pi: Pi, now_ms: int) -> Sent:
-    """Half an hour of a device that takes 10 ms; `pi-2` takes fifty since SLOW_SINCE, because of its queue."""
+    """Half an hour of a device that takes 10 ms; `pi-2` takes 50 since SLOW_SINCE, by its queue."""
     sent: Sent = []
     for minute in range(MINUTES, -1, -1):
         slow = pi.topics.device == "pi-2" and minute < SLOW_SINCE

@@ -18,7 +18,7 @@ QUARTER = Span.parse({"window": "15m"})
 
 @pytest.fixture
 def history(store_url: str) -> History:
-    """Five devices. The engine takes 2 ms, on one device 200 ms for every fourth request; the queue nothing until r2."""
+    """Five devices: the engine takes 2 ms, on one 200 ms for a quarter; the queue nothing until r2."""
     sent: Sent = []
     for number in range(5):
         pi = Pi(f"pi-{number}")

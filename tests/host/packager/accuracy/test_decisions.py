@@ -28,7 +28,7 @@ def softmax(logits: Array) -> Array:
 
 
 def yolo(images: int = 6, classes: int = 18, anchors: int = 2100) -> Array:
-    """A detector's one output `[N, 4 + C, A]`: three objects an image, coordinates of 0 to 320, scores of 0 to 1."""
+    """A detector's output `[N, 4 + C, A]`: three objects an image, coordinates to 320, scores to 1."""
     boxes = np.concatenate(
         [RANDOM.uniform(40, 280, (images, 2, anchors)), RANDOM.uniform(20, 60, (images, 2, anchors))], 1
     )
@@ -184,7 +184,7 @@ def test_stated_texts_have_the_stated_blank_and_axis() -> None:
 
 
 def test_a_map_is_judged_at_each_threshold_that_apps_take() -> None:
-    """Half of the positions that a text detector's threshold of 0.3 finds are lost, and 0.5 sees nothing of it."""
+    """Half of the positions above a detector's threshold of 0.3 are lost; one of 0.5 sees no loss."""
     reference = np.zeros((2, 1, 16, 16), np.float32)
     reference[:, :, :8], reference[:, :, 8:] = 0.9, 0.35
     answers = np.where(reference == 0.9, reference, np.float32(0.25))

@@ -58,7 +58,7 @@ def bundle(
 
 @pytest.fixture(scope="module")
 def full(bundle: Path) -> Report:
-    """Return build results with every part that a receipt may have, which a small model's has not: a search, times, many layers."""
+    """Return build results with every part of a receipt: a search, times, many layers."""
     with open_bundle(bundle, None) as opened:
         report = gather(opened, bundle.stat().st_size)
     receipt = json.loads(json.dumps(report.receipt))

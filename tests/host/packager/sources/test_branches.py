@@ -68,7 +68,7 @@ def test_a_branch_that_the_batch_or_the_data_choose_stays(condition: str) -> Non
 
 
 def test_branches_inside_branches_and_equal_names_in_two_nodes_are_kept_apart() -> None:
-    """The second node has the names of the first in its own branches; its condition needs the first one's answer."""
+    """The second node has the first one's names in its branches, and needs the first one's answer."""
     nested = """
         s2 = Shape <start = 1> (z) q2 = Equal(s2, f) c2 = Squeeze(q2)
         y = If (c2) <

@@ -71,7 +71,7 @@ def test_labels_of_text_are_refused_with_what_to_do(tmp_path: Path) -> None:
 def test_scikit_learns_model_is_packed_in_fp32_for_onnx_runtime_alone(
     labelled: bool, signing_key: SigningKey, tmp_path: Path
 ) -> None:
-    """The profile's first engine and its INT8 do not fit, which warnings say. The artifact answers like the file."""
+    """The profile's first engine and its INT8 do not fit, as warnings say; the answers equal the file's."""
     import onnxruntime
 
     target = profile("box", "openvino", then=("onnxruntime", "tflite"))

@@ -22,7 +22,7 @@ SCALES = {"x": 0.05, "r": 0.04}
 
 
 def trained(zero_point: int = 0, dtype: Any = np.int8) -> Any:
-    """As PyTorch exports quantisation-aware training: Q/DQ on activations and, one scale a channel, on float weights."""
+    """As PyTorch exports QAT: Q/DQ on activations and, one scale a channel, on float weights."""
     body = """
         xq = QuantizeLinear (x, sx, z)  xd = DequantizeLinear (xq, sx, z)
         wq = QuantizeLinear <axis = 0> (w1, sw, zw)  wd = DequantizeLinear <axis = 0> (wq, sw, zw)

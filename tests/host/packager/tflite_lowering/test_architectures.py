@@ -116,7 +116,7 @@ def efficientnet() -> Network:
 
 
 def yolo() -> Network:
-    """A split backbone, pooling in a row, an up-sampled neck, and a head whose boxes are expectations over bins."""
+    """A split backbone, pooling in a row, an up-sampled neck, a head with expectations over bins."""
     graph, bins, classes = Graph(3), 8, 5
 
     def split_block(x: str, width: int) -> str:
@@ -243,7 +243,7 @@ def text_classifier() -> Network:
 
 
 def centre_detector() -> Network:
-    """The best places of a heat map, their classes and sizes looked up: indices are divided and gathered by."""
+    """The best places of a heat map, with classes and sizes looked up: indices divided, and gathered by."""
     graph, classes, best, places = Graph(7), 4, 6, (SIDE // 2) ** 2
     x = graph.add("Relu", [graph.conv("x", 3, 16, 3, stride=2)])
     heat = graph.add("Sigmoid", [graph.conv(x, 16, classes, 1)])

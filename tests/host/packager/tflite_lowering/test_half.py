@@ -46,7 +46,7 @@ def test_the_branches_of_a_model_keep_their_operators() -> None:
 
 
 def _with_branches(content: bytes) -> bytes:
-    """Return the model with its output behind an IF, whose branches compute ABS and NEG in graphs of their own."""
+    """Return the model with its output behind an IF, whose branches compute ABS and NEG."""
     from ai_edge_litert import schema_py_generated as schema
 
     model = unpacked(content)
