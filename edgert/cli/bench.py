@@ -37,11 +37,9 @@ CLIENTS_MAX = 64
 def bench(state: StateDir, folder: Path | None, model: str | None, seconds: float, clients: int, as_json: bool) -> None:
     """Measure the artifacts in FOLDER, the engine alone.
 
-    Models that serve go on, which slows the measurement.
-
-    With --model and no FOLDER, the command sends golden inputs to the live version through the socket, like an app. It
-    is refused during a deployment of the model or while its trial limits are watched, and no deployment can begin
-    meanwhile.
+    Models that serve continue, which slows the measurement. With --model and no FOLDER, the command sends golden inputs
+    to the live version through the socket, like an app. It is refused during a deployment of the model or while its
+    trial limits are watched, and no deployment can begin meanwhile.
 
     `edgert bench` and `edgert build --measure-on` send such a folder, run this, and remove it again.
 

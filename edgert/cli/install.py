@@ -18,9 +18,7 @@ from edgert.versions.claims import under_claim
 @json_option
 @click.pass_obj
 def install(state: StateDir, bundle: Path, token: str, as_json: bool) -> None:
-    """Verify BUNDLE and store the part for this device in the model's spare slot.
-
-    The live version stays live.
+    """Verify BUNDLE and store this device's part in the model's spare slot; the live version stays.
 
     \b
     Examples:

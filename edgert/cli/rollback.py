@@ -22,9 +22,8 @@ from edgert.versions.slots import SlotState, State
 def rollback(state: StateDir, model: str, force: bool, token: str, as_json: bool) -> None:
     """Make MODEL's good version before live again.
 
-    If a new version is only installed, remove that instead.
-
-    A second rollback is refused, as it would lead back to the newer version.
+    If a new version is only installed, that one is removed instead. A second rollback is refused, as it would lead back
+    to the newer version.
 
     \b
     Example:

@@ -40,7 +40,7 @@ Body = bytes | Iterable[bytes]
 class Connection:
     """Requests to one host and to those that it redirects to. For one thread at a time.
 
-    `ca` is a file with the certificates that vouch for the servers; None stands for those of the system.
+    `ca` is a file with the authorities of the servers' certificates; None means the system's.
     """
 
     def __init__(self, ca: Path | None = None, *, answer_s: float = ANSWER_S_MAX) -> None:

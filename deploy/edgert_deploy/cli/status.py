@@ -28,11 +28,11 @@ HEADING = ("DEVICE", "PROFILE", "DAEMON", "MODEL", "LIVE", "WANTED", "STATE", "E
 def status(selector: str, check: bool, inventory: Inventory, as_json: bool) -> None:
     """Show what devices serve, and mark drift from what they should serve.
 
-    Wanted is what the device's channel wants there, marked with its name, else the release of the project's newest
-    rollout that names the device. Marked as drift: a release that is
-    behind or ahead, other content, a missing model, a trial, a rollback (with the reason), a degraded engine, a model
-    that does not serve, a daemon that does not run, another version of edgert than this host's. Without SELECTOR,
-    the devices are those of the project's `selector`, else all.
+    The wanted release is that of the device's channel, marked with the channel's name, or else that of the project's
+    newest rollout that names the device. These are drift: a release that is behind or ahead, other content, a missing
+    model, a trial, a rollback (with the reason), a degraded engine, a model that does not serve, a daemon that does not
+    run, another version of edgert than this host's. Without SELECTOR, the devices are those of the project's
+    `selector`, else all.
 
     Exits with the code of the first device that could not be asked.
 

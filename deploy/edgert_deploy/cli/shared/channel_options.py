@@ -110,7 +110,7 @@ _ADDRESS = click.option(
     help="oci://HOST/REPOSITORY [default: the project's, [registry] in edgert.toml].",
 )
 _FILES = (
-    click.option("--ca", type=FILE, help="Certificates that vouch for the registry [default: the system's]."),
+    click.option("--ca", type=FILE, help="Authority that signed the registry's certificate [default: the system's]."),
     click.option(
         "--login",
         type=FILE,
