@@ -22,9 +22,8 @@ from edgert.protocol.control import ask
 def follow(context: click.Context, soon: bool, as_json: bool) -> None:
     """Ask the registry for this device's channel, and do what it says: fetch, install, begin trials.
 
-    The daemon runs this at the interval of [follow]. It exits with 75 while it waits for a
-    trial, another deployment or its window.
-    Only the service may read the registry's login if root set the device up: then use --soon.
+    The daemon runs this at the interval of [follow]. It exits with 75 while it waits for a trial, another deployment or
+    its window. Only the service may read the registry's login if root set the device up: then use --soon.
 
     \b
     Examples:
