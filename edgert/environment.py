@@ -91,14 +91,13 @@ Run = Callable[[Sequence[str], float], Result]  # a command and its time limit i
 class Installed:
     """A complete environment, by its own files; `id` "" for none.
 
-    `engines` is None where its files do not list them. `lacking` says of other engines why they are not in it; `wheels`
-    has the SHA-256 by file name.
+    `lacking` says of engines that are not in it why; `wheels` has the SHA-256 by file name.
     """
 
     id: str = ""
     python: str = ""
     system_site: bool = False
-    engines: tuple[str, ...] | None = None
+    engines: tuple[str, ...] = ()
     extras: tuple[str, ...] = ()
     lacking: Mapping[str, str] = field(default_factory=dict)
     wheels: Mapping[str, str] = field(default_factory=dict)

@@ -220,7 +220,7 @@ class RuntimeFollower:
                 "or other content: publish it again"
             )
         python, glibc = "{}.{}".format(*sys.version_info), (os.confstr("CS_GNU_LIBC_VERSION") or "").rpartition(" ")[2]
-        has = frozenset(base.engines or ()), frozenset(base.extras)
+        has = frozenset(base.engines), frozenset(base.extras)
         return release.target_for(python, self._config.machine, glibc, *has)
 
     def _fetched(self, wheel: Wheel) -> Path:

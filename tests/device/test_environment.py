@@ -56,7 +56,7 @@ def test_an_environment_is_the_base_of_another_only_with_the_same_python_and_the
     assert not there.base_for("3.11", ["tflite", "tensorrt"]).id
     for damaged in ("", "[]", '{"wheels": []}', "{"):
         found = Installed.read(FIRST, damaged, pyvenv)
-        assert (found.id, found.engines, found.base_for("3.11", ["tflite"]).id) == (FIRST, None, "")
+        assert (found.id, found.engines, found.base_for("3.11", ["tflite"]).id) == (FIRST, (), "")
 
 
 def test_packages_are_spelled_as_pip_spells_them() -> None:

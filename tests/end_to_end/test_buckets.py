@@ -25,7 +25,6 @@ from tests.support.texts import LARGEST, MODEL, answers_to, text, texts, write_t
 ENGINES = {"onnxruntime": "onnxruntime", "openvino": "nncf", "tflite": "ai_edge_litert"}
 # Transformers in ONNX Runtime get the recipe dynamic-range, in which the items of a batch share the ranges of activations.
 ATOL = {"onnxruntime": 0.05}
-PROFILE = ONE_ENGINE + "\n[wheels]\n{engine} = []\n"
 
 
 @pytest.fixture(scope="module", params=list(ENGINES))
@@ -35,7 +34,7 @@ def device(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     shell = Shell(tmp_path_factory.mktemp(engine))
     assert shell("keys", "new", "--dir", "keys").returncode == 0
     (shell.folder / "profiles").mkdir()
-    (shell.folder / "profiles/this-machine.toml").write_text(PROFILE.format(engine=engine))
+    (shell.folder / "profiles/this-machine.toml").write_text(ONE_ENGINE.format(engine=engine))
     write_texts(shell.folder / "calibration", texts(60))
     write_texts(shell.folder / "holdout", texts(60, seed=1000))
     done = shell(

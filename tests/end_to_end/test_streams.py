@@ -19,7 +19,6 @@ from tests.support.profiles import ONE_ENGINE
 from tests.support.shell import Shell
 
 ENGINES = {"onnxruntime": "onnxruntime", "openvino": "nncf", "tflite": "ai_edge_litert"}
-PROFILE = ONE_ENGINE + "\n[wheels]\n{engine} = []\n"
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +36,7 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Shell:
 
 def build(shell: Shell, engine: str, *words: str) -> dict[str, object]:
     pytest.importorskip(ENGINES[engine])
-    (shell.folder / "profiles/this-machine.toml").write_text(PROFILE.format(engine=engine))
+    (shell.folder / "profiles/this-machine.toml").write_text(ONE_ENGINE.format(engine=engine))
     done = shell(
         "build", "bursts.onnx", "--preprocess", "rules.toml", "--labels", "labels.txt", "--calibration", "calibration",
         "--holdout", "holdout", "--target", "this-machine", "--profiles", "profiles", "--key", "keys/default.key.pem",
@@ -92,7 +91,7 @@ def test_a_whole_recording_in_one_request_is_a_session_of_its_own(device: Device
 def test_a_recording_needs_its_order(shell: Shell) -> None:
     rows = frames(recording(0)[0])
     np.savez(shell.folder / "frames.npz", x=rows)
-    (shell.folder / "profiles/this-machine.toml").write_text(PROFILE.format(engine="onnxruntime"))
+    (shell.folder / "profiles/this-machine.toml").write_text(ONE_ENGINE.format(engine="onnxruntime"))
     done = shell(
         "build", "bursts.onnx", "--preprocess", "rules.toml", "--calibration", "frames.npz", "--holdout", "holdout",
         "--target", "this-machine", "--profiles", "profiles", "--key", "keys/default.key.pem",

@@ -180,8 +180,7 @@ def _plan_runtime(
         lock=lock,
         extras=sorted({*options.extras, *there.in_use.extras}),  # a model that the device serves may need what it has
     )
-    loaded = runtimes.loaded_engines() if there.in_use.id and there.in_use.engines is None else ()
-    plan = plan_runtime(there, facts, house, upgrade=options.upgrade, exactly=options.exactly, loaded=loaded)
+    plan = plan_runtime(there, facts, house, upgrade=options.upgrade, exactly=options.exactly)
     if plan.action == "upgrade" and there.configured:
         runtimes.live_models()  # refuse before a byte is sent: a deployment may be under way
     for engine, why in house.lacking.items():

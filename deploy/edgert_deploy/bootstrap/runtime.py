@@ -39,7 +39,6 @@ from edgert.errors import (
     DeployUnderWay,
     DeviceError,
     DeviceUnreachable,
-    EdgeRTError,
     EngineMissing,
     HealthCheckFailed,
     RolledBack,
@@ -136,12 +135,11 @@ def plan_runtime(
     *,
     upgrade: bool,
     exactly: bool,
-    loaded: Sequence[str] = (),
 ) -> RuntimePlan:
     """Plan whether and how the runtime changes.
 
     A runtime in use stays unless `upgrade` is given or it lacks an engine or an extra of `house`. Engines that failed to load there
-    before count only if they were named (`exactly`). `loaded` are the engines that the device reports.
+    before count only if they were named (`exactly`).
     """
     name, in_use = house.digest[:ID_LENGTH], there.in_use
     if not in_use.id:
@@ -149,7 +147,7 @@ def plan_runtime(
     elif in_use.id == name:
         action = "none"
     else:
-        has = {*(loaded if in_use.engines is None else in_use.engines), *(() if exactly else in_use.lacking)}
+        has = {*in_use.engines, *(() if exactly else in_use.lacking)}
         whole = has.issuperset(house.engines) and set(in_use.extras).issuperset(house.extras)
         action = "keep" if whole and not upgrade else "upgrade"
     plan = RuntimePlan(
@@ -210,13 +208,6 @@ class Runtimes:
                 f"edgert rollback {on_trial[0]} {self.device.name}"
             )
         return tuple(m.model for m in status.models if m.serving is not None and m.serving.state in WILL_SERVE)
-
-    def loaded_engines(self) -> tuple[str, ...]:
-        """Return the engines that load, by the runtime in use; () if that does not answer."""
-        try:
-            return tuple(RemoteDaemon(self.transport, self.device).status().engines)
-        except EdgeRTError:
-            return ()
 
     def install(
         self, facts: MachineFacts, plan: RuntimePlan, there: RuntimeThere, house: Wheelhouse, exactly: bool
@@ -312,9 +303,9 @@ class Runtimes:
         """Remove all environments but the one in use and the previous one."""
         self.transport.run(["sh", script_path(self.device), "collect"], VENV_S_MAX)
 
-    def must(self, argv: Sequence[str], timeout_s: float = QUICK_S_MAX) -> Result:
+    def must(self, argv: Sequence[str]) -> Result:
         """Run a command there. Raises DeviceError if it fails."""
-        result = self.transport.run(argv, timeout_s)
+        result = self.transport.run(argv, QUICK_S_MAX)
         if not result.ok:
             raise DeviceError(f"{self.device.name}: {result.complaint()}")
         return result

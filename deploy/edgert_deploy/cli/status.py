@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from edgert.errors import DeviceUnreachable, HostKeyMismatch, LoginRefused, NotBootstrapped, RuntimeBroken
+from edgert.typed_json import to_json
 from edgert_deploy.cli.shared.each import Row, run_on_each
 from edgert_deploy.cli.shared.options import inventory_option, json_option, selector_argument
 from edgert_deploy.cli.shared.output import columns
@@ -18,6 +19,12 @@ from edgert_deploy.rollout.drift import device_drifts, model_drifts, wanted_of
 
 EXIT_DRIFT = 12
 HEADING = ("DEVICE", "PROFILE", "DAEMON", "MODEL", "LIVE", "WANTED", "STATE", "ENGINE", "DRIFT")
+# Why a device could not be asked, in two words; the error follows below the table.
+_UNASKED = {
+    NotBootstrapped.code: "not bootstrapped",
+    RuntimeBroken.code: "runtime broken",
+    **dict.fromkeys((DeviceUnreachable.code, LoginRefused.code, HostKeyMismatch.code), "unreachable"),
+}
 
 
 @click.command()
@@ -50,8 +57,8 @@ def status(selector: str, check: bool, inventory: Inventory, as_json: bool) -> N
         models, own = model_drifts(found, wanted.get(device.name, {})), device_drifts(found)
         return {
             "drifts": bool(own) or any(model.drift for model in models),
-            "drift": [vars(one) for one in own],
-            "models": [model.as_json() for model in models],
+            "drift": to_json(own),
+            "models": to_json(models),
             "status": found.as_json(),
         }
 
@@ -90,20 +97,10 @@ def _next_steps(rows: list[Row]) -> list[str]:
     return lines
 
 
-def _unasked(code: str) -> str:
-    """Return in two words why a device could not be asked; the error follows below the table."""
-    if code == NotBootstrapped.code:
-        return "not bootstrapped"
-    if code == RuntimeBroken.code:
-        return "runtime broken"
-    cut_off = (DeviceUnreachable.code, LoginRefused.code, HostKeyMismatch.code)
-    return "unreachable" if code in cut_off else "no answer"
-
-
 def _cells(row: Row) -> list[tuple[str, ...]]:
     name = str(row["device"])
     if "error" in row:
-        return [(name, "-", "not known", "-", "-", "-", "-", "-", _unasked(row["error"]["code"]))]
+        return [(name, "-", "not known", "-", "-", "-", "-", "-", _UNASKED.get(row["error"]["code"], "no answer"))]
     value = row["status"]
     daemon = "runs" if value["daemon"]["running"] else "does not run"
     there = {model["model"]: model for model in value["models"]}

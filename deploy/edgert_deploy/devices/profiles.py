@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from edgert.config import SOCKET_PATH_BYTES_MAX
@@ -34,9 +34,8 @@ class Match(Closed):
 class DeviceProfile(Closed):
     """One `devices/<name>.toml`.
 
-    `engines` come in order of preference, the best first. `machines` are values of `uname -m`; empty means any. `python` and `glibc` are
-    the lowest versions that the engines' wheels need; `python_max` is the highest, "" for none. `wheels` lists for
-    review what bootstrap installs for each engine. The extras of edgert decide, and a test compares the two.
+    `engines` come in order of preference, the best first. `machines` are values of `uname -m`; empty means any. `python`
+    and `glibc` are the lowest versions that the engines' wheels need; `python_max` is the highest, "" for none.
     """
 
     name: str
@@ -50,7 +49,6 @@ class DeviceProfile(Closed):
     socket: str
     python_max: str = ""
     match: Match = Match()
-    wheels: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
 
 
 def load_profile(name: str, profiles_dir: Path | None = None) -> DeviceProfile:
@@ -104,8 +102,6 @@ def _problems(path: Path, profile: DeviceProfile) -> Iterator[str]:
     for key in ("python", "glibc", *(["python_max"] if profile.python_max else [])):
         if not re.fullmatch(r"\d+\.\d+", getattr(profile, key)):
             yield f"{key} {getattr(profile, key)!r} must be a version such as 3.11"
-    if strange := sorted(set(profile.wheels) - set(profile.engines)):
-        yield f"[wheels] names {', '.join(strange)}, which is none of its engines"
     if not all(version.isdigit() for version in profile.match.l4t):
         yield f"[match] l4t {list(profile.match.l4t)} must be major versions, such as 36"
     if profile.memory_mb < 1:

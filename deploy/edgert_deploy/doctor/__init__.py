@@ -5,7 +5,7 @@ It changes nothing. A check that cannot run is a finding too, and stops no other
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 OK, WARN, FAIL = "ok", "warn", "fail"
 HOST = "host"
@@ -26,3 +26,21 @@ class Finding:
     text: str
     next_step: str = ""
     exit_code: int = 0
+
+
+@dataclass
+class Report:
+    """The findings on `where` so far. `exit_code` is that of a failure that names no other."""
+
+    where: str
+    exit_code: int
+    found: list[Finding] = field(default_factory=list)
+
+    def ok(self, check: str, text: str) -> None:
+        self.found.append(Finding(self.where, check, OK, text))
+
+    def warn(self, check: str, text: str, next_step: str) -> None:
+        self.found.append(Finding(self.where, check, WARN, text, next_step))
+
+    def fail(self, check: str, text: str, next_step: str, exit_code: int = 0) -> None:
+        self.found.append(Finding(self.where, check, FAIL, text, next_step, exit_code or self.exit_code))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from edgert import __version__
@@ -18,7 +17,7 @@ from edgert_deploy.devices.profiles import DeviceProfile, load_profile
 from edgert_deploy.devices.remote import RemoteDaemon, script_path
 from edgert_deploy.devices.service import serves
 from edgert_deploy.devices.transports import Transport, open_transport
-from edgert_deploy.doctor import FAIL, OK, WARN, Finding
+from edgert_deploy.doctor import FAIL, Finding, Report
 
 LOOK_S_MAX = 30.0
 FREE_MB_FAIL, FREE_MB_WARN = 100, 500
@@ -45,23 +44,12 @@ exit 0
 _SOCKET = 'stat -L -c "%a %U %G %F" -- "$1"'
 
 
-@dataclass
-class _Report:
+class _Report(Report):
     """The findings of one device so far."""
 
-    device: Device
-    transport: Transport
-    keys: Mapping[str, str]
-    found: list[Finding] = field(default_factory=list)
-
-    def ok(self, check: str, text: str) -> None:
-        self.found.append(Finding(self.device.name, check, OK, text))
-
-    def warn(self, check: str, text: str, next_step: str) -> None:
-        self.found.append(Finding(self.device.name, check, WARN, text, next_step))
-
-    def fail(self, check: str, text: str, next_step: str, exit_code: int = DeviceError.exit_code) -> None:
-        self.found.append(Finding(self.device.name, check, FAIL, text, next_step, exit_code))
+    def __init__(self, device: Device, transport: Transport, keys: Mapping[str, str]) -> None:
+        super().__init__(device.name, DeviceError.exit_code)
+        self.device, self.transport, self.keys = device, transport, keys
 
     def there(self, command: str) -> str:
         """Return a command for the device itself, run as root."""

@@ -8,7 +8,7 @@ import shutil
 import socket
 import sys
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -29,7 +29,7 @@ from edgert_deploy.common.registry import open_registry
 from edgert_deploy.devices.inventory import Inventory
 from edgert_deploy.devices.profiles import list_profiles
 from edgert_deploy.devices.transports.ssh_config import read_ssh_config
-from edgert_deploy.doctor import FAIL, HOST, OK, WARN, Finding
+from edgert_deploy.doctor import HOST, Finding, Report
 
 PYTHON_RANGE = ((3, 10), (3, 13))
 # The packager judges artifacts in these engines; the builders need these packages.
@@ -43,25 +43,25 @@ BROKER_S_MAX = 5.0
 
 def check_host(inventory: Inventory) -> list[Finding]:
     """Run every check. One that fails unexpectedly becomes a finding."""
-    checks: tuple[tuple[str, Callable[[], Iterator[Finding]]], ...] = (
+    checks: tuple[tuple[str, Callable[[Report], None]], ...] = (
         ("python", _python),
         ("packages", _packages),
         ("engines", _engines),
         ("signing key", _signing_key),
         ("ssh", _ssh),
-        ("inventory", lambda: _inventory(inventory)),
+        ("inventory", lambda report: _inventory(report, inventory)),
         ("profiles", _profiles),
         ("broker", _broker),
         ("registry", _registry),
         ("room", _room),
     )
-    found: list[Finding] = []
+    report = Report(HOST, ConfigInvalid.exit_code)
     for check, look in checks:
         try:
-            found += look()
+            look(report)
         except (EdgeRTError, OSError, ImportError) as error:
-            found.append(_fail(check, str(missing_package(error) or error), "see the message"))
-    return found
+            report.fail(check, str(missing_package(error) or error), "do what the message says")
+    return report.found
 
 
 def signing_keys() -> dict[str, str]:
@@ -75,28 +75,16 @@ def signing_keys() -> dict[str, str]:
     return found
 
 
-def _ok(check: str, text: str) -> Finding:
-    return Finding(HOST, check, OK, text)
-
-
-def _warn(check: str, text: str, next_step: str) -> Finding:
-    return Finding(HOST, check, WARN, text, next_step)
-
-
-def _fail(check: str, text: str, next_step: str) -> Finding:
-    return Finding(HOST, check, FAIL, text, next_step, ConfigInvalid.exit_code)
-
-
-def _python() -> Iterator[Finding]:
+def _python(report: Report) -> None:
     lowest, highest = PYTHON_RANGE
     here = f"Python {sys.version.split()[0]}, edgert {__version__}"
     if lowest <= sys.version_info[:2] <= highest:
-        yield _ok("python", here)
+        report.ok("python", here)
     else:
-        yield _warn("python", f"{here}; tested are 3.10 to 3.13", "install edgert into an environment of one of these")
+        report.warn("python", f"{here}; tested are 3.10 to 3.13", "install edgert into an environment of one of these")
 
 
-def _packages() -> Iterator[Finding]:
+def _packages(report: Report) -> None:
     for packages, extra, purpose, fails in (
         (DEPLOYERS, "host", "deploying", True),
         (BUILDERS, "host", "building", False),
@@ -104,66 +92,66 @@ def _packages() -> Iterator[Finding]:
     ):
         missing = [name for name in packages if importlib.util.find_spec(name) is None]
         if not missing:
-            yield _ok("packages", f"all packages for {purpose}")
+            report.ok("packages", f"all packages for {purpose}")
         else:
             text, next_step = f"{', '.join(missing)} missing, for {purpose}", f"pip install 'edgert[{extra}]'"
-            yield _fail("packages", text, next_step) if fails else _warn("packages", text, next_step)
+            (report.fail if fails else report.warn)("packages", text, next_step)
 
 
-def _engines() -> Iterator[Finding]:
+def _engines(report: Report) -> None:
     for name in ENGINES:
         try:
-            yield _ok("engines", f"{name} {engine_by_name(name).version()}")
+            report.ok("engines", f"{name} {engine_by_name(name).version()}")
         except EdgeRTError as error:
-            yield _warn(
+            report.warn(
                 "engines",
                 f"{name} does not load, so its artifacts cannot be checked: {error.message}",
                 "pip install 'edgert[host]'",
             )
 
 
-def _signing_key() -> Iterator[Finding]:
+def _signing_key(report: Report) -> None:
     folder = keys_dir()
     privates = sorted(folder.glob(f"*{PRIVATE_SUFFIX}"))
     if not privates:
-        yield _fail("signing key", f"there is none in {folder}", "edgert keys new, or copy yours there")
+        report.fail("signing key", f"there is none in {folder}", "edgert keys new, or copy yours there")
     for path in privates:
         name = path.name.removesuffix(PRIVATE_SUFFIX)
         try:
             key = read_signing_key(path)
             public = read_public_key(path.with_name(name + PUBLIC_SUFFIX))
         except EdgeRTError as error:
-            yield _fail(
+            report.fail(
                 "signing key", error.message, f"restore {name} from your backup, or: edgert keys new --name NAME"
             )
             continue
         mode, shared = path.stat().st_mode & 0o777, key_paths(find_project().public_keys, name)[1]
         if public.key_id != key.public.key_id:
-            yield _fail("signing key", f"the halves of {name} do not belong together", "restore both from your backup")
+            report.fail("signing key", f"the halves of {name} do not belong together", "restore both from your backup")
         elif mode & 0o077:
-            yield _fail("signing key", f"other users can read {path} (mode {mode:o})", f"chmod 600 {path}")
+            report.fail("signing key", f"other users can read {path} (mode {mode:o})", f"chmod 600 {path}")
         elif shared.exists() and read_public_key(shared).key_id != key.public.key_id:
             text = f"{name} is another key than {shared}: devices that trust the project's refuse what {name} signs"
-            yield _warn(
+            report.warn(
                 "signing key", text, "use the project's key, or edgert keys new --name NAME, then bootstrap --key NAME"
             )
         else:
-            yield _ok("signing key", f"{name}: {key.public.key_id}")
+            report.ok("signing key", f"{name}: {key.public.key_id}")
     project = find_project()
     if not project.is_users and folder.resolve().is_relative_to(project.root):
-        yield _warn("signing key", f"{folder} is in the project", "keep keys outside of it: keys = ... in edgert.toml")
+        report.warn("signing key", f"{folder} is in the project", "keep keys outside of it: keys = ... in edgert.toml")
 
 
-def _ssh() -> Iterator[Finding]:
+def _ssh(report: Report) -> None:
     program = shutil.which("ssh")
     if program is None:
-        yield _warn("ssh", "ssh is missing; edgert ssh and edgert logs -f need it", "apt-get install openssh-client")
+        report.warn("ssh", "ssh is missing; edgert ssh and edgert logs -f need it", "apt-get install openssh-client")
     else:
-        yield _ok("ssh", program)
+        report.ok("ssh", program)
     try:
         read_ssh_config()
     except ConfigInvalid as error:
-        yield _fail("ssh", error.message, "repair that file; ssh -G HOST checks it")
+        report.fail("ssh", error.message, "repair that file; ssh -G HOST checks it")
     keys = [path for path in Path("~/.ssh").expanduser().glob("id_*") if path.suffix != ".pub"]
     held = 0
     if sock := os.environ.get("SSH_AUTH_SOCK", ""):
@@ -173,39 +161,34 @@ def _ssh() -> Iterator[Finding]:
             held = len(paramiko.Agent().get_keys())
         except (OSError, paramiko.SSHException) as error:
             next_step = 'eval "$(ssh-agent)" && ssh-add'
-            yield _warn("ssh", f"no agent answers at SSH_AUTH_SOCK ({sock}): {error}", next_step)
+            report.warn("ssh", f"no agent answers at SSH_AUTH_SOCK ({sock}): {error}", next_step)
     if held or keys:
-        yield _ok("ssh", f"{counted(held, 'key')} in the agent, {len(keys)} in ~/.ssh")
+        report.ok("ssh", f"{counted(held, 'key')} in the agent, {len(keys)} in ~/.ssh")
     else:
-        yield _warn("ssh", "no key in an agent or in ~/.ssh", "ssh-keygen -t ed25519, or add devices with --identity")
+        report.warn("ssh", "no key in an agent or in ~/.ssh", "ssh-keygen -t ed25519, or add devices with --identity")
 
 
-def _inventory(inventory: Inventory) -> Iterator[Finding]:
+def _inventory(report: Report, inventory: Inventory) -> None:
     try:
         devices = inventory.devices()
     except ConfigInvalid as error:
-        yield _fail("inventory", error.message, f"repair {inventory.path}")
+        report.fail("inventory", error.message, f"repair {inventory.path}")
         return
     if devices:
-        yield _ok("inventory", f"{inventory.path}, devices: {len(devices)}")
+        report.ok("inventory", f"{inventory.path}, devices: {len(devices)}")
     else:
-        yield _warn("inventory", f"no device in {inventory.path}", "edgert device add NAME USER@HOST")
+        report.warn("inventory", f"no device in {inventory.path}", "edgert device add NAME USER@HOST")
     for device in devices:
         if device.identity and not Path(device.identity).expanduser().is_file():
             next_step = f"edgert device set {device.name} --identity FILE, or --no-identity"
-            yield _fail("inventory", f"{device.name}: identity {device.identity} is missing", next_step)
+            report.fail("inventory", f"{device.name}: identity {device.identity} is missing", next_step)
 
 
-def _profiles() -> Iterator[Finding]:
-    try:
-        profiles = list_profiles(find_project().profiles)
-    except ConfigInvalid as error:
-        yield _fail("profiles", error.message, "repair that file")
-        return
-    yield _ok("profiles", f"{counted(len(profiles), 'profile')}")
+def _profiles(report: Report) -> None:
+    report.ok("profiles", counted(len(list_profiles(find_project().profiles)), "profile"))
 
 
-def _broker() -> Iterator[Finding]:
+def _broker(report: Report) -> None:
     """Log in to the project's broker, like `edgert fleet watch`."""
     project = find_project()
     if not project.broker.address:
@@ -220,12 +203,12 @@ def _broker() -> Iterator[Finding]:
             connection.open(BROKER_S_MAX)
     except EdgeRTError as error:
         next_step = f"check that the broker runs, and [broker] in {project.root / 'edgert.toml'}"
-        yield Finding(HOST, "broker", FAIL, error.message, next_step, error.exit_code)
+        report.fail("broker", error.message, next_step, error.exit_code)
         return
-    yield _ok("broker", f"{host}:{port} accepts the login")
+    report.ok("broker", f"{host}:{port} accepts the login")
 
 
-def _registry() -> Iterator[Finding]:
+def _registry(report: Report) -> None:
     told = find_project().registry
     if not told.address:
         return
@@ -235,12 +218,12 @@ def _registry() -> Iterator[Finding]:
             registry.has(blob_of(EMPTY))
     except EdgeRTError as error:
         next_step = "repair [registry] in edgert.toml, or log in"
-        yield Finding(HOST, "registry", FAIL, error.message, next_step, error.exit_code)
+        report.fail("registry", error.message, next_step, error.exit_code)
     else:
-        yield _ok("registry", f"{told.address} answers")
+        report.ok("registry", f"{told.address} answers")
 
 
-def _room() -> Iterator[Finding]:
+def _room(report: Report) -> None:
     for folder, next_step in (
         (cache_folder(), f"remove {cache_folder()}: it is a cache"),
         (config_folder(), "free some space there"),
@@ -249,10 +232,10 @@ def _room() -> Iterator[Finding]:
         free_mb = shutil.disk_usage(there).free // 1024**2
         text = f"{free_mb} MB free for {folder}"
         if not os.access(there, os.W_OK):
-            yield _fail("room", f"{there} is not writable", f"sudo chown -R $USER {there}")
+            report.fail("room", f"{there} is not writable", f"sudo chown -R $USER {there}")
         elif free_mb < FREE_MB_FAIL:
-            yield _fail("room", text, next_step)
+            report.fail("room", text, next_step)
         elif free_mb < FREE_MB_WARN:
-            yield _warn("room", f"{text}; wheels and builds may need more", next_step)
+            report.warn("room", f"{text}; wheels and builds may need more", next_step)
         else:
-            yield _ok("room", text)
+            report.ok("room", text)

@@ -8,8 +8,7 @@ only on the devices that have its release. A device that refused a bundle never 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from edgert import __version__
 from edgert.checks.status import DeviceStatus, ModelStatus
@@ -52,10 +51,6 @@ class ModelDrift:
     live: int | None
     wanted: Wanted | None
     drift: tuple[Drift, ...]
-
-    def as_json(self) -> dict[str, Any]:
-        wanted = None if self.wanted is None else asdict(self.wanted)
-        return {"model": self.model, "live": self.live, "wanted": wanted, "drift": [asdict(one) for one in self.drift]}
 
 
 def wanted_of(rollouts: Iterable[Rollout], inventory: str) -> dict[str, dict[str, Wanted]]:

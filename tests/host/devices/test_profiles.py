@@ -61,8 +61,8 @@ REVIEWED = {
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_a_profile_says_of_its_wheels_is_what_edgert_installs_there(name: str) -> None:
-    """For every engine, at both ends of the range of Pythons: the extra's requirements, markers judged."""
+def test_edgert_has_wheels_for_every_engine_of_a_profile(name: str) -> None:
+    """At both ends of the range of Pythons: the extra's requirements, markers judged."""
     profile = load_profile(name, SHIPPED)
     machine, lowest, highest = REVIEWED[name]
     assert machine in (profile.machines or (machine,))
@@ -72,12 +72,7 @@ def test_what_a_profile_says_of_its_wheels_is_what_edgert_installs_there(name: s
         for python in (lowest, highest):
             there = WheelTarget(python, machine, profile.glibc).environment()
             needs = [Requirement(line) for line in extras[engine]]
-            installed = {_plain(r) for r in needs if r.marker is None or r.marker.evaluate(there)}
-            assert installed == {_plain(Requirement(line)) for line in profile.wheels[engine]}, (engine, python)
-
-
-def _plain(requirement: Requirement) -> str:
-    return f"{requirement.name}{requirement.specifier}"
+            assert any(need.marker is None or need.marker.evaluate(there) for need in needs), (engine, python)
 
 
 def test_every_reviewed_profile_ships_in_the_order_of_names() -> None:
@@ -119,8 +114,6 @@ def test_the_users_own_profile_comes_first_and_others_are_still_found(
         ('edgert.sock"', "edgert.sock\"\n[match]\ncolour = ['red']", "unknown key 'colour'; known: model, cpu, l4t"),
         ('edgert.sock"', "edgert.sock\"\n[match]\nmodel = 'NUC'", "match.model is 'NUC', not a list"),
         ('edgert.sock"', "edgert.sock\"\n[match]\nl4t = ['JetPack']", "major versions"),
-        ('edgert.sock"', "edgert.sock\"\n[wheels]\ntflite = ['x']", "none of its engines"),
-        ('edgert.sock"', 'edgert.sock"\nwheels = 3', "wheels is 3, not an object"),
         ("/run", "run", "absolute path"),
         ("/run", "/" + "r" * 200, "107 bytes"),
         ('"A box"', "A box", "not TOML"),

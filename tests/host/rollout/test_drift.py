@@ -10,6 +10,7 @@ import pytest
 from edgert import __version__
 from edgert.checks.channel_status import ChannelStatus, WantedRelease
 from edgert.checks.status import DaemonState, ModelStatus, ServingStatus
+from edgert.typed_json import to_json
 from edgert.versions.slots import RolledBackVersion, Version
 from edgert_deploy.rollout.drift import Wanted, device_drifts, model_drifts, wanted_of
 from edgert_deploy.rollout.rollout_record import Rollout, RolloutState
@@ -101,7 +102,7 @@ def test_what_the_channel_of_a_device_wants_stands_before_what_a_rollout_wanted(
     assert first.wanted == Wanted(8, "eight", channel="stable")
     assert first.drift[0].text == "release 7 is live, 8 is wanted (channel stable)"
     assert (second.model, second.drift[0].kind) == ("n", "missing")
-    assert first.as_json()["wanted"] == {"release": 8, "digest": "eight", "rollout": "", "channel": "stable"}
+    assert to_json(first)["wanted"] == {"release": 8, "digest": "eight", "rollout": "", "channel": "stable"}
 
 
 def test_a_model_that_is_not_there_and_a_daemon_that_does_not_run_are_drift() -> None:
