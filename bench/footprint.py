@@ -188,10 +188,9 @@ def ready_s(worker: WorkerProcess) -> float:
     """Return when the worker was ready, less the time of its load; end it."""
     worker.channel.settimeout(START_S_MAX)
     while (received := channel.receive(worker.channel)) is not None:
-        if received[0]["op"] == "started":
-            worker.started(received[0]["pid"])
-        elif received[0]["op"] == "ready":
-            at = time.monotonic() - float(received[0]["loaded"]["load_s"])
+        worker.received(received[0], time.monotonic())
+        if worker.loaded is not None:
+            at = time.monotonic() - worker.loaded.load_s
             worker.channel.close()
             worker.process.wait(START_S_MAX)
             return at

@@ -18,7 +18,7 @@ import uuid
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from edgert import __version__
 from edgert.checks.channel_status import STALE, ChannelEvent, read_channel_status
@@ -35,6 +35,7 @@ from edgert.daemon.system import service_manager
 from edgert.daemon.system.incoming import IncomingFolder
 from edgert.daemon.system.resources import raise_descriptor_limit, sole_daemon
 from edgert.daemon.system.side_process import SideProcess
+from edgert.daemon.timed import Timed, soonest_s
 from edgert.daemon.workers.fork_server import WorkerStarter
 from edgert.daemon.workers.worker_process import WorkerProcess
 from edgert.errors import DeviceError, EdgeRTError, ModelNotFound, ProtocolError, StorageFailed
@@ -44,7 +45,9 @@ from edgert.protocol.control import answer_of, error_answer
 from edgert.protocol.listening import listening
 from edgert.typed_json import from_json, to_json
 from edgert.versions.latest_time import LatestTime
+from edgert.versions.slots import Version
 from edgert.worker_link import channel
+from edgert.worker_link.load_order import LoadOrder
 
 STOP_S_MAX = 30.0
 FIRST_ROUND_S_MAX = 60.0  # until the follower's first round
@@ -52,14 +55,6 @@ HINT_PAUSE_S = 60.0  # between two rounds for hints
 HINT_S_MAX = 10.0  # until the round after a hint, which all devices of a channel get at once
 FORKED_MODELS_MIN = 2  # with one model, the fork server would cost 16 MB and share nothing
 STATE_CHECK_S = 30.0  # between checks whether the state folder still exists
-
-
-class _Part(Protocol):
-    """A part of the daemon that acts at `due_s` on the supervisor's clock; None: never."""
-
-    def tick(self) -> None: ...
-
-    def due_s(self) -> float | None: ...
 
 
 class Supervisor:
@@ -138,10 +133,10 @@ class Supervisor:
     def _wait_s(self) -> float:
         if self._stop_by_s is not None:  # workers end within milliseconds
             return 0.01
-        times = [self._watchdog_at_s, self._state_check_at_s, *(part.due_s() for part in self._parts())]
+        times = [self._watchdog_at_s, self._state_check_at_s, soonest_s(self._parts())]
         return max(0.0, min(time_s for time_s in times if time_s is not None) - self._clock()) + 0.001
 
-    def _parts(self) -> list[_Part]:
+    def _parts(self) -> list[Timed]:
         """Return what acts at a time of its own."""
         sockets = (self._acceptor, self._control_server, self._status_rounds)
         services, rest = self._services.values(), (self._incoming, self._latest_time)
@@ -237,16 +232,17 @@ class Supervisor:
                 self._state,
                 self._config,
                 self._boot,
-                self._watch_worker,
-                self._report,
+                partial(self._report, model),
                 self._turns.admit,
                 self._clock,
-                partial(WorkerProcess.start, start_process=self._starter),
+                self._start_worker,
             )
         return self._services[model]
 
-    def _watch_worker(self, service: ModelService, worker: WorkerProcess) -> None:
+    def _start_worker(self, order: LoadOrder, version: Version, now_s: float) -> WorkerProcess:
+        worker, service = WorkerProcess.start(order, version, now_s, self._starter), self._services[order.model]
         self._selector.register(worker.channel, selectors.EVENT_READ, lambda: self._receive(service, worker))
+        return worker
 
     def _receive(self, service: ModelService, worker: WorkerProcess) -> None:
         try:
@@ -275,7 +271,7 @@ class Supervisor:
         if message["op"] == "ready":
             self._budget.loaded(service.model)
 
-    def _report(self, event: str, model: str, fields: dict[str, Any]) -> None:
+    def _report(self, model: str, event: str, fields: dict[str, Any]) -> None:
         """Report an event of a model in the log and over telemetry."""
         log(f"{model}: {event} " + " ".join(f"{k}={v}" for k, v in fields.items()))
         self._reporter.event(event, model, fields)

@@ -16,7 +16,7 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -138,17 +138,26 @@ class SlotStore:
                 )
             return self.commit(step(before, Event.MARK_GOOD))
 
-    def rollback(self, *, wait: bool = True, reason: str = BY_COMMAND) -> SlotState:
-        """Make the good version before live again, or drop what is staged. `reason` is kept for people."""
-        after = self._roll_back(lambda before: reason, wait=wait)
+    def rollback(self) -> SlotState:
+        """Make the good version before live again, or drop what is staged, as a command asks."""
+        after = self._roll_back(lambda before: BY_COMMAND, wait=True)
         assert after is not None
         return after
 
-    def fail_trial(self, digest: str, reason: str) -> bool:
-        """Roll back the version `digest`; return False and change nothing where it is not on trial (any more)."""
+    def fail(self, digest: str, reason: str, distrusted: Container[str] = ()) -> bool:
+        """Roll back from the version `digest`; return False where it is not live (any more).
+
+        Raises SlotsBusy at once where another process works on the slots, TransitionRefused where no good version is left
+        whose digest is not in `distrusted`.
+        """
 
         def why(before: SlotState) -> str | None:
-            return reason if before.on_trial and before.live is not None and before.live.digest == digest else None
+            if before.live is None or before.live.digest != digest:
+                return None
+            spare = before.spare
+            if before.on_trial or (spare is not None and spare.good and spare.digest not in distrusted):
+                return reason
+            raise TransitionRefused("there is no earlier good version to trust; deploy one")
 
         return self._roll_back(why, wait=False) is not None
 

@@ -16,16 +16,17 @@ import numpy as np
 import pytest
 
 from edgert.config import read_config
-from edgert.daemon.model import crashes
+from edgert.daemon.model import restarts
 from edgert.daemon.model.model_service import ModelService
-from edgert.daemon.workers.worker_process import WorkerProcess
-from edgert.daemon.workers.worker_set import LOAD_S_MAX
+from edgert.daemon.workers.worker_process import LOAD_S_MAX, WorkerProcess
 from edgert.engines.fault import EXIT_CODE, MAGIC
 from edgert.errors import EdgeRTError, Unavailable, WorkerLost
 from edgert.tensors import TensorSpec
 from edgert.versions.install import install
 from edgert.versions.slot_store import SlotStore
+from edgert.versions.slots import Version
 from edgert.worker_link import channel
+from edgert.worker_link.load_order import LoadOrder
 from edgert.worker_link.run_page import RunPage
 from tests.support.clients import ITEM, load
 from tests.support.devices import WAIT_S_MAX, Device, a_device, events, wait_until
@@ -241,30 +242,33 @@ class OneService:
 
     def __init__(self, device: Device, clock: Callable[[], float]) -> None:
         self.told: list[tuple[str, dict[str, Any]]] = []
-        self._workers: list[tuple[ModelService, WorkerProcess]] = []
+        self._workers: list[WorkerProcess] = []
         self.service = ModelService(
             "echo",
             device.state,
             read_config(device.state),
             "b1",
-            lambda service, worker: self._workers.append((service, worker)),
-            lambda event, model, fields: self.told.append((event, fields)),
+            lambda event, fields: self.told.append((event, fields)),
             lambda service, slots: True,
             clock,
-            WorkerProcess.start,
+            self._start,
         )
 
+    def _start(self, order: LoadOrder, version: Version, now_s: float) -> WorkerProcess:
+        self._workers.append(WorkerProcess.start(order, version, now_s))
+        return self._workers[-1]
+
     def turn(self) -> None:
-        ready, _, _ = select.select([w.channel for _, w in self._workers], [], [], 0.02)
-        for owner, worker in list(self._workers):
+        ready, _, _ = select.select([worker.channel for worker in self._workers], [], [], 0.02)
+        for worker in list(self._workers):
             if worker.channel in ready:
                 received = channel.receive(worker.channel)
                 if received is None:
-                    self._workers.remove((owner, worker))
+                    self._workers.remove(worker)
                     worker.channel.close()
-                    owner.ended(worker)
+                    self.service.ended(worker)
                 else:
-                    owner.received(worker, received[0])
+                    self.service.received(worker, received[0])
         self.service.tick()
 
     def until(self, true: Callable[[], bool], what: str) -> None:
@@ -290,7 +294,7 @@ def test_a_quarantined_model_is_retried_at_growing_intervals_until_it_loads() ->
         clock = Clock()
         one = OneService(device, clock)
         one.service.sync()
-        for pause_s in crashes.QUARANTINE_PAUSES_S[:2]:
+        for pause_s in restarts.QUARANTINE_PAUSES_S[:2]:
             seen = one.names().count("quarantined")
             one.until(lambda seen=seen: one.names().count("quarantined") > seen, "it is quarantined")  # type: ignore[misc]
             assert one.told[-1][1]["retry_s"] == pause_s
@@ -300,7 +304,7 @@ def test_a_quarantined_model_is_retried_at_growing_intervals_until_it_loads() ->
             assert 0 < due_s - clock() <= pause_s
             clock.added += pause_s
         marker.unlink()
-        clock.added += crashes.QUARANTINE_PAUSES_S[-1]
+        clock.added += restarts.QUARANTINE_PAUSES_S[-1]
         one.until(lambda: one.service.state == "ready", "it serves")
         one.service.stop()
         one.until(lambda: not list(one.service.workers), "it has ended")

@@ -323,7 +323,7 @@ def test_a_device_that_goes_back_between_two_steps_is_heard_with_its_reason(devi
             if "mark-good" in argv:
                 active = store.read().live
                 assert active is not None
-                assert store.fail_trial(active.digest, "the worker ended")
+                assert store.fail(active.digest, "the worker ended")
             return super().run(argv, timeout_s, input, on_stderr)
 
     outcome = deployed(device, TrialLimits({}, 0.5), GoesBack)

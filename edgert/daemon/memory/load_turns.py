@@ -1,22 +1,34 @@
-"""The turns of models that load: as many at once as processors, so that the first answer soon."""
+"""Decides when models load: as many at once as there are processors, each once there is memory for it."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from edgert.daemon.memory.memory_budget import MemoryBudget
 from edgert.daemon.model.model_service import ModelService
+from edgert.errors import Overloaded
 from edgert.versions.slots import SlotState
 
 TURN_S = 10.0  # a load that takes longer, such as TensorRT building a plan, holds up no other
+ROOM_RETRY_S = 0.05
+ROOM_S_MAX = 10.0  # how long a model waits for memory after a client asked for it
+
+
+@dataclass(frozen=True)
+class _Wait:
+    """A model that waits for memory; it is tried again at `again_at_s`."""
+
+    since_s: float
+    again_at_s: float
 
 
 class LoadTurns:
     """Admits loads of `services` in turn, each if `budget` has memory for it.
 
     The models that clients ask for go first, then pinned ones. A model that a command waits for, that is on trial or
-    that serves while its next version loads needs no turn.
+    that serves while its next version loads needs no turn. A model that must wait is tried again by its `sync`.
     """
 
     def __init__(
@@ -28,27 +40,52 @@ class LoadTurns:
     ) -> None:
         self._services, self._budget, self._clock = services, budget, clock
         self._at_once = at_once or len(os.sched_getaffinity(0))
+        self._queued: set[str] = set()  # models that wait for a turn
+        self._waits: dict[str, _Wait] = {}  # models that wait for memory
 
     def admit(self, service: ModelService, slots: SlotState) -> bool:
-        """Return whether `service` may load its live version now; if not, queue it or make room for it.
+        """Return whether `service` may load its live version now; if not, `tick` tries again.
 
-        Raises Unavailable for a version that the memory budget can never hold.
+        Raises Unavailable for a version that the memory budget can never hold, Overloaded where other models have used
+        the memory for too long.
         """
-        service.queued = service.needs_turn and len(self._ends_s()) >= self._at_once
-        return not service.queued and self._budget.admit(service, slots)
+        model = service.model
+        self._queued.discard(model)
+        if service.needs_turn and not self._free_turn():
+            self._queued.add(model)
+            return False
+        wait = self._waits.pop(model, None)
+        if self._budget.admit(service, slots):
+            return True
+        now_s = self._clock()
+        since_s = now_s if wait is None else wait.since_s
+        if now_s >= max(since_s, service.asked_at_s or 0.0) + ROOM_S_MAX:
+            raise Overloaded("other models hold the memory and are in use", retry_after_s=1.0)
+        self._waits[model] = _Wait(since_s, now_s + ROOM_RETRY_S)
+        return False
 
     def tick(self) -> None:
-        """Start what is queued, as far as there are turns."""
-        queued = [service for service in self._services.values() if service.queued]
-        for service in sorted(queued, key=lambda service: (not service.asked, not service.pinned)):
-            if len(self._ends_s()) >= self._at_once:
+        """Try again what is due."""
+        now_s = self._clock()
+        for model, wait in list(self._waits.items()):
+            if now_s >= wait.again_at_s:
+                self._services[model].sync()
+                if self._waits.get(model) is wait:  # it does not want to load any more
+                    del self._waits[model]
+        queued = [service for model, service in self._services.items() if model in self._queued]
+        for service in sorted(queued, key=lambda service: (service.asked_at_s is None, not service.pinned)):
+            if not self._free_turn():
                 return
+            self._queued.discard(service.model)  # it may not want to load any more
             service.sync()
 
     def due_s(self) -> float | None:
-        """Return when a turn ends that another model waits for, on the clock; None for never."""
-        waits = any(service.queued for service in self._services.values())
-        return min(self._ends_s(), default=None) if waits else None
+        """Return when `tick` is due, on the clock; None for never."""
+        times = [wait.again_at_s for wait in self._waits.values()] + (self._ends_s() if self._queued else [])
+        return min(times, default=None)
+
+    def _free_turn(self) -> bool:
+        return len(self._ends_s()) < self._at_once
 
     def _ends_s(self) -> list[float]:
         """Return when the turns of the models that load now end."""

@@ -32,8 +32,9 @@ class SlotWriter:
             return error
         return None
 
-    def tick(self, now_s: float) -> None:
+    def tick(self) -> None:
         """Try the changes that are due."""
+        now_s = self._clock()
         for name, (at_s, change) in list(self._pending.items()):
             if now_s >= at_s and name in self._pending:
                 self.attempt(name, change)

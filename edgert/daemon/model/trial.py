@@ -14,17 +14,17 @@ from edgert.checks.status import TrialStatus
 from edgert.daemon.model.slot_writer import SlotWriter
 from edgert.daemon.model.trial_watch import TrialWatch, event_fields
 from edgert.daemon.workers.worker_process import WorkerProcess
-from edgert.errors import EdgeRTError, HealthCheckFailed, SlotsBusy, TransitionRefused
+from edgert.errors import DeviceError, EdgeRTError, HealthCheckFailed, SlotsBusy, TransitionRefused
 from edgert.log import log
 from edgert.versions.slot_store import SlotStore
-from edgert.versions.slots import CUT_OFF, ON_TRIAL, SlotState, Version
+from edgert.versions.slots import CUT_OFF, SlotState, Version
 
 
 class Trial:
     """All methods run on the supervisor's thread.
 
-    `roll_back` ends the trial of a version (version, reason, fields of the event); `expired` follows a trial that ran
-    out (version, and the reason, or None if a command ended it before); `report` reports an event. `ends_at_s` is on `clock`.
+    `roll_back` ends the trial of a version (version, reason, fields of the event). `rolled_back` follows a trial that ran
+    out, with the same arguments; `sync` follows the slots if a command ended it before. `report` reports an event.
     """
 
     def __init__(
@@ -34,13 +34,14 @@ class Trial:
         slot_writer: SlotWriter,
         clock: Callable[[], float],
         roll_back: Callable[[Version, EdgeRTError, dict[str, Any]], object],
-        expired: Callable[[Version | None, str | None], None],
-        report: Callable[[str, str, dict[str, Any]], None],
+        rolled_back: Callable[[Version, EdgeRTError, dict[str, Any]], object],
+        sync: Callable[[], object],
+        report: Callable[[str, dict[str, Any]], None],
     ) -> None:
         self._model, self._store, self._slot_writer, self._clock = model, store, slot_writer, clock
-        self._roll_back, self._expired, self._report = roll_back, expired, report
+        self._roll_back, self._rolled_back, self._sync, self._report = roll_back, rolled_back, sync, report
         self.in_progress = False
-        self.ends_at_s: float | None = None
+        self._ends_at_s: float | None = None
         self.fault: EdgeRTError | None = None  # why a trial that is over could not be ended yet
         self._watch: TrialWatch | None = None
         self._last: TrialStatus | None = None  # what the last watch found
@@ -48,15 +49,14 @@ class Trial:
 
     def follow(self, slots: SlotState) -> None:
         """Follow what the slots say of a trial."""
-        self.ends_at_s = None
-        self.in_progress = slots.state in ON_TRIAL
-        active = slots.live
-        if not self.in_progress or (self._watch and active and self._watch.worker.version.digest != active.digest):
-            self._watch = None
+        self._ends_at_s = None
+        self.in_progress = slots.on_trial
         if not self.in_progress:
-            self._unwatched = self.fault = None
-        elif slots.trial is not None:
-            self.ends_at_s = self._clock() + slots.trial.left_s(self._store.clock)
+            self.forget()
+        elif self._watch is not None and not self._watch.worker.runs(slots.live):
+            self._watch = None
+        if self.in_progress and slots.trial is not None:
+            self._ends_at_s = self._clock() + slots.trial.left_s(self._store.clock)
 
     def begin(self, worker: WorkerProcess) -> None:
         """Watch the limits from now on, if `worker` serves a version whose trial has some."""
@@ -64,6 +64,14 @@ class Trial:
         error = self._slot_writer.attempt("begin the watch", partial(self._begin, worker))
         if error is not None:  # without a watch, the trial runs out
             log(f"model {self._model}: its limits are not watched yet: {error.message}")
+
+    def is_of(self, version: Version) -> bool:
+        """Return whether `version` is on trial; if the slots cannot be read, assume so and start nothing."""
+        try:
+            slots = self._store.read()
+        except EdgeRTError:
+            return True
+        return slots.on_trial and slots.live is not None and slots.live.digest == version.digest
 
     def watches(self, worker: WorkerProcess) -> bool:
         """Return whether the limits are watched on `worker`, or will be."""
@@ -81,28 +89,28 @@ class Trial:
             self._watch.count_golden(samples)
 
     def forget(self) -> None:
-        """Stop watching a version that was rolled back."""
+        """Stop watching a version whose trial is over."""
         self._watch = self._unwatched = self.fault = None
 
     def stop(self) -> None:
         """Let the trial run on without this daemon."""
         self.forget()
-        self.ends_at_s = None
+        self._ends_at_s = None
 
-    def tick(self, now_s: float) -> None:
+    def tick(self) -> None:
         """Do what is due."""
-        if self.ends_at_s is not None and now_s >= self.ends_at_s:
-            self.ends_at_s = None
+        now_s = self._clock()
+        if self._ends_at_s is not None and now_s >= self._ends_at_s:
+            self._ends_at_s = None
             error = self._slot_writer.attempt("end the trial", self._expire)
             self.fault = None if isinstance(error, SlotsBusy) else error
-        if self._watch is not None and self._watch.due_s is not None and now_s >= self._watch.due_s:
+        if self._watch is not None:
             self._watch.tick(now_s)
             self._conclude(self._watch)
 
-    @property
     def due_s(self) -> float | None:
-        """The time on `clock` when `tick` is due; None for never."""
-        times = [self.ends_at_s, None if self._watch is None else self._watch.due_s]
+        """Return when `tick` is due, on `clock`; None for never."""
+        times = [self._ends_at_s, None if self._watch is None else self._watch.due_s]
         return min((time_s for time_s in times if time_s is not None), default=None)
 
     def status(self) -> TrialStatus | None:
@@ -113,9 +121,8 @@ class Trial:
         if worker is not self._unwatched:
             return
         slots = self._store.read()
-        active, limits = slots.live, slots.limits
-        wanted = limits is not None and not limits.passed and active is not None
-        if not wanted or active is None or limits is None or active.digest != worker.version.digest:
+        limits = slots.limits
+        if limits is None or limits.passed or not worker.runs(slots.live):
             self._unwatched = None
             return
         begun = self._store.start_watch()
@@ -123,7 +130,7 @@ class Trial:
         if begun:
             self._watch = TrialWatch(limits, worker, self._clock())
         else:
-            self._roll_back(active, HealthCheckFailed(CUT_OFF), {})
+            self._roll_back(worker.version, HealthCheckFailed(CUT_OFF), {})
 
     def _conclude(self, watch: TrialWatch) -> None:
         """Act on what the watch found, once."""
@@ -151,11 +158,13 @@ class Trial:
             return
         self._watch = None
         self.follow(slots)
-        self._report("kept" if watch.limits.unattended else "limits_held", self._model, fields)
+        self._report("kept" if watch.limits.unattended else "limits_held", fields)
 
     def _expire(self) -> None:
         slots = self._store.read()
-        reason = slots.why_expired(self._store.clock)
         ended = self._store.expire_trial(wait=False)
         self.fault = None
-        self._expired(slots.live, reason if ended else None)
+        if ended and slots.live is not None:
+            self._rolled_back(slots.live, DeviceError(slots.why_expired(self._store.clock)), {})
+        else:
+            self._sync()

@@ -1,13 +1,15 @@
 """Limits the run time and memory of the worker that serves: it is killed or replaced.
 
-`daemon/model/model_service.py` starts the next worker: after a kill with the pauses of `crashes.py`, as a replacement at
-once.
+`edgert/daemon/model/` starts the next worker: after a kill as `restarts.py` says, as a replacement at once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from edgert.config import ServingConfig
 from edgert.daemon.workers.worker_process import WorkerProcess
+from edgert.daemon.workers.worker_set import WorkerSet
 from edgert.errors import EngineFailed
 
 CHECK_S_MAX = 30.0  # between checks of a worker; the length of a run is exact all the same
@@ -17,44 +19,57 @@ RECYCLE_PAUSE_S = 60.0
 
 
 class Watchdog:
-    """Watches one model's workers in turn; the next check is due at `due_s` of the supervisor's clock."""
+    """Watches the worker of `workers` that serves. `replace` returns whether a replacement loads."""
 
-    def __init__(self, config: ServingConfig) -> None:
-        self.due_s: float | None = None
-        self._config = config
+    def __init__(
+        self,
+        config: ServingConfig,
+        workers: WorkerSet,
+        clock: Callable[[], float],
+        replace: Callable[[WorkerProcess], bool],
+    ) -> None:
+        self.limit_mb = config.worker_mb_max
         self._run_s_max = config.run_s_max or float("inf")
-        self._recycled_at_s: float | None = None
+        self._workers, self._clock, self._replace = workers, clock, replace
+        self._due_s = 0.0
+        self._replaced_at_s: float | None = None
 
-    def plan(self, worker: WorkerProcess | None, now_s: float) -> None:
-        """Set the next check, at a multiple of the period, so that many models cost one wake-up."""
+    def plan(self) -> None:
+        """Set the next check of a worker, at a multiple of the period, so that many models cost one wake-up."""
+        now_s, worker = self._clock(), self._workers.serving
         if worker is None:
-            self.due_s = None
             return
-        period_s = min(self._run_s_max, CHECK_S_MAX, MEMORY_CHECK_S if self._config.worker_mb_max else CHECK_S_MAX)
-        self.due_s = (now_s // period_s + 1) * period_s
+        period_s = min(self._run_s_max, CHECK_S_MAX, MEMORY_CHECK_S if self.limit_mb else CHECK_S_MAX)
+        self._due_s = (now_s // period_s + 1) * period_s
         since = worker.page.running_since_s()
         if since is not None and worker.killed_at_s is None:
-            self.due_s = max(now_s, min(self.due_s, since + self._run_s_max)) + 0.001
+            self._due_s = max(now_s, min(self._due_s, since + self._run_s_max)) + 0.001
 
-    def check(self, worker: WorkerProcess, now_s: float) -> bool:
+    def tick(self) -> None:
+        """Check the worker that serves, if that is due."""
+        now_s, worker = self._clock(), self._workers.serving
+        if worker is None or now_s < self._due_s:
+            return
+        if self._outgrown(worker, now_s) and self._workers.loading is None and self._replace(worker):
+            self._replaced_at_s = now_s
+        self.plan()
+
+    def due_s(self) -> float | None:
+        """Return when `tick` is due, on the clock; None while no worker serves."""
+        return None if self._workers.serving is None else self._due_s
+
+    def _outgrown(self, worker: WorkerProcess, now_s: float) -> bool:
         """Kill a worker that is beyond its limits; return whether its memory calls for a replacement."""
-        if self._runs_too_long(worker, now_s):
+        if self._runs_too_long(worker, now_s) or not self.limit_mb or worker.measure() <= self.limit_mb:
             return False
-        limit_mb = self._config.worker_mb_max
-        if not limit_mb or worker.measure() <= limit_mb:
+        if worker.mb > self.limit_mb * MEMORY_HARD_SHARE:
+            worker.kill(now_s, EngineFailed(f"the worker took {worker.mb:.0f} MB; {self.limit_mb:g} MB are allowed"))
             return False
-        if worker.mb > limit_mb * MEMORY_HARD_SHARE:
-            worker.kill(now_s, EngineFailed(f"the worker took {worker.mb:.0f} MB; {limit_mb:g} MB are allowed"))
-            return False
-        return self._recycled_at_s is None or now_s - self._recycled_at_s > RECYCLE_PAUSE_S
-
-    def recycled(self, now_s: float) -> None:
-        """Note that a replacement loads: the next one comes after a pause."""
-        self._recycled_at_s = now_s
+        return self._replaced_at_s is None or now_s - self._replaced_at_s > RECYCLE_PAUSE_S
 
     def _runs_too_long(self, worker: WorkerProcess, now_s: float) -> bool:
         since = worker.page.running_since_s()
         if since is None or now_s - since <= self._run_s_max or worker.page.running_since_s() != since:
             return False
-        worker.kill(now_s, EngineFailed(f"an engine run took longer than {self._config.run_s_max:g} s, its limit"))
+        worker.kill(now_s, EngineFailed(f"an engine run took longer than {self._run_s_max:g} s, its limit"))
         return True

@@ -8,18 +8,21 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 from edgert.checks.status import LoadedStatus
 from edgert.daemon.workers.fork_server import ForkedProcess, Process, start_alone
-from edgert.errors import EdgeRTError
+from edgert.errors import DeviceError, EdgeRTError
 from edgert.machine import process_mb
-from edgert.typed_json import to_json
+from edgert.typed_json import from_json, to_json
 from edgert.versions.slots import Version
 from edgert.worker_link import channel
 from edgert.worker_link.load_order import LoadOrder
 from edgert.worker_link.run_page import RunPage
 
 STOP_S_MAX = 25.0
+LOAD_S_MAX = 180.0
+PROGRESS_S_MAX = 900.0  # between two progress lines of an engine, such as TensorRT building a plan
 EXIT_S_MAX = 1.0  # from the end of the channel to the end of the process
 
 
@@ -48,7 +51,7 @@ class WorkerProcess:
     failure: EdgeRTError | None = None
     mb: float = 0.0
     connected_at_s: float = 0.0
-    load_s_max: float = 0.0
+    load_s_max: float = LOAD_S_MAX
     progress: str = ""
     alarms: tuple[str, ...] = ()  # that it has raised
 
@@ -74,11 +77,34 @@ class WorkerProcess:
             channel.send(ours, to_json(order), (page.descriptor,))
         return cls(process, ours, page, version, now_s)
 
-    def started(self, pid: int) -> None:
-        """Take the id of a forked process. Raises ValueError where no worker says it, OSError if it has ended."""
-        if not isinstance(self.process, ForkedProcess):
-            raise ValueError("this worker was not forked")
-        self.process.started(pid)
+    def received(self, message: dict[str, Any], now_s: float) -> None:
+        """Take what the worker says of itself.
+
+        Raises ValueError, KeyError or TypeError for a message that no worker sends, OSError if its process has ended.
+        """
+        op = message["op"]
+        if op == "ready":
+            self.loaded = from_json(LoadedStatus, message["loaded"])
+        elif op == "started":
+            if not isinstance(self.process, ForkedProcess):
+                raise ValueError("this worker was not forked")
+            self.process.started(int(message["pid"]))
+        elif op == "progress":
+            self.progress = str(message["line"])
+            self.load_s_max = max(self.load_s_max, now_s - self.started_s + PROGRESS_S_MAX)
+        elif op == "alarms":
+            self.alarms = tuple(map(str, message["names"]))
+        elif op == "failed":
+            self.failure = DeviceError(message["message"])
+            self.failure.code, self.failure.exit_code = message["code"], message["exit_code"]
+
+    def runs(self, version: Version | None) -> bool:
+        """Return whether this worker serves or loads `version`."""
+        return version is not None and version.digest == self.version.digest
+
+    def served_s(self, now_s: float) -> float:
+        """Return for how long the worker has served; 0 before and while it stops."""
+        return now_s - self.started_s if self.state is WorkerState.READY else 0.0
 
     def stop(self, *, final: bool, now_s: float) -> None:
         """Ask the worker to answer what it has and to end; `final` tells its clients that the daemon stops."""

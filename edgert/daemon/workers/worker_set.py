@@ -9,8 +9,6 @@ from edgert.errors import EngineFailed
 from edgert.versions.slots import Version
 from edgert.worker_link.load_order import LoadOrder
 
-LOAD_S_MAX = 180.0
-PROGRESS_S_MAX = 900.0  # between two progress lines of an engine, such as TensorRT building a plan
 STUCK_S = 10.0  # a worker that lives this long after it was killed
 
 StartWorker = Callable[[LoadOrder, Version, float], WorkerProcess]
@@ -31,13 +29,7 @@ class WorkerSet:
     def start(self, order: LoadOrder, version: Version) -> WorkerProcess:
         """Start a worker that loads `version`. Raises OSError."""
         self.loading = self._start(order, version, self._clock())
-        self.loading.load_s_max = LOAD_S_MAX
         return self.loading
-
-    def progressed(self, worker: WorkerProcess, line: str) -> None:
-        """Note that loading goes on, which allows it more time."""
-        worker.load_s_max = max(worker.load_s_max, self._clock() - worker.started_s + PROGRESS_S_MAX)
-        worker.progress = line
 
     def switch(self) -> None:
         """Let the worker that loaded serve, and end the one that served."""
@@ -73,9 +65,9 @@ class WorkerSet:
             return False
         return True
 
-    def tick(self, now_s: float) -> None:
+    def tick(self) -> None:
         """Kill what loads or ends for too long."""
-        loading = self.loading
+        now_s, loading = self._clock(), self.loading
         if loading is not None and now_s > loading.started_s + loading.load_s_max:
             message = f"release {loading.version.release} did not load within {loading.load_s_max:.0f} s"
             loading.kill(now_s, EngineFailed(message))

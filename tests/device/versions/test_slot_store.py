@@ -67,20 +67,34 @@ def test_a_trial_with_limits_is_marked_good_only_after_they_held(store: SlotStor
 
 def test_a_trial_fails_for_the_version_that_is_on_trial_alone(store: SlotStore) -> None:
     stage(store, ONE)
-    assert not store.fail_trial(ONE.digest, "not on trial yet")
+    assert not store.fail(ONE.digest, "not on trial yet")
     store.activate(60.0)
     store.mark_good()
     stage(store, TWO)
     store.activate(60.0)
-    assert not store.fail_trial(ONE.digest, "it is another one's trial")
-    assert store.fail_trial(TWO.digest, "it did not do")
+    assert not store.fail(ONE.digest, "it is another one's trial")
+    assert store.fail(TWO.digest, "it did not do")
     after = store.read()
     assert (after.live, after.rolled_back and after.rolled_back.reason) == (
         replace(ONE, good=True),
         "it did not do",
     )
-    assert not store.fail_trial(TWO.digest, "somebody was faster")
+    assert not store.fail(TWO.digest, "somebody was faster")
     assert store.read() == after
+
+
+def test_a_good_version_that_fails_gives_way_to_a_good_one_that_is_trusted(store: SlotStore) -> None:
+    for version in (ONE, TWO):
+        stage(store, version)
+        store.activate(60.0)
+        store.mark_good()
+    with pytest.raises(TransitionRefused, match="no earlier good version to trust"):
+        store.fail(TWO.digest, "it crashed", {ONE.digest})
+    assert store.fail(TWO.digest, "it crashed")
+    assert store.read().live == replace(ONE, good=True)
+    stage(store, replace(TWO, release=3))
+    with pytest.raises(TransitionRefused, match="no earlier good version to trust"):
+        store.fail(ONE.digest, "it crashed: what is staged stays")
 
 
 @pytest.mark.parametrize("trial_s", [math.nan, math.inf, 0.0])
@@ -175,7 +189,7 @@ def test_a_damaged_state_file_is_an_error_that_says_what_to_do(
 def test_slots_that_are_locked_are_busy(store: SlotStore) -> None:
     stage(store, ONE)
     with store.locked(), pytest.raises(SlotsBusy):
-        store.rollback(wait=False)
+        store.fail(ONE.digest, "it crashed")
 
 
 def on_trial(folder: Path, **options: bool) -> SlotStore:
@@ -192,8 +206,8 @@ def on_trial(folder: Path, **options: bool) -> SlotStore:
 def test_a_roll_back_that_cannot_be_written_takes_effect_in_the_daemon(tmp_path: Path) -> None:
     store = on_trial(tmp_path / "m", remembers=True)
     with nothing_may_be_written():
-        assert store.fail_trial(TWO.digest, "it crashed")
-        assert not store.fail_trial(TWO.digest, "it crashed")
+        assert store.fail(TWO.digest, "it crashed")
+        assert not store.fail(TWO.digest, "it crashed")
         with pytest.raises(StorageFailed):
             store.record()
         assert store.read().live == SlotStore(store.folder).read().live == replace(ONE, good=True)
@@ -210,7 +224,7 @@ def test_a_roll_back_that_cannot_be_written_takes_effect_in_the_daemon(tmp_path:
 def test_a_roll_back_that_could_not_be_written_outlives_the_daemon(tmp_path: Path) -> None:
     store = on_trial(tmp_path / "m", remembers=True)
     with nothing_may_be_written():
-        store.fail_trial(TWO.digest, "it crashed")
+        store.fail(TWO.digest, "it crashed")
     with pytest.raises(TransitionRefused):
         SlotStore(store.folder, store.clock).mark_good()
     again = SlotStore(store.folder, store.clock, remembers=True)

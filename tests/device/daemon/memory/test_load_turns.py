@@ -1,4 +1,4 @@
-"""Models load in turn: as many at once as may, those that clients ask for first, and a slow load holds up no other."""
+"""Models load in turn, those that clients ask for first, and each waits for memory for a while."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from edgert.config import StateDir, parse_config
-from edgert.daemon.memory.load_turns import TURN_S, LoadTurns
-from edgert.daemon.memory.memory_budget import MemoryBudget
+from edgert.daemon.memory.load_turns import ROOM_RETRY_S, ROOM_S_MAX, TURN_S, LoadTurns
+from edgert.daemon.memory.memory_budget import IDLE_S_MIN, MemoryBudget
 from edgert.daemon.memory.worker_sizes import LearnedSizes
 from edgert.daemon.model.model_service import ModelService
 from edgert.errors import Unavailable
@@ -23,13 +23,14 @@ STEADY = SlotState(State.STEADY, "a", a=Version(1, "one", good=True), ratchet=1)
 class World:
     """Services with fake workers, of which two may load at once, and a clock."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, limit_mb: float = 0) -> None:
         self.now_s = 1000.0
         self.state = StateDir(folder)
-        self.config = parse_config('device = "d"\nprofile = "p"\nmachine = "m"\n[models.f]\npinned = true\n', "test")
+        serving = f"[serving]\nmemory_mb = {limit_mb:g}\n[models.f]\npinned = true\n"
+        self.config = parse_config(f'device = "d"\nprofile = "p"\nmachine = "m"\n{serving}', "test")
         self.services: dict[str, ModelService] = {}
         self.started: list[str] = []
-        budget = MemoryBudget(0, LearnedSizes(folder / "learned"), self.services, self.clock, lambda: True)
+        budget = MemoryBudget(limit_mb, LearnedSizes(folder / "learned"), self.services, self.clock, lambda: True)
         self.turns = LoadTurns(self.services, budget, self.clock, at_once=2)
 
     def clock(self) -> float:
@@ -40,7 +41,7 @@ class World:
         store.folder.mkdir(parents=True)
         store.commit(STEADY)
         self.services[model] = ModelService(
-            model, self.state, self.config, "boot", lambda service, worker: None, lambda event, model, fields: None,
+            model, self.state, self.config, "boot", lambda event, fields: None,
             self.turns.admit, self.clock, self._start,
         )  # fmt: skip
         return self.services[model]
@@ -49,10 +50,22 @@ class World:
         self.started.append(order.model)
         return FakeWorker(version, now_s)
 
-    def loaded(self, model: str) -> None:
+    def loaded(self, model: str) -> FakeWorker:
         worker = self.services[model].workers.loading
-        assert worker is not None
+        assert isinstance(worker, FakeWorker)
         self.services[model].received(worker, ready_message())
+        self.turns.tick()
+        return worker
+
+    def ask(self, model: str) -> None:
+        """Let a client ask for a model that does not serve."""
+        theirs, ours = connected()
+        with theirs, ours, pytest.raises(Unavailable) as refused:
+            self.services[model].connect(theirs)
+        assert refused.value.retry_after_s
+
+    def wait(self, seconds: float) -> None:
+        self.now_s += seconds
         self.turns.tick()
 
 
@@ -75,10 +88,7 @@ def test_at_the_start_two_models_load_and_the_others_wait(world: World) -> None:
 
 
 def test_what_clients_ask_for_goes_first_then_what_is_pinned(world: World) -> None:
-    theirs, ours = connected()
-    with theirs, ours, pytest.raises(Unavailable, match="waiting") as refused:
-        world.services["e"].connect(theirs)
-    assert refused.value.retry_after_s
+    world.ask("e")
     for model in "aebf":
         world.loaded(model)
     assert world.started == ["a", "b", "e", "f", "c", "d"]
@@ -87,8 +97,7 @@ def test_what_clients_ask_for_goes_first_then_what_is_pinned(world: World) -> No
 
 def test_a_load_that_takes_long_holds_up_no_other(world: World) -> None:
     assert world.turns.due_s() == world.now_s + TURN_S
-    world.now_s += TURN_S
-    world.turns.tick()
+    world.wait(TURN_S)
     assert len(world.started) == 4
 
 
@@ -106,3 +115,39 @@ def test_a_model_that_is_removed_or_stopped_waits_no_more(world: World) -> None:
     world.loaded("b")
     assert world.started == ["a", "b", "f", "e"]
     assert [world.services[model].state for model in "cd"] == ["stopped", "stopping"]
+
+
+def test_a_model_waits_for_memory_as_long_as_clients_ask(tmp_path: Path) -> None:
+    world = World(tmp_path, limit_mb=15)
+    first, second = world.add("first"), world.add("second")
+    world.ask("first")
+    worker = world.loaded("first")
+    worker.run_page.since_s = world.now_s  # it is in use
+    world.ask("second")
+    assert (second.state, world.turns.due_s()) == ("waiting", world.now_s + ROOM_RETRY_S)
+    world.wait(ROOM_S_MAX - 1)
+    world.ask("second")
+    world.wait(2)
+    assert second.state == "waiting"
+    world.wait(ROOM_S_MAX)
+    assert (second.state, world.turns.due_s()) == ("unloaded", None)
+    world.ask("second")
+    worker.run_page.since_s = None
+    world.wait(IDLE_S_MIN)
+    assert (first.state, second.state) == ("unloaded", "waiting")
+    first.ended(worker)
+    world.wait(ROOM_RETRY_S)
+    assert (second.state, world.turns.due_s()) == ("loading", None)
+
+
+def test_a_model_that_is_removed_waits_for_no_memory_any_more(tmp_path: Path) -> None:
+    world = World(tmp_path, limit_mb=15)
+    world.add("first")
+    second = world.add("second")
+    world.ask("first")
+    world.loaded("first").run_page.since_s = world.now_s
+    world.ask("second")
+    second.store.commit(SlotState())
+    second.sync()
+    world.wait(ROOM_RETRY_S)
+    assert (second.state, world.turns.due_s()) == ("stopped", None)

@@ -1,26 +1,11 @@
-"""The table of a model's states is complete, and a client is told what to do."""
+"""While a model does not serve, a client is told why and what to do."""
 
 from __future__ import annotations
 
 import pytest
 
-from edgert.daemon.model.model_state import RETRY_S, TRANSITIONS, Event, ModelState, step, unavailable
+from edgert.daemon.model.model_state import RETRY_S, ModelState, unavailable
 from edgert.errors import EngineFailed, ModelNotFound, ShuttingDown, Unavailable
-
-
-def test_every_state_is_reached_and_can_stop() -> None:
-    assert {ModelState.STOPPED, *TRANSITIONS.values()} == set(ModelState)
-    for state in ModelState:
-        assert step(state, Event.STOP) is ModelState.STOPPING
-
-
-def test_nothing_changes_once_the_daemon_stops() -> None:
-    assert {step(ModelState.STOPPING, event) for event in Event} == {ModelState.STOPPING}
-
-
-def test_an_event_that_cannot_happen_is_a_mistake_of_ours() -> None:
-    with pytest.raises(KeyError):
-        step(ModelState.STOPPED, Event.LOADED)
 
 
 @pytest.mark.parametrize(

@@ -35,8 +35,9 @@ class World:
             self.writer,
             lambda: self.now_s,
             self._roll_back,
-            lambda version, reason: self.expired.append(reason),
-            lambda event, model, fields: self.events.append(event),
+            lambda version, fault, fields: self.expired.append(fault.message),
+            lambda: self.expired.append(None),
+            lambda event, fields: self.events.append(event),
         )
         self.worker = FakeWorker(NEW, self.now_s)
 
@@ -53,8 +54,8 @@ class World:
 
     def wait(self, seconds: float) -> None:
         self.now_s += seconds
-        self.writer.tick(self.now_s)
-        self.trial.tick(self.now_s)
+        self.writer.tick()
+        self.trial.tick()
 
 
 @pytest.fixture
@@ -136,4 +137,4 @@ def test_a_trial_that_a_command_ended_is_no_trial_any_more(world: World) -> None
     world.activate(TrialLimits({}, 10.0))
     world.trial.begin(world.worker)
     world.trial.follow(world.store.mark_good(force=True))
-    assert (world.trial.in_progress, world.trial.watches(world.worker), world.trial.due_s) == (False, False, None)
+    assert (world.trial.in_progress, world.trial.watches(world.worker), world.trial.due_s()) == (False, False, None)

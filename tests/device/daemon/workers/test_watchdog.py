@@ -2,52 +2,74 @@
 
 from __future__ import annotations
 
-import pytest
+from typing import Any
 
 from edgert.config import ServingConfig
 from edgert.daemon.workers.watchdog import CHECK_S_MAX, MEMORY_CHECK_S, RECYCLE_PAUSE_S, Watchdog
+from edgert.daemon.workers.worker_set import WorkerSet
 from edgert.versions.slots import Version
-from tests.support.workers import FakeWorker
+from tests.support.workers import ORDER, FakeWorker
+
+VERSION = Version(1, "d", good=True)
 
 
-@pytest.fixture
-def worker() -> FakeWorker:
-    return FakeWorker(Version(1, "d", good=True), 0.0)
+class World:
+    """A worker that serves, its watchdog, and how often a replacement was asked for."""
+
+    def __init__(self, **limits: Any) -> None:
+        self.now_s, self.replaced = 0.0, 0
+        self.worker = FakeWorker(VERSION, 0.0)
+        self.workers = WorkerSet(lambda: self.now_s, lambda order, version, now_s: self.worker)
+        self.watchdog = Watchdog(ServingConfig(**limits), self.workers, lambda: self.now_s, self._replace)
+        self.workers.start(ORDER, VERSION)
+        self.workers.switch()
+        self.watchdog.plan()
+
+    def _replace(self, worker: Any) -> bool:
+        self.replaced += 1
+        return True
+
+    def until(self, now_s: float) -> None:
+        self.now_s = now_s
+        self.watchdog.tick()
 
 
-def test_checks_of_all_models_are_due_together(worker: FakeWorker) -> None:
-    watchdog = Watchdog(ServingConfig(run_s_max=60.0))
-    for now_s in (0.5, 17.0, 29.9):
-        watchdog.plan(worker, now_s)
-        assert watchdog.due_s == CHECK_S_MAX
-    watchdog.plan(None, 1.0)
-    assert watchdog.due_s is None
+def test_checks_of_all_models_are_due_together() -> None:
+    world = World(run_s_max=60.0)
+    for world.now_s in (0.5, 17.0, 29.9):
+        world.watchdog.plan()
+        assert world.watchdog.due_s() == CHECK_S_MAX
+    world.workers.retire()
+    assert world.watchdog.due_s() is None
 
 
-def test_a_run_that_takes_too_long_is_ended_on_time(worker: FakeWorker) -> None:
-    watchdog = Watchdog(ServingConfig(run_s_max=10.0))
-    worker.run_page.since_s = 3.0
-    watchdog.plan(worker, 4.0)
-    assert watchdog.due_s is not None
-    assert 10.0 <= watchdog.due_s <= 13.001
-    assert not watchdog.check(worker, 13.0)
-    assert not worker.killed
-    watchdog.check(worker, 13.1)
-    assert worker.killed
-    assert "longer than 10 s" in str(worker.failure)
+def test_a_run_that_takes_too_long_is_ended_on_time() -> None:
+    world = World(run_s_max=10.0)
+    world.worker.run_page.since_s = 3.0
+    world.now_s = 4.0
+    world.watchdog.plan()
+    due_s = world.watchdog.due_s()
+    assert due_s is not None
+    assert 10.0 <= due_s <= 13.001
+    world.until(13.0)
+    assert not world.worker.killed
+    world.until(13.1)
+    assert world.worker.killed
+    assert "longer than 10 s" in str(world.worker.failure)
 
 
-def test_memory_over_the_limit_is_replaced_once_a_pause_and_killed_far_beyond(worker: FakeWorker) -> None:
-    watchdog = Watchdog(ServingConfig(run_s_max=0, worker_mb_max=100))
-    watchdog.plan(worker, 0.0)
-    assert watchdog.due_s == MEMORY_CHECK_S
-    assert not watchdog.check(worker, 1.0)
-    worker.now_mb = 101.0
-    assert watchdog.check(worker, 2.0)
-    watchdog.recycled(2.0)
-    assert not watchdog.check(worker, 3.0)
-    assert watchdog.check(worker, 3.0 + RECYCLE_PAUSE_S)
-    worker.now_mb = 126.0
-    assert not watchdog.check(worker, 4.0)
-    assert worker.killed
-    assert "126 MB" in str(worker.failure)
+def test_memory_over_the_limit_is_replaced_once_a_pause_and_killed_far_beyond() -> None:
+    world = World(run_s_max=0, worker_mb_max=100)
+    assert world.watchdog.due_s() == MEMORY_CHECK_S
+    world.until(MEMORY_CHECK_S)
+    assert world.replaced == 0
+    world.worker.now_mb = 101.0
+    world.until(4.0)
+    world.until(6.0)
+    assert world.replaced == 1
+    world.until(6.0 + RECYCLE_PAUSE_S)
+    assert (world.replaced, world.worker.killed) == (2, False)
+    world.worker.now_mb = 126.0
+    world.until(8.0 + RECYCLE_PAUSE_S)
+    assert (world.replaced, world.worker.killed) == (2, True)
+    assert "126 MB" in str(world.worker.failure)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from edgert.daemon.workers.worker_process import STOP_S_MAX, WorkerState
-from edgert.daemon.workers.worker_set import LOAD_S_MAX, PROGRESS_S_MAX, STUCK_S, WorkerSet
+from edgert.daemon.workers.worker_process import LOAD_S_MAX, PROGRESS_S_MAX, STOP_S_MAX, WorkerState
+from edgert.daemon.workers.worker_set import STUCK_S, WorkerSet
 from edgert.versions.slots import Version
 from tests.support.workers import ORDER, FakeWorker
 
@@ -26,7 +26,7 @@ class World:
 
     def wait(self, seconds: float) -> None:
         self.now_s += seconds
-        self.set.tick(self.now_s)
+        self.set.tick()
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_a_load_is_killed_after_its_time_which_progress_extends(world: World) ->
     worker = world.start()
     assert world.set.due_s() == world.now_s + LOAD_S_MAX
     world.wait(LOAD_S_MAX)
-    world.set.progressed(worker, "builds a plan")
+    worker.received({"op": "progress", "line": "builds a plan"}, world.now_s)
     world.wait(PROGRESS_S_MAX)
     assert (worker.killed, worker.progress) == (False, "builds a plan")
     world.wait(0.1)

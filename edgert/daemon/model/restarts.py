@@ -1,0 +1,68 @@
+"""When the worker of a model restarts after a crash, and which versions a roll-back must not choose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from edgert.backoff import Backoff
+
+CRASHES_MAX = 3
+STABLE_S = 60.0  # a worker that served this long makes earlier crashes forgotten
+RESTART_PAUSES_S = (0.1, 0.5)
+QUARANTINE_PAUSES_S = (30.0, 60.0, 120.0, 300.0, 600.0)  # from CRASHES_MAX on
+
+
+class Restarts:
+    """Counts the crashes of one version in a row, and calls `restart` after a pause that grows with them.
+
+    `distrusted` holds the digests of versions that failed since a command last decided.
+    """
+
+    def __init__(self, clock: Callable[[], float], restart: Callable[[], None]) -> None:
+        self.distrusted: set[str] = set()
+        self._clock, self._restart = clock, restart
+        self._backoff = Backoff((*RESTART_PAUSES_S, *QUARANTINE_PAUSES_S))
+        self._digest = ""
+        self._due_s: float | None = None
+
+    def starts(self, digest: str) -> None:
+        """Note that a worker with the version `digest` starts: the crashes of another version do not count."""
+        if digest != self._digest:
+            self._backoff.reset()
+
+    def crashed(self, digest: str, served_s: float = 0.0) -> None:
+        """Note that a worker with the version `digest` ended, after it served for `served_s`."""
+        if served_s > STABLE_S or digest != self._digest:
+            self._backoff.reset()
+        self._digest = digest
+        self._backoff.failed()
+
+    @property
+    def crashes(self) -> int:
+        """How many workers ended in a row."""
+        return self._backoff.failures
+
+    @property
+    def too_many(self) -> bool:
+        return self.crashes >= CRASHES_MAX
+
+    def plan(self) -> float:
+        """Plan the next restart; return the pause before it."""
+        self._due_s = self._clock() + self._backoff.pause_s
+        return self._backoff.pause_s
+
+    def cancel(self) -> None:
+        """Forget the restart that is planned."""
+        self._due_s = None
+
+    def in_s(self) -> float | None:
+        """Return the time until the next restart; None while none is planned."""
+        return None if self._due_s is None else max(0.0, self._due_s - self._clock())
+
+    def tick(self) -> None:
+        if self._due_s is not None and self._clock() >= self._due_s:
+            self._due_s = None
+            self._restart()
+
+    def due_s(self) -> float | None:
+        return self._due_s

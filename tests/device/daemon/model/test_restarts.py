@@ -1,0 +1,59 @@
+"""Crashes count for one version, grow the pause before the next start, and are forgotten."""
+
+from __future__ import annotations
+
+import pytest
+
+from edgert.daemon.model.restarts import CRASHES_MAX, QUARANTINE_PAUSES_S, RESTART_PAUSES_S, STABLE_S, Restarts
+
+
+class World:
+    """A clock, and how often a worker was started."""
+
+    def __init__(self) -> None:
+        self.now_s, self.starts = 100.0, 0
+        self.restarts = Restarts(lambda: self.now_s, self._start)
+
+    def _start(self) -> None:
+        self.starts += 1
+
+    def wait(self, seconds: float) -> None:
+        self.now_s += seconds
+        self.restarts.tick()
+
+
+def test_pauses_grow_and_the_last_one_repeats() -> None:
+    restarts, pauses = World().restarts, []
+    for count in range(1, 10):
+        restarts.crashed("d")
+        pauses.append(restarts.plan())
+        assert restarts.too_many is (count >= CRASHES_MAX)
+    assert tuple(pauses[:7]) == RESTART_PAUSES_S + QUARANTINE_PAUSES_S
+    assert pauses[7:] == [QUARANTINE_PAUSES_S[-1]] * 2
+
+
+def test_another_version_and_a_stable_worker_begin_anew() -> None:
+    restarts = World().restarts
+    restarts.crashed("d")
+    restarts.crashed("d", served_s=STABLE_S)
+    restarts.starts("d")
+    assert restarts.crashes == 2
+    restarts.crashed("d", served_s=STABLE_S + 1)
+    assert restarts.crashes == 1
+    restarts.starts("e")
+    assert restarts.crashes == 0
+
+
+def test_a_worker_is_started_once_after_the_pause_unless_that_is_cancelled() -> None:
+    world = World()
+    world.restarts.crashed("d")
+    pause_s = world.restarts.plan()
+    assert world.restarts.due_s() == world.now_s + pause_s
+    assert world.restarts.in_s() == pytest.approx(pause_s)
+    for waited_s, starts in ((pause_s / 2, 0), (pause_s, 1), (pause_s, 1)):
+        world.wait(waited_s)
+        assert world.starts == starts
+    world.restarts.plan()
+    world.restarts.cancel()
+    world.wait(pause_s)
+    assert (world.starts, world.restarts.in_s(), world.restarts.due_s()) == (1, None, None)
