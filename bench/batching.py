@@ -1,4 +1,4 @@
-"""The gain and the cost of batching: fixed caps 1, 8 and 32 and the learned cap, in one interleaved run.
+"""The gain and cost of batching: fixed caps 1, 8 and 32 and the learned cap, in one interleaved run.
 
 Real ONNX Runtime models with random weights run in the real daemon and answer client processes. `dense`, a fully
 connected layer with 33 MB of weights, gains from batches; `conv`, INT8 convolutions, does not; the others are those of

@@ -1,4 +1,4 @@
-"""Measures the cost of a large request's memory: a new or a kept buffer, and an input outside the processor's caches.
+"""The cost of a large request's memory: new or kept buffers, and an input outside the caches.
 
 - **Buffers** (1 to 16 MB): processor time of a copy into a map that is kept or new, shared as Python maps by default or
   private, with huge pages where the kernel has some.

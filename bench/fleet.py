@@ -1,7 +1,6 @@
-"""How many devices one broker and one exporter can handle: real mosquitto, real `edgert fleet export`, simulated
-devices.
+"""The number of devices that one real mosquitto and one real `edgert fleet export` can handle.
 
-Every device has its own connection and reports once a minute, as in the field (`support/fleet_load.py`). `lost` are
+The devices are simulated. Every device has its own connection and reports once a minute, as in the field (`support/fleet_load.py`). `lost` are
 reports that were sent and that no exporter had counted when none counted anything for GIVE_UP_S. `drained_s` is the
 time from the last sent report to the last counted one; more than LATE_S is late. `--find-max` sends ever faster, with
 one exporter, then with two and four of a site each, until reports are lost or late; a window of 30 s equals

@@ -1,4 +1,4 @@
-"""How fast the store writes reports and answers: a day of 1,000 devices with a window per minute, 1.44 million windows.
+"""The speed of the store: writing and answers for a day of 1,000 devices, 1.44 million windows.
 
 The windows of a device have a log-normal latency of its own and a few hundred requests each. The answers are checked
 against each other (every grouping adds up to the same sketch). Each is timed as a new process would see it,

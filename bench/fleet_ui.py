@@ -1,4 +1,4 @@
-"""The cost of `edgert fleet ui` for a large fleet: the process, its stream, and the page in a real Chromium.
+"""The cost of `edgert fleet ui` for a large fleet: process, stream, and page in a real Chromium.
 
 It runs a real mosquitto, simulated devices with a connection each (`support/fleet_load.py`), the page's server with its own
 store, and one open page of 1280 px. `blocked_ms_max` is the longest time that the page's thread was busy (a user

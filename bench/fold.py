@@ -1,4 +1,4 @@
-"""Preprocessing by the device beside preprocessing folded into the model: `python -m bench.fold [--json]`.
+"""Preprocessing by the device beside preprocessing folded into the model, by engine.
 
 A UINT8 frame of the model's size is normalised and run, FP32, one thread; both ways take turns, and a figure is the
 median. The network is little more than a first convolution, so the share of preprocessing is as large as possible.

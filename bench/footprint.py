@@ -1,4 +1,4 @@
-"""The memory and processor time of the daemon with one small model (digits, INT8 on ONNX Runtime), busy and idle.
+"""Memory and processor time of the daemon with one small model (digits, INT8), busy and idle.
 
 - **Memory** (PSS) of the supervisor and of the worker, and of the worker above engine and weights: without what loading
   the engine and the model adds to a Python with NumPy, measured in processes of their own.

@@ -1,4 +1,4 @@
-"""The cost of hostile clients for a good one: its p99 under each attack over its p99 in the quiet rounds between.
+"""The cost of hostile clients for a good one: its p99 under each attack over the quiet p99.
 
 The good client sends requests to digits (INT8 on ONNX Runtime), the cache off. Each attack (`support/attacks.py`) runs
 in its own process at a low priority, on the same model. `strikes_per_s` shows how much an attack achieved on a loaded

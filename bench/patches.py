@@ -1,4 +1,4 @@
-"""How patches are made: our settings of zstd beside its levels with a dictionary, by size and time, for 26 MB of INT8.
+"""Patches: our settings of zstd beside its levels, by size and time, for 26 MB of INT8.
 
 Two successors of the same weights: another last layer, and all layers trained on (`int8_weights`). Each setting
 makes each patch in turn, and the patch must restore the same bytes.

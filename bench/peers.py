@@ -1,4 +1,4 @@
-"""EdgeRT beside other servers with the same engine and models: overhead, tail, requests, processor and memory.
+"""EdgeRT beside other servers with the same engine: overhead, tail, requests, processor, memory.
 
 The peers: `minimal`, a socket loop without any feature; FastAPI + uvicorn over TCP and over a Unix socket; LitServe and
 MLServer. Each of the last three gets its own environment, made at first use below `--envs`; a peer that cannot be installed

@@ -1,4 +1,4 @@
-"""The cost of `edgert deploy` to many devices on its host: wall, processor and memory, as the fleet grows.
+"""The cost of `edgert deploy` for its host as the fleet grows: wall, processor and memory.
 
 A stand-in is a folder behind one real sshd, whose `edgertd` is a shell script with ready answers. The host does all that
 it does for a device: login, host key, facts, claim, delta, upload with its hash, install, activate, check, mark good.

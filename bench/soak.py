@@ -1,4 +1,4 @@
-"""Everything at once for a long time: mixed load, new versions, killed workers, and each hostile client in turn.
+"""A long mixed load: new versions, killed workers, and each hostile client in turn.
 
 Three models on one daemon: `digits` (INT8 on ONNX Runtime; its worker must survive), `camera` (150 KB in, a new
 version every few seconds) and `killed` (its worker is killed now and then). Clients of several kinds send requests to

@@ -1,4 +1,4 @@
-"""Silero VAD as a session beside its package's own loop: how far the answers differ, and what a chunk of 32 ms costs.
+"""Silero VAD as a session beside its package's own loop: difference of answers, cost of a chunk.
 
 The loop is that of the package's `OnnxWrapper`, which needs PyTorch, in NumPy: 64 samples of the chunk before, 512 of this
 one, and the state, through ONNX Runtime with one thread. The device serves artifacts of the same model, each built from

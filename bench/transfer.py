@@ -1,4 +1,4 @@
-"""Three releases over a bad link: the first, one with another last layer, one trained on; `edgert deploy`, scp, rsync.
+"""Three releases over a bad link, by `edgert deploy`, scp and rsync.
 
 The model is 26 MB of realistic INT8 weights (normally distributed, 7 bits of entropy each). In release 2 the last
 fiftieth of them is new; in release 3 a twentieth of all differ by one. The device is a real sshd behind a link of

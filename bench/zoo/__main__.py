@@ -1,4 +1,4 @@
-"""Quantize trained models with `edgert build` and with the vendors' own recipes, and compare the task's metric.
+"""Quantize trained models with `edgert build` and with the vendors' own recipes, and compare.
 
 A row is a model on an engine: the metric of the FP32 source in ONNX Runtime (or in LiteRT for a .tflite source), of
 our artifact, and of the best vendor recipe, on the same held-out data; how much faster and smaller our artifact is

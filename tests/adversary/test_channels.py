@@ -1,4 +1,4 @@
-"""A hostile registry, and whoever is between it and a device: each attack of TUF's list is refused with its own error.
+"""A hostile registry or network: each attack of TUF's list is refused with its own error.
 
 The list: https://theupdateframework.github.io/specification/latest/#goals-to-protect-against-specific-attacks. Nothing but
 what a trusted key signed is ever installed, and what is live goes on serving.

@@ -1,4 +1,4 @@
-"""When the follower changes the runtime, and when it waits or refuses. tests/end_to_end has whole changes."""
+"""The follower changes the runtime, waits or refuses; tests/end_to_end has whole changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A device is not trusted: whatever one of them sends, nobody who listens ends, stands still, or shows anything but words."""
+"""Nothing that a device sends ends or blocks a program of the fleet, or is shown as more than text."""
 
 from __future__ import annotations
 
