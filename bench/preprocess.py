@@ -1,7 +1,8 @@
 """The time of pre- and postprocessing beside the usual ways: `python -m bench.preprocess [--json]`.
 
 All ways take turns and a figure is the median, so that noise affects all. OpenCV and simplejpeg are shown if they are
-installed, librosa and SciPy as well. `difference` is the mean distance of the values from plain Pillow's, in the 256 steps of a pixel.
+installed, librosa and SciPy as well. `difference` is the mean distance of the values from plain Pillow's, in the 256
+steps of a pixel.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 `edgertd start` leaves one behind. It ends when the daemon ends in order (exit code 0), when it is told to (SIGTERM,
 SIGINT), or when the state folder was removed. SIGCONT ends its pause before the next start. If a monitor was killed,
-the next `edgertd start` leaves one that adopts its daemon. The exit code of an adopted daemon is unknown: it ended in order if it removed its control socket.
+the next `edgertd start` leaves one that adopts its daemon. The exit code of an adopted daemon is unknown: it ended in
+order if it removed its control socket.
 """
 
 from __future__ import annotations

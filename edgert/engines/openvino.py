@@ -1,9 +1,9 @@
 """OpenVINO: the engine for Intel boxes.
 
-A compiled model with fixed shapes is up to 2.3x faster than one whose batch changes. So each bucket, of the batch and of
-another open axis, has its own compiled model and infer request, made when the bucket is first needed. Its tensors are preset arrays of this session: a call
-copies in, infers, and copies out (26 us on the digits model; 28 with `infer`'s own copies, 126 with `start_async` and
-`wait`).
+A compiled model with fixed shapes is up to 2.3x faster than one whose batch changes. So each bucket, of the batch and
+of another open axis, has its own compiled model and infer request, made when the bucket is first needed. Its tensors
+are preset arrays of this session: a call copies in, infers, and copies out (26 us on the digits model; 28 with
+`infer`'s own copies, 126 with `start_async` and `wait`).
 """
 
 from __future__ import annotations

@@ -67,9 +67,9 @@ class Postprocessor:
     ) -> Arrays:
         """Return `outputs` followed by the results of the rules.
 
-        `inputs` are the model's; number `image` is the preprocessed one. `placements` map from it back to the sent images,
-        `windows` counts the items of each sent signal (None: the app sent the tensor itself). `before` are the class scores of the
-        signal's windows before, as `last_shares` returns them.
+        `inputs` are the model's; number `image` is the preprocessed one. `placements` map from it back to the sent
+        images, `windows` counts the items of each sent signal (None: the app sent the tensor itself). `before` are the
+        class scores of the signal's windows before, as `last_shares` returns them.
         """
         added = list(outputs)
         if self._classify is not None:

@@ -67,7 +67,8 @@ class Forwarder:
     """Sends one device's reports from the spool to the broker, and keeps its `status` true.
 
     An unreachable broker is no error: `run` retries until told to stop, after a growing pause with jitter, and logs
-    each change once. `on_hint` is called when the message on `hint_topic` changes: that carries no authority. `clock` is monotonic seconds, `wall_clock` seconds since 1970.
+    each change once. `on_hint` is called when the message on `hint_topic` changes: that carries no authority. `clock`
+    is monotonic seconds, `wall_clock` seconds since 1970.
     """
 
     def __init__(

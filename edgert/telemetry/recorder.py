@@ -1,10 +1,10 @@
 """The recorder: turns the spans of served requests into one report a window.
 
-Theory of operation: every serving thread calls `record` after its answer has left, so it only packs the span's integers and
-appends them to a deque, which is atomic and takes no lock. `fold` (the reporter's thread, once a second) and `cut` count the
-spans later, a slice at a time, in NumPy: a computing Python thread holds up the serving threads, so the whole slice takes few
-steps, and NumPy lets other threads run in the longest. If nobody folds, `record` folds a slice itself once `PENDING_MAX` spans
-wait: memory stays bounded and nothing is dropped.
+Theory of operation: every serving thread calls `record` after its answer has left, so it only packs the span's integers
+and appends them to a deque, which is atomic and takes no lock. `fold` (the reporter's thread, once a second) and `cut`
+count the spans later, a slice at a time, in NumPy: a computing Python thread holds up the serving threads, so the whole
+slice takes few steps, and NumPy lets other threads run in the longest. If nobody folds, `record` folds a slice itself
+once `PENDING_MAX` spans wait: memory stays bounded and nothing is dropped.
 """
 
 from __future__ import annotations

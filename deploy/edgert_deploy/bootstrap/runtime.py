@@ -138,8 +138,8 @@ def plan_runtime(
 ) -> RuntimePlan:
     """Plan whether and how the runtime changes.
 
-    A runtime in use stays unless `upgrade` is given or it lacks an engine or an extra of `house`. Engines that failed to load there
-    before count only if they were named (`exactly`).
+    A runtime in use stays unless `upgrade` is given or it lacks an engine or an extra of `house`. Engines that failed
+    to load there before count only if they were named (`exactly`).
     """
     name, in_use = house.digest[:ID_LENGTH], there.in_use
     if not in_use.id:

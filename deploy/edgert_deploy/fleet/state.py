@@ -102,8 +102,8 @@ class Stream:
 class Row:
     """One line of the fleet's table: a model on a device, a device itself, or a model of the whole fleet.
 
-    `device` and `site` are None for the whole fleet, `model` is None for a device without models or with an alarm of its own. Rates and percentiles
-    cover the horizon; counters count since the model's worker started.
+    `device` and `site` are None for the whole fleet, `model` is None for a device without models or with an alarm of
+    its own. Rates and percentiles cover the horizon; counters count since the model's worker started.
     """
 
     site: str | None

@@ -234,8 +234,8 @@ def _candidates(
 ) -> tuple[list[Candidate], Search | None]:
     """Build one engine's candidates, simplest first; return them and the search for float layers.
 
-    With `until_passed`, none after the first that passes. A candidate that cannot be built is added to `not_built`. Raises the
-    first error if nothing can be built.
+    With `until_passed`, none after the first that passes. A candidate that cannot be built is added to `not_built`.
+    Raises the first error if nothing can be built.
     """
     name = target.profile.name
     tried: list[Candidate] = []

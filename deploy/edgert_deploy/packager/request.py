@@ -33,14 +33,14 @@ ALL_PRECISIONS: tuple[Precision, ...] = ("int8", "fp16", "fp32")
 class BuildRequest:
     """The options of one build.
 
-    `precision` None takes each profile's own, or "auto" for a model of classical machine learning. `engines` "all" packs an artifact for every engine of a profile that
-    takes the model, "first" one for the first. `with_reference` adds an FP32 artifact of the same engine for each
-    target whose own is not FP32: devices can compare their live answers with it (docs/serving.md). `downgrade_from`,
-    `state_id`, `expires` and `signed_at` are the manifest's. `allow_overlap` accepts hold-out samples that are calibration samples
-    too. `metric` is a name from metrics.py. `budget` is how many artifacts all searches for layers that must stay in
-    float may build. `recipe` is the one that INT8 is quantized with, in each engine that has it; "" tries them.
-    `measure` times candidates, and the fastest that passes is packed. `jobs` is how many
-    artifacts are built at once, 0 for as many as fit.
+    `precision` None takes each profile's own, or "auto" for a model of classical machine learning. `engines` "all"
+    packs an artifact for every engine of a profile that takes the model, "first" one for the first. `with_reference`
+    adds an FP32 artifact of the same engine for each target whose own is not FP32: devices can compare their live
+    answers with it (docs/serving.md). `downgrade_from`, `state_id`, `expires` and `signed_at` are the manifest's.
+    `allow_overlap` accepts hold-out samples that are calibration samples too. `metric` is a name from metrics.py.
+    `budget` is how many artifacts all searches for layers that must stay in float may build. `recipe` is the one that
+    INT8 is quantized with, in each engine that has it; "" tries them. `measure` times candidates, and the fastest that
+    passes is packed. `jobs` is how many artifacts are built at once, 0 for as many as fit.
     """
 
     source: SourceModel

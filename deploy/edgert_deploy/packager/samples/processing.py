@@ -43,8 +43,8 @@ IMAGENET_MARGIN = 256 / 224  # of the shorter side, before the crop
 def read_preprocess(path: Path, source: SourceModel) -> InputRule | None:
     """Return the preset `path`, or a file's rule; None if it only binds state. Raises ConfigInvalid.
 
-    A file has a table `sound`, `series` or `text`, or else the keys of `Preprocess` and a table `resize`. Of an image's keys only
-    `input` is required. The default of `model_layout` is "nhwc" where only the last axis can be the channels.
+    A file has a table `sound`, `series` or `text`, or else the keys of `Preprocess` and a table `resize`. Of an image's
+    keys only `input` is required. The default of `model_layout` is "nhwc" where only the last axis can be the channels.
     """
     if str(path) in PREPROCESS_PRESETS:
         return _checked(str(path), _preset(str(path), source), source)

@@ -98,9 +98,9 @@ class SourceModel:
 def load_source(path: Path, how: Conversion | None = None) -> SourceModel:
     """Read and check an ONNX or TFLite model, or convert a Keras, SavedModel or PyTorch one to ONNX first.
 
-    Raises SourceInvalid with what to change: no such model, a Git LFS pointer, external data, an open axis beyond the batch, no static
-    type, no input or output, a datatype that EdgeRT does not carry, more memory or time than a model of its size may
-    take. Raises ConfigInvalid where the framework that would convert it is not installed.
+    Raises SourceInvalid with what to change: no such model, a Git LFS pointer, external data, an open axis beyond the
+    batch, no static type, no input or output, a datatype that EdgeRT does not carry, more memory or time than a model
+    of its size may take. Raises ConfigInvalid where the framework that would convert it is not installed.
     """
     framework = framework_of(path)
     for file in sorted(path.rglob("*")) if path.is_dir() and framework else [path]:
