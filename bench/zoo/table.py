@@ -1,4 +1,4 @@
-"""The zoo's table as Markdown: all of it for bench/README.md, and its most important columns for README.md."""
+"""The zoo's table as Markdown: all of it for bench/README.md, and a line a model for README.md."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ COLUMNS = (
     "model", "kind", "engine", "metric", "fp32", "ours", "recipe", "vendor", "vendor_recipe", "refused", "faster",
     "smaller", "int8_share", "build_cpu_s",
 )  # fmt: skip
-SHORT_COLUMNS = ("model", "engine", "recipe", "faster", "smaller", "FP32", "EdgeRT", "vendor")
 ENGINES = {"tflite": "TFLite", "openvino": "OpenVINO", "onnxruntime": "ONNX Runtime", "tensorrt": "TensorRT"}
-UNTIMED = ("tensorrt",)  # the short table has what was timed
+TIMED = ("tflite", "openvino", "onnxruntime")
 CELL_LETTERS_MAX = 100
+INT8_SHARE_MIN = 0.9  # of the work; below it the build says "mixed", too
 CODE_LETTERS = 8
 FOLDERS = ("accuracy", "builders", "tflite_lowering")  # the code of the packager that quantises and judges
 
@@ -49,20 +49,31 @@ def markdown(rows: Sequence[Row], cells: Sequence[Cell], code: str) -> Iterator[
     ):
         if missing:
             yield ""
-            yield f"{words}: {_by_model(missing)}."
+            yield f"{words}: {_engines_by_model(missing)}."
     yield ""
     yield "For README.md:"
     yield ""
-    timed = [row for row in rows if row["engine"] not in UNTIMED and row["kind"] != "tabular"]
-    yield from _table(SHORT_COLUMNS, [_short(row) for row in timed])
+    timed = [row for row in rows if row["engine"] in TIMED and row["kind"] != "tabular"]
+    yield from _table(("model", "FP32", *(ENGINES[name] for name in TIMED)), list(_by_model(timed)))
 
 
-def _short(row: Row) -> list[str]:
+def _by_model(rows: Sequence[Row]) -> Iterator[list[str]]:
+    """Yield the README's line of each model: FP32's score, then a cell for each of TIMED."""
+    for model in dict.fromkeys(row["model"] for row in rows):
+        mine = {row["engine"]: row for row in rows if row["model"] == model}
+        fp32 = next(iter(mine.values()))["fp32"]
+        yield [model, _shown(fp32), *(_cell(mine[name]) if name in mine else "" for name in TIMED)]
+
+
+def _cell(row: Row) -> str:
+    """Return the packed precision, its speed over FP32, its score and the vendor's in brackets."""
+    vendor = "" if row["vendor"] is None else f" ({_shown(row['vendor'])})"
     if row["ours"] is None:
-        return [row["model"], ENGINES[row["engine"]], "refused", "", "", _shown(row["fp32"]), "", _shown(row["vendor"])]
-    times = [f"{row['faster']:.2f}x", f"{row['smaller']:.1f}x"]
-    scores = [_shown(row[key]) for key in ("fp32", "ours", "vendor")]
-    return [row["model"], ENGINES[row["engine"]], row["recipe"], *times, *scores]
+        return f"refused{vendor}"
+    recipe, share = str(row["recipe"]), row.get("int8_share")
+    mixed = " in float" in recipe or (share is not None and share < INT8_SHARE_MIN)
+    kind = recipe.upper() if recipe in ("fp16", "fp32") else "mixed" if mixed else "INT8"
+    return f"{kind}, {row['faster']:.2f}x, {_shown(row['ours'])}{vendor}"
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
@@ -86,7 +97,7 @@ def _dates(rows: Sequence[Row]) -> str:
     return " to ".join(shown)
 
 
-def _by_model(cells: Sequence[Cell]) -> str:
+def _engines_by_model(cells: Sequence[Cell]) -> str:
     engines: dict[str, list[str]] = {}
     for model, engine in cells:
         engines.setdefault(model, []).append(ENGINES[engine])

@@ -53,7 +53,7 @@ DYNAMIC_RANGE = "dynamic-range"
 # whose coordinates and scores would share one scale, stay in float.
 HEAVY_OPS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 HEAVY_RECIPES = ("heavy-only", DYNAMIC_RANGE)  # the recipes of all engines that quantise these alone
-# Those that are faster so; ConvInteger is slower than a convolution in float.
+# Operators that are faster this way; ConvInteger is slower than a convolution in float.
 DYNAMIC_OPS = ("Gemm", "MatMul")
 
 RECIPES = ("min-max", "heavy-only", "percentile", "entropy")
