@@ -75,9 +75,10 @@ class Jump:
 
 
 def log_in(device: Device, limits: LinkLimits, stack: ExitStack) -> fabric.Connection:
-    """Open a connection, check the pinned host key, and log in. `stack` closes it, and those to jump hosts below it.
+    """Open a connection, check the pinned host key, and log in.
 
-    Raises DeviceUnreachable, LoginRefused, HostKeyMismatch (also for a jump host), ConfigInvalid.
+    `stack` closes it, and those to jump hosts below it. Raises DeviceUnreachable, LoginRefused, HostKeyMismatch (also
+    for a jump host), ConfigInvalid.
     """
     called = f"{device.name} ({device.address})"
     target = _Hop(Jump(SshAddress.parse(device.address), device.host_key, device.identity), called, device.name)

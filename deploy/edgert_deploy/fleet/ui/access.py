@@ -31,7 +31,7 @@ def new_token() -> str:
 
 @dataclass(frozen=True)
 class Access:
-    """The clients that may open the page: `names` of `Host` besides loopback's; with a `token`, addresses too."""
+    """The clients that may open the page: `names` of `Host`, loopback's; with a `token`, addresses too."""
 
     names: frozenset[str]
     token: str | None = None

@@ -197,7 +197,7 @@ def _check(structure: Any) -> None:
 
 
 def _check_layouts(proto: Any) -> None:
-    """Raise SourceInvalid for an RNN, a GRU or an LSTM of opset 14 with the batch first: ONNX Runtime runs none."""
+    """Raise SourceInvalid for an RNN, GRU or LSTM with the batch first: ONNX Runtime runs none."""
     for node in nodes_of(proto.graph):
         if node.op_type in ("GRU", "LSTM", "RNN") and any(a.name == "layout" and a.i for a in node.attribute):
             raise SourceInvalid(
