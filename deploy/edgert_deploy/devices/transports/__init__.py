@@ -106,7 +106,7 @@ def open_transport(device: Device) -> Transport:
 
 
 def sha256_command(*paths: str) -> list[str]:
-    """Return a command that prints each file's SHA-256 as hex, one a line, and fails for an unreadable one."""
+    """Return a command that prints each file's SHA-256 as hex, one a line; an unreadable one fails it."""
     return ["sh", "-c", _SHA256, "sh", *paths]
 
 
