@@ -11,7 +11,6 @@ import mmap
 import struct
 from collections.abc import Callable
 from math import prod
-from typing import NamedTuple
 
 from edgert.errors import ProtocolError
 from edgert.protocol.wire import (
@@ -41,35 +40,34 @@ _BEGINNING = struct.Struct("<4sBB")
 _LENGTHS, _LENGTHS_OFFSET = struct.Struct("<IHHQ"), 24  # meta bytes, tensors, status, body bytes
 _new = tuple.__new__  # makes a NamedTuple without the Python function in between
 
-
-class _Last(NamedTuple):
-    """The last frame, if it came alone: a frame with the same header fields and descriptors needs no checks.
-
-    `filled` is how many bytes of it came over the socket (the header alone, if the body was in shared memory); 0 if
-    no frame can be like it. `end` is where its descriptors end; they begin after the header.
-    """
-
-    filled: int
-    head: bytes
-    lengths: bytes
-    shared: int
-    kind: int
-    end: int
-    size: int
-
-
-_NONE = _Last(0, b"", b"", 0, 0, 0, 0)
+# What is known of the last frame, for the next one that is like it:
+# - how many bytes of it came over the socket (the header alone, if the body was in shared memory); -1 if no frame is like
+#   it, as it had meta, a status or no tensors, or more bytes came with it;
+# - of its header, the bytes of magic, version and kind, then of the lengths; the flag FLAG_SHARED; the kind;
+# - where its descriptors end, and the frame; the descriptors; the tensors that they describe.
+# It is a plain tuple, as Python unpacks no other kind as fast.
+_Last = tuple[int, bytes, bytes, int, int, int, int, bytes, tuple[WireTensor, ...]]
+_NONE: _Last = (-1, b"", b"", 0, 0, 0, 0, b"", ())
 
 
 class FrameBuffer:
     """Collects the bytes of one connection and returns its frames in order.
 
-    The memoryviews of a frame are valid until the next bytes are received into `room`. Bytes that are not the protocol
-    raise ProtocolError, before any memory of the size that they announce is allocated. `shared` is the memory that
-    holds the bodies of FLAG_SHARED frames, after room for a header.
+    Bytes that are not the protocol raise ProtocolError, before any memory of the size that they announce is allocated.
+    `shared` is the memory that holds the bodies of FLAG_SHARED frames, after room for a header.
 
-    Every request passes here, at both ends. So a frame that arrives whole and whose kind, lengths and descriptors
-    equal those of the last one is not checked again.
+    Theory of operation: each frame begins at the buffer's offset 0, so that its tensors are aligned. The
+    buffer is in one of three states:
+
+    - no frame has begun: `_filled` is 0, and `room` is the whole buffer. The frame returned last lies there, too, so its
+      memoryviews are valid until bytes are received;
+    - a frame has begun: its first `_filled` bytes are here, and `room` is behind them. Once the header is complete,
+      there is room for the whole frame;
+    - a frame was returned, and `more` bytes of the next ones are behind it; `_filled` counts both. `feed(0)` moves them
+      to the front; before that, nothing may be received.
+
+    Every request passes here, at both ends. So a frame that arrives whole and whose kind, lengths and descriptors equal
+    those of the last one is not checked again.
     """
 
     def __init__(
@@ -82,9 +80,8 @@ class FrameBuffer:
         self._resizing = resizing
         self._small_bytes = size_bytes
         self._body_bytes_max = frame_bytes_max - HEADER_BYTES
-        self._filled = 0  # bytes from offset 0 that were received and do not belong to a returned frame
-        self._taken = 0  # length of the frame returned last, if more bytes follow it
-        self.more = False  # whether bytes follow the frame returned last
+        self._filled = 0
+        self.more = 0
         self.shared: memoryview | None = None
         self._allocate(size_bytes)
 
@@ -101,17 +98,14 @@ class FrameBuffer:
             with contextlib.suppress(OSError, AttributeError):  # not every kernel has huge pages
                 memory.madvise(mmap.MADV_HUGEPAGE)
         self._view = self.room = memoryview(memory)
-        self._descriptors = b""
-        self._place = (0, 0)  # offset and frame length that `_tensors` was made for
-        self._tensors: tuple[WireTensor, ...] = ()
         self._last = _NONE
 
     def feed(self, count: int) -> Frame | None:
-        """Return the next frame once it is complete; `count` more bytes have come (0: look at those already here)."""
-        if self._taken:
-            self._drop_taken()
+        """Return the next frame once it is complete; `count` more bytes have come, 0 after `more`."""
+        if self.more:
+            self._move_to_front()
         filled = self._filled + count
-        last_filled, last_head, last_lengths, last_shared, kind, end, size = self._last
+        last_filled, last_head, last_lengths, last_shared, kind, end, size, descriptors, tensors = self._last
         if filled == last_filled:
             view = self._view
             head, flags, request_id, model_id, arg, lengths, stages = _ALIKE.unpack_from(view)
@@ -119,11 +113,11 @@ class FrameBuffer:
                 if last_shared:
                     assert self.shared is not None  # the last frame was in it
                     view[HEADER_BYTES:size] = self.shared[HEADER_BYTES:size]
-                if view[HEADER_BYTES:end].tobytes() == self._descriptors:
+                if view[HEADER_BYTES:end].tobytes() == descriptors:
                     self._filled, self.room = 0, view
-                    return _new(Frame, (kind, flags, request_id, model_id, arg, 0, b"", self._tensors, stages))
+                    return _new(Frame, (kind, flags, request_id, model_id, arg, 0, b"", tensors, stages))
         if filled < HEADER_BYTES:
-            self._wait_for_more(filled)
+            self._wait_behind(filled)
             return None
         return self._parse(filled)
 
@@ -142,7 +136,7 @@ class FrameBuffer:
 
     def missing(self) -> int:
         """Return how many bytes the frame that has begun needs at least; 0 between frames."""
-        if not self._filled or self._taken:
+        if not self._filled or self.more:
             return 0
         if self._filled < HEADER_BYTES:
             return HEADER_BYTES - self._filled
@@ -155,24 +149,28 @@ class FrameBuffer:
         magic, version, kind = _BEGINNING.unpack(head)
         meta_bytes, tensor_count, status, body_bytes = _LENGTHS.unpack(lengths)
         self._check(magic, version, kind, meta_bytes, tensor_count, body_bytes)
-        offset = HEADER_BYTES + aligned(meta_bytes)
-        size = HEADER_BYTES + body_bytes
-        received = filled
-        if flags & FLAG_SHARED:
+        size, received = HEADER_BYTES + body_bytes, filled
+        shared = flags & FLAG_SHARED
+        if shared:
             filled = self._copy_shared(size, filled)
         elif filled < size:
-            self._make_room(size, filled)
+            self._grow(size, filled)
+            self._wait_behind(filled)
             return None
         meta = bytes(self._view[HEADER_BYTES : HEADER_BYTES + meta_bytes]) if meta_bytes else b""
-        tensors = self._tensors_at(offset, tensor_count, size)
+        start = HEADER_BYTES + aligned(meta_bytes)
+        end = start + DESCRIPTOR_BYTES * tensor_count
+        descriptors = bytes(self._view[start:end])
+        # With the same descriptors at the same place, the views of the last frame are still right.
+        *_, last_end, last_size, last_descriptors, tensors = self._last
+        if (end, size, descriptors) != (last_end, last_size, last_descriptors):
+            tensors = self._parse_tensors(start, end, size)
         if filled == size:
             self._filled, self.room = 0, self._view
-            plain = tensors and not meta_bytes and not status
-            end = offset + DESCRIPTOR_BYTES * tensor_count
-            self._last = _Last(received, head, lengths, flags & FLAG_SHARED, kind, end, size) if plain else _NONE
         else:  # a client that does not wait for its answers
-            self._filled, self._taken, self.more = filled, size, True
-            self._last = _NONE
+            self._filled, self.more = filled, filled - size
+        repeatable = tensors and not (meta_bytes or status or self.more)
+        self._last = (received if repeatable else -1, head, lengths, shared, kind, end, size, descriptors, tensors)
         return Frame(kind, flags, request_id, model_id, arg, status, meta, tensors, stages)
 
     def _check(
@@ -196,16 +194,17 @@ class FrameBuffer:
         if aligned(meta_bytes) + DESCRIPTOR_BYTES * tensor_count > body_bytes:
             raise ProtocolError("the lengths in the header contradict each other")
 
-    def _wait_for_more(self, filled: int) -> None:
+    def _wait_behind(self, filled: int) -> None:
+        """Receive the rest of a frame behind its first `filled` bytes."""
         self._filled, self.room = filled, self._view[filled:]
 
-    def _make_room(self, size: int, filled: int) -> None:
+    def _grow(self, size: int, filled: int) -> None:
+        """Make the buffer hold at least `size` bytes, of which the first `filled` are kept."""
         if size > len(self._view):
             old, new_bytes = self._view, -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
             self._resizing(len(old), new_bytes)
             self._allocate(new_bytes)
             self._view[:filled] = old[:filled]
-        self._wait_for_more(filled)
 
     def _copy_shared(self, size: int, filled: int) -> int:
         """Copy the body out of the shared memory, and return how many bytes the buffer holds then.
@@ -216,35 +215,22 @@ class FrameBuffer:
         if self.shared is None or size > len(self.shared):
             raise ProtocolError(f"a frame of {size} bytes in shared memory that this connection does not have")
         rest = bytes(self._view[HEADER_BYTES:filled])
-        self._make_room(size + len(rest), HEADER_BYTES)
+        self._grow(size + len(rest), HEADER_BYTES)
         self._view[HEADER_BYTES:size] = self.shared[HEADER_BYTES:size]
         self._view[size : size + len(rest)] = rest
         return size + len(rest)
 
-    def _drop_taken(self) -> None:
-        """Move the bytes that follow the last frame to the front; its views are not valid any more."""
-        rest = self._filled - self._taken
-        self._view[:rest] = bytes(self._view[self._taken : self._filled])
-        self._taken, self.more = 0, False
-        self._wait_for_more(rest)
+    def _move_to_front(self) -> None:
+        """Move the bytes that follow the last frame to offset 0; its views are not valid any more."""
+        rest, self.more = self.more, 0
+        self._view[:rest] = bytes(self._view[self._filled - rest : self._filled])
+        self._wait_behind(rest)
 
-    def _tensors_at(self, offset: int, count: int, size: int) -> tuple[WireTensor, ...]:
-        if not count:
-            if offset != size:
-                raise ProtocolError("a frame's body is longer than its parts")
-            return ()
-        descriptors = bytes(self._view[offset : offset + DESCRIPTOR_BYTES * count])
-        # With the same descriptors at the same place, the views of the last frame are still right.
-        if descriptors != self._descriptors or self._place != (offset, size):
-            self._tensors = self._parse_tensors(offset, count, size)
-            self._descriptors, self._place = descriptors, (offset, size)
-        return self._tensors
-
-    def _parse_tensors(self, offset: int, count: int, size: int) -> tuple[WireTensor, ...]:
-        tensors = []
-        data = offset + DESCRIPTOR_BYTES * count
-        for i in range(count):
-            number, code, rank, nbytes, *dims = DESCRIPTOR.unpack_from(self._view, offset + DESCRIPTOR_BYTES * i)
+    def _parse_tensors(self, start: int, end: int, size: int) -> tuple[WireTensor, ...]:
+        """Return the tensors whose descriptors are from `start` to `end`; their data follow, up to `size`."""
+        tensors, data = [], end
+        for i, at in enumerate(range(start, end, DESCRIPTOR_BYTES)):
+            number, code, rank, nbytes, *dims = DESCRIPTOR.unpack_from(self._view, at)
             datatype = DATATYPES_BY_CODE.get(code)
             if datatype is None or rank > MAX_RANK:
                 raise ProtocolError(f"tensor {i} has datatype code {code} and rank {rank}, which are not known")
