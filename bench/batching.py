@@ -1,4 +1,4 @@
-"""The gain and cost of batching: fixed caps 1, 8 and 32 and the learned cap, in one interleaved run.
+"""The gain and cost of batching: fixed caps with one run at a time, and what is learned.
 
 Real ONNX Runtime models with random weights run in the real daemon and answer client processes. `dense`, a fully
 connected layer with 33 MB of weights, gains from batches; `conv`, INT8 convolutions, does not; the others are those of
@@ -45,6 +45,7 @@ COLUMNS = (
     "setting",
     "cap",
     "threads",
+    "instances",
     "requests_per_s",
     "p50_us",
     "p99_us",
@@ -115,6 +116,7 @@ def measure(model: str, states: dict[str, Path], clients: int, rounds: int, seco
                 "setting": name,
                 "cap": serving["batch_cap"],
                 "threads": serving["threads"],
+                "instances": serving["instances"],
                 "requests_per_s": round(load.requests_per_s),
                 "p50_us": round(load.p50_us),
                 "p99_us": round(load.p99_us),
@@ -148,9 +150,14 @@ def daemons(model: str, threads: int) -> Iterator[dict[str, Path]]:
         key = new_key()
         bundle = make_model(states["cap 1"].parent, model, key)
         for name, state in states.items():
-            start(state, key.public.pem(), f"[serving]\nthreads = {threads}\nbatch_max = {SETTINGS[name]}\n")
+            start(state, key.public.pem(), _config(SETTINGS[name], threads))
             deploy(state, model, bundle)
         yield states
+
+
+def _config(cap: int, threads: int) -> str:
+    fixed = f"batch_max = {cap}\ninstances = 1\n" if cap else ""
+    return f"[serving]\nthreads = {threads}\ncache_mb = 0\n{fixed}"
 
 
 def sample(model: str) -> NDArray[Any]:

@@ -98,7 +98,8 @@ class ServingConfig(Closed):
 
     With `batch_max` 0 the batcher learns its cap when the model is loaded; 1 never batches. With `threads` 0 a
     measurement chooses the number of engine threads for the `objective`: "latency" means the fastest answer,
-    "throughput" the most answers, from `instances` sessions at once (0: chosen as well; each has its own weights).
+    "throughput" the most answers. `instances` is how many engine runs there are at once (0: chosen as well); where
+    threads cannot share an engine's session, each has its own weights.
 
     `run_s_max` is the longest engine run before the worker is killed. `worker_mb_max` limits one worker's memory,
     `memory_mb` that of all workers; 0 is no limit. `strict` serves a version on its preferred artifact or not at all.

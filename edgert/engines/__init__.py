@@ -36,6 +36,7 @@ SDK_PACKAGES = {
     "tensorrt": ("tensorrt",),
 }
 UNTHREADED = ("null", "fault", "tensorrt")  # these engines ignore `threads`
+SHARED = ("onnxruntime",)  # several threads may run one session of these at once
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class EngineOptions:
 
 
 class Session(Protocol):
-    """A loaded artifact. One thread at a time calls `run`; the engine releases the GIL while it works."""
+    """A loaded artifact. One thread at a time calls `run`, except of SHARED; the engine releases the GIL while it works."""
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]

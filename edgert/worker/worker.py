@@ -40,6 +40,7 @@ from edgert.versions.installed import load_version
 from edgert.worker.connections.area_budget import AreaBudget, areas_bytes_max
 from edgert.worker.connections.connections import Connections
 from edgert.worker.connections.sessions import Sessions
+from edgert.worker.loading.learning import QUICK_US_MAX
 from edgert.worker.loading.model import LoadedModel, load_model
 from edgert.worker.pipeline.batcher import Batcher
 from edgert.worker.pipeline.cache import PredictionCache
@@ -52,7 +53,6 @@ from edgert.worker_link.load_order import LoadOrder
 from edgert.worker_link.run_page import RunPage
 
 DRAIN_S = 20.0  # for the engine runs under way; nothing else is waited for
-QUICK_US_MAX = 100.0  # an engine run for one item that may delay the answers to others
 RECORDED_S_MAX = 2.0  # for the last golden samples that the worker asks to be recorded
 TRIAL_SHARE = 0.25  # of the requests on trial, as far as the version before keeps up at idle priority
 

@@ -5,7 +5,9 @@ they gain MORE_THREADS_GAIN: a small model runs in 13 us on one thread and in 26
 time, so learning takes no more memory than serving. Then batches of 1, 2, 4, ... are timed on the session that won; the
 cap is the largest batch that is still cheaper per item than the smaller ones. A size that would take the process more than
 LEARN_MB_MAX is not tried: its activations would stay in memory while it serves. Engines keep the memory of their largest
-batch, so a session that grew by more than KEPT_MB_MAX is opened anew.
+batch, so a session that grew by more than KEPT_MB_MAX is opened anew. Where threads may share the engine's session, a
+model that gains little from batches gets several runs at once: while one waits for its client or its slowest thread,
+another works.
 
 All of it ends within about LEARN_S_MAX: a measurement that would not fit is not begun, and the figures so far decide. The
 result is kept in the device's state, for the artifact, the engine's version, the processors and the configuration, so the
@@ -29,18 +31,20 @@ from numpy.typing import NDArray
 
 from edgert.config import ServingConfig
 from edgert.durable import replace_file
-from edgert.engines import UNTHREADED, Session
+from edgert.engines import SHARED, UNTHREADED, Session
 from edgert.machine import rss_bytes
 from edgert.tensors import batchable
 
 LEARN_S_MAX = 3.0
-FORMAT = 4
+FORMAT = 5
 OTHERS_MAX = 0.25  # share of the processors that other work may take before the figures are doubted
 MEASURED_MAX = 3
 
 THREADS_RUNS = (3, 200)
 THREADS_S_MAX = 0.25
 MORE_THREADS_GAIN = 0.10
+BATCH_GAIN_MAX = 1.5  # of the learned batch, for several runs at once: they share the requests, so batches are smaller
+QUICK_US_MAX = 100.0  # an engine run for one item that may delay the answers to others
 MORE_INSTANCES_GAIN = 0.10
 RATE_S = 0.2
 
@@ -66,6 +70,8 @@ class Learned:
     """How to run an artifact on this device.
 
     `threads_us` and `run_us` are the measured times (threads, batch -> us).
+
+    `instances` is how many runs there are at once: of one session where the engine is one of SHARED, else each of its own.
 
     `others` is the share of the processors that other work took meanwhile, `measured` the number of measurements.
     """
@@ -166,8 +172,9 @@ def learn(
     sessions = [first]
     try:
         threads, times_us = _choose_threads(load, sessions, sample, circumstances, until, clock)
+        instances = 1
         if circumstances.objective == "throughput" or circumstances.instances > 1:
-            threads = _choose_instances(load, sessions, sample, circumstances, threads, until, clock)
+            threads, instances = _choose_instances(load, sessions, sample, circumstances, threads, until, clock)
         run_us: dict[int, float] = {}
         cap = circumstances.batch_max
         if not cap:
@@ -177,6 +184,8 @@ def learn(
                 _replace(sessions, load, threads)
         if not run_us and threads not in times_us:  # all is configured; the reactor's use depends on this time
             run_us = {1: 1e6 * min(_timed_runs(sessions[-1], sample, ITEM_RUNS, BATCH_S_MAX, clock))}
+        if instances == 1 and not circumstances.instances and circumstances.engine in SHARED:
+            instances = _runs_at_once(circumstances.cpus, threads, cap, {1: times_us.get(threads, 0.0)} | run_us)
     except BaseException:
         for session in sessions:
             session.close()
@@ -184,7 +193,7 @@ def learn(
     all_s, others_s = busy()
     learned = Learned(
         threads=threads,
-        instances=len(sessions),
+        instances=instances,
         batch_cap=cap,
         threads_us={str(n): round(us, 2) for n, us in times_us.items()},
         run_us={str(n): round(us, 2) for n, us in run_us.items()},
@@ -241,28 +250,39 @@ def _choose_instances(
     threads: int,
     until_s: float,
     clock: Clock,
-) -> int:
-    """Open as many sessions as answer the most items, or as configured; return each one's threads."""
-    each = circumstances.threads or 1
+) -> tuple[int, int]:
+    """Return the threads of each session, and how many runs at once answer the most items.
+
+    `sessions` holds the sessions for them then. A configured number is not measured.
+    """
+    shared, each = circumstances.engine in SHARED, circumstances.threads or 1
     wanted = circumstances.instances or max(1, circumstances.cpus // each)
     if wanted == 1 or (circumstances.engine in UNTHREADED and not circumstances.instances):
-        return threads
+        return threads, 1
     alone = 0.0
     if not circumstances.instances:
         if clock() + 4 * RATE_S > until_s:
-            return threads
+            return threads, 1
         alone = _rate(sessions, sample, clock)
     if threads != each:
         _replace(sessions, load, each)
-    while len(sessions) < wanted:
+    while len(sessions) < wanted and not shared:
         sessions.append(load(each))
-    if circumstances.instances or _rate(sessions, sample, clock) >= (1 + MORE_INSTANCES_GAIN) * alone:
-        return each
+    together = sessions * wanted if shared else sessions
+    if circumstances.instances or _rate(together, sample, clock) >= (1 + MORE_INSTANCES_GAIN) * alone:
+        return each, wanted
     while len(sessions) > 1:
         sessions.pop().close()
     if threads != each:
         _replace(sessions, load, threads)
-    return threads
+    return threads, 1
+
+
+def _runs_at_once(cpus: int, threads: int, cap: int, run_us: Mapping[int, float]) -> int:
+    """Return how many runs a shared session does at once; one for a quick model, which has a reactor."""
+    item_us = run_us[1]
+    batch_gain = cap * item_us / run_us[cap] if cap in run_us else float(cap)
+    return 1 if cpus == 1 or item_us <= QUICK_US_MAX or batch_gain > BATCH_GAIN_MAX else max(2, cpus // threads)
 
 
 def _learn_batch_cap(

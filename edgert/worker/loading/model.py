@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from edgert.bundle.manifest import ArtifactEntry
 from edgert.checks import golden_samples as golden
 from edgert.config import DeviceConfig, StateDir
-from edgert.engines import EngineOptions, Session, engine_by_name
+from edgert.engines import SHARED, EngineOptions, Session, engine_by_name
 from edgert.engines.padding import load_session
 from edgert.versions.installed import InstalledVersion, check_files, first_working
 from edgert.worker.loading.learning import Circumstances, Learned, LearnedFile, learn
@@ -23,7 +23,7 @@ class LoadedModel:
 
     `tried` names the preferred artifacts that failed, each with its reason.
 
-    `more_sessions` are open beside `session` if several instances answer more.
+    `more_sessions` run beside `session` if several runs at once answer more: the same one if threads may share it.
     """
 
     version: InstalledVersion
@@ -102,8 +102,9 @@ def _open(
             learned = measured if known is None else known.better(measured)
             if learned.threads != measured.threads:
                 _close_to(sessions, 0)
-        _close_to(sessions, learned.instances)
-        while len(sessions) < learned.instances:
+        count = 1 if artifact.engine in SHARED else learned.instances
+        _close_to(sessions, count)
+        while len(sessions) < count:
             sessions.append(load(learned.threads))
         for session in sessions:
             if session is not checked:
@@ -113,7 +114,7 @@ def _open(
         raise
     if learned != known:
         kept.write(circumstances, learned)
-    return engine_version, sessions, learned
+    return engine_version, sessions * (learned.instances // count), learned
 
 
 def _return_free_memory() -> None:

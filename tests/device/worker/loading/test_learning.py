@@ -13,6 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from edgert.config import ServingConfig, parse_config
+from edgert.engines import SHARED
 from edgert.errors import ConfigInvalid, EngineFailed
 from edgert.tensors import TensorSpec
 from edgert.worker.loading.learning import BATCH_CAP_MAX, LEARN_S_MAX, Circumstances, Learned, LearnedFile, learn
@@ -72,7 +73,7 @@ def circumstances(**changes: Any) -> Circumstances:
 def learned_on(machine: Machine, **changes: Any) -> Learned:
     wanted = circumstances(**changes)
     sessions, learned = learn(machine.load, machine.load(wanted.threads_to_try[0]), SAMPLE, wanted, machine.clock)
-    assert machine.open == len(sessions) == learned.instances
+    assert machine.open == len(sessions) == (1 if wanted.engine in SHARED else learned.instances)
     assert all(s.threads == learned.threads for s in sessions if isinstance(s, SimulatedSession))
     return learned
 
@@ -135,9 +136,31 @@ def test_learning_ends_in_time(run_s: float, load_s: float) -> None:
     assert machine.open_max == 1, "no more memory than serving takes"
 
 
-def test_for_throughput_several_instances_are_opened_where_they_answer_more() -> None:
-    given = learned_on(Machine(0, 10e-3, useful=1), objective="throughput", threads=1, instances=2)
+@pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
+def test_several_instances_share_a_session_where_the_engine_allows_it(engine: str) -> None:
+    given = learned_on(Machine(0, 10e-3, useful=1), objective="throughput", threads=1, instances=2, engine=engine)
     assert (given.threads, given.instances) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "instances"),
+    [({}, 2), ({"threads": 1}, 4), ({"cpus": 1}, 1), ({"instances": 1}, 1), ({"engine": "openvino"}, 1)],
+    ids=["half of the processors a run", "one thread a run", "one processor", "configured", "not shared"],
+)
+def test_runs_at_once_share_a_session_of_an_engine_that_allows_it(changes: dict[str, Any], instances: int) -> None:
+    learned = learned_on(Machine(0, 10e-3, useful=2), **changes)
+    assert (learned.batch_cap, learned.instances) == (1, instances)
+
+
+@pytest.mark.parametrize(
+    ("fixed_s", "item_s", "instances"),
+    [(0.1e-3, 0.5e-3, 2), (4e-3, 0.5e-3, 1), (0, 50e-6, 1)],
+    ids=["batches gain little", "batches gain much", "the reactor serves it"],
+)
+def test_a_model_that_is_quick_or_gains_much_from_batches_runs_once_at_a_time(
+    fixed_s: float, item_s: float, instances: int
+) -> None:
+    assert learned_on(Machine(fixed_s, item_s, useful=2), cpus=2).instances == instances
 
 
 def test_configured_values_are_not_measured_but_the_time_of_an_item_is() -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from edgert.tensors import InferResponse
@@ -89,7 +91,10 @@ def test_two_instances_run_two_requests_at_once_and_one_lets_the_second_wait() -
         assert (waited[0], waited[1] > 0) == (0, instances == 1)
 
 
-def test_throughput_is_measured_on_a_real_engine_and_the_answers_stay_right() -> None:
+@pytest.mark.parametrize(("config", "instances"), [('objective = "throughput"', None), ("instances = 3", 3)])
+def test_instances_of_a_real_engine_share_its_session_and_the_answers_stay_right(
+    config: str, instances: int | None
+) -> None:
     weights = numpy_helper.from_array(np.eye(4, dtype=np.float32), "w")
     graph = helper.make_graph(
         [helper.make_node("MatMul", ["x", "w"], ["y"])],
@@ -99,7 +104,7 @@ def test_throughput_is_measured_on_a_real_engine_and_the_answers_stay_right() ->
         initializer=[weights],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-    with a_device('[serving]\nobjective = "throughput"\n') as device:
+    with a_device(f"[serving]\n{config}\n") as device:
         device.put(engine="onnxruntime", program=model.SerializeToString())
         told = device.serving()
         (learned,) = [
@@ -107,11 +112,13 @@ def test_throughput_is_measured_on_a_real_engine_and_the_answers_stay_right() ->
             for path in device.state.learned.iterdir()
             if not path.name.endswith(".size.json")
         ]
-        assert learned["circumstances"]["objective"] == "throughput"
-        assert learned["learned"]["instances"] == told["batcher"]["instances"] >= 1
+        assert learned["learned"]["instances"] == told["batcher"]["instances"] == (instances or told["instances"])
         assert (learned["learned"]["threads"], learned["learned"]["batch_cap"]) == (told["threads"], told["batch_cap"])
-        with device.client() as client:
-            for rows in (1, 3):
-                asked = np.arange(4 * rows, dtype=np.float32).reshape(rows, 4)
-                assert client.infer("echo", asked)["y"].tolist() == asked.tolist()
+        with device.client() as client, ThreadPoolExecutor(8) as pool:
+
+            def answered(number: int) -> bool:
+                asked = np.arange(4 * number, dtype=np.float32).reshape(number, 4)
+                return bool(np.array_equal(client.infer("echo", asked, cache=False)["y"], asked))
+
+            assert all(pool.map(answered, list(range(1, 9)) * 20))
         assert device.run("check", "echo")["model"] == "echo"
