@@ -46,9 +46,9 @@ $(VENV)/installed $(VENV)/installed-for-demo: pyproject.toml
 demo: $(VENV)/installed-for-demo
 	@$(BIN)/python -m examples.digits.demo $(if $(filter ssh pull,$(DEVICE)),--$(DEVICE))
 
-# FOLDER=host/packager: the tests in tests/host/packager.
+# ROOM=host/packager: the tests in tests/host/packager.
 test: setup servers
-	@$(TESTS) $(if $(FOLDER),tests/$(FOLDER))
+	@$(TESTS) $(if $(ROOM),tests/$(ROOM))
 
 docs: setup
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet

@@ -23,7 +23,7 @@ def app_tensors(folder: Path, **options: Any) -> AppTensors:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ((), "takes 1 inputs, the request has 0"),
+        ((), "takes 1 input, the request has 0"),
         ((ITEM, ITEM), "the request has 2"),
         ((ITEM[:, :3],), r"takes FP32 \[-1, 4\], got FP32 \[1, 3\]"),
         ((ITEM.astype(np.int32),), "got INT32"),
