@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import signal
 import subprocess
-import tempfile
 import threading
 import time
 import uuid
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, BinaryIO
 
 from edgert.errors import DeviceError, StorageFailed
 from edgert_deploy.devices.inventory import Device
@@ -23,15 +21,14 @@ from edgert_deploy.devices.transports import (
     PLAIN,
     LineBuffer,
     LineSink,
-    Pace,
     PutOptions,
     Result,
     in_folder,
     sha256_command,
+    sha256_of,
 )
 
-_CHUNK_BYTES = 1024**2
-_ERROR_BYTES_MAX = 2000
+_ERROR_CHARS_MAX = 2000
 _RECEIVE = 'umask 077; : >"$1" && chmod "$2" "$1" && exec dd of="$1" bs=65536 conv=notrunc,fsync status=none'
 
 
@@ -63,10 +60,23 @@ class LocalTransport:
         return _finish(process, tuple(argv), timeout_s, input, on_stderr)
 
     def put(self, local: Path, remote: str, how: PutOptions = PLAIN) -> None:
+        """Copy beside the target, compare the hash of the copy, rename. No limit of speed applies on this machine."""
+        target, doing = PurePosixPath(remote), f"copy {local} to {remote}"
+        folder, partial = str(target.parent), f"./.{target.name}.{uuid.uuid4().hex}.part"
         try:
-            _send(local, PurePosixPath(remote), how)
+            with local.open("rb") as source:
+                _in_folder(folder, ["sh", "-c", _RECEIVE, "sh", partial, f"{how.mode:o}"], doing, source)
+            if _in_folder(folder, sha256_command(partial), doing) != sha256_of(local):
+                raise StorageFailed(f"{target} reads back different bytes: the disk may be failing")
+            _in_folder(folder, ["mv", "-fT", partial, f"./{target.name}"], doing)
         except OSError as error:
-            raise StorageFailed(f"cannot copy {local} to {remote}: {error.strerror or error}") from error
+            raise StorageFailed(f"cannot {doing}: {error.strerror or error}") from error
+        finally:
+            with contextlib.suppress(StorageFailed):
+                _in_folder(folder, ["rm", "-f", partial], doing)
+        if how.progress is not None:
+            size = local.stat().st_size
+            how.progress(size, size)
 
     def close(self) -> None:
         return None
@@ -109,58 +119,19 @@ def _drain(stream: IO[bytes], buffer: LineBuffer) -> None:
                 buffer.feed(data)
 
 
-class _Process:
-    """A command in a folder, as `in_folder` runs it, whose input is a file of this host."""
-
-    def __init__(self, folder: str, argv: Sequence[str], *, make: bool = False) -> None:
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # `end` closes it
-        self._process = subprocess.Popen(
-            in_folder(folder, argv, make=make),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            start_new_session=True,
-            umask=0o022,
-        )
-
-    def write(self, data: bytes) -> bool:
-        """Write to its input; return False if it has ended."""
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(data)
-            return True
-        return False
-
-    def end(self, doing: str) -> str:
-        """Close its input and return its output. Raises StorageFailed if it failed."""
-        with self._errors:
-            out, _ = self._process.communicate()
-            self._errors.seek(0)
-            said = self._errors.read(_ERROR_BYTES_MAX).decode(errors="replace").strip()
-        if self._process.returncode:
-            raise StorageFailed(f"cannot {doing}: {said or f'exit code {self._process.returncode}'}")
-        return out.decode(errors="replace").strip()
-
-
-def _send(source: Path, target: PurePosixPath, how: PutOptions) -> None:
-    """Copy beside the target, compare the hash of the copy with that of the source, rename."""
-    folder, doing = str(target.parent), f"copy {source} to {target}"
-    partial = f"./.{target.name}.{uuid.uuid4().hex}.part"
-    digest, done, size, pace = hashlib.sha256(), 0, source.stat().st_size, Pace(how.bytes_per_s)
-    try:
-        receiver = _Process(folder, ["sh", "-c", _RECEIVE, "sh", partial, f"{how.mode:o}"], make=True)
-        with source.open("rb") as file:
-            while (chunk := file.read(_CHUNK_BYTES)) and receiver.write(chunk):
-                digest.update(chunk)
-                done += len(chunk)
-                pace.passed(len(chunk))
-                if how.progress is not None:
-                    how.progress(done, size)
-        receiver.end(doing)
-        if _Process(folder, sha256_command(partial)).end(doing) != digest.hexdigest():
-            raise StorageFailed(f"{target} reads back different bytes: the disk may be failing")
-        _Process(folder, ["mv", "-fT", partial, f"./{target.name}"]).end(doing)
-    except BaseException:
-        with contextlib.suppress(StorageFailed):
-            _Process(folder, ["rm", "-f", partial]).end("remove what arrived")
-        raise
+def _in_folder(folder: str, argv: Sequence[str], doing: str, source: BinaryIO | None = None) -> str:
+    """Run a command in a folder, with the file `source` as its input; return its output. Raises StorageFailed."""
+    done = subprocess.run(
+        in_folder(folder, argv, make=source is not None),
+        stdin=source or subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+        start_new_session=True,
+        umask=0o022,
+    )
+    if done.returncode:
+        said = done.stderr.strip()[-_ERROR_CHARS_MAX:]
+        raise StorageFailed(f"cannot {doing}: {said or f'exit code {done.returncode}'}")
+    return done.stdout.strip()
