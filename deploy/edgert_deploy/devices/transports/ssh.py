@@ -66,6 +66,7 @@ class _Upload:
 
     local: Path
     folder: str
+    name: str
     partial: str
     size: int
     how: PutOptions
@@ -107,12 +108,14 @@ class SshTransport:
         digest, target = sha256_of(local), PurePosixPath(remote)
         # Two uploads into one name write the same bytes to the same places. The name of a secret shows no hash.
         partial = f"./.{target.name}.{digest[:32] if how.resumable else uuid.uuid4().hex}.part"
-        upload = _Upload(local, str(target.parent), partial, local.stat().st_size, how, Pace(how.bytes_per_s))
+        upload = _Upload(
+            local, str(target.parent), f"./{target.name}", partial, local.stat().st_size, how, Pace(how.bytes_per_s)
+        )
         remove = in_folder(upload.folder, ["rm", "-f", partial])
         try:
             for _ in range(_UPLOADS_MAX if how.resumable else 1):
                 self._persist(lambda: self._upload(upload), upload)
-                if self._persist(lambda: self._name(upload, remote, digest), upload):
+                if self._persist(lambda: self._name(upload, digest), upload):
                     return
                 self._must(remove)  # the rest of an earlier upload was damaged: start again
             raise StorageFailed(f"{self.device.name}: {remote} arrived with different bytes; send it again")
@@ -208,14 +211,15 @@ class SshTransport:
                 upload.pace.passed(len(chunk))
             self._end(channel, argv, f"writing {upload.folder}/{upload.partial[2:]}")
 
-    def _name(self, upload: _Upload, remote: str, digest: str) -> bool:
+    def _name(self, upload: _Upload, digest: str) -> bool:
         """Give an upload its final name; return False if its content is wrong."""
         found = self.run(in_folder(upload.folder, sha256_command(upload.partial)), HASH_S_MAX)
         if not found.ok:  # the link may have been lost right after the rename
-            return self._remote_sha256(remote) == digest
+            found = self._must(in_folder(upload.folder, sha256_command(upload.name)), HASH_S_MAX)
+            return found.stdout.strip() == digest
         if found.stdout.strip() != digest:
             return False
-        self._must(in_folder(upload.folder, ["mv", "-f", upload.partial, f"./{PurePosixPath(remote).name}"]))
+        self._must(in_folder(upload.folder, ["mv", "-f", upload.partial, upload.name]))
         return True
 
     def _end(self, channel: Any, argv: Sequence[str], doing: str) -> None:
@@ -231,10 +235,6 @@ class SshTransport:
         if exit_code != 0:
             said = " ".join(line for line in err.text().splitlines() if "records" not in line).strip()
             raise StorageFailed(f"{self.device.name}: {doing} failed: {said or f'exit code {exit_code}'}")
-
-    def _remote_sha256(self, path: str) -> str:
-        target = PurePosixPath(path)
-        return self._must(in_folder(str(target.parent), sha256_command(f"./{target.name}")), HASH_S_MAX).stdout.strip()
 
     def _must(self, argv: Sequence[str], timeout_s: float = QUICK_S_MAX) -> Result:
         result = self.run(argv, timeout_s)
