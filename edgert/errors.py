@@ -31,6 +31,9 @@ class EdgeRTError(Exception):
         self.message = message
         self.retry_after_s = retry_after_s
 
+    def as_json(self) -> dict[str, str]:
+        return {"code": self.code, "message": self.message}
+
 
 # --- the caller's request must change -------------------------------------------------------
 

@@ -115,7 +115,7 @@ def bench(
                 session = _opened(piece.artifact, piece.sample, cache_dir, result, progress, clock)
                 sessions.append((result, session, piece.sample))
             except EdgeRTError as error:
-                result["error"] = {"code": error.code, "message": error.message}
+                result["error"] = error.as_json()
                 progress(f"{piece.name}: {error.message}")
         progress(f"measuring {len(sessions)} artifacts in turn for {seconds:g} s")
         _in_turn(sessions, seconds, clock)

@@ -47,23 +47,20 @@ def minimal(folder: Path, spec: Path) -> tuple[list[str], Asking]:
     return ["-m", "bench.support.peer_servers.minimal_server", str(spec), str(path)], asking
 
 
-def fastapi_tcp(folder: Path, spec: Path) -> tuple[list[str], Asking]:
-    port = free_port()
-    return ["-m", "bench.support.peer_servers.fastapi_server", str(spec), str(port)], _binary(
-        ("127.0.0.1", port), "/infer/{model}"
-    )
+def over_tcp(module: str, target: str) -> Callable[[Path, Path], tuple[list[str], Asking]]:
+    """Return a peer whose `module` serves arrays of bytes on a port, at the address `target`."""
+
+    def peer(_folder: Path, spec: Path) -> tuple[list[str], Asking]:
+        port = free_port()
+        words = ["-m", f"bench.support.peer_servers.{module}", str(spec), str(port)]
+        return words, _binary(("127.0.0.1", port), target)
+
+    return peer
 
 
 def fastapi_unix(folder: Path, spec: Path) -> tuple[list[str], Asking]:
     path = folder / "fastapi.sock"
     return ["-m", "bench.support.peer_servers.fastapi_server", str(spec), str(path)], _binary(path, "/infer/{model}")
-
-
-def litserve(folder: Path, spec: Path) -> tuple[list[str], Asking]:
-    port = free_port()
-    return ["-m", "bench.support.peer_servers.litserve_server", str(spec), str(port)], _binary(
-        ("127.0.0.1", port), "/predict"
-    )
 
 
 def mlserver(folder: Path, spec: Path) -> tuple[list[str], Asking]:
@@ -105,9 +102,9 @@ def _binary(address: tuple[str, int] | Path, target: str) -> Asking:
 # name -> its environment ("": this one), its start command and its client
 PEERS = {
     "minimal": ("", minimal),
-    "fastapi": ("fastapi", fastapi_tcp),
+    "fastapi": ("fastapi", over_tcp("fastapi_server", "/infer/{model}")),
     "fastapi-unix": ("fastapi", fastapi_unix),
-    "litserve": ("litserve", litserve),
+    "litserve": ("litserve", over_tcp("litserve_server", "/predict")),
     "mlserver": ("mlserver", mlserver),
 }
 ONE_MODEL = ("litserve", "mlserver")  # they serve the first model of the spec

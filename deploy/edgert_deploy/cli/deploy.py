@@ -218,7 +218,7 @@ def run_rollout(
     value = rollout_json(rollout) | {"ok": code == 0}
     first = next((error for error in rollout.errors if error is not None), None)
     if first is not None and len(devices) == 1:
-        value["error"] = {"code": first.code, "message": first.message}
+        value["error"] = first.as_json()
     emit(value, rollout_table(rollout, every=verbose or len(devices) <= ROWS_MAX), as_json)
     click.get_current_context().exit(code)
 

@@ -313,7 +313,7 @@ def _check_words(device: Device, where: str) -> None:
     with about(where):
         checked_id("device", device.name)
         checked_id("site", device.site)
-    if device.transport in TRANSPORTS and device.kind.uses_ssh:
+    if device.kind.uses_ssh:
         SshAddress.parse(device.address)
     if device.jump:
         SshAddress.parse(device.jump)
@@ -321,21 +321,19 @@ def _check_words(device: Device, where: str) -> None:
 
 def _check_device(device: Device, where: str) -> None:
     _check_words(device, where)
-    uses_ssh = device.transport in TRANSPORTS and device.kind.uses_ssh
-    checks: dict[str, Callable[[], bool]] = {
-        "address of a local device must be its state folder": lambda: (
-            device.transport != "local" or device.address.startswith("/")
-        ),
-        'become must be "sudo" or missing': lambda: device.become in ("", "sudo"),
-        "state must be an absolute path": lambda: device.state.startswith("/"),
-        "home must be an absolute path": lambda: device.home.startswith("/") or not uses_ssh,
-        "host_key is required: remove the device and add it again": lambda: bool(device.host_key) or not uses_ssh,
-        "jump and jump_host_key belong together, and to ssh: set them with edgert device set --jump": lambda: (
-            bool(device.jump) == bool(device.jump_host_key) and not (device.jump and not uses_ssh)
-        ),
+    uses_ssh = device.kind.uses_ssh
+    jump, jump_key = bool(device.jump), bool(device.jump_host_key)
+    holds = {
+        "address of a local device must be its state folder": uses_ssh or device.address.startswith("/"),
+        'become must be "sudo" or missing': device.become in ("", "sudo"),
+        "state must be an absolute path": device.state.startswith("/"),
+        "home must be an absolute path": device.home.startswith("/") or not uses_ssh,
+        "host_key is required: remove the device and add it again": bool(device.host_key) or not uses_ssh,
+        "jump and jump_host_key belong together, and to ssh: set them with edgert device set --jump": jump == jump_key
+        and (uses_ssh or not jump),
     }
-    for message, holds in checks.items():
-        if not holds():
+    for message, kept in holds.items():
+        if not kept:
             raise ConfigInvalid(f"{where}: {message}")
     if uses_ssh:
         fingerprint(device.host_key)

@@ -17,7 +17,7 @@ from edgert_deploy.devices.profiles import DeviceProfile, load_profile
 from edgert_deploy.devices.remote import RemoteDaemon, script_path
 from edgert_deploy.devices.service import serves
 from edgert_deploy.devices.transports import Transport, open_transport
-from edgert_deploy.doctor import FAIL, Finding, Report
+from edgert_deploy.doctor import Finding, Report
 
 LOOK_S_MAX = 30.0
 FREE_MB_FAIL, FREE_MB_WARN = 100, 500
@@ -68,12 +68,7 @@ def check_device(
 
     It stops without a connection or an installation, because later checks would only repeat the fault.
     """
-    try:
-        transport = open_transport(device)
-    except ConfigInvalid as error:
-        next_step = f"edgert device remove {device.name}, then add it again"
-        return [Finding(device.name, "transport", FAIL, error.message, next_step, error.exit_code)]
-    report = _Report(device, transport, keys)
+    report = _Report(device, open_transport(device), keys)
     try:
         facts = _connection(report)
         if facts is not None:

@@ -69,13 +69,12 @@ class Outcome:
     watched: dict[str, Any] | None = None
 
     def as_json(self) -> dict[str, Any]:
-        error = None if self.error is None else {"code": self.error.code, "message": self.error.message}
         return {
             "device": self.device,
             "result": self.result.value,
             "steps": [step.value for step in self.steps],
             "serving": self.serving,
-            "error": error,
+            "error": None if self.error is None else self.error.as_json(),
             "seconds": round(self.seconds, 3),
             "sent_bytes": self.sent_bytes,
             "send_seconds": round(self.send_s, 3),

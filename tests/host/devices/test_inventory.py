@@ -211,6 +211,7 @@ def test_a_name_is_given_once_and_not_to_a_group_too(inventory: Inventory) -> No
     ("old", "new", "what"),
     [
         ('transport = "ssh"', 'transport = "ssh', "is not TOML"),
+        ('transport = "ssh"', 'transport = "telnet"', "known: ssh, local"),
         ('profile = "raspberry-pi-4"', "", "lacks 'profile'"),
         ('profile = "raspberry-pi-4"', "profile = 4", "profile is 4, not of type str"),
         ('profile = "raspberry-pi-4"', 'profil = "x"', "unknown key 'profil'"),

@@ -125,12 +125,6 @@ def test_the_way_there(inventory: Inventory, sshd: SshDevice, tmp_path: Path) ->
     assert levels(found, "installed") == [FAIL]
 
 
-def test_a_transport_that_nobody_knows_is_a_finding(inventory: Inventory, daemon: devices.Device) -> None:
-    (found,) = check_device(as_known(daemon, transport="telnet"), {})
-    assert (found.level, found.exit_code) == (FAIL, 4)
-    assert "known: ssh, local" in found.text
-
-
 def test_one_device_that_is_silent_holds_up_no_other(
     inventory: Inventory, sshd: SshDevice, daemon: devices.Device, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -60,7 +60,7 @@ def run_on_each(
     """
     answers = _answers(devices, work, one_first)
     rows = [
-        {"device": device.name, **({"error": _error_json(one)} if isinstance(one, EdgeRTError) else one)}
+        {"device": device.name, **({"error": one.as_json()} if isinstance(one, EdgeRTError) else one)}
         for device, one in zip(devices, answers, strict=True)
     ]
     return Results(rows, [answer for answer in answers if isinstance(answer, EdgeRTError)])
@@ -93,7 +93,3 @@ def _answers(
             proven = not isinstance(answer, EdgeRTError)
         answers += for_each(devices[len(answers) :], one, stop)
     return [Interrupted("detached in the middle: check with edgert status") if a is None else a for a in answers]
-
-
-def _error_json(error: EdgeRTError) -> dict[str, str]:
-    return {"code": error.code, "message": error.message}

@@ -116,7 +116,7 @@ class PageServer:
                 if isinstance(error, StoreFailed)
                 else HTTPStatus.BAD_REQUEST
             )
-            return _json(code, {"error": {"code": error.code, "message": error.message}})
+            return _json(code, {"error": error.as_json()})
 
     def _let_in(self, path: str) -> HttpResponse:
         """Make the token a cookie and remove it from the address, which people copy and browsers remember."""
