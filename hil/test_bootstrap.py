@@ -190,7 +190,7 @@ def test_without_python_the_message_names_the_package_to_install(world: World) -
     finally:
         world.sh("mv /root/away/python3* /usr/bin/ && rmdir /root/away")
     assert "Debian GNU/Linux 12 (bookworm)) has no Python" in refused["error"]["message"]
-    assert "apt-get install -y python3" in refused["error"]["message"]
+    assert "apt-get install python3-venv" in refused["error"]["message"]
 
 
 def test_uninstall_removes_the_runtime_and_keeps_models_unless_purged(world: World) -> None:

@@ -17,7 +17,7 @@ from edgert_deploy.bootstrap.runtime import TRIAL_S, RuntimePlan, Runtimes, Runt
 from edgert_deploy.bootstrap.wheelhouse import Wheelhouse, WheelTarget
 from edgert_deploy.devices import service
 from edgert_deploy.devices.device_files import Broker, DeviceFile, Following, broker_doubt, holds, wanted_files
-from edgert_deploy.devices.facts import PYTHONS, MachineFacts, describe, misfits, probe
+from edgert_deploy.devices.facts import MachineFacts, describe, misfits, probe
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.profiles import DeviceProfile
 from edgert_deploy.devices.remote import QUICK_S_MAX, script_path
@@ -137,7 +137,7 @@ def plan_bootstrap(
         raise DeviceError(f"systemd does not run on {device.name}: omit --service, or give --service monitor")
     there, house, plan = RuntimeThere(), None, None
     if device.kind.needs_runtime:
-        _check_machine(device, profile, facts, transport)
+        _check_machine(device, profile, facts)
         there, house, plan = _plan_runtime(Runtimes(device, transport, progress), facts, options, profile)
     files, config = wanted_files(
         device,
@@ -199,44 +199,16 @@ def restart_marker(device: Device) -> str:
     return f"{device.home or device.state}/restart-due"
 
 
-_WHAT_PYTHON = f"""
-for name in apt-get dnf zypper pacman apk opkg; do command -v $name >/dev/null && echo "installer=$name" && break; done
-for path in $(command -v python3 python python2) /usr/bin/python3.[0-9] /usr/local/bin/python3.[0-9] {PYTHONS}; do
-  test -x "$path" && "$path" -c 'import sys; print("has=%d.%d" % sys.version_info[:2])' 2>/dev/null
-done
-exit 0
-"""
-
-
-_INSTALLERS = {
-    "apt-get": "apt-get update && apt-get install -y python3",
-    "dnf": "dnf install -y python3 python3-pip",
-    "zypper": "zypper install python3 python3-pip",
-    "pacman": "pacman -S python",
-}
-
-
-def _check_machine(device: Device, profile: DeviceProfile, facts: MachineFacts, transport: Transport) -> None:
+def _check_machine(device: Device, profile: DeviceProfile, facts: MachineFacts) -> None:
     if not facts.python_path:
-        raise DeviceError(f"{device.name} {_python_to_install(facts, transport)}. Then bootstrap again")
+        raise DeviceError(
+            f"{device.name} ({facts.distribution or 'an unknown Linux'}) has no Python from 3.10 to 3.13. Install one there "
+            "with its venv module (apt-get install python3-venv), or upgrade the system first (Debian and Raspberry Pi OS "
+            "from 12, Ubuntu from 22.04). Then bootstrap again"
+        )
     reasons = [reason for reason in misfits(profile, facts) if "memory" not in reason]
     if reasons:
         raise DeviceError(
             f"profile {profile.name} {', '.join(reasons)}; {device.name} is {describe(facts)}: "
             f"give it a profile that fits: edgert device set {device.name} --profile NAME"
         )
-
-
-def _python_to_install(facts: MachineFacts, transport: Transport) -> str:
-    """Return which Python is there and how a person on the device installs another."""
-    lines = [line.partition("=") for line in transport.run(["sh", "-c", _WHAT_PYTHON], QUICK_S_MAX).stdout.splitlines()]
-    said = {key: value for key, _, value in lines}
-    system = facts.distribution or "an unknown Linux"
-    found = sorted({value for key, _, value in lines if key == "has"})
-    if not found:
-        how = _INSTALLERS.get(said.get("installer", ""), "install Python 3.10 to 3.13 with its venv module")
-        return f"({system}) has no Python: run there, as root: {how}"
-    return (
-        f"({system}) has only Python {', '.join(found)}, and EdgeRT runs on 3.10 to 3.13. Upgrade the system (Debian and "
-        "Raspberry Pi OS from 12, Ubuntu from 22.04), or install another Python that is found as python3.10 ... python3.13"
-    )

@@ -24,9 +24,7 @@ _ENGINES_LINES = (
     "    n = (d.metadata['Name'] or '').lower()\n"
     "    if n in ('ai-edge-litert', 'tflite-runtime', 'openvino', 'onnxruntime', 'tensorrt'): print('engine=' + n, d.version)"
 )
-# Pythons that a login may not have on its PATH, as names for the shell.
-PYTHONS = "/usr/bin/python3.1[0-9] /usr/local/bin/python3.1[0-9]"
-# $1 is the Python of edgert's environment there, if there is one.
+# A login may not have every Python on its PATH. $1 is the Python of edgert's environment there, if there is one.
 _PROBE = rf"""
 echo machine=$(uname -m)
 echo uid=$(id -u)
@@ -47,7 +45,7 @@ for file in /dev/nvhost-gpu /dev/nvidia0 /dev/apex_0 /dev/hailo0; do test -e $fi
 for file in /sys/bus/usb/devices/*/idVendor; do
   test -r $file && echo accelerator=usb $(cat $file):$(cat ${{file%idVendor}}idProduct)
 done
-for name in python3 python3.13 python3.12 python3.11 python3.10 {PYTHONS} python; do
+for name in python3 python3.13 python3.12 python3.11 python3.10 /usr/bin/python3.1[0-9] /usr/local/bin/python3.1[0-9] python; do
   found=$(command -v $name) && line=$($name -c "{_PYTHON_LINE}" 2>/dev/null) && echo "$line $found"
 done
 test -x "$1" && own=$1 || own=python3

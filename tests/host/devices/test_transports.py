@@ -160,14 +160,15 @@ def test_scan_refuses_a_key_of_another_fingerprint(sshd: SshDevice) -> None:
         scan_host_key(SshAddress.parse(sshd.address), "SHA256:other")
 
 
-def test_scan_finds_the_kind_of_key_that_was_asked_for(tmp_path: Path) -> None:
+def test_a_key_of_another_kind_may_be_pinned_and_a_scan_shows_the_one_that_the_server_prefers(tmp_path: Path) -> None:
     with running_sshd(tmp_path) as server:
         server.stop()
         new_ssh_key(tmp_path / "host_rsa", "rsa")
         restarted = start_sshd(tmp_path, port=server.port, more=f"HostKey {tmp_path}/host_rsa\n")
         try:
             rsa = " ".join((tmp_path / "host_rsa.pub").read_text().split()[:2])
-            assert scan_host_key(SshAddress.parse(server.address), fingerprint(rsa)) == rsa
+            with pytest.raises(HostKeyMismatch, match=rf"{re.escape(server.fingerprint)} \(ssh-ed25519\), not SHA256"):
+                scan_host_key(SshAddress.parse(server.address), fingerprint(rsa))
             pinned = SshTransport(restarted.device(host_key=rsa))
             assert pinned.run(["echo", "in"], WAIT_S_MAX).stdout == "in\n"
             pinned.close()

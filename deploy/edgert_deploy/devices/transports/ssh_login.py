@@ -38,7 +38,6 @@ from edgert_deploy.devices.transports.ssh_config import login_keys, read_ssh_con
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 HOPS_MAX = 8
-HOST_KEY_KINDS_MAX = 4  # ed25519, ecdsa, rsa and one spare
 # OpenSSH's server refuses some connections beyond 10 that are not logged in yet (MaxStartups).
 JUMP_LOGINS_AT_ONCE_MAX = 8
 _JUMP_LOGINS = threading.BoundedSemaphore(JUMP_LOGINS_AT_ONCE_MAX)
@@ -88,26 +87,30 @@ def log_in(device: Device, limits: LinkLimits, stack: ExitStack) -> fabric.Conne
 
 
 def scan_host_key(address: SshAddress, wanted: str | None = None, jump: Jump | None = None) -> str:
-    """Return the host key of `address` as an OpenSSH line; only the key exchange takes place.
+    """Return the host key that `address` shows as an OpenSSH public key line, after the key exchange alone.
 
-    A server may have a key of each kind; with `wanted` (SHA256:...) the one with this fingerprint is returned. Raises
-    DeviceUnreachable, and HostKeyMismatch if no key is the wanted one.
+    Raises DeviceUnreachable, and HostKeyMismatch if the key has another fingerprint than `wanted` (SHA256:...).
     """
-    seen: list[str] = []
-    disabled: list[str] = []
-    for _ in range(HOST_KEY_KINDS_MAX):
-        key = _scan_once(address, disabled, jump, last=bool(seen))
-        if key is None:
-            break
-        seen.append(f"{key.get_name()} {key.get_base64()}")
-        if wanted is None or fingerprint(seen[-1]) == wanted:
-            return seen[-1]
-        disabled += ["rsa-sha2-512", "rsa-sha2-256", "ssh-rsa"] if key.get_name() == "ssh-rsa" else [key.get_name()]
-    shown = ", ".join(fingerprint(key) for key in seen)
-    raise HostKeyMismatch(
-        f"{address.host} shows {shown}, not {wanted}: another machine answers, or the fingerprint belongs to another "
-        "device. Read it on the device's own console: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub"
-    )
+    limits = LinkLimits()
+    target = _Hop(Jump(address), address.host, address.host)
+    with ExitStack() as stack:
+        _way(target, jump, limits, stack)
+        target.connection.client.set_missing_host_key_policy(_OnlyLook())
+        try:
+            _connect(target.connection, limits)
+            raise AssertionError("a connection without a pinned key was opened")
+        except _Seen as seen:
+            kind, key = seen.key.get_name(), f"{seen.key.get_name()} {seen.key.get_base64()}"
+        except (OSError, EOFError, paramiko.SSHException) as error:
+            at = f"{address.host}:{address.port}" if address.port else address.host
+            raise DeviceUnreachable(f"{at} cannot be reached over SSH: {_reason(error)}") from error
+    if wanted not in (None, fingerprint(key)):
+        raise HostKeyMismatch(
+            f"{address.host} shows {fingerprint(key)} ({kind}), not {wanted}: another machine answers, or the fingerprint "
+            "belongs to another key. Read it on the device's own console: "
+            "ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub"
+        )
+    return key
 
 
 class _Seen(Exception):  # carries the host key out of paramiko; no error
@@ -123,7 +126,7 @@ class _OnlyLook(paramiko.MissingHostKeyPolicy):  # type: ignore[misc]  # paramik
 class _Hop:
     """A machine on the way; the device is the last. Its connection is made here and opened later."""
 
-    def __init__(self, jump: Jump, called: str, device: str, disabled: dict[str, Any] | None = None) -> None:
+    def __init__(self, jump: Jump, called: str, device: str) -> None:
         self.host_key, self.called, self.device = jump.host_key, called, device
         config = read_ssh_config()
         self.connection = fabric.Connection(
@@ -134,7 +137,7 @@ class _Hop:
             config=fabric.Config(ssh_config=config),
         )
         self.settings = self.connection.ssh_config
-        self.connection.connect_kwargs = {**login_keys(self.settings, jump.identity), **(disabled or {})}
+        self.connection.connect_kwargs = login_keys(self.settings, jump.identity)
         self.connection.client.set_missing_host_key_policy(paramiko.RejectPolicy())
 
     @property
@@ -323,24 +326,6 @@ def _proxy(command: str, called: str) -> Iterator[socket.socket]:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-
-
-def _scan_once(address: SshAddress, disabled: list[str], jump: Jump | None, last: bool) -> paramiko.PKey | None:
-    limits = LinkLimits()
-    target = _Hop(Jump(address), address.host, address.host, {"disabled_algorithms": {"keys": disabled}})
-    with ExitStack() as stack:
-        _way(target, jump, limits, stack)
-        target.connection.client.set_missing_host_key_policy(_OnlyLook())
-        try:
-            _connect(target.connection, limits)
-        except _Seen as seen:
-            return seen.key
-        except (OSError, EOFError, paramiko.SSHException) as error:
-            if last:  # the server has no key of another kind
-                return None
-            at = f"{address.host}:{address.port}" if address.port else address.host
-            raise DeviceUnreachable(f"{at} cannot be reached over SSH: {_reason(error)}") from error
-    raise AssertionError("a connection without a pinned key was opened")
 
 
 def _reason(error: BaseException) -> str:
