@@ -4,6 +4,8 @@
   the engine and the model adds to a Python with NumPy, measured in processes of their own.
 - **Many models** (`--models`; copies of three in FP32, from 0.3 to 14 MB): memory of all processes, and its share of that
   of one FastAPI process with the same artifacts, threads and requests.
+- **Large requests** (MobileNetV2 in FP32 on ONNX Runtime; six clients, eight items a request): memory of the worker before
+  them, after them, and once the clients are silent; a request before them, and the first after the silence.
 - **A further worker**: the time from its start to `ready`, less the engine's load; as a fork, and as a program of its own.
 - **Idle**: processor time and wake-ups of all processes of the daemon over `--idle-seconds`, after requests, with one
   client connected, and with the telemetry forwarder connected to a mosquitto if one is installed.
@@ -29,6 +31,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -62,6 +65,7 @@ COLUMNS = ("what", "seen", "unit", "target", "met")
 START_S_MAX = 60.0
 SETTLE_S = 5.0
 REQUESTS = 50  # to each of many models
+SILENT_S = 15.0
 
 # All processes stay until the end, so that all are measured at once.
 WITH_NUMPY = "import numpy, sys; print('ready', flush=True); sys.stdin.read()"
@@ -98,6 +102,7 @@ def main() -> None:
         state, path = stack.enter_context(digits_device(config))
         rows = [
             *memory(state, path),
+            *large_requests(),
             *further_workers(state, options.starts),
             *idle(state, path, options.idle_seconds),
             *rounds(state, options.starts),
@@ -159,6 +164,41 @@ def many_models(count: int) -> list[dict[str, Any]]:
         row(f"{count} models", ours, "MB PSS"),
         row(f"{count} models, share of FastAPI's memory", ours / theirs, "", 1.2 if count <= 3 else 1.5),
     ]
+
+
+def large_requests() -> list[dict[str, Any]]:
+    """Measure a worker whose clients send large requests and then none, and what a request costs before and after."""
+    print("large requests", file=sys.stderr)
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="edgert-models-")))
+        model = BenchModel("m", *write_model("mobilenet_v2", folder, calibration=16, holdout=16), precision="fp32")
+        state, path = stack.enter_context(device_with([model], "[serving]\ncache_mb = 0\n"))
+        edgertd(state, "stop")
+        edgertd(state, "start")  # without the batches of learning
+        clients = [stack.enter_context(Client(path, timeout_s=600.0)) for _ in range(6)]
+        item = model.items(1)[0]
+
+        def took_ms() -> float:
+            began = time.perf_counter()
+            clients[0].infer("m", item)
+            return 1e3 * (time.perf_counter() - began)
+
+        took_ms()  # waits for the load
+        before_ms = took_ms()
+        worker = serving(state, "m")["pid"]
+        before_mb = mb(worker)
+        with ThreadPoolExecutor(len(clients)) as pool:
+            list(pool.map(lambda client: client.infer("m", np.repeat(item, 8, axis=0)), clients * 2))
+        after_mb = mb(worker)
+        time.sleep(SILENT_S)
+        silent_mb = mb(worker)
+        return [
+            row("worker before large requests", before_mb, "MB PSS"),
+            row("after them", after_mb, "MB PSS"),
+            row("once the clients are silent", silent_mb, "MB PSS", before_mb + 0.7 * (after_mb - before_mb)),
+            row("a request before them", before_ms, "ms"),
+            row("first request after the silence", took_ms(), "ms"),
+        ]
 
 
 def further_workers(state: Path, times: int) -> list[dict[str, Any]]:

@@ -72,6 +72,10 @@ class EngineOptions:
     progress: Callable[[str], None] = lambda line: None
 
 
+class IdleInputs(list["NDArray[Any]"]):
+    """Inputs of a run that no client waits for: an engine may give back the memory of larger runs."""
+
+
 class Session(Protocol):
     """A loaded artifact. One thread at a time calls `run`, except of SHARED; the engine releases the GIL while it works."""
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from edgert.engines import Engine, EngineOptions, LocalArtifact, closed, sdk_of
+from edgert.engines import Engine, EngineOptions, IdleInputs, LocalArtifact, closed, sdk_of
 from edgert.errors import EngineFailed
 from edgert.tensors import TensorSpec
 
@@ -47,11 +47,14 @@ class ONNXRuntimeSession:
         self._output_names = [spec.name for spec in outputs]
         self._session = session  # kept: the inner session alone does not own the model
         self._run = getattr(session, "_sess", session).run
+        self._shrinking = sdk().RunOptions()  # without this, the arena stays as large as the largest run made it
+        self._shrinking.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
 
     def run(self, tensors: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+        options = self._shrinking if type(tensors) is IdleInputs else None
         try:
             answers: list[NDArray[Any]] = self._run(
-                self._output_names, dict(zip(self._input_names, tensors, strict=True)), None
+                self._output_names, dict(zip(self._input_names, tensors, strict=True)), options
             )
         except Exception as error:  # as above
             raise EngineFailed(f"onnxruntime cannot run this batch: {error}") from error

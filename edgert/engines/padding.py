@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgert.bundle.buckets import Buckets
-from edgert.engines import EngineOptions, LocalArtifact, Session, engine_by_name
+from edgert.engines import EngineOptions, IdleInputs, LocalArtifact, Session, engine_by_name
 from edgert.errors import RequestError
 from edgert.tensors import TensorSpec
 
@@ -80,7 +80,9 @@ class PaddedSession:
 
     def run(self, tensors: Sequence[NDArray[Any]]) -> Arrays:
         length = self.padder.length(tensors)
-        return self.padder.cut(self._session.run(self.padder.padded(tensors)), length)
+        padded = self.padder.padded(tensors)
+        idle = isinstance(tensors, IdleInputs)
+        return self.padder.cut(self._session.run(IdleInputs(padded) if idle else padded), length)
 
     def close(self) -> None:
         self._session.close()

@@ -142,6 +142,7 @@ class Connection:
                     count = sock.recv_into(frames.room)
                 except BlockingIOError:  # an idle client may stay, and its thread sleeps
                     self.shrink()
+                    self._pipeline.rest()
                     self._wait_until_readable()
                     continue
                 began_ns = now()

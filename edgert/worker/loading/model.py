@@ -60,7 +60,7 @@ def load_model(
         version, lambda artifact: _open(version, artifact, state, config, progress), strict=config.serving.strict
     )
     engine_version, (session, *more), learned = working.value
-    _return_free_memory()
+    return_free_memory()
     return LoadedModel(
         version,
         working.artifact,
@@ -117,8 +117,8 @@ def _open(
     return engine_version, sessions * (learned.instances // count), learned
 
 
-def _return_free_memory() -> None:
-    """Give memory that loading freed back to the system: the C library keeps 24 MB for a model of 14."""
+def return_free_memory() -> None:
+    """Give freed memory back to the system: the C library keeps 24 MB after the load of a model of 14."""
     with contextlib.suppress(OSError, AttributeError):  # a C library other than glibc has no such function
         ctypes.CDLL(None).malloc_trim(0)
 

@@ -15,6 +15,7 @@ busy instance is handed to the next leader directly.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import Counter, deque
@@ -26,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgert.checks.status import BatcherStatus
-from edgert.engines import Session
+from edgert.engines import IdleInputs, Session
 from edgert.errors import DeadlineExceeded, EdgeRTError, EngineFailed, Overloaded
 from edgert.tensors import batchable
 from edgert.worker.pipeline.tuning import LINGER_SHARE, LatencyTuner
@@ -34,6 +35,7 @@ from edgert.worker.pipeline.tuning import LINGER_SHARE, LatencyTuner
 LINGER_S_MAX = 0.002
 LINGER_STEP_S = 20e-6
 BYPASS_MAX = 4
+REST_S = 5.0  # without a run of several items, until engines may give back what it took
 
 Arrays = list[NDArray[Any]]
 _new = tuple.__new__  # makes a NamedTuple without the Python function in between
@@ -114,6 +116,7 @@ class Batcher:
         self._low: deque[_Waiting] = deque()
         self._refusal: EdgeRTError | None = None
         self._bypassed = 0  # batches in a row that went before a waiting low request
+        self._large_at_s: float | None = None  # the last run of several items, or of items of an open shape
 
     def infer(
         self,
@@ -166,6 +169,26 @@ class Batcher:
             request.error = error
             request.gate.release()
 
+    def rest(self, sample: Callable[[], Arrays]) -> bool:
+        """Let idle engines give back the memory of large runs, none of which was lately.
+
+        Each runs `sample`, one item, once; a request that comes meanwhile waits for that. Returns whether there was
+        something to give back.
+        """
+        if self._large_at_s is None or self._clock() - self._large_at_s < REST_S:
+            return False
+        self._large_at_s = None
+        taken: list[_Instance] = []
+        with contextlib.suppress(Exception):  # the memory stays, and the next request shows what fails
+            inputs = IdleInputs(sample())
+            taken += iter(self._idle_instance, None)
+            for instance in taken:
+                instance.arena.clear()
+                instance.run(inputs)
+        for instance in taken:
+            self._release(instance)
+        return True
+
     @property
     def waiting(self) -> int:
         return len(self._high) + len(self._low)
@@ -202,6 +225,8 @@ class Batcher:
         instance.last_count, instance.last_run_s = requests, engine_ns * 1e-9
         count, sum_ns = self.runs.get(items, (0, 0))
         self.runs[items] = (count + 1, sum_ns + engine_ns)
+        if items > 1 or self.is_open:
+            self._large_at_s = self._clock()
 
     def _queue(self, request: _Waiting) -> None:
         with self._mutex:

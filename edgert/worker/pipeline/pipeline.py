@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from edgert.checks import golden_samples as golden
 from edgert.engines.padding import Padder
 from edgert.errors import RequestError
 from edgert.processing.placement import Placement
@@ -28,7 +29,7 @@ from edgert.processing.text import TextPreprocessor
 from edgert.protocol import wire
 from edgert.tensors import StageTimes
 from edgert.versions.installed import read_file
-from edgert.worker.loading.model import LoadedModel
+from edgert.worker.loading.model import LoadedModel, return_free_memory
 from edgert.worker.pipeline.app_tensors import AppTensors, ModelInputs
 from edgert.worker.pipeline.batcher import Batcher, EngineAnswer
 from edgert.worker.pipeline.cache import PredictionCache
@@ -83,7 +84,7 @@ class Pipeline:
         shadows: Sequence[Shadow] = (),
     ) -> None:
         manifest = model.version.manifest
-        self._batcher, self._cache = batcher, cache
+        self._model, self._batcher, self._cache = model, batcher, cache
         self._near, self._shadows = near, tuple(shadows)
         self._padder: Padder | None = None
         if manifest.buckets is not None:
@@ -99,6 +100,11 @@ class Pipeline:
         self._in_turn = self.memory_form.in_turn
         self._bare = self._post is None and not self._in_turn
         self._ruled, self._places, self._numbers = self.tensors.ruled, self.tensors.places, self.tensors.numbers
+
+    def rest(self) -> None:
+        """Give back memory that requests of many items took; called while a client is silent."""
+        if self._batcher.rest(lambda: next(golden.samples(self._model.version))):
+            return_free_memory()
 
     def is_bare(self, inputs: ModelInputs, flags: int) -> bool:
         """Return whether the request needs the engine only: no cache, no pre- and no postprocessing."""

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from edgert.engines import IdleInputs
 from edgert.errors import DeadlineExceeded, EngineFailed, Overloaded
 from edgert.tensors import TensorSpec
-from edgert.worker.pipeline.batcher import BYPASS_MAX, LINGER_STEP_S, Batcher, EngineAnswer
+from edgert.worker.pipeline.batcher import BYPASS_MAX, LINGER_STEP_S, REST_S, Batcher, EngineAnswer
 from edgert.worker.pipeline.tuning import WINDOW, LatencyTuner
 from tests.support.devices import WAIT_S_MAX, wait_until
 
@@ -26,6 +27,7 @@ class GatedSession:
         self.inputs: tuple[TensorSpec, ...] = (TensorSpec("x", "FP32", (batch_axis, 2)),)
         self.outputs: tuple[TensorSpec, ...] = (TensorSpec("y", "FP32", (batch_axis, 2)),)
         self.sizes: list[int] = []
+        self.asked: list[type] = []
         self.first: list[float] = []  # the first value of each run
         self.running = threading.Semaphore(0)
         self.permits = threading.Semaphore(10_000 if open_gate else 0)
@@ -33,6 +35,7 @@ class GatedSession:
 
     def run(self, tensors: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
         self.sizes.append(len(tensors[0]))
+        self.asked.append(type(tensors))
         self.first.append(float(tensors[0].flat[0]))
         self.running.release()
         assert self.permits.acquire(timeout=WAIT_S_MAX)
@@ -490,3 +493,32 @@ def test_requests_of_one_thread_fail_together() -> None:
         batcher.infer_together([([item(1)], 1), ([item(2)], 1)])
     session.failure = None
     assert len(batcher.infer_together([([item(1)], 1), ([item(2)], 1)])) == 2
+
+
+# --- rest ---------------------------------------------------------------------------------------
+
+
+def test_after_large_runs_each_idle_engine_runs_one_item_once_that_no_client_asked_for() -> None:
+    now_s, sessions = 0.0, [GatedSession(open_gate=True) for _ in range(2)]
+    batcher = Batcher(sessions[0], cap=8, clock=lambda: now_s, more_sessions=sessions[1:])
+    batcher.infer([item(1)], 1)
+    assert not batcher.rest(lambda: [item(0)])  # nothing was large
+    batcher.infer([item(1, 4)], 4)
+    now_s = REST_S - 1
+    assert not batcher.rest(lambda: [item(0)])  # a moment ago
+    before = [list(session.asked) for session in sessions]
+    now_s = REST_S
+    assert batcher.rest(lambda: [item(0)])
+    assert not batcher.rest(lambda: [item(0)])
+    assert [session.asked for session in sessions] == [[*asked, IdleInputs] for asked in before]
+    assert batcher.infer([item(3)], 1).outputs[0].tolist() == [[6, 6]]
+
+
+def test_an_engine_that_fails_to_rest_serves_on() -> None:
+    now_s, session = 0.0, GatedSession(open_gate=True)
+    batcher = Batcher(session, cap=8, clock=lambda: now_s)
+    batcher.infer([item(1, 4)], 4)
+    now_s, session.failure = REST_S, EngineFailed("no")
+    batcher.rest(lambda: [item(0)])
+    session.failure = None
+    assert batcher.infer([item(3)], 1).outputs[0].tolist() == [[6, 6]]
