@@ -175,17 +175,20 @@ def learn(
         instances = 1
         if circumstances.objective == "throughput" or circumstances.instances > 1:
             threads, instances = _choose_instances(load, sessions, sample, circumstances, threads, until, clock)
+        before_mb, together = memory_mb(), 1
+        if instances == 1 and not circumstances.instances and circumstances.engine in SHARED:
+            item_us = times_us.get(threads) or _item_us(sessions[0], sample, clock)
+            together = _runs_at_once(sessions[0], sample, circumstances.cpus, threads, item_us, until, clock, memory_mb)
         run_us: dict[int, float] = {}
         cap = circumstances.batch_max
         if not cap:
-            before_mb = memory_mb()
             cap, run_us = _learn_batch_cap(sessions[-1], sample, until, clock, memory_mb)
-            if memory_mb() - before_mb > KEPT_MB_MAX:
-                _replace(sessions, load, threads)
+        if memory_mb() - before_mb > KEPT_MB_MAX:
+            _replace(sessions, load, threads)
         if not run_us and threads not in times_us:  # all is configured; the reactor's use depends on this time
-            run_us = {1: 1e6 * min(_timed_runs(sessions[-1], sample, ITEM_RUNS, BATCH_S_MAX, clock))}
-        if instances == 1 and not circumstances.instances and circumstances.engine in SHARED:
-            instances = _runs_at_once(circumstances.cpus, threads, cap, {1: times_us.get(threads, 0.0)} | run_us)
+            run_us = {1: _item_us(sessions[-1], sample, clock)}
+        if together > 1 and _batch_gain(cap, run_us) <= BATCH_GAIN_MAX:
+            instances = together
     except BaseException:
         for session in sessions:
             session.close()
@@ -278,11 +281,31 @@ def _choose_instances(
     return threads, 1
 
 
-def _runs_at_once(cpus: int, threads: int, cap: int, run_us: Mapping[int, float]) -> int:
-    """Return how many runs a shared session does at once; one for a quick model, which has a reactor."""
-    item_us = run_us[1]
-    batch_gain = cap * item_us / run_us[cap] if cap in run_us else float(cap)
-    return 1 if cpus == 1 or item_us <= QUICK_US_MAX or batch_gain > BATCH_GAIN_MAX else max(2, cpus // threads)
+def _runs_at_once(
+    session: Session,
+    sample: Arrays,
+    cpus: int,
+    threads: int,
+    item_us: float,
+    until_s: float,
+    clock: Clock,
+    memory_mb: Callable[[], float],
+) -> int:
+    """Return how many runs at once keep the processors busy; one for a quick model, which has a reactor.
+
+    It is also one where they would take more than LEARN_MB_MAX, or there is no time to find out.
+    """
+    count = max(2, cpus // threads)
+    if cpus == 1 or item_us <= QUICK_US_MAX or clock() + RATE_S + 2 * count * item_us / 1e6 > until_s:
+        return 1
+    before_mb = memory_mb()
+    _rate([session] * count, sample, clock)
+    return count if memory_mb() - before_mb <= LEARN_MB_MAX else 1
+
+
+def _batch_gain(cap: int, run_us: Mapping[int, float]) -> float:
+    """Return how much less an item takes in a batch of `cap`; where that was not measured, assume the most."""
+    return cap * run_us[1] / run_us[cap] if cap in run_us else float(cap)
 
 
 def _learn_batch_cap(
@@ -358,6 +381,11 @@ def _rate(sessions: Sequence[Session], sample: Arrays, clock: Clock) -> float:
     for thread in threads:
         thread.join()
     return sum(counts) / max(1e-9, clock() - began)
+
+
+def _item_us(session: Session, sample: Arrays, clock: Clock) -> float:
+    """Return the microseconds of a run of one item."""
+    return 1e6 * min(_timed_runs(session, sample, ITEM_RUNS, BATCH_S_MAX, clock))
 
 
 def _timed_runs(session: Session, inputs: Arrays, counts: tuple[int, int], s_max: float, clock: Clock) -> list[float]:

@@ -136,6 +136,15 @@ def test_learning_ends_in_time(run_s: float, load_s: float) -> None:
     assert machine.open_max == 1, "no more memory than serving takes"
 
 
+@pytest.mark.parametrize(("taken_mb", "instances"), [(60.0, 2), (70.0, 1)])
+def test_runs_at_once_that_take_much_memory_are_not_kept(taken_mb: float, instances: int) -> None:
+    machine, memory_mb = Machine(0, 10e-3), iter([500.0, 500.0, 500.0 + taken_mb, 500.0 + taken_mb])
+    wanted = circumstances(cpus=2, batch_max=1, threads=1)
+    _, learned = learn(machine.load, machine.load(1), SAMPLE, wanted, machine.clock, memory_mb=lambda: next(memory_mb))
+    assert (learned.instances, machine.open) == (instances, 1)
+    assert machine.loads == 2, "the session that took the memory is replaced"
+
+
 @pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
 def test_several_instances_share_a_session_where_the_engine_allows_it(engine: str) -> None:
     given = learned_on(Machine(0, 10e-3, useful=1), objective="throughput", threads=1, instances=2, engine=engine)
