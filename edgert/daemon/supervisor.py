@@ -31,11 +31,11 @@ from edgert.daemon.model.model_service import ModelService
 from edgert.daemon.sockets.acceptor import Acceptor, reject
 from edgert.daemon.sockets.control_server import ControlClient, ControlServer
 from edgert.daemon.sockets.status_rounds import StatusRounds
-from edgert.daemon.system import service_manager
+from edgert.daemon.system import incoming, service_manager
 from edgert.daemon.system.incoming import IncomingFolder
 from edgert.daemon.system.resources import raise_descriptor_limit, sole_daemon
 from edgert.daemon.system.side_process import SideProcess
-from edgert.daemon.timed import Timed, soonest_s
+from edgert.daemon.timed import Every, Timed, soonest_s
 from edgert.daemon.workers.fork_server import WorkerStarter
 from edgert.daemon.workers.worker_process import WorkerProcess
 from edgert.errors import DeviceError, EdgeRTError, ModelNotFound, ProtocolError, StorageFailed
@@ -44,6 +44,7 @@ from edgert.protocol import wire
 from edgert.protocol.control import answer_of, error_answer
 from edgert.protocol.listening import listening
 from edgert.typed_json import from_json, to_json
+from edgert.versions import latest_time
 from edgert.versions.latest_time import LatestTime
 from edgert.versions.slots import Version
 from edgert.worker_link import channel
@@ -81,19 +82,20 @@ class Supervisor:
         self._side_processes: list[SideProcess] = []
         self._follower: SideProcess | None = None
         self._hinted_at_s = -HINT_PAUSE_S
-        self._incoming = IncomingFolder(state.incoming, log, clock)
-        self._latest_time = LatestTime(state, clock=clock)
+        self._regular = [
+            Every(STATE_CHECK_S, self._check_state_folder, clock),
+            Every(incoming.CHECK_S, IncomingFolder(state.incoming, log, clock).clean, clock),
+            Every(latest_time.CHECK_S, LatestTime(state).keep, clock),
+        ]
+        if (watchdog_s := service_manager.watchdog_s()) is not None:
+            self._regular.append(Every(watchdog_s, self._ping_watchdog, clock))
         self._reported_ready = False
         self._pid_inode: int | None = None
-        self._state_check_at_s = 0.0
-        self._watchdog_s = service_manager.watchdog_s()
-        self._watchdog_at_s = None if self._watchdog_s is None else clock()
 
     def run(self) -> None:
         """Serve until SIGTERM, SIGINT or the command `stop`. Raises DeviceError if another daemon runs here."""
         with contextlib.ExitStack() as stack:
             self._pid_inode = stack.enter_context(sole_daemon(self._state))
-            self._state_check_at_s = self._clock() + STATE_CHECK_S
             socket_path, control_path = self._socket_paths()
             raise_descriptor_limit()
             listener = stack.enter_context(listening(socket_path, 0o660, self._config.socket_group))
@@ -121,9 +123,6 @@ class Supervisor:
             key.data()
         for part in self._parts():
             part.tick()
-        now_s = self._clock()
-        self._ping_watchdog(now_s)
-        self._check_state_folder(now_s)
         if self._alarms_now() != self._alarms and self._stop_by_s is None:
             self._report_slots()
         if not self._reported_ready and all(s.settled for s in self._services.values()):
@@ -133,14 +132,14 @@ class Supervisor:
     def _wait_s(self) -> float:
         if self._stop_by_s is not None:  # workers end within milliseconds
             return 0.01
-        times = [self._watchdog_at_s, self._state_check_at_s, soonest_s(self._parts())]
-        return max(0.0, min(time_s for time_s in times if time_s is not None) - self._clock()) + 0.001
+        due_s = soonest_s(self._parts())
+        assert due_s is not None  # some of it is regular
+        return max(0.0, due_s - self._clock()) + 0.001
 
     def _parts(self) -> list[Timed]:
         """Return what acts at a time of its own."""
         sockets = (self._acceptor, self._control_server, self._status_rounds)
-        services, rest = self._services.values(), (self._incoming, self._latest_time)
-        return [*services, self._turns, *sockets, *self._side_processes, *rest]
+        return [*self._services.values(), self._turns, *sockets, *self._side_processes, *self._regular]
 
     def _collect(self, model: str) -> None:
         """Remove what a power cut or a failed trial left, unless an install is in progress."""
@@ -151,27 +150,21 @@ class Supervisor:
         except EdgeRTError as error:  # it only uses space: the next install tries again
             log(f"{model}: the slots were not cleaned up: {error.message}")
 
-    def _check_state_folder(self, now_s: float) -> None:
+    def _check_state_folder(self) -> None:
         """Stop if the state folder was removed: no command can reach this daemon any more."""
-        if self._stop_by_s is not None or now_s < self._state_check_at_s or self._pid_inode is None:
-            return
-        self._state_check_at_s = now_s + STATE_CHECK_S
         try:
-            there = self._state.pid.stat().st_ino == self._pid_inode
+            there = self._pid_inode is None or self._state.pid.stat().st_ino == self._pid_inode
         except FileNotFoundError:
             there = False
         except OSError:  # a failing disk is no reason to stop serving
             return
-        if not there:
+        if not there and self._stop_by_s is None:
             log(f"{self._state.root} was removed or replaced: the daemon stops")
             self._stop()
         self._own_alarms = self._channel_alarms()
 
-    def _ping_watchdog(self, now_s: float) -> None:
+    def _ping_watchdog(self) -> None:
         """Tell the service manager that the loop runs and no worker is stuck."""
-        if self._watchdog_s is None or self._watchdog_at_s is None or now_s < self._watchdog_at_s:
-            return
-        self._watchdog_at_s = now_s + self._watchdog_s
         if not any(service.workers.stuck for service in self._services.values()):
             service_manager.notify("WATCHDOG=1")
 

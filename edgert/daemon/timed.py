@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 
@@ -12,6 +12,22 @@ class Timed(Protocol):
     def tick(self) -> None: ...
 
     def due_s(self) -> float | None: ...
+
+
+class Every:
+    """Calls `do` at once, and then after every `period_s` on `clock`."""
+
+    def __init__(self, period_s: float, do: Callable[[], object], clock: Callable[[], float]) -> None:
+        self._period_s, self._do, self._clock = period_s, do, clock
+        self._due_s = clock()
+
+    def tick(self) -> None:
+        if (now_s := self._clock()) >= self._due_s:
+            self._due_s = now_s + self._period_s
+            self._do()
+
+    def due_s(self) -> float:
+        return self._due_s
 
 
 def soonest_s(parts: Iterable[Timed]) -> float | None:

@@ -30,11 +30,9 @@ class LatestTime:
         state: StateDir,
         wall_clock: Callable[[], float] = time.time,
         clock_synced: Callable[[], bool | None] = host.clock_synced,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._state, self._path = state, state.root / "latest_time.json"
-        self._wall_clock, self._clock_synced, self._clock = wall_clock, clock_synced, clock
-        self._due_s = 0.0
+        self._wall_clock, self._clock_synced = wall_clock, clock_synced
 
     def now_s(self) -> float:
         """Return a time that it is at least."""
@@ -46,19 +44,12 @@ class LatestTime:
             return
         store_file(self._path, json.dumps({"latest": time_text(time_s)}).encode())
 
-    def tick(self) -> None:
-        """Keep the clock's time once a day while it follows a time source."""
-        if (now_s := self._clock()) < self._due_s:
-            return
-        self._due_s = now_s + CHECK_S
+    def keep(self) -> None:
+        """Keep the clock's time once a day while it follows a time source; call it every CHECK_S."""
         wall_s = self._wall_clock()
         if self._clock_synced() and wall_s - self._kept_s() > KEPT_S:
             with contextlib.suppress(StorageFailed):  # full or read-only: the next hour tries again
                 self.saw(wall_s)
-
-    def due_s(self) -> float:
-        """Return when `tick` is due, on the clock."""
-        return self._due_s
 
     def _kept_s(self) -> float:
         try:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from edgert.daemon.memory.worker_sizes import LearnedSizes, estimated_mb
 from edgert.daemon.model.model_service import ModelService
-from edgert.daemon.workers.worker_process import WorkerState
 from edgert.errors import Unavailable
 from edgert.versions.slots import SlotState
 
@@ -80,8 +79,7 @@ class MemoryBudget:
         claims = []
         workers = service.workers
         for worker in workers:
-            leaving = worker.state is WorkerState.STOPPING or worker.killed_at_s is not None
-            if service is asking and not leaving:
+            if service is asking and not worker.leaving:
                 continue
             mb = worker.mb or self._sizes.of(worker.version.digest) or estimated_mb(service.store.folder, self._forks())
             fixed = (
@@ -91,7 +89,7 @@ class MemoryBudget:
                 or workers.loading is not None
             )
             used_at_s = self._clock() if workers.busy else worker.used_at_s
-            claims.append(Claim(service.model, mb, used_at_s, leaving, fixed and not leaving))
+            claims.append(Claim(service.model, mb, used_at_s, worker.leaving, fixed and not worker.leaving))
         return claims
 
 

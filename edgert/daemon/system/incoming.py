@@ -23,22 +23,18 @@ CHECK_S = 3600.0
 
 @dataclass
 class IncomingFolder:
-    """Cleans `folder` when `tick` is called and logs what it removed. `clock` is monotonic seconds."""
+    """Cleans `folder` and logs what it removed. `clock` is monotonic seconds."""
 
     folder: Path
     log: Callable[[str], None]
     clock: Callable[[], float] = time.monotonic
     wall_clock: Callable[[], float] = time.time
     clock_synced: Callable[[], bool | None] = host.clock_synced
-    _due_s: float = 0.0
     _seen: dict[tuple[str, int, float], float] = field(default_factory=dict)  # name, size, mtime -> since when
 
-    def tick(self) -> None:
-        """Check the folder if that is due."""
+    def clean(self) -> None:
+        """Remove what is old enough; call it every CHECK_S."""
         now_s = self.clock()
-        if now_s < self._due_s:
-            return
-        self._due_s = now_s + CHECK_S
         wall_s, may_remove, seen = self.wall_clock(), self.clock_synced() is not False, {}
         for path in self._entries():
             try:
@@ -52,9 +48,6 @@ class IncomingFolder:
             if may_remove and watched and wall_s - found.st_mtime > limit_s:
                 self._remove(path)
         self._seen = seen
-
-    def due_s(self) -> float:
-        return self._due_s
 
     def _entries(self) -> list[Path]:
         try:

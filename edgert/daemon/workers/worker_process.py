@@ -7,7 +7,6 @@ import socket
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 from edgert.checks.status import LoadedStatus
@@ -26,12 +25,6 @@ PROGRESS_S_MAX = 900.0  # between two progress lines of an engine, such as Tenso
 EXIT_S_MAX = 1.0  # from the end of the channel to the end of the process
 
 
-class WorkerState(str, Enum):
-    LOADING = "loading"
-    READY = "ready"
-    STOPPING = "stopping"
-
-
 @dataclass(eq=False)
 class WorkerProcess:
     """`loaded` is None until the worker is ready; `mb` is its memory when last measured (0: never).
@@ -44,7 +37,7 @@ class WorkerProcess:
     page: RunPage
     version: Version
     started_s: float
-    state: WorkerState = WorkerState.LOADING
+    serves_since_s: float | None = None
     stop_by_s: float | None = None
     killed_at_s: float | None = None
     loaded: LoadedStatus | None = None
@@ -103,14 +96,19 @@ class WorkerProcess:
         return version is not None and version.digest == self.version.digest
 
     def served_s(self, now_s: float) -> float:
-        """Return for how long the worker has served; 0 before and while it stops."""
-        return now_s - self.started_s if self.state is WorkerState.READY else 0.0
+        """Return for how long the worker has served; 0 while it loads."""
+        return 0.0 if self.serves_since_s is None else now_s - self.serves_since_s
+
+    @property
+    def leaving(self) -> bool:
+        """Whether it was told to end."""
+        return self.stop_by_s is not None or self.killed_at_s is not None
 
     def stop(self, *, final: bool, now_s: float) -> None:
         """Ask the worker to answer what it has and to end; `final` tells its clients that the daemon stops."""
-        if self.state is WorkerState.STOPPING:
+        if self.stop_by_s is not None:
             return
-        self.state, self.stop_by_s = WorkerState.STOPPING, now_s + STOP_S_MAX
+        self.stop_by_s = now_s + STOP_S_MAX
         try:
             channel.send(self.channel, {"op": "stop", "final": final})
         except OSError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from edgert.daemon.workers.worker_process import WorkerProcess, WorkerState
+from edgert.daemon.workers.worker_process import WorkerProcess
 from edgert.errors import EngineFailed
 from edgert.versions.slots import Version
 from edgert.worker_link.load_order import LoadOrder
@@ -36,8 +36,7 @@ class WorkerSet:
         self.retire()
         worker, self.loading = self.loading, None
         assert worker is not None  # the caller has had its message
-        worker.state = WorkerState.READY
-        worker.started_s = worker.connected_at_s = self._clock()
+        worker.serves_since_s = worker.connected_at_s = self._clock()
         self.serving = worker
 
     def retire(self, *, final: bool = False) -> None:

@@ -21,13 +21,13 @@ class Clocks:
 
     def __init__(self, folder: Path) -> None:
         self.state = StateDir(folder)
-        self.wall_s, self.now_s, self.synced = NOW_S, 0.0, True
-        self.latest = LatestTime(self.state, lambda: self.wall_s, lambda: self.synced, lambda: self.now_s)
+        self.wall_s, self.synced = NOW_S, True
+        self.latest = LatestTime(self.state, lambda: self.wall_s, lambda: self.synced)
         self.kept = folder / "latest_time.json"
 
     def passes(self, seconds: float) -> None:
-        self.now_s, self.wall_s = self.now_s + seconds, self.wall_s + seconds
-        self.latest.tick()
+        self.wall_s += seconds
+        self.latest.keep()
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def clocks(tmp_path: Path) -> Clocks:
 
 def test_it_follows_the_clock_and_never_goes_back(clocks: Clocks) -> None:
     assert clocks.latest.now_s() == NOW_S
-    clocks.latest.tick()
+    clocks.latest.keep()
     clocks.wall_s = 0.0
     assert clocks.latest.now_s() == NOW_S
     clocks.wall_s = NOW_S + 5
@@ -46,14 +46,14 @@ def test_it_follows_the_clock_and_never_goes_back(clocks: Clocks) -> None:
 
 def test_a_clock_without_a_time_source_is_not_kept(clocks: Clocks) -> None:
     clocks.synced, clocks.wall_s = False, NOW_S * 2
-    clocks.latest.tick()
+    clocks.latest.keep()
     assert not clocks.kept.exists()
     clocks.wall_s = NOW_S
     assert clocks.latest.now_s() == NOW_S
 
 
 def test_it_is_written_once_a_day(clocks: Clocks) -> None:
-    clocks.latest.tick()
+    clocks.latest.keep()
     first = clocks.kept.read_bytes()
     for _ in range(int(KEPT_S / CHECK_S)):
         clocks.passes(CHECK_S)
@@ -86,6 +86,6 @@ def test_a_damaged_record_is_as_none(clocks: Clocks, content: bytes) -> None:
 
 def test_a_full_disk_stops_an_install_but_not_the_daemon(clocks: Clocks) -> None:
     with nothing_may_be_written():
-        clocks.latest.tick()
+        clocks.latest.keep()
         with pytest.raises(StorageFailed, match="latest_time"):
             clocks.latest.saw(NOW_S)

@@ -33,9 +33,9 @@ class Days:
         """Let time pass, with a check after each period."""
         until = self.now_s + seconds
         while self.now_s < until:
-            self.incoming.tick()
+            self.incoming.clean()
             self.now_s, self.wall_s = self.now_s + CHECK_S, self.wall_s + CHECK_S
-        self.incoming.tick()
+        self.incoming.clean()
 
     @property
     def there(self) -> list[bool]:

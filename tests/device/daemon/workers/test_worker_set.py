@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgert.daemon.workers.worker_process import LOAD_S_MAX, PROGRESS_S_MAX, STOP_S_MAX, WorkerState
+from edgert.daemon.workers.worker_process import LOAD_S_MAX, PROGRESS_S_MAX, STOP_S_MAX
 from edgert.daemon.workers.worker_set import STUCK_S, WorkerSet
 from edgert.versions.slots import Version
 from tests.support.workers import ORDER, FakeWorker
@@ -41,7 +41,7 @@ def test_a_switch_retires_the_worker_that_served(world: World) -> None:
     assert (world.set.serving, world.set.loading) == (old, new)
     world.set.switch()
     assert (world.set.serving, world.set.loading, list(world.set)) == (new, None, [new, old])
-    assert (old.state, new.state, old.asked()) == (WorkerState.STOPPING, WorkerState.READY, ["stop"])
+    assert (old.leaving, new.leaving, old.asked()) == (True, False, ["stop"])
     assert world.set.due_s() == world.now_s + STOP_S_MAX
     world.wait(STOP_S_MAX + 0.1)
     assert old.killed
