@@ -48,7 +48,7 @@ class Home:
     ssh: Path
 
     def write(self, config: str, known_hosts: str = "") -> None:
-        (self.ssh / "config").write_text(config)
+        (self.ssh / "config").write_text(f"{config}Host *\n UserKnownHostsFile {self.ssh}/known_hosts\n")
         (self.ssh / "known_hosts").write_text(known_hosts)
 
 
@@ -56,6 +56,10 @@ class Home:
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     (tmp_path / ".ssh").mkdir()
     monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "ssh").write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F "$HOME/.ssh/config" "$@"\n')
+    (tmp_path / "bin" / "ssh").chmod(0o755)  # OpenSSH itself does not look at HOME
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
     return Home(tmp_path / ".ssh")
 
@@ -171,18 +175,11 @@ def test_a_jump_host_of_the_ssh_config_must_be_known(board: SshDevice, bastion: 
     config = settings("bastion", bastion, identity) + settings("board", board, identity, "ProxyJump bastion")
     device = replace(board.device(), address="board", identity="")
     seen = bastion.log.count("user ")
-    home.write(config)
-    with pytest.raises(DeviceUnreachable, match="is in no known_hosts"):
-        says(device)
-    home.write(config, f"[127.0.0.1]:{bastion.port} {board.host_key}\n")
-    with pytest.raises(HostKeyMismatch, match="another one in known_hosts"):
-        says(device)
-    home.write(config, f"{known(bastion)}@revoked * {bastion.host_key}\n")
-    with pytest.raises(HostKeyMismatch, match="@revoked"):
-        says(device)
-    home.write(config, "cut-short ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAA\n" + known(bastion))
-    with pytest.raises(ConfigInvalid, match=r"known_hosts cannot be read \('cut-short"):
-        says(device)
+    other, revoked = f"[127.0.0.1]:{bastion.port} {board.host_key}\n", f"@revoked * {bastion.host_key}\n"
+    for hosts in ("", other, known(bastion) + revoked):
+        home.write(config, hosts)
+        with pytest.raises(DeviceUnreachable, match=r"~/\.ssh/config leads there"):
+            says(device)
     assert bastion.log.count("user ") == seen
     home.write(config, f"@cert-authority *.example {board.host_key}\n{known(bastion)}")
     assert says(device)
