@@ -141,9 +141,9 @@ class _Hop:
 
         A ProxyJump is a command of the system's ssh, as in ssh itself.
         """
-        said = self.settings.get("proxyjump", "none")
+        said, command = self.settings.get("proxyjump", "none"), self.settings.get("proxycommand")
         if said.lower() == "none":
-            return self.settings.get("proxycommand")
+            return None if command is None else str(command)
         words = [word.strip().removeprefix("ssh://").rstrip("/") for word in said.split(",")]
         hosts = [SshAddress.parse(word).host for word in words]
         # A pattern such as `Host *` may name a jump host; the connection to that host itself goes without it.
