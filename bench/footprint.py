@@ -209,7 +209,7 @@ def further_workers(state: Path, times: int) -> list[dict[str, Any]]:
     version = slots.live
     assert version is not None
     order = LoadOrder("digits", str(store.live_folder(slots)), version.digest, str(state), "b")
-    starter = WorkerStarter(log=print)
+    starter = WorkerStarter()
     starts: dict[str, Callable[[socket.socket], Process]] = {"a fork": starter, "a program of its own": start_alone}
     took: dict[str, list[float]] = {how: [] for how in starts}
     for _ in range(times + 1):  # the first fork waits for the fork server

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from edgert.config import DeviceConfig, StateDir
 from edgert.environment import RUNTIME, release_in_use
 from edgert.errors import EdgeRTError
+from edgert.log import log
 from edgert.versions.slot_store import SlotStore
 
 if TYPE_CHECKING:
@@ -32,8 +33,8 @@ class DeviceReporter:
     Payloads are flat: texts, numbers, booleans.
     """
 
-    def __init__(self, state: StateDir, config: DeviceConfig, boot: str, log: Callable[[str], None]) -> None:
-        self._state, self._config, self._boot, self._log = state, config, boot, log
+    def __init__(self, state: StateDir, config: DeviceConfig, boot: str) -> None:
+        self._state, self._config, self._boot = state, config, boot
         self._queue: queue.Queue[Callable[[Spool], object] | None] = queue.Queue(QUEUE_MAX)
         self._thread: threading.Thread | None = None
 
@@ -58,7 +59,7 @@ class DeviceReporter:
             try:
                 slots = store.read()
             except EdgeRTError as error:
-                self._log(f"{model}: {error.message}")
+                log(f"{model}: {error.message}")
                 continue
             active, spare = slots.live, slots.spare
             fields[f"{model}_state"] = slots.state.value
@@ -85,26 +86,26 @@ class DeviceReporter:
             try:
                 thread.start()
             except RuntimeError as error:  # the system gives no more threads
-                self._log(f"telemetry: a message of the device is lost: {error}")
+                log(f"telemetry: a message of the device is lost: {error}")
                 return
             self._thread = thread
         try:
             self._queue.put_nowait(write)
         except queue.Full:
-            self._log("telemetry: the spool is too slow; a message of the device is lost")
+            log("telemetry: the spool is too slow; a message of the device is lost")
 
     def _run(self) -> None:
         from edgert.telemetry.spool import Spool
 
         while (write := self._queue.get()) is not None:
             try:
-                spool = Spool(self._state.spool, log=self._log)
+                spool = Spool(self._state.spool, log=log)
                 try:
                     write(spool)
                 finally:
                     spool.close()
             except EdgeRTError as error:
-                self._log(f"telemetry: not recorded: {error.message}")
+                log(f"telemetry: not recorded: {error.message}")
 
 
 def _sendable(text: str) -> str:

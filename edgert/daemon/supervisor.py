@@ -65,7 +65,7 @@ class Supervisor:
         self._state, self._clock = state, clock
         self._config: DeviceConfig = read_config(state)
         self._boot = f"b{uuid.uuid4().hex[:12]}"
-        self._reporter = DeviceReporter(state, self._config, self._boot, log)
+        self._reporter = DeviceReporter(state, self._config, self._boot)
         self._own_alarms = self._channel_alarms()
         self._alarms: dict[str, tuple[str, ...]] = {"": ()}  # as last reported; "" is the device itself
         self._selector = selectors.DefaultSelector()
@@ -73,7 +73,7 @@ class Supervisor:
         self._acceptor = Acceptor(self._config.serving, self._selector, self._route, clock)
         limit_mb = self._config.serving.memory_mb
         sizes = LearnedSizes(state.learned)
-        self._starter = WorkerStarter(log, lambda: len(state.model_names()) >= FORKED_MODELS_MIN)
+        self._starter = WorkerStarter(lambda: len(state.model_names()) >= FORKED_MODELS_MIN)
         self._budget = MemoryBudget(limit_mb, sizes, self._services, clock, lambda: self._starter.forks)
         self._turns = LoadTurns(self._services, self._budget, clock)
         self._status_rounds = StatusRounds(self._boot, limit_mb, self._services, clock, lambda: state.read_only)
@@ -84,7 +84,7 @@ class Supervisor:
         self._hinted_at_s = -HINT_PAUSE_S
         self._regular = [
             Every(STATE_CHECK_S, self._check_state_folder, clock),
-            Every(incoming.CHECK_S, IncomingFolder(state.incoming, log, clock).clean, clock),
+            Every(incoming.CHECK_S, IncomingFolder(state.incoming, clock).clean, clock),
             Every(latest_time.CHECK_S, LatestTime(state).keep, clock),
         ]
         if (watchdog_s := service_manager.watchdog_s()) is not None:
@@ -324,7 +324,7 @@ class Supervisor:
             commands["http: the server"] = ["edgert.http"]
         for name, words in commands.items():
             command = [sys.executable, "-m", *words, "--state", os.fspath(self._state.root)]
-            process = SideProcess(name, command, self._selector, log, self._clock)
+            process = SideProcess(name, command, self._selector, self._clock)
             self._side_processes.append(process)
             process.start()
         if self._config.follow.registry:
@@ -338,7 +338,6 @@ class Supervisor:
             "channel: the follower",
             command,
             self._selector,
-            log,
             self._clock,
             pause_s_max=interval_s,
             rest_s=lambda: interval_s * random.uniform(0.75, 1.25),

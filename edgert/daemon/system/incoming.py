@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from edgert import machine as host
+from edgert.log import log
 
 PARTIAL_S_MAX = 7 * 86400.0  # after the last byte of an interrupted transfer
 LEFT_S_MAX = 86400.0  # for complete files and folders: an install, a bench
@@ -26,7 +27,6 @@ class IncomingFolder:
     """Cleans `folder` and logs what it removed. `clock` is monotonic seconds."""
 
     folder: Path
-    log: Callable[[str], None]
     clock: Callable[[], float] = time.monotonic
     wall_clock: Callable[[], float] = time.time
     clock_synced: Callable[[], bool | None] = host.clock_synced
@@ -63,4 +63,4 @@ class IncomingFolder:
                 path.unlink()
             except OSError:  # the next check tries again
                 return
-        self.log(f"removed {path}, which a host left behind")
+        log(f"removed {path}, which a host left behind")

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 
 from edgert.backoff import Backoff, doubling
 from edgert.checks.channel_status import AGAIN
+from edgert.log import log
 
 PAUSE_S_MIN = 5.0
 PAUSE_S_MAX = 300.0
@@ -35,14 +36,13 @@ class SideProcess:
         name: str,
         command: Sequence[str],
         selector: selectors.BaseSelector,
-        log: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
         *,
         pause_s_max: float = PAUSE_S_MAX,
         rest_s: Callable[[], float] | None = None,
     ) -> None:
         self._rest_s = rest_s
-        self._name, self._command, self._selector, self._log, self._clock = name, command, selector, log, clock
+        self._name, self._command, self._selector, self._clock = name, command, selector, clock
         self._process: subprocess.Popen[bytes] | None = None
         self._pidfd = -1
         self._backoff = Backoff(doubling(min(PAUSE_S_MIN, pause_s_max), pause_s_max), STABLE_S, clock)
@@ -120,7 +120,7 @@ class SideProcess:
     def _plan_restart(self, what: str, *, quiet: bool = False) -> None:
         pause_s = self._backoff.failed()
         if not quiet:
-            self._log(f"{self._name} {what}; next start in {pause_s:.0f} s")
+            log(f"{self._name} {what}; next start in {pause_s:.0f} s")
         self._due_s = self._clock() + pause_s
 
     def _forget(self) -> None:

@@ -16,6 +16,7 @@ import subprocess
 from collections.abc import Callable
 from typing import Protocol
 
+from edgert.log import log
 from edgert.worker_link import channel
 
 ANSWER_S_MAX = 5.0  # for an exit code; a fork takes milliseconds
@@ -35,8 +36,8 @@ class Process(Protocol):
 class WorkerStarter:
     """Starts workers, on the supervisor's thread; `pays` tells whether there are enough for a fork server."""
 
-    def __init__(self, log: Callable[[str], None], pays: Callable[[], bool] = lambda: True) -> None:
-        self._log, self._pays = log, pays
+    def __init__(self, pays: Callable[[], bool] = lambda: True) -> None:
+        self._pays = pays
         self._forks = _has_pidfd()
         self._server: ForkServer | None = None
 
@@ -46,7 +47,7 @@ class WorkerStarter:
             try:
                 return self._running().fork(end)
             except (ValueError, OSError) as error:
-                self._log(f"no fork server ({error}): this worker starts on its own")
+                log(f"no fork server ({error}): this worker starts on its own")
         return start_alone(end)
 
     @property

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+import pytest
+
 from edgert.config import StateDir, read_config
 from edgert.daemon.device_reporter import DeviceReporter
 from edgert.telemetry.spool import Spool
@@ -12,20 +14,20 @@ from edgert.telemetry.spool import Spool
 NO_STACK_BYTES = 2**46  # half of the address space, which no thread gets
 
 
-def test_a_system_without_threads_costs_a_message(tmp_path: Path) -> None:
-    state, logged = StateDir(tmp_path / "state"), list[str]()
+def test_a_system_without_threads_costs_a_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    state = StateDir(tmp_path / "state")
     state.make()
     state.config.write_text('device = "board"\nprofile = "this-machine"\n[mqtt]\nhost = "127.0.0.1"\n')
-    reporter = DeviceReporter(state, read_config(state), "b1", logged.append)
+    reporter = DeviceReporter(state, read_config(state), "b1")
     before = threading.stack_size(NO_STACK_BYTES)
     try:
         reporter.event("crashed", "echo", {"release": 1})
     finally:
         threading.stack_size(before)
-    assert len(logged) == 1
-    assert "a message of the device is lost" in logged[0]
+    (logged,) = capsys.readouterr().err.splitlines()
+    assert "a message of the device is lost" in logged
     reporter.event("serving", "echo", {"release": 1})
     reporter.close()
-    spool = Spool(state.spool, log=logged.append)
+    spool = Spool(state.spool)
     assert [message.topic.rpartition("/")[2] for message in spool.take(10)] == ["event"]
     spool.close()

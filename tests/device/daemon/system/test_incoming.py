@@ -25,9 +25,7 @@ class Days:
         (self.bench / "input.npy").write_bytes(b"x")
         for path in (self.part, self.whole, self.bench):
             os.utime(path, (WALL_S, WALL_S))
-        self.incoming = IncomingFolder(
-            tmp_path, lambda line: None, lambda: self.now_s, lambda: self.wall_s, lambda: self.synced
-        )
+        self.incoming = IncomingFolder(tmp_path, lambda: self.now_s, lambda: self.wall_s, lambda: self.synced)
 
     def passes(self, seconds: float) -> None:
         """Let time pass, with a check after each period."""

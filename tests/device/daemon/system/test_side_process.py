@@ -20,11 +20,16 @@ STAYS = [sys.executable, "-S", "-c", "import sys; sys.stdin.read()"]
 class Loop:
     """A supervisor's loop in small, with a clock of its own."""
 
-    def __init__(self, command: list[str]) -> None:
+    def __init__(self, command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
         self.now_s = 1000.0
-        self.said: list[str] = []
+        self._capsys, self._logged = capsys, list[str]()
         self.selector = selectors.DefaultSelector()
-        self.process = SideProcess("it", command, self.selector, self.said.append, lambda: self.now_s)
+        self.process = SideProcess("it", command, self.selector, lambda: self.now_s)
+
+    def logged(self) -> list[str]:
+        """Return the lines of the log until now."""
+        self._logged += self._capsys.readouterr().err.splitlines()
+        return self._logged
 
     def turn(self) -> None:
         if self.selector.get_map():
@@ -34,8 +39,8 @@ class Loop:
 
 
 @pytest.fixture
-def loop(request: pytest.FixtureRequest) -> Iterator[Loop]:
-    made = Loop(request.param)
+def loop(request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]) -> Iterator[Loop]:
+    made = Loop(request.param, capsys)
     made.process.start()
     yield made
     made.process.stop()
@@ -44,7 +49,7 @@ def loop(request: pytest.FixtureRequest) -> Iterator[Loop]:
 def ends(loop: Loop, times: int) -> None:
     def ended() -> bool:
         loop.turn()
-        return len(loop.said) == times
+        return len(loop.logged()) == times
 
     wait_until(ended, f"end number {times}")
 
@@ -52,7 +57,7 @@ def ends(loop: Loop, times: int) -> None:
 @pytest.mark.parametrize("loop", [ENDS], indirect=True)
 def test_each_early_end_doubles_the_pause(loop: Loop) -> None:
     ends(loop, 1)
-    assert "ended with 3" in loop.said[0]
+    assert "ended with 3" in loop.logged()[0]
     assert loop.process.due_s() == loop.now_s + PAUSE_S_MIN
     loop.now_s += PAUSE_S_MIN / 2
     loop.turn()
@@ -83,20 +88,19 @@ def test_stop_ends_it_for_good(loop: Loop) -> None:
 
 @pytest.mark.parametrize("loop", [["/nowhere/to/be/found"]], indirect=True)
 def test_what_cannot_be_started_is_tried_again(loop: Loop) -> None:
-    assert "cannot be started" in loop.said[0]
+    assert "cannot be started" in loop.logged()[0]
     assert loop.process.due_s() == loop.now_s + PAUSE_S_MIN
 
 
 class Rounds(Loop):
     """A loop whose process ends with `code` when it has nothing to do, and then rests for an hour."""
 
-    def __init__(self, code: int) -> None:
-        super().__init__([sys.executable, "-S", "-c", f"raise SystemExit({code})"])
+    def __init__(self, code: int, capsys: pytest.CaptureFixture[str]) -> None:
+        super().__init__([], capsys)
         self.process = SideProcess(
             "it",
             [sys.executable, "-S", "-c", f"raise SystemExit({code})"],
             self.selector,
-            self.said.append,
             lambda: self.now_s,
             pause_s_max=900.0,
             rest_s=lambda: 3600.0,
@@ -110,26 +114,28 @@ class Rounds(Loop):
         wait_until(due, f"the next round is due in {pause_s} s")
 
 
-def test_rounds_rest_after_a_good_end() -> None:
-    loop = Rounds(0)
+def test_rounds_rest_after_a_good_end(capsys: pytest.CaptureFixture[str]) -> None:
+    loop = Rounds(0, capsys)
     loop.process.start_in(60.0)
     assert loop.process.pid is None
     loop.now_s += 60.0
     loop.until_due_in(3600.0)
-    assert loop.said == []
+    assert loop.logged() == []
 
 
-def test_a_round_that_waits_comes_again_soon_and_then_later_without_a_line_in_the_log() -> None:
-    loop = Rounds(AGAIN)
+def test_a_round_that_waits_comes_again_soon_and_then_later_without_a_line_in_the_log(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    loop = Rounds(AGAIN, capsys)
     loop.process.start()
     for pause_s in (5.0, 10.0, 20.0, 40.0):
         loop.until_due_in(pause_s)
         loop.now_s += pause_s
-    assert loop.said == []
+    assert loop.logged() == []
 
 
-def test_a_round_that_is_wanted_begins_after_the_one_in_progress() -> None:
-    loop = Rounds(0)
+def test_a_round_that_is_wanted_begins_after_the_one_in_progress(capsys: pytest.CaptureFixture[str]) -> None:
+    loop = Rounds(0, capsys)
     loop.process.start()
     loop.process.start_in(3.0)
     loop.until_due_in(3.0)

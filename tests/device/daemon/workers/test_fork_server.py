@@ -21,8 +21,7 @@ class Starts:
     """A starter, and the daemon's ends of its workers' channels."""
 
     def __init__(self) -> None:
-        self.logged: list[str] = []
-        self.starter = WorkerStarter(self.logged.append)
+        self.starter = WorkerStarter()
         self.ends: list[socket.socket] = []
 
     def ask(self) -> Process:
@@ -99,7 +98,9 @@ def test_workers_outlive_a_killed_server_and_the_next_ones_get_a_new_one(starts:
     assert second.wait(START_S_MAX) == -signal.SIGKILL
 
 
-def test_a_server_that_never_gave_a_worker_is_not_started_again(starts: Starts) -> None:
+def test_a_server_that_never_gave_a_worker_is_not_started_again(
+    starts: Starts, capsys: pytest.CaptureFixture[str]
+) -> None:
     process = starts.ask()
     starts.starter.abandon()
     assert channel.receive(starts.ends[0]) is None, "who waits for it sees the end"
@@ -109,7 +110,8 @@ def test_a_server_that_never_gave_a_worker_is_not_started_again(starts: Starts) 
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     alone = [starts.ask() for _ in range(2)]
     assert all(isinstance(each, subprocess.Popen) for each in alone)
-    assert starts.logged == ["no fork server (it ended with -9): this worker starts on its own"]
+    (logged,) = capsys.readouterr().err.splitlines()
+    assert logged.endswith(" no fork server (it ended with -9): this worker starts on its own")
     for end in starts.ends:
         end.close()
     assert [each.wait(START_S_MAX) for each in alone] == [0, 0]
