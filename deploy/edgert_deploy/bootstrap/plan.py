@@ -206,7 +206,7 @@ def _check_machine(device: Device, profile: DeviceProfile, facts: MachineFacts) 
             "with its venv module (apt-get install python3-venv), or upgrade the system first (Debian and Raspberry Pi OS "
             "from 12, Ubuntu from 22.04). Then bootstrap again"
         )
-    reasons = [reason for reason in misfits(profile, facts) if "memory" not in reason]
+    reasons = [reason for check, reason in misfits(profile, facts).items() if check != "memory"]
     if reasons:
         raise DeviceError(
             f"profile {profile.name} {', '.join(reasons)}; {device.name} is {describe(facts)}: "

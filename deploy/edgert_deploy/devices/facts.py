@@ -148,22 +148,22 @@ def probe(transport: Transport, name: str, own_python: str = "") -> MachineFacts
     )
 
 
-def misfits(profile: DeviceProfile, facts: MachineFacts) -> list[str]:
-    """Return the reasons why `profile` does not fit this machine; none if it does."""
-    reasons = []
-    if profile.machines and facts.machine not in profile.machines:
-        reasons.append(f"is for {', '.join(profile.machines)}")
-    if not facts.python or version(facts.python) < version(profile.python):
-        reasons.append(f"needs Python {profile.python}")
-    elif profile.python_max and version(facts.python) > version(profile.python_max):
-        reasons.append(f"needs Python {profile.python_max} or lower")
-    if version(facts.glibc) < version(profile.glibc):
-        reasons.append(f"needs glibc {profile.glibc}")
-    if facts.memory_mb < profile.memory_mb * MEMORY_SLACK:
-        reasons.append(f"needs {profile.memory_mb} MB of memory")
+def misfits(profile: DeviceProfile, facts: MachineFacts) -> dict[str, str]:
+    """Return why `profile` does not fit this machine, by processor, python, glibc and memory; nothing if it does."""
+    reasons = {}
     l4t = facts.l4t.partition(".")[0]
     if profile.match.l4t and l4t and l4t not in profile.match.l4t:
-        reasons.append(f"is for L4T {', '.join(profile.match.l4t)}")
+        reasons["processor"] = f"is for L4T {', '.join(profile.match.l4t)}"
+    elif profile.machines and facts.machine not in profile.machines:
+        reasons["processor"] = f"is for {', '.join(profile.machines)}"
+    if not facts.python or version(facts.python) < version(profile.python):
+        reasons["python"] = f"needs Python {profile.python}"
+    elif profile.python_max and version(facts.python) > version(profile.python_max):
+        reasons["python"] = f"needs Python {profile.python_max} or lower"
+    if version(facts.glibc) < version(profile.glibc):
+        reasons["glibc"] = f"needs glibc {profile.glibc}"
+    if facts.memory_mb < profile.memory_mb * MEMORY_SLACK:
+        reasons["memory"] = f"needs {profile.memory_mb} MB of memory"
     return reasons
 
 
@@ -184,7 +184,9 @@ def pick_profile(profiles: Sequence[DeviceProfile], facts: MachineFacts, *, loca
     if fitting:
         names = ", ".join(p.name for p in fitting)
         raise ConfigInvalid(f"several profiles fit {describe(facts)}: {names}. Choose one with --profile")
-    why = "; ".join(f"{p.name} {', '.join(misfits(p, facts))}" for p in profiles if local or p.name != LOCAL_PROFILE)
+    why = "; ".join(
+        f"{p.name} {', '.join(misfits(p, facts).values())}" for p in profiles if local or p.name != LOCAL_PROFILE
+    )
     raise ConfigInvalid(
         f"no profile fits {describe(facts)}: {why or 'there are no profiles'}. "
         "Write one under devices/, or choose one with --profile"

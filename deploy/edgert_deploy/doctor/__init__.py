@@ -39,6 +39,15 @@ class Report:
     def ok(self, check: str, text: str) -> None:
         self.found.append(Finding(self.where, check, OK, text))
 
+    def graded(self, check: str, text: str, next_step: str, *, fails: bool, warns: bool) -> None:
+        """Note a failure if it `fails`, else a warning if it `warns`, else that all is well."""
+        if fails:
+            self.fail(check, text, next_step)
+        elif warns:
+            self.warn(check, text, next_step)
+        else:
+            self.ok(check, text)
+
     def warn(self, check: str, text: str, next_step: str) -> None:
         self.found.append(Finding(self.where, check, WARN, text, next_step))
 

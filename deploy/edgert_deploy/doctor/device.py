@@ -124,21 +124,15 @@ def _machine(report: _Report, facts: MachineFacts, profiles_dir: Path | None) ->
     reasons = misfits(profile, facts)
     other = f"edgert device probe {name} finds the profile that fits"
     checks = (
-        ("processor", "is for", f"{facts.machine}{f', L4T {facts.l4t}' if facts.l4t else ''}", other),
-        ("python", "needs Python", f"Python {facts.python or 'older than 3.10, or none'}", f"{report.there('apt-get install python3')}; {other}"),
-        ("glibc", "needs glibc", f"glibc {facts.glibc or 'unknown'}, {facts.distribution}", f"a newer distribution; {other}"),
-        ("memory", "needs", f"{facts.memory_mb} MB", other),
+        ("processor", f"{facts.machine}{f', L4T {facts.l4t}' if facts.l4t else ''}", other),
+        ("python", f"Python {facts.python or 'older than 3.10, or none'}", f"{report.there('apt-get install python3')}; {other}"),
+        ("glibc", f"glibc {facts.glibc or 'unknown'}, {facts.distribution}", f"a newer distribution; {other}"),
+        ("memory", f"{facts.memory_mb} MB", other),
     )  # fmt: skip
-    for check, begins, text, next_step in checks:
-        against = [
-            reason for reason in reasons if reason.startswith(begins) and (check != "memory" or "memory" in reason)
-        ]
-        if not against:
-            report.ok(check, text)
-        elif check == "memory":
-            report.warn(check, f"{text}; {profile.name} {against[0]}", next_step)
-        else:
-            report.fail(check, f"{text}; {profile.name} {', '.join(against)}", next_step)
+    for check, text, next_step in checks:
+        if check in reasons:
+            text = f"{text}; {profile.name} {reasons[check]}"
+        report.graded(check, text, next_step, fails=check in reasons and check != "memory", warns=check in reasons)
     return profile
 
 
@@ -153,12 +147,8 @@ def _state(report: _Report, facts: MachineFacts, clock: Callable[[], float]) -> 
     _clock_agrees(report, int(said["now"]) if said.get("now", "").isdigit() else None, before, after)
     free_mb = int(said["free_kb"]) // 1024 if said.get("free_kb", "").isdigit() else 0
     room = f"{free_mb} MB free for {device.state}"
-    if free_mb < FREE_MB_FAIL:
-        report.fail("room", room, f"free some space there; {device.state}/cache may be removed at any time")
-    elif free_mb < FREE_MB_WARN:
-        report.warn("room", room, f"free some space there; {device.state}/cache may be removed at any time")
-    else:
-        report.ok("room", room)
+    next_step = f"free some space there; {device.state}/cache may be removed at any time"
+    report.graded("room", room, next_step, fails=free_mb < FREE_MB_FAIL, warns=free_mb < FREE_MB_WARN)
     if not device.kind.needs_runtime:
         return
     user, root = said.get("user", "?"), said.get("root", "")
@@ -189,13 +179,9 @@ def _clock_agrees(report: _Report, now: int | None, before: float, after: float)
         return
     skew = clock_skew_s(now, before, after)
     next_step = report.there("timedatectl set-ntp true")
-    text = f"{abs(skew):.0f} s {'behind' if skew < 0 else 'ahead of'} this host"
-    if abs(skew) > SKEW_S_FAIL:
-        report.fail("clock", text, next_step)
-    elif abs(skew) > SKEW_S_WARN:
-        report.warn("clock", text, next_step)
-    else:
-        report.ok("clock", "as this host's")
+    off = abs(skew) > SKEW_S_WARN
+    text = f"{abs(skew):.0f} s {'behind' if skew < 0 else 'ahead of'} this host" if off else "as this host's"
+    report.graded("clock", text, next_step, fails=abs(skew) > SKEW_S_FAIL, warns=off)
 
 
 def clock_skew_s(now: int, before: float, after: float) -> float:
@@ -216,13 +202,9 @@ def _installed(report: _Report) -> DeviceStatus | None:
         next_step = f"edgert bootstrap {device.name}"
         report.fail("installed", error.message.partition(f": {next_step}")[0], next_step, DeviceError.exit_code)
         return None
-    there = status.edgert
-    if there != __version__:
-        report.warn(
-            "installed", f"edgert {there}; this host has {__version__}", f"edgert bootstrap {device.name} --upgrade"
-        )
-    else:
-        report.ok("installed", f"edgert {there}")
+    other = status.edgert != __version__
+    text = f"edgert {status.edgert}" + (f"; this host has {__version__}" if other else "")
+    report.graded("installed", text, f"edgert bootstrap {device.name} --upgrade", fails=False, warns=other)
     for key in ("device", "profile", "site"):
         ours, theirs = getattr(device, "name" if key == "device" else key), getattr(status, key)
         if theirs != ours:

@@ -233,9 +233,5 @@ def _room(report: Report) -> None:
         text = f"{free_mb} MB free for {folder}"
         if not os.access(there, os.W_OK):
             report.fail("room", f"{there} is not writable", f"sudo chown -R $USER {there}")
-        elif free_mb < FREE_MB_FAIL:
-            report.fail("room", text, next_step)
-        elif free_mb < FREE_MB_WARN:
-            report.warn("room", f"{text}; wheels and builds may need more", next_step)
         else:
-            report.ok("room", text)
+            report.graded("room", text, next_step, fails=free_mb < FREE_MB_FAIL, warns=free_mb < FREE_MB_WARN)

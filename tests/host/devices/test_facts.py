@@ -77,7 +77,7 @@ def test_several_that_fit_are_named_not_guessed() -> None:
 
 def test_a_board_sold_as_two_gigabytes_has_a_little_less() -> None:
     two = load_profile("raspberry-pi-4", ROOT / "devices")
-    assert misfits(two, replace(PI_4, memory_mb=1845)) == []
+    assert misfits(two, replace(PI_4, memory_mb=1845)) == {}
 
 
 def test_folders_follow_the_user() -> None:

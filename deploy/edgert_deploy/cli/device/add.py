@@ -128,7 +128,7 @@ def _completed(
         profile = pick_profile(list_profiles(profiles_dir), facts, local=local)
     else:
         profile = load_profile(profile_name, profiles_dir)
-        for reason in misfits(profile, facts):
+        for reason in misfits(profile, facts).values():
             say("", f"warning: profile {profile.name} {reason}; the device is {describe(facts)}")
     home = "" if local else home or facts.default_home
     known = replace(draft, profile=profile.name, state=draft.state or facts.default_state, home=home)

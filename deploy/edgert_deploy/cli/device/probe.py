@@ -80,7 +80,7 @@ def _ask(device: Device, transport: Transport, profiles: list[DeviceProfile]) ->
     """Return the machine's facts, the profile that fits (or None and why), and why others do not."""
     local = not device.kind.needs_runtime
     facts = probe(transport, device.name, device.python)
-    misses = {p.name: misfits(p, facts) for p in profiles if local or p.name != LOCAL_PROFILE}
+    misses = {p.name: list(misfits(p, facts).values()) for p in profiles if local or p.name != LOCAL_PROFILE}
     profile, reason = None, ""
     try:
         profile = pick_profile(profiles, facts, local=local).name

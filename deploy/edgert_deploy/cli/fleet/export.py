@@ -15,7 +15,6 @@ from edgert_deploy.cli.shared.broker_options import broker_options, named_sessio
 from edgert_deploy.cli.shared.options import for_option
 from edgert_deploy.cli.shared.output import say
 from edgert_deploy.cli.shared.stopping import stopping
-from edgert_deploy.cli.shared.types import Duration
 from edgert_deploy.common.addresses import host_and_port
 from edgert_deploy.fleet.export import otlp
 from edgert_deploy.fleet.export.exporter import BY_DEFAULT, DIMENSIONS, Exporter
@@ -26,7 +25,7 @@ from edgert_deploy.fleet.export.scrape import ScrapeServer
 from edgert_deploy.fleet.subscriber import FleetSubscriber
 
 PORT = 9464
-OTLP_EVERY = "60s"
+OTLP_EVERY_S = 60.0
 POLL_S = 0.25
 WRITE_EVERY_S = 1.0
 WRITE_PATH = "/api/v1/write"
@@ -65,13 +64,11 @@ Exit codes: 0 done, 4 refused or misconfigured, 6 the broker cannot be reached.
     "--by", default=",".join(BY_DEFAULT), show_default=True, metavar="WORDS", help="The labels of the series."
 )
 @session_option
-@click.option("--otlp", "otlp_url", metavar="URL", help="Also push to this OTLP endpoint (HTTP, protobuf).")
 @click.option(
-    "--otlp-every",
-    type=Duration(0.5),
-    default=OTLP_EVERY,
-    show_default=True,
-    help="How often to push. $OTEL_EXPORTER_OTLP_HEADERS (name=value,...) is sent along.",
+    "--otlp",
+    "otlp_url",
+    metavar="URL",
+    help="Also push to this OTLP endpoint each minute (HTTP, protobuf), with $OTEL_EXPORTER_OTLP_HEADERS (name=value,...).",
 )
 @click.option(
     "--remote-write",
@@ -87,7 +84,6 @@ def export(
     by: str,
     session_name: str | None,
     otlp_url: str | None,
-    otlp_every: float,
     write_url: str | None,
     for_s: float | None,
 ) -> None:
@@ -101,7 +97,7 @@ def export(
     listeners, pushes = [exporter], list[_Pushes]()
     if otlp_to:
         then = "the next push contains everything"
-        pushes.append(_Pushes(lambda: otlp.push(otlp_to, exporter, time.time(), headers), otlp_every, then))
+        pushes.append(_Pushes(lambda: otlp.push(otlp_to, exporter, time.time(), headers), OTLP_EVERY_S, then))
     if write_url:
         address = http_address("--remote-write", write_url, WRITE_PATH, "http://HOST:9090")
         writer = RemoteWriter(address, clock=time.monotonic, wall_clock=time.time)
