@@ -22,7 +22,6 @@ from edgert_deploy.cli.shared.options import json_option
 from edgert_deploy.cli.shared.output import emit
 from edgert_deploy.cli.shared.types import ChannelName, ModelName
 from edgert_deploy.rollout.channel_entries import newest_of, with_release
-from edgert_deploy.rollout.channels import Change
 
 
 @click.command()
@@ -63,8 +62,7 @@ def promote(
         if name == target and not (chosen.sites or chosen.profiles or chosen.tags):
             devices = {"share": chosen.share}  # more devices of the same
         entry = replace(entry, **devices, **trial)
-        change = Change(signing.lasts_s)
-        statement = channels.change(target, lambda entries: with_release(entries, entry), key, change)
+        statement = channels.change(target, lambda entries: with_release(entries, entry), key, lasts_s=signing.lasts_s)
     text = (
         f"release {entry.release} of {model} is in channel {target} for {devices_text(entry)}: counter "
         f"{statement.counter}, until {statement.expires}"

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from edgert.bundle.channel import Statement, read_statement, sign_statement
@@ -30,14 +29,6 @@ SEEN_BYTES_MAX = 1024**2
 
 class ChannelChanged(EdgeRTError, code="channel.changed", exit_code=6, retryable=True):
     """Another host changed the channel at the same time."""
-
-
-@dataclass(frozen=True)
-class Change:
-    """The changes of a channel besides its entries: how long it is valid, and which keys devices no longer trust."""
-
-    lasts_s: float = EXPIRES_S
-    revoked: tuple[str, ...] = ()
 
 
 class Seen:
@@ -92,15 +83,16 @@ class Channels:
         channel: str,
         edit: Callable[[Entries], Entries],
         key: SigningKey,
-        change: Change | None = None,
         *,
+        lasts_s: float = EXPIRES_S,
+        revoked: tuple[str, ...] = (),
         begins: bool = True,
     ) -> Statement:
         """Sign and put the channel's next statement, whose entries `edit` makes of the present ones; return it.
 
-        With `begins` a channel that is not there begins with no entry. Raises ChannelChanged, and what `read` does.
+        It is valid for `lasts_s`, and devices no longer trust the keys in `revoked`. With `begins` a channel that is not
+        there begins with no entry. Raises ChannelChanged, and what `read` does.
         """
-        change = change or Change()
         known, before = "", None
         try:
             known, before = self._read(channel)
@@ -112,7 +104,7 @@ class Channels:
                     f"{self.registry.repository} has no channel {channel} any more; this user saw it with counter "
                     f"{counter}. Restore the registry, or begin it anew under another name"
                 ) from None
-        statement = self._next(channel, before, edit, change)
+        statement = self._next(channel, before, edit(before.entries if before else ()), lasts_s, revoked)
         envelope = sign_statement(statement, key)
         manifest = channel_manifest(envelope, channel, statement.counter, statement.expires)
         put_small(self.registry, EMPTY, envelope)
@@ -143,7 +135,7 @@ class Channels:
         return found[0], statement
 
     def _next(
-        self, channel: str, before: Statement | None, edit: Callable[[Entries], Entries], change: Change
+        self, channel: str, before: Statement | None, entries: Entries, lasts_s: float, revoked: tuple[str, ...]
     ) -> Statement:
         now_s = self._clock()
         if before is not None and expiry_time(before.issued) > now_s:
@@ -154,9 +146,9 @@ class Channels:
             channel=channel,
             counter=max(before.counter + 1 if before else 1, int(now_s)),
             issued=time_text(now_s),
-            expires=time_text(now_s + change.lasts_s),
-            entries=edit(before.entries if before else ()),
-            revoked=tuple(dict.fromkeys((*(before.revoked if before else ()), *change.revoked))),
+            expires=time_text(now_s + lasts_s),
+            entries=entries,
+            revoked=tuple(dict.fromkeys((*(before.revoked if before else ()), *revoked))),
         )
 
     def _check_unchanged(self, channel: str, digest: str) -> None:

@@ -12,7 +12,7 @@ from edgert.bundle.signing import SigningKey, new_key
 from edgert.errors import ChannelTooOld, ConfigInvalid, NotInRegistry, SignatureInvalid
 from edgert.registry.artifacts import channel_tag
 from edgert_deploy.rollout.channel_entries import Entries
-from edgert_deploy.rollout.channels import Change, ChannelChanged, Channels, Seen
+from edgert_deploy.rollout.channels import ChannelChanged, Channels, Seen
 from tests.support.registries import RegistryServer
 
 NOW_S = 1_800_000_000.0
@@ -56,7 +56,7 @@ def test_each_change_raises_the_counter(server: RegistryServer, key: SigningKey,
 
 def test_keys_stay_revoked(server: RegistryServer, key: SigningKey, tmp_path: Path) -> None:
     channels = host(server, key, tmp_path / "seen")
-    channels.change("revoking", one, key, Change(3600, ("0" * 16,)))
+    channels.change("revoking", one, key, lasts_s=3600, revoked=("0" * 16,))
     assert channels.change("revoking", same, key).revoked == ("0" * 16,)
 
 

@@ -19,7 +19,6 @@ from edgert_deploy.cli.shared.options import json_option
 from edgert_deploy.cli.shared.output import emit
 from edgert_deploy.cli.shared.types import ChannelName
 from edgert_deploy.rollout.channel_entries import Entries, with_halt, without_model
-from edgert_deploy.rollout.channels import Change
 
 
 @click.command()
@@ -113,5 +112,6 @@ def _change(
     """Change a channel that is there, and print its next statement."""
     key = signing.key()
     with reach.opened() as client:
-        statement = channels_of(client).change(name, edit, key, Change(signing.lasts_s, revoked), begins=False)
+        channels, lasts_s = channels_of(client), signing.lasts_s
+        statement = channels.change(name, edit, key, lasts_s=lasts_s, revoked=revoked, begins=False)
     emit({"ok": True, "channel": to_json(statement)}, statement_table(statement), as_json)

@@ -27,7 +27,7 @@ from edgert_deploy.cli.shared.stopping import stopping
 from edgert_deploy.cli.shared.types import ChannelName, Duration, ModelName
 from edgert_deploy.fleet.channels import EVENTS_MS, STATES, Progress, progress_of
 from edgert_deploy.rollout.channel_entries import with_halt
-from edgert_deploy.rollout.channels import Change, Channels
+from edgert_deploy.rollout.channels import Channels
 from edgert_deploy.rollout.waves import Share
 
 STOP_S = 0.2
@@ -75,7 +75,7 @@ def watch(
     """
     limit, key, stopped = Share.parse(max_failures), signing.key(), stopping(for_s)
     with reach.opened() as registry:
-        watching = _Watching(channels_of(registry), name, model, store_url, limit, key, Change(signing.lasts_s))
+        watching = _Watching(channels_of(registry), name, model, store_url, limit, key, signing.lasts_s)
         while True:
             done = watching.look()
             if done or _pause(interval_s, stopped):
@@ -90,12 +90,12 @@ class _Watching:
     """One watch; `found` is the last progress of releases not halted, `halted` names what it halted."""
 
     def __init__(
-        self, channels: Channels, name: str, model: str, store_url: str, limit: Share, key: SigningKey, change: Change
+        self, channels: Channels, name: str, model: str, store_url: str, limit: Share, key: SigningKey, lasts_s: float
     ) -> None:
         self.found: list[Progress] = []
         self.halted: list[str] = []
         self._channels, self._name, self._model, self._store = channels, name, model, store_url
-        self._limit, self._key, self._change = limit, key, change
+        self._limit, self._key, self._lasts_s = limit, key, lasts_s
         self._said: list[str] = []
 
     def look(self) -> bool:
@@ -111,7 +111,9 @@ class _Watching:
         return all(one.done or one.entry.halted or model in self.halted for model, one in newest.items())
 
     def _halt(self, model: str, progress: Progress) -> None:
-        self._channels.change(self._name, lambda entries: with_halt(entries, model, True), self._key, self._change)
+        self._channels.change(
+            self._name, lambda entries: with_halt(entries, model, True), self._key, lasts_s=self._lasts_s
+        )
         self.halted.append(model)
         say("", f"halted release {progress.entry.release} of {model}: more than {self._limit} of the devices went back")
 

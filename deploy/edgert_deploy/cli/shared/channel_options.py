@@ -28,7 +28,7 @@ from edgert_deploy.common.project import find_project
 from edgert_deploy.common.registry import open_registry
 from edgert_deploy.common.trial_limits import limits_for
 from edgert_deploy.rollout.channel_entries import with_release
-from edgert_deploy.rollout.channels import EXPIRES_S, Change, Channels, Seen
+from edgert_deploy.rollout.channels import EXPIRES_S, Channels, Seen
 from edgert_deploy.rollout.publish import Release
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -173,8 +173,8 @@ def offer_release(
 ) -> tuple[dict[str, Any], str]:
     """Offer a release to a channel's devices as `how` says; return its statement as JSON, and a line."""
     entry = Entry(release.model, release.number, release.digest, release.envelope, release.oci_manifest, **how)
-    change = Change(signing.lasts_s)
-    statement = channels_of(registry).change(channel, lambda entries: with_release(entries, entry), key, change)
+    channels, lasts_s = channels_of(registry), signing.lasts_s
+    statement = channels.change(channel, lambda entries: with_release(entries, entry), key, lasts_s=lasts_s)
     line = f"channel {channel}, counter {statement.counter}: for {devices_text(entry)}, until {statement.expires}"
     return to_json(statement), line
 
