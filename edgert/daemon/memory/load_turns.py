@@ -69,20 +69,24 @@ class LoadTurns:
         now_s = self._clock()
         for model, wait in list(self._waits.items()):
             if now_s >= wait.again_at_s:
-                self._services[model].sync()
-                if self._waits.get(model) is wait:  # it does not want to load any more
+                self._try_again(self._services[model])
+                if self._waits.get(model) is wait:  # it does not wait any more
                     del self._waits[model]
         queued = [service for model, service in self._services.items() if model in self._queued]
         for service in sorted(queued, key=lambda service: (service.asked_at_s is None, not service.pinned)):
             if not self._free_turn():
                 return
-            self._queued.discard(service.model)  # it may not want to load any more
-            service.sync()
+            self._queued.discard(service.model)
+            self._try_again(service)
 
     def due_s(self) -> float | None:
         """Return when `tick` is due, on the clock; None for never."""
         times = [wait.again_at_s for wait in self._waits.values()] + (self._ends_s() if self._queued else [])
         return min(times, default=None)
+
+    def _try_again(self, service: ModelService) -> None:
+        if service.waits:
+            service.sync()
 
     def _free_turn(self) -> bool:
         return len(self._ends_s()) < self._at_once

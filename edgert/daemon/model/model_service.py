@@ -200,6 +200,11 @@ class ModelService:
         return not (self._waiting or self.trial.in_progress or self.workers.serving)
 
     @property
+    def waits(self) -> bool:
+        """Whether the live version waits until it may load; a crash since then has a pause of its own."""
+        return self._idle is ModelState.WAITING
+
+    @property
     def settled(self) -> bool:
         """Whether the first version has loaded, or will not soon."""
         return self.workers.loading is None and self._state is not ModelState.WAITING

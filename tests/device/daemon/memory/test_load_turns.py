@@ -11,6 +11,7 @@ from edgert.daemon.memory.load_turns import ROOM_RETRY_S, ROOM_S_MAX, TURN_S, Lo
 from edgert.daemon.memory.memory_budget import IDLE_S_MIN, MemoryBudget
 from edgert.daemon.memory.worker_sizes import LearnedSizes
 from edgert.daemon.model.model_service import ModelService
+from edgert.daemon.model.restarts import RESTART_PAUSES_S
 from edgert.errors import Unavailable
 from edgert.versions.slot_store import SlotStore
 from edgert.versions.slots import SlotState, State, Version
@@ -151,3 +152,22 @@ def test_a_model_that_is_removed_waits_for_no_memory_any_more(tmp_path: Path) ->
     second.sync()
     world.wait(ROOM_RETRY_S)
     assert (second.state, world.turns.due_s()) == ("stopped", None)
+
+
+def test_a_crash_pauses_also_where_the_next_version_waits_for_memory(tmp_path: Path) -> None:
+    world = World(tmp_path, limit_mb=21)
+    first = world.add("first")
+    world.add("second")
+    for model in ("first", "second"):
+        world.ask(model)
+        worker = world.loaded(model)
+        worker.run_page.since_s = world.now_s
+    first.store.commit(SlotState(State.STEADY, "a", a=Version(2, "two", good=True), ratchet=1))
+    first.sync()
+    assert (first.state, world.turns.due_s()) == ("ready", world.now_s + ROOM_RETRY_S)
+    first.ended(next(iter(first.workers)))
+    world.wait(ROOM_RETRY_S)
+    assert (first.state, world.turns.due_s()) == ("restarting", None)
+    world.now_s += RESTART_PAUSES_S[0]
+    first.tick()
+    assert first.state == "waiting"
