@@ -60,6 +60,8 @@ def replacing(path: Path, *, durable: bool = True, mode: int = PRIVATE, shared: 
     `shared`, where several processes may write at once without a lock, its name holds the process id. Without
     `durable`, a power cut may lose the change or damage the file. Raises OSError.
     """
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "it is a folder, a pipe or a device, no file", os.fspath(path))
     own = f".{os.getpid()}" if shared else ""
     beside = path.with_name(f".{path.name}{own}.new")
     try:

@@ -32,12 +32,12 @@ def read_text(path: Path, bytes_max: int) -> str:
         with path.open("rb") as file:
             data = file.read(bytes_max + 1)
         if len(data) > bytes_max:
-            raise ConfigInvalid(f"{path} has {path.stat().st_size} bytes; the limit is {bytes_max}")
+            raise ConfigInvalid(f"{path} is too large, the limit is {bytes_max} bytes: give another file")
         return data.decode()
     except OSError as error:
         raise ConfigInvalid(f"cannot read {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise ConfigInvalid(f"{path} is not UTF-8 text") from error
+        raise ConfigInvalid(f"{path} is not UTF-8 text: save it as such, or give another file") from error
 
 
 def parse_toml(text: str, where: str) -> dict[str, Any]:

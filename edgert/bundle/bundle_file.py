@@ -127,7 +127,7 @@ def open_bundle(path: Path, trusted: tuple[PublicKey, ...] | None) -> Iterator[B
         raise BundleCorrupt(f"cannot open bundle {path}: {error.strerror}") from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise BundleCorrupt(f"{path} is not a regular file")
+        raise BundleCorrupt(f"{path} is a pipe or a device, not a file: give the .edgert file")
     with os.fdopen(descriptor, "rb") as file:
         with _naming(path):
             bundle = _open(path, file, trusted)

@@ -75,7 +75,9 @@ def parse_envelope(data: bytes, payload_type: str = PAYLOAD_TYPE) -> Envelope:
             payload_type=payload_type,
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, binascii.Error) as error:
-        raise BundleCorrupt(f"the {_WHAT[payload_type]}'s envelope cannot be read: {type(error).__name__}") from error
+        raise BundleCorrupt(
+            f"the {_WHAT[payload_type]}'s envelope cannot be read: it was damaged, send it again"
+        ) from error
     # Base64 and JSON have several forms of the same value. Only one is accepted, so that every changed byte is noticed.
     if _canonical(payload_type, envelope.payload, envelope.key_ids, envelope.signatures) != data:
         what = _WHAT[payload_type]

@@ -17,6 +17,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from edgert.errors import ConfigInvalid
 
+KEY_BYTES_MAX = 64 * 1024  # a device such as /dev/zero has no end
+
 
 @dataclass(frozen=True)
 class PublicKey:
@@ -139,6 +141,7 @@ def read_keyring(folder: Path) -> Keyring:
 
 def _read(path: Path, advice: str) -> bytes:
     try:
-        return path.read_bytes()
+        with path.open("rb") as file:
+            return file.read(KEY_BYTES_MAX)
     except OSError as error:
         raise ConfigInvalid(f"cannot read key {path}: {error.strerror}; {advice}") from error

@@ -28,6 +28,15 @@ def test_an_error_leaves_what_was_there_and_nothing_beside_it(tmp_path: Path) ->
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_pipe_or_a_device_is_never_replaced_by_a_file(tmp_path: Path) -> None:
+    """Root could replace /dev/null."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(StorageFailed, match=r"cannot write .*: it is a folder, a pipe or a device, no file"):
+        store_file(tmp_path / "pipe", b"x")
+    assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
+    assert (tmp_path / "pipe").is_fifo()
+
+
 def test_a_fault_of_the_disk_is_one_error_and_a_held_lock_another(tmp_path: Path) -> None:
     path = tmp_path / "missing" / "state.json"
     with pytest.raises(StorageFailed, match=rf"^cannot write {path}: No such file or directory$"):

@@ -130,7 +130,7 @@ def _check_recipe(request: BuildRequest) -> None:
 
 def check_request(request: BuildRequest, out: Path) -> None:
     """Raise ConfigInvalid or CalibrationInvalid for a request that cannot be built."""
-    if not out.parent.is_dir() or out.is_dir():
+    if not out.parent.is_dir() or (out.exists() and not out.is_file()):
         raise ConfigInvalid(f"cannot write a bundle to {out}: give --out a file name in a folder that exists")
     if not NAME.fullmatch(request.model):
         raise ConfigInvalid(f"model name {request.model[:80]!r}: give one with --name; {NAME_RULE}")

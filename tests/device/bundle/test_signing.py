@@ -47,6 +47,8 @@ def test_files_that_hold_no_such_key_are_refused_with_the_next_step(tmp_path: Pa
             read_public_key(tmp_path / name)
     with pytest.raises(ConfigInvalid, match="edgert keys new"):
         read_signing_key(tmp_path / "missing")
+    with pytest.raises(ConfigInvalid):
+        read_signing_key(Path("/dev/zero"))  # without an end
 
 
 def test_trusted_keys_are_the_folders_in_name_order_and_a_damaged_file_holds_up_no_other(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,9 @@ def test_a_folder_that_does_not_exist_is_named_before_anything_is_built(
 ) -> None:
     with pytest.raises(ConfigInvalid, match="missing"):
         pack(request_, signing_key, tmp_path / "missing" / "digits.edgert")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigInvalid, match=r"cannot write a bundle to .*pipe: give --out a file name"):
+        pack(request_, signing_key, tmp_path / "pipe")
 
 
 def test_a_sample_in_both_sets_is_found_and_refused(

@@ -89,7 +89,7 @@ def _receipts(changes: Sequence[Change]) -> Iterator[str]:
     for change, drop in worst:
         yield f"receipt   {change.field.removesuffix('.artifact')}: {change.before:.4f} -> {change.after:.4f} ({difference_text(-drop)})"
     if rest := len(changes) - len(shown) - len(worst):
-        yield f"receipt   {rest} {'other fields' if shown or worst else 'fields'} changed: --json names them"
+        yield f"receipt   {counted(rest, 'other field' if shown or worst else 'field')} changed: --json names them"
 
 
 def _drop(change: Change) -> float:

@@ -310,6 +310,8 @@ def _as_samples(path: Path, what: str, advice: str) -> Iterator[None]:
         raise CalibrationInvalid(problem)
     try:
         yield
+    except FileNotFoundError as error:
+        raise CalibrationInvalid(f"there is no {path}: {advice}") from error
     except OSError as error:
         raise CalibrationInvalid(f"cannot read {path}: {error.strerror or error}") from error
     except (

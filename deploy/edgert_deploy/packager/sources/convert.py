@@ -53,6 +53,8 @@ def framework_of(path: Path) -> str | None:
     """Return "keras" or "torch" for a model of one, by its content. None for any other file."""
     if path.is_dir():
         return "keras" if (path / "saved_model.pb").is_file() else None
+    if not path.is_file():
+        return None
     try:
         with path.open("rb") as file:
             magic = file.read(8)

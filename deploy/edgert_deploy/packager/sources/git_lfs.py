@@ -1,4 +1,4 @@
-"""Git LFS pointers: what a clone without Git LFS holds in place of a model or of samples."""
+"""Files that are no model or samples: pointers of Git LFS, which a clone without it holds, pipes and devices."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ BEGINNING = b"version https://git-lfs.github.com/spec/"
 
 
 def pointer_problem(path: Path) -> str:
-    """Return what to tell the user about `path` if it is a pointer of Git LFS, else an empty text."""
-    if not path.is_file():  # opening a pipe would wait
-        return ""
+    """Return what to tell the user about a pointer of Git LFS, a pipe or a device; else an empty text."""
+    if not path.is_file():  # opening a pipe would wait, and a device may have no end
+        is_special = path.exists() and not path.is_dir()
+        return f"{path} is a pipe or a device: write its content to a file, and give that" if is_special else ""
     with suppress(OSError), path.open("rb") as file:
         if file.read(len(BEGINNING)) == BEGINNING:
             return f"{path} is a Git LFS pointer, not the file itself: run git lfs pull in its folder"

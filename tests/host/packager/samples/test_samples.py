@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import zipfile
 from pathlib import Path
@@ -98,6 +99,10 @@ def test_missing_and_foreign_files_are_refused(tmp_path: Path) -> None:
         with pytest.raises(CalibrationInvalid) as raised:
             load_samples(tmp_path / name, SOURCE, at_least=1)
         assert "pickle" not in raised.value.message
+        assert "write it with numpy.save" in raised.value.message
+    os.mkfifo(tmp_path / "pipe.npz")
+    with pytest.raises(CalibrationInvalid, match="is a pipe or a device"):
+        load_samples(tmp_path / "pipe.npz", SOURCE, at_least=1)
 
 
 def test_an_array_of_another_form_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:

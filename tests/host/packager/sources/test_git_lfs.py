@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,15 @@ def test_only_a_pointer_is_a_problem(tmp_path: Path) -> None:
     (tmp_path / "b").write_bytes(b"version 2")
     assert "run git lfs pull" in pointer_problem(tmp_path / "a")
     assert [pointer_problem(tmp_path / name) for name in ("b", "missing", ".")] == ["", "", ""]
+
+
+@pytest.mark.parametrize("name", ["pipe.onnx", "pipe.pt", "/dev/zero"])
+def test_a_pipe_or_a_device_is_refused_before_it_is_opened(name: str, tmp_path: Path) -> None:
+    """A pipe would wait for a writer, and a device may have no end."""
+    if name.startswith("pipe"):
+        os.mkfifo(tmp_path / name)
+    with pytest.raises(SourceInvalid, match="is a pipe or a device: write its content to a file"):
+        load_source(tmp_path / name)
 
 
 @pytest.mark.parametrize("name", ["m.onnx", "m.tflite", "m.pt", "m.keras", "saved/saved_model.pb", "saved/variables/v"])
