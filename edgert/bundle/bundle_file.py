@@ -124,7 +124,7 @@ def open_bundle(path: Path, trusted: tuple[PublicKey, ...] | None) -> Iterator[B
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
-        raise BundleCorrupt(f"cannot open bundle {path}: {error.strerror}") from error
+        raise BundleCorrupt(f"cannot open bundle {path}: {error.strerror}; give the .edgert file") from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise BundleCorrupt(f"{path} is a pipe or a device, not a file: give the .edgert file")

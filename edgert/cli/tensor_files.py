@@ -54,7 +54,7 @@ def read_inputs(source: Path) -> NDArray[Any] | Arrays:
         with loaded:
             return {name: loaded[name] for name in loaded.files}
     except OSError as error:
-        raise InputError(f"{source} cannot be read: {error.strerror or error}") from error
+        raise InputError(f"{source} cannot be read: {error.strerror or error}; {advice}") from error
     except (ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
         with contextlib.suppress(InputError):
             return read_csv(source)

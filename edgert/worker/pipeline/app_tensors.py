@@ -133,7 +133,8 @@ class AppTensors:
         if len(counts) != 1:
             raise RequestError(f"the inputs have batches of {sorted(counts)} items; give the same number on all")
         if not 1 <= (count := counts.pop()) <= ITEMS_MAX:
-            raise RequestError(f"the request has {count} items; it may have 1 to {ITEMS_MAX}: split it")
+            advice = "split it" if count else "send one or more"
+            raise RequestError(f"the request has {count} items; it may have 1 to {ITEMS_MAX}: {advice}")
         return count
 
     def _forms(self, number: int, count: int) -> tuple[TensorSpec, ...]:

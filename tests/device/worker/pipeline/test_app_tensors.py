@@ -27,7 +27,7 @@ def app_tensors(folder: Path, **options: Any) -> AppTensors:
         ((ITEM, ITEM), "the request has 2"),
         ((ITEM[:, :3],), r"takes FP32 \[-1, 4\], got FP32 \[1, 3\]"),
         ((ITEM.astype(np.int32),), "got INT32"),
-        ((ITEM[:0],), "has 0 items"),
+        ((ITEM[:0],), "has 0 items; it may have 1 to 1024: send one or more"),
         ((np.zeros((1025, 4), np.float32),), "1 to 1024: split it"),
     ],
 )
