@@ -79,8 +79,10 @@ def read_work(folder: Path) -> list[Piece]:
             artifacts.append((str(one["id"]), local))
         sample = [np.ascontiguousarray(np.load(_inside(folder, name), allow_pickle=False)) for name in value["samples"]]
     except OSError as error:
-        raise ConfigInvalid(f"cannot read {error.filename or folder}: {error.strerror or error}; give a folder that edgert bench made, or "
-            "measure a live version with --model NAME") from error
+        raise ConfigInvalid(
+            f"cannot read {error.filename or folder}: {error.strerror or error}; give a folder that edgert bench made, or "
+            "measure a live version with --model NAME"
+        ) from error
     except (ValueError, KeyError, TypeError, AttributeError, EOFError, BadZipFile, EdgeRTError) as error:
         if isinstance(error, ConfigInvalid):
             raise

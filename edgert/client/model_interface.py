@@ -44,7 +44,9 @@ class ModelInterface:
                 specs = self._with_text
             elif set(inputs) != set(names):
                 also = f", or {short} with text as {self._forms[0].name!r}" if short else ""
-                raise RequestError(f"model {self.model} takes inputs {names}{also}, got {sorted(inputs)}: send these names and no others")
+                raise RequestError(
+                    f"model {self.model} takes inputs {names}{also}, got {sorted(inputs)}: send these names and no others"
+                )
             given = [_array(inputs[spec.name]) for spec in specs]
         elif 1 in (len(names), len(short)):
             specs = specs if len(names) == 1 else self._with_text
