@@ -85,7 +85,7 @@ class LoadTurns:
         return min(times, default=None)
 
     def _try_again(self, service: ModelService) -> None:
-        if service.waits:
+        if not service.pauses:
             service.sync()
 
     def _free_turn(self) -> bool:

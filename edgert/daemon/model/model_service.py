@@ -200,9 +200,9 @@ class ModelService:
         return not (self._waiting or self.trial.in_progress or self.workers.serving)
 
     @property
-    def waits(self) -> bool:
-        """Whether the live version waits until it may load; a crash since then has a pause of its own."""
-        return self._idle is ModelState.WAITING
+    def pauses(self) -> bool:
+        """Whether the model restarts after a pause, before which it is not tried again."""
+        return self._restarts.due_s() is not None
 
     @property
     def settled(self) -> bool:

@@ -160,8 +160,7 @@ def test_a_crash_pauses_also_where_the_next_version_waits_for_memory(tmp_path: P
     world.add("second")
     for model in ("first", "second"):
         world.ask(model)
-        worker = world.loaded(model)
-        worker.run_page.since_s = world.now_s
+        world.loaded(model).run_page.since_s = world.now_s
     first.store.commit(SlotState(State.STEADY, "a", a=Version(2, "two", good=True), ratchet=1))
     first.sync()
     assert (first.state, world.turns.due_s()) == ("ready", world.now_s + ROOM_RETRY_S)
@@ -171,3 +170,19 @@ def test_a_crash_pauses_also_where_the_next_version_waits_for_memory(tmp_path: P
     world.now_s += RESTART_PAUSES_S[0]
     first.tick()
     assert first.state == "waiting"
+
+
+def test_a_command_is_answered_if_the_model_is_unloaded_while_the_next_version_waits(tmp_path: Path) -> None:
+    world = World(tmp_path, limit_mb=21)
+    first = world.add("first")
+    world.add("second")
+    for model in ("first", "second"):
+        world.ask(model)
+        world.loaded(model).run_page.since_s = world.now_s
+    first.store.commit(SlotState(State.STEADY, "a", a=Version(2, "two", good=True), ratchet=1))
+    told: list[object] = []
+    first.sync(told.append)
+    first.unload("room for other")
+    assert told == []
+    world.wait(ROOM_RETRY_S)
+    assert (told, first.state) == ([None], "unloaded")
