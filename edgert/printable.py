@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Sequence
 
 CHARS_MAX = 1_000_000
 # Format characters that reorder or hide text; those that shape letters (joiners) stay.
@@ -27,6 +28,12 @@ def printable(text: str, chars_max: int = CHARS_MAX, *, newlines: bool = True) -
 def counted(number: int, noun: str) -> str:
     """Return `1 sample` or `2 samples`."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def some_of(names: Sequence[str], most: int) -> str:
+    """Return the first `most` names, and how many more there are; `none` for none."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more or "none"
 
 
 def _controls(character: str) -> bool:

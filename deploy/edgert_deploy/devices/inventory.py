@@ -37,11 +37,12 @@ from tomlkit.items import Table
 from edgert.durable import locked, replace_file
 from edgert.errors import ConfigInvalid
 from edgert.names import NAME, NAME_RULE, checked_id
+from edgert.printable import some_of
 from edgert.toml_file import about, from_table, parse_toml
 from edgert.typed_json import Closed
 from edgert_deploy.common.addresses import host_and_port
 from edgert_deploy.common.project import find_project
-from edgert_deploy.devices.selector import ALL, select, some_of
+from edgert_deploy.devices.selector import ALL, KNOWN_SHOWN_MAX, select
 from edgert_deploy.devices.transports import TRANSPORTS, TransportKind
 
 TAG = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}(=[A-Za-z0-9_.+:/@-]{1,63})?")
@@ -157,7 +158,7 @@ class Inventory:
         """Return the one device that `selector` matches. Raises ConfigInvalid if it matches several."""
         chosen = self.select(selector)
         if len(chosen) > 1:
-            names = some_of([device.name for device in chosen])
+            names = some_of([device.name for device in chosen], KNOWN_SHOWN_MAX)
             raise ConfigInvalid(f"{selector!r} selects {len(chosen)} devices ({names}): this command takes one")
         return chosen[0]
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgert.errors import ConfigInvalid
+from edgert.printable import some_of
 
 if TYPE_CHECKING:
     from edgert_deploy.devices.inventory import Device
@@ -64,15 +64,11 @@ def _known(devices: list[Device], word: str) -> str:
     """List what `word` could have been, shortened."""
     kind = word.partition(":")[0] if ":" in word else ""
     if kind == "tag":
-        return f"tags {some_of({tag for d in devices for tag in d.tags})}"
+        return f"tags {some_of(sorted({tag for d in devices for tag in d.tags}), KNOWN_SHOWN_MAX)}"
     if kind in ("site", "profile"):
-        return f"{kind}s {some_of({getattr(d, kind) for d in devices})}"
+        return f"{kind}s {some_of(sorted({getattr(d, kind) for d in devices}), KNOWN_SHOWN_MAX)}"
     if kind:
         return "tag:, site: and profile: to select by"
-    groups = {group for d in devices for group in d.groups}
-    return f"devices {some_of([d.name for d in devices])}" + (f"; groups {some_of(groups)}" if groups else "")
-
-
-def some_of(names: Iterable[str]) -> str:
-    ordered = list(names) if isinstance(names, list) else sorted(names)
-    return ", ".join(ordered[:KNOWN_SHOWN_MAX]) or "none"
+    groups = sorted({group for d in devices for group in d.groups})
+    names = some_of([d.name for d in devices], KNOWN_SHOWN_MAX)
+    return f"devices {names}" + (f"; groups {some_of(groups, KNOWN_SHOWN_MAX)}" if groups else "")

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from edgert.printable import counted, printable
+from edgert.printable import counted, printable, some_of
 
 CELL_CHARS_MAX = 300
 NAMES_MAX = 5  # of the devices that failed for one cause
@@ -35,12 +35,6 @@ def columns(rows: Sequence[Sequence[str]]) -> str:
     widths = [max(len(row[i]) for row in shown) for i in range(len(shown[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in shown]
     return "\n".join(line.rstrip() for line in lines)
-
-
-def some_of(names: Sequence[str], most: int) -> str:
-    """Return the first `most` names, and how many more there are."""
-    rest = len(names) - most
-    return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def error_lines(errors: Sequence[tuple[str, str, str]]) -> str:
