@@ -27,7 +27,6 @@ from edgert.telemetry.link import CONNECTED, STOPPED, Link
 from edgert_deploy.bootstrap.plan import (
     BootstrapOptions,
     BootstrapPlan,
-    Progress,
     check_no_trial,
     plan_bootstrap,
     restart_marker,
@@ -42,7 +41,7 @@ from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.profiles import DeviceProfile
 from edgert_deploy.devices.remote import QUICK_S_MAX, RemoteDaemon
 from edgert_deploy.devices.service import Unit
-from edgert_deploy.devices.transports import Transport, in_folder
+from edgert_deploy.devices.transports import LineSink, Transport, in_folder
 
 ANSWER_S_MAX = 60.0  # until the daemon of the previous runtime answers again
 BROKER_S_MAX = 15.0  # for the first connection of the new daemon
@@ -74,7 +73,7 @@ def bootstrap(
     profile: DeviceProfile,
     options: BootstrapOptions,
     transport: Transport,
-    progress: Progress = lambda _: None,
+    progress: LineSink = lambda _: None,
 ) -> BootstrapResult:
     """Install, configure and start EdgeRT on `device`.
 
@@ -87,7 +86,7 @@ def bootstrap(
 
 
 def use_previous_runtime(
-    device: Device, options: BootstrapOptions, transport: Transport, progress: Progress = lambda _: None
+    device: Device, options: BootstrapOptions, transport: Transport, progress: LineSink = lambda _: None
 ) -> BootstrapResult:
     """Change to the previous runtime, on trial like any change. Raises DeviceError if there is none."""
     with setting_up(device, transport, make=False) as held:
@@ -109,7 +108,7 @@ def use_previous_runtime(
 class _Work:
     """The changes of one bootstrap."""
 
-    def __init__(self, device: Device, transport: Transport, progress: Progress) -> None:
+    def __init__(self, device: Device, transport: Transport, progress: LineSink) -> None:
         self.device, self.transport, self.progress = device, transport, progress
         self.runtimes = Runtimes(device, transport, progress)
 

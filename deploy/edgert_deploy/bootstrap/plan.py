@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -21,10 +20,9 @@ from edgert_deploy.devices.facts import MachineFacts, describe, misfits, probe
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.profiles import DeviceProfile
 from edgert_deploy.devices.remote import QUICK_S_MAX, script_path
-from edgert_deploy.devices.transports import Transport
+from edgert_deploy.devices.transports import LineSink, Transport
 
 FIRST_ENGINE, ALL_ENGINES = "first", "all"
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -121,7 +119,7 @@ def plan_bootstrap(
     profile: DeviceProfile,
     options: BootstrapOptions,
     transport: Transport,
-    progress: Progress = lambda _: None,
+    progress: LineSink = lambda _: None,
 ) -> BootstrapPlan:
     """Look at the device and plan what has to change.
 

@@ -17,7 +17,7 @@ The device decides alone which runtime stays: the host starts the trial and watc
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
 
@@ -49,12 +49,10 @@ from edgert_deploy.bootstrap.wheelhouse import Wheelhouse
 from edgert_deploy.devices.facts import MachineFacts
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.remote import QUICK_S_MAX, RemoteDaemon, script_path
-from edgert_deploy.devices.transports import Result, Transport, sha256_command
+from edgert_deploy.devices.transports import LineSink, Result, Transport, sha256_command
 
 TRIAL_S = 600.0
 WATCH_PAUSE_S = 1.0
-
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -166,7 +164,7 @@ def plan_runtime(
 class Runtimes:
     """The runtimes of one device, looked at and changed over its transport."""
 
-    def __init__(self, device: Device, transport: Transport, progress: Progress = lambda _: None) -> None:
+    def __init__(self, device: Device, transport: Transport, progress: LineSink = lambda _: None) -> None:
         self.device, self.transport, self.progress = device, transport, progress
 
     def look(self) -> RuntimeThere:

@@ -8,7 +8,6 @@ and the credentials are there, the device also clears what the broker retains of
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.resources import files
 
@@ -22,12 +21,10 @@ from edgert_deploy.devices.claims import KNOWN, setting_up
 from edgert_deploy.devices.device_files import DeviceFile, config_text, put
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.remote import QUICK_S_MAX, RemoteDaemon, script_path
-from edgert_deploy.devices.transports import Result, Transport
+from edgert_deploy.devices.transports import LineSink, Result, Transport
 
 REMOVE_S_MAX = 600.0
 CREDENTIALS = ("username", "password_file", "ca", "cert", "key")
-
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -40,7 +37,7 @@ class Removal:
 
 
 def uninstall(
-    device: Device, transport: Transport, *, purge: bool, dry_run: bool = False, progress: Progress = lambda _: None
+    device: Device, transport: Transport, *, purge: bool, dry_run: bool = False, progress: LineSink = lambda _: None
 ) -> Removal:
     """Remove what bootstrap made on `device`; with `purge` also models, keys and configuration.
 
@@ -53,7 +50,7 @@ def uninstall(
         return _uninstall(device, held, purge, progress)
 
 
-def _uninstall(device: Device, transport: Transport, purge: bool, progress: Progress) -> Removal:
+def _uninstall(device: Device, transport: Transport, purge: bool, progress: LineSink) -> Removal:
     progress("stopping the daemon")
     first = _removal(device, _run("stop", device, purge, transport))
     _stop_daemon(device, transport)

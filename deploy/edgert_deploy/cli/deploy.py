@@ -31,10 +31,10 @@ from edgert_deploy.common.trial_limits import limits_for
 from edgert_deploy.devices.claims import who
 from edgert_deploy.devices.inventory import Device, Inventory
 from edgert_deploy.devices.profiles import load_profile
-from edgert_deploy.devices.transports import Transport, open_transport
+from edgert_deploy.devices.transports import LineSink, Transport, open_transport
 from edgert_deploy.rollout.deployment import Outcome, Result
 from edgert_deploy.rollout.plan import Offer
-from edgert_deploy.rollout.request import DeployRequest, Progress, read_offer
+from edgert_deploy.rollout.request import DeployRequest, read_offer
 from edgert_deploy.rollout.rollout import deploy_each, exit_code, roll_out
 from edgert_deploy.rollout.rollout_record import Rollout
 from edgert_deploy.rollout.rollout_store import RolloutStore
@@ -303,7 +303,7 @@ def _show_plan(request: DeployRequest, strategy: Strategy, devices: list[Device]
     click.get_current_context().exit(code)
 
 
-def _make_ready(device: Device, transport: Transport, progress: Progress) -> None:
+def _make_ready(device: Device, transport: Transport, progress: LineSink) -> None:
     """Bootstrap a folder on this machine with the default key. Other devices need a decision of the user."""
     if device.kind.needs_runtime:
         raise NotBootstrapped(f"EdgeRT is not set up on {device.name}: edgert bootstrap {device.name}")

@@ -10,7 +10,7 @@ import contextlib
 import json
 import tempfile
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +27,13 @@ from edgert.tensors import TensorSpec
 from edgert.typed_json import to_json
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.remote import QUICK_S_MAX, RemoteDaemon
-from edgert_deploy.devices.transports import Transport, in_folder
+from edgert_deploy.devices.transports import LineSink, Transport, in_folder
 
 BENCH_S_MAX = 3600.0  # an engine may compile first
 
-Progress = Callable[[str], None]
-
 
 def bench_live_on(
-    device: Device, transport: Transport, model: str, seconds: float, clients: int, progress: Progress
+    device: Device, transport: Transport, model: str, seconds: float, clients: int, progress: LineSink
 ) -> dict[str, Any]:
     """Return the answer of `edgertd bench --model`, which asks the live version as apps do."""
     words = ("bench", "--model", model, "--seconds", f"{seconds:g}", "--clients", str(clients))
@@ -43,7 +41,7 @@ def bench_live_on(
 
 
 def bench_bundle_on(
-    device: Device, transport: Transport, path: Path, seconds: float, progress: Progress
+    device: Device, transport: Transport, path: Path, seconds: float, progress: LineSink
 ) -> dict[str, Any]:
     """Run the bundle's artifacts for the device, beside the live version of the model if there is one.
 
@@ -58,7 +56,7 @@ def bench_bundle_on(
         return bench_folder(daemon, Path(folder), seconds, progress, *beside)
 
 
-def bench_folder(daemon: RemoteDaemon, folder: Path, seconds: float, progress: Progress, *words: str) -> dict[str, Any]:
+def bench_folder(daemon: RemoteDaemon, folder: Path, seconds: float, progress: LineSink, *words: str) -> dict[str, Any]:
     """Send a folder that `write_spec` completed, and return the answer of `edgertd bench` on it."""
     incoming, name = f"{daemon.device.state}/incoming", f"bench-{uuid.uuid4().hex}"
     remote = f"{incoming}/{name}"

@@ -24,6 +24,7 @@ from edgert.bundle.manifest import FileEntry, Manifest, TargetEntry
 from edgert.errors import DeviceError
 from edgert.printable import counted
 from edgert_deploy.common.folders import cache_folder
+from edgert_deploy.common.quantities import size_text
 from edgert_deploy.rollout.object_cache import ObjectCache
 
 FORMAT = 1
@@ -66,7 +67,9 @@ class Delta:
     def described(self) -> str:
         notes = [f"{self.had} of {counted(self.files, 'file')} on the device already"] if self.had else []
         notes += [f"{self.patched} as {'a patch' if self.patched == 1 else 'patches'}"] * bool(self.patched)
-        return f"{_mb(self.size_bytes)} for {_mb(self.whole_bytes)}" + (f": {', '.join(notes)}" if notes else "")
+        return f"{size_text(self.size_bytes)} for {size_text(self.whole_bytes)}" + (
+            f": {', '.join(notes)}" if notes else ""
+        )
 
 
 def lacking(manifest: Manifest, target: TargetEntry, had: Collection[str]) -> list[FileEntry]:
@@ -187,7 +190,3 @@ def _key(bundle: Bundle, new: Sequence[FileEntry], bases: Mapping[str, str], has
     words = [FORMAT, zstandard.__version__, hashlib.sha256(bundle.envelope.raw).hexdigest(), has.zstd]
     words += [[entry.sha256, bases.get(entry.sha256, "")] for entry in new]
     return hashlib.sha256(json.dumps(words).encode()).hexdigest()
-
-
-def _mb(size_bytes: int) -> str:
-    return f"{size_bytes / 1e6:.2f} MB" if size_bytes < 10e6 else f"{size_bytes / 1e6:.1f} MB"

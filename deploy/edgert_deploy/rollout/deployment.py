@@ -30,9 +30,9 @@ from edgert_deploy.devices.claims import HeldClaim, claimed
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.remote import ACTIVATE_S_MAX, CHECK_S_MAX, RemoteDaemon
 from edgert_deploy.devices.service import start
-from edgert_deploy.devices.transports import Transport
+from edgert_deploy.devices.transports import LineSink, Transport
 from edgert_deploy.rollout.plan import STAGED, Plan, Step, make_plan
-from edgert_deploy.rollout.request import DeployRequest, Progress
+from edgert_deploy.rollout.request import DeployRequest
 from edgert_deploy.rollout.transfer import Transfer
 from edgert_deploy.rollout.trial import watch_trial
 
@@ -82,7 +82,7 @@ class Outcome:
         }
 
 
-def deploy_one(request: DeployRequest, device: Device, progress: Progress) -> Outcome:
+def deploy_one(request: DeployRequest, device: Device, progress: LineSink) -> Outcome:
     """Deploy to one device. An EdgeRTError becomes part of the outcome; none is raised."""
     begun = time.monotonic()
     try:
@@ -111,7 +111,7 @@ def abandoned(request: DeployRequest, device: Device) -> Outcome:
 class _Deployment:
     """One deployment under way."""
 
-    def __init__(self, request: DeployRequest, device: Device, transport: Transport, progress: Progress) -> None:
+    def __init__(self, request: DeployRequest, device: Device, transport: Transport, progress: LineSink) -> None:
         self.request, self.device, self.transport, self.progress = request, device, transport, progress
         self.daemon = RemoteDaemon(transport, device, progress)
 

@@ -12,11 +12,9 @@ from edgert.bundle.expiry import check_expiry
 from edgert.versions.trial_limits import TrialLimits
 from edgert_deploy.common.parallel import Stop
 from edgert_deploy.devices.inventory import Device
-from edgert_deploy.devices.transports import Transport
+from edgert_deploy.devices.transports import LineSink, Transport
 from edgert_deploy.rollout.delta import Deltas
 from edgert_deploy.rollout.plan import Offer
-
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -30,7 +28,7 @@ class DeployRequest:
     offer: Offer
     trial_s: float
     open_transport: Callable[[Device], Transport]
-    prepare: Callable[[Device, Transport, Progress], None] | None = None  # sets up a device that has no EdgeRT
+    prepare: Callable[[Device, Transport, LineSink], None] | None = None  # sets up a device that has no EdgeRT
     dry_run: bool = False
     stop: Stop = field(default_factory=Stop)
     deltas: Deltas = field(default_factory=Deltas)

@@ -16,9 +16,9 @@ from edgert.errors import BundleCorrupt, Interrupted
 from edgert_deploy.common.parallel import Stop
 from edgert_deploy.devices.claims import HeldClaim
 from edgert_deploy.devices.remote import INSTALL_S_MAX, QUICK_S_MAX, RemoteDaemon
-from edgert_deploy.devices.transports import PutOptions, in_folder
+from edgert_deploy.devices.transports import LineSink, PutOptions, in_folder
 from edgert_deploy.rollout.delta import DeviceFiles
-from edgert_deploy.rollout.request import DeployRequest, Progress
+from edgert_deploy.rollout.request import DeployRequest
 
 PROGRESS_BYTES = 1024**2  # smaller transfers end before anyone reads their progress
 
@@ -29,7 +29,7 @@ class Transfer:
 
     request: DeployRequest
     daemon: RemoteDaemon
-    progress: Progress
+    progress: LineSink
     sent_bytes: int = 0
     send_s: float = 0.0
 
@@ -104,7 +104,7 @@ class Transfer:
             self.remove()
 
 
-def _byte_progress(progress: Progress, stop: Stop) -> Callable[[int, int], None]:
+def _byte_progress(progress: LineSink, stop: Stop) -> Callable[[int, int], None]:
     """Report each tenth of a long transfer, and end it when the user stops."""
     reported = 0
 

@@ -12,8 +12,8 @@ from typing import Any
 from edgert.errors import DaemonBusy, DeviceUnreachable, Interrupted, RolledBack
 from edgert_deploy.common.parallel import Stop
 from edgert_deploy.devices.claims import HeldClaim
+from edgert_deploy.devices.transports import LineSink
 from edgert_deploy.rollout.plan import Plan, Step
-from edgert_deploy.rollout.request import Progress
 
 SLICE_S = 5.0  # how long one question waits on the device; between two of them Ctrl-C takes effect
 RETRY_S = 2.0
@@ -23,7 +23,7 @@ GRACE_S = 60.0  # for a slow device to report its decision after the end of the 
 
 
 def watch_trial(
-    claim: HeldClaim, plan: Plan, stop: Stop, progress: Progress, clock: Callable[[], float] = time.monotonic
+    claim: HeldClaim, plan: Plan, stop: Stop, progress: LineSink, clock: Callable[[], float] = time.monotonic
 ) -> dict[str, Any]:
     """Wait for the device's decision on its trial; return its readings once all limits held.
 
