@@ -59,18 +59,7 @@ def publish(bundle: Path, channel: str | None, chosen: Chosen, signing: Signing,
             release = put(client, bundle, progress)
         sent = f"sent {size_text(release.sent_bytes)} of {size_text(release.size_bytes)}"
         text = f"{release.tag} in {client.repository}: {sent if release.sent_bytes else 'it was there'}"
-        value = {
-            "ok": True,
-            "release": {
-                "model": release.model,
-                "release": release.number,
-                "digest": release.digest,
-                "tag": release.tag,
-                "manifest": f"sha256:{release.oci_manifest}",
-                "size_bytes": release.size_bytes,
-                "sent_bytes": release.sent_bytes,
-            },
-        }
+        value = {"ok": True, "release": release.as_json()}
         if channel and key is not None:
             value["channel"], line = offer_release(client, channel, release, chosen.devices() | trial, key, signing)
             text += f"\n{line}"

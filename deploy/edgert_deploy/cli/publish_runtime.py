@@ -89,18 +89,8 @@ def publish_runtime(
         with UploadProgress(str(client.repository)) as progress:
             published = put(client, made, files, key, progress)
         text = f"{published.tag} in {client.repository}: edgert {made.edgert}, sent {size_text(published.sent_bytes)}"
-        value = {
-            "ok": True,
-            "release": {
-                "release": release,
-                "edgert": made.edgert,
-                "digest": published.digest,
-                "tag": published.tag,
-                "manifest": f"sha256:{published.oci_manifest}",
-                "runtimes": [target.id for target in made.targets],
-                "sent_bytes": published.sent_bytes,
-            },
-        }
+        runtimes = [target.id for target in made.targets]
+        value = {"ok": True, "release": {**published.as_json(), "edgert": made.edgert, "runtimes": runtimes}}
         if channel:
             value["channel"], line = offer_release(client, channel, published, chosen.devices() | trial, key, signing)
             text += f"\n{line}"

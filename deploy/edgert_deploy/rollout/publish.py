@@ -39,6 +39,16 @@ class Release:
     def size_bytes(self) -> int:
         return sum(blob.size_bytes for blob in self.files)
 
+    def as_json(self) -> dict[str, str | int]:
+        named: dict[str, str | int] = {
+            "model": self.model,
+            "release": self.number,
+            "digest": self.digest,
+            "tag": self.tag,
+        }
+        sizes = {"size_bytes": self.size_bytes, "sent_bytes": self.sent_bytes}
+        return {**named, "manifest": f"sha256:{self.oci_manifest}", **sizes}
+
 
 def publish(registry: Registry, path: Path, on_bytes: OnBytes = lambda sent, total: None) -> Release:
     """Put the bundle at `path` into the registry. Raises BundleError, and what `put_release` does."""
