@@ -73,7 +73,7 @@ class LoadTurns:
                 if self._waits.get(model) is wait:  # it does not wait any more
                     del self._waits[model]
         queued = [service for model, service in self._services.items() if model in self._queued]
-        for service in sorted(queued, key=lambda service: (service.asked_at_s is None, not service.pinned)):
+        for service in sorted(queued, key=lambda service: (not service.asked_at_s, not service.pinned)):
             if not self._free_turn():
                 return
             self._queued.discard(service.model)

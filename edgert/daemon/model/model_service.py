@@ -68,8 +68,8 @@ class ModelService:
         self.model, self.pinned = model, config.model(model).pinned
         self.store = SlotStore(state.models / model, remembers=True)
         self.fault: EdgeRTError | None = None
-        self.asked_at_s: float | None = None  # when a client last asked for it in vain, since it was unloaded
-        self._loads_unasked = self.pinned or not config.serving.memory_mb
+        # When a client last asked for it in vain; 0 if it loads before one does, None if it does not.
+        self.asked_at_s = 0.0 if self.pinned or not config.serving.memory_mb else None
         self._idle = ModelState.STOPPED  # the state while no worker serves or loads
         self._waiting: list[Settled] = []
         self._report, self._admit, self._clock = report, admit, clock
@@ -86,10 +86,7 @@ class ModelService:
     # --- events -------------------------------------------------------------------------------
 
     def sync(self, settled: Settled | None = None) -> None:
-        """Serve what the slots name.
-
-        `settled` is called once it serves (None), or with the reason why it does not.
-        """
+        """Serve what the slots name; call `settled` with None once it serves, or with the reason why not."""
         if settled is not None:
             self._waiting.append(settled)
             self._restarts.distrusted.clear()  # a command has decided anew
@@ -124,7 +121,7 @@ class ModelService:
         """
         worker = self.workers.serving
         if worker is None:
-            at_rest = self._state is ModelState.UNLOADED or not self._wanted
+            at_rest = self._state is ModelState.UNLOADED or self.asked_at_s is None
             self.asked_at_s = self._clock()
             if at_rest:
                 self.sync()
@@ -243,15 +240,11 @@ class ModelService:
             return ModelState.SERVING
         return self._idle if self.workers.loading is None else ModelState.LOADING
 
-    @property
-    def _wanted(self) -> bool:
-        return self._loads_unasked or self.asked_at_s is not None
-
     # --- loading ------------------------------------------------------------------------------
 
     def _bring_up(self, slots: SlotState, version: Version) -> None:
         """Load `version` if it is wanted and there is memory."""
-        if not (self._wanted or self.trial.in_progress or self.workers.serving):
+        if self.asked_at_s is None and not (self.trial.in_progress or self.workers.serving):
             self._rest(ModelState.UNLOADED)
             return
         self._restarts.starts(version.digest)
@@ -270,7 +263,8 @@ class ModelService:
         known = self.fault is not None and self.fault.message == fault.message
         if not isinstance(fault, Overloaded):
             self.fault = fault
-        self.asked_at_s, self._idle = None, ModelState.FAILED if self.fault else ModelState.UNLOADED
+        self.asked_at_s = 0.0 if self.pinned else None
+        self._idle = ModelState.FAILED if self.fault else ModelState.UNLOADED
         if self.trial.is_of(version):
             self._roll_back(version, fault)
             return
