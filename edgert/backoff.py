@@ -6,6 +6,8 @@ import math
 import time
 from collections.abc import Callable, Sequence
 
+STABLE_S = 60.0  # a process that ran this long makes earlier ends forgotten
+
 
 def doubling(least_s: float, most_s: float) -> tuple[float, ...]:
     """Return pauses that double from `least_s` up to `most_s`."""

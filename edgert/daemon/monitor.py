@@ -18,12 +18,11 @@ import threading
 import time
 from pathlib import Path
 
-from edgert.backoff import Backoff, doubling
+from edgert.backoff import STABLE_S, Backoff, doubling
 from edgert.config import StateDir
 from edgert.log import log
 
 PAUSE_S_MIN, PAUSE_S_MAX = 0.5, 30.0
-STABLE_S = 60.0
 REFUSED_S_MAX = 2.0  # a daemon that fails so soon after its first start will fail again
 NOT_STARTED = 126  # a shell's exit code for a command that it cannot run
 LOG_BYTES_MAX = 5_000_000

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from edgert.backoff import Backoff
+from edgert.backoff import STABLE_S, Backoff
 
 CRASHES_MAX = 3
-STABLE_S = 60.0  # a worker that served this long makes earlier crashes forgotten
 RESTART_PAUSES_S = (0.1, 0.5)
 QUARANTINE_PAUSES_S = (30.0, 60.0, 120.0, 300.0, 600.0)  # from CRASHES_MAX on
 

@@ -12,13 +12,12 @@ import subprocess
 import time
 from collections.abc import Callable, Sequence
 
-from edgert.backoff import Backoff, doubling
+from edgert.backoff import STABLE_S, Backoff, doubling
 from edgert.checks.channel_status import AGAIN
 from edgert.log import log
 
 PAUSE_S_MIN = 5.0
 PAUSE_S_MAX = 300.0
-STABLE_S = 60.0  # a process that ran this long makes earlier ends forgotten
 CHECK_S = 5.0  # between checks where the kernel has no pidfd (before 5.3)
 STOP_S_MAX = 5.0
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from edgert.daemon.model.restarts import CRASHES_MAX, QUARANTINE_PAUSES_S, RESTART_PAUSES_S, STABLE_S, Restarts
+from edgert.backoff import STABLE_S
+from edgert.daemon.model.restarts import CRASHES_MAX, QUARANTINE_PAUSES_S, RESTART_PAUSES_S, Restarts
 
 
 class World:
