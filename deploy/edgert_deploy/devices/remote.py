@@ -16,15 +16,6 @@ ACTIVATE_S_MAX = 900.0
 CHECK_S_MAX = 180.0
 
 _COMMAND_NOT_FOUND = (126, 127)
-# $1 is HOME, $2 is STATE. A daemon that started before its Python went away serves on. No file of STATE is read.
-_WITHOUT_PYTHON = """
-test -L "$1/venv" || test -e "$1/venv" || exit 0
-echo installed
-for each in /proc/[0-9]*/cmdline; do
-  tr '\\0' ' ' <"$each" 2>/dev/null | grep -qF -- "--state $2 serve" && echo runs && break
-done
-exit 0
-"""
 
 
 class RemoteDaemon:
@@ -49,7 +40,14 @@ class RemoteDaemon:
         name = self.device.name
         advice = f"EdgeRT is not set up on {name}: edgert bootstrap {name}"
         if result.exit_code in _COMMAND_NOT_FOUND or "No module named 'edgert" in result.stderr:
-            return self._without_python() or NotBootstrapped(advice)
+            venv = f"{self.device.home}/venv"
+            if self.device.kind.needs_runtime and self.transport.run(["test", "-L", venv], QUICK_S_MAX).ok:
+                return RuntimeBroken(
+                    f"EdgeRT is installed on {name}, but the Python of {venv} does not start: it was removed or replaced. A "
+                    "daemon that runs still serves, but would not start again. Install that Python again, or make a new "
+                    f"environment with: edgert bootstrap {name}"
+                )
+            return NotBootstrapped(advice)
         reported = value.get("error") if value is not None else None
         if not isinstance(reported, dict) or "code" not in reported:
             return DeviceError(f"{name}: {result.complaint()}")
@@ -63,23 +61,6 @@ class RemoteDaemon:
                 f"{name}: its daemon does not run: see why with edgert logs {name}, and start it with edgert bootstrap {name}"
             )
         return error_class(str(reported["code"]))(f"{name}: {message}")
-
-    def _without_python(self) -> RuntimeBroken | None:
-        """Return the error of a device whose environment is there but does not start; None if it is not there."""
-        name, home = self.device.name, self.device.home
-        if not self.device.kind.needs_runtime:
-            return None
-        words = ["sh", "-c", _WITHOUT_PYTHON, "sh", home, self.device.state]
-        said = self.transport.run(words, QUICK_S_MAX).stdout.split()
-        if "installed" not in said:
-            return None
-        serves = (
-            "Its daemon still serves, but would not start again. " if "runs" in said else "Its daemon does not run. "
-        )
-        return RuntimeBroken(
-            f"EdgeRT is installed on {name}, but the Python of {home}/venv does not start: it was removed or replaced. "
-            f"{serves}Install that Python again, or make a new environment with: edgert bootstrap {name}"
-        )
 
 
 def edgertd(device: Device) -> list[str]:
