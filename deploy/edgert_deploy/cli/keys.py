@@ -60,16 +60,10 @@ def new(name: str, folder: Path | None, as_json: bool) -> None:
 
 
 @keys.command("list")
-@click.option(
-    "--dir",
-    "folder",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="The folder to read (default: your configuration and the project).",
-)
 @selector_argument(required=False)
 @inventory_option
 @json_option
-def list_(folder: Path | None, selector: str | None, inventory: Inventory, as_json: bool) -> None:
+def list_(selector: str | None, inventory: Inventory, as_json: bool) -> None:
     """List this user's keys and the project's, or with SELECTOR the keys that devices trust.
 
     \b
@@ -81,7 +75,7 @@ def list_(folder: Path | None, selector: str | None, inventory: Inventory, as_js
         _on_devices(selector, inventory, as_json, "list")
         return
     found = {}  # by key and name: of a key that both have, the user's files are shown
-    for public in public_keys(*([folder] if folder else [])):
+    for public in public_keys():
         private, _ = key_paths(public.parent, public.name.removesuffix(PUBLIC_SUFFIX))
         key_id = read_public_key(public).key_id
         found[key_id, public.name] = {"key_id": key_id, "public": str(public), "can_sign": private.exists()}

@@ -35,10 +35,10 @@ def public_key(name: str) -> Path:
     raise ConfigInvalid(f"no key {name!r} in {project.keys}: make it with edgert keys new --name {name}")
 
 
-def public_keys(*folders: Path) -> list[Path]:
-    """Return the public halves in `folders` (default: the project's and the user's), sorted by name."""
+def public_keys() -> list[Path]:
+    """Return the public halves of the project's keys and the user's, sorted by name."""
     project = find_project()
-    places = dict.fromkeys(folders or (project.public_keys.resolve(), project.keys.resolve()))
+    places = dict.fromkeys((project.public_keys.resolve(), project.keys.resolve()))
     found = [path for folder in places for path in folder.glob(f"*{PUBLIC_SUFFIX}")]
     return sorted((path for path in found if not path.name.endswith(PRIVATE_SUFFIX)), key=lambda path: path.name)
 

@@ -54,9 +54,8 @@ class RemoteDaemon:
         message = str(reported.get("message", ""))
         if reported["code"] == "input.config_invalid" and "config.toml is missing" in message:
             return NotBootstrapped(advice)
-        if (
-            reported["code"] == DaemonUnreachable.code and "edgertd start" in message
-        ):  # advice for a shell on the device
+        # Its advice is for a shell on the device.
+        if reported["code"] == DaemonUnreachable.code and "edgertd start" in message:
             return DaemonUnreachable(
                 f"{name}: its daemon does not run: see why with edgert logs {name}, and start it with edgert bootstrap {name}"
             )

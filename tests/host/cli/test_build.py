@@ -305,7 +305,7 @@ def test_keys_are_made_once_and_listed(shell_here: Shell) -> None:
     assert (shell_here.folder / "keys" / "default.key.pem").stat().st_mode & 0o777 == 0o600
     again = shell_here("keys", "new", "--dir", "keys", "--json")
     assert (code_of(again), again.returncode) == ("input.config_invalid", 4)
-    listed = json.loads(shell_here("keys", "list", "--dir", "keys", "--json").stdout)["keys"]
+    listed = json.loads(shell_here("keys", "list", "--json").stdout)["keys"]
     assert [(row["key_id"], row["can_sign"]) for row in listed] == [(made["key_id"], True)]
 
 
