@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from edgert.errors import RequestError
+from edgert.printable import counted
 from edgert.protocol import wire
 from edgert.tensors import DATATYPES, TensorSpec, byte_rows, fits
 
@@ -87,8 +88,11 @@ class ModelInterface:
         takes_files = any(w.datatype == "UINT8" and len(w.shape) == 2 for w in accepted)
         may_be_bytes = array.dtype == np.uint8 and array.ndim <= 2 and not takes_files
         hint = "; to send files or text, build the model with --preprocess" if may_be_bytes else ""
+        legend = " (-1: any length)" if any(-1 in w.shape for w in accepted) else ""
+        if spec.shape[0] > 0 and array.shape[1:] == spec.shape[1:]:
+            hint = f"; send {counted(spec.shape[0], 'item')} a request"
         raise RequestError(
-            f"input {spec.name!r} of model {self.model} takes {wants}, got {got} {list(array.shape)} (-1: any length){hint}"
+            f"input {spec.name!r} of model {self.model} takes {wants}, got {got} {list(array.shape)}{legend}{hint}"
         )
 
 

@@ -316,9 +316,9 @@ def failed(url: sa.URL, error: SQLAlchemyError) -> StoreFailed:
         return StoreFailed(
             f"the store {shown(url)} has no reports yet: `edgert fleet record --store {shown(url)}` fills it"
         )
-    return StoreFailed(
-        f"the store {shown(url)} cannot be used: {reason}; check that it exists, is writable and has room"
-    )
+    is_other = "not a database" in reason or os.path.isdir(url.database or "")
+    advice = "it is no store: give another file" if is_other else "check that it exists, is writable and has room"
+    return StoreFailed(f"the store {shown(url)} cannot be used: {reason}; {advice}")
 
 
 def shown(url: sa.URL) -> str:

@@ -29,6 +29,8 @@ def cli(url: str, *words: str) -> Result:
     [
         ("/nowhere/fleet.db", "there is no store /nowhere/fleet.db"),
         ("mysql://db/fleet", "postgresql"),
+        (__file__, "it is no store: give another file"),
+        ("/tmp", "it is no store: give another file"),
         ("postgresql://ops:secret@127.0.0.1:1/fleet", "cannot be used"),
     ],
 )
