@@ -67,6 +67,7 @@ class CandidateBuilder:
         self._processes = BuildProcesses(work, evaluation.source, evaluation.calibration)
         self._builder = CachedBuilder(self._processes.build, cache)
         self._built: dict[tuple[str, tuple[str, ...]], Candidate] = {}
+        self._tried = 0
 
     @property
     def built(self) -> tuple[Candidate, ...]:
@@ -84,7 +85,8 @@ class CandidateBuilder:
         """
         key = (order.id, tuple(layer.name for layer in order.float_layers))
         if key not in self._built:
-            self._built[key] = self._build(order, self._work / f"{order.id}-{len(self._built)}")
+            self._tried += 1  # also what failed has a folder
+            self._built[key] = self._build(order, self._work / f"{order.id}-{self._tried}")
         return self._built[key]
 
     def _build(self, order: Order, out: Path) -> Candidate:

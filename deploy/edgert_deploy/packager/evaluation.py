@@ -59,6 +59,7 @@ def evaluate_source(request: BuildRequest) -> Evaluation:
     source, holdout = request.source, request.holdout
     _check_buckets(request)
     answers = reference_outputs(source, holdout)
+    _check_are_numbers(source, answers)
     _check_rows_are_independent(source, holdout, answers)
     after = request.classify or request.detect
     reference = Reference(
@@ -130,6 +131,19 @@ def _image_size(request: BuildRequest) -> tuple[int, int] | None:
     return (shape[1], shape[2]) if before is not None and before.model_layout == "nhwc" else (shape[2], shape[3])
 
 
+def _check_are_numbers(source: SourceModel, answers: Outputs) -> None:
+    """Refuse answers that are NaN: they agree with nothing, so neither gate nor golden samples would prove anything."""
+    for spec, array in zip(source.outputs, answers, strict=True):
+        if array.dtype.kind != "f":
+            continue
+        bad = np.flatnonzero(np.isnan(array).reshape(len(array), -1).any(axis=1))
+        if len(bad):
+            raise CalibrationInvalid(
+                f"the model answers NaN in output {spec.name!r} to hold-out sample {bad[0]} ({len(bad)} of {len(array)} "
+                "samples): remove these samples if the model need not answer them, else correct the model"
+            )
+
+
 def _check_rows_are_independent(source: SourceModel, holdout: CalibrationSet, answers: Outputs) -> None:
     """Refuse a model whose answer to a sample depends on its batch: a batch serves several clients."""
     if source.inputs[0].shape[0] != -1:
@@ -137,7 +151,7 @@ def _check_rows_are_independent(source: SourceModel, holdout: CalibrationSet, an
     for i in (0, len(holdout) - 1):
         one = holdout.rows(slice(i, i + 1))
         for spec, want, got in zip(source.outputs, answers, reference_outputs(source, one), strict=True):
-            if not np.allclose(want[i], got[0], rtol=1e-2, atol=1e-2 * (float(np.ptp(want)) or 1.0)):
+            if not np.allclose(want[i], got[0], rtol=1e-2, atol=1e-2 * (float(want.max()) - float(want.min()) or 1.0)):
                 raise SourceInvalid(
                     f"output {spec.name!r} of a sample depends on the other samples in its batch; "
                     "export the model in inference mode, or with its batch fixed to 1"

@@ -13,7 +13,7 @@ pytest.importorskip("onnxruntime")
 from edgert.bundle.signing import SigningKey
 from edgert.errors import CalibrationInvalid, SourceInvalid
 from edgert_deploy.packager.accuracy.accuracy_gate import reference_outputs
-from edgert_deploy.packager.evaluation import evaluate_source
+from edgert_deploy.packager.evaluation import Evaluation, evaluate_source
 from edgert_deploy.packager.request import BuildRequest
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.source_model import load_source
@@ -32,6 +32,26 @@ def test_a_model_whose_answers_depend_on_the_rest_of_the_batch_is_refused(
     request = BuildRequest(source, samples, samples, (profile("one"),), "m", precision="fp32", allow_overlap=True)
     with pytest.raises(SourceInvalid, match="depends on the other samples"):
         pack(request, signing_key, tmp_path / "m.edgert")
+
+
+def evaluated(tmp_path: Path, outputs: str, body: str) -> Evaluation:
+    source = load_source(models.write(models.model(f"float[N,4] x) => ({outputs}", body), tmp_path / "m.onnx"))
+    samples = CalibrationSet({"x": 400 * models.random(40, 4)}, None)
+    return evaluate_source(BuildRequest(source, samples, samples, (profile("one"),), "m", allow_overlap=True))
+
+
+def test_answers_that_are_nan_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        CalibrationInvalid, match=r"NaN in output 'y' to hold-out sample 0 \(\d+ of 40 samples\): remove"
+    ):
+        evaluated(tmp_path, "float[N,4] y", "y = Log(x)")
+
+
+def test_outputs_of_any_dtype_are_compared(tmp_path: Path) -> None:
+    body = "b = Less(x, x) c = Clip(x) i = Cast<to=6>(c) e = Cast<to=3>(i)"
+    evaluation = evaluated(tmp_path, "bool[N,4] b, int8[N,4] e", body)
+    assert [array.dtype for array in evaluation.answers] == [np.dtype("bool"), np.dtype("int8")]
+    assert int(evaluation.answers[1].max()) - int(evaluation.answers[1].min()) > 200  # more than int8 holds
 
 
 def test_the_reference_is_what_the_source_answers_and_golden_samples_come_from_the_holdout(

@@ -37,7 +37,9 @@ def check_value(name: str, dtype: str) -> None:
 def check_run_size(spec: TensorSpec, shape: list[int]) -> None:
     """Raise SourceInvalid for an input of `shape` that is too large to run."""
     if int(np.prod(shape, dtype=object)) * spec.dtype.itemsize > RUN_BYTES_MAX:
-        raise SourceInvalid(f"input {spec.name!r} of shape {shape} is larger than {RUN_BYTES_MAX} bytes")
+        raise SourceInvalid(
+            f"input {spec.name!r} of shape {shape} is larger than {RUN_BYTES_MAX} bytes; give smaller lengths"
+        )
 
 
 def check_batch_axes(specs: tuple[TensorSpec, ...]) -> None:
