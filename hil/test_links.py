@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from edgert_deploy.devices.transports.ssh_login import LinkLimits
 from hil.support.relay import Relay
 from hil.support.sshd import SshDevice, running_sshd
 
-CUTS = 200
+LINKS, CUTS = 4, 50  # at once, and of each
 SEED = 20261121
 FILE_BYTES = 1_500_000  # large enough that most cuts fall into the file
 PATIENT = LinkLimits(connect_s=20, keepalive_s=1, dead_after_s=10.0, attempts=40, pause_s=0.0)
@@ -33,9 +34,16 @@ def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshDevice]:
 @pytest.mark.timeout(900)
 def test_a_transfer_that_is_cut_at_random_bytes_arrives_complete_or_not_at_all(sshd: SshDevice, tmp_path: Path) -> None:
     """Some cuts fall into the key exchange, some into the file, some into the commands around it."""
-    chance = random.Random(SEED)
-    source, there = tmp_path / "source", tmp_path / "far" / "file"
-    there.parent.mkdir()
+    with ThreadPoolExecutor(LINKS) as pool:
+        files = pool.map(lambda link: _files_over_a_cut_link(sshd, tmp_path / str(link), link), range(LINKS))
+    assert min(files) > 0
+
+
+def _files_over_a_cut_link(sshd: SshDevice, folder: Path, link: int) -> int:
+    """Send files until every connection that is to be cut was; return how many arrived."""
+    chance = random.Random(SEED + link)
+    source, there = folder / "source", folder / "far" / "file"
+    there.parent.mkdir(parents=True)
     left = [chance.randrange(int(FILE_BYTES / 2)) for _ in range(CUTS)]
     files = 0
     with Relay(sshd.port, cut_after=left) as relay:
@@ -51,11 +59,11 @@ def test_a_transfer_that_is_cut_at_random_bytes_arrives_complete_or_not_at_all(s
                 assert (there.read_bytes() if there.exists() else None) == before
             finally:
                 transport.close()
-    assert files > 0
     transport = SshTransport(sshd.device(), PATIENT)
     transport.put(source, str(there))
     transport.close()
     assert there.read_bytes() == source.read_bytes()
+    return files
 
 
 def test_a_slow_link_is_not_taken_for_a_dead_one(sshd: SshDevice, tmp_path: Path) -> None:
