@@ -75,8 +75,8 @@ def receive(end: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
     room = _kept.room
     try:
         count, attached, _, _ = end.recvmsg_into([room], _SPACE, socket.MSG_CMSG_CLOEXEC)
-    except ConnectionResetError:
-        return None
+    except ConnectionResetError:  # it closed without reading all; what it sent before follows
+        return receive(end)
     if not count:
         return None
     return json.loads(room[:count].tobytes()), descriptors_in(attached)
