@@ -104,7 +104,7 @@ emulators:
 	apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing
 
 # Ubuntu's chromium is a snap, which runs in no container: there the browser tests are skipped.
-CHROMIUM := $(shell grep -qs '^ID=ubuntu' /etc/os-release || echo chromium fonts-dejavu-core)
+CHROMIUM := $(shell grep -qs '^ID=ubuntu' /etc/os-release || echo chromium-headless-shell fonts-dejavu-core)
 
 # Trained models of other people's through `edgert build` and through the vendors' own recipes; about an hour.
 zoo: setup
@@ -147,7 +147,7 @@ servers:
 	command -v skopeo >/dev/null || missing="$$missing skopeo"; \
 	PATH="$$PATH:/usr/sbin" command -v nginx >/dev/null || missing="$$missing nginx-light"; \
 	command -v cc >/dev/null || missing="$$missing gcc libc6-dev"; \
-	for b in chromium chromium-browser google-chrome-stable google-chrome; do command -v $$b >/dev/null && break; done \
+	for b in chromium-headless-shell chromium chromium-browser google-chrome-stable google-chrome; do command -v $$b >/dev/null && break; done \
 		|| missing="$$missing $(CHROMIUM)"; \
 	if test "$$(id -u)" = 0; then \
 	  command -v mmdebstrap >/dev/null || missing="$$missing mmdebstrap debian-archive-keyring"; \

@@ -149,7 +149,7 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 def browser() -> Iterator[Browser]:
     """Start a Chromium for one module's tests; Playwright keeps an event loop here until the end."""
     if chromium_path() is None:
-        pytest.skip("no Chromium is installed: apt-get install chromium")
+        pytest.skip("no Chromium is installed: apt-get install chromium-headless-shell")
     pytest.importorskip("playwright")
     chromium = Browser.start()
     yield chromium

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from playwright.sync_api import Page as Tab
     from playwright.sync_api import Playwright
 
-NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
+# The shell has no window around its pages, which takes most of the processor time of the others.
+NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
 TIMEOUT_MS = 30_000
 Scheme = Literal["light", "dark"]
 
