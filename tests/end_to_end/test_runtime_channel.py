@@ -81,7 +81,7 @@ def test_a_runtime_is_fetched_tried_and_kept_and_one_that_does_not_serve_goes_ba
     assert not list(device.state.incoming.glob("*.part")), "nothing that was fetched is left"
 
     broken = wheel_with(tmp_path / "broken", "edgert/daemon/supervisor.py", "\nraise SystemExit('it does not serve')\n")
-    offer(server, device, 2, broken, watch_s=12.0)
+    offer(server, device, 2, broken, watch_s=3.0)
     follow_until(device, "is on trial")
     until_decided(device)
     follow_until(device, f"release 2 of {RUNTIME} is not tried again: it was rolled back (the daemon did not come up")
