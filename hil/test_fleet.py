@@ -79,12 +79,9 @@ class Fleet:
                 transport.close()
 
     def _state(self, name: str) -> tuple[str, int]:
-        transport = open_transport(self.host.device(name))
-        try:
-            (echo,) = RemoteDaemon(transport, self.host.device(name)).status().models
-            return echo.state, echo.release or 0
-        finally:
-            transport.close()
+        device = self.host.device(name)
+        (echo,) = self.host.over(name, lambda transport: RemoteDaemon(transport, device).status()).models
+        return echo.state, echo.release or 0
 
 
 def results(told: dict[str, Any]) -> dict[str, str]:

@@ -6,27 +6,34 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from edgert.bundle.signing import SigningKey, read_signing_key
+from edgert.errors import DeviceUnreachable
 from edgert_deploy.devices.inventory import Device, Inventory
 from edgert_deploy.devices.remote import RemoteDaemon
-from edgert_deploy.devices.transports import Result, open_transport
+from edgert_deploy.devices.transports import Result, Transport, open_transport
 from hil.support.dut import Dut
 from tests.support.paths import DIGITS, ROOT
 
 COMMAND_S_MAX = 3600  # TensorRT builds its engine in the first install
 _EDGERT = (sys.executable, "-m", "edgert_deploy.cli")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Host:
-    """A host with its keys, inventory and bundles in `folder`, running the source tree `tree`."""
+    """A host with its keys, inventory and bundles in `folder`, running the source tree `tree`.
+
+    It keeps the connections of `over`: a login takes longer than most commands.
+    """
 
     folder: Path
     tree: Path = ROOT
+    _kept: dict[Device, Transport] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def edgert(self, *words: object, code: int = 0) -> dict[str, Any]:
         """Run `edgert WORDS --json`, check its exit code, and return its answer."""
@@ -93,18 +100,31 @@ class Host:
 
     def on(self, device: str, *argv: str, timeout_s: float = 300.0) -> Result:
         """Run a command on a device and require that it succeeds."""
-        transport = open_transport(self.device(device))
-        try:
-            result = transport.run(argv, timeout_s)
-            assert result.ok, result.complaint()
-            return result
-        finally:
-            transport.close()
+        result = self.over(device, lambda transport: transport.run(argv, timeout_s))
+        assert result.ok, result.complaint()
+        return result
 
     def edgertd(self, device: str, *words: str) -> dict[str, Any]:
         """Run `edgertd WORDS` on a device."""
-        transport = open_transport(self.device(device))
+        there = self.device(device)
+        return self.over(device, lambda transport: RemoteDaemon(transport, there).call(*words, timeout_s=300))
+
+    def over(self, device: str, work: Callable[[Transport], T]) -> T:
+        """Do `work` over the connection that is kept, and over a new one if that was lost since, as by a reboot."""
+        there = self.device(device)
+        if (kept := self._kept.pop(there, None)) is not None:
+            try:
+                done = work(kept)
+            except DeviceUnreachable:
+                kept.close()
+            else:
+                self._kept[there] = kept
+                return done
+        transport = open_transport(there)
         try:
-            return RemoteDaemon(transport, self.device(device)).call(*words, timeout_s=300)
-        finally:
+            done = work(transport)
+        except BaseException:
             transport.close()
+            raise
+        self._kept[there] = transport
+        return done
