@@ -62,6 +62,11 @@ def output_spec(name: str, datatype: str, shapes: list[tuple[int, ...]], inputs:
     if datatype not in DATATYPES:
         raise SourceInvalid(f"output {name!r} is of type {datatype!r}; EdgeRT carries {', '.join(DATATYPES)}")
     one, most = shapes[0], shapes[-1]
+    if 0 in one[1:]:
+        raise SourceInvalid(
+            f"output {name!r} has shape {list(one)} for a sample of zeros: it is empty, or its length depends on the values; "
+            "leave it out of the export, or export the model with a fixed length"
+        )
     if inputs[0].shape[0] != -1:
         if not one or one[0] != 1:
             raise SourceInvalid(

@@ -47,7 +47,7 @@ def lower(model: onnx.ModelProto) -> bytes:
             problems.append(str(reason))
     raise OperatorUnsupported(
         f"{counted(len(problems), 'part')} of this model cannot be converted to TFLite: {'; '.join(problems)}. "
-        "Export the model without them, or leave tflite out of the profile's engines"
+        "Export the model without that, or leave tflite out of the profile's engines"
     )
 
 

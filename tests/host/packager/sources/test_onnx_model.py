@@ -59,6 +59,14 @@ def test_axis_0_of_an_output_counts_the_samples(
             output_spec("y", "float32", shapes, (source,))
 
 
+@pytest.mark.parametrize(("source", "shapes"), [(OPEN, [(1, 0), (2, 0)]), (FIXED, [(1, 0, 6)])])
+def test_an_output_that_is_empty_is_refused(source: TensorSpec, shapes: list[tuple[int, ...]]) -> None:
+    with pytest.raises(
+        SourceInvalid, match=r"for a sample of zeros: it is empty, or its length depends on the values; leave"
+    ):
+        output_spec("y", "float32", shapes, (source,))
+
+
 def test_names_datatypes_and_sizes_have_limits() -> None:
     for name, dtype in (("", "float32"), ("x" * 256, "float32"), ("x", "text")):
         with pytest.raises(SourceInvalid):
