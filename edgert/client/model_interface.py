@@ -104,7 +104,10 @@ def _array(value: ArrayLike) -> NDArray[Any]:
         return np.frombuffer(_bytes(value), np.uint8)
     if isinstance(value, list | tuple) and value and isinstance(value[0], bytes | bytearray | memoryview | str):
         return byte_rows([_bytes(one) for one in value])
-    return np.asarray(value)
+    try:
+        return np.asarray(value)
+    except (ValueError, TypeError) as error:  # rows of different lengths, say
+        raise RequestError(f"the input is no array: {error}; give values of one shape and dtype") from error
 
 
 def _bytes(value: Any) -> bytes:
