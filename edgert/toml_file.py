@@ -34,6 +34,8 @@ def read_text(path: Path, bytes_max: int) -> str:
         if len(data) > bytes_max:
             raise ConfigInvalid(f"{path} is too large, the limit is {bytes_max} bytes: give another file")
         return data.decode()
+    except FileNotFoundError as error:
+        raise ConfigInvalid(f"there is no {path}: check the name") from error
     except OSError as error:
         raise ConfigInvalid(f"cannot read {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:

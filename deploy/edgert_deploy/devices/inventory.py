@@ -224,7 +224,7 @@ class Inventory:
             return tomlkit.document()
         except (OSError, ValueError, TOMLKitError) as error:
             if isinstance(error, TOMLKitError):  # which names a wrong place where the end is missing
-                parse_toml(data.decode(), f"inventory {self.path}")
+                parse_toml(data.decode(errors="replace"), f"inventory {self.path}")
             raise ConfigInvalid(f"inventory {self.path} cannot be read: {error}") from error
 
     @contextmanager

@@ -52,6 +52,11 @@ def user_function(name: str) -> Callable[..., Any]:
             f"{plain_name(name)}: no module {module!r} in {', in '.join(folders)} or in this Python; "
             f"check the name, or give its folder, as FOLDER/{plain_name(name)}"
         ) from error
+    except SystemExit as error:
+        raise ConfigInvalid(
+            f"{plain_name(name)}: its module ends the program when it is imported (exit code {error.code}): "
+            "put that under if __name__ == '__main__'"
+        ) from error
     finally:
         for folder in folders:
             sys.path.remove(folder)

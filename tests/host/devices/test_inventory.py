@@ -229,6 +229,12 @@ def test_a_broken_inventory_says_where(inventory: Inventory, old: str, new: str,
         inventory.devices()
 
 
+def test_an_inventory_that_is_no_text_is_refused(inventory: Inventory) -> None:
+    inventory.path.write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigInvalid, match="is not TOML"):
+        inventory.devices()
+
+
 def test_an_ssh_device_without_its_host_key_is_refused(inventory: Inventory) -> None:
     inventory.path.write_text("\n".join(line for line in WRITTEN.splitlines() if not line.startswith("host_key")))
     with pytest.raises(ConfigInvalid, match="host_key"):

@@ -253,6 +253,8 @@ def test_the_ssh_config_may_include_others_and_name_files_that_are_not_there(boa
     home.write("IdentityFile ~/.ssh/id_missing\nInclude conf.d/*.conf\nUser nobody-else\n")
     assert says(replace(board.device(), address="board", identity="")) == "in\n"
     assert read_ssh_config().lookup("other")["user"] == "nobody-else"
+    (home.ssh / "conf.d" / "board.conf").write_bytes("# Küche\nHost other\n  User the-cook\n".encode("latin-1"))
+    assert read_ssh_config().lookup("other")["user"] == "the-cook"
     home.write("Include config\n")
     with pytest.raises(ConfigInvalid, match="includes more than"):
         read_ssh_config()

@@ -46,6 +46,9 @@ def test_a_module_that_fails_by_itself_is_not_called_missing(tmp_path: Path, mon
     (tmp_path / "user_four.py").write_text("import no_such_library")
     with pytest.raises(ConfigInvalid, match="its module imports no_such_library, which is not installed for"):
         user_function("user_four:answer")
+    (tmp_path / "user_script.py").write_text("raise SystemExit(3)")  # as a script that was not made to be imported
+    with pytest.raises(ConfigInvalid, match=r"ends the program when it is imported \(exit code 3\): put that under if"):
+        user_function("user_script:answer")
 
 
 @pytest.mark.parametrize("text", ["a:b", "a.b:c.d", "folder/a:b", "/abs/folder/a:b", "../a:b"])

@@ -81,7 +81,7 @@ def _lines(path: Path, folder: Path, left: list[int]) -> Iterator[str]:
     if path.stat().st_size > CONFIG_BYTES_MAX:
         raise ConfigInvalid(f"{path} has more than {CONFIG_BYTES_MAX} bytes")
     section = "Host *"
-    for line in path.read_text().splitlines():
+    for line in path.read_text(errors="replace").splitlines():  # a comment may be in another encoding
         keyword, _, rest = line.strip().replace("=", " ", 1).partition(" ")
         if keyword.lower() != "include":
             section = line if keyword.lower() in ("host", "match") else section
