@@ -112,7 +112,7 @@ def test_the_rule_takes_the_usual_names_and_the_models_length(rule_file: Path) -
     ("text", "names", "message"),
     [
         ("[text]", NAMES, "needs tokenizer, the path of a tokenizer.json"),
-        ('[text]\ntokenizer = "other.json"', NAMES, "cannot read .*other.json: No such file"),
+        ('[text]\ntokenizer = "other.json"', NAMES, "there is no .*other.json: check the name"),
         ('[text]\ntokenizer = "text.toml"', NAMES, "is not a tokenizer of the library tokenizers"),
         ('[text]\ntokenizer = "list.json"', NAMES, "is not a tokenizer of the library tokenizers"),
         ('[text]\ntokenizer = "half.json"', NAMES, "cannot use the tokenizer"),
