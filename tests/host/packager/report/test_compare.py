@@ -97,7 +97,7 @@ def test_the_main_changes_of_receipts_are_shown_and_the_others_counted(
         "gate.max_drop: 0.01 -> 0.02",
         'candidates.null.float_layers: [] -> ["conv1"]',
         "candidates.null.classes.7: 0.9600 -> 0.9100 (-0.0500)",
-        "1 other fields changed: --json names them",
+        "1 other field changed: --json names them",
     ]
     assert main(["bundle", "diff", str(one), str(other), "--json"]) == 0
     assert "candidates.null.tools.a" in capsys.readouterr().out
