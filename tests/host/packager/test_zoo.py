@@ -111,4 +111,3 @@ def test_the_table_names_what_is_missing_and_what_earlier_code_measured() -> Non
     assert "Not measured yet: b on TFLite." in said
     assert "Measured with earlier code: a on OpenVINO." in said
     assert "| a | 1 | INT8, 1.50x, 0.9917 | refused |  |" in said
-    assert "| a | OpenVINO | refused |" in said
