@@ -5,10 +5,7 @@ tests/host/devices/test_service.py tests what needs no start of a unit.
 
 from __future__ import annotations
 
-import os
-import re
 import shutil
-import signal
 import subprocess
 import threading
 import time
@@ -255,26 +252,22 @@ def test_the_kernel_kills_a_worker_for_its_memory_and_the_model_comes_back(world
     assert (crash.model, "killed by signal 9" in str(crash.fields["reason"])) == ("leaky", True)
 
 
-def pid_here(group: Path, pid: int) -> int:
-    """Return this host's id of the process in a control group that its container knows as `pid`."""
-    inside = {here: Path(f"/proc/{here}/status").read_text() for here in (group / "cgroup.procs").read_text().split()}
-    (found,) = (here for here, status in inside.items() if re.search(rf"^NSpid:.*\t{pid}$", status, re.MULTILINE))
-    return int(found)
-
-
 def test_no_more_processes_end_neither_the_daemon_nor_a_worker(world: World) -> None:
     """New clients are refused until there are; a worker that ended meanwhile is started then."""
     host = world.host
     daemon, pid = world.unit("MainPID"), host.model(NAME, "echo")["serving"]["pid"]
     ask = f'{ASK}c = [Client("/run/edgert/edgert.sock", timeout_s=%d) for _ in range(20)]; x = np.ones((1, 4), np.float32)\n'
     ask += '[each.infer("echo", {"x": x}, cache=False) for each in c]; print("served")\' 2>&1; true'
-    with world.container.bounded("edgertd.service", "pids", 0) as group:
+    with Heard(world.broker) as heard, world.container.bounded("edgertd.service", "pids", 0) as group:
         assert "no more threads" in world.sh(ask % 10)  # it asks again until then
         assert host.model(NAME, "echo")["serving"]["pid"] == pid
         (group / "pids.max").write_text("1")  # the end of the worker makes no room
-        os.kill(pid_here(group, pid), signal.SIGKILL)  # at once: the fourth attempt waits for 30 s
+        world.sh(f"kill -9 {pid}")
         fault = "no worker can be started: Resource temporarily unavailable"
-        wait_until(lambda: world.serving("echo")["fault"] == fault, "it says what is missing")
+        # An event tells before the third attempt, after which the next one waits for 30 s; a status comes after a second.
+        wait_until(
+            lambda: any(event.fields.get("reason") == fault for event in heard.events), "it says what is missing"
+        )
     wait_until(lambda: world.serves("echo"), "the model is back")
     assert (world.unit("MainPID"), host.model(NAME, "echo")["live"]["release"]) == (daemon, 1)
     assert "served" in world.sh(ask % 60)

@@ -15,7 +15,7 @@ def another_tree(tree: Path, file: str = "edgert/__init__.py", old: str = "", ne
     tree.mkdir()
     for each in COPIED:
         if (ROOT / each).is_dir():
-            shutil.copytree(ROOT / each, tree / each, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(ROOT / each, tree / each)  # with the byte code, which holds for the same times of files
         else:
             shutil.copyfile(ROOT / each, tree / each)
     about = tree / "edgert/__init__.py"
