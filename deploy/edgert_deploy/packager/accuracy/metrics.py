@@ -183,8 +183,11 @@ class UserMetric(Metric):
         labels = None if holdout.labels is None else holdout.labels[rows]
         try:
             value = float(self._function(outputs, inputs, labels))
-        except Exception as error:  # the user's code may raise anything
-            raise ConfigInvalid(f"metric {self.name} failed: {type(error).__name__}: {str(error)[:300]}") from error
+        except (Exception, SystemExit) as error:  # the user's code may raise anything
+            raise ConfigInvalid(
+                f"metric {self.name} failed: {type(error).__name__}: {str(error)[:300]}; it is called as "
+                "function(outputs, inputs, labels) and returns a number"
+            ) from error
         if not np.isfinite(value):
             raise ConfigInvalid(f"metric {self.name} returned {value}; return a finite number, higher is better")
         return value

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +68,10 @@ def _samples(name: str) -> Iterator[Any]:
     at = 0
     try:
         with contextlib.redirect_stdout(sys.stderr):
-            samples = iter(user_function(name)())
+            returned = user_function(name)()
+            if not isinstance(returned, Iterable):
+                raise CalibrationInvalid(f"{name} returns a {type(returned).__name__}: yield samples, or return a list")
+            samples = iter(returned)
         while True:
             with contextlib.redirect_stdout(sys.stderr):
                 sample = next(samples, _END)

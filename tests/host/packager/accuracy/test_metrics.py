@@ -90,6 +90,7 @@ def test_a_metric_of_the_users_own_is_called_for_both(tmp_path: Path, monkeypatc
     (tmp_path / "edgert_own_metric.py").write_text(
         "def negative_error(outputs, inputs, labels):\n    return -float(abs(outputs['scores'].sum() - inputs['x'].sum()))\n"
         "def broken(outputs, inputs, labels):\n    return outputs['nothing']\n"
+        "def ends(outputs, inputs, labels):\n    raise SystemExit(3)\n"
         "def endless(outputs, inputs, labels):\n    return float('nan')\n"
     )
     monkeypatch.chdir(tmp_path)
@@ -97,7 +98,8 @@ def test_a_metric_of_the_users_own_is_called_for_both(tmp_path: Path, monkeypatc
     found = result_of(asked, [EYE * 1.5], Limits(1.0), "edgert_own_metric:negative_error")
     assert (found.accuracy.fp32, found.accuracy.artifact, found.passed) == (0.0, -1.5, False)
     for name, words in (
-        ("broken", "failed: KeyError"),
+        ("broken", r"failed: KeyError.*; it is called as function\(outputs, inputs, labels\)"),
+        ("ends", "failed: SystemExit: 3"),
         ("endless", "returned nan"),
         ("absent", "--metric edgert_own_metric:absent.*no function"),
     ):

@@ -133,7 +133,7 @@ def test_frames_become_what_the_rule_makes_of_them(in_folder: Path) -> None:
         ("lists", "list for input 'x'; return a NumPy array"),
         ("some_labels", "sample 1 of .* has no label"),
         ("bad_label", "label 'cat'; return the number of the class"),
-        ("none", "'NoneType' object is not iterable"),
+        ("none", "returns a NoneType: yield samples, or return a list"),
         ("of_two", r"has 'x', 'z'; the model's inputs are 'x'"),
         ("needs_more", "No module named 'no_such_package_at_all'"),
         ("missing", "has no function 'missing'"),
