@@ -100,7 +100,8 @@ def main_with_errors(command: click.Command, argv: Sequence[str] | None = None) 
     stop_reporting()
     try:
         code = command.main(words, prog_name=command.name, standalone_mode=False)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # closed by the caller: `>&-`
+            sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except EdgeRTError as error:
         return _fail(as_json, error.code, error.message, error.exit_code, error)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import shutil
+import signal
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,11 +25,11 @@ def free_bytes(folder: Path) -> int:
 
 @contextmanager
 def work_folder(needed: int, free: Callable[[Path], int] = free_bytes) -> Iterator[Path]:
-    """Lend a temporary folder, and remove it afterwards.
+    """Lend a temporary folder, and remove it afterwards, also when SIGTERM ends the build.
 
     Raises BuildFailed where its disk has less than `needed` bytes free, or becomes full.
     """
-    with tempfile.TemporaryDirectory(prefix="edgert-build-") as name:
+    with _sigterm_interrupts(), tempfile.TemporaryDirectory(prefix="edgert-build-") as name:
         folder = Path(name)
         if (left := free(folder)) < needed:
             raise _too_small(folder, left, needed)
@@ -37,6 +39,19 @@ def work_folder(needed: int, free: Callable[[Path], int] = free_bytes) -> Iterat
             if _is_full(error) and (left := free(folder)) < needed:
                 raise _too_small(folder, left, needed) from error
             raise
+
+
+@contextmanager
+def _sigterm_interrupts() -> Iterator[None]:
+    """Let SIGTERM end the block as Ctrl-C does: by default it would end the process at once."""
+    if threading.current_thread() is not threading.main_thread():  # no other may set handlers
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
 def _is_full(error: OSError | EdgeRTError) -> bool:

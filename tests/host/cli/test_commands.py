@@ -158,3 +158,8 @@ def test_help_shows_an_example_for_each_command(capfd: pytest.CaptureFixture[str
     ):
         assert main([*words, "--help"]) == 0
         assert f"edgert {' '.join(words)}" in capfd.readouterr().out.partition("Example")[2], words
+
+
+def test_a_closed_stdout_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", None)  # as Python sets it after `>&-`
+    assert main(["profiles"]) == 0

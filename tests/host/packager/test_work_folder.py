@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,15 @@ def test_the_folder_is_removed_afterwards(tmp_path: Path) -> None:
         assert folder.parent == tmp_path
         assert free_bytes(folder) > 0
     assert not list(tmp_path.iterdir())
+
+
+def test_the_folder_is_removed_when_sigterm_ends_the_build(tmp_path: Path) -> None:
+    """Continuous integration ends a build that takes too long like this."""
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt), work_folder(1):
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert not list(tmp_path.iterdir())
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_too_little_space_is_refused_before_the_build_begins(tmp_path: Path) -> None:
