@@ -112,19 +112,14 @@ class Host:
     def over(self, device: str, work: Callable[[Transport], T]) -> T:
         """Do `work` over the connection that is kept, and over a new one if that was lost since, as by a reboot."""
         there = self.device(device)
-        if (kept := self._kept.pop(there, None)) is not None:
-            try:
-                done = work(kept)
-            except DeviceUnreachable:
-                kept.close()
-            else:
-                self._kept[there] = kept
-                return done
-        transport = open_transport(there)
+        kept = self._kept.pop(there, None)
+        transport = kept or open_transport(there)
         try:
             done = work(transport)
-        except BaseException:
+        except BaseException as error:
             transport.close()
+            if kept is not None and isinstance(error, DeviceUnreachable):
+                return self.over(device, work)
             raise
         self._kept[there] = transport
         return done
