@@ -15,7 +15,7 @@ def commands(group: click.Group) -> list[tuple[list[str], click.Command]]:
     """Each command and the words that call it."""
     found: list[tuple[list[str], click.Command]] = []
     context = click.Context(group)
-    for name in [*group.list_commands(context), *(HIDDEN if group is edgertd else ())]:
+    for name in [*group.list_commands(context), *(sorted(HIDDEN) if group is edgertd else ())]:
         command = group.get_command(context, name)
         assert command is not None
         found.append(([name], command))
