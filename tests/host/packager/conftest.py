@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from edgert.bundle.rules import Classify, Preprocess
+from edgert_deploy.packager import measure
 from edgert_deploy.packager.sources import probe
 from tests.support.forked import Forked
 from tests.support.profiles import profile
@@ -27,6 +28,12 @@ def probes_are_forks(request: pytest.FixtureRequest, forked_probe: Forked, monke
     """Examine models in forks, under a real probe's limits; test_probe.py has real probes."""
     if request.path.name != "test_probe.py":
         monkeypatch.setattr(probe, "ask", forked_probe.ask)
+
+
+@pytest.fixture(autouse=True)
+def timings_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time candidates for a second in place of five."""
+    monkeypatch.setattr(measure, "SECONDS", 1.0)
 
 
 @pytest.fixture
