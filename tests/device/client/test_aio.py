@@ -342,10 +342,17 @@ def test_a_client_that_was_idle_while_its_model_moved_finds_the_new_release(serv
 def test_a_lost_worker_costs_its_own_requests_only_and_the_client_recovers(serving: Device) -> None:
     async def test() -> None:
         async with load(serving, "lost") as (releases, errors):
-            os.kill((await off_loop(lambda: serving.serving("lost")))["pid"], signal.SIGKILL)
-            await until(lambda: bool(errors), "the requests in flight are told")
+            seen = 0
+
+            def served() -> bool:
+                return len(releases) > seen + 20
+
+            while not errors:  # on a busy machine, a worker may end when it has answered all and seen no new request
+                seen = len(releases)
+                os.kill((await off_loop(lambda: serving.serving("lost")))["pid"], signal.SIGKILL)
+                await until(lambda: bool(errors) or served(), "the requests in flight are told")
             seen = len(releases)
-            await until(lambda: len(releases) > seen + 20, "the model serves again")
+            await until(served, "the model serves again")
         assert len(errors) <= 8
         assert any(isinstance(error, WorkerLost) for error in errors)
         assert all(isinstance(error, Unavailable) for error in errors)
