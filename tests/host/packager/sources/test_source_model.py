@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
@@ -113,7 +114,7 @@ def short_weight(proto: Any) -> None:
 
 
 def batch_first(proto: Any) -> None:
-    weights = {"W": np.ones((1, 8, 4), np.float32), "R": np.ones((1, 8, 2), np.float32)}
+    weights: dict[str, NDArray[Any]] = {"W": np.ones((1, 8, 4), np.float32), "R": np.ones((1, 8, 2), np.float32)}
     body = "y = LSTM<hidden_size=2, layout=1>(x, W, R)"
     proto.CopyFrom(models.model("float[N,5,4] x) => (float[N,5,1,2] y", body, weights))
 
