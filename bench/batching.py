@@ -157,7 +157,7 @@ def daemons(model: str, threads: int) -> Iterator[dict[str, Path]]:
 
 def _config(cap: int, threads: int) -> str:
     fixed = f"batch_max = {cap}\ninstances = 1\n" if cap else ""
-    return f"[serving]\nthreads = {threads}\ncache_mb = 0\n{fixed}"
+    return f"[serving]\nthreads = {threads}\n{fixed}"
 
 
 def sample(model: str) -> NDArray[Any]:

@@ -143,8 +143,9 @@ def many_models(count: int) -> list[dict[str, Any]]:
         edgertd(state, "start")
         with Client(path, timeout_s=600.0) as client:
             for model in models:
+                (item,) = model.items(1)
                 for _ in range(REQUESTS):
-                    client.infer(model.name, model.items(1)[0], cache=False)
+                    client.infer(model.name, item, cache=False)
         status = edgertd(state, "status")
         threads = {entry["model"]: entry["serving"]["threads"] for entry in status["models"]}
         spec = state.parent / "spec.json"

@@ -36,7 +36,7 @@ SDK_PACKAGES = {
     "tensorrt": ("tensorrt",),
 }
 UNTHREADED = ("null", "fault", "tensorrt")  # these engines ignore `threads`
-SHARED = ("onnxruntime",)  # several threads may run one session of these at once
+CONCURRENT = ("onnxruntime",)  # several threads may run one session of these at once
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,10 @@ class IdleInputs(list["NDArray[Any]"]):
 
 
 class Session(Protocol):
-    """A loaded artifact. One thread at a time calls `run`, except of SHARED; the engine releases the GIL while it works."""
+    """A loaded artifact.
+
+    One thread at a time calls `run`, unless the engine is one of CONCURRENT. It releases the GIL while it works.
+    """
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from edgert.config import ServingConfig
 from edgert.durable import replace_file
-from edgert.engines import SHARED, UNTHREADED, Session
+from edgert.engines import CONCURRENT, UNTHREADED, Session
 from edgert.machine import rss_bytes
 from edgert.tensors import batchable
 
@@ -71,7 +71,8 @@ class Learned:
 
     `threads_us` and `run_us` are the measured times (threads, batch -> us).
 
-    `instances` is how many runs there are at once: of one session where the engine is one of SHARED, else each of its own.
+    `instances` is how many runs there are at once: of one session if the engine is one of CONCURRENT, else each of its
+    own.
 
     `others` is the share of the processors that other work took meanwhile, `measured` the number of measurements.
     """
@@ -176,13 +177,16 @@ def learn(
         if circumstances.objective == "throughput" or circumstances.instances > 1:
             threads, instances = _choose_instances(load, sessions, sample, circumstances, threads, until, clock)
         before_mb, together = memory_mb(), 1
-        if instances == 1 and not circumstances.instances and circumstances.engine in SHARED:
-            item_us = times_us.get(threads) or _item_us(sessions[0], sample, clock)
-            together = _runs_at_once(sessions[0], sample, circumstances.cpus, threads, item_us, until, clock, memory_mb)
         run_us: dict[int, float] = {}
+        if instances == 1 and not circumstances.instances and circumstances.engine in CONCURRENT:
+            if threads not in times_us:
+                run_us = {1: _item_us(sessions[0], sample, clock)}
+            item_us = times_us.get(threads) or run_us[1]
+            together = _runs_at_once(sessions[0], sample, circumstances.cpus, threads, item_us, until, clock, memory_mb)
         cap = circumstances.batch_max
         if not cap:
-            cap, run_us = _learn_batch_cap(sessions[-1], sample, until, clock, memory_mb)
+            cap, measured_us = _learn_batch_cap(sessions[-1], sample, until, clock, memory_mb)
+            run_us |= measured_us
         if memory_mb() - before_mb > KEPT_MB_MAX:
             _replace(sessions, load, threads)
         if not run_us and threads not in times_us:  # all is configured; the reactor's use depends on this time
@@ -258,7 +262,7 @@ def _choose_instances(
 
     `sessions` holds the sessions for them then. A configured number is not measured.
     """
-    shared, each = circumstances.engine in SHARED, circumstances.threads or 1
+    shared, each = circumstances.engine in CONCURRENT, circumstances.threads or 1
     wanted = circumstances.instances or max(1, circumstances.cpus // each)
     if wanted == 1 or (circumstances.engine in UNTHREADED and not circumstances.instances):
         return threads, 1

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from edgert.bundle.manifest import ArtifactEntry
 from edgert.checks import golden_samples as golden
 from edgert.config import DeviceConfig, StateDir
-from edgert.engines import SHARED, EngineOptions, Session, engine_by_name
+from edgert.engines import CONCURRENT, EngineOptions, Session, engine_by_name
 from edgert.engines.padding import load_session
 from edgert.versions.installed import InstalledVersion, check_files, first_working
 from edgert.worker.loading.learning import Circumstances, Learned, LearnedFile, learn
@@ -102,7 +102,7 @@ def _open(
             learned = measured if known is None else known.better(measured)
             if learned.threads != measured.threads:
                 _close_to(sessions, 0)
-        count = 1 if artifact.engine in SHARED else learned.instances
+        count = 1 if artifact.engine in CONCURRENT else learned.instances
         _close_to(sessions, count)
         while len(sessions) < count:
             sessions.append(load(learned.threads))
@@ -114,7 +114,9 @@ def _open(
         raise
     if learned != known:
         kept.write(circumstances, learned)
-    return engine_version, sessions * (learned.instances // count), learned
+    if artifact.engine in CONCURRENT:
+        sessions *= learned.instances  # the same one
+    return engine_version, sessions, learned
 
 
 def return_free_memory() -> None:

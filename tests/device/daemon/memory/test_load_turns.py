@@ -154,7 +154,8 @@ def test_a_model_that_is_removed_waits_for_no_memory_any_more(tmp_path: Path) ->
     assert (second.state, world.turns.due_s()) == ("stopped", None)
 
 
-def test_a_crash_pauses_also_where_the_next_version_waits_for_memory(tmp_path: Path) -> None:
+def with_a_next_version(tmp_path: Path) -> tuple[World, ModelService]:
+    """Two models that fill the memory, and the first, whose slots name a next version."""
     world = World(tmp_path, limit_mb=21)
     first = world.add("first")
     world.add("second")
@@ -162,6 +163,11 @@ def test_a_crash_pauses_also_where_the_next_version_waits_for_memory(tmp_path: P
         world.ask(model)
         world.loaded(model).run_page.since_s = world.now_s
     first.store.commit(SlotState(State.STEADY, "a", a=Version(2, "two", good=True), ratchet=1))
+    return world, first
+
+
+def test_a_crash_pauses_also_where_the_next_version_waits_for_memory(tmp_path: Path) -> None:
+    world, first = with_a_next_version(tmp_path)
     first.sync()
     assert (first.state, world.turns.due_s()) == ("ready", world.now_s + ROOM_RETRY_S)
     first.ended(next(iter(first.workers)))
@@ -173,13 +179,7 @@ def test_a_crash_pauses_also_where_the_next_version_waits_for_memory(tmp_path: P
 
 
 def test_a_command_is_answered_if_the_model_is_unloaded_while_the_next_version_waits(tmp_path: Path) -> None:
-    world = World(tmp_path, limit_mb=21)
-    first = world.add("first")
-    world.add("second")
-    for model in ("first", "second"):
-        world.ask(model)
-        world.loaded(model).run_page.since_s = world.now_s
-    first.store.commit(SlotState(State.STEADY, "a", a=Version(2, "two", good=True), ratchet=1))
+    world, first = with_a_next_version(tmp_path)
     told: list[object] = []
     first.sync(told.append)
     first.unload("room for other")
