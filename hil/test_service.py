@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from edgert.config import StateDir
-from edgert.errors import EdgeRTError
+from edgert.errors import DeviceError, EdgeRTError
 from edgert.protocol import control
 from edgert.telemetry.messages import MetricsMessage, Topic
 from edgert_deploy.fleet.listener import FleetListener
@@ -168,6 +168,20 @@ def test_a_daemon_that_cannot_start_is_restarted_until_it_can(world: World) -> N
     finally:
         world.sh(f"cp -p /root/kept {config}; rm -r {folder}; systemctl daemon-reload")
     world.wait_until_it_serves(pid)
+
+
+def test_a_start_by_hand_names_the_command_of_the_unit(world: World) -> None:
+    """A monitor would restart a second daemon, which competes with the unit's for the state folder."""
+    pid = world.unit("MainPID")
+    world.sh("systemctl stop edgertd")
+    try:
+        with pytest.raises(DeviceError, match="systemctl start edgertd"):
+            world.host.edgertd(NAME, "start")
+        assert "monitor" not in world.sh("ps -eo args")
+    finally:
+        world.sh("systemctl start edgertd")
+    world.wait_until_it_serves(pid)
+    assert world.host.edgertd(NAME, "start")["pid"] == int(world.unit("MainPID"))
 
 
 def test_the_watchdog_restarts_a_daemon_that_hangs(world: World) -> None:
@@ -336,6 +350,9 @@ def test_a_user_without_rights_gets_a_service_that_survives_a_reboot(world: Worl
     (done,) = host.edgert("bootstrap", "mine", "--engine", "null")["devices"]
     assert done["service"] == "systemd"
     host.edgert("deploy", make_null_bundle(tmp_path, host.key, profile=PROFILE), "mine")
+    host.on("mine", "sh", "-c", "XDG_RUNTIME_DIR=/run/user/$(id -u) systemctl --user stop edgertd")
+    with pytest.raises(DeviceError, match="systemctl --user start edgertd"):
+        host.edgertd("mine", "start")
     container.cycle()
 
     wait_until(lambda: host.is_ready("mine", "echo"), "the user's own daemon serves after a power cut", pause_s=0.5)

@@ -17,6 +17,7 @@ from edgert.checks.status import DaemonStatus, ask_daemon
 from edgert.cli.output import emit, json_option, progress
 from edgert.config import StateDir, read_config
 from edgert.daemon.monitor import LOG_BYTES_MAX, has_lost_its_monitor, monitor_of, signal_monitor
+from edgert.daemon.system.service_manager import manager_of
 from edgert.durable import storing
 from edgert.errors import DaemonUnreachable, DeviceError
 
@@ -29,7 +30,7 @@ START_S_MAX = 30.0
 def start(state: StateDir, as_json: bool) -> None:
     """Run the daemon in the background and restart it when it dies. Does nothing if it runs.
 
-    Its log is `edgertd.log` in the state folder. With systemd, prefer a service, which `edgert bootstrap` creates.
+    Its log is `edgertd.log` in the state folder. Where a systemd unit runs the daemon, it names the command to use.
 
     \b
     Example:
@@ -38,6 +39,11 @@ def start(state: StateDir, as_json: bool) -> None:
     config = read_config(state)
     running = _status(state)
     if running is None:
+        if manager := manager_of(state.root):
+            raise DeviceError(
+                f"systemd runs this daemon, and a second one would compete with it. Start it with: {manager} start edgertd; "
+                f"or take it from systemd first: {manager} disable --now edgertd"
+            )
         _, running = start_daemon(state)
     elif has_lost_its_monitor(running.pid):
         with _open_log(state) as log:

@@ -1,10 +1,15 @@
-"""Messages to systemd, if it runs the daemon: sd_notify(3)."""
+"""Messages to systemd, if it runs the daemon: sd_notify(3). And whether it runs the daemon of a state folder."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import socket
+import subprocess
+from pathlib import Path
+
+UNIT = "edgertd.service"
+ANSWER_S_MAX = 10.0
 
 
 def notify(message: str) -> None:
@@ -23,3 +28,24 @@ def watchdog_s() -> float | None:
         return int(os.environ["WATCHDOG_USEC"]) / 1e6 / 2 if ours else None
     except (KeyError, ValueError):
         return None
+
+
+def manager_of(state: Path) -> str | None:
+    """Return `systemctl` or `systemctl --user`, whose unit runs the daemon of a state folder or will; None for neither."""
+    if not os.path.isdir("/run/systemd/system"):
+        return None
+    return next((manager for manager in ("systemctl", "systemctl --user") if _keeps(manager, state)), None)
+
+
+def _keeps(manager: str, state: Path) -> bool:
+    words = [*manager.split(), "show", UNIT, "--property=ExecStart,ActiveState,UnitFileState"]
+    environment = {**os.environ, "XDG_RUNTIME_DIR": f"/run/user/{os.geteuid()}"}  # neither SSH nor `su` sets it always
+    try:
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=ANSWER_S_MAX)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    found = dict(line.partition("=")[::2] for line in done.stdout.splitlines())
+    used = found.get("ActiveState") not in ("inactive", "failed") or found.get("UnitFileState", "").startswith(
+        "enabled"
+    )
+    return used and f" --state {state} serve " in found.get("ExecStart", "")
