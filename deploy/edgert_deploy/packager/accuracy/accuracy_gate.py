@@ -26,6 +26,7 @@ from edgert_deploy.packager.accuracy.metrics import (
     Cosine,
     Decisions,
     TopK,
+    UserMetric,
     by_value,
     chance,
     scores_index,
@@ -42,6 +43,7 @@ from edgert_deploy.packager.vendor_output import quiet
 
 BATCH = 32  # samples a run, if the batch axis is open
 ALL_THREADS = EngineOptions(threads=0)
+ALIKE_DROP_MAX = 0.1  # what one answer to all samples loses where these prove little, even if --max-drop allows more
 GROUP_SAMPLES_MIN = 10  # a smaller class or slice fails no build: one sample of it is 10 % or more
 
 
@@ -203,7 +205,26 @@ def judge(metric: Metric, reference: Reference, answers: Outputs, limits: Limits
 
 def warnings(metric: Metric, reference: Reference, limits: Limits) -> list[str]:
     """Return why the gate may prove less than it seems to, one sentence each."""
-    return [*_meaning_warnings(metric, reference.as_judged()), *_count_warnings(metric, reference, limits)]
+    judged = reference.as_judged()
+    found = _meaning_warnings(metric, judged)
+    if not found or _is_similarity(metric):  # chance says the same of labels, and why
+        found += _alike_warnings(metric, judged, limits)
+    return [*found, *_count_warnings(metric, reference, limits)]
+
+
+def _alike_warnings(metric: Metric, reference: Reference, limits: Limits) -> list[str]:
+    """Return a sentence if an artifact that ignores its input would pass, as FP32 decides alike for all samples."""
+    rows = reference.all_rows
+    if isinstance(metric, UserMetric) or len(rows) < 2:
+        return []
+    one = [np.median(a, axis=0).astype(a.dtype) if a.dtype.kind == "f" else a[0] for a in reference.answers]
+    same = [np.broadcast_to(each, a.shape) for each, a in zip(one, reference.answers, strict=True)]
+    if metric.score(reference.answers, rows) - metric.score(same, rows) > min(limits.max_drop, ALIKE_DROP_MAX):
+        return []
+    return [
+        f"FP32's answers to the {len(rows)} hold-out samples are so alike that an artifact which ignores its input would "
+        f"pass ({metric.name}): check that samples are prepared as for training, and add samples whose answers differ"
+    ]
 
 
 def _count_warnings(metric: Metric, reference: Reference, limits: Limits) -> list[str]:

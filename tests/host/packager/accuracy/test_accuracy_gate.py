@@ -60,6 +60,22 @@ def test_a_gate_that_knows_only_similarity_says_so() -> None:
     assert "--metric" in warning
 
 
+@pytest.mark.parametrize(
+    ("reference", "named"),
+    [
+        (EYE[[1] * 20], "top1_agreement"),  # one class only
+        (np.linspace(0.01, 0.3, 20, dtype=np.float32)[:, None], "values"),
+        (np.zeros((20, 1), np.float32), "values"),
+        (np.full((20, 84, 1000), 0.01, np.float32) * np.array([[3000]] * 4 + [[1]] * 80, np.float32), "anchors"),
+    ],
+)
+def test_a_hold_out_whose_answers_are_all_alike_is_a_warning(reference: Any, named: str) -> None:
+    """A broken artifact that always answers the same would pass: a detector that finds nothing, a word never said."""
+    found = [text for text in warnings([reference], None, max_drop=0.01) if "so alike that an artifact which" in text]
+    assert len(found) == int(named != "values" or not reference.any()), found
+    assert all(named in text for text in found)
+
+
 def test_too_few_samples_for_the_limit_are_a_warning_with_the_number_needed() -> None:
     labels = np.tile([0, 1, 2], 99).tolist()
     (warning,) = warnings([EYE[labels]], labels, max_drop=0.01)
