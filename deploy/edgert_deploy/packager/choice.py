@@ -21,13 +21,12 @@ from edgert.errors import (
 )
 from edgert_deploy.common.quantities import share_text
 from edgert_deploy.devices.profiles import DeviceProfile
-from edgert_deploy.packager.builders import FIRST_RECIPE, Order, builder_for, check_source
+from edgert_deploy.packager.builders import FIRST_RECIPE, Order, builder_for, check_source, first_engine
 from edgert_deploy.packager.candidates import Candidate, CandidateBuilder
 from edgert_deploy.packager.evaluation import Evaluation
 from edgert_deploy.packager.measure import MeasureHere, Measurer, Timings, fastest
 from edgert_deploy.packager.mixed_precision import Budget, Search, search_float_layers
 from edgert_deploy.packager.request import TargetRequest
-from edgert_deploy.packager.sources.classical import classical_operators
 from edgert_deploy.packager.sources.source_model import SourceModel
 
 # EngineFailed: a quantiser may write a file that its own engine does not load.
@@ -110,7 +109,7 @@ def choose(builder: CandidateBuilder, target: TargetRequest, budget: Budget, mea
     passed: list[list[Candidate]] = []  # by engine
     searches: list[tuple[str, Search]] = []
     left_out: list[LeftOut] = []
-    first = _first_engine(builder.evaluation, target)
+    first = first_engine(builder.evaluation.source, target.engines)
     for engine in target.engines:
         is_first = engine == first
         try:
@@ -213,14 +212,6 @@ def _measurer(
         warn(f"{name} is not measured: that takes a device of its kind (--measure-on)")
         return None
     return measure
-
-
-def _first_engine(evaluation: Evaluation, target: TargetRequest) -> str:
-    """Return a target's first engine; for classical models, the first that takes them."""
-    source, engines = evaluation.source, target.engines
-    if not classical_operators(source.proto):
-        return engines[0]
-    return next((engine for engine in engines if builder_for(engine).takes(source)), engines[0])
 
 
 def _candidates(

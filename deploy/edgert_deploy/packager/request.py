@@ -15,7 +15,7 @@ from edgert.processing.preprocessors import InputRule
 from edgert_deploy.devices.profiles import DeviceProfile
 from edgert_deploy.packager.accuracy.accuracy_gate import Limits
 from edgert_deploy.packager.build_cache import BuildCache
-from edgert_deploy.packager.builders import BUILDERS, Precision, builder_for
+from edgert_deploy.packager.builders import BUILDERS, Precision, builder_for, first_engine
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.classical import classical_operators, is_classical, is_float_only
 from edgert_deploy.packager.sources.source_model import SourceModel
@@ -103,7 +103,7 @@ def target_requests(request: BuildRequest) -> tuple[TargetRequest, ...]:
     return tuple(
         TargetRequest(
             profile,
-            profile.engines[:1] if request.engines == "first" else profile.engines,
+            (first_engine(request.source, profile.engines),) if request.engines == "first" else profile.engines,
             ("fp32",) if float_only else _precisions(asked or profile.precision),
             request.with_reference,
             request.recipe,

@@ -7,7 +7,7 @@ To add an engine, write its builder in a file here, name it in `BUILDERS`, and g
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, cast
@@ -192,6 +192,13 @@ def builder_for(engine: str) -> Builder:
         raise ConfigInvalid(f"no builder makes artifacts for engine {engine!r}; known: {', '.join(BUILDERS)}")
     module, _, cls = BUILDERS[engine].partition(":")
     return cast(Builder, getattr(importlib.import_module(module), cls)())
+
+
+def first_engine(source: SourceModel, engines: Sequence[str]) -> str:
+    """Return the engine of a profile that must take `source`: the first, or of a source that few take the first of these."""
+    if source.kind == "onnx" and not classical_operators(source.proto):
+        return engines[0]
+    return next((engine for engine in engines if builder_for(engine).takes(source)), engines[0])
 
 
 def check_source(source: SourceModel, engine: str, target: str) -> None:

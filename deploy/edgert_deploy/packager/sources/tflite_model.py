@@ -25,6 +25,7 @@ def examine(request: dict[str, Any], data: bytes, progress: Progress) -> Answer:
     """Return inputs and outputs of the model in `data`, and if it is quantised. Raises SourceInvalid."""
     name = str(request["name"])
     interpreter = _interpreter(name, data)
+    _check_stateless(name, data)
     inputs = tuple(_input_spec(detail) for detail in interpreter.get_input_details())
     if not inputs or not interpreter.get_output_details():
         raise SourceInvalid(
@@ -54,6 +55,21 @@ def _interpreter(name: str, data: bytes) -> Any:
             f"TFLite's interpreter refuses {name}: {_first_line(error)}; convert it again, with TFLite's "
             "built-in operators only"
         ) from error
+
+
+def _check_stateless(name: str, data: bytes) -> None:
+    """Raise SourceInvalid for a model that keeps values between runs: they would pass from client to client."""
+    from ai_edge_litert.schema_py_generated import BuiltinOperator, Model
+
+    model = Model.GetRootAs(data)
+    codes = (model.OperatorCodes(i).BuiltinCode() for i in range(model.OperatorCodesLength()))
+    graphs = [model.Subgraphs(i) for i in range(model.SubgraphsLength())]
+    variables = (graph.Tensors(i).IsVariable() for graph in graphs for i in range(graph.TensorsLength()))
+    if BuiltinOperator.ASSIGN_VARIABLE in codes or any(variables):
+        raise SourceInvalid(
+            f"{name} keeps a state inside itself (variables), so its answer depends on the requests before it, whoever sent "
+            "them. Convert the model with the state as an input and an output: sessions then keep it (docs/streams.md)"
+        )
 
 
 def _input_spec(detail: dict[str, Any]) -> TensorSpec:

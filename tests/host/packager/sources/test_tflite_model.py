@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 
 pytest.importorskip("onnx")
 pytest.importorskip("ai_edge_litert")
+
+from ai_edge_litert import schema_py_generated as schema
 
 from edgert.bundle.signing import SigningKey
 from edgert.errors import BuildFailed, ConfigInvalid, SourceInvalid
@@ -20,6 +23,8 @@ from edgert_deploy.packager.request import BuildRequest
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.source_model import SourceModel, load_source
 from edgert_deploy.packager.tflite_lowering import lower
+from edgert_deploy.packager.tflite_lowering.tables import packed, unpacked
+from edgert_deploy.packager.tflite_lowering.writer import operator_code
 from tests.support import models
 from tests.support.builders import build
 
@@ -68,6 +73,24 @@ def test_for_another_engine_the_error_says_the_way_round(
         build_bundle(request, signing_key, tmp_path / "d.edgert", lambda line: None, lambda choice: None)
 
 
+@pytest.mark.parametrize("engines", ["all", "first"])
+def test_a_target_whose_tflite_is_not_its_first_engine_gets_it_for_tflite(
+    engines: Literal["all", "first"],
+    digits_tflite: Path,
+    tmp_path: Path,
+    signing_key: SigningKey,
+    digits_calibration: CalibrationSet,
+    digits_holdout: CalibrationSet,
+) -> None:
+    """`edgert build --init` proposes this-machine, whose first engine is ONNX Runtime."""
+    here = (load_profile("this-machine"),)
+    request = BuildRequest(
+        load_source(digits_tflite), digits_calibration, digits_holdout, here, "digits", engines=engines
+    )
+    result = build_bundle(request, signing_key, tmp_path / "d.edgert", lambda line: None, lambda choice: None)
+    assert [one.artifact.engine for _, one in result.packed] == ["tflite"]
+
+
 def test_one_that_is_quantised_already_is_kept(
     tmp_path: Path, digits_source: SourceModel, digits_calibration: CalibrationSet
 ) -> None:
@@ -80,6 +103,46 @@ def test_one_that_is_quantised_already_is_kept(
     np.testing.assert_array_equal(got[0], want[0])
     with pytest.raises(BuildFailed, match="is quantised, so it holds no fp16 weights"):
         build("tflite", source, digits_calibration, "fp16", tmp_path / "out")
+
+
+def with_a_variable(content: bytes) -> bytes:
+    """Return a model that writes its answer to a variable, as streaming wake words keep their last frames."""
+    model = unpacked(content)
+    graph = model.subgraphs[0]
+    handle = schema.TensorT()
+    handle.name, handle.type, handle.shape = b"handle", schema.TensorType.RESOURCE, []
+    graph.tensors.append(handle)
+    resource, answer = len(graph.tensors) - 1, int(graph.outputs[0])
+    for code, table, reads, writes in (
+        ("VAR_HANDLE", schema.VarHandleOptionsT(), [], [resource]),
+        ("ASSIGN_VARIABLE", schema.AssignVariableOptionsT(), [resource, answer], []),
+    ):
+        model.operatorCodes.append(operator_code(code))
+        operator = schema.OperatorT()
+        operator.opcodeIndex, operator.inputs, operator.outputs = len(model.operatorCodes) - 1, reads, writes
+        operator.builtinOptions = table
+        operator.builtinOptionsType = getattr(schema.BuiltinOptions, type(table).__name__[:-1])
+        graph.operators.append(operator)
+    return packed(model)
+
+
+def with_a_variable_tensor(content: bytes) -> bytes:
+    """Return a model in which a tensor keeps its values between runs, as TFLite's own recurrent operators have it."""
+    model = unpacked(content)
+    graph = model.subgraphs[0]
+    graph.tensors[int(graph.operators[0].outputs[0])].isVariable = True
+    return packed(model)
+
+
+@pytest.mark.parametrize("change", [with_a_variable, with_a_variable_tensor])
+def test_a_model_that_keeps_a_state_inside_itself_is_refused(change: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    """Its answers would depend on the requests of other clients."""
+    path = tmp_path / "streaming.tflite"
+    path.write_bytes(change(lower(models.cnn())))
+    with pytest.raises(
+        SourceInvalid, match=r"keeps a state inside itself.*as an input and an output.*docs/streams\.md"
+    ):
+        load_source(path)
 
 
 def test_damage_ends_in_a_model_or_in_one_clear_error(tmp_path: Path) -> None:
