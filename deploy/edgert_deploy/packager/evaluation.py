@@ -9,7 +9,7 @@ import numpy as np
 
 from edgert.bundle.rules import Preprocess
 from edgert.bundle.signal_rules import Sound
-from edgert.errors import CalibrationInvalid, SourceInvalid
+from edgert.errors import CalibrationInvalid, EngineFailed, SourceInvalid
 from edgert_deploy.packager.accuracy.accuracy_gate import Limits, artifact_outputs, reference_outputs
 from edgert_deploy.packager.accuracy.golden_samples import golden_rows
 from edgert_deploy.packager.accuracy.metrics import metric_for
@@ -58,7 +58,13 @@ def evaluate_source(request: BuildRequest) -> Evaluation:
     """Answer the hold-out with the source. Raises SourceInvalid, CalibrationInvalid, ConfigInvalid."""
     source, holdout = request.source, request.holdout
     _check_buckets(request)
-    answers = reference_outputs(source, holdout)
+    try:
+        answers = reference_outputs(source, holdout)
+    except EngineFailed as error:
+        raise CalibrationInvalid(
+            f"the model cannot answer the hold-out samples: {error.message}. Check that they hold what the model takes, "
+            "such as numbers of tokens below the size of its vocabulary"
+        ) from error
     _check_are_numbers(source, answers)
     _check_rows_are_independent(source, holdout, answers)
     after = request.classify or request.detect

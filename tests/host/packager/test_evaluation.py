@@ -34,6 +34,15 @@ def test_a_model_whose_answers_depend_on_the_rest_of_the_batch_is_refused(
         pack(request, signing_key, tmp_path / "m.edgert")
 
 
+def test_samples_that_the_model_does_not_take_are_named_as_the_cause(tmp_path: Path) -> None:
+    proto = models.model("int64[N,4] x) => (float[N,4,2] y", "y = Gather(w, x)", {"w": models.random(3, 2)})
+    source = load_source(models.write(proto, tmp_path / "m.onnx"))
+    samples = CalibrationSet({"x": np.full((16, 4), 7, np.int64)}, None)
+    request = BuildRequest(source, samples, samples, (profile("one"),), "m", allow_overlap=True)
+    with pytest.raises(CalibrationInvalid, match=r"cannot answer the hold-out samples: .*out of data bounds.* tokens"):
+        evaluate_source(request)
+
+
 def evaluated(tmp_path: Path, outputs: str, body: str) -> Evaluation:
     source = load_source(models.write(models.model(f"float[N,4] x) => ({outputs}", body), tmp_path / "m.onnx"))
     samples = CalibrationSet({"x": 400 * models.random(40, 4)}, None)

@@ -15,15 +15,17 @@ from edgert.errors import SourceInvalid
 SUFFIX = "/edgert_batch_inside"  # of the value inside the graph, behind or before the added Transpose
 
 
-def set_lengths(proto: Any, shapes: Mapping[str, Sequence[int]]) -> bool:
+def set_lengths(proto: Any, shapes: Mapping[str, Sequence[int]]) -> tuple[bool, tuple[str, ...]]:
     """Set the axes of the inputs in `shapes` (name -> lengths), and axes of the same name elsewhere.
 
     An input without axes is one number, such as a sampling rate: the length is its value, and becomes a constant.
-    The batch stays open where the model leaves it open, and its length is given as 1. Returns whether anything changed.
-    Raises SourceInvalid where a name, a rank or a fixed length does not fit the model.
+    The batch stays open where the model leaves it open, and its length is given as 1. A length replaces one that the
+    model fixes: convolutions take any, and the run on a sample shows whether the rest does. Returns whether anything
+    changed, and a remark for each such input. Raises SourceInvalid where a name or a rank does not fit the model.
     """
     inputs = {value.name: value for value in model_inputs(proto)}
     named: dict[str, int] = {}
+    remarks = []
     changed = _clear_placeholders(proto)
     batches = _batch_names(proto)
     for name, lengths in shapes.items():
@@ -38,6 +40,7 @@ def set_lengths(proto: Any, shapes: Mapping[str, Sequence[int]]) -> bool:
             raise SourceInvalid(
                 f"--input {name}={_text(lengths)} gives {len(lengths)} axes, the model's input has {len(dims)}: {described(dims)}"
             )
+        before, replaced = described(dims), False
         for axis, (dim, length) in enumerate(zip(dims, lengths, strict=True)):
             if is_open(dim):
                 if axis == 0 or (not is_open(dims[0]) and dim.dim_param in batches):
@@ -51,9 +54,11 @@ def set_lengths(proto: Any, shapes: Mapping[str, Sequence[int]]) -> bool:
                 _set(dim, length)
                 changed = True
             elif dim.dim_value != length:
-                raise SourceInvalid(
-                    f"--input {name}={_text(lengths)}: the model fixes axis {axis} to {dim.dim_value}; its shape is {described(dims)}"
-                )
+                _set(dim, length)
+                changed = replaced = True
+        if replaced:
+            remarks.append(f"input {name!r} {before} is taken as {described(dims)}, as --input says")
+            forget_outputs(proto)
     for value in inputs.values():
         for dim in list(value.type.tensor_type.shape.dim)[1:]:
             if is_open(dim) and dim.dim_param in named:
@@ -61,15 +66,15 @@ def set_lengths(proto: Any, shapes: Mapping[str, Sequence[int]]) -> bool:
                 changed = True
     if changed:
         forget_shapes(proto)
-    return changed
+    return changed, tuple(remarks)
 
 
 def option_for(name: str, dims: Any) -> str:
-    """Return the option that would give `name` its open axes: `--input images=1,3,HEIGHT,WIDTH`."""
+    """Return the option that would give `name` its axes, the batch as 1: `--input images=1,3,HEIGHT,WIDTH`."""
     words = []
     for axis, dim in enumerate(dims):
         letters = "".join(c for c in dim.dim_param.upper() if c.isalnum())
-        words.append(str(dim.dim_value) if not is_open(dim) else "1" if axis == 0 else letters or f"LENGTH{axis}")
+        words.append("1" if axis == 0 else letters or f"LENGTH{axis}" if is_open(dim) else str(dim.dim_value))
     return f"--input {name}={','.join(words)}"
 
 
@@ -137,6 +142,23 @@ def forget_shapes(proto: Any) -> None:
         for dim in value.type.tensor_type.shape.dim:
             if dim.dim_param:
                 dim.Clear()
+
+
+def fix_batch(proto: Any) -> bool:
+    """Set the batch to 1 where it is open; return whether it was."""
+    firsts = list(open_batch_axes(proto))
+    for dim in firsts:
+        _set(dim, 1)
+    if firsts:
+        forget_shapes(proto)
+    return bool(firsts)
+
+
+def forget_outputs(proto: Any) -> None:
+    """Clear the lengths of the outputs' axes, which new lengths of fixed axes would contradict."""
+    for value in proto.graph.output:
+        for dim in value.type.tensor_type.shape.dim:
+            dim.Clear()
 
 
 def open_batch_axes(proto: Any) -> Iterator[Any]:

@@ -24,10 +24,11 @@ from edgert.errors import SourceInvalid
 from edgert.tensors import TensorSpec
 from edgert.typed_json import from_json, to_json
 from edgert_deploy.packager.sandbox import Answer, Progress
-from edgert_deploy.packager.sources.axes import move_input_batches, move_output_batches, set_lengths
+from edgert_deploy.packager.sources.axes import fix_batch, move_input_batches, move_output_batches, set_lengths
 from edgert_deploy.packager.sources.branches import inline_known_branches
 from edgert_deploy.packager.sources.bucket_axis import WantedBuckets, cut_outputs, find_axis, probed_lengths
 from edgert_deploy.packager.sources.classical import unwrap_maps
+from edgert_deploy.packager.sources.dynamic_quantisation import is_dynamic
 from edgert_deploy.packager.sources.external_data import embed, files_of
 from edgert_deploy.packager.sources.half import widen_half
 from edgert_deploy.packager.sources.qat import nodes_of, tensors
@@ -46,18 +47,51 @@ _OPSET_TOO_NEW = re.compile(r"Opset (\d+) is under development.* is till opset (
 _LEFT_TO_THE_RUNTIME = ("No Op registered", "opset", "Field 'shape' of 'type' is required")
 
 
+class OneSampleOnly(SourceInvalid):
+    """The model leaves its batch open, and does not run on two samples."""
+
+
 def examine(request: dict[str, Any], data: bytes, progress: Progress) -> Answer:
     """Return the inputs and outputs of the model in `data`, and its bytes where they had to be translated.
 
     Raises SourceInvalid with what to change: not ONNX, external data, an open axis beyond the batch, no static type, no
     input or output, a datatype that EdgeRT does not carry, an answer that is no batch.
     """
+    replaced: list[str] = []
+    try:
+        try:
+            return _examined(request, data, replaced)
+        except OneSampleOnly as error:
+            replaced.clear()
+            return _examined(request, data, replaced, error.message.partition(";")[0])
+    except SourceInvalid as error:
+        if not replaced:
+            raise
+        raise SourceInvalid(f"{error.message}. Some layer may take no other length: {'; '.join(replaced)}") from error
+
+
+def _examined(request: dict[str, Any], data: bytes, replaced: list[str], no_batch: str = "") -> Answer:
+    """Do the work of `examine`; `replaced` gets a remark for each input whose fixed lengths are replaced.
+
+    `no_batch` says why the model takes one sample only, though its batch is open. Raises OneSampleOnly to be told.
+    """
     name, given = str(request["name"]), True
     proto = parse(name, data)
     changed = _with_weights(name, proto, request)
-    changed |= set_lengths(proto, request.get("shapes") or {})
-    remarks = unwrap_maps(proto) + widen_half(proto) + move_input_batches(proto)
+    resized, remarks = set_lengths(proto, request.get("shapes") or {})
+    changed |= resized
+    replaced += remarks
+    remarks += unwrap_maps(proto) + widen_half(proto) + move_input_batches(proto)
     changed |= inline_known_branches(proto)
+    if is_dynamic(proto) and fix_batch(proto):
+        remarks += (
+            "the model quantises activations as it runs, by a range that all items of a batch share: its batch is fixed to 1, "
+            "so that no answer depends on another request",
+        )
+    if no_batch and fix_batch(proto):
+        remarks += (
+            f"the model leaves its batch open and takes one sample only, so its batch is fixed to 1: {no_batch}",
+        )
     buckets = _buckets(proto, request)
     inputs = input_specs(proto, () if buckets is None else tuple((one.name, one.axis) for one in buckets.inputs))
     changed |= buckets is not None
@@ -296,10 +330,8 @@ def _run(session: Any, inputs: tuple[TensorSpec, ...], count: int, seed: int = 0
         raise
     except Exception as error:  # as above
         _raise_if_out_of_memory(error)
-        advice = (
-            "export it so that no layer fixes the batch, or with batch fixed to 1" if count > 1 else "export it again"
-        )
-        raise SourceInvalid(f"the model does not run on a batch of {count}: {_first_line(error)}; {advice}") from error
+        kind = OneSampleOnly if count > 1 else SourceInvalid
+        raise kind(f"the model does not run on a batch of {count}: {_first_line(error)}; export it again") from error
     return outputs
 
 

@@ -14,11 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgert.errors import BuildFailed
+from edgert_deploy.packager.sources.dynamic_quantisation import RANGES_AS_THEY_RUN, undo
 
 QUANTISE, DEQUANTISE = "QuantizeLinear", "DequantizeLinear"
-# Quantised arithmetic in one operator: it is kept, but it cannot be undone.
+# Quantised arithmetic in one operator: it is kept, and what dynamic_quantisation.py does not undo stays so.
 QUANTISED_ARITHMETIC = frozenset(
-    {"ConvInteger", "DynamicQuantizeLinear", "MatMulInteger", "QLinearConv", "QLinearMatMul"}
+    {"ConvInteger", "MatMulInteger", "MatMulIntegerToFloat", "QLinearConv", "QLinearMatMul"}
 )
 INTEGERS = {"uint8": (0, 255), "int8": (-128, 127), "int16": (-32768, 32767), "uint16": (0, 65535)}
 
@@ -29,7 +30,8 @@ def is_quantised(proto: Any) -> bool:
     """Whether activations are quantised. A graph that only keeps its weights in INT8 is a float model."""
     constants = Constants(proto)
     return any(
-        node.op_type in QUANTISED_ARITHMETIC or (node.op_type == QUANTISE and node.input[0] not in constants)
+        node.op_type in QUANTISED_ARITHMETIC | RANGES_AS_THEY_RUN
+        or (node.op_type == QUANTISE and node.input[0] not in constants)
         for node in proto.graph.node
     )
 
@@ -39,22 +41,27 @@ def float_of(proto: Any) -> Any:
 
     Raises BuildFailed for quantised arithmetic, and for scales that are computed or given by blocks.
     """
-    if foreign := sorted({node.op_type for node in proto.graph.node} & QUANTISED_ARITHMETIC):
+    copy = type(proto)()
+    copy.CopyFrom(proto)
+    undo(copy, Constants(proto))
+    nodes = list(copy.graph.node)
+    if foreign := sorted({node.op_type for node in nodes} & QUANTISED_ARITHMETIC):
         raise BuildFailed(
             f"the model holds {', '.join(foreign)}, which cannot be turned into float. Export it in the Q/DQ format, or in float"
         )
     constants = Constants(proto)
-    copy = type(proto)()
-    copy.CopyFrom(proto)
     del copy.graph.node[:]
     made: dict[str, Array] = {}  # the results of Q/DQ of constants
     passed: dict[str, str] = {}  # a value after Q/DQ -> the value before it
+    unrounded: set[str] = set()  # values that integers were, as a Q before them is gone: behind Transpose, for example
     outputs = {value.name for value in proto.graph.output}
-    for node in proto.graph.node:
+    for node in nodes:
         name = node.output[0] if node.output else ""
         if node.op_type not in (QUANTISE, DEQUANTISE):
             kept = copy.graph.node.add()
             kept.CopyFrom(node)
+            if node.input and (node.input[0] in passed or node.input[0] in unrounded):
+                unrounded.update(node.output)
             for i, read in enumerate(kept.input):
                 kept.input[i] = passed.get(read, read)
             continue
@@ -63,6 +70,9 @@ def float_of(proto: Any) -> Any:
             made[name] = (
                 _quantised(node, source, constants) if node.op_type == QUANTISE else _float(node, source, constants)
             )
+        elif node.op_type == DEQUANTISE and node.input[0] not in passed and node.input[0] not in unrounded:
+            # Integers that no Q made: rows that Gather reads from a table, or an input of the model.
+            copy.graph.node.extend(_as_float(node, constants, made))
         else:
             passed[name] = passed.get(node.input[0], node.input[0])
             if name in outputs:
@@ -150,6 +160,25 @@ def _float(node: Any, array: Array, constants: Constants) -> Array:
     return np.asarray(exact, np.float32)
 
 
+def _as_float(node: Any, constants: Constants, made: dict[str, Array]) -> Iterator[Any]:
+    """Yield nodes that compute what a DequantizeLinear of integers computes. Scales per channel are refused."""
+    from onnx import helper
+
+    name = str(node.output[0])
+    scale = _scale(node, constants)
+    zero_point = _zero_point(node, constants) if len(node.input) > 2 and node.input[2] else np.zeros((), np.uint8)
+    if scale.size > 1:
+        raise BuildFailed(
+            f"{DEQUANTISE} node {(node.name or name)!r} has a scale for each channel of a value that is no constant; export "
+            "the model with a scale per tensor, or in float"
+        )
+    made[f"{name}/zero"] = zero_point.reshape(()).astype(np.float32)
+    made[f"{name}/scale"] = scale.reshape(()).astype(np.float32)
+    yield helper.make_node("Cast", [node.input[0]], [f"{name}/cast"], to=helper.TensorProto.FLOAT)
+    yield helper.make_node("Sub", [f"{name}/cast", f"{name}/zero"], [f"{name}/moved"])
+    yield helper.make_node("Mul", [f"{name}/moved", f"{name}/scale"], [name])
+
+
 def _put_constants(graph: Any, made: dict[str, Array]) -> None:
     """Add `made` to the initializers, and drop those that nothing reads."""
     from onnx import numpy_helper
@@ -179,6 +208,13 @@ def nodes_of(graph: Any) -> Iterator[Any]:
     """Yield every node of `graph` and of the graphs inside its nodes."""
     for one in _graphs_of(graph):
         yield from one.node
+
+
+def inner_nodes(node: Any) -> Iterator[Any]:
+    """Yield every node of the graphs inside `node`."""
+    for attribute in node.attribute:
+        for graph in [attribute.g, *attribute.graphs]:
+            yield from nodes_of(graph)
 
 
 def _graphs_of(graph: Any) -> Iterator[Any]:

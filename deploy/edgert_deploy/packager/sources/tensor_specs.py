@@ -30,6 +30,11 @@ def check_value(name: str, dtype: str) -> None:
         raise SourceInvalid(
             f"an input of the model has no name, or one of more than {NAME_LENGTH_MAX} letters; rename it"
         )
+    if dtype == "text":
+        raise SourceInvalid(
+            f"input {name!r} is text; EdgeRT carries numbers: encode categories as numbers before the model, and tokens of "
+            "text as docs/text.md describes"
+        )
     if dtype not in DATATYPES:
         raise SourceInvalid(f"input {name!r} has element type {dtype}; EdgeRT carries {', '.join(DATATYPES)}")
 
@@ -108,8 +113,9 @@ def _shape(name: str, dims: Any, open_axes: Collection[tuple[str, int]]) -> tupl
     lengths = [dim.dim_value if dim.HasField("dim_value") and dim.dim_value > 0 else -1 for dim in dims]
     if lengths[0] not in (-1, 1):
         raise SourceInvalid(
-            f"axis 0 of input {name!r} {described(dims)} has {lengths[0]} elements, so it is not the batch: export the model "
-            "with the batch as axis 0, open (dynamic) or of length 1, or give the batch's axis the name of another input's axis 0"
+            f"axis 0 of input {name!r} {described(dims)} has {lengths[0]} elements, so it is not the batch: give other lengths, "
+            f"as {option_for(name, dims)}, which layers such as convolutions take; or export the model with the batch as "
+            "axis 0, open (dynamic) or of length 1, or give the batch's axis the name of another input's axis 0"
         )
     for axis, length in enumerate(lengths[1:], start=1):
         if length == -1 and (name, axis) not in open_axes:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, parser
+from onnx import TensorProto, helper, numpy_helper, parser
 
 pytest.importorskip("onnxruntime")
 
@@ -71,7 +71,8 @@ def test_axes_that_are_all_called_the_same_question_mark_are_not_one() -> None:
     proto = model(CAMERA)
     for dim in list(proto.graph.input[0].type.tensor_type.shape.dim)[2:]:
         dim.dim_param = "?"
-    assert set_lengths(proto, {"images": (1, 3, 10, 20)})
+    changed, _ = set_lengths(proto, {"images": (1, 3, 10, 20)})
+    assert changed
     assert [dim.dim_value for dim in proto.graph.input[0].type.tensor_type.shape.dim][1:] == [3, 10, 20]
 
 
@@ -80,13 +81,40 @@ def test_axes_that_are_all_called_the_same_question_mark_are_not_one() -> None:
     [
         ({"image": [1, 3, 8, 8]}, "no such input; it has 'images'"),
         ({"images": [1, 3, 8]}, r"gives 3 axes, the model's input has 4: \[batch, 3, height, width\]"),
-        ({"images": [1, 4, 8, 8]}, "fixes axis 1 to 3"),
         ({"images": [4, 3, 8, 8]}, "axis 0 is the batch"),
     ],
 )
 def test_lengths_that_do_not_fit_are_refused(shapes: dict[str, list[int]], says: str) -> None:
     with pytest.raises(SourceInvalid, match=says):
         examined(CAMERA, **shapes)
+
+
+SMALL = """
+    agraph (float[10, 1, 8, 8] image, float[1, 1, 3, 3] w) => (float[10, 1, 6, 6] out) { out = Conv(image, w) }
+"""
+
+
+def fixed_at_export(text: str) -> bytes:
+    proto = model(text)
+    proto.graph.initializer.append(numpy_helper.from_array(np.ones((1, 1, 3, 3), np.float32), "w"))
+    return bytes(proto.SerializeToString())
+
+
+def test_lengths_that_the_export_fixed_are_replaced_and_the_build_says_so() -> None:
+    """The face detector CenterFace is published with a batch of 10 and images of 32 x 32, and its users resize it."""
+    with pytest.raises(SourceInvalid, match="so it is not the batch: give other lengths, as --input image=1,1,8,8"):
+        examine({"name": "m.onnx"}, fixed_at_export(SMALL), lambda *words: None)
+    answer, data = examine(
+        {"name": "m.onnx", "shapes": {"image": [1, 1, 20, 30]}}, fixed_at_export(SMALL), lambda *words: None
+    )
+    assert (shapes_of(answer, "inputs"), shapes_of(answer, "outputs")) == ([[1, 1, 20, 30]], [[1, 1, 18, 28]])
+    assert answer["remarks"] == ("input 'image' [10, 1, 8, 8] is taken as [1, 1, 20, 30], as --input says",)
+    onnx.checker.check_model(onnx.load_from_string(data), full_check=True)
+
+
+def test_a_layer_that_does_not_take_the_new_length_is_named() -> None:
+    with pytest.raises(SourceInvalid, match=r"'image' \[10, 1, 8, 8\] is taken as \[1, 4, 8, 8\]"):
+        examine({"name": "m.onnx", "shapes": {"image": [1, 4, 8, 8]}}, fixed_at_export(SMALL), lambda *words: None)
 
 
 @pytest.mark.parametrize(("text", "batch"), [(STATEFUL, -1), (FIXED, 1)])

@@ -1,0 +1,156 @@
+"""Models that quantise activations as they run, as ONNX Runtime's `quantize_dynamic` writes them.
+
+Their weights are constants in INT8, so the same arithmetic in float is known: `undo` gives it to the engines that have
+no such operators. ONNX Runtime runs the graph as it is. The items of a batch share a range there, so `examine` fixes
+the batch of such a model to 1: an answer must not depend on what shares its batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgert.errors import BuildFailed
+
+QUANTISE = "DynamicQuantizeLinear"
+# Operators that compute the range of their input as they run; those but the first are ONNX Runtime's own.
+RANGES_AS_THEY_RUN = frozenset({QUANTISE, "DynamicQuantizeLSTM", "DynamicQuantizeMatMul"})
+FLOAT_SUFFIX = "/edgert_float"
+
+Array = NDArray[Any]
+
+
+def is_dynamic(proto: Any) -> bool:
+    """Whether the range of an activation is computed from a whole batch."""
+    return any(node.op_type in RANGES_AS_THEY_RUN for node in proto.graph.node)
+
+
+def undo(proto: Any, constants: Any) -> None:
+    """Replace the operators by float ones, in place; `constants` (qat.py) are those of the graph.
+
+    Raises BuildFailed where a weight is computed.
+    """
+    if not is_dynamic(proto):
+        return
+    graph = _Graph(proto.graph, constants)
+    nodes = list(proto.graph.node)
+    del proto.graph.node[:]
+    for node in nodes:
+        proto.graph.node.extend(_REPLACED[node.op_type](graph, node) if node.op_type in _REPLACED else [node])
+    del proto.graph.value_info[:]  # the types of some values changed
+
+
+class _Graph:
+    """The values of the graph: constants, and what each quantised activation was before."""
+
+    def __init__(self, graph: Any, constants: Any) -> None:
+        self._graph, self._constants = graph, constants
+        self.before: dict[str, str] = {}
+
+    def put(self, name: str, array: Array) -> str:
+        from onnx import numpy_helper
+
+        self._graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(array), name))
+        return name
+
+    def read(self, node: Any, at: int) -> Array:
+        """Return the constant that input `at` of `node` names."""
+        array = self._constants.get(node.input[at])
+        if array is None:
+            raise BuildFailed(
+                f"the INT8 weights of {node.op_type} {(node.name or node.output[0])!r} are computed while the model runs, "
+                "so it cannot be turned into float. Give the float model that it was made of"
+            )
+        return np.asarray(array)
+
+    def operand(self, node: Any, at: int, zero_at: int, shape: tuple[int, ...] = ()) -> str:
+        """Return the float value of input `at`, less the zero point in input `zero_at`, given `shape` to broadcast."""
+        name = str(node.input[at])
+        if name in self.before:
+            return self.before[name]
+        zero = self.read(node, zero_at) if _has(node, zero_at) else np.zeros((), np.int32)
+        zero = zero.reshape(shape) if shape and zero.size > 1 else zero
+        return self.put(
+            f"{node.output[0]}{FLOAT_SUFFIX}{at}", self.read(node, at).astype(np.float32) - zero.astype(np.float32)
+        )
+
+
+def _quantise(graph: _Graph, node: Any) -> Iterator[Any]:
+    """The value stays as it is, with a scale of 1."""
+    graph.before[node.output[0]] = node.input[0]
+    graph.put(node.output[1], np.ones((), np.float32))
+    yield from ()
+
+
+def _matmul(graph: _Graph, node: Any) -> Iterator[Any]:
+    from onnx import helper
+
+    yield helper.make_node("MatMul", [graph.operand(node, 0, 2), graph.operand(node, 1, 3)], node.output[:1])
+
+
+def _conv(graph: _Graph, node: Any) -> Iterator[Any]:
+    from onnx import helper
+
+    weights = graph.operand(node, 1, 3, (-1, *(1 for _ in graph.read(node, 1).shape[1:])))
+    made = helper.make_node("Conv", [graph.operand(node, 0, 2), weights], node.output[:1])
+    made.attribute.extend(node.attribute)
+    yield made
+
+
+def _fused_matmul(graph: _Graph, node: Any) -> Iterator[Any]:
+    """DynamicQuantizeMatMul: (A, B, scale of B, zero point of B, bias)."""
+    yield from _scaled_matmul(graph, node, str(node.input[0]), 2, 3, 4)
+
+
+def _matmul_to_float(graph: _Graph, node: Any) -> Iterator[Any]:
+    """MatMulIntegerToFloat: (A, B, scale of A, scale of B, zero point of A, zero point of B, bias)."""
+    yield from _scaled_matmul(graph, node, graph.operand(node, 0, 4), 3, 5, 6)
+
+
+def _scaled_matmul(graph: _Graph, node: Any, left: str, scale_at: int, zero_at: int, bias_at: int) -> Iterator[Any]:
+    from onnx import helper
+
+    zero = graph.read(node, zero_at) if _has(node, zero_at) else np.zeros((), np.int32)
+    exact = (graph.read(node, 1).astype(np.float32) - zero.astype(np.float32)) * graph.read(node, scale_at)
+    weights = graph.put(f"{node.output[0]}{FLOAT_SUFFIX}", exact.astype(np.float32))
+    if not _has(node, bias_at):
+        yield helper.make_node("MatMul", [left, weights], node.output[:1])
+        return
+    product = node.output[0] + FLOAT_SUFFIX + "_product"
+    yield helper.make_node("MatMul", [left, weights], [product])
+    yield helper.make_node("Add", [product, node.input[bias_at]], node.output[:1])
+
+
+def _lstm(graph: _Graph, node: Any) -> Iterator[Any]:
+    """DynamicQuantizeLSTM: an LSTM with W and R transposed, and their scales and zero points in inputs 8 to 11."""
+    from onnx import helper
+
+    inputs = list(node.input)[:8]
+    for at, scale_at in ((1, 8), (2, 10)):
+        array = graph.read(node, at).astype(np.float32)
+        scale, zero = (
+            graph.read(node, i).astype(np.float32).reshape(len(array), 1, -1) for i in (scale_at, scale_at + 1)
+        )
+        inputs[at] = graph.put(f"{node.output[0]}{FLOAT_SUFFIX}{at}", ((array - zero) * scale).transpose(0, 2, 1))
+    while not inputs[-1]:
+        inputs.pop()
+    made = helper.make_node("LSTM", inputs, node.output)
+    made.attribute.extend(node.attribute)
+    yield made
+
+
+def _has(node: Any, at: int) -> bool:
+    return len(node.input) > at and bool(node.input[at])
+
+
+_REPLACED = {
+    QUANTISE: _quantise,
+    "MatMulInteger": _matmul,
+    "ConvInteger": _conv,
+    "DynamicQuantizeMatMul": _fused_matmul,
+    "MatMulIntegerToFloat": _matmul_to_float,
+    "DynamicQuantizeLSTM": _lstm,
+}
