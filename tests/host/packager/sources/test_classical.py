@@ -12,6 +12,8 @@ import pytest
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
+from onnx import TensorProto, helper
+
 from edgert.bundle.bundle_file import open_bundle
 from edgert.bundle.signing import SigningKey
 from edgert.errors import AccuracyTooLow, ConfigInvalid, OperatorUnsupported, SourceInvalid
@@ -57,13 +59,50 @@ def test_a_list_of_maps_becomes_the_tensor_that_it_is_made_of() -> None:
     assert unwrap_maps(classical.tree()) == ()
 
 
-def test_labels_of_text_are_refused_with_what_to_do(tmp_path: Path) -> None:
-    proto = classical.tree("string[N] label, float[N,3] scores")
+def with_words(outputs: str) -> Any:
+    """Return the tree with words as classes, as scikit-learn's users often name them."""
+    proto = classical.tree(outputs)
     labels = next(a for a in proto.graph.node[0].attribute if a.name == "classlabels_int64s")
     labels.name, labels.type = "classlabels_strings", labels.STRINGS
     del labels.ints[:]
     labels.strings.extend([b"cold", b"warm", b"hot"])
+    return proto
+
+
+def test_labels_of_text_are_left_out_and_the_scores_stay(tmp_path: Path) -> None:
+    proto = with_words("string[N] label, float[N,3] scores")
+    proto.graph.node.append(helper.make_node("Identity", ["label"], ["shown"]))
+    proto.graph.output[0].name = "shown"
+    zipped = helper.make_node(
+        "ZipMap", ["scores"], ["maps"], domain="ai.onnx.ml", classlabels_strings=["cold", "warm", "hot"]
+    )
+    proto.graph.node.append(zipped)
+    maps = helper.make_map_type_proto(TensorProto.STRING, helper.make_tensor_type_proto(TensorProto.FLOAT, None))
+    proto.graph.output[1].CopyFrom(helper.make_value_info("maps", helper.make_sequence_type_proto(maps)))
+    source = load_source(models.write(proto, tmp_path / "m.onnx"))
+    assert [(spec.name, spec.datatype, spec.shape) for spec in source.outputs] == [("maps", "FP32", (-1, 3))]
+    assert [node.op_type for node in source.proto.graph.node] == ["TreeEnsembleClassifier", "Cast"]
+    assert "output 'shown' is text, and is left out" in source.remarks[-1]
+    assert source.remarks[-1].endswith("in order: cold, warm, hot")
+
+
+def test_a_model_that_answers_text_only_is_refused_with_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(SourceInvalid, match=r"'label' is text; .*numbers of the classes.* --labels"):
+        load_source(models.write(with_words("string[N] label"), tmp_path / "m.onnx"))
+
+
+def test_the_maps_of_a_model_in_fp64_become_fp32(tmp_path: Path) -> None:
+    """ZipMap takes FP32 only, and skl2onnx writes it behind FP64 where the training data was FP64."""
+    text = "y = MatMul(x, w)\n z = ai.onnx.ml.ZipMap <classlabels_int64s = [0, 1, 2]> (y)"
+    proto = models.model("double[N,4] x) => (float[N,3] z", text, {"w": models.random(4, 3).astype(np.float64)})
+    proto.opset_import.append(helper.make_opsetid("ai.onnx.ml", 1))
+    (output,) = load_source(models.write(proto, tmp_path / "m.onnx")).outputs
+    assert (output.datatype, output.shape) == ("FP32", (-1, 3))
+
+
+def test_an_input_of_text_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    proto = models.model("string[N,1] x) => (string[N,1] y", "y = Identity(x)")
+    with pytest.raises(SourceInvalid, match=r"'x' is text; .*encode categories as numbers.*docs/text\.md"):
         load_source(models.write(proto, tmp_path / "m.onnx"))
 
 
