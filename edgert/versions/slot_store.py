@@ -144,15 +144,17 @@ class SlotStore:
         assert after is not None
         return after
 
-    def fail(self, digest: str, reason: str, distrusted: Container[str] = ()) -> bool:
+    def fail(self, digest: str, reason: str, distrusted: Container[str] = (), *, of_trial: bool = False) -> bool:
         """Roll back from the version `digest`; return False where it is not live (any more).
+
+        With `of_trial`, also return False where it is not on trial: a command has kept it.
 
         Raises SlotsBusy at once where another process works on the slots, TransitionRefused where no good version is left
         whose digest is not in `distrusted`.
         """
 
         def why(before: SlotState) -> str | None:
-            if before.live is None or before.live.digest != digest:
+            if before.live is None or before.live.digest != digest or (of_trial and not before.on_trial):
                 return None
             spare = before.spare
             if before.on_trial or (spare is not None and spare.good and spare.digest not in distrusted):

@@ -85,6 +85,11 @@ def ready_message() -> dict[str, Any]:
     return {"op": "ready", "loaded": to_json(LOADED)}
 
 
+def figures_message(**changes: Any) -> dict[str, Any]:
+    """Return the message with which a worker that has answered nothing reports its figures."""
+    return {"op": "figures", "requests": 0, "failed": 0, "p99_ms": 0.0, "compared": 0, "agreed": 0, **changes}
+
+
 def connected() -> tuple[socket.socket, socket.socket]:
     """A client's connection: the daemon's end, the client's end."""
     return socket.socketpair()

@@ -321,18 +321,22 @@ class ModelService:
         if self.workers.serving is not None:
             self._settle(fault)
         elif blamed and self._restarts.too_many:
-            self._roll_back(version, fault)
+            self._roll_back(version, fault, of_trial=False)
             return
         self._idle = ModelState.RESTARTING
         self._restarts.plan()
 
-    def _roll_back(self, version: Version, fault: EdgeRTError, fields: dict[str, Any] | None = None) -> None:
+    def _roll_back(
+        self, version: Version, fault: EdgeRTError, fields: dict[str, Any] | None = None, *, of_trial: bool = True
+    ) -> None:
         """Roll back from `version`, now or once the slots can be changed. `fields` are added to the event."""
 
         def change() -> None:
             try:
-                if not self.store.fail(version.digest, fault.message, self._restarts.distrusted):
-                    return  # a command was faster
+                if not self.store.fail(version.digest, fault.message, self._restarts.distrusted, of_trial=of_trial):
+                    self.fault = None  # a command was faster
+                    self.sync()
+                    return
             except TransitionRefused:
                 self._quarantine(version, fault)
                 return

@@ -90,6 +90,7 @@ def test_a_good_version_that_fails_gives_way_to_a_good_one_that_is_trusted(store
         store.mark_good()
     with pytest.raises(TransitionRefused, match="no earlier good version to trust"):
         store.fail(TWO.digest, "it crashed", {ONE.digest})
+    assert not store.fail(TWO.digest, "it broke a limit of its trial, which a command has ended", of_trial=True)
     assert store.fail(TWO.digest, "it crashed")
     assert store.read().live == replace(ONE, good=True)
     stage(store, replace(TWO, release=3))

@@ -20,9 +20,10 @@ from edgert.daemon.workers.worker_process import LOAD_S_MAX
 from edgert.daemon.workers.worker_set import STUCK_S
 from edgert.errors import EdgeRTError, ModelNotFound, Overloaded, ShuttingDown, Unavailable
 from edgert.versions.slot_store import SlotStore
-from edgert.versions.slots import SlotState, State, Trial, Version
+from edgert.versions.slots import Event, SlotState, State, Trial, Version, step
+from edgert.versions.trial_limits import LOOKS_TO_BREAK, TrialLimits
 from edgert.worker_link.load_order import LoadOrder
-from tests.support.workers import FakeWorker, connected, ready_message
+from tests.support.workers import FakeWorker, connected, figures_message, ready_message
 
 OLD, NEW = Version(1, "old", good=True), Version(2, "new", good=False)
 STEADY = SlotState(State.STEADY, "a", a=OLD, ratchet=1)
@@ -216,6 +217,39 @@ def test_while_the_slots_are_busy_a_rollback_is_tried_again(world: World) -> Non
     world.wait(BUSY_RETRY_S)
     assert world.store.read().state is State.STEADY
     assert world.names()[-1] == "rolled_back"
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_a_version_that_a_command_keeps_is_not_rolled_back_for_a_broken_limit(world: World, held: bool) -> None:
+    """The command changes the slots before it tells the daemon."""
+    world.serve()
+    world.slots(SlotState(State.STAGED, "a", a=OLD, b=NEW, ratchet=1))
+    world.store.activate(60.0, TrialLimits({"rss_mb": 5.0}, 60.0))
+    world.service.sync()
+    worker = world.loaded()
+    figures = [figures_message()] * LOOKS_TO_BREAK
+    with world.store.locked():
+        for message in figures if held else ():
+            world.service.received(worker, message)
+        world.store.commit(step(world.store.read(), Event.MARK_GOOD))
+    for message in figures:
+        world.service.received(worker, message)
+    world.wait(BUSY_RETRY_S)
+    assert world.store.read().live == replace(NEW, good=True)
+    assert "rolled_back" not in world.names()
+    status = world.service.status()
+    assert (world.service.workers.serving, status.state, status.fault) == (worker, "ready", None)
+
+
+def test_a_version_that_a_command_keeps_while_it_crashes_is_started_again(world: World) -> None:
+    world.slots(SlotState(State.FIRST_STAGED, a=NEW))
+    world.store.activate(60.0)
+    world.service.sync()
+    with world.store.locked():
+        world.service.ended(world.workers[-1])
+        world.store.commit(step(world.store.read(), Event.MARK_GOOD))
+    world.wait(BUSY_RETRY_S)
+    assert (world.loaded().version.digest, world.service.state) == (NEW.digest, "ready")
 
 
 def test_a_trial_that_runs_out_is_rolled_back(world: World) -> None:

@@ -13,7 +13,7 @@ from edgert.errors import EdgeRTError
 from edgert.versions.slot_store import SlotStore
 from edgert.versions.slots import CUT_OFF, SlotState, State, Version
 from edgert.versions.trial_limits import LOOKS_TO_BREAK, TrialLimits
-from tests.support.workers import FakeWorker
+from tests.support.workers import FakeWorker, figures_message
 
 OLD, NEW = Version(1, "old", good=True), Version(2, "new", good=False)
 
@@ -49,8 +49,7 @@ class World:
         self.trial.follow(self.store.activate(trial_s, limits))
 
     def figures(self, **figures: Any) -> None:
-        message = {"op": "figures", "requests": 0, "failed": 0, "p99_ms": 0.0, "compared": 0, "agreed": 0, **figures}
-        self.trial.received(self.worker, message)
+        self.trial.received(self.worker, figures_message(**figures))
 
     def wait(self, seconds: float) -> None:
         self.now_s += seconds

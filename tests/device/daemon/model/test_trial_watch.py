@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -11,10 +10,7 @@ from edgert.daemon.model.trial_watch import FILL_GRACE_S, SILENT_S_MAX, Phase, T
 from edgert.versions.slots import Version
 from edgert.versions.trial_limits import FILL_S_MAX, LOOKS_TO_BREAK, REQUESTS_MIN, Readings, TrialLimits
 from tests.support.workers import FakeWorker
-
-
-def figures(**changes: Any) -> dict[str, Any]:
-    return {"op": "figures", "requests": 0, "failed": 0, "p99_ms": 0.0, "compared": 0, "agreed": 0, **changes}
+from tests.support.workers import figures_message as figures
 
 
 @pytest.fixture
