@@ -1,19 +1,27 @@
-"""The temporary folder of a build, checked for space before, and named when its disk is full."""
+"""The temporary folder of a build, checked for space before, and named when its disk is full.
+
+A build holds the lock file in its folder. SIGKILL leaves the folder behind with a lock that nobody holds: the next build
+removes it.
+"""
 
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 import signal
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from io import FileIO
 from pathlib import Path
 
+from edgert.durable import is_locked, locked
 from edgert.errors import BuildFailed, EdgeRTError
 from edgert_deploy.common.quantities import size_text
 
+PREFIX, LOCK = "edgert-build-", "lock"
 FULL = (errno.ENOSPC, errno.EDQUOT)
 FULL_TEXTS = ("No space left on device", "Disk quota exceeded")  # in what a vendor's tool raised
 
@@ -29,8 +37,8 @@ def work_folder(needed: int, free: Callable[[Path], int] = free_bytes) -> Iterat
 
     Raises BuildFailed where its disk has less than `needed` bytes free, or becomes full.
     """
-    with _sigterm_interrupts(), tempfile.TemporaryDirectory(prefix="edgert-build-") as name:
-        folder = Path(name)
+    _remove_abandoned(Path(tempfile.gettempdir()))
+    with _sigterm_interrupts(), tempfile.TemporaryDirectory(prefix=PREFIX) as name, _locked(folder := Path(name)):
         if (left := free(folder)) < needed:
             raise _too_small(folder, left, needed)
         try:
@@ -39,6 +47,22 @@ def work_folder(needed: int, free: Callable[[Path], int] = free_bytes) -> Iterat
             if _is_full(error) and (left := free(folder)) < needed:
                 raise _too_small(folder, left, needed) from error
             raise
+
+
+def _locked(folder: Path) -> FileIO:
+    """Lock the build's folder. The lock has its name once it is held, so that no other build takes it for abandoned."""
+    held = locked(folder / f"{LOCK}.new")
+    (folder / f"{LOCK}.new").rename(folder / LOCK)
+    return held
+
+
+def _remove_abandoned(temporary: Path) -> None:
+    """Remove this user's folders of builds that were killed."""
+    for folder in temporary.glob(f"{PREFIX}*"):
+        with suppress(OSError):  # its build has just removed it
+            found = (folder / LOCK).lstat()
+            if found.st_uid == os.geteuid() and not is_locked(folder / LOCK):
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
