@@ -29,7 +29,7 @@ from edgert_deploy.cli.shared.options import (
     selector_argument,
 )
 from edgert_deploy.cli.shared.output import say
-from edgert_deploy.cli.shared.types import FILE, ChannelName, Duration
+from edgert_deploy.cli.shared.types import FILE, ChannelName, Duration, refuse_pipe
 from edgert_deploy.common.keys import public_key
 from edgert_deploy.common.quantities import duration_text
 from edgert_deploy.devices.device_files import Broker, Following, check_settings
@@ -224,6 +224,7 @@ def trusted_keys(names: tuple[str, ...]) -> tuple[PublicKey, ...]:
 def _key_path(name: str) -> Path:
     given = Path(name)
     if given.suffix == ".pem" or given.parent != Path():
+        refuse_pipe(given)
         return given
     return public_key(name)
 

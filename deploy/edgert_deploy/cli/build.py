@@ -22,7 +22,7 @@ from edgert_deploy.cli.shared import build_output
 from edgert_deploy.cli.shared.build_progress import BuildProgress
 from edgert_deploy.cli.shared.options import inventory_option, json_option, profiles_option
 from edgert_deploy.cli.shared.output import emit
-from edgert_deploy.cli.shared.types import NewBundlePath, ProfileName
+from edgert_deploy.cli.shared.types import FilePath, NewBundlePath, ProfileName
 from edgert_deploy.common.keys import key_paths, keys_dir
 from edgert_deploy.common.quantities import expiry_from, size_text
 from edgert_deploy.devices.inventory import Inventory
@@ -47,7 +47,7 @@ from edgert_deploy.packager.sources.source_model import SourceModel, load_source
 TEXT_LETTERS_MAX = 10_000
 DOWNGRADE_EXPIRES = "30d"  # unless given: one that is never over could be replayed for ever
 CALIBRATION_SAMPLES_MIN = 10
-FILE = click.Path(path_type=Path)
+FILE = FilePath(path_type=Path)
 
 
 def _read_model_argument(ctx: click.Context, param: click.Parameter, path: Path) -> Path:

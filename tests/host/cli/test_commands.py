@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -90,6 +91,48 @@ def test_a_missing_file_is_exit_code_4_and_no_device_is_asked(
     code, answer = edgert(*words)
     assert (code, answer["error"]["code"].partition(".")[0]) == (4, "input"), answer
     assert "none" in answer["error"]["message"]
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("bundle", "verify", "there.edgert", "--key", "pipe.pem"),
+        ("bootstrap", "far", "--key", "pipe.pem"),
+        ("bootstrap", "far", "--broker", "127.0.0.1", "--mqtt-password-file", "pipe"),
+        ("build", "there.edgert", "--key", "pipe"),
+        ("build", "there.edgert", "--labels", "pipe"),
+        ("build", "pipe.toml"),
+        ("status", "far", "--inventory", "pipe.toml"),
+        ("device", "set", "far", "--identity", "pipe"),
+        ("fleet", "watch", "--broker", "127.0.0.1:1", "--username", "u", "--password-file", "pipe"),
+        ("fleet", "watch", "--broker", "127.0.0.1:1", "--tls", "--cert", "pipe"),
+        ("fleet", "ui", "--broker", "127.0.0.1:1", "--token-file", "pipe"),
+        ("channel", "show", "stable", "--registry", "oci://127.0.0.1:1/models", "--login", "pipe"),
+    ],
+    ids=" ".join,
+)
+def test_a_named_pipe_is_refused_before_it_is_opened(
+    edgert: Edgert, inventory: Inventory, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    """To open it would wait for a program that writes to it."""
+    make_null_bundle(tmp_path, new_key()).rename(tmp_path / "there.edgert")
+    inventory.add(FAR)
+    os.mkfifo(next(word for word in words if word.startswith("pipe")))
+    code, answer = edgert(*words)
+    assert (code, "is a named pipe" in answer["error"]["message"]) == (4, True), answer
+
+
+def test_a_key_may_come_from_another_command(edgert: Edgert, inventory: Inventory, tmp_path: Path) -> None:
+    """As `--key <(command)` in a shell."""
+    key = new_key()
+    bundle = make_null_bundle(tmp_path, key)
+    reader, writer = os.pipe()
+    with os.fdopen(reader), os.fdopen(writer, "wb") as file:
+        file.write(key.public.pem())
+        file.close()
+        code, answer = edgert("bundle", "verify", str(bundle), "--key", f"/dev/fd/{reader}")
+    assert (code, answer["key_id"]) == (0, key.public.key_id)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from edgert.bundle.bundle_file import open_bundle
 from edgert.bundle.signing import read_public_key
 from edgert_deploy.cli.shared.options import json_option
 from edgert_deploy.cli.shared.output import emit
-from edgert_deploy.cli.shared.types import BundlePath
+from edgert_deploy.cli.shared.types import FILE, BundlePath
 from edgert_deploy.common.keys import public_key
 
 
@@ -20,7 +20,7 @@ from edgert_deploy.common.keys import public_key
     "--key",
     "key_files",
     multiple=True,
-    type=click.Path(path_type=Path),
+    type=FILE,
     help="Public key to trust; repeatable (default: default.pem of the project, else of your keys).",
 )
 @json_option

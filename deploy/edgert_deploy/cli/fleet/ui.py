@@ -21,7 +21,7 @@ from edgert_deploy.cli.shared.options import for_option, json_option
 from edgert_deploy.cli.shared.output import emit, say
 from edgert_deploy.cli.shared.stopping import stopping
 from edgert_deploy.cli.shared.team import open_rollouts
-from edgert_deploy.cli.shared.types import Size
+from edgert_deploy.cli.shared.types import FILE_NAME, Size
 from edgert_deploy.common.project import find_project
 from edgert_deploy.common.quantities import size_text
 from edgert_deploy.fleet.store.query import FleetQuery
@@ -86,7 +86,10 @@ def _web_address(_context: click.Context, _option: click.Parameter, text: str | 
     "--name", "names", multiple=True, metavar="NAME", help="A name that browsers use for this machine. May be repeated."
 )
 @click.option(
-    "--token-file", metavar="FILE", help="File whose first line is the token (default: a new one at each start)."
+    "--token-file",
+    type=FILE_NAME,
+    metavar="FILE",
+    help="File whose first line is the token (default: a new one at each start).",
 )
 @click.option(
     "--size",

@@ -16,6 +16,7 @@ from edgert.config import BrokerLogin
 from edgert.names import checked_id
 from edgert.telemetry.mqtt import PROTOCOLS, MqttSettings, Session
 from edgert_deploy.cli.shared.output import say
+from edgert_deploy.cli.shared.types import FILE_NAME
 from edgert_deploy.common.addresses import PORT_PLAIN, PORT_TLS, host_and_port
 
 SESSION_KEPT_S = 86_400
@@ -42,12 +43,20 @@ _OPTIONS = (
     ),
     click.option("--tls", is_flag=True, help="Use TLS; the broker's certificate and name are always checked."),
     click.option(
-        "--ca", metavar="FILE", default="", help="Authority that signed the broker's certificate, if not a public one."
+        "--ca",
+        type=FILE_NAME,
+        metavar="FILE",
+        default="",
+        help="Authority that signed the broker's certificate, if not a public one.",
     ),
-    click.option("--cert", metavar="FILE", default="", help="Client certificate, if the broker asks for one."),
-    click.option("--key", metavar="FILE", default="", help="The client certificate's key."),
+    click.option(
+        "--cert", type=FILE_NAME, metavar="FILE", default="", help="Client certificate, if the broker asks for one."
+    ),
+    click.option("--key", type=FILE_NAME, metavar="FILE", default="", help="The client certificate's key."),
     click.option("--username", metavar="USER", default="", help="User to log in as."),
-    click.option("--password-file", metavar="FILE", default="", help="File whose first line is the password."),
+    click.option(
+        "--password-file", type=FILE_NAME, metavar="FILE", default="", help="File whose first line is the password."
+    ),
     click.option(
         "--protocol", type=click.Choice(["auto", *PROTOCOLS]), default="auto", help="MQTT version (default: auto)."
     ),

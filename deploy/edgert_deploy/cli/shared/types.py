@@ -16,7 +16,25 @@ from edgert.names import CHANNEL_NAME, CHANNEL_NAME_RULE
 from edgert_deploy.common.project import find_bundle, find_project, takes_default
 from edgert_deploy.common.quantities import duration_s, duration_text, rate_bytes_per_s, size_bytes
 
-FILE = click.Path(dir_okay=False, path_type=Path)
+
+class FilePath(click.Path):
+    """A path that is neither a named pipe, which would wait for its writer, nor a device. `<(command)` may be one."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        path = super().convert(value, param, ctx)
+        refuse_pipe(Path(os.fsdecode(path)))
+        return path
+
+
+def refuse_pipe(path: Path) -> None:
+    """Raise ConfigInvalid for a named pipe or a device."""
+    named = Path(os.path.realpath(path))  # of `<(command)`: a path that does not exist
+    if named.exists() and not (named.is_file() or named.is_dir()):
+        raise ConfigInvalid(f"{path} is a named pipe or a device: write its content to a file, and give that")
+
+
+FILE = FilePath(dir_okay=False, path_type=Path)
+FILE_NAME = FilePath(dir_okay=False, path_type=str)  # "" for none
 
 
 class _Quantity(click.ParamType):  # type: ignore[type-arg]  # generic in new versions of click alone
