@@ -53,8 +53,8 @@ class Envelope:
         if any(key.key_id in self.key_ids for key in trusted):
             raise SignatureInvalid(f"the signature of key {named} does not match: the {what} was changed")
         raise SignatureInvalid(
-            f"the {what} is signed by key {named}; this device trusts {known}. "
-            "Sign with a trusted key (--key), or add the key to the device (edgert bootstrap)"
+            f"the {what} is signed by key {named}, and only these are trusted here: {known}. Sign with a trusted key "
+            "(--key), or trust this one: edgert bootstrap DEVICE --key FILE, or edgert bundle verify --key FILE"
         )
 
 

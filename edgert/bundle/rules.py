@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from edgert.errors import BundleError
+from edgert.printable import counted
 from edgert.tensors import TensorSpec
 from edgert.typed_json import Closed
 
@@ -217,7 +218,9 @@ def _check_image_input(pre: Preprocess, spec: TensorSpec) -> None:
             f"resizing gives {pre.resize.height} x {pre.resize.width}, input {pre.input!r} takes {height} x {width}"
         )
     if pre.of_images and channels != (1 if pre.colour == "gray" else 3):
-        raise BundleError(f"preprocessing gives {pre.colour} images, input {pre.input!r} takes {channels} channels")
+        raise BundleError(
+            f"preprocessing gives {pre.colour} images, input {pre.input!r} takes {counted(channels, 'channel')}"
+        )
     if pre.decode and pre.resize is None and -1 in (height, width):
         raise BundleError(f"input {pre.input!r} has an open size: decoding images needs a resize rule")
 

@@ -12,6 +12,7 @@ from typing import ClassVar
 
 from edgert.bundle.rules import TIME_AXES, Classify, check_choice, spec_of
 from edgert.errors import BundleError
+from edgert.printable import counted
 from edgert.tensors import TensorSpec
 from edgert.typed_json import Closed
 
@@ -233,7 +234,7 @@ def signal_text(rule: Sound | Series) -> str:
     every = f", every {rule.step}" if rule.step else ""
     every += f", after {rule.lead} zeros" if rule.lead else ""
     if isinstance(rule, Series):
-        return f"windows of {rule.length} x {rule.channels} channels{every}: {', '.join(rule.features)}"
+        return f"windows of {rule.length} x {counted(rule.channels, 'channel')}{every}: {', '.join(rule.features)}"
     files = "WAV files, " if rule.decode else ""
     details = (
         "" if rule.features == "samples" else f", {rule.n_mels} mel bands, n_fft {rule.n_fft}, hop {rule.hop_length}"

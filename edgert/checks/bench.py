@@ -34,6 +34,7 @@ from edgert.checks import golden_samples as golden
 from edgert.engines import UNTHREADED, EngineOptions, LocalArtifact, Session, engine_by_name
 from edgert.engines.padding import load_session
 from edgert.errors import ConfigInvalid, EdgeRTError
+from edgert.printable import counted
 from edgert.tensors import TensorSpec
 from edgert.typed_json import from_json
 from edgert.versions.installed import InstalledVersion, check_files
@@ -120,7 +121,7 @@ def bench(
             except EdgeRTError as error:
                 result["error"] = error.as_json()
                 progress(f"{piece.name}: {error.message}")
-        progress(f"measuring {len(sessions)} artifacts in turn for {seconds:g} s")
+        progress(f"measuring {counted(len(sessions), 'artifact')} in turn for {seconds:g} s")
         _in_turn(sessions, seconds, clock)
     finally:
         for _, session, _ in sessions:

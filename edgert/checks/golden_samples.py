@@ -12,6 +12,7 @@ from edgert.bundle.manifest import ArtifactEntry
 from edgert.engines import EngineOptions, Session
 from edgert.engines.padding import Padder, load_session
 from edgert.errors import BundleCorrupt, HealthCheckFailed
+from edgert.printable import counted
 from edgert.versions.installed import InstalledVersion, check_files
 
 Arrays = list[NDArray[Any]]
@@ -49,7 +50,9 @@ def check(
     answers = [ask(sample) for sample in samples(version, as_sent=as_sent)]
     wanted = list(_golden_outputs(version, artifact))
     if len(wanted) != len(answers):
-        raise HealthCheckFailed(f"{artifact.id} has {len(wanted)} golden answers for {len(answers)} golden samples")
+        raise HealthCheckFailed(
+            f"{artifact.id} has {counted(len(wanted), 'golden answer')} for {counted(len(answers), 'golden sample')}"
+        )
     worst = []
     manifest = version.manifest
     specs = manifest.app_outputs if as_sent else manifest.outputs

@@ -194,7 +194,7 @@ def _details(model: ModelView) -> list[str]:
     lines.append(f"stages   p50/p99 ms: {', '.join(stages) or 'nothing yet'}")
     cache = figures.cache
     lines.append(
-        f"cache    {cache.why}; {model.cache_hits_per_s:g} hits/s, {cache.entries} answers, "
+        f"cache    {cache.why}; {model.cache_hits_per_s:g} hits/s, {counted(cache.entries, 'answer')}, "
         f"{cache.bytes / 1e6:.1f} of {cache.max_bytes / 1e6:.0f} MB"
     )
     if near := figures.near:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgert.errors import RequestError
+from edgert.printable import counted
 
 CHANNELS_MAX = 64
 _PCM, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
@@ -52,7 +53,7 @@ def _format(chunk: memoryview) -> tuple[int, int, int, int]:
         (tag,) = struct.unpack_from("<H", chunk, 24)
     if not 1 <= channels <= CHANNELS_MAX or (tag, bits) not in _DTYPES:
         raise RequestError(
-            f"the WAV file has {channels} channels of {bits} bits in format {tag}; 8, 16, 24 or 32 bits of PCM and 32 "
+            f"the WAV file has {counted(channels, 'channel')} of {bits} bits in format {tag}; 8, 16, 24 or 32 bits of PCM and 32 "
             "or 64 of floats are read: convert it"
         )
     return tag, channels, rate_hz, bits // 8

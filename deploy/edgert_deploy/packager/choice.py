@@ -19,6 +19,7 @@ from edgert.errors import (
     EngineMissing,
     OperatorUnsupported,
 )
+from edgert.printable import counted
 from edgert_deploy.common.quantities import share_text
 from edgert_deploy.devices.profiles import DeviceProfile
 from edgert_deploy.packager.builders import FIRST_RECIPE, Order, builder_for, check_source, first_engine
@@ -341,18 +342,18 @@ def _search_text(engine: str, search: Search) -> str:
         names = search.found.artifact.float_layers
         more = "; the budget ended the search for fewer" if search.budget_spent else ""
         return (
-            f"{engine} INT8 passes with {len(names)} of {layers} layers in float, the most harmful first: "
+            f"{engine} INT8 passes with {len(names)} of {counted(layers, 'layer')} in float, the most harmful first: "
             f"{', '.join(names)} (without: {search.plain.result.loss()}){more}"
         )
     if search.budget_spent:
         return (
-            f"the budget was spent after {attempts} sets of the {layers} layers, none of which passed in {engine}; "
+            f"the budget was spent after {attempts} sets of the {counted(layers, 'layer')}, none of which passed in {engine}; "
             "the same build, run again, continues there; --budget BUILDS allows more at once"
         )
     most = max((attempt.count for attempt in search.attempts), default=0)
     if any(attempt.passed for attempt in search.attempts):
-        return f"{engine} INT8 passes only with so many of {layers} layers in float that it is not worth it"
-    return f"{engine} INT8 does not pass with up to {most} of {layers} layers in float either"
+        return f"{engine} INT8 passes only with so many of {counted(layers, 'layer')} in float that it is not worth it"
+    return f"{engine} INT8 does not pass with up to {most} of {counted(layers, 'layer')} in float either"
 
 
 def _why_not_int8(candidate: Candidate, tried: Sequence[Candidate], timings: Timings) -> str:

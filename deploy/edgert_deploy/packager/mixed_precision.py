@@ -21,6 +21,7 @@ from typing import Any
 
 from edgert.durable import replace_file
 from edgert.errors import BuildFailed, EngineFailed
+from edgert.printable import counted
 from edgert_deploy.packager.accuracy.metrics import SQNR_DB_MAX
 from edgert_deploy.packager.accuracy.sensitivity import Harm, Sensitivity, worst_first
 from edgert_deploy.packager.build_cache import arrays_digest, cache_key
@@ -99,12 +100,12 @@ def _measured(
     name = order.profile.name
     missing = [layer for layer in layers if layer.name not in saved.harms]
     if missing:
-        builder.progress(f"{name}: measuring the harm of INT8 in each of {len(layers)} layers")
+        builder.progress(f"{name}: measuring the harm of INT8 in {counted(len(layers), 'layer')}")
     sensitivity = Sensitivity(proto, builder.evaluation.calibration, _recipe(builder, order))
     for number, layer in enumerate(missing, start=1):
         saved.add_harm(sensitivity.of(layer))
         if number % 10 == 0:
-            builder.progress(f"{name}: {number} of {len(missing)} layers measured")
+            builder.progress(f"{name}: {number} of {counted(len(missing), 'layer')} measured")
     return tuple(Harm(layer, saved.harms[layer.name]) for layer in layers)
 
 
@@ -147,7 +148,7 @@ def _fewest(
 def _attempt(builder: CandidateBuilder, order: Order, worst: Sequence[Layer], count: int) -> Attempt:
     name = order.profile.name
     layers = ", ".join(layer.name for layer in worst[:count][:5]) + (", ..." if count > 5 else "")
-    builder.progress(f"{name}: {order.engine} INT8 with {count} of {len(worst)} layers in float ({layers})")
+    builder.progress(f"{name}: {order.engine} INT8 with {count} of {counted(len(worst), 'layer')} in float ({layers})")
     try:
         built = builder.build(_with(order, worst, count))
     except (BuildFailed, EngineFailed) as error:

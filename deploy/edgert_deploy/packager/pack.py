@@ -14,6 +14,7 @@ from pathlib import Path
 from edgert.bundle.bundle_file import write_bundle
 from edgert.bundle.signing import SigningKey
 from edgert.errors import BuildFailed, EdgeRTError, EngineMissing, OperatorUnsupported
+from edgert.printable import counted
 from edgert_deploy.packager.accuracy import accuracy_gate
 from edgert_deploy.packager.accuracy.activation_ranges import activations
 from edgert_deploy.packager.build_cache import BuildCache
@@ -134,7 +135,7 @@ def _overlap_warnings(request: BuildRequest) -> list[str]:
     if not (shared := overlap(request.calibration, request.holdout)):
         return []
     return [
-        f"{len(shared)} of {len(request.holdout)} hold-out samples are calibration samples too: the gate proves less "
+        f"calibration has {len(shared)} of {counted(len(request.holdout), 'hold-out sample')} too: the gate proves less "
         "than with samples of its own"
     ]
 

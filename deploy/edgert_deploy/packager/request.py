@@ -11,6 +11,7 @@ from edgert.bundle.rules import Classify, Ctc, Detect
 from edgert.bundle.text_rules import Embed
 from edgert.errors import CalibrationInvalid, ConfigInvalid
 from edgert.names import NAME, NAME_RULE
+from edgert.printable import counted
 from edgert.processing.preprocessors import InputRule
 from edgert_deploy.devices.profiles import DeviceProfile
 from edgert_deploy.packager.accuracy.accuracy_gate import Limits
@@ -150,8 +151,8 @@ def check_request(request: BuildRequest, out: Path) -> None:
     if shared and not request.allow_overlap:
         one, other = shared[0]
         raise CalibrationInvalid(
-            f"hold-out sample {one} is also calibration sample {other} ({len(shared)} of {len(request.holdout)} hold-out "
-            "samples overlap): remove it from one of them. With --allow-overlap the gate accepts it, and proves less"
+            f"hold-out sample {one} is also calibration sample {other} ({len(shared)} of "
+            f"{counted(len(request.holdout), 'hold-out sample')}): remove it from one of them. With --allow-overlap the gate accepts it, and proves less"
         )
 
 

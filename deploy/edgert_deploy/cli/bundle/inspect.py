@@ -54,7 +54,7 @@ def _lines(report: Report) -> Iterator[str]:
     yield f"signed    by key {', '.join(report.key_ids)} (not checked; edgert bundle verify does)"
     if manifest.expires:
         yield f"expires   {manifest.expires}: devices install it until then"
-    yield f"size      {size_text(report.size_bytes)}, {len(manifest.files)} files"
+    yield f"size      {size_text(report.size_bytes)}, {counted(len(manifest.files), 'file')}"
     yield f"source    {size_text(manifest.source_size_bytes)}, SHA-256 {manifest.source_sha256}"
     yield from (f"{name:<10}{receipt[name]}" for name in ("licence", "notes") if receipt.get(name))
     yield from (f"input     {spec.name} {spec.form}" for spec in manifest.inputs)
@@ -97,7 +97,7 @@ def _artifact(report: Report, artifact: ArtifactEntry, candidate: Mapping[str, A
     accuracy = artifact.accuracy
     yield f"artifact  {artifact.id}: {artifact.engine} {artifact.precision}, {report.artifact_bytes(artifact)} bytes"
     yield (
-        f"          {accuracy.metric} {accuracy.fp32:.4f} -> {accuracy.artifact:.4f} on {accuracy.samples} samples, "
+        f"          {accuracy.metric} {accuracy.fp32:.4f} -> {accuracy.artifact:.4f} on {counted(accuracy.samples, 'sample')}, "
         f"limit {accuracy.max_drop:g} ({'pass' if accuracy.passed else 'FAIL'})"
     )
     measured = candidate.get("accuracy", {})
@@ -154,12 +154,12 @@ def _decibels(layers: Sequence[Mapping[str, Any]], name: str) -> str:
 
 
 def _classify(rule: Classify) -> Iterator[str]:
-    parts = [f"top {rule.top_k} of {len(rule.labels)} labels", *(["softmax"] if rule.softmax else [])]
+    parts = [f"top {rule.top_k} of {counted(len(rule.labels), 'label')}", *(["softmax"] if rule.softmax else [])]
     if rule.threshold:
         low, high = min(rule.threshold), max(rule.threshold)
         parts.append(f"from {low:g}" + (f" to {high:g}, by label" if high > low else ""))
     if (smooth := rule.smooth) is not None:
-        parts.append(f"{smooth.rule} of {smooth.windows} windows")
+        parts.append(f"{smooth.rule} of {counted(smooth.windows, 'window')}")
     yield f"after     {rule.output}: {', '.join(parts)}"
     none = f"; none: {some_of(rule.none, LABELS_SHOWN_MAX)}" if rule.none else ""
     yield f"labels    {some_of(rule.labels, LABELS_SHOWN_MAX)}{none}"
@@ -187,5 +187,5 @@ def _detect(rule: Detect) -> Iterator[str]:
     yield f"after     {place}: {form}"
     yield (
         f"          scores from {rule.score_threshold:g}, NMS at IoU {rule.iou_threshold:g} within each class, "
-        f"at most {rule.detections_max}, {len(rule.labels)} labels"
+        f"at most {rule.detections_max}, {counted(len(rule.labels), 'label')}"
     )

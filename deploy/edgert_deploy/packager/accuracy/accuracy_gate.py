@@ -20,6 +20,7 @@ from edgert.bundle.buckets import Buckets
 from edgert.bundle.manifest import Accuracy
 from edgert.engines import EngineOptions, LocalArtifact, Session
 from edgert.engines.padding import load_session
+from edgert.printable import counted
 from edgert_deploy.packager.accuracy.confidence import drop_interval, samples_needed
 from edgert_deploy.packager.accuracy.metrics import (
     Agreement,
@@ -111,7 +112,7 @@ class GateResult:
             return (
                 f"{g.kind} {g.name!r} lost {g.drop:.4f} of {a.metric} ({g.fp32:.4f} -> {g.artifact:.4f} on {g.samples})"
             )
-        return f"{a.metric} fell by {a.drop:.4f} ({a.fp32:.4f} -> {a.artifact:.4f} on {a.samples} samples)"
+        return f"{a.metric} fell by {a.drop:.4f} ({a.fp32:.4f} -> {a.artifact:.4f} on {counted(a.samples, 'sample')})"
 
 
 def reference_outputs(source: SourceModel, samples: CalibrationSet) -> Outputs:
@@ -232,7 +233,7 @@ def _count_warnings(metric: Metric, reference: Reference, limits: Limits) -> lis
     if not metric.counts_samples or limit <= 0 or samples >= samples_needed(limit):
         return []
     return [
-        f"{samples} hold-out samples are too few for --max-drop {limit:g}: even if none of them is lost, the true drop "
+        f"{counted(samples, 'hold-out sample')}: too few for --max-drop {limit:g}: even if none of them is lost, the true drop "
         f"may be {min(3 / samples, 1):.4f} (95 % confidence); give at least {samples_needed(limit)}"
     ]
 

@@ -10,6 +10,7 @@ from typing import Any
 from edgert.bundle.signal_rules import signal_text
 from edgert.bundle.state import state_text
 from edgert.bundle.text_rules import embed_text, text_text
+from edgert.printable import counted
 from edgert_deploy.common.quantities import difference_text, share_text, size_text
 from edgert_deploy.packager.report import Report
 from edgert_deploy.packager.report.plots import Scale, bars, segments, spread
@@ -72,7 +73,7 @@ def _candidates(report: Report) -> str:
     limit = gate.get("max_drop", report.manifest.artifacts[0].accuracy.max_drop)
     classes = "" if gate.get("max_class_drop") is None else f", {gate['max_class_drop']:g} in any class or slice"
     lead = (
-        f"<p>{escape(accuracy['metric'])} on {accuracy['samples']} hold-out samples; an artifact may lose at most "
+        f"<p>{escape(accuracy['metric'])} on {counted(accuracy['samples'], 'hold-out sample')}; an artifact may lose at most "
         f"{limit:g}{classes}. In INT8: the share of multiply-accumulates, read from the artifact.</p>"
     )
     columns = "Candidate|Precision|Recipe|In INT8#|FP32#|Artifact#|Change#|Gate||Other metrics"
@@ -233,7 +234,7 @@ def _goldens(report: Report) -> str:
     ]
     columns = "Artifact|Other|Output|Largest difference#|Tolerance#|Same class#"
     return (
-        f"<p>Each artifact ships with its answers to {report.golden_samples} hold-out samples. A device serves if its "
+        f"<p>Each artifact ships with its answers to {counted(report.golden_samples, 'hold-out sample')}. A device serves if its "
         "answers are within the tolerance; this section compares the artifacts with each other.</p>"
         + (table("Golden answers, artifact beside artifact", columns, rows) if rows else "")
         + table("The difference that a device may have", "Artifact|Output|Tolerance#", tolerances)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgert.errors import CalibrationInvalid
+from edgert.printable import counted
 from edgert_deploy.packager.samples.sample_files import (
     LABELS,
     LABELS_TABLE,
@@ -92,7 +93,7 @@ def _by_folder(folder: Path, files: Sequence[Path], class_names: Sequence[str]) 
     number = {name: i for i, name in enumerate(class_names or sorted(set(names)))}
     if unknown := sorted(set(names) - set(number)):
         raise CalibrationInvalid(
-            f"the name of folder {folder / unknown[0]} is not one of the {len(number)} labels "
+            f"the name of folder {folder / unknown[0]} is not one of the {counted(len(number), 'label')} "
             f"({', '.join(list(number)[:LABELS_NAMED_MAX])}{', ...' if len(number) > LABELS_NAMED_MAX else ''}): name folders like "
             f"the labels of --labels, or write {folder / LABELS_TABLE}"
         )

@@ -141,7 +141,7 @@ def _preset(name: str, source: SourceModel) -> Preprocess:
     layout = _model_layout(spec)
     if (channels := _channels(spec, layout)) != 3:
         raise ConfigInvalid(
-            f"--preprocess {name} is for colour images; input {spec.name!r} has {channels} channels: give a file"
+            f"--preprocess {name} is for colour images; input {spec.name!r} has {counted(channels, 'channel')}: give a file"
         )
     height, width = _height_and_width(spec, layout)
     if -1 in (height, width):

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from edgert.bundle.buckets import Buckets
 from edgert.errors import CalibrationInvalid, RequestError
+from edgert.printable import counted
 from edgert.tensors import TensorSpec
 from edgert_deploy.packager.samples.lengths import stack_all
 from edgert_deploy.packager.sources.git_lfs import pointer_problem
@@ -171,7 +172,7 @@ def _class_number(path: Path, line: int, text: str, class_names: Sequence[str]) 
     if label in class_names:
         return class_names.index(label)
     if not re.fullmatch(r"[0-9]{1,9}", label):
-        known = f"not one of the {len(class_names)} labels, and " if class_names else ""
+        known = f"not one of the {counted(len(class_names), 'label')}, and " if class_names else ""
         raise CalibrationInvalid(f"line {line} of {path}: label {label[:80]!r} is {known}not a class number")
     return int(label)
 
@@ -190,7 +191,7 @@ def _table_rows(path: Path, columns: Collection[int]) -> Iterator[tuple[int, lis
                 if len(row) not in columns:
                     wanted = "two: file,label" + (", or four: file,label,begin_s,end_s" if 4 in columns else "")
                     raise CalibrationInvalid(
-                        f"line {i} of {path} has {len(row)} columns; give {wanted}. Put a text with a comma in quotes"
+                        f"line {i} of {path} has {counted(len(row), 'column')}; give {wanted}. Put a text with a comma in quotes"
                     )
                 yield i, row
 
@@ -283,7 +284,9 @@ def _one(spec: TensorSpec, path: Path) -> NDArray[Any]:
         one = _open_memmap(path, mode="r")
         shape = one.shape if len(one.shape) == len(spec.shape) else (1, *one.shape)
         if shape[:1] != (1,):
-            raise CalibrationInvalid(f"{path} holds {shape[0]} samples; give one per file, or all in {spec.name}.npy")
+            raise CalibrationInvalid(
+                f"{path} holds {counted(shape[0], 'sample')}; give one per file, or all in {spec.name}.npy"
+            )
         check_form(str(path), spec, shape, one.dtype)
         return np.asarray(one.reshape(shape[1:]))
 

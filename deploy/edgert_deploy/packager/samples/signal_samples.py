@@ -105,5 +105,7 @@ def _windows(preprocessor: SignalPreprocessor, rule: Rule, path: Path) -> NDArra
         except InputError as error:
             raise CalibrationInvalid(error.message) from error
         if table.shape[1] != rule.channels:
-            raise CalibrationInvalid(f"{path} has {table.shape[1]} columns, and the rule has {rule.channels} channels")
+            raise CalibrationInvalid(
+                f"{path} has {counted(table.shape[1], 'column')}, and the rule has {counted(rule.channels, 'channel')}"
+            )
         return preprocessor.windows(table[None])[0]

@@ -21,6 +21,7 @@ import numpy as np
 from edgert.bundle.buckets import Buckets
 from edgert.engines.onnxruntime import sdk
 from edgert.errors import SourceInvalid
+from edgert.printable import counted
 from edgert.tensors import TensorSpec
 from edgert.typed_json import from_json, to_json
 from edgert_deploy.packager.sandbox import Answer, Progress
@@ -171,7 +172,7 @@ def check_weights(proto: Any) -> None:
             bad = np.isnan(array).sum() + np.isposinf(array).sum()
             if bad:
                 raise SourceInvalid(
-                    f"weight {tensor.name[:80]!r} holds {bad} values of {array.size} that are NaN or infinite: "
+                    f"weight {tensor.name[:80]!r} is NaN or infinite in {bad} of {counted(array.size, 'value')}: "
                     "the training diverged or the file is damaged; use an earlier checkpoint, and export that"
                 )
 

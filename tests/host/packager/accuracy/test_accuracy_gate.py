@@ -79,7 +79,7 @@ def test_a_hold_out_whose_answers_are_all_alike_is_a_warning(reference: Any, nam
 def test_too_few_samples_for_the_limit_are_a_warning_with_the_number_needed() -> None:
     labels = np.tile([0, 1, 2], 99).tolist()
     (warning,) = warnings([EYE[labels]], labels, max_drop=0.01)
-    assert warning.startswith("297 hold-out samples are too few for --max-drop 0.01")
+    assert warning.startswith("297 hold-out samples: too few for --max-drop 0.01")
     assert "may be 0.0101" in warning
     assert warning.endswith("at least 300")
     (warning,) = warnings([EYE[labels]], None, max_drop=0.001)

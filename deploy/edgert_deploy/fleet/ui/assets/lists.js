@@ -37,7 +37,7 @@ export function rolloutList(app, rollouts, {full = false} = {}) {
   if (!rollouts.length) return empty("No rollout on this host yet", h("span", null, code("edgert deploy BUNDLE all --canary 1 --wave 10%,100%"), " begins one; how far it is shows here."));
   return h("ul", {class: "rollouts"}, itemwise(rollouts, (each) => {
     const wave = each.waves.findIndex(({left, failed}) => left || failed);
-    const words = `${each.took} of ${each.devices} devices took it${each.failed_count ? `, ${each.failed_count} did not` : ""}`;
+    const words = `${each.took} of ${each.devices} ${each.devices === 1 ? "device" : "devices"} took it${each.failed_count ? `, ${each.failed_count} did not` : ""}`;
     return h("li", null, h("div", {class: "card-head"}, h(full ? "h2" : "h3", null, `${each.model} ${each.version}`), h("span", {class: `pill ${each.state.replace(" ", "-")}`}, each.state)),
       h("div", {class: "progress", role: "img", "aria-label": `${words}, in ${each.waves.length} waves`}, each.waves.map(({devices, took, failed, left}) => h("span", {class: "wave", style: {"flex-grow": String(devices)}},
         [["took", took], ["failed", failed], ["left", left]].map(([name, number]) => number ? h("i", {class: name, style: {"flex-grow": String(number)}}) : null)))),

@@ -80,7 +80,7 @@ class ModelCard {
     this.opener.hidden = !idle;
     this.opener.textContent = closed ? "No request in this time: show" : "Hide";
     this.opener.setAttribute("aria-expanded", String(!closed));
-    replace(this.holes, missing ? [h("b", null, `${count(missing)} of ${count(missing + model.windows)} reports (${share(missing, missing + model.windows)}) were sent and never came`), `, from ${named(model.missing_devices.map(([device, number]) => `${device} (${count(number)})`), model.missing_devices_count)}. The charts are hatched there.`] : "");
+    replace(this.holes, missing ? [h("b", null, `${count(missing)} of ${count(missing + model.windows)} reports (${share(missing, missing + model.windows)}) never came`), `, from ${named(model.missing_devices.map(([device, number]) => `${device} (${count(number)})`), model.missing_devices_count)}. The charts are hatched there.`] : "");
     this.holes.hidden = !missing;
     if (closed) return;
     const figure = (name, value, kind) => h("div", {class: kind}, h("dt", null, name), h("dd", null, value)), {p99_target_ms, within_target} = model;
