@@ -47,7 +47,7 @@ def test_another_key_is_refused_and_both_are_named(path: Path, signing_key: Sign
     with pytest.raises(SignatureInvalid, match=signing_key.public.key_id) as caught:
         read_all(path, other)
     assert other.public.key_id in caught.value.message
-    with pytest.raises(SignatureInvalid, match="trusts none"), open_bundle(path, ()):
+    with pytest.raises(SignatureInvalid, match="trusted here: none"), open_bundle(path, ()):
         pass
 
 
