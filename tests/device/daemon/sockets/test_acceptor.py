@@ -101,11 +101,30 @@ def test_a_hello_that_does_not_come_is_waited_for_until_its_deadline(world: Worl
     assert "no hello arrived within 5 s" in error_of(client)
 
 
-@pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n" + b"x" * 64, bytes(64)])
-def test_what_is_no_hello_is_refused(world: World, data: bytes) -> None:
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"GET / HTTP/1.1\r\n" + b"x" * 64, "this is not the EdgeRT protocol"),
+        (bytes(64), "this is not the EdgeRT protocol"),
+        (bytes(wire.json_frame(wire.PING, {})), "a connection begins with a HELLO frame"),
+        (bytes(wire.json_frame(wire.HELLO, {"model": "x" * 5000}))[:64], "too large; at most 4160 are allowed"),
+    ],
+)
+def test_what_is_no_hello_is_refused(world: World, data: bytes, says: str) -> None:
     client = world.connect(data)
     world.turn()
-    assert "a connection begins with a HELLO frame" in error_of(client)
+    assert says in error_of(client)
+    world.connect(hello())
+    world.turn()
+    assert world.routed == [HELLO]
+
+
+def test_a_client_that_leaves_in_the_middle_of_its_hello_spoils_no_other(world: World) -> None:
+    world.connect(hello()[:70]).close()
+    world.turn()
+    world.connect(hello())
+    world.turn()
+    assert world.routed == [HELLO]
 
 
 def test_of_too_many_silent_connections_the_oldest_is_dropped(world: World) -> None:
