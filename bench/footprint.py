@@ -173,7 +173,7 @@ def large_requests() -> list[dict[str, Any]]:
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="edgert-models-")))
         model = BenchModel("m", *write_model("mobilenet_v2", folder, calibration=16, holdout=16), precision="fp32")
-        state, path = stack.enter_context(device_with([model], "[serving]\ncache_mb = 0\n"))
+        state, path = stack.enter_context(device_with([model], "[serving]\ncache_mb = 0\nwindow_s = 5\n"))
         edgertd(state, "stop")
         edgertd(state, "start")  # without the batches of learning
         clients = [stack.enter_context(Client(path, timeout_s=600.0)) for _ in range(6)]
@@ -188,17 +188,28 @@ def large_requests() -> list[dict[str, Any]]:
         before_ms = took_ms()
         worker = serving(state, "m")["pid"]
         before_mb = mb(worker)
-        with ThreadPoolExecutor(len(clients)) as pool:
-            list(pool.map(lambda client: client.infer("m", np.repeat(item, 8, axis=0)), clients * 2))
-        after_mb = mb(worker)
+
+        def ask_large() -> float:
+            with ThreadPoolExecutor(len(clients)) as pool:
+                list(pool.map(lambda client: client.infer("m", np.repeat(item, 8, axis=0)), clients * 2))
+            return mb(worker)
+
+        after_mb = ask_large()
         time.sleep(SILENT_S)
         silent_mb = mb(worker)
+        first_ms = took_ms()
+        ask_large()
+        for client in clients:
+            client.close()
+        time.sleep(SILENT_S)
+        left_mb = mb(worker)
         return [
             row("worker before large requests", before_mb, "MB PSS"),
             row("after them", after_mb, "MB PSS"),
             row("once the clients are silent", silent_mb, "MB PSS", before_mb + 0.7 * (after_mb - before_mb)),
+            row("once all clients have left together", left_mb, "MB PSS", before_mb + 0.7 * (after_mb - before_mb)),
             row("a request before them", before_ms, "ms"),
-            row("first request after the silence", took_ms(), "ms"),
+            row("first request after the silence", first_ms, "ms"),
         ]
 
 

@@ -126,10 +126,10 @@ class Worker:
         self._shadow = _shadow(order, config, model, self._notify)
         self._previous = _previous_version(order)
         self._shadows = [shadow for shadow in (self._shadow, self._previous) if shadow is not None]
-        pipeline = Pipeline(model, self._batcher, self._cache, near=self._near, shadows=self._shadows)
+        self._pipeline = pipeline = Pipeline(model, self._batcher, self._cache, near=self._near, shadows=self._shadows)
         self._recorder = WindowRecorder(manifest.model)
         self._probes = WindowRecorder(manifest.model)  # no requests of apps: telemetry counts them apart
-        self._reporter = _reporter(order.boot, state, config, model, self._recorder, self._figures)
+        self._reporter = _reporter(order.boot, state, config, model, self._recorder, self._window_facts)
         frame_bytes_max = pipeline.tensors.frame_bytes_max(int(serving.frame_mb * 1024**2))
         welcome = {
             "model": manifest.model,
@@ -260,8 +260,12 @@ class Worker:
         if self._reporter is not None:
             self._reporter.event(event, **fields)
 
-    def _figures(self) -> dict[str, float]:
-        """Return the number of probes, and the telemetry of the near cache and the shadow if they are on."""
+    def _window_facts(self) -> dict[str, float]:
+        """Return the number of probes, and the telemetry of the near cache and the shadow if they are on.
+
+        This is the moment of each window when memory of large runs goes back, which silent clients may not have caused.
+        """
+        self._pipeline.rest()
         probes = {"probe_total": self._probes.snapshot().totals.requests}
         shadow = {} if self._shadow is None else self._shadow.figures()
         return {**probes, **shadow, **({} if self._near is None else self._near.figures())}
@@ -297,7 +301,7 @@ def _reporter(
     config: DeviceConfig,
     model: LoadedModel,
     recorder: WindowRecorder,
-    figures: Callable[[], Mapping[str, object]],
+    window_facts: Callable[[], Mapping[str, object]],
 ) -> Reporter | None:
     """Return the thread that reports; None without a spool: a full disk must not stop serving."""
     try:
@@ -308,7 +312,7 @@ def _reporter(
             boot=boot,
             model_version=release_id(model.version.manifest.release),
             window_s=config.serving.window_s,
-            host_facts=lambda: {**host_facts_now(), **figures()},
+            host_facts=lambda: {**window_facts(), **host_facts_now()},
             alarms=Alarms.of(
                 config.alarms, config.model(model.version.manifest.model).p95_ms, config.serving.worker_mb_max
             ),

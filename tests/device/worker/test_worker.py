@@ -5,18 +5,22 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from edgert.protocol import wire
 from edgert.worker.loading.model import load_model
+from edgert.worker.pipeline.batcher import REST_S
 from edgert.worker.worker import Worker
 from edgert.worker_link import channel
 from edgert.worker_link.load_order import LoadOrder
-from tests.support.clients import read_frame, request
-from tests.support.devices import WAIT_S_MAX
+from edgert.worker_link.run_page import RunPage
+from tests.support.clients import ITEM, read_frame, request
+from tests.support.devices import WAIT_S_MAX, wait_until
 from tests.support.loaded_models import installed
 
 
@@ -25,7 +29,10 @@ class Started:
 
     def __init__(self, folder: Path, config: str) -> None:
         version, state, settings = installed(folder, config)
+        state.make()
         model = load_model(version, state, settings)
+        self.page = RunPage.create()
+        model = replace(model, session=self.page.watch(model.session))
         order = LoadOrder("echo", str(version.folder), version.digest, str(state.root), "b-test")
         self.supervisor, self._end = channel.pair()
         self.worker = Worker(order, state, settings, model)
@@ -55,11 +62,12 @@ class Started:
         self._thread.join(WAIT_S_MAX)
         assert not self._thread.is_alive()
         self._end.close()
+        self.page.close()
 
 
 @pytest.fixture
 def started(tmp_path: Path) -> Iterator[Started]:
-    worker = Started(tmp_path, "[serving]\nbatch_max = 4\n")
+    worker = Started(tmp_path, "[serving]\nbatch_max = 4\nwindow_s = 1\n")
     yield worker
     worker.stop()
 
@@ -81,6 +89,22 @@ def test_a_worker_says_what_it_loaded_and_serves_the_connections_that_it_gets(st
         assert (figures["failed"], figures["compared"]) == (0, 0)
         channel.send(started.supervisor, {"op": "stop", "final": False})
         assert read_frame(client).kind == wire.MOVED
+
+
+def test_memory_of_large_runs_goes_back_though_all_clients_have_left(started: Started) -> None:
+    """A run that no client asked for gives it back (tests/device/engines), at the end of a window."""
+    started.receive()
+    client, server = socket.socketpair()
+    with client:
+        channel.send(started.supervisor, {"op": "connection", "shared": False}, (server.fileno(),))
+        server.close()
+        client.settimeout(WAIT_S_MAX)
+        read_frame(client)
+        client.sendall(request(1, np.repeat(ITEM, 4, axis=0)))
+        assert read_frame(client).kind == wire.RESULT
+    asked_s = started.page.last_run_s()
+    wait_until(lambda: started.page.last_run_s() > asked_s, "the engine has run once more")
+    assert started.page.last_run_s() >= asked_s + REST_S
 
 
 def test_a_worker_whose_daemon_stops_tells_its_clients_to_come_back_later(started: Started) -> None:
