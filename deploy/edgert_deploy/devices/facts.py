@@ -149,7 +149,7 @@ def probe(transport: Transport, name: str, own_python: str = "") -> MachineFacts
 
 
 def misfits(profile: DeviceProfile, facts: MachineFacts) -> dict[str, str]:
-    """Return why `profile` does not fit this machine, by processor, python, glibc and memory; nothing if it does."""
+    """Return why `profile` does not fit this machine: by processor, python, glibc and memory."""
     reasons = {}
     l4t = facts.l4t.partition(".")[0]
     if profile.match.l4t and l4t and l4t not in profile.match.l4t:

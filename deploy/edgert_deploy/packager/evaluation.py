@@ -138,7 +138,7 @@ def _image_size(request: BuildRequest) -> tuple[int, int] | None:
 
 
 def _check_are_numbers(source: SourceModel, answers: Outputs) -> None:
-    """Refuse answers that are NaN: they agree with nothing, so neither gate nor golden samples would prove anything."""
+    """Refuse answers that are NaN: with them, gate and golden samples would prove nothing."""
     for spec, array in zip(source.outputs, answers, strict=True):
         if array.dtype.kind != "f":
             continue

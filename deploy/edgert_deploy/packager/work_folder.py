@@ -50,7 +50,10 @@ def work_folder(needed: int, free: Callable[[Path], int] = free_bytes) -> Iterat
 
 
 def _locked(folder: Path) -> FileIO:
-    """Lock the build's folder. The lock has its name once it is held, so that no other build takes it for abandoned."""
+    """Lock the build's folder.
+
+    The lock has its name once it is held, so that no other build takes it for abandoned.
+    """
     held = locked(folder / f"{LOCK}.new")
     (folder / f"{LOCK}.new").rename(folder / LOCK)
     return held

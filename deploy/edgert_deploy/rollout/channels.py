@@ -1,4 +1,4 @@
-"""Channels in a registry, as hosts write them: read the statement, change its entries, sign the next, put it.
+"""Channels in a registry, as hosts write them: read the statement, sign and put the next one.
 
 A registry has no operation "replace if unchanged". So a writer reads the channel again right before it writes and right
 after. It notices another writer except within the few milliseconds between these two requests; then both statements are
@@ -32,7 +32,7 @@ class ChannelChanged(EdgeRTError, code="channel.changed", exit_code=6, retryable
 
 
 class Seen:
-    """The highest counter of each channel that this user has seen, so that a registry cannot pass off an older statement.
+    """The highest counter of each channel that this user has seen: older statements are refused.
 
     A host without the file has seen nothing yet.
     """
@@ -64,7 +64,10 @@ class Seen:
 
 
 class Channels:
-    """The channels of one repository. `trusted` are the keys that may have signed them; `clock` is Unix time."""
+    """The channels of one repository.
+
+    `trusted` are the keys that may have signed them; `clock` is Unix time.
+    """
 
     def __init__(
         self, registry: Registry, trusted: tuple[PublicKey, ...], seen: Seen, clock: Callable[[], float] = time.time
@@ -72,7 +75,9 @@ class Channels:
         self.registry, self._trusted, self._seen, self._clock = registry, trusted, seen, clock
 
     def read(self, channel: str) -> Statement:
-        """Return the channel's statement, verified. Raises NotInRegistry, SignatureInvalid, ChannelError, RegistryError.
+        """Return the channel's statement, verified.
+
+        Raises NotInRegistry, SignatureInvalid, ChannelError, RegistryError.
 
         An expired one is returned: a host signs it again. Raises ChannelTooOld where this user saw a newer one.
         """
@@ -88,7 +93,7 @@ class Channels:
         revoked: tuple[str, ...] = (),
         begins: bool = True,
     ) -> Statement:
-        """Sign and put the channel's next statement, whose entries `edit` makes of the present ones; return it.
+        """Sign, put and return the channel's next statement; `edit` changes the entries.
 
         It is valid for `lasts_s`, and devices no longer trust the keys in `revoked`. With `begins` a channel that is not
         there begins with no entry. Raises ChannelChanged, and what `read` does.

@@ -55,7 +55,10 @@ class DeviceFiles:
 
 @dataclass(frozen=True)
 class Delta:
-    """A delta on disk. The device's target needs `files` files of `whole_bytes`; `had` are there, `patched` are patches."""
+    """A delta on disk.
+
+    The device's target needs `files` files of `whole_bytes`; `had` are there, `patched` are patches.
+    """
 
     path: Path
     size_bytes: int
@@ -79,14 +82,17 @@ def lacking(manifest: Manifest, target: TargetEntry, had: Collection[str]) -> li
 
 
 def predecessors(entry: FileEntry, old: Sequence[tuple[str, str]]) -> list[str]:
-    """Return the SHA-256 of old files to patch `entry` from: those of the same path, then those of the same name."""
+    """Return the SHA-256 of old files to patch `entry` from: of the same path, then of the same name."""
     name = PurePosixPath(entry.path).name
     same_path = [sha256 for path, sha256 in old if path == entry.path]
     return same_path + [sha256 for path, sha256 in old if path != entry.path and PurePosixPath(path).name == name]
 
 
 def packed(entry: FileEntry, path: Path, base: tuple[str, bytes] | None, zstd: bool, out: Path) -> tuple[Part, Path]:
-    """Return the smallest form of a file: a patch of `base` (SHA-256, content), compressed, or as it is. Write to `out`.*."""
+    """Return the smallest form of a file: a patch of `base` (SHA-256, content), compressed, or as it is.
+
+    Write to `out`.*.
+    """
     options = [(Part(entry.sha256, "raw", entry.size_bytes), path)]
     if base is not None:
         patch = out.with_suffix(".patch")
@@ -113,7 +119,10 @@ class Deltas:
         return ObjectCache(self.folder / "objects")
 
     def make(self, path: Path, target: TargetEntry, has: DeviceFiles) -> Delta:
-        """Return the delta of the bundle at `path` for a device. Raises BundleError, and OSError for the cache."""
+        """Return the delta of the bundle at `path` for a device.
+
+        Raises BundleError, and OSError for the cache.
+        """
         with open_bundle(path, trusted=None) as bundle:
             new = lacking(bundle.manifest, target, {sha256 for _, sha256 in has.files})
             bases = self._bases(new, has)
@@ -166,7 +175,7 @@ class Deltas:
 
 
 def make_patch(new: bytes, old: bytes) -> bytes:
-    """Return a patch as `zstd --patch-from` makes it: the old content is a dictionary, the window spans both.
+    """Return a patch as `zstd --patch-from` makes it: the old content is the dictionary.
 
     The match finder's tables must cover the whole dictionary, or only its end is searched.
     """

@@ -1,4 +1,6 @@
-"""A deployment: one bundle to one device. Facts give a plan, the plan gives steps, the steps give an outcome.
+"""A deployment: one bundle to one device.
+
+Facts give a plan, the plan gives steps, the steps give an outcome.
 
 A deployment claims its model on the device before it changes anything, so that no other one interferes. The
 device finishes for a host that cannot: a version that nobody marks good ends with its trial. When the user stops, the current
@@ -52,7 +54,7 @@ class Result(str, Enum):
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a deployment on one device, with `error` where it is refused, failed, stopped or abandoned.
+    """The result of a deployment on one device, with `error` if it did not succeed.
 
     `serving` is the release that is live there now, where that is known. `sent_bytes` is the size of what was sent, or in
     a dry run of what would be; `send_s` includes the making of a delta. `watched` holds the readings of a trial's limits.
@@ -227,7 +229,9 @@ class _Deployment:
         return replace(_failed(self.device, RolledBack(f"{failed}. {_live_text(now, 'again')}")), serving=now)
 
     def _roll_back(self, plan: Plan, claim: HeldClaim) -> DeviceStatus:
-        """Roll back what is on trial or staged, and return the device's facts then. The model may be gone by now.
+        """Roll back what is on trial or staged, and return the device's facts then.
+
+        The model may be gone by now.
 
         Raises StorageFailed if its slots cannot be read.
         """

@@ -1,4 +1,4 @@
-"""Drift: the difference between the releases that rollouts wanted on devices and those that are live. Pure.
+"""Drift: the difference between the releases that rollouts wanted and those that are live. Pure.
 
 The wanted release of a model on a device is that of its channel, by the device's own record; else that of the newest
 rollout that names the device. An aborted rollout counts
@@ -45,7 +45,7 @@ class Drift:
 
 @dataclass(frozen=True)
 class ModelDrift:
-    """A model on a device: its live release (None: nothing) and the wanted one (None: no rollout or channel names it)."""
+    """A model on a device: its live release (None: nothing) and the wanted one (None: named nowhere)."""
 
     model: str
     live: int | None
@@ -54,7 +54,7 @@ class ModelDrift:
 
 
 def wanted_of(rollouts: Iterable[Rollout], inventory: str) -> dict[str, dict[str, Wanted]]:
-    """Return the wanted releases by device and model, from `rollouts` over that inventory, the newest first."""
+    """Return the wanted releases by device and model, from `rollouts`, the newest first."""
     found: dict[str, dict[str, Wanted]] = {}
     for rollout in rollouts:
         if rollout.inventory != inventory:  # the same names mean other devices there
@@ -67,7 +67,7 @@ def wanted_of(rollouts: Iterable[Rollout], inventory: str) -> dict[str, dict[str
 
 
 def model_drifts(status: DeviceStatus, wanted: Mapping[str, Wanted]) -> list[ModelDrift]:
-    """Return each model that the device has or that is wanted there: `wanted` by rollouts, or by its channel."""
+    """Return each model that the device has, or that is `wanted` there by rollouts or its channel."""
     there, channel = {model.model: model for model in status.models}, status.channel
     followed = {name: Wanted(one.release, one.digest, channel=channel.channel) for name, one in channel.wanted.items()}
     wanted = {**wanted, **followed}

@@ -1,4 +1,4 @@
-"""The object cache: files that this host has sent, by SHA-256, so that later versions can be sent as patches.
+"""The object cache: files that this host has sent, by SHA-256, to make patches of later.
 
 A fault of this cache costs bytes, never a deployment. The least recently used files are removed first.
 """

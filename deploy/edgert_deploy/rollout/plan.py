@@ -133,7 +133,10 @@ def _check_release(manifest: Manifest, digest: str, model: ModelStatus | None, f
 
 
 def _refuse_during_trial(found: str, model: str, facts: DeviceStatus) -> None:
-    """Raise what to do about a trial. A roll-back is refused as long as a deployment has the model's claim."""
+    """Raise what to do about a trial.
+
+    A roll-back is refused as long as a deployment has the model's claim.
+    """
     claim = next((one for one in facts.claims if one.model == model), None)
     if claim is not None:
         raise DeployUnderWay(f"{found}, deployed by {claim.by} since {claim.since}: wait for its end, then try again")

@@ -1,4 +1,4 @@
-"""The request that all deployments of one bundle share: the verified bundle, its trial, and access to devices."""
+"""The request that all deployments of a bundle share: the bundle, its trial, access to devices."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from edgert_deploy.rollout.plan import Offer
 
 @dataclass(frozen=True)
 class DeployRequest:
-    """One bundle for devices. `limits` are what they watch on trial; `bytes_per_s` bounds a transfer, 0 does not.
+    """One bundle for devices.
+
+    `limits` are what they watch on trial; `bytes_per_s` bounds a transfer, 0 does not.
 
     Several threads call `on_bytes` with a device's name, the bytes sent so far and their total.
     """

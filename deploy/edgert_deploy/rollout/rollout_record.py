@@ -110,7 +110,10 @@ class Rollout(Head):
 
     @property
     def order(self) -> tuple[int, int, str]:
-        """The key that orders rollouts. Two hosts may take one number at the same time: then the release decides."""
+        """The key that orders rollouts.
+
+        Two hosts may take one number at the same time: then the release decides.
+        """
         return self.number, self.release, self.id
 
 

@@ -1,4 +1,4 @@
-"""The rollouts of a project: a record each (rollout_record.py), in its folder, and in the team's store where it has one.
+"""The rollouts of a project: a record each (rollout_record.py), in its folder and the team's store.
 
 Theory of operation. A line is on this host's disk before anything else happens, so a host that dies, or a user who stops,
 loses nothing. No two hosts write to one file: each rollout has a name of its own, nothing is counted in a file, and no
@@ -121,7 +121,10 @@ class RolloutStore:
         self._tell_team(rollout.id, lines)
 
     def sync(self) -> None:
-        """Copy the lines that this folder or the team's store lacks. Raises ConfigInvalid, and what TeamStore raises."""
+        """Copy the lines that this folder or the team's store lacks.
+
+        Raises ConfigInvalid, and what TeamStore raises.
+        """
         if self._team is None:
             return
         theirs = {id: mark for id, mark in self._team.marks().items() if _ID.match(id)}
@@ -140,7 +143,10 @@ class RolloutStore:
 
     @contextmanager
     def at_work(self, id: str) -> Iterator[None]:
-        """Hold the rollout's lock, which ends with this process. Raises ConfigInvalid if another process holds it."""
+        """Hold the rollout's lock, which ends with this process.
+
+        Raises ConfigInvalid if another process holds it.
+        """
         taken = ConfigInvalid(f"rollout {id} is running in another process; follow it with: edgert rollout status {id}")
         with ExitStack() as held:
             try:
@@ -183,7 +189,10 @@ class RolloutStore:
         return self.folder / f"{id}{suffix}"
 
     def stamp(self, id: str) -> Stamp:
-        """Return what differs after each change of the file: lines are added, and git replaces files. Raises OSError."""
+        """Return what differs after each change of the file: lines are added, and git replaces files.
+
+        Raises OSError.
+        """
         found = self.path(id).stat()
         return found.st_ino, found.st_mtime_ns, found.st_size
 
@@ -261,7 +270,10 @@ class RolloutStore:
             raise self._unusable("write a rollout's progress to", error) from error
 
     def _tell_team(self, id: str, lines: Sequence[str]) -> None:
-        """Add lines to the team's store. After a failure, the rollout continues without it, and `sync` adds them."""
+        """Add lines to the team's store.
+
+        After a failure, the rollout continues without it, and `sync` adds them.
+        """
         if self._team is None or self._late or not lines:
             return
         try:

@@ -1,4 +1,4 @@
-"""A transfer: the files that a device lacks go there as a delta, else as the whole bundle; then it installs them.
+"""A transfer: the files that a device lacks go there as a delta, else as the whole bundle.
 
 The device checks every hash. If a delta turns out wrong there (a damaged slot, an old file that is not what the host
 assumes), the whole bundle is sent instead. A device that takes no deltas gets the whole bundle at once.

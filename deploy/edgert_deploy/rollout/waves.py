@@ -48,7 +48,9 @@ class Share:
 
 @dataclass(frozen=True)
 class Strategy:
-    """The order of a rollout. `canary` devices go first; each wave then ends with that share of all devices.
+    """The order of a rollout.
+
+    `canary` devices go first; each wave then ends with that share of all devices.
 
     Between two waves the rollout waits `pause_s`. It stops if more than `failures_max` of the devices in the waves so
     far failed; None never stops. `parallel` devices are deployed to at a time.

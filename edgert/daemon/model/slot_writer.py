@@ -1,4 +1,4 @@
-"""Changes of a model's slots that must succeed at some time: tried again while the slots are busy or the disk is full."""
+"""Changes of a model's slots that are tried again while the slots are busy or the disk is full."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ STORAGE_RETRY_S = 5.0  # a full disk stays full for longer
 
 
 class SlotWriter:
-    """Makes changes now or later. A change reads the slots itself, so that it does nothing once it is out of date."""
+    """Makes changes now or later.
+
+    A change reads the slots itself, so that it does nothing once it is out of date.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

@@ -36,7 +36,10 @@ class Phase(str, Enum):
 
 
 class TrialWatch:
-    """Watches `worker` from `now_s` on (monotonic). `phase` and `finding` are the result of `tick` and `received`."""
+    """Watches `worker` from `now_s` on (monotonic).
+
+    `phase` and `finding` are the result of `tick` and `received`.
+    """
 
     def __init__(
         self, limits: TrialLimits, worker: WorkerProcess, now_s: float, temp_c: Callable[[], float | None] = host.temp_c
@@ -146,7 +149,7 @@ def event_fields(readings: Readings) -> dict[str, Any]:
 
 
 def previous_version(store: SlotStore, slots: SlotState) -> tuple[str, str] | None:
-    """Return folder and digest of the good version that the one on trial is compared with, if a limit asks for it."""
+    """Return folder and digest of the good version to compare with, if a limit asks for it."""
     spare = slots.spare
     if slots.limits is None or "agreement" not in slots.limits.bounds or spare is None or not spare.good:
         return None

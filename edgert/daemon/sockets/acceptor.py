@@ -146,7 +146,10 @@ class _PendingHello:
         self.sock, self.until_s, self.frames = sock, until_s, frames
 
     def read(self) -> dict[str, Any] | None:
-        """Return the hello's content, or None if the client ended. Raises BlockingIOError while bytes are missing."""
+        """Return the hello's content, or None if the client ended.
+
+        Raises BlockingIOError while bytes are missing.
+        """
         frames, hello = self.frames, None
         while hello is None:
             # The kernel closes descriptors that a client attaches, as `recv_into` takes none.

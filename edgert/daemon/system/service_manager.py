@@ -1,4 +1,4 @@
-"""Messages to systemd, if it runs the daemon: sd_notify(3). And whether it runs the daemon of a state folder."""
+"""Messages to systemd (sd_notify(3)), and whether it runs the daemon of a state folder."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def watchdog_s() -> float | None:
 
 
 def manager_of(state: Path) -> str | None:
-    """Return `systemctl` or `systemctl --user`, whose unit runs the daemon of a state folder or will; None for neither."""
+    """Return `systemctl` or `systemctl --user` if its unit runs the daemon of a state folder, else None."""
     if not os.path.isdir("/run/systemd/system"):
         return None
     return next((manager for manager in ("systemctl", "systemctl --user") if _keeps(manager, state)), None)

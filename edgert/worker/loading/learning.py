@@ -308,7 +308,7 @@ def _runs_at_once(
 
 
 def _batch_gain(cap: int, run_us: Mapping[int, float]) -> float:
-    """Return how much less an item takes in a batch of `cap`; where that was not measured, assume the most."""
+    """Return how much less an item takes in a batch of `cap`; not measured: the most."""
     return cap * run_us[1] / run_us[cap] if cap in run_us else float(cap)
 
 

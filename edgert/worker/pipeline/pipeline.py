@@ -102,7 +102,7 @@ class Pipeline:
         self._ruled, self._places, self._numbers = self.tensors.ruled, self.tensors.places, self.tensors.numbers
 
     def rest(self) -> None:
-        """Give back memory that requests of many items took; called when a client is silent, and in each window."""
+        """Give back memory that requests of many items took. Called for silent clients and in each window."""
         if self._batcher.rest(lambda: next(golden.samples(self._model.version))):
             return_free_memory()
 

@@ -18,7 +18,10 @@ from edgert_deploy.common.quantities import duration_s, duration_text, rate_byte
 
 
 class FilePath(click.Path):
-    """A path that is neither a named pipe, which would wait for its writer, nor a device. `<(command)` may be one."""
+    """A path that is neither a named pipe, which would wait for its writer, nor a device.
+
+    `<(command)` may be one.
+    """
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         path = super().convert(value, param, ctx)

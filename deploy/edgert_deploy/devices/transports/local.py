@@ -60,7 +60,10 @@ class LocalTransport:
         return _finish(process, tuple(argv), timeout_s, input, on_stderr)
 
     def put(self, local: Path, remote: str, how: PutOptions = PLAIN) -> None:
-        """Copy beside the target, compare the hash of the copy, rename. No limit of speed applies on this machine."""
+        """Copy beside the target, compare the hash of the copy, rename.
+
+        No limit of speed applies on this machine.
+        """
         target, doing = PurePosixPath(remote), f"copy {local} to {remote}"
         folder, partial = str(target.parent), f"./.{target.name}.{uuid.uuid4().hex}.part"
         try:
@@ -120,7 +123,10 @@ def _drain(stream: IO[bytes], buffer: LineBuffer) -> None:
 
 
 def _in_folder(folder: str, argv: Sequence[str], doing: str, source: BinaryIO | None = None) -> str:
-    """Run a command in a folder, with the file `source` as its input; return its output. Raises StorageFailed."""
+    """Run a command in a folder, with the file `source` as its input; return its output.
+
+    Raises StorageFailed.
+    """
     done = subprocess.run(
         in_folder(folder, argv, make=source is not None),
         stdin=source or subprocess.DEVNULL,

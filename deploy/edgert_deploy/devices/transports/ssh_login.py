@@ -83,7 +83,7 @@ def log_in(device: Device, limits: LinkLimits, stack: ExitStack) -> fabric.Conne
 
 
 def scan_host_key(address: SshAddress, wanted: str | None = None, jump: Jump | None = None) -> str:
-    """Return the host key that `address` shows as an OpenSSH public key line, after the key exchange alone.
+    """Return the host key of `address` as an OpenSSH public key line, after the key exchange alone.
 
     Raises DeviceUnreachable, and HostKeyMismatch if the key has another fingerprint than `wanted` (SHA256:...).
     """

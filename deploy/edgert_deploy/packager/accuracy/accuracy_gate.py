@@ -214,7 +214,7 @@ def warnings(metric: Metric, reference: Reference, limits: Limits) -> list[str]:
 
 
 def _alike_warnings(metric: Metric, reference: Reference, limits: Limits) -> list[str]:
-    """Return a sentence if an artifact that ignores its input would pass, as FP32 decides alike for all samples."""
+    """Return a sentence if an artifact that ignores its input would pass: FP32 decides always alike."""
     rows = reference.all_rows
     if isinstance(metric, UserMetric) or len(rows) < 2:
         return []

@@ -195,7 +195,7 @@ def builder_for(engine: str) -> Builder:
 
 
 def first_engine(source: SourceModel, engines: Sequence[str]) -> str:
-    """Return the engine of a profile that must take `source`: the first, or of a source that few take the first of these."""
+    """Return the engine of a profile that must take `source`: the first, or of few the first of these."""
     if source.kind == "onnx" and not classical_operators(source.proto):
         return engines[0]
     return next((engine for engine in engines if builder_for(engine).takes(source)), engines[0])

@@ -70,7 +70,7 @@ def set_lengths(proto: Any, shapes: Mapping[str, Sequence[int]]) -> tuple[bool, 
 
 
 def option_for(name: str, dims: Any) -> str:
-    """Return the option that would give `name` its axes, the batch as 1: `--input images=1,3,HEIGHT,WIDTH`."""
+    """Return the option that gives `name` its axes, the batch as 1: `--input images=1,3,HEIGHT,WIDTH`."""
     words = []
     for axis, dim in enumerate(dims):
         letters = "".join(c for c in dim.dim_param.upper() if c.isalnum())

@@ -67,7 +67,7 @@ class _Graph:
         return np.asarray(array)
 
     def operand(self, node: Any, at: int, zero_at: int, shape: tuple[int, ...] = ()) -> str:
-        """Return the float value of input `at`, less the zero point in input `zero_at`, given `shape` to broadcast."""
+        """Return input `at` as float, less the zero point in input `zero_at`, of `shape` to broadcast."""
         name = str(node.input[at])
         if name in self.before:
             return self.before[name]
@@ -125,7 +125,7 @@ def _scaled_matmul(graph: _Graph, node: Any, left: str, scale_at: int, zero_at: 
 
 
 def _lstm(graph: _Graph, node: Any) -> Iterator[Any]:
-    """DynamicQuantizeLSTM: an LSTM with W and R transposed, and their scales and zero points in inputs 8 to 11."""
+    """DynamicQuantizeLSTM: an LSTM with W and R transposed; inputs 8 to 11 are scales and zero points."""
     from onnx import helper
 
     inputs = list(node.input)[:8]

@@ -1,4 +1,4 @@
-"""Files that are no model or samples: pointers of Git LFS, which a clone without it holds, pipes and devices."""
+"""Files that are no model or samples: pointers of Git LFS, pipes and devices."""
 
 from __future__ import annotations
 

@@ -161,7 +161,10 @@ def _float(node: Any, array: Array, constants: Constants) -> Array:
 
 
 def _as_float(node: Any, constants: Constants, made: dict[str, Array]) -> Iterator[Any]:
-    """Yield nodes that compute what a DequantizeLinear of integers computes. Scales per channel are refused."""
+    """Yield nodes that compute what a DequantizeLinear of integers computes.
+
+    Scales per channel are refused.
+    """
     from onnx import helper
 
     name = str(node.output[0])
