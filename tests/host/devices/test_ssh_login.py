@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from edgert.errors import ConfigInvalid, DeviceUnreachable, HostKeyMismatch, LoginRefused
-from edgert_deploy.devices.inventory import Device, SshAddress
+from edgert_deploy.devices.inventory import Device, SshAddress, fingerprint
 from edgert_deploy.devices.transports.ssh import SshTransport
 from edgert_deploy.devices.transports.ssh_config import read_ssh_config
 from edgert_deploy.devices.transports.ssh_login import Jump, LinkLimits, scan_host_key
@@ -178,8 +178,11 @@ def test_a_jump_host_of_the_ssh_config_must_be_known(board: SshDevice, bastion: 
     other, revoked = f"[127.0.0.1]:{bastion.port} {board.host_key}\n", f"@revoked * {bastion.host_key}\n"
     for hosts in ("", other, known(bastion) + revoked):
         home.write(config, hosts)
-        with pytest.raises(DeviceUnreachable, match=r"~/\.ssh/config leads there"):
+        with pytest.raises(HostKeyMismatch, match=r"jump host of ~/\.ssh/config") as caught:
             says(device)
+        with pytest.raises(HostKeyMismatch, match=r"jump host of ~/\.ssh/config"):
+            scan_host_key(SshAddress.parse("board"))
+        assert (f"key for [127.0.0.1]:{bastion.port} " in caught.value.message) == bool(hosts)
     assert bastion.log.count("user ") == seen
     home.write(config, f"@cert-authority *.example {board.host_key}\n{known(bastion)}")
     assert says(device)
@@ -203,7 +206,7 @@ def test_a_pattern_that_names_the_jump_host_for_itself_too_is_no_loop(
 
 
 def test_a_proxy_command_is_the_way_and_its_end_is_noticed(
-    board: SshDevice, bastion: SshDevice, home: Home, tmp_path: Path
+    board: SshDevice, bastion: SshDevice, home: Home, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     config = tmp_path / "for_the_command"
     (tmp_path / "known").write_text(known(bastion))
@@ -213,9 +216,10 @@ def test_a_proxy_command_is_the_way_and_its_end_is_noticed(
     device = replace(board.device(), address="board")
     home.write(settings("board", board, f"ProxyCommand ssh -F {config} -W %h:%p bastion"))
     assert says(device) == "in\n"
-    home.write(settings("board", board, "ProxyCommand exec false"))
-    with pytest.raises(DeviceUnreachable):
+    home.write(settings("board", board, "ProxyCommand echo no way >&2; exec false"))
+    with pytest.raises(DeviceUnreachable, match=r"~/\.ssh/config leads there"):
         says(device)
+    assert capfd.readouterr().err == "no way\n"
 
 
 def test_keys_come_out_of_an_agent(
@@ -266,6 +270,29 @@ def test_an_identity_that_is_no_private_key_says_what_to_give(board: SshDevice, 
     (tmp_path / "notes").write_text("ssh-ed25519 AAAA")
     with pytest.raises(ConfigInvalid, match="notes is no private key"):
         says(replace(board.device(), identity=str(tmp_path / "notes")))
+
+
+@pytest.mark.parametrize("kind", ["rsa", "ecdsa"])
+def test_the_fingerprint_may_be_of_any_key_of_the_server(home: Home, tmp_path: Path, kind: str) -> None:
+    """The server prefers its Ed25519 key; the login then asks for the key that is pinned."""
+    with running_sshd(tmp_path / "server") as server:
+        server.stop()
+        new_ssh_key(server.folder / kind, kind)
+        again = start_sshd(server.folder, port=server.port, more=f"HostKey {server.folder}/{kind}\n")
+        try:
+            line = " ".join((server.folder / f"{kind}.pub").read_text().split()[:2])
+            address = SshAddress.parse(server.address)
+            assert scan_host_key(address, fingerprint(line)) == line
+            assert scan_host_key(address) == server.host_key
+            assert says(server.device(host_key=line)) == "in\n"
+            with pytest.raises(HostKeyMismatch) as caught:
+                scan_host_key(address, "SHA256:abc")
+            assert (fingerprint(line) in caught.value.message, server.fingerprint in caught.value.message) == (
+                True,
+                True,
+            )
+        finally:
+            again.stop()
 
 
 def test_a_wrong_fingerprint_is_one_error_and_no_traceback(board: SshDevice) -> None:

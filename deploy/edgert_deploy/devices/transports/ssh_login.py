@@ -16,16 +16,18 @@ import logging
 import shlex
 import socket
 import subprocess
+import sys
 import threading
+from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import IO, Any
 
 import fabric
 import paramiko
 from paramiko.pkey import UnknownKeyType
-from paramiko.ssh_exception import NoValidConnectionsError
+from paramiko.ssh_exception import IncompatiblePeer, NoValidConnectionsError
 
 from edgert.errors import ConfigInvalid, DeviceUnreachable, HostKeyMismatch, LoginRefused
 from edgert_deploy.devices.inventory import Device, SshAddress, fingerprint
@@ -38,6 +40,9 @@ logging.getLogger("paramiko").addHandler(logging.NullHandler())
 JUMP_LOGINS_AT_ONCE_MAX = 8
 _JUMP_LOGINS = threading.BoundedSemaphore(JUMP_LOGINS_AT_ONCE_MAX)
 _PROXY_END_S_MAX = 5.0
+_RSA = ("rsa-sha2-512", "rsa-sha2-256")  # the signatures of keys that are called ssh-rsa
+SAID_LINES_MAX, SAID_S_MAX = 50, 0.5  # kept of what ssh says; the wait for the rest of it
+KEY_REFUSED = "Host key verification failed"  # by OpenSSH's ssh
 NO_KEY = "No authentication methods available"
 
 
@@ -85,28 +90,40 @@ def log_in(device: Device, limits: LinkLimits, stack: ExitStack) -> fabric.Conne
 def scan_host_key(address: SshAddress, wanted: str | None = None, jump: Jump | None = None) -> str:
     """Return the host key of `address` as an OpenSSH public key line, after the key exchange alone.
 
-    Raises DeviceUnreachable, and HostKeyMismatch if the key has another fingerprint than `wanted` (SHA256:...).
+    That is the key that the server prefers, or the one with the fingerprint `wanted` (SHA256:...). Raises
+    DeviceUnreachable, and HostKeyMismatch if the server has no key with that fingerprint.
     """
+    shown: list[str] = []
+    while (key := _shown_key(address, jump, [one.split()[0] for one in shown])) is not None:
+        if wanted in (None, fingerprint(key)):
+            return key
+        shown.append(key)
+    keys = ", ".join(f"{fingerprint(one)} ({one.split()[0]})" for one in shown)
+    raise HostKeyMismatch(
+        f"{address.host} shows {keys}, not {wanted}: another machine answers, or the fingerprint belongs to another key. "
+        "Read it on the device's own console: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub"
+    )
+
+
+def _shown_key(address: SshAddress, jump: Jump | None, but: list[str]) -> str | None:
+    """Return the key that the server prefers of all kinds `but` these; None if it has no other."""
     limits = LinkLimits()
     target = _Hop(Jump(address), address.host, address.host)
     with ExitStack() as stack:
         _way(target, jump, limits, stack)
         target.connection.client.set_missing_host_key_policy(_OnlyLook())
+        target.connection.connect_kwargs["disabled_algorithms"] = {"keys": [*but, *(_RSA if "ssh-rsa" in but else ())]}
         try:
             _connect(target.connection, limits)
             raise AssertionError("a connection without a pinned key was opened")
         except _Seen as seen:
-            kind, key = seen.key.get_name(), f"{seen.key.get_name()} {seen.key.get_base64()}"
+            return f"{seen.key.get_name()} {seen.key.get_base64()}"
         except (OSError, EOFError, paramiko.SSHException) as error:
+            if but and isinstance(error, IncompatiblePeer):
+                return None
+            target.check_jump_key(error)
             at = f"{address.host}:{address.port}" if address.port else address.host
             raise DeviceUnreachable(f"{at} cannot be reached over SSH: {_reason(error)}") from error
-    if wanted not in (None, fingerprint(key)):
-        raise HostKeyMismatch(
-            f"{address.host} shows {fingerprint(key)} ({kind}), not {wanted}: another machine answers, or the fingerprint "
-            "belongs to another key. Read it on the device's own console: "
-            "ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub"
-        )
-    return key
 
 
 class _Seen(Exception):  # carries the host key out of paramiko; no error
@@ -135,6 +152,32 @@ class _Hop:
         self.settings = self.connection.ssh_config
         self.connection.connect_kwargs = login_keys(self.settings, jump.identity)
         self.connection.client.set_missing_host_key_policy(paramiko.RejectPolicy())
+        self._said: deque[str] = deque(maxlen=SAID_LINES_MAX)  # by the command that leads here, on stderr
+        self._listener: threading.Thread | None = None
+
+    def pass_on(self, stderr: IO[str]) -> None:
+        """Copy to stderr what the command that leads here says there."""
+
+        def copy() -> None:
+            with stderr:
+                for line in stderr:
+                    self._said.append(line)
+                    print(line, end="", file=sys.stderr, flush=True)
+
+        self._listener = threading.Thread(target=copy, daemon=True)
+        self._listener.start()
+
+    def check_jump_key(self, error: BaseException) -> None:
+        """Raise HostKeyMismatch if ssh refused the host key of a jump host of ~/.ssh/config."""
+        if self._listener is not None:
+            self._listener.join(SAID_S_MAX)
+        said = [line.strip() for line in self._said]
+        if refused := next((line for line in said if line.startswith(KEY_REFUSED)), ""):
+            reason = next((line for line in said if "host key for " in line.lower()), refused).rstrip(".")
+            raise HostKeyMismatch(
+                f"{self.called} cannot be reached: ssh refuses the host key of a jump host of ~/.ssh/config ({reason}). Nothing "
+                "was sent. Compare the key on that host's own console, then correct ~/.ssh/known_hosts"
+            ) from error
 
     def proxy_command(self) -> str | None:
         """Return the command by which ~/.ssh/config leads here; None if it names no way.
@@ -163,7 +206,7 @@ def _way(target: _Hop, jump: Jump | None, limits: LinkLimits, stack: ExitStack) 
         where = f"{jump.address.user + '@' if jump.address.user else ''}{jump.address.host}"
         first = _Hop(jump, f"the jump host {where} of {target.device}", target.device)
     if (command := first.proxy_command()) is not None:
-        first.connection.connect_kwargs["sock"] = stack.enter_context(_proxy(command, first.called))
+        first.connection.connect_kwargs["sock"] = stack.enter_context(_proxy(command, first))
     if first is not target:
         with _JUMP_LOGINS:
             _open(first, limits)
@@ -218,6 +261,7 @@ def _translated(hop: _Hop) -> Iterator[None]:
             raise LoginRefused(
                 f"{hop.called} refuses the login of {hop.connection.user}: {str(error).rstrip('.')}. {_key_advice(error)}"
             ) from error
+        hop.check_jump_key(error)
         way = "; ~/.ssh/config leads there, and what its ssh said is above" if hop.proxy_command() else ""
         raise DeviceUnreachable(f"{hop.called} cannot be reached: {_reason(error)}{way}") from error
 
@@ -245,7 +289,7 @@ def _forwarded(hop: _Hop, following: _Hop, limits: LinkLimits) -> Any:
 
 
 @contextmanager
-def _proxy(command: str, called: str) -> Iterator[socket.socket]:
+def _proxy(command: str, hop: _Hop) -> Iterator[socket.socket]:
     """Run a ProxyCommand on one end of a socket pair, and yield the other end.
 
     paramiko's own class never stops reading after the command's end.
@@ -256,11 +300,20 @@ def _proxy(command: str, called: str) -> Iterator[socket.socket]:
             try:
                 # As in ssh, the command replaces the shell.
                 words = ["/bin/sh", "-c", f"exec {command}"]
-                process = subprocess.Popen(words, stdin=theirs.fileno(), stdout=theirs.fileno())
+                process = subprocess.Popen(
+                    words,
+                    stdin=theirs.fileno(),
+                    stdout=theirs.fileno(),
+                    stderr=subprocess.PIPE,
+                    text=True,
+                    errors="replace",
+                )
             except OSError as error:
                 raise DeviceUnreachable(
-                    f"{called}: ProxyCommand `{command}` cannot be run: {error.strerror}"
+                    f"{hop.called}: ProxyCommand `{command}` cannot be run: {error.strerror}"
                 ) from error
+        assert process.stderr is not None
+        hop.pass_on(process.stderr)
         try:
             yield ours
         finally:
