@@ -70,7 +70,7 @@ def test_what_does_not_fit_is_refused(text: str, says: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     ("name", "says"),
-    [("imagenet", "'image' has 1 channels"), ("imagnet", "give imagenet or yolo"), ("labels.txt", "or such a file")],
+    [("imagenet", "'image' has 1 channel:"), ("imagnet", "give imagenet or yolo"), ("labels.txt", "or such a file")],
 )
 def test_a_wrong_preprocess_names_what_there_is(name: str, says: str, tmp_path: Path) -> None:
     (tmp_path / "labels.txt").write_text("one\n")
