@@ -100,7 +100,7 @@ def imported(path: Path) -> Iterator[str]:
     todo: list[ast.AST] = [ast.parse(path.read_text())]
     while todo:
         node = todo.pop()
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
             continue
         if isinstance(node, ast.Import):
             yield from (alias.name.partition(".")[0] for alias in node.names)
@@ -114,8 +114,9 @@ def distributions_by_module() -> dict[str, set[str]]:
     """Return each top-level module's distributions; Python 3.10's function knows no namespace packages."""
     found = defaultdict(set)
     for each in distributions():
+        name = str(canonicalize_name(each.name))  # each use of it parses the metadata
         for file in each.files or ():
-            found[file.parts[0].partition(".")[0]].add(str(canonicalize_name(each.metadata["Name"])))
+            found[file.parts[0].partition(".")[0]].add(name)
     return dict(found)
 
 
