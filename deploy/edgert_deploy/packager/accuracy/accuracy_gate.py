@@ -7,9 +7,10 @@ metrics.py defines what is compared.
 from __future__ import annotations
 
 import hashlib
+import math
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ from edgert_deploy.packager.samples.streams import run_in_turn
 from edgert_deploy.packager.sources.source_model import SourceModel, reference_artifact
 from edgert_deploy.packager.vendor_output import quiet
 
-BATCH = 32  # samples a run, if the batch axis is open
+BATCH = 32  # most samples a run, if the batch axis is open
 ALL_THREADS = EngineOptions(threads=0)
 ALIKE_DROP_MAX = 0.1  # what one answer to all samples loses where these prove little, even if --max-drop allows more
 GROUP_SAMPLES_MIN = 10  # a smaller class or slice fails no build: one sample of it is 10 % or more
@@ -138,18 +139,27 @@ def run_artifact(
     """Load the artifact, run all samples through it, and close it.
 
     Samples of a model with buckets are sent in their own lengths, as by an app. Those of a model with state run in turn, each
-    with the state that the artifact itself has reached.
+    with the state that the artifact itself has reached. All others run in batches of one size, at most `batch`: an
+    engine may compile the model for each size, which takes longer than the runs.
     """
+    in_lengths = samples.buckets is not None and samples.lengths is not None
+    in_turn = bool(samples.state) and samples.recordings is not None
+    size = 1 if in_lengths or in_turn else _even_batch(len(samples), batch)
     with quiet():  # TFLite prints the name of its delegate
-        session = load_session(artifact, options)
+        session = load_session(artifact, replace(options, buckets=(size,)))
     try:
         if samples.buckets is not None and samples.lengths is not None:
             return _run_lengths(session, samples, samples.buckets, samples.lengths)
         if samples.state and samples.recordings is not None:
             return run_in_turn(session, samples.inputs, samples.recordings, samples.state)[0]
-        return run_samples(session, [samples.inputs[spec.name] for spec in artifact.inputs], batch)
+        return run_samples(session, [samples.inputs[spec.name] for spec in artifact.inputs], size)
     finally:
         session.close()
+
+
+def _even_batch(samples: int, most: int) -> int:
+    """Return the size of the fewest batches of one size that hold all samples."""
+    return math.ceil(samples / math.ceil(samples / most))
 
 
 def run_samples(session: Session, inputs: Sequence[NDArray[Any]], batch: int = BATCH) -> Outputs:

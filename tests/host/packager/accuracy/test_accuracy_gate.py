@@ -114,6 +114,26 @@ def test_batches_come_back_in_order_and_whole(tmp_path: Path) -> None:
         np.testing.assert_allclose(whole[i], one[0], rtol=1e-5)
 
 
+def test_an_engine_compiles_an_artifact_for_one_size_of_batches(
+    digits_source: SourceModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    openvino: Any = pytest.importorskip("openvino")
+    artifact = build("openvino", digits_source, CalibrationSet({}, None), "fp32", tmp_path)
+    compile_model, compiled = openvino.Core.compile_model, []
+
+    def noted(core: Any, model: Any, *options: Any) -> Any:
+        compiled.append(model.inputs[0].shape[0])
+        return compile_model(core, model, *options)
+
+    monkeypatch.setattr(openvino.Core, "compile_model", noted)
+    for count, size in ((77, 26), (32, 32), (3, 3)):
+        samples = CalibrationSet({"image": models.random(count, 1, 8, 8)}, None)
+        answers = artifact_outputs(artifact, digits_source, samples)[0]
+        np.testing.assert_allclose(answers, reference_outputs(digits_source, samples)[0], atol=1e-4)
+        assert compiled.pop() == size
+        assert compiled == []
+
+
 def test_the_artifact_is_run_by_the_engine_that_judges_it(digits_source: SourceModel, tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(b"garbage")
     artifact = Artifact("tensorrt", "int8", tmp_path / "model.onnx", (), "onnxruntime", {})
