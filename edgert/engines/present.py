@@ -13,7 +13,7 @@ import os
 import sys
 from pathlib import Path
 
-from edgert.durable import replace_file
+from edgert.durable import make_private, replace_file
 from edgert.engines import ENGINES, SDK_PACKAGES, engine_by_name
 from edgert.errors import EdgeRTError
 
@@ -33,6 +33,7 @@ def engine_versions(remembered: Path) -> dict[str, str | None]:
     there = {name: version for name, version in found.items() if version is not None}
     if there != known:
         with contextlib.suppress(OSError):  # on a full disk they are looked for again
+            make_private(remembered.parent)  # a host asks for the status before a daemon has run
             replace_file(remembered, json.dumps({"python": python, "versions": there}).encode(), shared=True)
     return found
 

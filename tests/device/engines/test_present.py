@@ -31,7 +31,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
 
 
 def test_installed_engines_are_asked_once_and_missing_ones_every_time(asked: list[str], tmp_path: Path) -> None:
-    remembered = tmp_path / "engines.json"
+    remembered = tmp_path / "learned" / "engines.json"  # no daemon has made the folder yet
     first = engine_versions(remembered)
     assert (first["null"], first["tflite"], first["openvino"]) == ("1", "2.3", None)
     assert asked == list(ENGINES)
@@ -55,7 +55,8 @@ def test_a_change_of_the_packages_or_of_the_file_makes_all_be_asked_again(asked:
 
 
 def test_a_disk_that_refuses_costs_only_the_memory(asked: list[str], tmp_path: Path) -> None:
-    assert engine_versions(tmp_path / "missing" / "engines.json")["null"] == "1"
+    (tmp_path / "learned").touch()
+    assert engine_versions(tmp_path / "learned" / "engines.json")["null"] == "1"
 
 
 def test_an_engine_that_is_missing_costs_no_import(tmp_path: Path) -> None:
