@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ from typing import Any
 import pytest
 
 from edgert.errors import Interrupted
-from edgert_deploy.devices.remote import RemoteDaemon
+from edgert.versions.slot_store import SlotStore
 from edgert_deploy.devices.transports import open_transport
 from hil.support.containers import Container, running_container
 from hil.support.dut import Dut, reached
@@ -53,16 +52,15 @@ class Fleet:
         return make_null_bundle(self.host.folder, self.host.key, release=release, profile=PROFILE, **options)  # type: ignore[arg-type]
 
     def states(self) -> dict[str, tuple[str, int]]:
-        """Return the slot state and the live release of each device."""
-        with ThreadPoolExecutor(DEVICES) as pool:
-            return dict(zip(self.containers, pool.map(self._state, self.containers), strict=True))
+        """Return the slot state and the live release of each device, as its disk says."""
+        slots = {
+            name: SlotStore(each.root / "var/lib/edgert/models/echo").read() for name, each in self.containers.items()
+        }
+        return {name: (each.state.value, each.live.release if each.live else 0) for name, each in slots.items()}
 
     def wait_for_trials(self) -> None:
-        """Wait until no device is on trial: without its host a device decides alone. Their disks say so."""
-        written = [each.root / "var/lib/edgert/models/echo/state.json" for each in self.containers.values()]
-        wait_until(
-            lambda: all(json.loads(path.read_bytes())["state"] in ("steady", "staged") for path in written), "no trial"
-        )
+        """Wait until no device is on trial: without its host a device decides alone."""
+        wait_until(lambda: {state for state, _ in self.states().values()} <= {"steady", "staged"}, "no trial")
 
     @contextmanager
     def asking(self, name: str, value: float) -> Iterator[None]:
@@ -77,11 +75,6 @@ class Fleet:
                 self.host.on(name, "touch", "/tmp/enough")
                 assert app.result().ok, app.result().complaint()
                 transport.close()
-
-    def _state(self, name: str) -> tuple[str, int]:
-        device = self.host.device(name)
-        (echo,) = self.host.over(name, lambda transport: RemoteDaemon(transport, device).status()).models
-        return echo.state, echo.release or 0
 
 
 def results(told: dict[str, Any]) -> dict[str, str]:
