@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,23 @@ def umask_restored() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def signing_key() -> SigningKey:
     return new_key()
+
+
+@pytest.fixture(scope="session")
+def forked_probe() -> Iterator[Any]:
+    from tests.support.forked import Forked
+
+    modules = ("onnx", "onnxruntime", "ai_edge_litert.interpreter")
+    with Forked(*(module for module in modules if find_spec(module.partition(".")[0]))) as forked:
+        yield forked
+
+
+@pytest.fixture
+def probes_are_forks(forked_probe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Examine models in forks of one process, under a real probe's limits: a new one takes 0.3 s to import."""
+    from edgert_deploy.packager.sources import probe
+
+    monkeypatch.setattr(probe, "ask", forked_probe.ask)
 
 
 @pytest.fixture(scope="session")

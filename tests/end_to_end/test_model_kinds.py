@@ -21,6 +21,7 @@ from tests.support import models
 from tests.support.builders import ENGINE_NAMES, build
 
 TOKENS = 40
+pytestmark = pytest.mark.usefixtures("probes_are_forks")
 
 
 def tokens_and_mask(batch: str) -> Any:

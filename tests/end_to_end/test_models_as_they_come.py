@@ -32,6 +32,7 @@ from tests.support.paths import ROOT
 
 Feeds = dict[str, NDArray[Any]]
 PEAK_BYTES_MAX = 500 * 1024**2  # of a process that refuses 3 GB of weights; its libraries alone take 150 MB
+pytestmark = pytest.mark.usefixtures("probes_are_forks")
 
 
 def in_the_bare_engine(artifact: Artifact, feeds: Feeds) -> dict[str, NDArray[Any]]:

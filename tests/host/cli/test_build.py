@@ -20,6 +20,8 @@ from tests.support import models
 from tests.support.paths import DIGITS, ROOT
 from tests.support.shell import Shell, code_of
 
+pytestmark = pytest.mark.usefixtures("probes_are_forks")
+
 
 def test_build_inspect_and_verify(shell: Shell) -> None:
     for module in ("nncf", "openvino", "ai_edge_litert"):

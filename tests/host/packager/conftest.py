@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
 
 from edgert.bundle.rules import Classify, Preprocess
 from edgert_deploy.packager import measure
-from edgert_deploy.packager.sources import probe
-from tests.support.forked import Forked
 from tests.support.profiles import profile
-
-LOADED = ("onnx", "onnxruntime", "ai_edge_litert.interpreter")
-
-
-@pytest.fixture(scope="session")
-def forked_probe() -> Iterator[Forked]:
-    with Forked(*(module for module in LOADED if find_spec(module.partition(".")[0]))) as forked:
-        yield forked
 
 
 @pytest.fixture(autouse=True)
-def probes_are_forks(request: pytest.FixtureRequest, forked_probe: Forked, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Examine models in forks, under a real probe's limits; test_probe.py has real probes."""
+def models_are_examined(request: pytest.FixtureRequest) -> None:
+    """Examine models in forks; test_probe.py has real probes."""
     if request.path.name != "test_probe.py":
-        monkeypatch.setattr(probe, "ask", forked_probe.ask)
+        request.getfixturevalue("probes_are_forks")
 
 
 @pytest.fixture(autouse=True)
