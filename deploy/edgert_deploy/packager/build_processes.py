@@ -21,7 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from edgert.errors import BuildFailed, EdgeRTError
+from edgert.typed_json import from_json, to_json
 from edgert_deploy.packager import sandbox
+from edgert_deploy.packager.accuracy.activation_ranges import Activation, activations
 from edgert_deploy.packager.build_cache import BuildCache, CachedBuilder, cache_key
 from edgert_deploy.packager.builders import Artifact, Order, builder_for
 from edgert_deploy.packager.samples.samples import CalibrationSet
@@ -51,23 +53,39 @@ class BuildProcesses:
         """Build as `Builder.build` does. Raises BuildFailed where the child crashes, too."""
         assert source is self._source
         assert calibration is self._calibration
-        with self._lock:
-            if not self._inputs.exists():
-                with self._inputs.open("wb") as file:
-                    pickle.dump((source, calibration), file, protocol=5)
         steps = [f"{order.engine}: starting"]
 
         def noted(line: str) -> None:
             steps.append(line)
             progress(line)
 
-        request = {"inputs": str(self._inputs), "out": str(out_dir)}
+        request = {"inputs": self._written_inputs(), "out": str(out_dir)}
         try:
             with _lent_child() as child:
                 answer, _ = child.ask(f"{__name__}:build_in_child", request, pickle.dumps(order), LIMITS, noted)
         except sandbox.ChildFailed as error:
             raise BuildFailed(_complaint(error, order, source.path.name, steps[-1])) from error
         return Artifact.from_json(answer, out_dir)
+
+    def activations(self, progress: Progress) -> tuple[Activation, ...]:
+        """Return the ranges of the layers' answers; none of a model that is not ONNX, or if the child crashes."""
+        if self._source.kind != "onnx":
+            return ()
+        request = {"inputs": self._written_inputs()}
+        try:
+            with _lent_child() as child:
+                answer, _ = child.ask(f"{__name__}:activations_in_child", request, b"", LIMITS, progress)
+        except sandbox.ChildFailed:
+            return ()
+        return tuple(from_json(Activation, each) for each in answer["activations"])
+
+    def _written_inputs(self) -> str:
+        """Return the file from which children read source and samples."""
+        with self._lock:
+            if not self._inputs.exists():
+                with self._inputs.open("wb") as file:
+                    pickle.dump((self._source, self._calibration), file, protocol=5)
+        return str(self._inputs)
 
     def ahead(self, orders: Sequence[Order], cache: BuildCache, progress: Progress, processes: int = 0) -> None:
         """Build what the cache lacks of `orders`, `processes` at once (0: as many as fit; 1: build none).
@@ -182,6 +200,11 @@ def build_in_child(request: dict[str, Any], payload: bytes, progress: Progress) 
     source, calibration = _loaded(request["inputs"])
     order: Order = pickle.loads(payload)
     return builder_for(order.engine).build(order, source, calibration, Path(request["out"]), progress).as_json(), b""
+
+
+def activations_in_child(request: dict[str, Any], payload: bytes, progress: Progress) -> sandbox.Answer:
+    """Measure the ranges: a child's side of `BuildProcesses.activations`, as it has ONNX's tools."""
+    return {"activations": [to_json(each) for each in activations(*_loaded(request["inputs"]))]}, b""
 
 
 _last: dict[str, tuple[SourceModel, CalibrationSet]] = {}

@@ -14,6 +14,7 @@ from pathlib import Path
 from edgert.errors import BuildFailed
 from edgert.printable import counted
 from edgert_deploy.packager.accuracy.accuracy_gate import GateResult, artifact_outputs, judge
+from edgert_deploy.packager.accuracy.activation_ranges import Activation
 from edgert_deploy.packager.accuracy.reference import Outputs
 from edgert_deploy.packager.build_cache import BuildCache, CachedBuilder
 from edgert_deploy.packager.build_processes import BuildProcesses
@@ -77,6 +78,10 @@ class CandidateBuilder:
     def build_ahead(self, orders: Sequence[Order], jobs: int) -> None:
         """Build `orders` into the cache, `jobs` at once (0: as many as fit)."""
         self._processes.ahead(orders, self.cache, self.progress, jobs)
+
+    def activations(self) -> tuple[Activation, ...]:
+        """Return the range of each layer's answer on the calibration samples."""
+        return self._processes.activations(self.progress)
 
     def build(self, order: Order) -> Candidate:
         """Return the candidate of `order`.

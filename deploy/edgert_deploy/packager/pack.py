@@ -16,7 +16,6 @@ from edgert.bundle.signing import SigningKey
 from edgert.errors import BuildFailed, EdgeRTError, EngineMissing, OperatorUnsupported
 from edgert.printable import counted
 from edgert_deploy.packager.accuracy import accuracy_gate
-from edgert_deploy.packager.accuracy.activation_ranges import activations
 from edgert_deploy.packager.build_cache import BuildCache
 from edgert_deploy.packager.candidates import Candidate, CandidateBuilder
 from edgert_deploy.packager.choice import Choice, certain_orders, check_gate, choose
@@ -83,7 +82,7 @@ def build_bundle(
         choices = _choose_all(builder, targets, request, report)
         check_gate(choices)
         golden = golden_samples(evaluation, choices, progress)
-        ranges = activations(request.source, request.calibration)
+        ranges = builder.activations()
         receipt_bytes = receipt(
             choices, builder.built, ranges, request.licence, request.notes, model=request.model, release=request.release
         )

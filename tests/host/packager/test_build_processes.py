@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ pytest.importorskip("ai_edge_litert")
 
 from edgert.errors import BuildFailed, OperatorUnsupported
 from edgert_deploy.devices.profiles import load_profile
+from edgert_deploy.packager.accuracy.activation_ranges import activations
 from edgert_deploy.packager.build_cache import BuildCache, cache_key
 from edgert_deploy.packager.build_processes import BuildProcesses, free_memory_bytes
 from edgert_deploy.packager.builders import Order
@@ -47,7 +49,7 @@ def test_two_at_once_are_in_the_cache_afterwards(digits_source: Any, digits_cali
 class Ends:
     """A source that ends the process that unpickles it."""
 
-    size_bytes, path, sha256 = 0, Path("hostile.onnx"), ""
+    size_bytes, path, sha256, kind = 0, Path("hostile.onnx"), "", "onnx"
 
     def __init__(self, signal_number: int) -> None:
         self.signal_number = signal_number
@@ -77,6 +79,30 @@ def test_a_crash_ends_the_child_alone(
     sound = BuildProcesses(tmp_path / "sound", digits_source, digits_calibration)
     made = sound.build(ORDERS[1], digits_source, digits_calibration, tmp_path / "out", lambda line: None)
     assert made.path.parent == tmp_path / "out"
+
+
+def test_ranges_are_measured_in_the_child_and_a_crash_leaves_none(
+    digits_source: Any, digits_calibration: Any, tmp_path: Path
+) -> None:
+    for folder in ("hostile", "sound"):
+        (tmp_path / folder).mkdir()
+    hostile: Any = Ends(signal.SIGSEGV)
+    assert BuildProcesses(tmp_path / "hostile", hostile, digits_calibration).activations(lambda line: None) == ()
+    sound = BuildProcesses(tmp_path / "sound", digits_source, digits_calibration)
+    assert sound.activations(lambda line: None) == activations(digits_source, digits_calibration) != ()
+
+
+def test_a_build_imports_no_tool_of_the_builders_into_its_own_process(shell: Shell) -> None:
+    words = shell.build_words("--precision", "int8")
+    program = (
+        "import sys; from edgert_deploy.cli import main\n"
+        f"assert main({words!r}) == 0\n"
+        "print([name for name in ('sympy', 'nncf', 'onnxruntime.quantization') if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=shell.folder, env=shell.env, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr
 
 
 def test_a_builders_error_is_raised_here(digits_calibration: Any, tmp_path: Path) -> None:
