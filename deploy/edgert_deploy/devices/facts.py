@@ -20,11 +20,11 @@ MEMORY_SLACK = 0.85  # a "4 GB" board reports less: firmware and GPU take their 
 _PYTHON_LINE = "import sys; print('python=%d.%d %d' % (*sys.version_info[:2], 64 if sys.maxsize > 2**32 else 32))"
 _ENGINES_LINES = (
     "import importlib.metadata as m\n"
-    "for d in m.distributions():\n"
-    "    n = (d.metadata['Name'] or '').lower()\n"
-    "    if n in ('ai-edge-litert', 'tflite-runtime', 'openvino', 'onnxruntime', 'tensorrt'): print('engine=' + n, d.version)"
+    "for n in ('ai-edge-litert', 'tflite-runtime', 'openvino', 'onnxruntime', 'tensorrt'):\n"
+    "    try: print('engine=' + n, m.version(n))\n"
+    "    except m.PackageNotFoundError: pass"
 )
-# A login may not have every Python on its PATH. $1 is the Python of edgert's environment there, if there is one.
+# A login may not have every Python on its PATH, and a Python may have many names. $1 is the Python of edgert's environment there, if there is one.
 _PROBE = rf"""
 echo machine=$(uname -m)
 echo uid=$(id -u)
@@ -46,7 +46,11 @@ for file in /sys/bus/usb/devices/*/idVendor; do
   test -r $file && echo accelerator=usb $(cat $file):$(cat ${{file%idVendor}}idProduct)
 done
 for name in python3 python3.13 python3.12 python3.11 python3.10 /usr/bin/python3.1[0-9] /usr/local/bin/python3.1[0-9] python; do
-  found=$(command -v $name) && line=$($name -c "{_PYTHON_LINE}" 2>/dev/null) && echo "$line $found"
+  found=$(command -v $name) || continue
+  real=$(readlink -f "$found" 2>/dev/null) || real=$found
+  case "$asked" in *":$real:"*) continue ;; esac
+  asked="$asked:$real:"
+  line=$($name -IS -c "{_PYTHON_LINE}" 2>/dev/null) && echo "$line $found"
 done
 test -x "$1" && own=$1 || own=python3
 "$own" -c "{_ENGINES_LINES}" 2>/dev/null

@@ -125,5 +125,18 @@ def test_a_python_newer_than_edgert_takes_is_used_only_where_it_is_alone(
     assert probe(local(tmp_path), "here").python == "3.12"
 
 
+def test_a_python_is_asked_once_however_many_names_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, asked = Path(on_path(tmp_path / "bin", python3_12="3.12")), tmp_path / "asked"
+    (folder / "readlink").symlink_to(str(shutil.which("readlink")))
+    with (folder / "python3.12").open("a") as program:
+        program.write(f"echo >> {asked}\n")
+    for name in ("python", "python3"):
+        (folder / name).symlink_to("python3.12")
+    monkeypatch.setenv("PATH", str(folder))
+    facts = probe(local(tmp_path), "here")
+    assert (facts.python, facts.python_path) == ("3.12", str(folder / "python3"))
+    assert asked.read_text() == "\n\n", "once for its version, once for its engines"
+
+
 def local(folder: Path) -> Transport:
     return open_transport(Device("here", "local", str(folder), "this-machine", str(folder)))
