@@ -105,15 +105,15 @@ def many_nothings() -> Any:
     ("make", "says"),
     [
         (fills_memory, r"more than 4\.0 GiB of memory"),
-        (never_ends, "more than 5 s"),
+        (never_ends, "more than 2 s"),
         (calls_itself, "recursive|cycle|Cycle"),
-        (doubles_forty_times, "more than 5 s|GiB of memory"),
+        (doubles_forty_times, "more than 2 s|GiB of memory"),
         (many_nothings, "operators; a model has at most 200000"),
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
 )
 def test_a_bomb_goes_off_in_the_probe_within_its_bounds(make: Callable[[], Any], says: str) -> None:
-    limits = Limits(MEMORY_BYTES_MIN, 5 if "5 s" in says else 60)
+    limits = Limits(MEMORY_BYTES_MIN, 2 if "2 s" in says else 60)
     with pytest.raises(SourceInvalid, match=says):
         probe("onnx", Given("bomb.onnx", Path()), make().SerializeToString(), limits=limits)
 
