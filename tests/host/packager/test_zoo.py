@@ -79,7 +79,7 @@ def packed(
 
 
 def test_a_classifier_of_text_keeps_its_labels_in_int8_in_every_engine(signing_key: SigningKey, tmp_path: Path) -> None:
-    calibration, holdout = text_lines(40, 1), text_lines(ANGLE_LINES, 2)
+    calibration, holdout = text_lines(16, 1), text_lines(ANGLE_LINES, 2)
     got = packed("ocr-angle.onnx", "x=1,3,48,192", calibration, holdout, signing_key, tmp_path)
     assert set(got.chosen) == set(ENGINES)
     upside_down = np.arange(ANGLE_LINES) % 2
