@@ -17,40 +17,27 @@ from edgert.config import read_config
 from edgert.errors import RequestError
 from edgert.versions.installed import load_live
 from edgert.versions.slot_store import SlotStore
-from tests.support.devices import Device, a_device
-from tests.support.profiles import ONE_ENGINE
+from tests.support.devices import Device
+from tests.support.examples import ENGINES, Built, built, served
 from tests.support.shell import Shell
 from tests.support.texts import LARGEST, MODEL, answers_to, text, texts, write_texts
 
-ENGINES = {"onnxruntime": "onnxruntime", "openvino": "nncf", "tflite": "ai_edge_litert"}
 # Transformers in ONNX Runtime get the recipe dynamic-range, in which the items of a batch share the ranges of activations.
 ATOL = {"onnxruntime": 0.05}
 
 
-@pytest.fixture(scope="module", params=list(ENGINES))
-def device(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Device]:
-    engine = request.param
-    pytest.importorskip(ENGINES[engine])
-    shell = Shell(tmp_path_factory.mktemp(engine))
-    assert shell("keys", "new", "--dir", "keys").returncode == 0
-    (shell.folder / "profiles").mkdir()
-    (shell.folder / "profiles/this-machine.toml").write_text(ONE_ENGINE.format(engine=engine))
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    shell = Shell(tmp_path_factory.mktemp("text"))
     write_texts(shell.folder / "calibration", texts(60))
     write_texts(shell.folder / "holdout", texts(60, seed=1000))
-    done = shell(
-        "build", str(MODEL), "--buckets", "tokens=8,16,32", "--calibration", "calibration", "--holdout", "holdout",
-        "--target", "this-machine", "--profiles", "profiles", "--key", "keys/default.key.pem", "--max-drop", "0.05",
-        "--json",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert json.loads(done.stdout)["targets"][0]["engine"] == engine
-    with a_device(started=False) as device:
-        (device.state.keys / "builder.pem").write_bytes((shell.folder / "keys/default.pem").read_bytes())
-        device.start()
-        device.run("install", str(shell.folder / "text.edgert"))
-        device.run("activate", "text")
-        assert device.run("check", "text")["ok"]
-        device.run("mark-good", "text")
+    samples = ("--calibration", "calibration", "--holdout", "holdout", "--max-drop", "0.05")
+    return built(shell, "text", ENGINES, str(MODEL), "--buckets", "tokens=8,16,32", *samples)
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def device(request: pytest.FixtureRequest, bundle: Built) -> Iterator[Device]:
+    with served(bundle, request.param) as device:
         yield device
 
 

@@ -6,8 +6,6 @@ The model takes BGR in NCHW, FP32 around 0; the client sends RGB in NHWC, UINT8.
 
 from __future__ import annotations
 
-import importlib.util
-import json
 from collections.abc import Iterator
 
 import numpy as np
@@ -22,12 +20,10 @@ from edgert import Client
 from edgert.errors import RequestError
 from tests.support import models
 from tests.support.colours import LABELS, MEAN, STD, bgr_model, tinted
-from tests.support.devices import a_device
+from tests.support.examples import ENGINES, Built, built, served
 from tests.support.images import encoded
-from tests.support.profiles import ONE_ENGINE
 from tests.support.shell import Shell
 
-ENGINES = {"onnxruntime": "onnxruntime", "openvino": "openvino", "tflite": "ai_edge_litert"}
 RULE = """
 input = "image"
 scale = 0.00392156862745098
@@ -45,42 +41,35 @@ rule = "crop"
 @pytest.fixture(scope="module")
 def shell(tmp_path_factory: pytest.TempPathFactory) -> Shell:
     shell = Shell(tmp_path_factory.mktemp("meaning"))
-    assert shell("keys", "new", "--dir", "keys").returncode == 0
     for label in LABELS:
         (shell.folder / "photos" / label).mkdir(parents=True)
         for i in range(4):
             (shell.folder / "photos" / label / f"{i}.png").write_bytes(encoded(tinted(label, 40 + i, 60, i), "PNG"))
-    for engine in ENGINES:
-        (shell.folder / engine).mkdir()
-        (shell.folder / engine / "this-machine.toml").write_text(ONE_ENGINE.format(engine=engine))
     (shell.folder / "labels.txt").write_text("\n".join(LABELS))
     (shell.folder / "pre.toml").write_text(RULE)
     models.write(bgr_model(), shell.folder / "colour.onnx")
     return shell
 
 
+@pytest.fixture(scope="module")
+def bundles(shell: Shell) -> dict[bool, Built]:
+    """Build for each engine; and for one with the preprocessing folded into the model."""
+    words = ("--calibration", "photos", "--holdout", "photos", "--allow-overlap", "--labels", "labels.txt")
+    rules = ("colour.onnx", *words, "--preprocess", "pre.toml")
+    return {
+        False: built(shell, "colour", ENGINES, *rules),
+        True: built(shell, "colour", ["openvino"], *rules, "--fold-preprocess", out="folded"),
+    }
+
+
 @pytest.fixture(scope="module", params=[*((engine, False) for engine in ENGINES), ("openvino", True)], ids=str)
-def served(request: pytest.FixtureRequest, shell: Shell) -> Iterator[tuple[bool, Client]]:
+def answering(request: pytest.FixtureRequest, bundles: dict[bool, Built]) -> Iterator[tuple[bool, Client]]:
     """Run a daemon that serves the INT8 artifact of one engine."""
     engine, fold = request.param
-    if importlib.util.find_spec(ENGINES[engine]) is None:
-        pytest.skip(f"{engine} is not installed")
-    done = shell(
-        "build", "colour.onnx", "--calibration", "photos", "--holdout", "photos", "--allow-overlap", "--labels", "labels.txt", "--preprocess",
-        "pre.toml", "--profiles", engine, "--target", "this-machine", "--key", "keys/default.key.pem", "--json", "--out",
-        "colour.edgert", *(["--fold-preprocess"] if fold else []),
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    (row,) = json.loads(done.stdout)["targets"]
-    assert (row["engine"], row["precision"], row["fp32"], row["artifact_accuracy"]) == (engine, "int8", 1.0, 1.0)
-    with a_device(started=False) as device:
-        (device.state.keys / "builder.pem").write_bytes((shell.folder / "keys/default.pem").read_bytes())
-        device.start()
-        device.run("install", str(shell.folder / "colour.edgert"))
-        device.run("activate", "colour")
-        assert device.run("check", "colour")["ok"]
-        with device.client() as client:
-            yield fold, client
+    row = bundles[fold].targets[engine]
+    assert (row["precision"], row["fp32"], row["artifact_accuracy"]) == ("int8", 1.0, 1.0)
+    with served(bundles[fold], engine) as device, device.client() as client:
+        yield fold, client
 
 
 def amounts(picture: NDArray[np.uint8]) -> NDArray[np.float64]:
@@ -88,8 +77,8 @@ def amounts(picture: NDArray[np.uint8]) -> NDArray[np.float64]:
     return np.asarray(picture.reshape(-1, 3).mean(axis=0) / 255 * 4)
 
 
-def test_frames_files_and_batches_give_the_right_amounts(served: tuple[bool, Client]) -> None:
-    _, client = served
+def test_frames_files_and_batches_give_the_right_amounts(answering: tuple[bool, Client]) -> None:
+    _, client = answering
     for i, label in enumerate(LABELS):
         exact, other = tinted(label, 24, 32, 7), tinted(label, 200, 301, 8)
         answer = client.infer("colour", exact)  # [24, 32, 3] UINT8 RGB to a model of [3, 24, 32] FP32 BGR
@@ -101,8 +90,8 @@ def test_frames_files_and_batches_give_the_right_amounts(served: tuple[bool, Cli
     assert client.infer("colour", batch)["scores_classes"].ravel().tolist() == [0, 1, 2]
 
 
-def test_the_models_own_tensor_is_used_unchanged_and_others_are_refused(served: tuple[bool, Client]) -> None:
-    fold, client = served
+def test_the_models_own_tensor_is_used_unchanged_and_others_are_refused(answering: tuple[bool, Client]) -> None:
+    fold, client = answering
     picture = tinted("green", 24, 32)
     normalised = ((picture[..., ::-1] / 255 - MEAN) / STD).astype(np.float32).transpose(2, 0, 1)[None]
     if not fold:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,11 +13,10 @@ pytest.importorskip("onnxruntime")
 
 from edgert import Client
 from tests.support.bursts import CHUNK, RULES, answers, frames, recording, write_model, write_recordings
-from tests.support.devices import Device, a_device
+from tests.support.devices import Device
+from tests.support.examples import ENGINES, Built, built, served
 from tests.support.profiles import ONE_ENGINE
 from tests.support.shell import Shell
-
-ENGINES = {"onnxruntime": "onnxruntime", "openvino": "nncf", "tflite": "ai_edge_litert"}
 
 
 @pytest.fixture(scope="module")
@@ -34,28 +32,17 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Shell:
     return shell
 
 
-def build(shell: Shell, engine: str, *words: str) -> dict[str, object]:
-    pytest.importorskip(ENGINES[engine])
-    (shell.folder / "profiles/this-machine.toml").write_text(ONE_ENGINE.format(engine=engine))
-    done = shell(
-        "build", "bursts.onnx", "--preprocess", "rules.toml", "--labels", "labels.txt", "--calibration", "calibration",
-        "--holdout", "holdout", "--target", "this-machine", "--profiles", "profiles", "--key", "keys/default.key.pem",
-        "--json", *words,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    return dict(json.loads(done.stdout)["targets"][0])
+@pytest.fixture(scope="module")
+def bundle(shell: Shell) -> Built:
+    rules = ("--preprocess", "rules.toml", "--labels", "labels.txt", "--precision", "fp32")
+    return built(
+        shell, "bursts", ENGINES, "bursts.onnx", *rules, "--calibration", "calibration", "--holdout", "holdout"
+    )
 
 
-@pytest.fixture(scope="module", params=list(ENGINES))
-def device(request: pytest.FixtureRequest, shell: Shell) -> Iterator[Device]:
-    assert build(shell, request.param, "--precision", "fp32")["engine"] == request.param
-    with a_device(started=False) as device:
-        (device.state.keys / "builder.pem").write_bytes((shell.folder / "keys/default.pem").read_bytes())
-        device.start()
-        device.run("install", str(shell.folder / "bursts.edgert"))
-        device.run("activate", "bursts")
-        assert device.run("check", "bursts")["ok"]
-        device.run("mark-good", "bursts")
+@pytest.fixture(scope="module", params=ENGINES)
+def device(request: pytest.FixtureRequest, bundle: Built) -> Iterator[Device]:
+    with served(bundle, request.param) as device:
         yield device
 
 
@@ -91,7 +78,9 @@ def test_a_whole_recording_in_one_request_is_a_session_of_its_own(device: Device
 def test_a_recording_needs_its_order(shell: Shell) -> None:
     rows = frames(recording(0)[0])
     np.savez(shell.folder / "frames.npz", x=rows)
-    (shell.folder / "profiles/this-machine.toml").write_text(ONE_ENGINE.format(engine="onnxruntime"))
+    (shell.folder / "profiles/this-machine.toml").write_text(
+        ONE_ENGINE.format(name="this-machine", engine="onnxruntime")
+    )
     done = shell(
         "build", "bursts.onnx", "--preprocess", "rules.toml", "--calibration", "frames.npz", "--holdout", "holdout",
         "--target", "this-machine", "--profiles", "profiles", "--key", "keys/default.key.pem",

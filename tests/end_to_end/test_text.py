@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,12 +20,11 @@ from edgert.config import read_config
 from edgert.errors import EngineMissing, RequestError
 from edgert.versions.install import install
 from edgert.versions.slot_store import SlotStore
-from tests.support.devices import Device, a_device, http_port
+from tests.support.devices import Device, http_port
+from tests.support.examples import ENGINES, Built, built, served
 from tests.support.intents import LABELS, sentences, tokens, write_model, write_sentences
-from tests.support.profiles import ONE_ENGINE
 from tests.support.shell import Shell
 
-ENGINES = {"onnxruntime": "onnxruntime", "openvino": "nncf", "tflite": "ai_edge_litert"}
 ROWS = sentences(190, 7)
 CALIBRATION, HOLDOUT, TEXTS = ROWS[:60], ROWS[60:160], ROWS[160:]
 
@@ -33,7 +32,6 @@ CALIBRATION, HOLDOUT, TEXTS = ROWS[:60], ROWS[60:160], ROWS[160:]
 @pytest.fixture(scope="module")
 def shell(tmp_path_factory: pytest.TempPathFactory) -> Shell:
     shell = Shell(tmp_path_factory.mktemp("text"))
-    assert shell("keys", "new", "--dir", "keys").returncode == 0
     write_model(shell.folder)
     write_sentences(shell.folder / "calibration", CALIBRATION)
     write_sentences(shell.folder / "holdout", HOLDOUT)
@@ -41,30 +39,19 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Shell:
     return shell
 
 
-def installed(device: Device, shell: Shell, engine: str, *options: str) -> None:
-    """Build the model for one engine and make it live on `device`."""
-    profiles = shell.folder / f"profiles-{engine}"
-    profiles.mkdir(exist_ok=True)
-    (profiles / "this-machine.toml").write_text(ONE_ENGINE.format(engine=engine))
-    done = shell(
-        "build", "intents.onnx", "--preprocess", "text.toml", "--calibration", "calibration", "--holdout", "holdout",
-        "--target", "this-machine", "--profiles", str(profiles), "--key", "keys/default.key.pem", "--json", *options,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert json.loads(done.stdout)["targets"][0]["engine"] == engine
-    (device.state.keys / "builder.pem").write_bytes((shell.folder / "keys/default.pem").read_bytes())
-    device.start()
-    device.run("install", str(shell.folder / "intents.edgert"))
-    device.run("activate", "intents")
-    assert device.run("check", "intents")["ok"]  # golden texts through the socket, tokens made there
-    device.run("mark-good", "intents")
+def built_for(shell: Shell, engines: Sequence[str], *options: str, out: str = "") -> Built:
+    words = ("--preprocess", "text.toml", "--calibration", "calibration", "--holdout", "holdout", *options)
+    return built(shell, "intents", engines, "intents.onnx", *words, out=out)
 
 
-@pytest.fixture(scope="module", params=list(ENGINES))
-def device(request: pytest.FixtureRequest, shell: Shell) -> Iterator[Device]:
-    pytest.importorskip(ENGINES[request.param])
-    with a_device('[http]\nlisten = "127.0.0.1:0"\n', started=False) as device:
-        installed(device, shell, request.param, "--buckets", "tokens=8,16", "--labels", "labels.txt")
+@pytest.fixture(scope="module")
+def bundle(shell: Shell) -> Built:
+    return built_for(shell, ENGINES, "--buckets", "tokens=8,16", "--labels", "labels.txt")
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def device(request: pytest.FixtureRequest, bundle: Built) -> Iterator[Device]:
+    with served(bundle, request.param, '[http]\nlisten = "127.0.0.1:0"\n') as device:  # golden texts, tokens made there
         yield device
 
 
@@ -136,21 +123,21 @@ def test_text_over_http_is_a_tensor_of_strings(device: Device) -> None:
 
 
 def test_a_device_without_tokenizers_refuses_before_anything_changes(
-    shell: Shell, device: Device, monkeypatch: pytest.MonkeyPatch
+    bundle: Built, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = SlotStore(device.state.models / "intents").read()
     assert device.run("status")["text"] is True
     monkeypatch.setitem(sys.modules, "tokenizers", None)  # as where it is not installed
     with pytest.raises(EngineMissing, match="run edgert bootstrap DEVICE --with text on the host"):
-        install(shell.folder / "intents.edgert", device.state, read_config(device.state))
+        install(bundle.bundle, device.state, read_config(device.state))
     assert SlotStore(device.state.models / "intents").read() == before
 
 
 def test_vectors_are_pooled_and_normalised_on_the_device(shell: Shell, tmp_path: Path) -> None:
     (shell.folder / "embed.toml").write_text('[embed]\noutput = "states"\n')
-    with a_device(started=False) as device:
-        fixed = ("--input", "input_ids=1,16", "--input", "attention_mask=1,16")
-        installed(device, shell, "onnxruntime", *fixed, "--postprocess", "embed.toml", "--out", "intents.edgert")
+    fixed = ("--input", "input_ids=1,16", "--input", "attention_mask=1,16")
+    made = built_for(shell, ["onnxruntime"], *fixed, "--postprocess", "embed.toml", out="vectors")
+    with served(made, "onnxruntime") as device:
         with device.client() as client:
             for text, _ in TEXTS[:5]:
                 answer = client.infer("intents", text)

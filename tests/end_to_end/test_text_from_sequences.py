@@ -13,7 +13,7 @@ pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
 from edgert.processing.ctc import text_of
-from tests.support.examples import built_and_served
+from tests.support.examples import built, served
 from tests.support.shell import Shell
 
 LETTERS = "ab ü"  # and the blank after them
@@ -67,9 +67,11 @@ def test_a_sequence_comes_back_as_text(tmp_path: Path, buckets: tuple[str, ...])
         "reader.onnx", "--calibration", "calibration.npz", "--holdout", "holdout.npz", "--postprocess", "post.toml",
         "--labels", "labels.txt", *buckets,
     )  # fmt: skip
-    with built_and_served(shell, "reader", "onnxruntime", *build) as (device, row):
-        assert (row["metric"], row["fp32"], row["artifact_accuracy"]) == ("1-cer", 1.0, 1.0)
-        assert "text by CTC, 5 classes, blank 4" in shell("bundle", "inspect", "onnxruntime/reader.edgert").stdout
+    bundle = built(shell, "reader", ["onnxruntime"], *build)
+    row = bundle.targets["onnxruntime"]
+    assert (row["metric"], row["fp32"], row["artifact_accuracy"]) == ("1-cer", 1.0, 1.0)
+    assert "text by CTC, 5 classes, blank 4" in shell("bundle", "inspect", "reader.edgert").stdout
+    with served(bundle, "onnxruntime") as device:
         with device.client() as client:
             answer = client.infer("reader", sequences(random, ["aü b", "", "bb"]), trace=True)
             assert [text_of(text) for text in answer.outputs["scores_text"]] == ["aü b", "", "bb"]
@@ -96,7 +98,8 @@ def test_a_signal_comes_back_as_text_and_its_health_check_compares_the_scores(tm
         "reader.onnx", "--calibration", "calibration.npz", "--holdout", "holdout.npz", "--preprocess", "pre.toml",
         "--postprocess", "post.toml", "--labels", "labels.txt",
     )  # fmt: skip
-    with built_and_served(shell, "reader", "onnxruntime", *build) as (device, _), device.client() as client:
+    bundle = built(shell, "reader", ["onnxruntime"], *build)
+    with served(bundle, "onnxruntime") as device, device.client() as client:
         two = sequences(random, ["aü b", "bb"]).reshape(-1, SIZE)
         answer = client.infer("reader", two)
         assert [text_of(text) for text in answer["scores_text"]] == ["aü b", "bb"]

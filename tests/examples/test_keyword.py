@@ -18,7 +18,7 @@ pytest.importorskip("onnxruntime")
 from edgert import Client
 from edgert.processing.wav import read_wav
 from tests.support.devices import Device
-from tests.support.examples import ENGINES, built_and_served
+from tests.support.examples import ENGINES, Built, built, served
 from tests.support.paths import ROOT
 from tests.support.shell import Shell
 
@@ -27,12 +27,17 @@ COMMANDS = EXAMPLE / "commands.wav"
 SPOKEN = ["start", "louder"]  # and a word that is no command between them
 
 
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    return built(Shell(tmp_path_factory.mktemp("keyword")), "keyword", ENGINES, str(EXAMPLE / "keyword.toml"))
+
+
 @pytest.fixture(scope="module", params=ENGINES)
-def device(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Device]:
-    shell = Shell(tmp_path_factory.mktemp("keyword"))
-    with built_and_served(shell, "keyword", request.param, str(EXAMPLE / "keyword.toml")) as (device, row):
-        assert (row["precision"], row["metric"], row["passed"]) == ("int8", "event_f1", True)
-        assert row["fp32"] > 0.95
+def device(request: pytest.FixtureRequest, bundle: Built) -> Iterator[Device]:
+    row = bundle.targets[request.param]
+    assert (row["precision"], row["metric"], row["passed"]) == ("int8", "event_f1", True)
+    assert row["fp32"] > 0.95
+    with served(bundle, request.param) as device:
         yield device
 
 

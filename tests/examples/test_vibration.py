@@ -19,7 +19,7 @@ from edgert import Client
 from edgert.errors import RequestError
 from examples.vibration.make import LABELS, recordings
 from tests.support.devices import Device
-from tests.support.examples import ENGINES, built_and_served
+from tests.support.examples import ENGINES, Built, built, served
 from tests.support.paths import ROOT
 from tests.support.shell import Shell
 
@@ -38,10 +38,16 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Shell:
     return shell
 
 
+@pytest.fixture(scope="module")
+def bundle(shell: Shell) -> Built:
+    return built(shell, "vibration", ENGINES, "vibration.toml")
+
+
 @pytest.fixture(scope="module", params=ENGINES)
-def device(request: pytest.FixtureRequest, shell: Shell) -> Iterator[Device]:
-    with built_and_served(shell, "vibration", request.param, "vibration.toml") as (device, row):
-        assert (row["precision"], row["fp32"], row["artifact_accuracy"]) == ("int8", 1.0, 1.0)
+def device(request: pytest.FixtureRequest, bundle: Built) -> Iterator[Device]:
+    row = bundle.targets[request.param]
+    assert (row["precision"], row["fp32"], row["artifact_accuracy"]) == ("int8", 1.0, 1.0)
+    with served(bundle, request.param) as device:
         yield device
 
 

@@ -1,11 +1,13 @@
-"""An example or a small model, built for one engine and served by a real daemon."""
+"""An example or a small model, built once for several engines, and served by a real daemon on one of them."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,30 +16,51 @@ from tests.support.devices import Device, a_device
 from tests.support.profiles import ONE_ENGINE
 from tests.support.shell import Shell
 
-ENGINES = {"onnxruntime": "onnxruntime", "openvino": "openvino", "tflite": "ai_edge_litert"}
+MODULES = {"onnxruntime": "onnxruntime", "openvino": "nncf", "tflite": "ai_edge_litert"}
+ENGINES = tuple(engine for engine, module in MODULES.items() if importlib.util.find_spec(module) is not None)
 
 
-@contextmanager
-def built_and_served(shell: Shell, model: str, engine: str, *build: str) -> Iterator[tuple[Device, dict[str, Any]]]:
-    """Build with `edgert build *build`, deploy as `model`; yield the device and the build's target."""
-    if importlib.util.find_spec(ENGINES[engine]) is None:
-        pytest.skip(f"{engine} is not installed")
-    folder = shell.folder / engine
-    folder.mkdir(exist_ok=True)
-    (folder / "this-machine.toml").write_text(ONE_ENGINE.format(engine=engine))
+@dataclass(frozen=True)
+class Built:
+    """A bundle with a target for each engine, called like the engine, and what the build said of each."""
+
+    model: str
+    bundle: Path
+    public_key: Path
+    targets: dict[str, dict[str, Any]]
+
+
+def built(shell: Shell, model: str, engines: Sequence[str], *build: str, out: str = "") -> Built:
+    """Run `edgert build *build` for all `engines` at once; the bundle's name is that of the model, or `out`."""
+    if not engines:
+        pytest.skip("no engine is installed")
+    profiles, bundle = shell.folder / "profiles", shell.folder / f"{out or model}.edgert"
+    profiles.mkdir(exist_ok=True)
+    for engine in engines:
+        (profiles / f"{engine}.toml").write_text(ONE_ENGINE.format(name=engine, engine=engine))
     if not (shell.folder / "keys").exists():
         assert shell("keys", "new", "--dir", "keys").returncode == 0
-    bundle = folder / f"{model}.edgert"
+    targets = [word for engine in engines for word in ("--target", engine)]
     done = shell(
-        "build", *build, "--profiles", engine, "--target", "this-machine", "--key", "keys/default.key.pem", "--json",
+        "build", *build, "--profiles", "profiles", *targets, "--key", "keys/default.key.pem", "--json",
         "--out", str(bundle),
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    row = next(row for row in json.loads(done.stdout)["targets"] if row["engine"] == engine)
-    with a_device(started=False) as device:
-        (device.state.keys / "builder.pem").write_bytes((shell.folder / "keys/default.pem").read_bytes())
+    rows = {row["engine"]: row for row in json.loads(done.stdout)["targets"]}
+    return Built(model, bundle, shell.folder / "keys/default.pem", {engine: rows[engine] for engine in engines})
+
+
+@contextmanager
+def served(made: Built, engine: str, config: str = "") -> Iterator[Device]:
+    """Make the bundle live on a new device with that engine and `config`."""
+    with a_device(config, started=False) as device:
+        written = device.state.config.read_text()
+        device.state.config.write_text(written.replace('profile = "this-machine"', f'profile = "{engine}"'))
+        (device.state.keys / "builder.pem").write_bytes(made.public_key.read_bytes())
         device.start()
-        device.run("install", str(bundle))
-        device.run("activate", model)
-        assert device.run("check", model)["ok"]  # golden samples through the socket, from the raw input on
-        yield device, row
+        device.run("install", str(made.bundle))
+        device.run("activate", made.model)
+        assert device.run("check", made.model)["ok"]  # golden samples through the socket, from the raw input on
+        device.run("mark-good", made.model)
+        assert device.serving(made.model)["engine"] == engine
+        yield device

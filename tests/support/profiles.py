@@ -6,7 +6,7 @@ from edgert_deploy.devices.profiles import DeviceProfile
 
 # The file of a profile with one engine.
 ONE_ENGINE = """
-name = "this-machine"
+name = "{name}"
 description = "this machine, with one engine"
 machines = []
 engines = ["{engine}"]
