@@ -82,7 +82,7 @@ class Connection:
         self._frame_bytes_max, self.budget = frame_bytes_max, budget
         self.frames = FrameBuffer(frame_bytes_max, FIRST_BUFFER_BYTES, budget.resize)
         budget.resize(0, FIRST_BUFFER_BYTES)
-        self._reply = KeptFrame(wire.RESULT)
+        self.reply = KeptFrame(wire.RESULT)
         self.area: SharedArea | None = None
         self.session: ClientSession | None = None
         self._tensors: tuple[wire.WireTensor, ...] | None = None  # the tensors that `_inputs` was made of
@@ -106,7 +106,7 @@ class Connection:
         area, descriptor = made
         self.area = area
         self.frames.shared = area.request
-        self._reply = KeptFrame(wire.RESULT, shared=area.response)
+        self.reply = KeptFrame(wire.RESULT, shared=area.response)
         try:
             send_with_descriptor(self.sock, welcome, descriptor)
         finally:
@@ -165,7 +165,7 @@ class Connection:
                 sock.sendall(self.refusal(request, error, began_ns))
                 continue
             try:
-                if (sock.send(parts[0]) if len(parts) == 1 else sock.sendmsg(parts)) != self._reply.sent_bytes:
+                if (sock.send(parts[0]) if len(parts) == 1 else sock.sendmsg(parts)) != self.reply.sent_bytes:
                     raise OSError("the client takes no answer")
             except OSError:
                 self.missed(began_ns)
@@ -187,7 +187,7 @@ class Connection:
     def encoded(self, answer: Answer, request: wire.Frame) -> Sequence[wire.Buffer]:
         """Return the buffers to send. Raises RequestError if a frame cannot hold the answer."""
         outputs, numbers, batch, flags, stages = answer
-        reply = self._reply
+        reply = self.reply
         parts = reply.parts(outputs, numbers, flags, request.request_id, batch, stages)
         if reply.frame_bytes > self._frame_bytes_max:
             if self.session is not None:

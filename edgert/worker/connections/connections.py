@@ -22,7 +22,7 @@ from edgert.worker.connections.sessions import Sessions
 from edgert.worker.pipeline.pipeline import Pipeline
 
 PROTOCOL_ERROR_PAUSE_S = 0.025  # before the answer: a client cannot break the protocol more than 40 times a second
-MANY_MIN = 4  # connections; two are served as well by two threads (decision 17)
+MANY_MIN = 2  # connections (decision 17)
 DRAIN_STEP_S = 0.002
 MOVED = wire.json_frame(wire.MOVED, {})
 

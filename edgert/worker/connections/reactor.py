@@ -80,15 +80,18 @@ class _Client:
         self.inputs = self.connection.read(request)
         self.read_ns = time.perf_counter_ns()
 
-    def send(self, parts: Sequence[wire.Buffer]) -> Departure | None:
-        """Send `parts`; return None if the kernel took all of them."""
+    def send(self, parts: Sequence[wire.Buffer], size_bytes: int) -> Departure | None:
+        """Send `parts`, of `size_bytes` together; return None if the kernel took all of them."""
         try:
-            sent = self.sock.sendmsg(parts, (), socket.MSG_DONTWAIT)
+            if len(parts) == 1:
+                sent = self.sock.send(parts[0], socket.MSG_DONTWAIT)
+            else:
+                sent = self.sock.sendmsg(parts, (), socket.MSG_DONTWAIT)
         except BlockingIOError:
             sent = 0
         except OSError as error:
             return Departure(error=error)
-        return None if sent == sum(map(len, parts)) else Departure(unsent=b"".join(parts)[sent:])
+        return None if sent == size_bytes else Departure(unsent=b"".join(parts)[sent:])
 
 
 class Reactor:
@@ -187,7 +190,7 @@ class Reactor:
 
     def _answer_other(self, client: _Client, request: wire.Frame) -> None:
         try:
-            self._send(client, [pong(request)])
+            self._send(client, pong(request))
         except ProtocolError as error:
             self._leave(client, Departure(error=error))
 
@@ -232,7 +235,7 @@ class Reactor:
         except Exception as error:  # noqa: BLE001  # as above
             self._fail(client, error)
             return
-        departure = client.send(parts)
+        departure = client.send(parts, connection.reply.sent_bytes)
         if departure is None or departure.unsent:  # a thread sends the rest of it
             connection.answered(answer, client.came_ns, began_ns)
         else:
@@ -247,7 +250,7 @@ class Reactor:
         if isinstance(error, Moved):  # the connection's next thread sends the client away
             self._leave(client, Departure(error=error))
         else:
-            self._send(client, [client.connection.refusal(client.request, error, client.came_ns)])
+            self._send(client, client.connection.refusal(client.request, error, client.came_ns))
 
     def _end_turn(self, client: _Client) -> None:
         """Give the memory of an answered request back, or its client to a thread, if that is due."""
@@ -257,8 +260,8 @@ class Reactor:
         if not self._switch.many or client.frames.size_bytes > REACTOR_FRAME_BYTES_MAX:
             self._leave(client, Departure())
 
-    def _send(self, client: _Client, parts: Sequence[wire.Buffer]) -> None:
-        if (departure := client.send(parts)) is not None:
+    def _send(self, client: _Client, frame: bytes) -> None:
+        if (departure := client.send((frame,), len(frame))) is not None:
             self._leave(client, departure)
         else:
             self._end_turn(client)
