@@ -12,7 +12,8 @@ milliseconds. Each server serves all of them at once, but LitServe and MLServer,
 
 Every client is its own process; rounds of all servers are interleaved, and a figure is the median over the rounds.
 `over_us` is the p50 of one client minus that of `Session.run` in its own process; `cpu_us` is the processor time of all
-the server's processes a request. Memory is the sum of the server's processes (PSS), after all rounds.
+the server's processes a request. Memory is the sum of the server's processes (PSS), after all rounds of a placement.
+All servers are started anew on one core and on all of them, as EdgeRT learns at load how to run a model there.
 
     python -m bench.peers                                    # a table, and the ratios
     python -m bench.peers --models mlp --peers minimal,fastapi-unix --json
@@ -24,6 +25,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
+import os
 import statistics
 import sys
 import tempfile
@@ -44,7 +46,7 @@ from bench.support.live_artifact import live_artifact, open_session
 from bench.support.peer_servers.environments import default_folder
 from bench.support.peer_servers.servers import ONE_MODEL, PEERS, AskWith, running
 from bench.support.peer_servers.session import write_spec
-from bench.support.processes import cpu_us, pin, processes
+from bench.support.processes import cpu_us, processes
 from bench.support.tables import emit
 from edgert import Client
 from edgert.machine import process_mb
@@ -54,6 +56,7 @@ OURS, HTTP, RAW = "EdgeRT", "EdgeRT HTTP", "Session.run"
 MODELS = ("digits", "mlp", "cnn", "mobilenet_v2")
 INPUTS = 16  # that each client sends in turn
 PLACEMENTS: dict[str, set[int] | None] = {"one core": {0}, "free": None}
+ALL_CORES = os.sched_getaffinity(0)
 COLUMNS = (
     "placement", "clients", "model", "server", "p50_us", "p99_us", "p999_us", "over_us", "requests_per_s", "cpu_us",
     "memory_mb",
@@ -96,30 +99,33 @@ def main() -> None:
         if unknown := sorted(set(chosen) - set(known)):
             parser.error(f"no {kind} is called {', '.join(unknown)}; known: {', '.join(known)}")
     rows: list[dict[str, Any]] = []
-    with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="edgert-peers-")))
-        models = [_model(name, folder) for name in options.models]
-        port = free_port()
-        config = f'[serving]\ncache_mb = 0\n[http]\nlisten = "127.0.0.1:{port}"\n'
-        state, path = stack.enter_context(device_with(models, config))
-        contenders = _contenders(stack, state, path, port, models, options)
+    with tempfile.TemporaryDirectory(prefix="edgert-peers-") as folder:
+        models = [_model(name, Path(folder)) for name in options.models]
         for placement, cores in PLACEMENTS.items():
-            for contender in contenders.values():
-                pin(contender.pids, cores)
-            for model in models:
-                for clients in options.clients:
-                    print(f"{placement}, {model.name}, {clients} clients", file=sys.stderr)
-                    seen = measure(contenders, model.name, clients, cores, options.rounds, options.seconds)
-                    rows += [{"placement": placement, "clients": clients, "model": model.name, **row} for row in seen]
-        memory_mb = {
-            name: sum(process_mb(pid) or 0.0 for pid in contender.pids) for name, contender in contenders.items()
-        }
-    rows = [row | {"memory_mb": round(memory_mb[row["server"]], 1)} for row in rows]
+            os.sched_setaffinity(0, cores or ALL_CORES)  # every process that is started from here inherits it
+            rows += _rows(placement, cores, models, options)
     emit(rows, COLUMNS, options.json)
-    if len(contenders) > 3:
+    if {row["server"] for row in rows} - {OURS, HTTP}:
         if not options.json:
             print()
         emit(ratios(rows), RATIO_COLUMNS, options.json)
+
+
+def _rows(placement: str, cores: set[int] | None, models: list[BenchModel], options: Any) -> list[dict[str, Any]]:
+    """Start all contenders on `cores`, where EdgeRT learns how to run each model, and measure every cell."""
+    rows: list[dict[str, Any]] = []
+    port = free_port()
+    config = f'[serving]\ncache_mb = 0\n[http]\nlisten = "127.0.0.1:{port}"\n'
+    with contextlib.ExitStack() as stack:
+        state, path = stack.enter_context(device_with(models, config))
+        contenders = _contenders(stack, state, path, port, models, options)
+        for model in models:
+            for clients in options.clients:
+                print(f"{placement}, {model.name}, {clients} clients", file=sys.stderr)
+                seen = measure(contenders, model.name, clients, cores, options.rounds, options.seconds)
+                rows += [{"placement": placement, "clients": clients, "model": model.name, **row} for row in seen]
+        memory_mb = {name: sum(process_mb(pid) or 0.0 for pid in one.pids) for name, one in contenders.items()}
+    return [row | {"memory_mb": round(memory_mb[row["server"]], 1)} for row in rows]
 
 
 def _model(name: str, folder: Path) -> BenchModel:
