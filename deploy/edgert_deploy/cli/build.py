@@ -134,7 +134,7 @@ def _read_model_argument(ctx: click.Context, param: click.Parameter, path: Path)
     "inputs",
     multiple=True,
     metavar="NAME=SHAPE",
-    help="The lengths of an input's axes, where the model leaves them open: images=1,3,640,640, ids=int64:1,128.",
+    help="The lengths of an input's axes, where the model leaves them open or fixes others: images=1,3,640,640, ids=int64:1,128.",
 )
 @click.option(
     "--buckets",

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from edgert.bundle.rules import Detect
 from edgert.errors import ConfigInvalid
 from edgert.tensors import TensorSpec
 from edgert_deploy.devices.profiles import list_profiles
@@ -19,6 +20,8 @@ from edgert_deploy.packager.sources.source_model import SourceModel
 CHANNELS = (1, 3, 4)
 TOKEN_DATATYPES = ("INT32", "INT64")
 COMMENT_COLUMN = 34
+# Three anchors in each cell of 4, 8, 16 ... pixels; [N, steps, letters] of a reader of Chinese has more "anchors".
+ANCHORS_PER_PIXEL_MAX = 0.25
 
 
 def name_from(path: Path) -> str:
@@ -148,11 +151,15 @@ def _is_scores(spec: TensorSpec) -> bool:
 
 
 def _is_detector(source: SourceModel) -> bool:
-    if not any(_layout(spec) for spec in source.inputs):
+    image = next((spec for spec in source.inputs if _layout(spec)), None)
+    if image is None:
         return False
     with contextlib.suppress(ConfigInvalid):
-        read_postprocess(Path("yolo"), source, None)
-        return True
+        rule = read_postprocess(Path("yolo"), source, None)
+        assert isinstance(rule, Detect)
+        anchors = next(max(spec.shape[1:]) for spec in source.outputs if spec.name in rule.outputs)
+        height, width = image.shape[2:] if _layout(image) == "nchw" else image.shape[1:3]
+        return anchors <= height * width * ANCHORS_PER_PIXEL_MAX
     return False
 
 

@@ -79,13 +79,25 @@ def test_kinds_of_inputs(tmp_path: Path) -> None:
     assert "# preprocess" in nhwc  # frames as they come need none
 
 
-def test_a_detector_gets_the_processing_of_one(tmp_path: Path) -> None:
+def with_rows(side: int) -> Any:
+    """Return a model of images of `side` pixels with an output of seven rows of twenty numbers."""
     body = "f = Flatten (image) c = MatMul (f, w) boxes = Reshape (c, s)"
-    weights = {"w": models.random(3 * 8 * 8, 7 * 20), "s": np.array([-1, 7, 20])}
-    text = text_for(models.model("float[N,3,8,8] image) => (float[N,7,20] boxes", body, weights), tmp_path)
+    weights = {"w": models.random(3 * side * side, 7 * 20), "s": np.array([-1, 7, 20])}
+    return models.model(f"float[N,3,{side},{side}] image) => (float[N,7,20] boxes", body, weights)
+
+
+def test_a_detector_gets_the_processing_of_one(tmp_path: Path) -> None:
+    text = text_for(with_rows(16), tmp_path)
     assert "boxes FP32 [N, 7, 20]: boxes and scores" in text
     values = read_model_file_from(text, tmp_path)
     assert (values["preprocess"], values["postprocess"]) == ("yolo", "yolo")
+
+
+def test_more_rows_than_an_image_has_anchors_are_no_detectors(tmp_path: Path) -> None:
+    """A reader of captchas answers [N, steps, letters], and was judged as a detector."""
+    text = text_for(with_rows(8), tmp_path)
+    assert "boxes and scores" not in text
+    assert "postprocess" not in read_model_file_from(text, tmp_path)
 
 
 def read_model_file_from(text: str, folder: Path) -> dict[str, Any]:

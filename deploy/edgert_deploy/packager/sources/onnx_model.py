@@ -360,4 +360,4 @@ def _first_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = re.sub(r"\[ONNXRuntimeError\] : \d+ : \w+ : ", "", lines[0]) if lines else type(error).__name__
     # ONNX Runtime prepends the position in its source: "/onnxruntime_src/...:46 void f(int) What was wrong".
-    return re.sub(r"/onnxruntime_src\S+ .*?\) (?=[A-Z])", "", text)[:400]
+    return re.sub(r"/onnxruntime_src\S+ .*?\) (?=\w)", "", text)[:400]
