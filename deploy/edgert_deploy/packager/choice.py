@@ -22,7 +22,7 @@ from edgert.errors import (
 from edgert.printable import counted
 from edgert_deploy.common.quantities import share_text
 from edgert_deploy.devices.profiles import DeviceProfile
-from edgert_deploy.packager.builders import FIRST_RECIPE, Order, builder_for, check_source, first_engine
+from edgert_deploy.packager.builders import FIRST_RECIPE, Order, builder_for, check_source, first_engine, is_kept
 from edgert_deploy.packager.candidates import Candidate, CandidateBuilder
 from edgert_deploy.packager.evaluation import Evaluation
 from edgert_deploy.packager.measure import MeasureHere, Measurer, Timings, fastest
@@ -310,7 +310,7 @@ def _is_worth_it(candidate: Candidate) -> bool:
 def _recipes(source: SourceModel, engine: str, profile: DeviceProfile, pinned: str) -> tuple[str, ...]:
     """Return the recipes to try: the `pinned` one alone where the engine has it."""
     maker = builder_for(engine)
-    if source.quantised or not maker.takes(source):
+    if is_kept(source, engine) or not maker.takes(source):
         return (FIRST_RECIPE,)
     return (pinned,) if pinned in maker.all_recipes else maker.recipes(source, profile)
 

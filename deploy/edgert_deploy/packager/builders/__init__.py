@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, cast
 
@@ -19,6 +19,8 @@ from edgert_deploy.packager.builders.layers import Layer
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sandbox import Progress
 from edgert_deploy.packager.sources.classical import classical_operators
+from edgert_deploy.packager.sources.dynamic_quantisation import is_dynamic
+from edgert_deploy.packager.sources.qat import float_of
 from edgert_deploy.packager.sources.source_model import Kind, SourceModel
 
 if TYPE_CHECKING:
@@ -116,6 +118,7 @@ class Builder(Protocol):
     judged_by: ClassVar[str]
     source_kinds: ClassVar[frozenset[Kind]] = frozenset({"onnx"})
     takes_classical: ClassVar[bool] = False  # operators of ai.onnx.ml
+    finds_ranges: ClassVar[bool] = False  # of activations as the model runs, where the source does
     # Whether a model whose first layers are folded-in preprocessing is worth building (docs/decisions/0011).
     takes_folded: ClassVar[bool] = True
     # Precisions that are built beside "int8" where candidates are timed.
@@ -183,7 +186,21 @@ class Builder(Protocol):
 
 def keeps_quantisation(order: Order, source: SourceModel) -> bool:
     """Whether the artifact takes over the scales that the source came with."""
-    return source.quantised and order.precision.startswith("int8")
+    return is_kept(source, order.engine) and order.precision.startswith("int8")
+
+
+def is_kept(source: SourceModel, engine: str) -> bool:
+    """Whether `engine` takes the source's own quantisation; only ONNX Runtime finds ranges as the source does."""
+    return source.quantised and (
+        builder_for(engine).finds_ranges or source.proto is None or not is_dynamic(source.proto)
+    )
+
+
+def as_taken(source: SourceModel, engine: str) -> SourceModel:
+    """Return the source as `engine` takes it: in float if its own quantisation is not kept. Raises BuildFailed."""
+    if not source.quantised or is_kept(source, engine):
+        return source
+    return replace(source, proto=float_of(source.proto), quantised=False)
 
 
 def builder_for(engine: str) -> Builder:

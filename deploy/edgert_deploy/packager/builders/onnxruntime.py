@@ -27,6 +27,7 @@ class ONNXRuntimeBuilder(Builder):
     libraries = qdq.LIBRARIES
     all_recipes = (*qdq.RECIPES, qdq.DYNAMIC_RANGE)
     takes_classical = True
+    finds_ranges = True
     ways = (
         (1, {}),
         (0, {}),

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from edgert.engines.openvino import sdk
 from edgert.errors import BuildFailed
 from edgert_deploy.devices.profiles import DeviceProfile
-from edgert_deploy.packager.builders import Artifact, Builder, Order, keeps_quantisation
+from edgert_deploy.packager.builders import Artifact, Builder, Order, as_taken, keeps_quantisation
 from edgert_deploy.packager.builders.artifact_layers import ArtifactLayer
 from edgert_deploy.packager.builders.layers import belongs, layers_of
 from edgert_deploy.packager.builders.openvino_layers import WEIGHTED, openvino_layers
@@ -49,6 +49,7 @@ class OpenVINOBuilder(Builder):
     def build(
         self, order: Order, source: SourceModel, calibration: CalibrationSet, out_dir: Path, progress: Progress
     ) -> Artifact:
+        source = as_taken(source, self.engine)
         quantises = order.precision == "int8" and not keeps_quantisation(order, source)
         progress(f"openvino: {'quantising with NNCF' if quantises else 'converting'}")
         path = out_dir / "model.xml"

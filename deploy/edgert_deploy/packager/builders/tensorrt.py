@@ -15,7 +15,7 @@ import numpy as np
 
 from edgert.errors import BuildFailed
 from edgert_deploy.devices.profiles import DeviceProfile
-from edgert_deploy.packager.builders import Artifact, Builder, Order, keeps_quantisation, qdq
+from edgert_deploy.packager.builders import Artifact, Builder, Order, as_taken, keeps_quantisation, qdq
 from edgert_deploy.packager.builders.artifact_layers import ArtifactLayer
 from edgert_deploy.packager.builders.onnx_layers import onnx_layers
 from edgert_deploy.packager.samples.samples import CalibrationSet
@@ -50,6 +50,7 @@ class TensorRTBuilder(Builder):
     def build(
         self, order: Order, source: SourceModel, calibration: CalibrationSet, out_dir: Path, progress: Progress
     ) -> Artifact:
+        source = as_taken(source, self.engine)
         if keeps_quantisation(order, source):
             progress("tensorrt: auditing the model's own quantisation")
             proto = source.proto

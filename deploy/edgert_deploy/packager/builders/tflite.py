@@ -18,7 +18,7 @@ from edgert.engines.tflite import path_for
 from edgert.errors import BuildFailed
 from edgert.printable import counted
 from edgert_deploy.devices.profiles import DeviceProfile
-from edgert_deploy.packager.builders import FIRST_RECIPE, Artifact, Builder, Order, keeps_quantisation
+from edgert_deploy.packager.builders import FIRST_RECIPE, Artifact, Builder, Order, as_taken, keeps_quantisation
 from edgert_deploy.packager.builders.artifact_layers import ArtifactLayer
 from edgert_deploy.packager.builders.layers import Layer, belongs, layers_of
 from edgert_deploy.packager.builders.qdq import DYNAMIC_RANGE, Recipe, is_transformer, prepared, vendor_tool
@@ -52,6 +52,7 @@ class TFLiteBuilder(Builder):
     def build(
         self, order: Order, source: SourceModel, calibration: CalibrationSet, out_dir: Path, progress: Progress
     ) -> Artifact:
+        source = as_taken(source, self.engine)
         tools = _tool_versions()
         # These import onnx and ai-edge-litert.
         from edgert_deploy.packager.tflite_lowering import lower
