@@ -26,6 +26,7 @@ from edgert_deploy.packager.sources.source_model import HEAD, SourceModel
 from edgert_deploy.packager.vendor_output import quiet, working_in
 
 LIBRARIES = ("numpy", "onnx", "onnxruntime", "sympy")
+FLOATS = (1, 10)  # FP32 and FP16, as onnx.TensorProto numbers them
 CALIBRATION_SAMPLES_MAX = 300
 INT8_NODES = frozenset({"QuantizeLinear", "DynamicQuantizeLinear"})
 PERCENTILE = 99.99  # of an activation's values, that its range covers
@@ -195,9 +196,41 @@ def _prepared(source: SourceModel, folder: Path) -> Any:
         if not node.name:
             node.name = next(n for n in (node.output[0], f"{node.op_type}_{node.output[0]}") if n not in taken)
             taken.add(node.name)
+    _complete_types(proto)
     _flatten_biases(proto)
     _separate_biases(proto)
     return proto
+
+
+def _complete_types(proto: Any) -> None:
+    """State which values are FP32 where no inference found it: behind operators of other domains the quantiser asks."""
+    import onnx
+
+    known = {value.name for value in (*proto.graph.value_info, *proto.graph.input, *proto.graph.output)}
+    missing = [name for node in proto.graph.node for name in node.output if name and name not in known]
+    if not missing:
+        return
+    shown = onnx.ModelProto()
+    shown.CopyFrom(proto)
+    shown.graph.output.extend(onnx.ValueInfoProto(name=name) for name in missing)
+    options = sdk().SessionOptions()
+    options.log_severity_level = 4
+    try:
+        session = sdk().InferenceSession(shown.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    except Exception:  # noqa: BLE001 - the runtime's exceptions share no base class; those values then stay in float
+        return
+    types = {value.name: value.type for value in session.get_outputs()}
+    proto.graph.value_info.extend(
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None)
+        for name in missing
+        if types.get(name) == "tensor(float)"
+    )
+
+
+def _without_ranges(proto: Any) -> list[str]:
+    """Return the Softmax nodes whose answer is not FP32: no range is measured there, and the quantiser fails without."""
+    values = {value.name: value.type.tensor_type.elem_type for value in (*proto.graph.value_info, *proto.graph.output)}
+    return [n.name for n in proto.graph.node if n.op_type == "Softmax" and values.get(n.output[0]) not in FLOATS]
 
 
 def _flatten_biases(proto: Any) -> None:
@@ -235,6 +268,7 @@ def _quantize(
     proto = _prepared(source, folder)
     write_proto(proto, folder / "prepared.onnx")
     excluded = [*excluded, *(node.name for node in proto.graph.node if node.name.startswith(HEAD))]
+    excluded += _without_ranges(proto)
     from onnxruntime import quantization
 
     types = {"uint8": quantization.QuantType.QUInt8, "int8": quantization.QuantType.QInt8}

@@ -31,12 +31,19 @@ def is_dynamic(proto: Any) -> bool:
 def undo(proto: Any, constants: Any) -> None:
     """Replace the operators by float ones, in place; `constants` (qat.py) are those of the graph.
 
-    Raises BuildFailed where a weight is computed.
+    Raises BuildFailed where a weight is computed, and where sums in INT32 are read by another operator than a Cast.
     """
     if not is_dynamic(proto):
         return
     graph = _Graph(proto.graph, constants)
     nodes = list(proto.graph.node)
+    sums = {node.output[0] for node in nodes if node.op_type in ("ConvInteger", "MatMulInteger")}
+    for node in nodes:
+        if node.op_type != "Cast" and sums.intersection(node.input):  # older quantisers add a bias in INT32
+            raise BuildFailed(
+                f"{node.op_type} {(node.name or node.output[0])!r} computes with sums in INT32, so the model cannot be turned "
+                "into float. Give the float model that it was made of, or build for onnxruntime"
+            )
     del proto.graph.node[:]
     for node in nodes:
         proto.graph.node.extend(_REPLACED[node.op_type](graph, node) if node.op_type in _REPLACED else [node])

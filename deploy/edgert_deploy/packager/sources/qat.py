@@ -18,9 +18,13 @@ from edgert_deploy.packager.sources.dynamic_quantisation import RANGES_AS_THEY_R
 
 QUANTISE, DEQUANTISE = "QuantizeLinear", "DequantizeLinear"
 # Quantised arithmetic in one operator: it is kept, and what dynamic_quantisation.py does not undo stays so.
-QUANTISED_ARITHMETIC = frozenset(
-    {"ConvInteger", "MatMulInteger", "MatMulIntegerToFloat", "QLinearConv", "QLinearMatMul"}
-)
+QUANTISED_ARITHMETIC = RANGES_AS_THEY_RUN | {
+    "ConvInteger",
+    "MatMulInteger",
+    "MatMulIntegerToFloat",
+    "QLinearConv",
+    "QLinearMatMul",
+}
 INTEGERS = {"uint8": (0, 255), "int8": (-128, 127), "int16": (-32768, 32767), "uint16": (0, 65535)}
 
 Array = NDArray[Any]
@@ -30,8 +34,7 @@ def is_quantised(proto: Any) -> bool:
     """Whether activations are quantised. A graph that only keeps its weights in INT8 is a float model."""
     constants = Constants(proto)
     return any(
-        node.op_type in QUANTISED_ARITHMETIC | RANGES_AS_THEY_RUN
-        or (node.op_type == QUANTISE and node.input[0] not in constants)
+        node.op_type in QUANTISED_ARITHMETIC or (node.op_type == QUANTISE and node.input[0] not in constants)
         for node in proto.graph.node
     )
 

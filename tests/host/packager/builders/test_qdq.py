@@ -11,6 +11,8 @@ import pytest
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
+from onnx import helper
+
 from edgert_deploy.packager.builders import qdq
 from edgert_deploy.packager.builders.onnx_layers import onnx_layers
 from edgert_deploy.packager.samples.samples import CalibrationSet
@@ -85,3 +87,31 @@ def test_layers_that_share_a_bias_are_quantised_whatever_other_values_are_called
     sample = calibration.served(0)
     got, want = session.run(None, sample)[0], exact.run(None, sample)[0]
     assert np.abs(got - want).max() < 0.05 * np.abs(want).max()
+
+
+def test_layers_behind_an_operator_of_another_domain_become_int8(tmp_path: Path) -> None:
+    """ONNX's shape inference stops at scikit-learn's Scaler, and the quantiser failed at the Softmax of a network."""
+    body = """
+        s = ai.onnx.ml.Scaler <offset = [0.5, 0.5, 0.5, 0.5], scale = [2.0, 2.0, 2.0, 2.0]> (x)
+        a = MatMul (s, w1) r = Relu (a) b = MatMul (r, w2) y = Softmax (b)
+    """
+    weights = {"w1": models.random(4, 8), "w2": models.random(8, 3)}
+    proto = models.model("float[N,4] x) => (float[N,3] y", body, weights)
+    proto.opset_import.append(helper.make_opsetid("ai.onnx.ml", 1))
+    made = quantized(proto, tmp_path)
+    readers = {node.op_type for node in made.graph.node if any("Dequantize" in name for name in node.input)}
+    assert {"MatMul", "Softmax"} <= readers
+
+
+def test_a_softmax_in_fp64_stays_in_float(tmp_path: Path) -> None:
+    body = """
+        a = MatMul (x, w) d = Cast <to = 11> (a) e = Softmax (d) y = Cast <to = 1> (e)
+    """
+    made = quantized(models.model("float[N,4] x) => (float[N,3] y", body, {"w": models.random(4, 3)}), tmp_path)
+    assert [node.op_type for node in made.graph.node].count("Softmax") == 1
+    assert "QuantizeLinear" in {node.op_type for node in made.graph.node}
+
+
+def quantized(proto: Any, folder: Path) -> Any:
+    source = load_source(models.write(proto, folder / "m.onnx"))
+    return qdq.quantize(source, CalibrationSet({"x": models.random(20, 4)}, None), qdq.Recipe("uint8"), ())

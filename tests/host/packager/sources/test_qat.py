@@ -95,6 +95,17 @@ def test_a_model_quantised_as_it_runs_is_float_again_where_an_engine_needs_that(
         assert np.corrcoef(answers.ravel(), want.ravel())[0, 1] > 0.99, engine
 
 
+def test_a_bias_that_is_added_to_sums_in_int32_is_refused() -> None:
+    """Quantisers of 2020 wrote it so; its rounding depends on the scale of the activations."""
+    body = """
+        q, s, z = DynamicQuantizeLinear (x)
+        i = MatMulInteger (q, w, z)  b = Add (i, bias)  f = Cast <to = 1> (b)  y = Mul (f, s)
+    """
+    weights: dict[str, Any] = {"w": np.ones((4, 3), np.uint8), "bias": np.ones(3, np.int32)}
+    with pytest.raises(BuildFailed, match=r"Add 'b' computes with sums in INT32.*build for onnxruntime"):
+        float_of(models.model("float[N,4] x) => (float[N,3] y", body, weights))
+
+
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> SourceModel:
     return load_source(models.write(trained(), tmp_path_factory.mktemp("qat") / "qat.onnx"))
