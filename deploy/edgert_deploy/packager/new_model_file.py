@@ -157,7 +157,10 @@ def _is_detector(source: SourceModel) -> bool:
     with contextlib.suppress(ConfigInvalid):
         rule = read_postprocess(Path("yolo"), source, None)
         assert isinstance(rule, Detect)
-        anchors = next(max(spec.shape[1:]) for spec in source.outputs if spec.name in rule.outputs)
+        boxes = next(spec for spec in source.outputs if spec.name in rule.outputs)
+        anchors = max(boxes.shape[1:])
+        if any(one is not boxes and len(one.shape) == 3 and anchors in one.shape[1:] for one in source.outputs):
+            return False  # boxes and scores apart, which count from anchors that the model does not hold
         height, width = image.shape[2:] if _layout(image) == "nchw" else image.shape[1:3]
         return anchors <= height * width * ANCHORS_PER_PIXEL_MAX
     return False

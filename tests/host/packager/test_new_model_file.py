@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from onnx import helper, numpy_helper
 
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
@@ -98,6 +99,21 @@ def test_more_rows_than_an_image_has_anchors_are_no_detectors(tmp_path: Path) ->
     text = text_for(with_rows(8), tmp_path)
     assert "boxes and scores" not in text
     assert "postprocess" not in read_model_file_from(text, tmp_path)
+
+
+def test_boxes_and_scores_apart_are_not_taken_for_yolo(tmp_path: Path) -> None:
+    """As in MediaPipe's detectors of faces, palms and poses."""
+    proto = with_rows(16)
+    proto.graph.node.extend(
+        [
+            helper.make_node("Slice", ["boxes", "first", "second", "axis"], ["scores"]),
+        ]
+    )
+    proto.graph.initializer.extend(
+        numpy_helper.from_array(np.array([number]), name) for name, number in (("first", 0), ("second", 1), ("axis", 1))
+    )
+    proto.graph.output.append(helper.make_tensor_value_info("scores", 1, ["N", 1, 20]))
+    assert "postprocess" not in read_model_file_from(text_for(proto, tmp_path), tmp_path)
 
 
 def read_model_file_from(text: str, folder: Path) -> dict[str, Any]:

@@ -190,14 +190,17 @@ def keeps_quantisation(order: Order, source: SourceModel) -> bool:
 
 
 def is_kept(source: SourceModel, engine: str) -> bool:
-    """Whether `engine` takes the source's own quantisation; only ONNX Runtime finds ranges as the source does."""
+    """Whether `engine` takes the source's own quantisation."""
     return source.quantised and (
         builder_for(engine).finds_ranges or source.proto is None or not is_dynamic(source.proto)
     )
 
 
 def as_taken(source: SourceModel, engine: str) -> SourceModel:
-    """Return the source as `engine` takes it: in float if its own quantisation is not kept. Raises BuildFailed."""
+    """Return the source as `engine` takes it, in float if its quantisation is not kept.
+
+    Raises BuildFailed if it cannot be turned into float.
+    """
     if not source.quantised or is_kept(source, engine):
         return source
     return replace(source, proto=float_of(source.proto), quantised=False)

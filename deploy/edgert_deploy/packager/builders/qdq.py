@@ -203,7 +203,7 @@ def _prepared(source: SourceModel, folder: Path) -> Any:
 
 
 def _complete_types(proto: Any) -> None:
-    """State which values are FP32 where no inference found it: behind operators of other domains the quantiser asks."""
+    """State which values are FP32 where no inference found it, as behind operators of other domains."""
     import onnx
 
     known = {value.name for value in (*proto.graph.value_info, *proto.graph.input, *proto.graph.output)}
@@ -228,7 +228,7 @@ def _complete_types(proto: Any) -> None:
 
 
 def _without_ranges(proto: Any) -> list[str]:
-    """Return the Softmax nodes whose answer is not FP32: no range is measured there, and the quantiser fails without."""
+    """Return the Softmax nodes without a range, as they are not FP32: the quantiser fails there."""
     values = {value.name: value.type.tensor_type.elem_type for value in (*proto.graph.value_info, *proto.graph.output)}
     return [n.name for n in proto.graph.node if n.op_type == "Softmax" and values.get(n.output[0]) not in FLOATS]
 

@@ -43,7 +43,7 @@ def set_lengths(proto: Any, shapes: Mapping[str, Sequence[int]]) -> tuple[bool, 
         before, replaced = described(dims), False
         for axis, (dim, length) in enumerate(zip(dims, lengths, strict=True)):
             if is_open(dim):
-                if axis == 0 or (not is_open(dims[0]) and dim.dim_param in batches):
+                if axis == 0 or _may_be_batch(dims, axis, batches):
                     if length != 1:
                         raise SourceInvalid(
                             f"--input {name}={_text(lengths)}: axis {axis} is the batch, which stays open; give it as 1"
@@ -92,18 +92,19 @@ def described(dims: Any) -> str:
 def move_input_batches(proto: Any) -> tuple[str, ...]:
     """Bring the batch axis of inputs such as `[layers, N, H]` to the front; return a remark for each.
 
-    The batch is the axis that bears the name of another input's open axis 0; or, where the others' axis 0 is 1, the
-    first axis of length 1. An input whose axis 0 is the batch then stays as it is.
+    The batch is the axis that bears the name of another input's open axis 0, or the only open one where no axis has a
+    name; or, where the others' axis 0 is 1, the first axis of length 1. An input whose axis 0 is the batch stays as it is.
     """
     inputs, remarks = list(model_inputs(proto)), []
     firsts = [value.type.tensor_type.shape.dim[0] for value in inputs if value.type.tensor_type.shape.dim]
     batches = _batch_names(proto)
+    open_batch = any(is_open(dim) for dim in firsts)
     fixed = any(not is_open(dim) and dim.dim_value == 1 for dim in firsts) and not batches
     for value in inputs:
         dims = value.type.tensor_type.shape.dim
         if not dims or is_open(dims[0]):
             continue
-        named = [i for i, dim in enumerate(dims) if i and is_open(dim) and dim.dim_param in batches]
+        named = [i for i in range(1, len(dims)) if open_batch and _may_be_batch(dims, i, batches)]
         ones = [i for i, dim in enumerate(dims) if fixed and dim.dim_value == 1]
         axis = (named or ones or [0])[0]
         if axis:
@@ -142,6 +143,17 @@ def forget_shapes(proto: Any) -> None:
         for dim in value.type.tensor_type.shape.dim:
             if dim.dim_param:
                 dim.Clear()
+
+
+def fixed_batches(proto: Any) -> list[str]:
+    """Return the inputs whose batch is 1 where other inputs leave theirs open."""
+    firsts = {value.name: value.type.tensor_type.shape.dim[0] for value in model_inputs(proto) if _rank(value)}
+    ones = [name for name, dim in firsts.items() if not is_open(dim) and dim.dim_value == 1]
+    return ones if any(is_open(dim) for dim in firsts.values()) else []
+
+
+def _rank(value: Any) -> int:
+    return len(value.type.tensor_type.shape.dim)
 
 
 def fix_batch(proto: Any) -> bool:
@@ -189,6 +201,16 @@ def is_open(dim: Any) -> bool:
 
 def _batch_names(proto: Any) -> set[str]:
     return {dim.dim_param for dim in open_batch_axes(proto) if dim.dim_param}
+
+
+def _may_be_batch(dims: Any, axis: int, batches: set[str]) -> bool:
+    """Whether an open axis behind a fixed one is the batch: by its name, or as the only one without."""
+    if is_open(dims[0]) or not is_open(dims[axis]):
+        return False
+    if batches:
+        return dims[axis].dim_param in batches
+    unnamed = dims[axis].dim_param in ("", "?")
+    return unnamed and dims[0].dim_value > 1 and sum(is_open(dim) for dim in dims) == 1
 
 
 def _fix(proto: Any, value: Any, number: int) -> None:

@@ -25,13 +25,20 @@ from edgert.printable import counted
 from edgert.tensors import TensorSpec
 from edgert.typed_json import from_json, to_json
 from edgert_deploy.packager.sandbox import Answer, Progress
-from edgert_deploy.packager.sources.axes import fix_batch, move_input_batches, move_output_batches, set_lengths
+from edgert_deploy.packager.sources.axes import (
+    fix_batch,
+    fixed_batches,
+    move_input_batches,
+    move_output_batches,
+    set_lengths,
+)
 from edgert_deploy.packager.sources.branches import inline_known_branches
 from edgert_deploy.packager.sources.bucket_axis import WantedBuckets, cut_outputs, find_axis, probed_lengths
 from edgert_deploy.packager.sources.classical import unwrap_maps
 from edgert_deploy.packager.sources.dynamic_quantisation import is_dynamic
 from edgert_deploy.packager.sources.external_data import embed, files_of
 from edgert_deploy.packager.sources.half import widen_half
+from edgert_deploy.packager.sources.infinite_bounds import drop_infinite_bounds
 from edgert_deploy.packager.sources.qat import nodes_of, tensors
 from edgert_deploy.packager.sources.structure import structure_of
 from edgert_deploy.packager.sources.tensor_specs import check_run_size, input_specs, output_spec
@@ -83,11 +90,15 @@ def _examined(request: dict[str, Any], data: bytes, replaced: list[str], no_batc
     changed |= resized
     replaced += remarks
     remarks += unwrap_maps(proto) + widen_half(proto) + move_input_batches(proto)
-    changed |= inline_known_branches(proto)
+    changed |= drop_infinite_bounds(proto) | inline_known_branches(proto)
     if is_dynamic(proto) and fix_batch(proto):
         remarks += (
             "the model quantises activations as it runs, by a range that all items of a batch share: its batch is fixed to 1, "
             "so that no answer depends on another request",
+        )
+    if (ones := fixed_batches(proto)) and fix_batch(proto):
+        remarks += (
+            f"the batch of {', '.join(map(repr, ones))} is 1 in the model, so that of its other inputs is fixed to 1, too",
         )
     if no_batch and fix_batch(proto):
         remarks += (

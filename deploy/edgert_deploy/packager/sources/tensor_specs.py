@@ -112,10 +112,11 @@ def _shape(name: str, dims: Any, open_axes: Collection[tuple[str, int]]) -> tupl
         raise SourceInvalid(f"input {name!r} has {len(dims)} axes; an input has at most {MAX_RANK}, the batch included")
     lengths = [dim.dim_value if dim.HasField("dim_value") and dim.dim_value > 0 else -1 for dim in dims]
     if lengths[0] not in (-1, 1):
+        image = len(lengths) == 4
+        resized = f"for images, give other lengths as {option_for(name, dims)}; or " if image else ""
         raise SourceInvalid(
-            f"axis 0 of input {name!r} {described(dims)} has {lengths[0]} elements, so it is not the batch: give other lengths, "
-            f"as {option_for(name, dims)}, which layers such as convolutions take; or export the model with the batch as "
-            "axis 0, open (dynamic) or of length 1, or give the batch's axis the name of another input's axis 0"
+            f"axis 0 of input {name!r} {described(dims)} has {lengths[0]} elements, so it is not the batch: {resized}export the "
+            "model with the batch as axis 0, open (dynamic) or of length 1, or give the batch's axis the name of another input's axis 0"
         )
     for axis, length in enumerate(lengths[1:], start=1):
         if length == -1 and (name, axis) not in open_axes:

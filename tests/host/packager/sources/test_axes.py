@@ -102,7 +102,7 @@ def fixed_at_export(text: str) -> bytes:
 
 def test_lengths_that_the_export_fixed_are_replaced_and_the_build_says_so() -> None:
     """The face detector CenterFace is published with a batch of 10 and images of 32 x 32, and its users resize it."""
-    with pytest.raises(SourceInvalid, match="so it is not the batch: give other lengths, as --input image=1,1,8,8"):
+    with pytest.raises(SourceInvalid, match="not the batch: for images, give other lengths as --input image=1,1,8,8"):
         examine({"name": "m.onnx"}, fixed_at_export(SMALL), lambda *words: None)
     answer, data = examine(
         {"name": "m.onnx", "shapes": {"image": [1, 1, 20, 30]}}, fixed_at_export(SMALL), lambda *words: None
@@ -163,6 +163,28 @@ def test_a_state_of_one_layer_whose_batch_has_the_others_name_is_moved_too() -> 
     assert text != STATEFUL
     answer, _ = examined(text)
     assert shapes_of(answer, "inputs") == [[-1, 8], [-1, 1, 8]]
+
+
+def test_the_batch_of_a_state_is_the_only_open_axis_where_no_axis_has_a_name() -> None:
+    """Silero VAD 5, as its package and others ship it, names none."""
+    proto = model(STATEFUL)
+    for dim in (proto.graph.input[0].type.tensor_type.shape.dim[0], proto.graph.input[1].type.tensor_type.shape.dim[1]):
+        dim.Clear()
+    for shapes in ({}, {"state": [2, 1, 8]}):
+        answer, _ = examine({"name": "m.onnx", "shapes": shapes}, proto.SerializeToString(), lambda *words: None)
+        assert shapes_of(answer, "inputs") == [[-1, 8], [-1, 2, 8]]
+
+
+def test_a_batch_that_some_inputs_fix_to_one_is_one_for_all() -> None:
+    """Silero VAD 6 in faster-whisper takes [chunks, 576] and the state of one stream."""
+    answer, _ = examined(
+        "agraph (float[chunks, 8] x, float[1, 1, 8] state) => (float[chunks, 8] out, float[1, 1, 8] next)"
+        "{ axes = Constant <value_ints = [0]> ()  s = Squeeze (state, axes)  out = Add (x, s)  next = Relu (state) }"
+    )
+    assert shapes_of(answer, "inputs") == [[1, 8], [1, 1, 8]]
+    assert answer["remarks"] == (
+        "the batch of 'state' is 1 in the model, so that of its other inputs is fixed to 1, too",
+    )
 
 
 def test_a_model_whose_batch_is_in_front_stays_as_it_is() -> None:
