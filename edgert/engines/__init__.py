@@ -72,12 +72,8 @@ class EngineOptions:
     progress: Callable[[str], None] = lambda line: None
 
 
-class IdleInputs(list["NDArray[Any]"]):
-    """Inputs of a run that no client waits for: an engine may give back the memory of larger runs."""
-
-
 class Session(Protocol):
-    """A loaded artifact.
+    """A loaded artifact. Sessions derive from it, as most have nothing to give back at `rest`.
 
     One thread at a time calls `run`, unless the engine is one of CONCURRENT. It releases the GIL while it works.
     """
@@ -92,6 +88,10 @@ class Session(Protocol):
         where that is -1. A later run does not change the returned arrays. Raises EngineFailed.
         """
         ...
+
+    def rest(self, sample: Sequence[NDArray[Any]]) -> None:
+        """Give back memory of larger runs, perhaps by a run of `sample`, one item. Raises EngineFailed."""
+        return
 
     def close(self) -> None:
         """Release everything; the session is not used again."""

@@ -97,7 +97,7 @@ class FaultEngine(Engine):
         return session
 
 
-class FaultSession:
+class FaultSession(Session):
     def __init__(self, within: Session, faults: tuple[Fault, ...]) -> None:
         self.inputs: tuple[TensorSpec, ...] = within.inputs
         self.outputs: tuple[TensorSpec, ...] = within.outputs

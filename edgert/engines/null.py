@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgert.engines import Engine, EngineOptions, LocalArtifact
+from edgert.engines import Engine, EngineOptions, LocalArtifact, Session
 from edgert.errors import EngineFailed
 from edgert.tensors import TensorSpec
 
@@ -42,7 +42,7 @@ class NullEngine(Engine):
         return NullSession(artifact.inputs, artifact.outputs, op, delay_s, item_s)
 
 
-class NullSession:
+class NullSession(Session):
     def __init__(
         self,
         inputs: tuple[TensorSpec, ...],

@@ -12,7 +12,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from edgert.engines import Engine, EngineOptions, IdleInputs, LocalArtifact, closed, sdk_of
+from edgert.engines import Engine, EngineOptions, LocalArtifact, Session, closed, sdk_of
 from edgert.errors import EngineFailed
 from edgert.tensors import TensorSpec
 
@@ -40,7 +40,7 @@ class ONNXRuntimeEngine(Engine):
         return ONNXRuntimeSession(session, artifact.inputs, artifact.outputs)
 
 
-class ONNXRuntimeSession:
+class ONNXRuntimeSession(Session):
     def __init__(self, session: Any, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> None:
         self.inputs, self.outputs = inputs, outputs
         self._input_names = [spec.name for spec in inputs]
@@ -50,8 +50,7 @@ class ONNXRuntimeSession:
         self._shrinking = sdk().RunOptions()  # without this, the arena stays as large as the largest run made it
         self._shrinking.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
 
-    def run(self, tensors: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
-        options = self._shrinking if type(tensors) is IdleInputs else None
+    def run(self, tensors: Sequence[NDArray[Any]], options: Any = None) -> list[NDArray[Any]]:
         try:
             answers: list[NDArray[Any]] = self._run(
                 self._output_names, dict(zip(self._input_names, tensors, strict=True)), options
@@ -59,6 +58,9 @@ class ONNXRuntimeSession:
         except Exception as error:  # as above
             raise EngineFailed(f"onnxruntime cannot run this batch: {error}") from error
         return answers
+
+    def rest(self, sample: Sequence[NDArray[Any]]) -> None:
+        self.run(sample, self._shrinking)
 
     def close(self) -> None:
         self._run, self._session = closed, None

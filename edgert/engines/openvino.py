@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgert.engines import Engine, EngineOptions, LocalArtifact, bucket_for, sdk_of
+from edgert.engines import Engine, EngineOptions, LocalArtifact, Session, bucket_for, sdk_of
 from edgert.engines.padding import in_pieces
 from edgert.errors import EngineFailed
 from edgert.tensors import TensorSpec, batchable
@@ -43,7 +43,7 @@ class OpenVINOEngine(Engine):
             raise EngineFailed(f"openvino cannot load {artifact.path.name}: {_reason(error)}") from error
 
 
-class OpenVINOSession:
+class OpenVINOSession(Session):
     def __init__(self, openvino: Any, core: Any, model: Any, artifact: LocalArtifact, options: EngineOptions) -> None:
         self.inputs, self.outputs = artifact.inputs, artifact.outputs
         self._openvino, self._core, self._model = openvino, core, model

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgert.bundle.buckets import Buckets
-from edgert.engines import EngineOptions, IdleInputs, LocalArtifact, Session, engine_by_name
+from edgert.engines import EngineOptions, LocalArtifact, Session, engine_by_name
 from edgert.errors import RequestError
 from edgert.tensors import TensorSpec
 
@@ -70,7 +70,7 @@ class Padder:
         return arrays
 
 
-class PaddedSession:
+class PaddedSession(Session):
     """A session that pads inputs up to a bucket: its engine sees the buckets' sizes only."""
 
     def __init__(self, session: Session, buckets: Buckets) -> None:
@@ -80,9 +80,10 @@ class PaddedSession:
 
     def run(self, tensors: Sequence[NDArray[Any]]) -> Arrays:
         length = self.padder.length(tensors)
-        padded = self.padder.padded(tensors)
-        idle = isinstance(tensors, IdleInputs)
-        return self.padder.cut(self._session.run(IdleInputs(padded) if idle else padded), length)
+        return self.padder.cut(self._session.run(self.padder.padded(tensors)), length)
+
+    def rest(self, sample: Sequence[NDArray[Any]]) -> None:
+        self._session.rest(self.padder.padded(sample))
 
     def close(self) -> None:
         self._session.close()

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from edgert.bundle.buckets import Buckets
 from edgert.durable import replace_file, storing
-from edgert.engines import Engine, EngineOptions, LocalArtifact
+from edgert.engines import Engine, EngineOptions, LocalArtifact, Session
 from edgert.engines.cuda import Cuda, open_cuda
 from edgert.engines.padding import in_pieces
 from edgert.errors import EngineFailed, EngineMissing
@@ -64,7 +64,7 @@ def plan_name(sha256: str, version: str, compute_capability: str, batch_max: int
     return f"{sha256}-trt{version}-sm{compute_capability}-b{batch_max}{lengths}.plan"
 
 
-class TensorRTSession:
+class TensorRTSession(Session):
     """A session with GPU memory for the largest batch; a smaller batch uses the front of it."""
 
     def __init__(

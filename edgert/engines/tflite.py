@@ -58,7 +58,7 @@ def path_for(path: Path, size: int, buckets: Buckets) -> Path:
     return path if size == buckets.largest else path.with_name(f"{path.stem}-{size}{path.suffix}")
 
 
-class TFLiteSession:
+class TFLiteSession(Session):
     """A session with an interpreter per bucket; `make_interpreter` opens the artifact once more."""
 
     def __init__(self, artifact: LocalArtifact, buckets: Sequence[int], make_interpreter: Callable[[], Any]) -> None:
@@ -104,7 +104,7 @@ class TFLiteSession:
         return self._by_size[size]
 
 
-class _LengthsSession:
+class _LengthsSession(Session):
     """A session for each size of a model's buckets, opened when it is first needed."""
 
     def __init__(

@@ -19,6 +19,7 @@ from edgert.config import read_config
 from edgert.daemon.model import restarts
 from edgert.daemon.model.model_service import ModelService
 from edgert.daemon.workers.worker_process import LOAD_S_MAX, WorkerProcess
+from edgert.engines import Session
 from edgert.engines.fault import EXIT_CODE, MAGIC
 from edgert.errors import EdgeRTError, Unavailable, WorkerLost
 from edgert.tensors import TensorSpec
@@ -344,7 +345,7 @@ def test_an_engine_that_reports_progress_is_not_taken_for_stuck(speaks: bool) ->
 # --- the run page ---------------------------------------------------------------------------------
 
 
-class GatedSession:
+class GatedSession(Session):
     """A session whose runs last until the test ends them."""
 
     inputs: tuple[TensorSpec, ...] = ()

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgert.checks.status import BatcherStatus
-from edgert.engines import IdleInputs, Session
+from edgert.engines import Session
 from edgert.errors import DeadlineExceeded, EdgeRTError, EngineFailed, Overloaded
 from edgert.tensors import batchable
 from edgert.worker.pipeline.tuning import LINGER_SHARE, LatencyTuner
@@ -53,10 +53,10 @@ class EngineAnswer(NamedTuple):
 class _Instance:
     """One engine session, run by the thread that holds it; its last run had `last_count` requests."""
 
-    __slots__ = ("arena", "last_count", "last_run_s", "run")
+    __slots__ = ("arena", "last_count", "last_run_s", "rest", "run")
 
     def __init__(self, session: Session) -> None:
-        self.run = session.run
+        self.run, self.rest = session.run, session.rest
         self.arena: Arrays = []
         self.last_count, self.last_run_s = 1, 0.0
 
@@ -172,19 +172,19 @@ class Batcher:
     def rest(self, sample: Callable[[], Arrays]) -> bool:
         """Let idle engines give back the memory of large runs, none of which was lately.
 
-        Each runs `sample`, one item, once; a request that comes meanwhile waits for that. Returns whether there was
-        something to give back.
+        They may run `sample`, one item, for it; a request that comes meanwhile waits for that. Returns whether there
+        was something to give back.
         """
         if self._large_at_s is None or self._clock() - self._large_at_s < REST_S:
             return False
         self._large_at_s = None
         taken: list[_Instance] = []
         with contextlib.suppress(Exception):  # the memory stays, and the next request shows what fails
-            inputs = IdleInputs(sample())
+            inputs = sample()
             taken += iter(self._idle_instance, None)
             for instance in taken:
                 instance.arena.clear()
-                instance.run(inputs)
+                instance.rest(inputs)
         for instance in taken:
             self._release(instance)
         return True

@@ -17,7 +17,7 @@ import pytest
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
-from edgert.engines import ENGINES, EngineOptions, IdleInputs, LocalArtifact, Session, bucket_for, engine_by_name
+from edgert.engines import ENGINES, EngineOptions, LocalArtifact, Session, bucket_for, engine_by_name
 from edgert.engines.present import engine_versions
 from edgert.engines.tensorrt import plan_name
 from edgert.errors import ConfigInvalid, EngineFailed, EngineMissing
@@ -243,22 +243,22 @@ assert not loaded, loaded
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-def test_an_idle_run_gives_back_the_memory_of_a_large_one(tmp_path: Path) -> None:
+def test_a_session_at_rest_gives_back_the_memory_of_a_large_one(tmp_path: Path) -> None:
     body = "a = Relu(x) b = Sigmoid(a) y = Neg(b)"
     path = models.write(models.model("float[N,256,256] x) => (float[N,256,256] y", body), tmp_path / "model.onnx")
     specs = ((TensorSpec("x", "FP32", (-1, 256, 256)),), (TensorSpec("y", "FP32", (-1, 256, 256)),))
     session = engine_by_name("onnxruntime").load(LocalArtifact("onnxruntime", path, *specs, "0"), OPTIONS)
 
-    def after(tensors: list[Any]) -> float:
-        session.run(tensors)
+    def after(use: Callable[[list[Any]], object], tensors: list[Any]) -> float:
+        use(tensors)
         used_mb = process_mb(os.getpid())
         assert used_mb is not None
         return used_mb
 
     one = models.random(1, 256, 256)
-    small_mb, large_mb = after([one]), after([np.zeros((256, 256, 256), np.float32)])
+    small_mb, large_mb = after(session.run, [one]), after(session.run, [np.zeros((256, 256, 256), np.float32)])
     assert large_mb > small_mb + 60
-    assert after(IdleInputs([one])) < small_mb + 0.3 * (large_mb - small_mb)
+    assert after(session.rest, [one]) < small_mb + 0.3 * (large_mb - small_mb)
     session.close()
 
 

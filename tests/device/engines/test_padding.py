@@ -10,6 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from edgert.bundle.buckets import Buckets, CutOutput, PaddedInput
+from edgert.engines import Session
 from edgert.engines.padding import PaddedSession, Padder
 from edgert.errors import RequestError
 from edgert.tensors import TensorSpec
@@ -25,7 +26,7 @@ BUCKETS = Buckets(
 )
 
 
-class Engine:
+class Engine(Session):
     """A session that notes the shapes that it gets, and returns every second id."""
 
     def __init__(self) -> None:

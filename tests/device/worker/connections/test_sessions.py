@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from edgert.bundle.signal_rules import Series, Sound
 from edgert.config import ServingConfig
+from edgert.engines import Session
 from edgert.errors import EngineFailed, Overloaded, RequestError
 from edgert.protocol import wire
 from edgert.protocol.frame_buffer import FrameBuffer
@@ -85,7 +86,7 @@ def test_an_engine_that_fails_in_the_middle_changes_nothing(tmp_path: Path) -> N
     model = loaded(tmp_path, op="add", state_id="")
     runs = iter([False, False, True, False])
 
-    class Failing:
+    class Failing(Session):
         inputs, outputs = model.session.inputs, model.session.outputs
 
         def run(self, tensors: Any) -> Any:

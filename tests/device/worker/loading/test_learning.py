@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from edgert.config import ServingConfig, parse_config
-from edgert.engines import CONCURRENT
+from edgert.engines import CONCURRENT, Session
 from edgert.errors import ConfigInvalid, EngineFailed
 from edgert.tensors import TensorSpec
 from edgert.worker.loading.learning import BATCH_CAP_MAX, LEARN_S_MAX, Circumstances, Learned, LearnedFile, learn
@@ -48,7 +48,7 @@ class Machine:
         return SimulatedSession(self, threads)
 
 
-class SimulatedSession:
+class SimulatedSession(Session):
     def __init__(self, machine: Machine, threads: int) -> None:
         self.inputs: tuple[TensorSpec, ...] = (TensorSpec("x", "FP32", (-1, 2)),)
         self.outputs: tuple[TensorSpec, ...] = (TensorSpec("y", "FP32", (-1, 2)),)

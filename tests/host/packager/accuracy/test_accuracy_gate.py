@@ -15,6 +15,7 @@ pytest.importorskip("onnxruntime")
 
 from edgert.bundle.buckets import Buckets, PaddedInput
 from edgert.bundle.manifest import Accuracy
+from edgert.engines import Session
 from edgert.errors import EngineFailed
 from edgert.tensors import TensorSpec
 from edgert_deploy.packager.accuracy import accuracy_gate as gate
@@ -143,7 +144,7 @@ def test_the_artifact_is_run_by_the_engine_that_judges_it(digits_source: SourceM
 
 
 def test_run_samples_gives_fixed_models_one_sample_at_a_time() -> None:
-    class One:
+    class One(Session):
         inputs: tuple[TensorSpec, ...] = (TensorSpec("x", "FP32", (1, 4)),)
         outputs: tuple[TensorSpec, ...] = inputs
 
