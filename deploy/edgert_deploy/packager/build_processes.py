@@ -68,14 +68,20 @@ class BuildProcesses:
         return Artifact.from_json(answer, out_dir)
 
     def activations(self, progress: Progress) -> tuple[Activation, ...]:
-        """Return the ranges of the layers' answers; none of a model that is not ONNX, or if the child crashes."""
+        """Return the ranges of the layers' answers; none of a model that is not ONNX, or if the child crashes.
+
+        Raises BuildFailed for a fault of ours.
+        """
         if self._source.kind != "onnx":
             return ()
         request = {"inputs": self._written_inputs()}
         try:
             with _lent_child() as child:
                 answer, _ = child.ask(f"{__name__}:activations_in_child", request, b"", LIMITS, progress)
-        except sandbox.ChildFailed:
+        except sandbox.ChildFailed as error:
+            if error.cause == "error":
+                what = f"the ranges of the layers' answers cannot be measured: {error.detail}"
+                raise BuildFailed(f"{what}; this is a fault of edgert, please report it") from error
             return ()
         return tuple(from_json(Activation, each) for each in answer["activations"])
 
@@ -195,8 +201,6 @@ def _close_idle_child() -> None:
 
 def build_in_child(request: dict[str, Any], payload: bytes, progress: Progress) -> sandbox.Answer:
     """Build the pickled order `payload`: a child's side of `BuildProcesses.build`."""
-    # The parent removes this folder, also when it kills the child.
-    tempfile.tempdir = os.environ["TMPDIR"] = os.path.dirname(request["inputs"])
     source, calibration = _loaded(request["inputs"])
     order: Order = pickle.loads(payload)
     return builder_for(order.engine).build(order, source, calibration, Path(request["out"]), progress).as_json(), b""
@@ -211,7 +215,9 @@ _last: dict[str, tuple[SourceModel, CalibrationSet]] = {}
 
 
 def _loaded(path: str) -> tuple[SourceModel, CalibrationSet]:
-    """Return the inputs at `path`; those of the request before are kept."""
+    """Return the inputs at `path`; those of the request before are kept. Temporary files go beside them."""
+    # The parent removes this folder, also when it kills the child.
+    tempfile.tempdir = os.environ["TMPDIR"] = os.path.dirname(path)
     if path not in _last:
         _last.clear()
         with open(path, "rb") as file:
