@@ -46,7 +46,8 @@ def undo(proto: Any, constants: Any) -> None:
             )
     del proto.graph.node[:]
     for node in nodes:
-        proto.graph.node.extend(_REPLACED[node.op_type](graph, node) if node.op_type in _REPLACED else [node])
+        if not graph.fold(node):
+            proto.graph.node.extend(_REPLACED[node.op_type](graph, node) if node.op_type in _REPLACED else [node])
     del proto.graph.value_info[:]  # the types of some values changed
 
 
@@ -55,13 +56,28 @@ class _Graph:
 
     def __init__(self, graph: Any, constants: Any) -> None:
         self._graph, self._constants = graph, constants
+        self._made: dict[str, Array] = {}
         self.before: dict[str, str] = {}
 
     def put(self, name: str, array: Array) -> str:
         from onnx import numpy_helper
 
         self._graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(array), name))
+        self._made[name] = array
         return name
+
+    def fold(self, node: Any) -> bool:
+        """Compute `node` if it is a product of two scales, and return whether it is.
+
+        In FP16, ONNX Runtime 1.32 crashes on such a product of constants.
+        """
+        if node.op_type != "Mul" or not any(name in self._made for name in node.input):
+            return False
+        factors = [self._made.get(name, self._constants.get(name)) for name in node.input]
+        if any(factor is None for factor in factors):
+            return False
+        self.put(node.output[0], np.asarray(factors[0] * factors[1], np.float32))
+        return True
 
     def read(self, node: Any, at: int) -> Array:
         """Return the constant that input `at` of `node` names."""

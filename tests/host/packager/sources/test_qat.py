@@ -88,6 +88,8 @@ def test_a_model_quantised_as_it_runs_is_float_again_where_an_engine_needs_that(
     session = onnxruntime.InferenceSession(undone.SerializeToString(), providers=["CPUExecutionProvider"])
     got = np.concatenate([session.run(None, {"x": row[None]})[0] for row in samples.inputs["x"]])
     np.testing.assert_allclose(got, want, atol=0.03 * float(np.abs(want).max()))
+    half = build("onnxruntime", source, samples, "fp16", tmp_path / "half")
+    np.testing.assert_allclose(artifact_outputs(half, source, samples)[0], got, atol=0.01 * float(np.abs(got).max()))
     for engine in ENGINE_NAMES:
         artifact = build(engine, source, samples, "int8", tmp_path / engine)
         assert artifact.qat == (engine == "onnxruntime")  # the others quantise the float graph
