@@ -143,9 +143,9 @@ def shell(tmp_path: Path, shell_with_key: Shell) -> Shell:
 
 
 @pytest.fixture
-def shell_here(tmp_path: Path, shell_with_key: Shell, monkeypatch: pytest.MonkeyPatch) -> ShellHere:
+def shell_here(tmp_path: Path, shell_with_key: Shell) -> ShellHere:
     """The same in this process, for tests of what the command answers."""
-    here = ShellHere(tmp_path, monkeypatch)
+    here = ShellHere(tmp_path)
     here.env["EDGERT_CONFIG_DIR"] = shell_with_key.env["EDGERT_CONFIG_DIR"]
     return here
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +30,7 @@ from tests.support.bundles import flip_bit, make_null_bundle
 from tests.support.clients import PAUSE_S
 from tests.support.intents import sentences, write_model, write_sentences
 from tests.support.paths import ROOT
+from tests.support.shell import EDGERT, edgert_here
 from tests.support.trees import another_tree
 
 DIGITS = ROOT / "examples" / "digits"
@@ -41,10 +41,14 @@ MONITOR = ("--service", "monitor", "--engines", "first")
 
 @dataclass
 class World:
-    """One host with its configuration, and one device behind a real sshd."""
+    """One host with its configuration, and one device behind a real sshd.
+
+    `apart`: each command has a process of its own, as where several run at once.
+    """
 
     folder: Path
     sshd: SshDevice
+    apart: bool = False
 
     def __post_init__(self) -> None:
         """Use the wheels that other tests collected; `test_wheelhouse.py` tests the collection itself."""
@@ -62,22 +66,22 @@ class World:
         return self.sshd.state / "edgert.sock"
 
     def edgert(self, *words: object, tree: Path = ROOT) -> tuple[int, dict[str, Any]]:
-        """Run `edgert WORDS --json` of a source tree in its own process; return exit code and output."""
-        environment = {
-            **os.environ,
-            "EDGERT_CONFIG_DIR": str(self.folder / "conf"),
-            "XDG_CACHE_HOME": str(self.folder / "cache"),
-            "PYTHONPATH": os.pathsep.join([str(tree), str(tree / "deploy"), os.environ.get("PYTHONPATH", "")]),
-        }
-        done = subprocess.run(
-            [sys.executable, "-m", "edgert_deploy.cli", *map(str, words), "--json"],
-            capture_output=True,
-            text=True,
-            timeout=COMMAND_S_MAX,
-            cwd=self.folder,
-            env=environment,
-            check=False,
-        )
+        """Run `edgert WORDS --json` of a source tree; return exit code and output."""
+        given = [*map(str, words), "--json"]
+        variables = {"EDGERT_CONFIG_DIR": str(self.folder / "conf"), "XDG_CACHE_HOME": str(self.folder / "cache")}
+        if tree == ROOT and not self.apart:
+            done = edgert_here(given, self.folder, **variables)
+        else:
+            path = os.pathsep.join([str(tree), str(tree / "deploy"), os.environ.get("PYTHONPATH", "")])
+            done = subprocess.run(
+                [*EDGERT, *given],
+                capture_output=True,
+                text=True,
+                timeout=COMMAND_S_MAX,
+                cwd=self.folder,
+                env={**os.environ, **variables, "PYTHONPATH": path},
+                check=False,
+            )
         assert done.stdout, done.stderr
         return done.returncode, json.loads(done.stdout)
 
@@ -168,7 +172,7 @@ def test_an_environment_has_the_byte_code_that_a_device_runs_and_no_other(world:
 def test_two_hosts_that_bootstrap_one_device_at_once_do_not_interfere(tmp_path: Path) -> None:
     """Without a claim each would empty the environment that the other fills."""
     with running_sshd(tmp_path / "sshd") as sshd:
-        hosts = [World(tmp_path / name, sshd) for name in ("one", "two")]
+        hosts = [World(tmp_path / name, sshd, apart=True) for name in ("one", "two")]
         for host in hosts:
             host.inventory.add(sshd.device())
             assert host.edgert("keys", "new")[0] == 0

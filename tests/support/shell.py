@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -66,19 +67,26 @@ class Shell:
 class ShellHere(Shell):
     """Runs `edgert` in this process, without the seconds that a new one takes to import everything."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        super().__init__(folder)
-        self._monkeypatch = monkeypatch
-
     def __call__(self, *words: str) -> subprocess.CompletedProcess[str]:
-        out, err = io.StringIO(), io.StringIO()
-        with self._monkeypatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
-            patch.chdir(self.folder)
-            for name in ("HOME", "EDGERT_CONFIG_DIR"):
-                patch.setenv(name, self.env[name])
-            patch.delenv("XDG_CACHE_HOME", raising=False)
-            code = main(words)
-        return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
+        own = {name: self.env[name] for name in ("HOME", "EDGERT_CONFIG_DIR")}
+        return edgert_here(words, self.folder, **own, XDG_CACHE_HOME=None)
+
+
+def edgert_here(words: Sequence[str], folder: Path, **variables: str | None) -> subprocess.CompletedProcess[str]:
+    """Run `edgert WORDS` in this process, in `folder`; `variables` of the environment are set, or removed if None.
+
+    No two may run at once.
+    """
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.chdir(folder)
+        for name, value in variables.items():
+            if value is None:
+                patch.delenv(name, raising=False)
+            else:
+                patch.setenv(name, value)
+        code = main(words)
+    return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
 
 
 def code_of(done: subprocess.CompletedProcess[str]) -> str:

@@ -26,10 +26,10 @@ from tests.support.shell import EDGERT, ShellHere
 class Host:
     """`edgert` on one host: with a home and a configuration of its own, in its clone of the project."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
         (folder / "home").mkdir(parents=True)
-        self.shell = ShellHere(folder, monkeypatch)
+        self.shell = ShellHere(folder)
         self.shell.folder = self.project = folder / "fleet"
 
     def __call__(self, *words: object) -> tuple[int, dict[str, Any]]:
@@ -71,9 +71,9 @@ class Host:
 
 
 @pytest.fixture
-def hosts(tmp_path: Path, sshd: SshDevice, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Host, Host]]:
+def hosts(tmp_path: Path, sshd: SshDevice) -> Iterator[tuple[Host, Host]]:
     """Two hosts with a local device `here` and a silent one `gone`; only the first can sign."""
-    a, b = Host(tmp_path / "a", monkeypatch), Host(tmp_path / "b", monkeypatch)
+    a, b = Host(tmp_path / "a"), Host(tmp_path / "b")
     a.project.mkdir()
     assert a("init")[0] == 0
     a("device", "add", "here", "--local", str(tmp_path / "dev"))
