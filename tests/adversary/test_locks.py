@@ -72,7 +72,7 @@ def test_a_running_device_gives_no_lock_and_no_file_to_others(no_umask: None) ->
         device.state.models.mkdir()
         device.state.pid.touch()  # as an earlier version left it
         device.start()
-        device.deploy()
+        device.put()
         device.run("install", os.fspath(device.bundle(release=2)))
         device.run("claim", "echo", "--by", "me")
         assert attack(device.state.root) <= {"lock config.toml", "lock keys/test.pem"}

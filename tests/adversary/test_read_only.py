@@ -21,7 +21,7 @@ ITEM = np.ones((1, 4), np.float32)
 def test_a_device_on_read_only_storage_serves_and_refuses_changes(pid_file: bool) -> None:
     with a_device() as device:
         root = os.fspath(device.state.root)
-        device.deploy()
+        device.put()
         bundle = device.bundle(release=2)
         device.stop()
         if not pid_file:

@@ -170,10 +170,10 @@ def test_a_silent_client_delays_no_other(serving: Device) -> None:
 
 def test_hot_swaps_under_load_lose_no_request() -> None:
     with a_device() as device:
-        device.deploy()
+        device.put()
         with load(device) as (releases, errors):
             for release in range(2, 5):
-                device.deploy(release=release)
+                device.put(release=release)
                 seen = len(releases)
                 wait_until(lambda seen=seen: len(releases) > seen + 50, "the load goes on")  # type: ignore[misc]
         assert errors == []

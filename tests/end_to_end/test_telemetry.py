@@ -82,7 +82,7 @@ def of_device(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def test_requests_show_up_as_the_fleets_percentiles(tmp_path: Path) -> None:
     with Broker.in_folder(tmp_path / "broker", secured=True) as broker, a_device(mqtt_config(broker)) as device:
-        device.deploy(delay_s=0.02)
+        device.put(delay_s=0.02)
         seen: list[dict[str, Any]] = []
 
         def reported() -> bool:
@@ -105,7 +105,7 @@ def test_an_alarm_shows_to_everybody_who_looks_later_and_events_name_their_versi
         listening.open()
         listening.subscribe(("edgert/v1/#",), 1)
         with a_device(mqtt_config(broker) + alarms) as device:
-            device.deploy()
+            device.put()
 
             def raised() -> bool:
                 listening.pump(0.1)
@@ -163,7 +163,7 @@ def test_a_broker_that_is_down_costs_serving_nothing_and_no_report(tmp_path: Pat
     """The device reaches the broker only once `edgert fleet watch` listens: no report waits there."""
     broker, port = Broker.in_folder(tmp_path / "broker", secured=True, extra=("log_type all",)), free_port()
     with broker, a_device(mqtt_config(broker, port)) as device:
-        device.deploy()
+        device.put()
         with device.client() as client:
             for i in range(50):
                 assert client.infer("echo", ITEM * i)["y"].tolist() == (ITEM * i).tolist()

@@ -93,7 +93,7 @@ def test_in_a_narrow_terminal_whole_columns_are_left_out() -> None:
 
 def test_the_real_daemon_is_watched() -> None:
     with a_device("[models.echo]\np95_ms = 50\n") as device:
-        device.deploy()
+        device.put()
         with device.client() as client:
             for value in range(50):
                 client.infer("echo", ITEM * value, cache=False)

@@ -86,7 +86,7 @@ def test_what_a_real_daemon_publishes_is_what_the_schemas_say(tmp_path: Path) ->
         connection.subscribe(("edgert/v1/#",), 1)
         mqtt = f'[serving]\nwindow_s = 0.5\n[mqtt]\nhost = "127.0.0.1"\nport = {broker.port}\n'
         with a_device(mqtt) as device:
-            device.deploy()
+            device.put()
             with device.client() as client:
                 for i in range(30):
                     client.infer("echo", ITEM * i)
