@@ -19,7 +19,7 @@ from edgert.versions.installed import load_live
 from edgert.versions.slot_store import SlotStore
 from tests.support.devices import Device
 from tests.support.examples import ENGINES, Built, built, served
-from tests.support.shell import Shell
+from tests.support.shell import ShellHere
 from tests.support.texts import LARGEST, MODEL, answers_to, text, texts, write_texts
 
 # Transformers in ONNX Runtime get the recipe dynamic-range, in which the items of a batch share the ranges of activations.
@@ -28,7 +28,7 @@ ATOL = {"onnxruntime": 0.05}
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    shell = Shell(tmp_path_factory.mktemp("text"))
+    shell = ShellHere(tmp_path_factory.mktemp("text"))
     write_texts(shell.folder / "calibration", texts(60))
     write_texts(shell.folder / "holdout", texts(60, seed=1000))
     samples = ("--calibration", "calibration", "--holdout", "holdout", "--max-drop", "0.05")

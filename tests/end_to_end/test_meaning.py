@@ -22,7 +22,7 @@ from tests.support import models
 from tests.support.colours import LABELS, MEAN, STD, bgr_model, tinted
 from tests.support.examples import ENGINES, Built, built, served
 from tests.support.images import encoded
-from tests.support.shell import Shell
+from tests.support.shell import Shell, ShellHere
 
 RULE = """
 input = "image"
@@ -40,7 +40,7 @@ rule = "crop"
 
 @pytest.fixture(scope="module")
 def shell(tmp_path_factory: pytest.TempPathFactory) -> Shell:
-    shell = Shell(tmp_path_factory.mktemp("meaning"))
+    shell = ShellHere(tmp_path_factory.mktemp("meaning"))
     for label in LABELS:
         (shell.folder / "photos" / label).mkdir(parents=True)
         for i in range(4):

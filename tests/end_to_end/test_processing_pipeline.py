@@ -21,7 +21,7 @@ from edgert.processing.image import ImageReader
 from tests.support import models
 from tests.support.devices import Device, a_device
 from tests.support.images import encoded, photo, png_header
-from tests.support.shell import Shell
+from tests.support.shell import Shell, ShellHere
 
 COLOURS = {"blue": 2, "green": 1, "red": 0}  # folders, and their dominant channel
 LABELS = ("red", "green", "blue")
@@ -94,7 +94,7 @@ def build(shell: Shell, key: Path, *words: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def shell(tmp_path_factory: pytest.TempPathFactory) -> Shell:
-    shell = Shell(tmp_path_factory.mktemp("images"))
+    shell = ShellHere(tmp_path_factory.mktemp("images"))
     assert shell("keys", "new", "--dir", "keys").returncode == 0
     for name, numbers in (("calibration", range(4)), ("holdout", range(10, 13))):
         for label in LABELS:
@@ -129,10 +129,7 @@ def device(shell: Shell) -> Iterator[Device]:
         (device.state.keys / "builder.pem").write_bytes((shell.folder / "keys/default.pem").read_bytes())
         device.start()
         for model in ("colour", "bright"):
-            device.run("install", str(shell.folder / f"{model}.edgert"))
-            device.run("activate", model)
-            assert device.run("check", model)["ok"]
-            device.run("mark-good", model)
+            device.keep(model, shell.folder / f"{model}.edgert", checked=True)
         yield device
 
 

@@ -16,12 +16,12 @@ from tests.support.bursts import CHUNK, RULES, answers, frames, recording, write
 from tests.support.devices import Device
 from tests.support.examples import ENGINES, Built, built, served
 from tests.support.profiles import ONE_ENGINE
-from tests.support.shell import Shell
+from tests.support.shell import Shell, ShellHere
 
 
 @pytest.fixture(scope="module")
 def shell(tmp_path_factory: pytest.TempPathFactory) -> Shell:
-    shell = Shell(tmp_path_factory.mktemp("bursts"))
+    shell = ShellHere(tmp_path_factory.mktemp("bursts"))
     assert shell("keys", "new", "--dir", "keys").returncode == 0
     write_model(shell.folder / "bursts.onnx")
     write_recordings(shell.folder / "calibration", range(4))

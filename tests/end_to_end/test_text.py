@@ -23,7 +23,7 @@ from edgert.versions.slot_store import SlotStore
 from tests.support.devices import Device, http_port
 from tests.support.examples import ENGINES, Built, built, served
 from tests.support.intents import LABELS, sentences, tokens, write_model, write_sentences
-from tests.support.shell import Shell
+from tests.support.shell import Shell, ShellHere
 
 ROWS = sentences(190, 7)
 CALIBRATION, HOLDOUT, TEXTS = ROWS[:60], ROWS[60:160], ROWS[160:]
@@ -31,7 +31,7 @@ CALIBRATION, HOLDOUT, TEXTS = ROWS[:60], ROWS[60:160], ROWS[160:]
 
 @pytest.fixture(scope="module")
 def shell(tmp_path_factory: pytest.TempPathFactory) -> Shell:
-    shell = Shell(tmp_path_factory.mktemp("text"))
+    shell = ShellHere(tmp_path_factory.mktemp("text"))
     write_model(shell.folder)
     write_sentences(shell.folder / "calibration", CALIBRATION)
     write_sentences(shell.folder / "holdout", HOLDOUT)

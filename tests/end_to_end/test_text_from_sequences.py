@@ -14,7 +14,7 @@ pytest.importorskip("onnxruntime")
 
 from edgert.processing.ctc import text_of
 from tests.support.examples import built, served
-from tests.support.shell import Shell
+from tests.support.shell import ShellHere
 
 LETTERS = "ab ü"  # and the blank after them
 STEPS, SIZE = 16, 12
@@ -54,7 +54,7 @@ def needed(text: str) -> int:
 def test_a_sequence_comes_back_as_text(tmp_path: Path, buckets: tuple[str, ...]) -> None:
     random = np.random.default_rng(1)
     texts = ["".join(random.choice(list(LETTERS), int(random.integers(1, 6)))) for _ in range(60)]
-    shell = Shell(tmp_path)
+    shell = ShellHere(tmp_path)
     write_model(tmp_path / "reader.onnx", "steps" if buckets else STEPS)
     for name, some in (("calibration", texts[:20]), ("holdout", texts[20:])):
         arrays: dict[str, Any] = {"x": sequences(random, some), "transcript": np.array(some)}
@@ -86,7 +86,7 @@ def test_a_sequence_comes_back_as_text(tmp_path: Path, buckets: tuple[str, ...])
 
 
 def test_a_signal_comes_back_as_text_and_its_health_check_compares_the_scores(tmp_path: Path) -> None:
-    random, shell = np.random.default_rng(2), Shell(tmp_path)
+    random, shell = np.random.default_rng(2), ShellHere(tmp_path)
     texts = ["".join(random.choice(list(LETTERS), int(random.integers(1, 6)))) for _ in range(60)]
     write_model(tmp_path / "reader.onnx", STEPS)
     for name, some in (("calibration", texts[:20]), ("holdout", texts[20:])):

@@ -20,7 +20,7 @@ from edgert.processing.wav import read_wav
 from tests.support.devices import Device
 from tests.support.examples import ENGINES, Built, built, served
 from tests.support.paths import ROOT
-from tests.support.shell import Shell
+from tests.support.shell import ShellHere
 
 EXAMPLE = ROOT / "examples/keyword"
 COMMANDS = EXAMPLE / "commands.wav"
@@ -29,7 +29,7 @@ SPOKEN = ["start", "louder"]  # and a word that is no command between them
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    return built(Shell(tmp_path_factory.mktemp("keyword")), "keyword", ENGINES, str(EXAMPLE / "keyword.toml"))
+    return built(ShellHere(tmp_path_factory.mktemp("keyword")), "keyword", ENGINES, str(EXAMPLE / "keyword.toml"))
 
 
 @pytest.fixture(scope="module", params=ENGINES)

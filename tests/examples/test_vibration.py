@@ -21,14 +21,14 @@ from examples.vibration.make import LABELS, recordings
 from tests.support.devices import Device
 from tests.support.examples import ENGINES, Built, built, served
 from tests.support.paths import ROOT
-from tests.support.shell import Shell
+from tests.support.shell import Shell, ShellHere
 
 EXAMPLE = ROOT / "examples/vibration"
 
 
 @pytest.fixture(scope="module")
 def shell(tmp_path_factory: pytest.TempPathFactory) -> Shell:
-    shell = Shell(tmp_path_factory.mktemp("vibration"))
+    shell = ShellHere(tmp_path_factory.mktemp("vibration"))
     made = subprocess.run(
         [sys.executable, EXAMPLE / "make.py", shell.folder], capture_output=True, text=True, env=shell.env
     )

@@ -19,6 +19,7 @@ from typing import Any
 
 from edgert import Client
 from edgert.bundle.signing import SigningKey, new_key
+from edgert.checks.health import check_served
 from edgert.checks.status import ask_daemon
 from edgert.cli.start import start_daemon
 from edgert.cli.status import device_status
@@ -82,13 +83,19 @@ class Device:
         self.run("mark-good", model)
 
     def put(self, **options: Any) -> None:
-        """Do the same as `deploy` without a process for each command."""
-        store = SlotStore(self.state.models / options.get("model", "echo"))
-        install(self.bundle(**options), self.state, read_config(self.state))
+        """Do the same as `deploy`, but for the check, without a process for each command."""
+        self.keep(options.get("model", "echo"), self.bundle(**options))
+
+    def keep(self, model: str, bundle: Path, *, checked: bool = False) -> None:
+        """Make `bundle` live and good; if `checked`, its golden answers through the socket must be right."""
+        store, config = SlotStore(self.state.models / model), read_config(self.state)
+        install(bundle, self.state, config)
         store.activate(60)
-        self.sync(store.folder.name)
+        self.sync(model)
+        if checked:
+            assert check_served(model, store, self.state, config)["ok"]
         store.mark_good()
-        self.sync(store.folder.name)
+        self.sync(model)
 
     def replace(self, model: str, **options: Any) -> None:
         """Do `put` and wait until the worker before has ended: it may answer for a moment longer."""

@@ -58,9 +58,6 @@ def served(made: Built, engine: str, config: str = "") -> Iterator[Device]:
         device.state.config.write_text(written.replace('profile = "this-machine"', f'profile = "{engine}"'))
         (device.state.keys / "builder.pem").write_bytes(made.public_key.read_bytes())
         device.start()
-        device.run("install", str(made.bundle))
-        device.run("activate", made.model)
-        assert device.run("check", made.model)["ok"]  # golden samples through the socket, from the raw input on
-        device.run("mark-good", made.model)
+        device.keep(made.model, made.bundle, checked=True)  # golden samples from the raw input on
         assert device.serving(made.model)["engine"] == engine
         yield device
