@@ -12,6 +12,7 @@ import math
 import os
 import select
 import socket
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Sequence
@@ -235,8 +236,10 @@ class _Connection:
         self.conversation = Conversation(model, share=share, probe=probe, session=session)
         self._timeout_s, self._timeout_us, self._timeout_ms = 0.0, 0, 0
         self._sock = dial(path, deadline)
-        self._watched = select.poll()
-        self._watched.register(self._sock, select.POLLIN)
+        self._watched: select.poll | None = None
+        if threading.active_count() == 1:  # else each system call gives the interpreter away: a poll then costs more
+            self._watched = select.poll()
+            self._watched.register(self._sock, select.POLLIN)
         try:
             self._greet(deadline)
         except BaseException:
@@ -310,11 +313,12 @@ class _Connection:
         A thread that sleeps in `recv` is woken in vain when the daemon reads its request; one that polls sleeps on
         (decision 27).
         """
-        frames = self.conversation.frames
+        frames, watched = self.conversation.frames, self._watched
         while True:
             try:
-                self._watched.poll(self._timeout_ms)
-                count = self._sock.recv_into(frames.room, 0, socket.MSG_DONTWAIT)
+                if watched is not None and not watched.poll(self._timeout_ms):
+                    raise BlockingIOError
+                count = self._sock.recv_into(frames.room)
             except BlockingIOError as error:
                 raise self.conversation.late(sent=True) from error
             except OSError as error:

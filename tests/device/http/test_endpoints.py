@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
 import http.client
@@ -80,6 +81,18 @@ def site() -> Iterator[Site]:
         device.put(model="slow", delay_s=SLOW_S)
         put_types(device)
         yield Site(device, http_port(device))
+
+
+def test_the_process_keeps_to_one_core(site: Site) -> None:
+    daemon = int(site.device.state.pid.read_text())
+    children = Path(f"/proc/{daemon}/task/{daemon}/children").read_text().split()
+    (pid,) = (int(child) for child in children if b"edgert.http" in Path(f"/proc/{child}/cmdline").read_bytes())
+    cores = []
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        with contextlib.suppress(ProcessLookupError):  # the thread of a connection that has ended
+            cores.append(os.sched_getaffinity(int(thread)))
+    assert len(cores) > 1
+    assert all(each == {max(os.sched_getaffinity(0))} for each in cores)
 
 
 def put_types(device: Device) -> None:
