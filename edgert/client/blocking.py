@@ -236,10 +236,11 @@ class _Connection:
         self.conversation = Conversation(model, share=share, probe=probe, session=session)
         self._timeout_s, self._timeout_us, self._timeout_ms = 0.0, 0, 0
         self._sock = dial(path, deadline)
-        self._watched: select.poll | None = None
-        if threading.active_count() == 1:  # else each system call gives the interpreter away: a poll then costs more
-            self._watched = select.poll()
-            self._watched.register(self._sock, select.POLLIN)
+        self._watched = select.poll()
+        self._watched.register(self._sock, select.POLLIN)
+        # In a process of several threads, each system call passes Python's lock on: a poll costs more than it saves.
+        self._one_thread = threading.active_count() == 1
+        self._polls = self._one_core = self._one_thread and len(os.sched_getaffinity(0)) == 1
         try:
             self._greet(deadline)
         except BaseException:
@@ -310,13 +311,13 @@ class _Connection:
     def _receive(self, deadline: float) -> wire.Frame:
         """Return the next frame. Raises DeadlineExceeded, and the error of a connection that ended.
 
-        A thread that sleeps in `recv` is woken in vain when the daemon reads its request; one that polls sleeps on
-        (decision 27).
+        A thread that sleeps in `recv` is woken in vain when the daemon reads its request; one that polls sleeps on. That
+        pays where the client would take time from the daemon or from other clients (decision 27).
         """
-        frames, watched = self.conversation.frames, self._watched
+        frames = self.conversation.frames
         while True:
             try:
-                if watched is not None and not watched.poll(self._timeout_ms):
+                if self._polls and not self._watched.poll(self._timeout_ms):
                     raise BlockingIOError
                 count = self._sock.recv_into(frames.room)
             except BlockingIOError as error:
@@ -327,6 +328,7 @@ class _Connection:
                 raise self.conversation.ended(True)
             frame = frames.feed(count)
             if frame is not None:
+                self._polls = self._one_core or (self._one_thread and frame.flags & wire.FLAG_MANY != 0)
                 return frame
             self._set_timeout(deadline - time.monotonic())
 

@@ -33,6 +33,7 @@ FLAG_CACHE_HIT = 2  # RESULT: the answer came from the cache
 FLAG_SHARED = 4  # INFER, RESULT: the body is in the shared memory that came with the WELCOME
 FLAG_HIGH_PRIORITY = 8  # INFER: it goes before the others that wait for the engine
 FLAG_NEAR_HIT = 16  # RESULT, with FLAG_CACHE_HIT: the cached answer is that of a nearly equal input
+FLAG_MANY = 32  # RESULT: other clients of this model ask as well
 
 # magic, version, kind, flags, request id, model id, arg, meta bytes, tensors, status, body bytes, stage times
 HEADER = struct.Struct(f"<4sBBHQIIIHHQ{len(StageTimes._fields)}I")

@@ -184,11 +184,14 @@ class Connection:
             self._tensors = request.tensors
         return self._inputs
 
-    def encoded(self, answer: Answer, request: wire.Frame) -> Sequence[wire.Buffer]:
-        """Return the buffers to send. Raises RequestError if a frame cannot hold the answer."""
+    def encoded(self, answer: Answer, request: wire.Frame, more_flags: int = 0) -> Sequence[wire.Buffer]:
+        """Return the buffers to send, with `more_flags` in the header.
+
+        Raises RequestError if a frame cannot hold the answer.
+        """
         outputs, numbers, batch, flags, stages = answer
         reply = self.reply
-        parts = reply.parts(outputs, numbers, flags, request.request_id, batch, stages)
+        parts = reply.parts(outputs, numbers, flags | more_flags, request.request_id, batch, stages)
         if reply.frame_bytes > self._frame_bytes_max:
             if self.session is not None:
                 self.session.undo()

@@ -231,7 +231,7 @@ class Reactor:
     def _deliver(self, client: _Client, answer: Answer) -> None:
         connection, began_ns = client.connection, time.perf_counter_ns()
         try:
-            parts = connection.encoded(answer, client.request)
+            parts = connection.encoded(answer, client.request, wire.FLAG_MANY)
         except Exception as error:  # noqa: BLE001  # as above
             self._fail(client, error)
             return

@@ -93,6 +93,20 @@ def test_a_client_that_stops_inside_a_frame_delays_no_other_and_is_answered(devi
             assert (frame.kind, frame.request_id) == (wire.RESULT, at)
 
 
+def test_an_answer_tells_whether_other_clients_ask_as_well(device: Device, many: list[Client]) -> None:
+    with greeted(device) as sock:
+
+        def told() -> bool:
+            sock.sendall(request())
+            return read_frame(sock).flags & wire.FLAG_MANY != 0
+
+        assert not told()
+        wait_until(lambda: answered(many) or told(), "it is served with the others")
+        for _ in range(ALONE_MAX + 2):
+            told()
+        wait_until(lambda: not told(), "it asks alone")
+
+
 def test_requests_sent_without_waiting_are_answered_in_their_order(device: Device, many: list[Client]) -> None:
     with greeted(device) as eager:
         eager.sendall(b"".join(request(i) for i in range(500)))
