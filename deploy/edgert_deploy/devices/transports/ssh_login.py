@@ -30,6 +30,7 @@ from paramiko.pkey import UnknownKeyType
 from paramiko.ssh_exception import IncompatiblePeer, NoValidConnectionsError
 
 from edgert.errors import ConfigInvalid, DeviceUnreachable, HostKeyMismatch, LoginRefused
+from edgert.printable import printable
 from edgert_deploy.devices.inventory import Device, SshAddress, fingerprint
 from edgert_deploy.devices.transports.ssh_config import login_keys, read_ssh_config
 
@@ -162,7 +163,7 @@ class _Hop:
             with stderr:
                 for line in stderr:
                     self._said.append(line)
-                    print(line, end="", file=sys.stderr, flush=True)
+                    print(printable(line), end="", file=sys.stderr, flush=True)
 
         self._listener = threading.Thread(target=copy, daemon=True)
         self._listener.start()
