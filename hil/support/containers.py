@@ -145,8 +145,9 @@ class Container(HasKeys):
     def link(self, up: bool) -> None:
         """Cut or restore the network link; packets from this host vanish without an error."""
         _ip("-n", self.name, "link", "set", "eth0", "up" if up else "down")
-        if up:  # the kernel dropped the route with the link
+        if up:  # the kernel dropped the route with the link, and this host may remember that nobody answered
             _ip("-n", self.name, "route", "replace", "default", "via", self._host_ip)
+            _ip("neigh", "flush", "to", self.ip)
 
     def allow_only(self, port: int) -> None:
         """Let the device reach one TCP port of this host and nothing else, and take no connection."""
