@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,10 +16,9 @@ from edgert_deploy.devices.remote import RemoteDaemon
 from edgert_deploy.devices.transports import Result, Transport, open_transport
 from hil.support.dut import Dut
 from tests.support.paths import DIGITS, ROOT
-from tests.support.shell import edgert_here
+from tests.support.shell import EDGERT, edgert_apart, edgert_here, environment_of
 
 COMMAND_S_MAX = 3600  # TensorRT builds its engine in the first install
-_EDGERT = (sys.executable, "-m", "edgert_deploy.cli")
 T = TypeVar("T")
 
 
@@ -45,21 +42,14 @@ class Host:
         if self.tree == ROOT:
             done = edgert_here(given, self.tree, EDGERT_CONFIG_DIR=str(self.folder))
         else:
-            done = subprocess.run(
-                [*_EDGERT, *given],
-                capture_output=True,
-                text=True,
-                timeout=COMMAND_S_MAX,
-                cwd=self.tree,
-                env=self.environment,
-            )
+            done = edgert_apart(given, self.tree, self.environment, COMMAND_S_MAX)
         assert done.returncode == code, f"{words}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
         return dict(json.loads(done.stdout))
 
     def started(self, *words: object) -> subprocess.Popen[str]:
         """Start `edgert WORDS` with its stderr readable, for tests that end it early."""
         return subprocess.Popen(
-            [*_EDGERT, *map(str, words)],
+            [*EDGERT, *map(str, words)],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
@@ -69,8 +59,7 @@ class Host:
 
     @property
     def environment(self) -> dict[str, str]:
-        paths = [str(self.tree), str(self.tree / "deploy"), os.environ.get("PYTHONPATH", "")]
-        return {**os.environ, "EDGERT_CONFIG_DIR": str(self.folder), "PYTHONPATH": os.pathsep.join(paths)}
+        return environment_of(self.tree, EDGERT_CONFIG_DIR=str(self.folder))
 
     def add(self, dut: Dut) -> None:
         optional = [(f"--{name}", getattr(dut, name)) for name in ("identity", "home", "state") if getattr(dut, name)]

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.devices import Device, a_device, http_port
+from tests.support.devices import Device, a_device, http_pid, http_port
 
 FRAME_BYTES = 8 * 1024**2
 CONFIG = """
@@ -55,9 +55,8 @@ def server() -> Iterator[Server]:
     with a_device(CONFIG) as device:
         device.put()
         port = http_port(device)
-        daemon = int(device.state.pid.read_text())
-        children = Path(f"/proc/{daemon}/task/{daemon}/children").read_text().split()
-        pid = next(int(c) for c in children if b"edgert.http" in Path(f"/proc/{c}/cmdline").read_bytes())
+        pid = http_pid(device)
+        assert pid is not None
         yield Server(device, port, pid)
 
 

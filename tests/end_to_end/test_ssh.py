@@ -6,8 +6,6 @@ The real command builds the real model. A device that refuses a bundle keeps ser
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -30,7 +28,7 @@ from tests.support.bundles import flip_bit, make_null_bundle
 from tests.support.clients import PAUSE_S
 from tests.support.intents import sentences, write_model, write_sentences
 from tests.support.paths import ROOT
-from tests.support.shell import EDGERT, edgert_here
+from tests.support.shell import edgert_apart, edgert_here, environment_of
 from tests.support.trees import another_tree
 
 DIGITS = ROOT / "examples" / "digits"
@@ -72,16 +70,7 @@ class World:
         if tree == ROOT and not self.apart:
             done = edgert_here(given, self.folder, **variables)
         else:
-            path = os.pathsep.join([str(tree), str(tree / "deploy"), os.environ.get("PYTHONPATH", "")])
-            done = subprocess.run(
-                [*EDGERT, *given],
-                capture_output=True,
-                text=True,
-                timeout=COMMAND_S_MAX,
-                cwd=self.folder,
-                env={**os.environ, **variables, "PYTHONPATH": path},
-                check=False,
-            )
+            done = edgert_apart(given, self.folder, environment_of(tree, **variables), COMMAND_S_MAX)
         assert done.stdout, done.stderr
         return done.returncode, json.loads(done.stdout)
 

@@ -167,6 +167,15 @@ def http_port(device: Device) -> int:
     return int(device.log().rsplit(said, 1)[1].split()[0])
 
 
+def http_pid(device: Device) -> int | None:
+    """Return the process id of the device's HTTP server, None while none runs."""
+    daemon = ask(device.state.control_socket, {"op": "status"}, 10.0)["pid"]
+    for child in Path(f"/proc/{daemon}/task/{daemon}/children").read_text().split():
+        if b"edgert.http" in Path(f"/proc/{child}/cmdline").read_bytes():
+            return int(child)
+    return None
+
+
 @contextmanager
 def nothing_may_be_written() -> Iterator[None]:
     """Let files be created but not written, as on a full disk."""

@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -87,6 +87,27 @@ def edgert_here(words: Sequence[str], folder: Path, **variables: str | None) -> 
                 patch.setenv(name, value)
         code = main(words)
     return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
+
+
+def environment_of(tree: Path, **variables: str) -> dict[str, str]:
+    """Return the environment in which Python finds the source tree `tree`, with `variables` set."""
+    paths = [str(tree), str(tree / "deploy"), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, **variables, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def edgert_apart(
+    words: Sequence[str], folder: Path, environment: Mapping[str, str], timeout_s: float
+) -> subprocess.CompletedProcess[str]:
+    """Run `edgert WORDS` in a process of its own, in `folder`."""
+    return subprocess.run(
+        [*EDGERT, *words],
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        cwd=folder,
+        env=environment,
+        check=False,
+    )
 
 
 def code_of(done: subprocess.CompletedProcess[str]) -> str:

@@ -30,7 +30,7 @@ from edgert.tensors import NUMPY_NAMES, TensorSpec
 from edgert.versions.install import install
 from edgert.versions.slot_store import SlotStore
 from tests.support.bundles import _laid_out, _npy
-from tests.support.devices import WAIT_S_MAX, Device, a_device, http_port, wait_until
+from tests.support.devices import WAIT_S_MAX, Device, a_device, http_pid, http_port, wait_until
 from tests.support.http_requests import Answer, binary_body, json_input, read_answer
 
 pytest.importorskip("httptools", reason="the HTTP server needs the extra edgert[http]")
@@ -84,11 +84,8 @@ def site() -> Iterator[Site]:
 
 
 def test_the_process_keeps_to_one_core(site: Site) -> None:
-    daemon = int(site.device.state.pid.read_text())
-    children = Path(f"/proc/{daemon}/task/{daemon}/children").read_text().split()
-    (pid,) = (int(child) for child in children if b"edgert.http" in Path(f"/proc/{child}/cmdline").read_bytes())
     cores = []
-    for thread in os.listdir(f"/proc/{pid}/task"):
+    for thread in os.listdir(f"/proc/{http_pid(site.device)}/task"):
         with contextlib.suppress(ProcessLookupError):  # the thread of a connection that has ended
             cores.append(os.sched_getaffinity(int(thread)))
     assert len(cores) > 1
@@ -569,14 +566,6 @@ def test_tritonclient_with_every_datatype_and_chosen_outputs(site: Site) -> None
 
 
 # --- the process ------------------------------------------------------------------------------
-
-
-def http_pid(device: Device) -> int | None:
-    daemon = ask(device.state.control_socket, {"op": "status"}, 10.0)["pid"]
-    for child in Path(f"/proc/{daemon}/task/{daemon}/children").read_text().split():
-        if b"edgert.http" in Path(f"/proc/{child}/cmdline").read_bytes():
-            return int(child)
-    return None
 
 
 def test_a_unix_socket_is_its_groups_alone_and_comes_back_after_a_crash(tmp_path: Path) -> None:
