@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from contextlib import closing
-from functools import partial
 
 import click
 
@@ -19,7 +18,7 @@ from edgert.telemetry.mqtt import BrokerRefused, Connection, MqttSettings
 from edgert.telemetry.retained import clear
 from edgert_deploy.cli.shared.broker_options import broker_options
 from edgert_deploy.cli.shared.options import json_option
-from edgert_deploy.cli.shared.output import emit, say
+from edgert_deploy.cli.shared.output import emit
 from edgert_deploy.fleet.store.query import FleetQuery
 from edgert_deploy.fleet.store.store import Store
 
@@ -111,5 +110,5 @@ def _sites(topics: Iterable[str], site: str | None) -> list[str]:
 def _rows_removed(store_url: str, sites: list[str], device: str) -> int:
     if not sites:
         raise ConfigInvalid(f"the broker retains nothing of {device}, so its site is unknown: name it with --site")
-    with closing(Store(store_url, partial(say, ""))) as store:
+    with closing(Store(store_url)) as store:
         return store.forget(sites[0], device)
