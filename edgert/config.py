@@ -27,7 +27,7 @@ from typing import Any
 
 from edgert.durable import make_private, only_owner_writes
 from edgert.errors import ConfigInvalid
-from edgert.names import checked_id
+from edgert.names import ID, checked_id
 from edgert.toml_file import about, from_table, parse_toml
 from edgert.typed_json import Closed
 
@@ -76,10 +76,20 @@ class BrokerLogin(Closed):
 
 @dataclass(frozen=True)
 class MqttConfig(BrokerLogin):
-    """`[mqtt]`. Without `host` nothing is sent, but the spool still fills up to its limit."""
+    """`[mqtt]`. Without `host` nothing is sent, but the spool still fills up to its limit.
+
+    `home_assistant` is Home Assistant's discovery prefix, usually "homeassistant".
+    """
 
     host: str = ""
     port: int = 1883
+    home_assistant: str = ""
+
+    def __post_init__(self) -> None:
+        if self.home_assistant and not all(map(ID.match, self.home_assistant.split("/"))):
+            raise ConfigInvalid(
+                f"home_assistant is {self.home_assistant!r}; give Home Assistant's discovery prefix: homeassistant"
+            )
 
 
 @dataclass(frozen=True)

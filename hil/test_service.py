@@ -390,11 +390,16 @@ def _steps(host: Host) -> str:
 
 
 def test_an_uninstall_clears_what_the_broker_retains_of_the_device(world: World) -> None:
+    pid = world.unit("MainPID")
+    add = 'sed -i "/^\\[mqtt\\]/a home_assistant = \\"homeassistant\\"" /var/lib/edgert/config.toml'
+    world.sh(f"{add} && systemctl restart edgertd")
+    world.wait_until_it_serves(pid)
+
     def known() -> set[str]:
         """The last parts of what is retained."""
         return {topic.rpartition("/")[2] for topic in retained(world.broker)}
 
-    wait_until(lambda: known() == {"status", "info", "deploy"}, "it is known")
+    wait_until(lambda: known() == {"status", "info", "deploy", "config"}, "it is known, also to Home Assistant")
     (shown,) = world.host.edgert("uninstall", NAME, "--dry-run")["devices"]
     (gone,) = world.host.edgert("uninstall", NAME, "--yes")["devices"]
     for removed in (shown["removed"], gone["removed"]):

@@ -30,6 +30,7 @@ from edgert.names import checked_id
 from edgert.protocol.control import ask
 from edgert.stop import Stop, stop_with_supervisor_or_signal
 from edgert.telemetry import messages
+from edgert.telemetry.home_assistant import discovery, discovery_topic
 from edgert.telemetry.link import CONNECTED, STOPPED, write_link
 from edgert.telemetry.messages import Topics
 from edgert.telemetry.mqtt import (
@@ -80,6 +81,7 @@ class Forwarder:
         info: Mapping[str, object],
         sys_fields: Callable[[], Mapping[str, object]] = dict,
         sys_interval_s: float = SYS_INTERVAL_S,
+        home_assistant: str = "",
         hint_topic: str = "",
         on_hint: Callable[[], None] = lambda: None,
         rate_per_s: float = RATE_PER_S,
@@ -93,7 +95,7 @@ class Forwarder:
         self._boot = checked_id("boot", boot)
         self._info = dict(info)
         self._sys_fields = sys_fields
-        self._sys_interval_s = sys_interval_s
+        self._sys_interval_s, self._home_assistant = sys_interval_s, home_assistant
         self._hint_topic, self._on_hint, self._hint = hint_topic, on_hint, b""
         self._rate_per_s = rate_per_s
         self._backoff = Backoff(retry_pauses_s, STABLE_AFTER_S, clock)
@@ -211,11 +213,18 @@ class Forwarder:
                 self._leave(each.topic)
                 continue
             self._connection.publish(each.topic, each.payload, 1, retain=True)
+            if self._home_assistant:
+                models = messages.models_of(each.payload)
+                self._connection.publish(
+                    *discovery(self._topics, self._home_assistant, models, self._info, self._sys_interval_s),
+                    1,
+                    retain=True,
+                )
 
     def _leave(self, topic: str) -> None:
         """Clear what the broker retains of the site and name that this device had, after earlier reports."""
         former = messages.parse_topic(topic)
-        for gone in Topics(former.site, former.device).retained:
+        for gone in _retained_topics(Topics(former.site, former.device), self._home_assistant):
             self._spool.append("cleared", gone, b"", 1, "event")
         self._spool.forget(topic)
 
@@ -335,6 +344,7 @@ def forward(state: StateDir, config: DeviceConfig, boot: str, stop: Stop) -> Non
         info={**units, "edgert": __version__, "profile": config.profile, "machine": config.machine, **following},
         sys_fields=lambda: host.sys_fields(state.spool.parent),
         sys_interval_s=config.serving.window_s,
+        home_assistant=config.mqtt.home_assistant,
         hint_topic=messages.hint_topic(follow.channel) if follow.registry else "",
         on_hint=hinted,
         log=log,
@@ -351,10 +361,16 @@ def _cleared(state: StateDir, *, remove: bool) -> str:
     what = f"the messages that the broker {settings.address} retains of {config.site}/{config.device}"
     try:
         if remove:
-            clear(settings, topics.retained, topics.client_id)
+            clear(settings, _retained_topics(topics, config.mqtt.home_assistant), topics.client_id)
     except EdgeRTError as error:
         return f"left {what} ({error.message}): `edgert fleet forget {config.device}` clears them"
     return f"removed {what}"
+
+
+def _retained_topics(topics: Topics, home_assistant: str) -> list[str]:
+    """Return the topics that the broker retains of a device."""
+    found = [topics.status, topics.info, topics.deploy]
+    return [*found, discovery_topic(topics, home_assistant)] if home_assistant else found
 
 
 def broker_settings(config: DeviceConfig) -> MqttSettings:

@@ -64,11 +64,6 @@ class Topics:
     def deploy(self) -> str:
         return self._of_device("deploy")
 
-    @property
-    def retained(self) -> tuple[str, str, str]:
-        """The topics whose last message a broker keeps."""
-        return self.status, self.info, self.deploy
-
     def metrics(self, model: str) -> str:
         return self._of_device(f"m/{checked_id('model', model)}/metrics")
 
@@ -223,6 +218,11 @@ def hist_fields(report: WindowReport, *, model_version: str, clock_synced: objec
 def _quantile(sketch: Sketch, share: float) -> float | None:
     """Return a percentile in ms; None where nothing was measured, because 0 would be a reading."""
     return round(sketch.quantile(share), 4) if sketch.count else None
+
+
+def models_of(deploy: bytes) -> list[str]:
+    """Return the models in a `deploy` payload. Raises ProtocolError."""
+    return sorted(key.removesuffix("_state") for key in load(deploy) if key.endswith("_state"))
 
 
 # --- the subscriber's side ------------------------------------------------------------------

@@ -40,6 +40,7 @@ def test_every_table_is_read() -> None:
         (BASE + '[serving]\nallow_uids = ["root"]', r"allow_uids\[0\] is 'root'"),
         (BASE + "[alarms]\nerror_share = 2.0", "error_share is 2.0"),
         (BASE + "[models.m]\nnear = 1.5", "near is 1.5"),
+        (BASE + '[mqtt]\nhome_assistant = "a b"', "home_assistant is 'a b'"),
         (BASE + "models = 5", "models is 5, not an object"),
         (BASE + "[models]\ndigits = 1", "digits"),
         (BASE + "[models.digits]\npined = true", "pined"),

@@ -1,6 +1,7 @@
 """Images keep their meaning: in every form of input, each artifact receives the values that it was trained on.
 
-The model takes BGR in NCHW, FP32 around 0; the client sends RGB in NHWC, UINT8. The device converts.
+The model takes BGR in NCHW, FP32 around 0; the client sends RGB in NHWC, UINT8. The device converts, or with
+`--fold-preprocess` the model.
 """
 
 from __future__ import annotations
@@ -51,19 +52,24 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Shell:
 
 
 @pytest.fixture(scope="module")
-def bundle(shell: Shell) -> Built:
-    """Build for each engine."""
+def bundles(shell: Shell) -> dict[bool, Built]:
+    """Build for each engine; and for one with the preprocessing folded into the model."""
     words = ("--calibration", "photos", "--holdout", "photos", "--allow-overlap", "--labels", "labels.txt")
-    return built(shell, "colour", ENGINES, "colour.onnx", *words, "--preprocess", "pre.toml")
+    rules = ("colour.onnx", *words, "--preprocess", "pre.toml")
+    return {
+        False: built(shell, "colour", ENGINES, *rules),
+        True: built(shell, "colour", ["openvino"], *rules, "--fold-preprocess", out="folded"),
+    }
 
 
-@pytest.fixture(scope="module", params=ENGINES)
-def client(request: pytest.FixtureRequest, bundle: Built) -> Iterator[Client]:
+@pytest.fixture(scope="module", params=[*((engine, False) for engine in ENGINES), ("openvino", True)], ids=str)
+def answering(request: pytest.FixtureRequest, bundles: dict[bool, Built]) -> Iterator[tuple[bool, Client]]:
     """Run a daemon that serves the INT8 artifact of one engine."""
-    row = bundle.targets[request.param]
+    engine, fold = request.param
+    row = bundles[fold].targets[engine]
     assert (row["precision"], row["fp32"], row["artifact_accuracy"]) == ("int8", 1.0, 1.0)
-    with served(bundle, request.param) as device, device.client() as client:
-        yield client
+    with served(bundles[fold], engine) as device, device.client() as client:
+        yield fold, client
 
 
 def amounts(picture: NDArray[np.uint8]) -> NDArray[np.float64]:
@@ -71,7 +77,8 @@ def amounts(picture: NDArray[np.uint8]) -> NDArray[np.float64]:
     return np.asarray(picture.reshape(-1, 3).mean(axis=0) / 255 * 4)
 
 
-def test_frames_files_and_batches_give_the_right_amounts(client: Client) -> None:
+def test_frames_files_and_batches_give_the_right_amounts(answering: tuple[bool, Client]) -> None:
+    _, client = answering
     for i, label in enumerate(LABELS):
         exact, other = tinted(label, 24, 32, 7), tinted(label, 200, 301, 8)
         answer = client.infer("colour", exact)  # [24, 32, 3] UINT8 RGB to a model of [3, 24, 32] FP32 BGR
@@ -83,9 +90,14 @@ def test_frames_files_and_batches_give_the_right_amounts(client: Client) -> None
     assert client.infer("colour", batch)["scores_classes"].ravel().tolist() == [0, 1, 2]
 
 
-def test_the_models_own_tensor_is_used_unchanged_and_others_are_refused(client: Client) -> None:
+def test_the_models_own_tensor_is_used_unchanged_and_others_are_refused(answering: tuple[bool, Client]) -> None:
+    fold, client = answering
     picture = tinted("green", 24, 32)
     normalised = ((picture[..., ::-1] / 255 - MEAN) / STD).astype(np.float32).transpose(2, 0, 1)[None]
-    np.testing.assert_allclose(client.infer("colour", normalised)["scores"][0], amounts(picture), atol=0.06)
+    if not fold:
+        np.testing.assert_allclose(client.infer("colour", normalised)["scores"][0], amounts(picture), atol=0.06)
+    else:
+        with pytest.raises(RequestError, match=r"takes UINT8"):
+            client.infer("colour", normalised)
     with pytest.raises(RequestError, match=r"'image'.*takes"):
         client.infer("colour", np.ascontiguousarray(normalised.transpose(0, 2, 3, 1)))  # FP32 in NHWC: garbage

@@ -12,7 +12,7 @@ import threading
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -43,12 +43,12 @@ def exporter_process(broker: Broker, *words: str) -> Iterator[int]:
 
 
 @contextmanager
-def prometheus(folder: Path, configuration: str) -> Iterator[str]:
+def prometheus(folder: Path, configuration: str, *more: str) -> Iterator[str]:
     """Run a Prometheus with this configuration; rule files are looked up in `folder`."""
     folder.mkdir(exist_ok=True)
     (folder / "prometheus.yml").write_text(configuration)
     words = [f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data"]
-    with _server("prometheus", folder, [*words, "--enable-feature=native-histograms"]) as url:
+    with _server("prometheus", folder, [*words, "--enable-feature=native-histograms", *more]) as url:
         yield url
 
 
@@ -63,14 +63,15 @@ def alertmanager(folder: Path, configuration: str) -> Iterator[str]:
 
 
 @contextmanager
-def receiver() -> Iterator[tuple[int, list[tuple[str, bytes]]]]:
-    """Receive what is posted; yield port and (path, body) of each; answer 200."""
+def receiver(codes: Sequence[int] = ()) -> Iterator[tuple[int, list[tuple[str, bytes]]]]:
+    """Receive what is posted; yield port and (path, body) of each; answer `codes`, then 200."""
     heard: list[tuple[str, bytes]] = []
+    left = list(codes)
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             heard.append((self.path, self.rfile.read(int(self.headers["Content-Length"]))))
-            self.send_response(200)
+            self.send_response(left.pop(0) if left else 200)
             self.end_headers()
 
         def log_message(self, format: str, *args: object) -> None:
@@ -87,9 +88,9 @@ def receiver() -> Iterator[tuple[int, list[tuple[str, bytes]]]]:
         server.server_close()
 
 
-def promql(server: str, expression: str) -> float | None:
+def promql(server: str, expression: str, at_s: float = 0.0) -> float | None:
     """Return the first value of an instant query."""
-    query = urllib.parse.urlencode({"query": expression})
+    query = urllib.parse.urlencode({"query": expression, **({"time": at_s} if at_s else {})})
     with urllib.request.urlopen(f"{server}/api/v1/query?{query}", timeout=WAIT_S_MAX) as answer:
         result: list[Any] = json.load(answer)["data"]["result"]
     return float(result[0]["value"][1]) if result else None

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from edgert.bundle.expiry import time_text
-from edgert.bundle.rules import Classify, Ctc, Detect
+from edgert.bundle.rules import Classify, Ctc, Detect, Preprocess
 from edgert.bundle.signal_rules import Series, Sound, check_smoothing
 from edgert.bundle.signing import read_signing_key
 from edgert.bundle.text_rules import Embed, Text
@@ -30,6 +30,7 @@ from edgert_deploy.devices.profiles import DeviceProfile, load_profile
 from edgert_deploy.packager.accuracy.golden_samples import SAMPLES as HOLDOUT_SAMPLES_MIN
 from edgert_deploy.packager.accuracy.metrics import NAMES as METRICS
 from edgert_deploy.packager.build_cache import default_cache
+from edgert_deploy.packager.builders.folded_preprocessing import folded
 from edgert_deploy.packager.choice import Choice
 from edgert_deploy.packager.measure import MeasureHere, MeasureOn, Measurer
 from edgert_deploy.packager.model_file import SUFFIX, read_model_file
@@ -123,6 +124,7 @@ def _read_model_argument(ctx: click.Context, param: click.Parameter, path: Path)
 @click.option(
     "--preprocess", type=FILE, help="From images, signals or text to the model's input: imagenet, yolo or a .toml."
 )
+@click.option("--fold-preprocess", is_flag=True, help="Make preprocessing part of the model: it takes UINT8 frames.")
 @click.option("--postprocess", type=FILE, help="From the model's outputs to results: yolo or a .toml.")
 @click.option("--labels", type=FILE, help="Names of the classes, one a line.")
 @click.option("--licence", default="", help="The model's licence, for those who inspect the bundle.")
@@ -274,6 +276,12 @@ def _request(source: SourceModel, profiles: tuple[DeviceProfile, ...], given: di
         raise ConfigInvalid(
             "--buckets keeps an axis open, and only text has a --preprocess for that: give the axis a length with --input"
         )
+    if given["fold_preprocess"]:
+        if not isinstance(before, Preprocess):
+            raise ConfigInvalid(
+                "--fold-preprocess folds in a rule for images: give --preprocess imagenet, yolo or a file"
+            )
+        source, before = folded(source, before)
     after: OutputRule | None = None
     if given["postprocess"] is not None:
         after = read_postprocess(given["postprocess"], source, given["labels"], before)

@@ -50,7 +50,7 @@ TEXTS: dict[str, Callable[[Path, str], str]] = {
 }
 NUMBERS = ("max_drop", "max_class_drop")
 WHOLE = ("release",)
-FLAGS = ("allow_overlap", "with_reference")
+FLAGS = ("allow_overlap", "fold_preprocess", "with_reference")
 LISTS = ("targets", "inputs", "pads")
 KEYS = (*TEXTS, *NUMBERS, *WHOLE, *FLAGS, *LISTS)
 

@@ -331,7 +331,7 @@ def test_a_device_that_moved_to_another_site_leaves_nothing_at_the_broker_under_
     tmp_path: Path, broker: Broker
 ) -> None:
     former = Topics("plant-z", TOPICS.device)
-    before = ForwardingDevice(tmp_path, broker.settings, topics=former)
+    before = ForwardingDevice(tmp_path, broker.settings, topics=former, home_assistant="homeassistant")
     before.spool.retain(former.deploy, {"v": 1, "digits_state": "steady"})
     before.start()
     wait_until(lambda: former.deploy in retained(broker), "the slots at the former site")
@@ -340,7 +340,7 @@ def test_a_device_that_moved_to_another_site_leaves_nothing_at_the_broker_under_
     listener = Listener(broker.settings)
 
     def connect() -> None:
-        moved = ForwardingDevice(tmp_path, broker.settings)
+        moved = ForwardingDevice(tmp_path, broker.settings, home_assistant="homeassistant")
         moved.spool.retain(TOPICS.deploy, {"v": 1, "digits_state": "steady"})
         moved.start()
         wait_until(lambda: len(moved.spool.retained()) == 1 and moved.spool.stats().rows == 0, "all is acknowledged")
@@ -365,6 +365,30 @@ def test_a_device_that_may_not_clear_its_former_site_says_so_and_tries_no_more(t
         wait_until(lambda: not moved.spool.retained() and moved.spool.stats().rows == 0, "nothing waits")
         moved.stop()
     assert any("former site" in line and "edgert fleet forget" in line for line in moved.said), moved.said
+
+
+def test_a_device_makes_itself_known_to_home_assistant_where_that_is_asked_for(
+    tmp_path: Path, broker: Broker, listen: Callable[..., Listener]
+) -> None:
+    device = ForwardingDevice(tmp_path, broker.settings, home_assistant="homeassistant")
+    device.spool.retain(TOPICS.deploy, {"v": 1, "digits_state": "steady", "faces_state": "trial"})
+    device.start()
+    topic = "homeassistant/device/edgert_plant-a_pi-07/config"
+    listener = listen("homeassistant/#")
+    wait_until(lambda: listener.payloads(topic), "the discovery message")
+    device.spool.retain(TOPICS.deploy, {"v": 1, "digits_state": "steady"})
+    wait_until(lambda: len(listener.payloads(topic)) == 2, "a second one")
+    device.stop()
+    both, one = (json.loads(payload) for payload in listener.payloads(topic))
+    assert {name.partition("_")[0] for name in both["components"]} - {
+        name.partition("_")[0] for name in one["components"]
+    } == {"faces"}
+    p99 = both["components"]["faces_lat_p99_ms"]
+    assert (p99["state_topic"], p99["value_template"]) == (
+        TOPICS.metrics("faces"),
+        "{{ value_json.get('lat_p99_ms') }}",
+    )
+    assert both["availability_topic"] == TOPICS.status
 
 
 def test_a_device_is_online_though_the_broker_says_lost_of_its_old_connection(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from itertools import product
 
 import pytest
 
@@ -29,12 +28,6 @@ def report() -> WindowReport:
 def hist_payload(**changes: object) -> bytes:
     envelope = messages.envelope(ts_ms=1, boot="b1", seq=3)
     return messages.dump({**envelope, **messages.hist_fields(report(), model_version="r7"), **changes})
-
-
-def test_no_two_devices_are_the_same_to_a_broker() -> None:
-    names = ["a" + "".join(rest) for length in range(3) for rest in product("a_-.", repeat=length)]
-    fleet = [Topics(site, device) for site, device in product(names, names)]
-    assert len({topics.client_id for topics in fleet}) == len(fleet)
 
 
 @pytest.mark.parametrize(

@@ -18,13 +18,17 @@ from edgert_deploy.cli.shared.stopping import stopping
 from edgert_deploy.common.addresses import host_and_port
 from edgert_deploy.fleet.export import otlp
 from edgert_deploy.fleet.export.exporter import BY_DEFAULT, DIMENSIONS, Exporter
+from edgert_deploy.fleet.export.post import PushFailed, http_address
 from edgert_deploy.fleet.export.prometheus import Exposition
+from edgert_deploy.fleet.export.remote_write import WAITING_MAX, RemoteWriter
 from edgert_deploy.fleet.export.scrape import ScrapeServer
 from edgert_deploy.fleet.subscriber import FleetSubscriber
 
 PORT = 9464
 OTLP_EVERY_S = 60.0
 POLL_S = 0.25
+WRITE_EVERY_S = 1.0
+WRITE_PATH = "/api/v1/write"
 
 EPILOG = f"""\b
 Examples:
@@ -33,6 +37,7 @@ Examples:
   edgert fleet export --broker broker.local --site plant-a --listen 127.0.0.1:9465   # one for each site
   edgert fleet export --broker broker.local --session main     # the broker keeps what comes while it is down
   edgert fleet export --broker broker.local --otlp http://collector:4318
+  edgert fleet export --broker broker.local --remote-write http://prometheus:9090
 
 \b
 Prometheus 2.40 or newer reads the histograms as native ones (start it with --enable-feature=native-histograms):
@@ -65,6 +70,12 @@ Exit codes: 0 done, 4 refused or misconfigured, 6 the broker cannot be reached.
     metavar="URL",
     help="Also push to this OTLP endpoint each minute (HTTP, protobuf), with $OTEL_EXPORTER_OTLP_HEADERS (name=value,...).",
 )
+@click.option(
+    "--remote-write",
+    "write_url",
+    metavar="URL",
+    help="Also write each report at its own time to Prometheus (http://HOST:9090, remote write 1.0).",
+)
 @for_option
 def export(
     settings: MqttSettings,
@@ -73,6 +84,7 @@ def export(
     by: str,
     session_name: str | None,
     otlp_url: str | None,
+    write_url: str | None,
     for_s: float | None,
 ) -> None:
     """Serve the fleet's latency to Prometheus as native histograms, and push it as OTLP."""
@@ -82,9 +94,18 @@ def export(
     client_id, session = named_session("export", session_name)
     name = session_name or f"b{secrets.token_hex(6)}"
     exporter = Exporter(name, words, clock=time.monotonic, wall_clock=time.time)
-    pushes = _Pushes(lambda: otlp.push(otlp_to, exporter, time.time(), headers)) if otlp_to else None
+    listeners, pushes = [exporter], list[_Pushes]()
+    if otlp_to:
+        then = "the next push contains everything"
+        pushes.append(_Pushes(lambda: otlp.push(otlp_to, exporter, time.time(), headers), OTLP_EVERY_S, then))
+    if write_url:
+        address = http_address("--remote-write", write_url, WRITE_PATH, "http://HOST:9090")
+        writer = RemoteWriter(address, clock=time.monotonic, wall_clock=time.time)
+        listeners.append(writer)
+        then = f"up to {WAITING_MAX} points wait; what the server refuses is dropped"
+        pushes.append(_Pushes(writer.flush, WRITE_EVERY_S, then))
     subscriber = FleetSubscriber(
-        settings, [exporter], site, client_id=client_id, session=session, settled=lambda: exporter.applied, log=_say
+        settings, listeners, site, client_id=client_id, session=session, settled=lambda: exporter.applied, log=_say
     )
     server = ScrapeServer(Exposition(exporter), *host_and_port(listen, PORT, port_min=0))
     try:
@@ -93,23 +114,24 @@ def export(
         stop = stopping(for_s)
         while not stop():
             subscriber.listen(POLL_S)
-            if pushes:
-                pushes.when_due()
-        if pushes:
-            pushes.now()
+            for each in pushes:
+                each.when_due()
+        for each in pushes:
+            each.now()
     finally:
         subscriber.close()
         server.close()
 
 
 class _Pushes:
-    """Calls `push` each OTLP_EVERY_S; reports when it begins to fail and when it recovers."""
+    """Calls `push` at an interval; reports when it begins to fail (and what happens `then`) and recovers."""
 
-    def __init__(self, push: Callable[[], None]) -> None:
-        self._push, self._at, self._failure = push, time.monotonic(), ""
+    def __init__(self, push: Callable[[], None], every_s: float, then: str) -> None:
+        self._push, self._every_s, self._then = push, every_s, then
+        self._at, self._failure = time.monotonic(), ""
 
     def when_due(self) -> None:
-        if time.monotonic() - self._at >= OTLP_EVERY_S:
+        if time.monotonic() - self._at >= self._every_s:
             self.now()
 
     def now(self) -> None:
@@ -117,10 +139,10 @@ class _Pushes:
         try:
             self._push()
             self._failure = ""
-        except otlp.PushFailed as error:
+        except PushFailed as error:
             self._failure = error.message
         if self._failure and self._failure != before:
-            _say(f"{self._failure}; the next push contains everything")
+            _say(f"{self._failure}; {self._then}")
         elif before and not self._failure:
             _say("the endpoint accepts metrics again")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from contextlib import closing
+from functools import partial
 
 import click
 
@@ -12,11 +13,13 @@ from edgert.errors import ConfigInvalid, DeviceError
 from edgert.names import checked_id
 from edgert.printable import counted
 from edgert.telemetry import messages
+from edgert.telemetry.home_assistant import discovery_topic
+from edgert.telemetry.messages import Topics
 from edgert.telemetry.mqtt import BrokerRefused, Connection, MqttSettings
 from edgert.telemetry.retained import clear
 from edgert_deploy.cli.shared.broker_options import broker_options
 from edgert_deploy.cli.shared.options import json_option
-from edgert_deploy.cli.shared.output import emit
+from edgert_deploy.cli.shared.output import emit, say
 from edgert_deploy.fleet.store.query import FleetQuery
 from edgert_deploy.fleet.store.store import Store
 
@@ -29,8 +32,8 @@ Examples:
 
 \b
 `edgert uninstall` clears a device's retained messages itself. This is for a device that is gone: it clears `status`,
-`info` and `deploy`, so that no late subscriber hears of it. With --store (or $EDGERT_STORE) it also removes every row of
-the device. Sums over groups of devices stay, as they name no device. The broker must let
+`info`, `deploy` and Home Assistant's discovery, so that no late subscriber hears of it. With --store (or $EDGERT_STORE) it
+also removes every row of the device. Sums over groups of devices stay, as they name no device. The broker must let
 this user write the device's topics.
 
 \b
@@ -84,22 +87,29 @@ def _retained(settings: MqttSettings, site: str | None, device: str) -> dict[str
         if retained and payload:
             held[topic], heard_at = payload, time.monotonic()
 
-    with closing(Connection(settings, on_message=received)) as connection:
-        connection.open()
-        connection.subscribe((f"{messages.ROOT}/{site or '+'}/{device}/#",), 1)
+    def listen(topic_filter: str) -> None:
+        nonlocal heard_at
+        connection.subscribe((topic_filter,), 1)
         heard_at = time.monotonic()
         while time.monotonic() - heard_at < SETTLE_S:
             connection.pump(0.1)
+
+    with closing(Connection(settings, on_message=received)) as connection:
+        connection.open()
+        listen(f"{messages.ROOT}/{site or '+'}/{device}/#")
+        for found in _sites(held, site):
+            listen(discovery_topic(Topics(found, device), "+"))
     return held
 
 
 def _sites(topics: Iterable[str], site: str | None) -> list[str]:
     """Return the site that is asked for, and those that topics of devices name."""
-    return sorted({messages.parse_topic(topic).site for topic in topics} | ({site} if site else set()))
+    named = {messages.parse_topic(topic).site for topic in topics if topic.startswith(f"{messages.ROOT}/")}
+    return sorted(named | ({site} if site else set()))
 
 
 def _rows_removed(store_url: str, sites: list[str], device: str) -> int:
     if not sites:
         raise ConfigInvalid(f"the broker retains nothing of {device}, so its site is unknown: name it with --site")
-    with closing(Store(store_url)) as store:
+    with closing(Store(store_url, partial(say, ""))) as store:
         return store.forget(sites[0], device)

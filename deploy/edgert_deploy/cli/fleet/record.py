@@ -79,7 +79,7 @@ def record(
     """Write windows, metrics, events and devices' descriptions to a store, each once."""
     windows_h, minutes_h, hours_h = (int(kept_s // HOUR_S) for kept_s in (keep_windows, keep_minutes, keep_hours))
     retention = Retention(windows_h, minutes_h, hours_h, size_bytes)
-    store = Store(store_url)
+    store = Store(store_url, _say)
     recorder = Recorder(store, lambda: time.time_ns() // 1_000_000, retention)
     client_id, session = named_session("record", session_name)
     subscriber = FleetSubscriber(

@@ -118,7 +118,7 @@ def ui(
     """Show the fleet as a web page: map, latency by version, stages, heat-map, alarms, rollouts. Live."""
     access = access_for(host, names, token_file)
     path = store_url or own_store(settings)
-    own = None if store_url else Store(path)
+    own = None if store_url else Store(path, _say)
     recorder = own and Recorder(own, _wall_ms, Retention(size_bytes_max=size_bytes))
     query = FleetQuery(path)
     targets = find_project().p99_target_ms

@@ -107,7 +107,7 @@ class Exporter(FleetListener):
         self.devices: dict[tuple[str, str], KnownDevice] = {}
         self.events: dict[Labels, int] = {}
         self.messages: dict[str, int] = {}
-        self.applied = 0
+        self.applied = self.series_refused = 0
         self.started_at = wall_clock()
         self._clock, self._wall_clock = clock, wall_clock
         self._swept_at = clock()
@@ -186,6 +186,7 @@ class Exporter(FleetListener):
         group = self.groups.get(labels)
         if group is None:
             if len(self.groups) >= SERIES_MAX:
+                self.series_refused += 1
                 raise ProtocolError(f"more than {SERIES_MAX} series; group by fewer dimensions (--by)")
             group = self.groups[labels] = Group()
         group.changed += 1

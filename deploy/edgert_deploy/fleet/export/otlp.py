@@ -8,9 +8,6 @@ so that an endpoint that was down misses only points in time.
 from __future__ import annotations
 
 import gzip
-import http.client
-import urllib.error
-import urllib.request
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -19,34 +16,24 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality, ExponentialHistogramDataPoint, Metric
 
 from edgert import __version__
-from edgert.errors import ConfigInvalid, EdgeRTError
 from edgert.telemetry.sketch import SCALE, Sketch
 from edgert_deploy.fleet.export.exporter import Exporter
 from edgert_deploy.fleet.export.families import families, histograms
+from edgert_deploy.fleet.export.post import http_address, post
 
 PATH = "/v1/metrics"
-TIMEOUT_S = 10.0
-TOO_MANY_REQUESTS = 429
-_ANSWER_CHARS_MAX = 200
 _CUMULATIVE = AggregationTemporality.AGGREGATION_TEMPORALITY_CUMULATIVE
-
-
-class PushFailed(EdgeRTError, code="fleet.push_failed", exit_code=6, retryable=True):
-    """The endpoint did not accept the metrics. `retryable`: it may accept them later."""
 
 
 def endpoint(url: str) -> str:
     """Return the address to post to: `url`, with OTLP's path if it has none. Raises ConfigInvalid."""
-    if not url.startswith(("http://", "https://")):
-        raise ConfigInvalid(f"--otlp {url!r} is not an address over HTTP; write http://HOST:4318")
-    host_and_path = url.split("://", 1)[1].rstrip("/")
-    return url if "/" in host_and_path else url.rstrip("/") + PATH
+    return http_address("--otlp", url, PATH, "http://HOST:4318")
 
 
 def push(url: str, exporter: Exporter, now: float, headers: Mapping[str, str]) -> None:
     """Send all series. `now` is seconds since 1970. Raises PushFailed."""
     body = gzip.compress(request(exporter, now).SerializeToString(), 1)
-    _post(url, body, {"Content-Type": "application/x-protobuf", "Content-Encoding": "gzip", **headers})
+    post(url, body, {"Content-Type": "application/x-protobuf", "Content-Encoding": "gzip", **headers})
 
 
 def request(exporter: Exporter, now: float) -> Any:
@@ -94,21 +81,3 @@ def _fill(point: ExponentialHistogramDataPoint, sketch: Sketch) -> None:
 
 def _attributes(pairs: Iterable[tuple[str, str]]) -> list[KeyValue]:
     return [KeyValue(key=name, value=AnyValue(string_value=value)) for name, value in pairs]
-
-
-def _post(url: str, body: bytes, headers: Mapping[str, str]) -> None:
-    """Post `body`. Raises PushFailed."""
-    try:
-        with urllib.request.urlopen(urllib.request.Request(url, body, dict(headers)), timeout=TIMEOUT_S) as answer:
-            answer.read()
-    except urllib.error.HTTPError as error:
-        said = error.read(_ANSWER_CHARS_MAX).decode(errors="replace").strip()
-        failed = PushFailed(
-            f"{url} answered {error.code} {error.reason}{f': {said}' if said else ''}; "
-            "check the address and its credentials"
-        )
-        failed.retryable = error.code == TOO_MANY_REQUESTS or error.code >= http.client.INTERNAL_SERVER_ERROR
-        raise failed from error
-    except (OSError, ValueError, http.client.HTTPException) as error:
-        reason = getattr(error, "reason", error)
-        raise PushFailed(f"{url} does not accept metrics: {str(reason).strip()}; check that it runs") from error

@@ -68,7 +68,13 @@ class Exposition:
 
 def _native(names: tuple[str, ...], labels: Labels, sketch: Sketch) -> bytes:
     metric = _Metric(label=_labels(names, labels))
-    histogram = metric.histogram
+    fill_native(metric.histogram, sketch)
+    drawn: bytes = metric.SerializeToString()
+    return drawn
+
+
+def fill_native(histogram: Any, sketch: Sketch) -> None:
+    """Fill a Histogram or a WrittenHistogram."""
     histogram.sample_count, histogram.sample_sum = sketch.count, sketch.sum
     histogram.schema, histogram.zero_threshold, histogram.zero_count = SCALE, ZERO_THRESHOLD, sketch.zero
     previous_index, previous_count, deltas = 0, 0, list[int]()
@@ -84,8 +90,6 @@ def _native(names: tuple[str, ...], labels: Labels, sketch: Sketch) -> bytes:
     histogram.positive_delta.extend(deltas)
     if not deltas:  # an empty span marks an empty native histogram
         histogram.positive_span.add(offset=0, length=0)
-    drawn: bytes = metric.SerializeToString()
-    return drawn
 
 
 def _classic(said: Histograms, labels: list[tuple[str, str]], sketch: Sketch) -> Iterator[str]:
@@ -131,14 +135,14 @@ def _family(name: str, said: str, kind: int) -> bytes:
 
 def _delimited(head: bytes, metrics: Iterator[bytes]) -> bytes:
     """Return a family with its length, the metrics added as they are; nothing without metrics."""
-    parts = [part for metric in metrics for part in (_METRIC_TAG, _varint(len(metric)), metric)]
+    parts = [part for metric in metrics for part in (_METRIC_TAG, varint(len(metric)), metric)]
     if not parts:
         return b""
     body = head + b"".join(parts)
-    return _varint(len(body)) + body
+    return varint(len(body)) + body
 
 
-def _varint(value: int) -> bytes:
+def varint(value: int) -> bytes:
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)
@@ -172,6 +176,24 @@ _MESSAGES: dict[str, dict[str, tuple[int, Any, bool]]] = {
         "counter": (3, "Counter", False),
         "histogram": (7, "Histogram", False),
     },
+    # Of remote write (https://github.com/prometheus/prometheus/blob/main/prompb/types.proto).
+    "WrittenHistogram": {
+        "sample_count": (1, _F.TYPE_UINT64, False),
+        "sample_sum": (3, _F.TYPE_DOUBLE, False),
+        "schema": (4, _F.TYPE_SINT32, False),
+        "zero_threshold": (5, _F.TYPE_DOUBLE, False),
+        "zero_count": (6, _F.TYPE_UINT64, False),
+        "positive_span": (11, "BucketSpan", True),
+        "positive_delta": (12, _F.TYPE_SINT64, True),
+        "timestamp": (15, _F.TYPE_INT64, False),
+    },
+    "Sample": {"value": (1, _F.TYPE_DOUBLE, False), "timestamp": (2, _F.TYPE_INT64, False)},
+    "TimeSeries": {
+        "label": (1, "LabelPair", True),
+        "sample": (2, "Sample", True),
+        "histogram": (4, "WrittenHistogram", True),
+    },
+    "WriteRequest": {"timeseries": (1, "TimeSeries", True)},
     "MetricFamily": {
         "name": (1, _F.TYPE_STRING, False),
         "help": (2, _F.TYPE_STRING, False),
@@ -179,6 +201,11 @@ _MESSAGES: dict[str, dict[str, tuple[int, Any, bool]]] = {
         "metric": (4, "Metric", True),
     },
 }
+
+
+def message(name: str, /, **fields: Any) -> Any:
+    """Return a message of one of these types."""
+    return _CLASSES[name](**fields)
 
 
 def _declare() -> dict[str, Any]:

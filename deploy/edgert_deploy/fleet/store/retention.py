@@ -91,9 +91,14 @@ def _of_slots(table: sa.Table, least: int) -> list[tuple[sa.Table, sa.Column[Any
 def forget(connection: sa.Connection, now_hour: int, kept_h: int, at_once: int = FORGOTTEN_AT_ONCE) -> int:
     """Remove owners without reports for `kept_h` hours, at most `at_once` of each kind; return how many.
 
-    The caller has removed all older rows.
+    The caller has removed all older rows. In a store of an older version, the hours count from the first turn on.
     """
     before = now_hour - kept_h
+    for last_hour, owner in _OWNERS:
+        known = sa.exists().where(last_hour.c.owner == owner.c.id)
+        # One hour ahead: a device's clock is trusted that far.
+        unknown = sa.select(owner.c.id, sa.literal(now_hour + 1)).where(~known).limit(at_once)
+        connection.execute(last_hour.insert().from_select(["owner", "hour"], unknown))
     removed = sum(_forget_owners(connection, last_hour, owner, before, at_once) for last_hour, owner in _OWNERS)
     removed += _forget_devices(connection, before * HOUR_MIN * MINUTE_MS, at_once)
     if removed:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,10 +20,11 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
 from edgert.errors import ConfigInvalid, EdgeRTError
+from edgert.printable import counted
 from edgert_deploy.fleet.reports import COUNTER_FIELDS
 from edgert_deploy.fleet.store import views
+from edgert_deploy.fleet.store.migrations import MIGRATIONS, SCHEMA_VERSION
 
-SCHEMA_VERSION = 3  # another number with each change of the tables below
 BUSY_TIMEOUT_S = 15.0
 STATEMENT_TIMEOUT_S = 120
 # Of PostgreSQL's client library: a link that is lost fails within about a minute, also where a connection only waits.
@@ -225,19 +226,26 @@ class StoreFailed(EdgeRTError, code="fleet.store_failed", exit_code=6, retryable
     """The database failed: unreachable, read-only, full, or not a store."""
 
 
-def open_engine(url: str, *, writes: bool) -> sa.Engine:
-    """Connect to a store of reports; where `writes`, create it. Raises ConfigInvalid or StoreFailed."""
+def open_engine(url: str, *, writes: bool, log: Callable[[str], None] = lambda line: None) -> sa.Engine:
+    """Connect to a store of reports; where `writes`, create it, and tell `log` of what takes long.
+
+    Raises ConfigInvalid or StoreFailed.
+    """
     engine = new_engine(url, writes=writes)
     with begun(engine) as connection:
         if writes:
             lock(connection)  # two processes that create the same tables would fail
-            if not sa.inspect(connection).has_table(meta.name):
-                _create(connection)
+            _create_or_migrate(connection, log)
+            if connection.scalar(sa.select(sa.func.count()).select_from(forgotten)) == 0:
+                connection.execute(forgotten.insert().values(turns=0))
         version = connection.scalar(sa.select(meta.c.version))
     if version != SCHEMA_VERSION:
+        older = version and version < SCHEMA_VERSION
+        advice = (
+            "run `edgert fleet record` on it, which updates it" if older else "update the program, or use another store"
+        )
         raise ConfigInvalid(
-            f"the store {shown(engine.url)} has schema {version}, and this edgert reads {SCHEMA_VERSION}: use the edgert "
-            "that wrote it, or name another store"
+            f"the store {shown(engine.url)} has schema {version}; this program knows {SCHEMA_VERSION}: {advice}"
         )
     return engine
 
@@ -269,11 +277,25 @@ def new_engine(url: str, *, writes: bool) -> sa.Engine:
     return sa.create_engine(parsed, pool_pre_ping=True, connect_args={**LINK_LIMITS, "options": options})
 
 
-def _create(connection: sa.Connection) -> None:
+def _create_or_migrate(connection: sa.Connection, log: Callable[[str], None]) -> None:
+    """Make what is missing, and bring an older store to this version; a newer one stays as it is."""
+    version = connection.scalar(sa.select(meta.c.version)) if sa.inspect(connection).has_table(meta.name) else None
+    if version is not None and version > SCHEMA_VERSION:
+        return
+    has_views = sa.inspect(connection).has_table(bucket.name)
     _metadata.create_all(connection)
-    views.create(connection, bucket)
-    connection.execute(forgotten.insert().values(turns=0))
-    connection.execute(meta.insert().values(version=SCHEMA_VERSION))
+    if version is not None and version < SCHEMA_VERSION:
+        windows = connection.scalar(sa.select(sa.func.count()).select_from(metrics_window)) or 0
+        log(
+            f"updating the store {shown(connection.engine.url)} from schema {version} to {SCHEMA_VERSION} once, for its "
+            f"{counted(windows, 'window')}: a large one takes minutes. Let it finish; if it is stopped, nothing is lost"
+        )
+    for migrate in MIGRATIONS[(version or SCHEMA_VERSION) - 1 :]:
+        migrate(connection)
+    if not has_views:
+        views.create(connection, bucket)
+    changed = meta.insert() if version is None else meta.update()
+    connection.execute(changed.values(version=SCHEMA_VERSION))
 
 
 def insert(connection: sa.Connection, table: sa.Table) -> postgresql.Insert | sqlite.Insert:

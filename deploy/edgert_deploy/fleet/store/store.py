@@ -8,7 +8,7 @@ windows are added to the merged rows (merged_rows.py).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -39,8 +39,8 @@ STREAMS_REMEMBERED_MAX = 200_000
 class Store:
     """One process's connection to the store, for writing. Raises ConfigInvalid or StoreFailed."""
 
-    def __init__(self, url: str) -> None:
-        self._engine = schema.open_engine(url, writes=True)
+    def __init__(self, url: str, log: Callable[[str], None] = lambda line: None) -> None:
+        self._engine = schema.open_engine(url, writes=True, log=log)
         self._devices: dict[tuple[str, str], int] = {}
         self._profiles: dict[tuple[str, str], str] = {}
         self._streams: dict[tuple[str, ...], int] = {}

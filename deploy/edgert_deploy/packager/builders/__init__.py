@@ -119,6 +119,8 @@ class Builder(Protocol):
     source_kinds: ClassVar[frozenset[Kind]] = frozenset({"onnx"})
     takes_classical: ClassVar[bool] = False  # operators of ai.onnx.ml
     finds_ranges: ClassVar[bool] = False  # of activations as the model runs, where the source does
+    # Whether a model whose first layers are folded-in preprocessing is worth building (docs/decisions/0011).
+    takes_folded: ClassVar[bool] = True
     # Precisions that are built beside "int8" where candidates are timed.
     timed_beside_int8: ClassVar[tuple[Precision, ...]] = ()
     all_recipes: ClassVar[tuple[str, ...]] = (FIRST_RECIPE,)
@@ -156,7 +158,7 @@ class Builder(Protocol):
     def takes(self, source: SourceModel) -> bool:
         """Whether an artifact is built from `source`; `check_source` tells the user why not."""
         classical = self.takes_classical or not classical_operators(source.proto)
-        return source.kind in self.source_kinds and classical
+        return source.kind in self.source_kinds and (source.fold is None or self.takes_folded) and classical
 
     def made(
         self, order: Order, source: SourceModel, path: Path, tools: dict[str, str], companions: tuple[Path, ...] = ()
@@ -232,4 +234,9 @@ def check_source(source: SourceModel, engine: str, target: str) -> None:
             f"{source.path.name} is a TFLite model, from which only TFLite artifacts are built; target {target} takes "
             f"{engine}. Give the ONNX or Keras model that it was made of, or convert it to ONNX first: "
             f"python -m tf2onnx.convert --opset 17 --tflite {source.path.name} --output model.onnx"
+        )
+    if source.fold is not None and not builder.takes_folded:
+        raise ConfigInvalid(
+            f"--fold-preprocess makes {engine} slower, and target {target} takes {engine}: leave the option out, "
+            "and the device preprocesses as the manifest describes"
         )

@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from edgert.engines.openvino import sdk
 from edgert.errors import BuildFailed
@@ -30,7 +34,7 @@ from edgert_deploy.packager.builders.qdq import (
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sandbox import Progress
 from edgert_deploy.packager.sources.branches import control_flow
-from edgert_deploy.packager.sources.source_model import SourceModel, float_proto
+from edgert_deploy.packager.sources.source_model import Fold, SourceModel, float_proto
 
 NO_OPERATORS = ("Parameter", "Result", "Constant")
 
@@ -75,9 +79,12 @@ class OpenVINOBuilder(Builder):
 def _write(order: Order, source: SourceModel, calibration: CalibrationSet, path: Path) -> dict[str, str]:
     """Write the model and return the versions of the tools."""
     openvino = sdk()
-    proto = source.proto if order.precision == "int8" else float_proto(source)
+    bare = source if source.fold is None else replace(source, proto=source.fold.inner)
+    proto = bare.proto if order.precision == "int8" else float_proto(bare)
     versions = {"openvino": openvino.__version__.split("-")[0]}
     model = openvino.Core().read_model(proto.SerializeToString(deterministic=True))
+    if source.fold is not None:
+        model = _folded(openvino, model, source.fold)
     if order.precision == "int8" and not source.quantised:
         nncf = _nncf()
         versions["nncf"] = nncf.__version__
@@ -86,6 +93,22 @@ def _write(order: Order, source: SourceModel, calibration: CalibrationSet, path:
     # FP16 weights would change an FP32 reference, and an INT8 model keeps layers in float for its accuracy.
     openvino.save_model(model, path, compress_to_fp16=order.precision == "fp16")
     return versions
+
+
+def _folded(openvino: Any, model: Any, fold: Fold) -> Any:
+    """Return the model after its preprocessing in OpenVINO: (value - mean / scale) / (std / scale)."""
+    from openvino.preprocess import PrePostProcessor
+
+    factor, shift = fold.factor_and_shift()
+    processor = PrePostProcessor(model)
+    frames = processor.input(fold.input)
+    frames.tensor().set_element_type(openvino.Type.u8).set_layout(openvino.Layout(fold.layout.upper()))
+    frames.model().set_layout(openvino.Layout(fold.model_layout.upper()))
+    steps = frames.preprocess().convert_element_type(openvino.Type.f32)
+    if fold.flips:
+        steps.reverse_channels()
+    steps.mean(_numbers(-shift / factor)).scale(_numbers(1 / factor))
+    return processor.build()
 
 
 def _fold_constants(model: Any) -> None:
@@ -99,6 +122,10 @@ def _fold_constants(model: Any) -> None:
     manager = Manager()
     manager.register_pass(ConstantFolding())
     manager.run_passes(model)
+
+
+def _numbers(values: NDArray[np.float64]) -> float | list[float]:
+    return float(values[0]) if values.size == 1 else [float(value) for value in values]
 
 
 def _ignored(nncf: Any, model: Any, source: SourceModel, order: Order) -> Any:

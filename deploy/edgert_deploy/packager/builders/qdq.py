@@ -22,7 +22,7 @@ from edgert.errors import BuildFailed
 from edgert_deploy.packager.builders.layers import Layer
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.branches import control_flow
-from edgert_deploy.packager.sources.source_model import SourceModel
+from edgert_deploy.packager.sources.source_model import HEAD, SourceModel
 from edgert_deploy.packager.vendor_output import quiet, working_in
 
 LIBRARIES = ("numpy", "onnx", "onnxruntime", "sympy")
@@ -267,7 +267,8 @@ def _quantize(
 
     proto = _prepared(source, folder)
     write_proto(proto, folder / "prepared.onnx")
-    excluded = [*excluded, *_without_ranges(proto)]
+    excluded = [*excluded, *(node.name for node in proto.graph.node if node.name.startswith(HEAD))]
+    excluded += _without_ranges(proto)
     from onnxruntime import quantization
 
     types = {"uint8": quantization.QuantType.QUInt8, "int8": quantization.QuantType.QInt8}

@@ -13,6 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from edgert.bundle.buckets import Buckets
 from edgert.bundle.state import State, app_specs
 from edgert.engines import LocalArtifact
@@ -31,6 +34,32 @@ SOURCE_BYTES_MAX = 2**31 - 1  # the limit of a protobuf message and of a flatbuf
 Kind = Literal["onnx", "tflite"]
 
 
+HEAD = "edgert_fold_"  # begins the names of folded-in preprocessing, which stays in float
+
+
+@dataclass(frozen=True)
+class Fold:
+    """Preprocessing that became the first layers of a model, which was `inner` before.
+
+    UINT8 frames in `layout` become (value * scale - mean) / std in `model_layout`, with the channels in reverse order
+    where `flips` is true.
+    """
+
+    inner: Any
+    input: str
+    layout: str
+    model_layout: str
+    flips: bool
+    scale: float
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def factor_and_shift(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return both numbers of value * factor + shift, one each or one per channel."""
+        mean, std = np.broadcast_arrays(np.asarray(self.mean, np.float64), np.asarray(self.std, np.float64))
+        return self.scale / std, -mean / std
+
+
 @dataclass(frozen=True)
 class SourceModel:
     """A checked model. `inputs` and `outputs` are the contract that every artifact keeps.
@@ -38,8 +67,9 @@ class SourceModel:
     The batch axis (axis 0) is -1 where the model leaves it open; every other axis has a fixed length. `proto` is the
     ModelProto of an ONNX model, in an opset that every runtime takes; `tflite` is the file of a TFLite model.
     `sha256` and `size_bytes` are those of the given file. `quantised`: the user's training or converter quantised it,
-    and that is kept. `remarks`: how its contract differs from the file. `buckets`: one axis besides the batch stays open,
-    for these lengths. `state`: outputs that become inputs of the next item, so that apps see neither.
+    and that is kept. `fold`: its first layers are preprocessing that was folded in. `remarks`: how its
+    contract differs from the file. `buckets`: one axis besides the batch stays open, for these lengths. `state`: outputs
+    that become inputs of the next item, so that apps see neither.
     """
 
     path: Path
@@ -51,6 +81,7 @@ class SourceModel:
     kind: Kind = "onnx"
     tflite: bytes = b""
     quantised: bool = False
+    fold: Fold | None = None
     remarks: tuple[str, ...] = ()
     buckets: Buckets | None = None
     state: tuple[State, ...] = ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -40,13 +41,15 @@ def counted(exporters: list[Exporter]) -> tuple[Sketch, list[int]]:
     return total, counters
 
 
-def scraping(ports: list[int]) -> str:
-    """Return a configuration of Prometheus that scrapes `ports`."""
+def scraping(ports: list[int], late: str = "") -> str:
+    """Return a configuration of Prometheus that scrapes `ports`; a written point may be `late`."""
     targets = [f"127.0.0.1:{target}" for target in ports]
     configuration: dict[str, Any] = {
         "global": {"scrape_interval": "500ms", "scrape_timeout": "500ms"},
         "scrape_configs": [{"job_name": "edgert", "static_configs": [{"targets": targets}]}],
     }
+    if late:
+        configuration["storage"] = {"tsdb": {"out_of_order_time_window": late}}
     return json.dumps(configuration)  # JSON is YAML
 
 
@@ -91,6 +94,35 @@ def test_prometheus_reads_the_quantiles_of_the_pooled_requests_from_the_exporter
         assert min(handed) > 0, "each has one site"
         assert sum(handed) == len(reports) + 20
         assert sum(scraped(port, "edgert_exporter_duplicates_total") for port in (one, two)) == 20
+
+
+def test_late_reports_stand_in_prometheus_at_the_time_at_which_they_were_made(broker: Broker, tmp_path: Path) -> None:
+    now_ms = time.time_ns() // 1_000_000 // 60_000 * 60_000
+    steady, away = Pi("pi-1"), Pi("pi-2")
+    words = ("--web.enable-remote-write-receiver",)
+    with prometheus(tmp_path / "prometheus", scraping([], late="1d"), *words) as server:
+        with exporter_process(broker, "--remote-write", server):
+            publish(broker, steady.info() + away.info(), retain=True)
+            for minute in range(10, -1, -1):
+                publish(broker, steady.window(now_ms - minute * 60_000, [2.0] * 60, uptime_s=660.0 - 60 * minute))
+            requests = 'edgert_requests_total{job="edgert-reports",device="pi-%d"}'
+            wait_until(lambda: promql(server, requests % 1 + f" @ {now_ms / 1000}") is not None, "the steady device")
+            for minute in range(150, -1, -1):  # an outage, delivered at once
+                publish(broker, away.window(now_ms - minute * 60_000, [8.0] * 30, 30, 9060.0 - 60 * minute))
+            wait_until(lambda: promql(server, requests % 2, now_ms / 1000) == 151 * 60, "the device that was away")
+            total = "sum(histogram_count(edgert_latency_milliseconds))"
+            wait_until(lambda: promql(server, total, now_ms / 1000) == 11 * 60 + 151 * 30, "all histograms")
+        for minute in (2, 20, 35, 100, 145):  # one request a second, throughout
+            at_s = now_ms / 1000 - minute * 60
+            assert promql(server, f"rate({requests % 2}[3m])", at_s) == pytest.approx(1.0, rel=0.02), minute
+            errors = requests.replace("requests", "errors")
+            assert promql(server, f"rate({errors % 2}[3m])", at_s) == pytest.approx(0.5, rel=0.02), minute
+            if minute > 60:
+                continue  # this Prometheus refuses histograms that are more than an hour late
+            latency = 'edgert_latency_milliseconds{device="pi-2"}'
+            assert promql(server, f"histogram_count(increase({latency}[3m]))", at_s) == pytest.approx(90, rel=0.02)
+            assert promql(server, f"histogram_quantile(0.5, rate({latency}[3m]))", at_s) == pytest.approx(8, rel=0.02)
+        assert promql(server, f"rate({requests % 1}[3m])", now_ms / 1000 - 20 * 60) is None
 
 
 def test_an_exporter_survives_the_broker_s_restart_and_shows_gauges_by_device(broker: Broker) -> None:

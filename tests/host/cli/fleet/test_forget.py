@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 
 from edgert.errors import ConfigInvalid, DeviceError
 from edgert.telemetry import forwarder
+from edgert.telemetry.home_assistant import discovery
 from edgert_deploy.bootstrap.uninstall import uninstall
 from edgert_deploy.cli.fleet.forget import forget
 from edgert_deploy.devices.inventory import Device
@@ -27,14 +28,15 @@ from tests.support.fleet import NOW_MS, Pi, Sent, ask, publish, record, retained
 def a_device(name: str, status: bytes = b"lost", site: str = "plant-a") -> tuple[Pi, Sent]:
     """A device, and what the broker retains of it."""
     pi = Pi(name, site=site)
-    return pi, [*pi.info()[:1], (pi.topics.status, status), *pi.deploy(NOW_MS, "temp_c")]
+    discovered = discovery(pi.topics, "homeassistant", ["digits"], {}, 60.0)
+    return pi, [*pi.info()[:1], (pi.topics.status, status), *pi.deploy(NOW_MS, "temp_c"), discovered]
 
 
 def cli(broker: Broker, *words: str) -> Result:
     return CliRunner().invoke(forget, ["--broker", f"127.0.0.1:{broker.port}", *words])
 
 
-def test_a_device_is_forgotten_by_the_broker_and_the_store(tmp_path: Path, store_url: str) -> None:
+def test_a_device_is_forgotten_by_the_broker_the_store_and_home_assistant(tmp_path: Path, store_url: str) -> None:
     gone, said = a_device("pi-1")
     stays, other = a_device("pi-2", b"online")
     event = json.dumps({"v": 1, "ts": NOW_MS, "boot": "b1", "seq": 1, "event": "degraded", "model": "digits"}).encode()
@@ -47,7 +49,7 @@ def test_a_device_is_forgotten_by_the_broker_and_the_store(tmp_path: Path, store
         done = cli(broker, "pi-1", "--store", store_url, "--json")
         assert done.exit_code == 0, done.output
         answer = json.loads(done.stdout)
-        assert (answer["site"], len(answer["topics"])) == ("plant-a", 3)
+        assert (answer["site"], len(answer["topics"])) == ("plant-a", 4)
         assert retained(broker) == {topic for topic, _ in other}
         assert "0 retained messages cleared" in cli(broker, "pi-1", "--site", "plant-a", "--store", store_url).stdout
         assert isinstance(cli(broker, "pi-9", "--store", store_url).exception, ConfigInvalid)
@@ -104,11 +106,11 @@ def test_an_uninstall_clears_what_the_broker_retains_or_says_how_to(
     device = Device("pi-1", "ssh", "pi@pi-1", "p", str(state), home=str(home), host_key="k")
     with Broker.in_folder(tmp_path / "broker") as broker:
         config = f'device = "pi-1"\nsite = "plant-a"\nprofile = "p"\n[mqtt]\nhost = "127.0.0.1"\nport = {broker.port}\n'
-        (state / "config.toml").write_text(config)
+        (state / "config.toml").write_text(config + 'home_assistant = "homeassistant"\n')
         publish(broker, a_device("pi-1", b"offline")[1], retain=True)
         shown = uninstall(device, LocalTransport(device), purge=True, dry_run=True)
         assert any(f"the broker 127.0.0.1:{broker.port} retains of plant-a/pi-1" in what for what in shown.removed)
-        assert len(retained(broker)) == 3
+        assert len(retained(broker)) == 4
         assert forwarder.main(["--state", str(state), "--clear", "remove"]) == 0
         assert capsys.readouterr().out.startswith("removed the messages that the broker")
         assert retained(broker) == set()

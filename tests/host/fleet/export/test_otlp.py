@@ -14,6 +14,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 
 from edgert_deploy.fleet.export import otlp
 from edgert_deploy.fleet.export.exporter import Exporter
+from edgert_deploy.fleet.export.post import PushFailed
 from tests.support.devices import WAIT_S_MAX
 from tests.support.fleet import NOW_MS, Pi, Sent
 from tests.support.ports import free_port
@@ -49,7 +50,7 @@ def test_otlp_holds_the_same_histogram_and_what_an_endpoint_missed_comes_with_th
     exporter, pi = an_exporter(), Pi("pi-1")
     feed(exporter, pi.info() + pi.window(NOW_MS, [0.0, 1.0, 1.5, 80.0, 80.0], errors=1, uptime_s=60, queue=[2.0, 2.0]))
     port = free_port()
-    with pytest.raises(otlp.PushFailed, match="check that it runs"):
+    with pytest.raises(PushFailed, match="check that it runs"):
         otlp.push(f"http://127.0.0.1:{port}/v1/metrics", exporter, 2e9, {})
     received: list[tuple[str | None, bytes]] = []
 
@@ -72,11 +73,11 @@ def test_otlp_holds_the_same_histogram_and_what_an_endpoint_missed_comes_with_th
         thread = threading.Thread(target=answer_twice)
         thread.start()
         otlp.push(otlp.endpoint(f"http://127.0.0.1:{port}"), exporter, 2e9, {"X-Key": "secret"})
-        with pytest.raises(otlp.PushFailed, match="404"):
+        with pytest.raises(PushFailed, match="404"):
             otlp.push(f"http://127.0.0.1:{port}/elsewhere", exporter, 2e9, {})
         thread.join(WAIT_S_MAX)
     for odd in (b"SSH-2.0-OpenSSH_9.2\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\nshort"):
-        with answering(odd) as port, pytest.raises(otlp.PushFailed, match="does not accept metrics"):
+        with answering(odd) as port, pytest.raises(PushFailed, match="does not accept metrics"):
             otlp.push(f"http://127.0.0.1:{port}/v1/metrics", exporter, 2e9, {})
     key, body = received[0]
     asked = ExportMetricsServiceRequest.FromString(body)

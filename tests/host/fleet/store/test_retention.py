@@ -89,6 +89,20 @@ def test_so_many_are_forgotten_in_a_turn_and_the_others_in_the_next(url: str) ->
     assert set(rows_of(url).values()) == {0}
 
 
+def test_in_a_store_of_an_older_version_silence_counts_from_now_on(url: str) -> None:
+    record(url, Pi("pi-1").window(NOW_MS - 1, [1.0] * 3))
+    with Store(url)._transaction() as connection:
+        for table in (schema.stream_heard, schema.group_heard):
+            connection.execute(table.delete())
+    store = Store(url)
+    store.prune(Retention(), NOW_MS + 399 * DAY_MS)  # the first turn that this version takes
+    store.prune(Retention(), NOW_MS + 798 * DAY_MS)
+    assert rows_of(url)["edgert_stream"] == rows_of(url)["edgert_group"] == 1
+    store.prune(Retention(), NOW_MS + 801 * DAY_MS)
+    store.close()
+    assert set(rows_of(url).values()) == {0}
+
+
 def test_a_file_that_grows_too_large_loses_its_oldest_windows(tmp_path: Path) -> None:
     url = f"{tmp_path}/fleet.db"
     record(url, replayed(a_fleet(4, 150)))

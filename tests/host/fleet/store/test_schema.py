@@ -41,7 +41,7 @@ def test_a_store_that_cannot_be_used_is_named_without_its_password(store: str, s
     assert "secret" not in error.message
 
 
-def test_a_store_that_is_empty_or_of_another_schema_says_so(url: str, tmp_path: Path) -> None:
+def test_a_store_that_is_empty_or_newer_says_so(url: str, tmp_path: Path) -> None:
     (tmp_path / "empty.db").touch()
     with pytest.raises(StoreFailed, match="no reports yet"):
         FleetQuery(f"{tmp_path}/empty.db")

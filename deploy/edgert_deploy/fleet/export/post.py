@@ -1,0 +1,44 @@
+"""Posts a body to a metrics endpoint, and translates its failures."""
+
+from __future__ import annotations
+
+import http.client
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+
+from edgert.errors import ConfigInvalid, EdgeRTError
+
+TIMEOUT_S = 10.0
+TOO_MANY_REQUESTS = 429
+_SAID_CHARS_MAX = 200
+
+
+class PushFailed(EdgeRTError, code="fleet.push_failed", exit_code=6, retryable=True):
+    """The endpoint did not accept the metrics. `retryable`: it may accept them later."""
+
+
+def http_address(option: str, url: str, path: str, example: str) -> str:
+    """Return the address to post to: `url`, with `path` if it has none. Raises ConfigInvalid."""
+    if not url.startswith(("http://", "https://")):
+        raise ConfigInvalid(f"{option} {url!r} is not an address over HTTP; write {example}")
+    host_and_path = url.split("://", 1)[1].rstrip("/")
+    return url if "/" in host_and_path else url.rstrip("/") + path
+
+
+def post(url: str, body: bytes, headers: Mapping[str, str]) -> None:
+    """Raises PushFailed."""
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, body, dict(headers)), timeout=TIMEOUT_S) as answer:
+            answer.read()
+    except urllib.error.HTTPError as error:
+        said = error.read(_SAID_CHARS_MAX).decode(errors="replace").strip()
+        failed = PushFailed(
+            f"{url} answered {error.code} {error.reason}{f': {said}' if said else ''}; "
+            "check the address and its credentials"
+        )
+        failed.retryable = error.code == TOO_MANY_REQUESTS or error.code >= http.client.INTERNAL_SERVER_ERROR
+        raise failed from error
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", error)
+        raise PushFailed(f"{url} does not accept metrics: {str(reason).strip()}; check that it runs") from error

@@ -1,0 +1,50 @@
+"""Migrations: what brings a store of an older version to this one's, version by version."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import sqlalchemy as sa
+
+_GAPS_OF_VERSION_1 = """
+INSERT INTO edgert_gap (stream, first_seq, end_seq, from_minute, until_minute)
+SELECT stream, before + 1, seq, minute_before, minute FROM (
+    SELECT stream, seq, minute, lag(seq) OVER numbered AS before, lag(minute) OVER numbered AS minute_before
+    FROM edgert_hist_window WINDOW numbered AS (PARTITION BY stream ORDER BY seq)) AS pairs
+WHERE seq > before + 1 AND seq - before <= 2147483648
+"""
+_LAST_OF_VERSION_1 = """
+UPDATE edgert_stream SET
+    hist_seq = coalesce((SELECT max(seq) FROM edgert_hist_window WHERE stream = edgert_stream.id), -1),
+    hist_minute = coalesce((SELECT max(minute) FROM edgert_hist_window WHERE stream = edgert_stream.id), 0)
+"""
+
+
+def _from_1(connection: sa.Connection) -> None:
+    """Add gaps, and windows without a synchronised clock; merged rows lose their foreign keys."""
+    for statement in (
+        "ALTER TABLE edgert_stream ADD COLUMN hist_seq BIGINT NOT NULL DEFAULT -1",
+        "ALTER TABLE edgert_stream ADD COLUMN hist_minute INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE edgert_hist_window ADD COLUMN clock_synced SMALLINT NOT NULL DEFAULT 1",
+        "CREATE INDEX edgert_hist_window_unsynced ON edgert_hist_window (minute) WHERE clock_synced = 0",
+        _LAST_OF_VERSION_1,
+        _GAPS_OF_VERSION_1,
+    ):
+        connection.execute(sa.text(statement))
+    if connection.dialect.name == "postgresql":  # SQLite checks none
+        inspector = sa.inspect(connection)
+        for table in ("edgert_group_minute", "edgert_group_hour", "edgert_stream_hour"):
+            for bound in inspector.get_foreign_keys(table):
+                connection.execute(sa.text(f'ALTER TABLE {table} DROP CONSTRAINT "{bound["name"]}"'))
+
+
+def _from_2(connection: sa.Connection) -> None:
+    """Histograms of stage times, in place of the payloads whose percentiles of stages did not merge."""
+    binary = "BYTEA NOT NULL DEFAULT ''" if connection.dialect.name == "postgresql" else "BLOB NOT NULL DEFAULT x''"
+    connection.execute(sa.text(f"ALTER TABLE edgert_hist_window ADD COLUMN stages {binary}"))
+    connection.execute(sa.text("ALTER TABLE edgert_metrics_window DROP COLUMN fields"))
+
+
+# The first brings version 1 to version 2. The caller has made the tables that are new.
+MIGRATIONS: tuple[Callable[[sa.Connection], None], ...] = (_from_1, _from_2)
+SCHEMA_VERSION = 1 + len(MIGRATIONS)

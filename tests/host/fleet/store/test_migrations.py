@@ -1,0 +1,89 @@
+"""A store of the first version becomes one of this version, with its reports and its gaps."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from edgert.errors import ConfigInvalid
+from edgert_deploy.fleet.store import schema
+from edgert_deploy.fleet.store.batch import MINUTE_MS
+from edgert_deploy.fleet.store.migrations import SCHEMA_VERSION
+from edgert_deploy.fleet.store.query import FleetQuery
+from edgert_deploy.fleet.store.store import Store
+from tests.support.fleet import NOW_MS, Pi, ask, record
+from tests.support.paths import ROOT
+
+DUMPS = ROOT / "tests" / "support" / "stores"
+
+
+@pytest.fixture
+def old_url(store_url: str) -> str:
+    """A store of the first version: six windows of pi-1, four of pi-2, of which two never came."""
+    if "postgresql" in store_url:
+        engine = sa.create_engine(store_url.replace("postgresql:", "postgresql+psycopg:"))
+        with engine.begin() as connection:
+            connection.exec_driver_sql((DUMPS / "version-1-postgresql.sql").read_text())
+            # As the first stores had it.
+            bound = "ALTER TABLE public.edgert_group_hour ADD FOREIGN KEY (owner) REFERENCES public.edgert_group"
+            connection.exec_driver_sql(bound)
+        engine.dispose()
+    else:
+        with sqlite3.connect(store_url.removeprefix("sqlite:///")) as database:
+            database.executescript((DUMPS / "version-1-sqlite.sql").read_text())
+        database.close()
+    return store_url
+
+
+def columns(url: str) -> dict[str, set[str]]:
+    engine = schema.open_engine(url, writes=False)
+    inspector = sa.inspect(engine)
+    found = {
+        table: {column["name"] for column in inspector.get_columns(table)} for table in inspector.get_table_names()
+    }
+    found |= {
+        f"{table} indexes": {str(index["name"]) for index in inspector.get_indexes(table)} for table in list(found)
+    }
+    found |= {
+        f"{table} bound": {str(key["name"]) for key in inspector.get_foreign_keys(table)}
+        for table in ("edgert_group_hour",)
+    }
+    engine.dispose()
+    return found
+
+
+def test_a_store_of_the_first_version_is_migrated_with_its_gaps(old_url: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigInvalid, match=r"schema 1.*edgert fleet record"):
+        FleetQuery(old_url)
+    said: list[str] = []
+    Store(old_url, said.append).close()
+    assert ["from schema 1 to 3 once, for its 10 windows: " in line for line in said] == [True]
+    answers = {answer.group["device"]: answer for answer in ask(old_url, 1, ("device",))}
+    engine = schema.open_engine(old_url, writes=False)
+    with engine.connect() as connection:
+        assert connection.scalar(sa.text("SELECT count(*) FROM edgert_hour_percentile")) > 0
+    engine.dispose()
+    assert {device: (answer.windows, answer.missing) for device, answer in answers.items()} == {
+        "pi-1": (6, {}),
+        "pi-2": (4, {"plant-a/pi-2": 2}),
+    }
+    pi = Pi("pi-2")
+    pi.seq = 7  # the seventh never comes
+    assert record(old_url, pi.window(NOW_MS - 1, [1.0])).duplicates == 0
+    assert ask(old_url, 1, device="pi-2")[0].missing == {"plant-a/pi-2": 3}
+    pi.seq = 2
+    record(old_url, pi.window(NOW_MS - 4 * MINUTE_MS, [1.0]))
+    assert ask(old_url, 1, device="pi-2")[0].missing == {"plant-a/pi-2": 2}
+    Store(old_url, said.append).close()
+    assert len(said) == 1  # once is enough
+    new = f"{tmp_path}/new.db"
+    Store(new, said.append).close()
+    assert len(said) == 1
+    found = columns(old_url)
+    assert found["edgert_group_hour bound"] == set()
+    if "postgresql" not in old_url:
+        assert found == columns(new)
+    assert SCHEMA_VERSION == 3
