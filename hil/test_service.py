@@ -170,14 +170,20 @@ def test_a_daemon_that_cannot_start_is_restarted_until_it_can(world: World) -> N
     world.wait_until_it_serves(pid)
 
 
-def test_a_start_by_hand_names_the_command_of_the_unit(world: World) -> None:
-    """A monitor would restart a second daemon, which competes with the unit's for the state folder."""
+def test_a_start_or_stop_by_hand_names_the_command_of_the_unit(world: World) -> None:
+    """A monitor would restart a second daemon, which competes with the unit's; systemd would restart a stopped one."""
     pid = world.unit("MainPID")
+    with pytest.raises(DeviceError, match="systemctl stop edgertd"):
+        world.host.edgertd(NAME, "stop")
+    assert world.unit("MainPID") == pid
+    refused = world.host.edgert("bootstrap", NAME, "--engine", "null", "--service", "monitor", code=7)
+    assert f"edgert uninstall {NAME}" in refused["error"]["message"]
     world.sh("systemctl stop edgertd")
     try:
         with pytest.raises(DeviceError, match="systemctl start edgertd"):
             world.host.edgertd(NAME, "start")
         assert "monitor" not in world.sh("ps -eo args")
+        assert world.host.edgertd(NAME, "stop") == {"stopped": False}
     finally:
         world.sh("systemctl start edgertd")
     world.wait_until_it_serves(pid)
@@ -350,6 +356,8 @@ def test_a_user_without_rights_gets_a_service_that_survives_a_reboot(world: Worl
     (done,) = host.edgert("bootstrap", "mine", "--engine", "null")["devices"]
     assert done["service"] == "systemd"
     host.edgert("deploy", make_null_bundle(tmp_path, host.key, profile=PROFILE), "mine")
+    with pytest.raises(DeviceError, match="systemctl --user stop edgertd"):
+        host.edgertd("mine", "stop")
     host.on("mine", "sh", "-c", "XDG_RUNTIME_DIR=/run/user/$(id -u) systemctl --user stop edgertd")
     with pytest.raises(DeviceError, match="systemctl --user start edgertd"):
         host.edgertd("mine", "start")
@@ -405,3 +413,16 @@ def test_an_uninstall_clears_what_the_broker_retains_of_the_device(world: World)
     for removed in (shown["removed"], gone["removed"]):
         assert any("retains of" in what for what in removed), removed
     assert known() == set()
+
+
+def test_a_monitor_that_runs_the_daemon_goes_on_where_systemd_could(world: World) -> None:
+    host = world.host
+    (done,) = host.edgert("bootstrap", NAME, "--engine", "null", "--service", "monitor")["devices"]
+    assert done["service"] == "monitor"
+    (again,) = host.edgert("bootstrap", NAME, "--engine", "null", "--set", "serving.window_s=30")["devices"]
+    assert (again["service"], again["changed"]) == ("monitor", ["configuration"])
+    refused = host.edgert("bootstrap", NAME, "--engine", "null", "--service", "systemd", code=7)
+    assert "edgertd --state /var/lib/edgert stop" in refused["error"]["message"]
+    assert host.edgertd(NAME, "stop")["stopped"]
+    (moved,) = host.edgert("bootstrap", NAME, "--engine", "null", "--service", "systemd")["devices"]
+    assert (moved["service"], world.unit("ActiveState")) == ("systemd", "active")

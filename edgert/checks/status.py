@@ -228,7 +228,7 @@ def ask_daemon(control_socket: Path) -> DaemonStatus:
     except Mistyped as error:
         raise DeviceError(
             f"the daemon's status cannot be read: {error}. The daemon has another version than this command: "
-            "restart it with: edgertd stop && edgertd start"
+            "restart it with: systemctl restart edgertd; or, where no systemd runs it: edgertd stop && edgertd start"
         ) from error
 
 

@@ -41,8 +41,7 @@ def start(state: StateDir, as_json: bool) -> None:
     if running is None:
         if manager := manager_of(state.root):
             raise DeviceError(
-                f"systemd runs this daemon, and a second one would compete with it. Start it with: {manager} start edgertd; "
-                f"or take it from systemd first: {manager} disable --now edgertd"
+                f"systemd runs this daemon, and a second one would compete with it. Start it with: {manager} start edgertd"
             )
         _, running = start_daemon(state)
     elif has_lost_its_monitor(running.pid):

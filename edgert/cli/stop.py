@@ -11,6 +11,7 @@ import click
 from edgert.cli.output import emit, json_option, progress
 from edgert.config import StateDir
 from edgert.daemon.monitor import monitor_of, signal_monitor
+from edgert.daemon.system.service_manager import manager_of
 from edgert.durable import locked
 from edgert.errors import DaemonUnreachable, DeviceError
 from edgert.protocol.control import ask
@@ -24,12 +25,18 @@ STOP_S_MAX = 30.0
 def stop(state: StateDir, as_json: bool) -> None:
     """Stop the daemon; do nothing if none runs.
 
-    It answers the requests that have arrived and refuses new ones.
+    It answers the requests that have arrived and refuses new ones. Where a systemd unit runs the daemon and would start
+    it again, the command names the one to use.
 
     \b
     Example:
       edgertd stop
     """
+    if manager := manager_of(state.root, active=True):
+        raise DeviceError(
+            f"systemd runs this daemon, and would start it again. Stop it until the next boot with: {manager} stop edgertd; "
+            f"for good: {manager} disable --now edgertd"
+        )
     pid = stop_daemon(state)
     if pid is None:
         emit({"stopped": False}, "no daemon runs", as_json)

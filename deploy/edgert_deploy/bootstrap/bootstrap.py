@@ -95,7 +95,7 @@ def use_previous_runtime(
         check_no_trial(device, there)
         if not there.previous or there.previous == there.in_use.id:
             raise DeviceError(f"{device.name} has no previous runtime: nothing was changed")
-        unit = None if options.service == "monitor" else service.unit_for(device, facts)
+        unit = service.chosen_unit(device, facts, options.service, held)
         done = BootstrapResult(device.name, device.profile, "systemd" if unit else "monitor")
         done.runtime = {"action": "rollback", "current": there.in_use.id, "id": there.previous}
         work.try_out(there.previous, work.runtimes.live_models(), unit, options.trial_s)

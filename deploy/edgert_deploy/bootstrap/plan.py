@@ -130,9 +130,7 @@ def plan_bootstrap(
     python = facts.python_path if device.kind.needs_runtime else device.python
     if options.broker is not None and python and (doubt := broker_doubt(options.broker, device, python, transport)):
         progress(f"warning: {doubt}")
-    unit = None if options.service == "monitor" else service.unit_for(device, facts)
-    if unit is None and options.service == "systemd":
-        raise DeviceError(f"systemd does not run on {device.name}: omit --service, or give --service monitor")
+    unit = service.chosen_unit(device, facts, options.service, transport)
     there, house, plan = RuntimeThere(), None, None
     if device.kind.needs_runtime:
         _check_machine(device, profile, facts)

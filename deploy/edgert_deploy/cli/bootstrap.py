@@ -91,7 +91,7 @@ from edgert_deploy.devices.transports import Transport
     type=click.Choice(["auto", "systemd", "monitor"]),
     default="auto",
     show_default=True,
-    help="The program that restarts the daemon: systemd (auto: if it runs there), or edgertd's own monitor.",
+    help="The program that restarts the daemon: systemd (auto: if it runs there and the monitor does not), or edgertd's own monitor.",
 )
 @click.option(
     "--set",

@@ -40,6 +40,30 @@ class Unit:
     user: bool
 
 
+def chosen_unit(device: Device, facts: MachineFacts, chosen: str, transport: Transport) -> Unit | None:
+    """Return the unit that keeps edgertd running there, or None if the monitor does; `chosen` is auto, systemd or monitor.
+
+    With auto, a monitor that runs goes on. Raises DeviceError if the two would compete for the daemon.
+    """
+    unit = unit_for(device, facts)
+    if unit is None:
+        if chosen == "systemd":
+            raise DeviceError(f"systemd does not run on {device.name}: omit --service, or give --service monitor")
+        return None
+    monitored = transport.run(["sh", "-c", _MONITORED, "sh", device.state], QUICK_S_MAX).ok
+    if chosen == "systemd" and monitored:
+        raise DeviceError(
+            f"{device.name}: the monitor runs the daemon there, and would compete with systemd. Stop it there first: "
+            f"{shlex.join([*edgertd(device), 'stop'])}"
+        )
+    if chosen == "monitor" and not monitored and _systemd_has_unit(transport, device):
+        raise DeviceError(
+            f"{device.name}: systemd has a unit for this daemon, and would compete with the monitor. Omit --service; or "
+            f"remove the unit first, which keeps models, keys and configuration: edgert uninstall {device.name}"
+        )
+    return None if chosen == "monitor" or monitored else unit
+
+
 def unit_for(
     device: Device, facts: MachineFacts, engines: Sequence[str] = (), config: DeviceConfig | None = None
 ) -> Unit | None:
@@ -168,6 +192,12 @@ def _shell(
     return done
 
 
+_MONITORED = """
+for file in $(grep -las '[e]dgert.daemon.monitor' /proc/[0-9]*/cmdline); do
+  tr '\\0' ' ' <"$file" | grep -qF -- "--state $1 " && exit 0
+done
+exit 1
+"""
 _CAN_MAKE_USER = 'command -v runuser && { id -u "$1" || command -v useradd; }'
 # Without polkit only root may enable it, and a second request of the user would be refused.
 _LINGER = """

@@ -30,14 +30,17 @@ def watchdog_s() -> float | None:
         return None
 
 
-def manager_of(state: Path) -> str | None:
-    """Return `systemctl` or `systemctl --user` if its unit runs the daemon of a state folder, else None."""
+def manager_of(state: Path, *, active: bool = False) -> str | None:
+    """Return `systemctl` or `systemctl --user` if its unit runs the daemon of a state folder, else None.
+
+    With `active`, a unit that is only enabled does not count: it would not start the daemon before the next boot.
+    """
     if not os.path.isdir("/run/systemd/system"):
         return None
-    return next((manager for manager in ("systemctl", "systemctl --user") if _keeps(manager, state)), None)
+    return next((manager for manager in ("systemctl", "systemctl --user") if _keeps(manager, state, active)), None)
 
 
-def _keeps(manager: str, state: Path) -> bool:
+def _keeps(manager: str, state: Path, active: bool) -> bool:
     words = [*manager.split(), "show", UNIT, "--property=ExecStart,ActiveState,UnitFileState"]
     environment = {**os.environ, "XDG_RUNTIME_DIR": f"/run/user/{os.geteuid()}"}  # neither SSH nor `su` sets it always
     try:
@@ -45,7 +48,7 @@ def _keeps(manager: str, state: Path) -> bool:
     except (OSError, subprocess.TimeoutExpired):
         return False
     found = dict(line.partition("=")[::2] for line in done.stdout.splitlines())
-    used = found.get("ActiveState") not in ("inactive", "failed") or found.get("UnitFileState", "").startswith(
-        "enabled"
-    )
+    used = found.get("ActiveState") not in ("inactive", "failed")
+    if not active:
+        used = used or found.get("UnitFileState", "").startswith("enabled")
     return used and f" --state {state} serve " in found.get("ExecStart", "")
