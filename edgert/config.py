@@ -32,6 +32,7 @@ from edgert.toml_file import about, from_table, parse_toml
 from edgert.typed_json import Closed
 
 SYSTEM_SOCKET = Path("/run/edgert/edgert.sock")  # of the system's service
+ROOTS_STATE, USERS_STATE = Path("/var/lib/edgert"), "~/.local/state/edgert"
 OBJECTIVES = ("latency", "throughput")
 # systemd passes the broker's password and the registry's login under these names (LoadCredential).
 PASSWORD_CREDENTIAL, LOGIN_CREDENTIAL = "mqtt-password", "registry-login"
@@ -356,17 +357,27 @@ def credential(name: str, configured: str) -> str:
 
 
 def default_state_dir() -> Path:
-    """Return $EDGERT_STATE, else /var/lib/edgert for root, else ~/.local/state/edgert."""
+    """Return $EDGERT_STATE, else /var/lib/edgert for root, else ~/.local/state/edgert.
+
+    Raises ConfigInvalid for a user without a home.
+    """
     if given := os.environ.get("EDGERT_STATE"):
         return Path(given)
-    return Path("/var/lib/edgert") if os.geteuid() == 0 else Path.home() / ".local/state/edgert"
+    if os.geteuid() == 0:
+        return ROOTS_STATE
+    own = Path(os.path.expanduser(USERS_STATE))
+    if not own.is_absolute():
+        raise ConfigInvalid(
+            f"this user has no home folder: $HOME is not set, and user {os.getuid()} has no account. Pass --state, or set HOME"
+        )
+    return own
 
 
 def default_socket() -> Path:
     """Return $EDGERT_SOCKET, else the first existing socket of a daemon of this machine or this user."""
     if given := os.environ.get("EDGERT_SOCKET"):
         return Path(given)
-    states = [Path("/var/lib/edgert"), Path.home() / ".local/state/edgert"]
+    states = [ROOTS_STATE, Path(os.path.expanduser(USERS_STATE))]  # without a home, a path that does not exist
     places = [SYSTEM_SOCKET, *(StateDir(root).find(root / "edgert.sock") for root in states)]
     if own := os.environ.get("EDGERT_STATE"):
         places.insert(0, StateDir(Path(own)).find(Path(own) / "edgert.sock"))

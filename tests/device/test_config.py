@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from edgert.config import SOCKET_PATH_BYTES_MAX, DeviceConfig, StateDir, default_socket, parse_config, read_config
+from edgert.config import (
+    SOCKET_PATH_BYTES_MAX,
+    SYSTEM_SOCKET,
+    DeviceConfig,
+    StateDir,
+    default_socket,
+    parse_config,
+    read_config,
+)
 from edgert.errors import ConfigInvalid
+from tests.support.accounts import as_nobody
 
 BASE = 'device = "pi-07"\nprofile = "raspberry-pi-5"\n'
 
@@ -72,3 +82,11 @@ def test_the_environment_names_the_socket_first(tmp_path: Path, monkeypatch: pyt
     assert default_socket() == tmp_path / "edgert.sock"
     monkeypatch.setenv("EDGERT_SOCKET", "/elsewhere")
     assert default_socket() == Path("/elsewhere")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
+def test_a_user_without_a_home_finds_the_socket_of_the_machine_and_names_a_state_folder() -> None:
+    assert as_nobody("from edgert.config import default_socket", "default_socket") == str(SYSTEM_SOCKET)
+    said = as_nobody("from edgert.config import default_state_dir", "default_state_dir")
+    assert said.startswith("ConfigInvalid: this user has no home folder")
+    assert said.endswith("Pass --state, or set HOME")

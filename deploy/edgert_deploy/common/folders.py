@@ -1,18 +1,40 @@
-"""Find the folders that EdgeRT keeps for a user of this host."""
+"""Find the folders that EdgeRT keeps for a user of this host, by the XDG specification."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
+from edgert.errors import ConfigInvalid
+
 
 def config_folder() -> Path:
-    """Return $EDGERT_CONFIG_DIR, else ~/.config/edgert: signing keys, and the user's own project."""
+    """Return the folder of signing keys and of the user's own project.
+
+    It is $EDGERT_CONFIG_DIR, else $XDG_CONFIG_HOME/edgert, else ~/.config/edgert.
+    """
     given = os.environ.get("EDGERT_CONFIG_DIR")
-    return Path(given) if given else Path.home() / ".config" / "edgert"
+    return Path(given) if given else _base("XDG_CONFIG_HOME", ".config") / "edgert"
 
 
 def cache_folder() -> Path:
     """Return $XDG_CACHE_HOME/edgert, else ~/.cache/edgert. It may be removed at any time."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return ((Path(base) if base else Path.home() / ".cache") / "edgert").absolute()
+    return _base("XDG_CACHE_HOME", ".cache") / "edgert"
+
+
+def state_folder() -> Path:
+    """Return $XDG_STATE_HOME/edgert, else ~/.local/state/edgert."""
+    return _base("XDG_STATE_HOME", ".local/state") / "edgert"
+
+
+def _base(variable: str, below_home: str) -> Path:
+    """Return the folder that `variable` names. Raises ConfigInvalid if neither it nor a home is known."""
+    given = os.environ.get(variable, "")
+    if os.path.isabs(given):  # the specification says to ignore relative paths
+        return Path(given)
+    try:
+        return Path.home().absolute() / below_home
+    except RuntimeError as error:
+        raise ConfigInvalid(
+            f"this user has no home folder: $HOME is not set, and user {os.getuid()} has no account. Set HOME or {variable}"
+        ) from error

@@ -41,9 +41,9 @@ class Unit:
 
 
 def chosen_unit(device: Device, facts: MachineFacts, chosen: str, transport: Transport) -> Unit | None:
-    """Return the unit that keeps edgertd running there, or None if the monitor does; `chosen` is auto, systemd or monitor.
+    """Return the unit that keeps edgertd running there, or None if the monitor does.
 
-    With auto, a monitor that runs goes on. Raises DeviceError if the two would compete for the daemon.
+    `chosen` is auto, systemd or monitor; with auto, a monitor that runs goes on. Raises DeviceError if the two would compete for the daemon.
     """
     unit = unit_for(device, facts)
     if unit is None:

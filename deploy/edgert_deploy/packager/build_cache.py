@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from edgert import __version__
 from edgert.errors import ConfigInvalid
+from edgert_deploy.common.folders import cache_folder
 from edgert_deploy.packager.builders import Artifact, Order, builder_for
 from edgert_deploy.packager.builders.qdq import Recipe
 from edgert_deploy.packager.samples.samples import CalibrationSet
@@ -141,10 +142,7 @@ def default_cache() -> BuildCache:
         raise ConfigInvalid(
             f"EDGERT_CACHE_MB={limit[:40]} is not a whole number of MB: set the build cache's limit, as 4096"
         )
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    # The XDG specification says to ignore relative paths.
-    root = Path(base) if os.path.isabs(base) else Path.home() / ".cache"
-    return BuildCache(root / "edgert" / "build", int(limit) * 10**6 if limit else BYTES_MAX)
+    return BuildCache(cache_folder() / "build", int(limit) * 10**6 if limit else BYTES_MAX)
 
 
 def cache_key(order: Order, source: SourceModel, calibration: CalibrationSet, recipe: Recipe | None = None) -> str:

@@ -23,7 +23,7 @@ TARGET = WheelTarget("3.11", "aarch64", "2.36")
 
 def test_our_own_wheel_holds_both_packages_and_the_profiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", "cache")  # of the folder of the command, not of the source tree
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert source_tree() is not None
     wheel = own_wheel()
     assert tmp_path / "cache" in wheel.parents

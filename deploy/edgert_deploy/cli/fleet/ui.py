@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import socket
 import sys
 import threading
@@ -22,6 +21,7 @@ from edgert_deploy.cli.shared.output import emit, say
 from edgert_deploy.cli.shared.stopping import stopping
 from edgert_deploy.cli.shared.team import open_rollouts
 from edgert_deploy.cli.shared.types import FILE_NAME, Size
+from edgert_deploy.common.folders import state_folder
 from edgert_deploy.common.project import find_project
 from edgert_deploy.common.quantities import size_text
 from edgert_deploy.fleet.store.query import FleetQuery
@@ -190,7 +190,7 @@ def access_for(host: str, names: tuple[str, ...], token_file: str | None) -> Acc
 
 def own_store(settings: MqttSettings) -> str:
     """Return the file for this broker's reports while a page is served. Raises ConfigInvalid."""
-    folder = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "edgert"
+    folder = state_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
