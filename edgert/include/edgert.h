@@ -382,9 +382,9 @@ static uint64_t edgert__tensor_bytes(int datatype, const uint32_t *shape, int ra
 int edgert_tensor_set(edgert_tensor *tensor, int datatype, const uint32_t *shape, int rank, const void *data) {
     uint64_t bytes;
     memset(tensor, 0, sizeof *tensor);
-    if (!edgert_datatype_bytes(datatype) || rank < 0 || rank > EDGERT_RANK_MAX) return EDGERT_INVALID;
+    if (!edgert_datatype_bytes(datatype) || rank < 0 || rank > EDGERT_RANK_MAX || (rank && !shape)) return EDGERT_INVALID;
     bytes = edgert__tensor_bytes(datatype, shape, rank);
-    if (bytes > SIZE_MAX) return EDGERT_INVALID;
+    if (bytes > SIZE_MAX / 2) return EDGERT_INVALID; /* more than any object of a program has */
     if (rank) memcpy(tensor->shape, shape, (size_t)rank * sizeof *shape);
     tensor->datatype = datatype;
     tensor->rank = rank;
@@ -1322,6 +1322,9 @@ static int edgert__check_inputs(const edgert_client *client, const edgert_tensor
             return edgert__fail(error, EDGERT_INVALID,
                                 "input %lu has no data, or its bytes do not match its shape: use edgert_tensor_set",
                                 (unsigned long)i);
+        if (tensor->bytes > model->frame_bytes_max) /* the sum of all is checked when they are sent */
+            return edgert__fail(error, EDGERT_INVALID, "input %lu has %lu bytes, at most %lu are allowed: split it",
+                                (unsigned long)i, (unsigned long)tensor->bytes, (unsigned long)model->frame_bytes_max);
     }
     return EDGERT_OK;
 }
@@ -1352,9 +1355,12 @@ int edgert_infer(edgert_client *client, const edgert_tensor *inputs, size_t inpu
                  const edgert_options *options, edgert_response *response, edgert_error *error) {
     edgert_error unwanted;
     edgert__frame request, answer;
-    int64_t deadline_us = edgert__deadline_us(client, options ? options->timeout_ms : 0);
+    int64_t deadline_us;
     int code;
     if (!error) error = &unwanted;
+    if (!client || !response || (input_count && !inputs))
+        return edgert__fail(error, EDGERT_INVALID, "edgert_infer got NULL: give it a client, inputs and a response");
+    deadline_us = edgert__deadline_us(client, options ? options->timeout_ms : 0);
     memset(response, 0, sizeof *response);
     memset(&request, 0, sizeof request);
     request.kind = EDGERT__INFER;
@@ -1371,10 +1377,11 @@ int edgert_infer(edgert_client *client, const edgert_tensor *inputs, size_t inpu
 int edgert_ping(edgert_client *client, uint32_t timeout_ms, edgert_error *error) {
     edgert_error unwanted;
     edgert__frame request, answer;
+    if (!error) error = &unwanted;
+    if (!client) return edgert__fail(error, EDGERT_INVALID, "edgert_ping got NULL: give it a client");
     memset(&request, 0, sizeof request);
     request.kind = EDGERT__PING;
-    return edgert__exchange(client, &request, NULL, 0, edgert__deadline_us(client, timeout_ms), &answer,
-                            error ? error : &unwanted);
+    return edgert__exchange(client, &request, NULL, 0, edgert__deadline_us(client, timeout_ms), &answer, error);
 }
 
 /* --- opening and closing ----------------------------------------------------------------------------------- */

@@ -448,6 +448,13 @@ def test_c_is_refused_what_does_not_fit_and_the_connection_lives_on(serving: Dev
         assert echo.ask("infer 0 0 2 1 4 1")["outputs"]["y"]["values"] == [1.0, 2.0, 3.0, 4.0]
 
 
+def test_c_refuses_calls_that_a_program_gets_wrong(serving: Device, built: Callable[[Path], Path]) -> None:
+    """A shape whose bytes no number holds was sent, failed, and was repeated until the time-out."""
+    program = built(Path(__file__).parent / "c" / "misuse.c")
+    done = subprocess.run([program, serving.socket, "echo"], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.returncode) == ("", 0), done.stderr
+
+
 def test_c_is_told_of_an_unknown_model_and_of_a_daemon_that_is_not_there(
     serving: Device, driver: Path, tmp_path: Path
 ) -> None:
