@@ -139,8 +139,6 @@ def many_models(count: int) -> list[dict[str, Any]]:
         files = {kind: write_model(kind, folder, calibration=16, holdout=16) for kind in kinds[:count]}
         models = [BenchModel(f"{kinds[i % 3]}{i // 3}", *files[kinds[i % 3]], precision="fp32") for i in range(count)]
         state, path = stack.enter_context(device_with(models, "[serving]\ncache_mb = 0\n"))
-        edgertd(state, "stop")
-        edgertd(state, "start")
         with Client(path, timeout_s=600.0) as client:
             for model in models:
                 (item,) = model.items(1)
@@ -174,8 +172,6 @@ def large_requests() -> list[dict[str, Any]]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="edgert-models-")))
         model = BenchModel("m", *write_model("mobilenet_v2", folder, calibration=16, holdout=16), precision="fp32")
         state, path = stack.enter_context(device_with([model], "[serving]\ncache_mb = 0\nwindow_s = 5\n"))
-        edgertd(state, "stop")
-        edgertd(state, "start")  # without the batches of learning
         clients = [stack.enter_context(Client(path, timeout_s=600.0)) for _ in range(6)]
         item = model.items(1)[0]
 

@@ -48,7 +48,11 @@ def digits_device(config: str = "") -> Iterator[tuple[Path, Path]]:
 
 @contextmanager
 def device_with(models: Sequence[BenchModel], config: str = "") -> Iterator[tuple[Path, Path]]:
-    """Run a daemon that serves the models; yield its state folder and socket, removed afterwards."""
+    """Run a daemon that serves the models; yield its state folder and socket, removed afterwards.
+
+    Once it has learned, it is started again as after a reboot: without the batches of learning, and if there are several
+    models, each has a worker that is a fork (decision 24).
+    """
     with state_folder() as state:
         folder = state.parent
         edgert("keys", "new", "--dir", str(folder / "keys"))
@@ -61,6 +65,8 @@ def device_with(models: Sequence[BenchModel], config: str = "") -> Iterator[tupl
                 "--key", str(folder / "keys/default.key.pem"), "--out", str(bundle),
             )  # fmt: skip
             deploy(state, model.name, bundle)
+        edgertd(state, "stop")
+        edgertd(state, "start")
         yield state, state / "edgert.sock"
 
 

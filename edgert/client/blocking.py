@@ -144,6 +144,10 @@ class Client(BaseClient):
     def close(self) -> None:
         """Close the idle connections; the connection of a request under way closes when it ends."""
         self._closed = True
+        self.close_idle()
+
+    def close_idle(self) -> None:
+        """Close the connections that no request uses, and give their memory back; later requests make new ones."""
         for connections in list(self._idle.values()):
             while connections:
                 connections.pop().close()

@@ -22,6 +22,7 @@ from edgert.http.browsers import from_another_site
 from edgert.http.messages import BINARY_TYPE, JSON_TYPE, HttpError, HttpRequest, HttpResponse, json_response
 from edgert.http.oip import LENGTH_HEADER, answer, read_question
 from edgert.http.statistics import model_statistics
+from edgert.machine import return_free_memory
 from edgert.tensors import TensorSpec, batchable
 
 TIMEOUT_S_MAX = 3600.0
@@ -55,6 +56,7 @@ class Endpoints:
         self._client, self._control_socket, self._host_checked = client, control_socket, host_checked
         self._inferences_max = inferences_max
         self._permits = [None] * inferences_max  # pop and append are atomic: cheaper than a semaphore of Python
+        self._inferred = False  # since the last call of `rest`
         self._labels: dict[str, tuple[int, tuple[str, ...]]] = {}
         self.responses: Counter[int] = Counter()
         # By method, then by the words of the path.
@@ -87,6 +89,15 @@ class Endpoints:
             response = error.response()
         self.responses[response.status] += 1
         return response
+
+    def rest(self) -> bool:
+        """Give back the memory of earlier inferences, unless one came since the last call; return whether it did."""
+        if self._inferred:
+            self._inferred = False
+            return False
+        self._client.close_idle()
+        return_free_memory()
+        return True
 
     # --- paths --------------------------------------------------------------------------------
 
@@ -121,6 +132,7 @@ class Endpoints:
     # --- inference ----------------------------------------------------------------------------
 
     def _infer(self, request: HttpRequest, model: str, version: str) -> HttpResponse:
+        self._inferred = True
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind in FORM_TYPES:
             message = f"Content-Type {kind} is a form's: send {JSON_TYPE}, or {BINARY_TYPE} with binary tensors"

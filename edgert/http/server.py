@@ -37,13 +37,26 @@ class HttpServer:
         self._listener, self._handle, self._limits, self._clock = listener, handle, limits, clock
         self._admission = Admission(limits, clock)
 
-    def run(self, stop: Readable) -> None:
-        """Serve until `stop` can be read; then wait up to STOP_S_MAX for the requests under way."""
+    def run(self, stop: Readable, rest: Callable[[], bool] = lambda: True) -> None:
+        """Serve until `stop` can be read; then wait up to STOP_S_MAX for the requests under way.
+
+        Once clients came, it calls `rest`, which gives memory back, every `rest_s` until that returns True and they have
+        gone.
+        """
+        due_s: float | None = None
         with selectors.DefaultSelector() as selector:
             selector.register(self._listener, selectors.EVENT_READ)
             selector.register(stop, selectors.EVENT_READ)
-            while stop not in [key.fileobj for key, _ in selector.select()]:
-                self._accept()
+            while True:
+                wait_s = None if due_s is None else max(0.0, due_s - self._clock())
+                ready = [key.fileobj for key, _ in selector.select(wait_s)]
+                if stop in ready:
+                    break
+                if ready:
+                    self._accept()
+                    due_s = due_s or self._clock() + self._limits.rest_s
+                if due_s is not None and self._clock() >= due_s:
+                    due_s = None if rest() and self._admission.is_empty else self._clock() + self._limits.rest_s
         self._listener.close()
         self._admission.end_all()
         until_s = time.monotonic() + STOP_S_MAX

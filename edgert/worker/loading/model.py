@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +11,7 @@ from edgert.checks import golden_samples as golden
 from edgert.config import DeviceConfig, StateDir
 from edgert.engines import CONCURRENT, EngineOptions, Session, engine_by_name
 from edgert.engines.padding import load_session
+from edgert.machine import return_free_memory
 from edgert.versions.installed import InstalledVersion, check_files, first_working
 from edgert.worker.loading.learning import Circumstances, Learned, LearnedFile, learn
 
@@ -117,12 +116,6 @@ def _open(
     if artifact.engine in CONCURRENT:
         sessions *= learned.instances  # the same one
     return engine_version, sessions, learned
-
-
-def return_free_memory() -> None:
-    """Give freed memory back to the system: the C library keeps 24 MB after the load of a model of 14."""
-    with contextlib.suppress(OSError, AttributeError):  # a C library other than glibc has no such function
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _close_to(sessions: list[Session], count: int) -> None:

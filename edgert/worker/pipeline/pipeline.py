@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from edgert.checks import golden_samples as golden
 from edgert.engines.padding import Padder
 from edgert.errors import RequestError
+from edgert.machine import return_free_memory
 from edgert.processing.placement import Placement
 from edgert.processing.postprocess import Postprocessor
 from edgert.processing.preprocess import Preprocessor
@@ -29,7 +30,7 @@ from edgert.processing.text import TextPreprocessor
 from edgert.protocol import wire
 from edgert.tensors import StageTimes
 from edgert.versions.installed import read_file
-from edgert.worker.loading.model import LoadedModel, return_free_memory
+from edgert.worker.loading.model import LoadedModel
 from edgert.worker.pipeline.app_tensors import AppTensors, ModelInputs
 from edgert.worker.pipeline.batcher import Batcher, EngineAnswer
 from edgert.worker.pipeline.cache import PredictionCache

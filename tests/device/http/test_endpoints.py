@@ -24,7 +24,8 @@ import pytest
 from edgert.bundle.bundle_file import write_bundle
 from edgert.bundle.manifest import Accuracy, ArtifactEntry, FileEntry, Manifest, TargetEntry
 from edgert.config import read_config
-from edgert.http.endpoints import is_local_name
+from edgert.http.endpoints import Endpoints, is_local_name
+from edgert.http.messages import HttpRequest
 from edgert.protocol.control import ask
 from edgert.tensors import NUMPY_NAMES, TensorSpec
 from edgert.versions.install import install
@@ -81,6 +82,18 @@ def site() -> Iterator[Site]:
         device.put(model="slow", delay_s=SLOW_S)
         put_types(device)
         yield Site(device, http_port(device))
+
+
+def test_after_inferences_the_connections_and_their_memory_go_back(site: Site) -> None:
+    with site.device.client() as client:
+        endpoints = Endpoints(client, site.device.state.control_socket, host_checked=True, inferences_max=1)
+        before = site.device.serving()["connections"]
+        body = memoryview(json.dumps({"inputs": [json_input(np.zeros((1, 4), np.float32))]}).encode())
+        assert endpoints.handle(HttpRequest("POST", "/v2/models/echo/infer", {}, body)).status == 200
+        assert site.device.serving()["connections"] == before + 1
+        assert [endpoints.rest(), endpoints.rest()] == [False, True]
+        wait_until(lambda: site.device.serving()["connections"] == before, "its connection is closed")
+        assert endpoints.handle(HttpRequest("POST", "/v2/models/echo/infer", {}, body)).status == 200
 
 
 def test_the_process_keeps_to_one_core(site: Site) -> None:

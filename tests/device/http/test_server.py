@@ -1,0 +1,75 @@
+"""The HTTP server without a daemon: when it gives memory back."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from edgert.http.limits import Limits
+from edgert.http.messages import HttpRequest, HttpResponse
+from tests.support.devices import WAIT_S_MAX, wait_until
+
+pytest.importorskip("httptools", reason="the HTTP server needs the extra edgert[http]")
+
+from edgert.http.server import HttpServer
+
+LIMITS = Limits(body_bytes_max=1000, connections_max=8, rest_s=0.02)
+
+
+class Rests:
+    """Counts the calls, and returns False for the first ones: there was an inference."""
+
+    def __init__(self, busy: int) -> None:
+        self.busy, self.calls = busy, 0
+
+    def __call__(self) -> bool:
+        self.calls += 1
+        return self.calls > self.busy
+
+
+@contextmanager
+def served(rests: Rests) -> Iterator[int]:
+    """The port of a server on loopback."""
+    stop, stopping = socket.socketpair()
+    with stop, stopping, socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setblocking(False)
+        server = HttpServer(listener, answered, LIMITS)
+        thread = threading.Thread(target=server.run, args=(stop, rests), daemon=True)
+        thread.start()
+        yield listener.getsockname()[1]
+        stopping.send(b"x")
+        thread.join(WAIT_S_MAX)
+        assert not thread.is_alive()
+
+
+def answered(request: HttpRequest) -> HttpResponse:
+    return HttpResponse(200, (b"ok",), "text/plain")
+
+
+def ask(client: socket.socket) -> None:
+    client.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert client.recv(4096).startswith(b"HTTP/1.1 200")
+
+
+def test_memory_is_given_back_once_no_request_infers_and_then_the_process_sleeps() -> None:
+    rests = Rests(busy=2)
+    with served(rests) as port:
+        assert rests.calls == 0
+        with socket.create_connection(("127.0.0.1", port), timeout=WAIT_S_MAX) as client:
+            ask(client)
+        wait_until(lambda: rests.calls >= 3, "it rests")
+        slept = threading.Event()
+        assert not slept.wait(0.2)
+        assert rests.calls == 3
+
+
+def test_a_client_that_stays_connected_may_ask_again_so_the_server_goes_on_to_look() -> None:
+    rests = Rests(busy=0)
+    with served(rests) as port, socket.create_connection(("127.0.0.1", port), timeout=WAIT_S_MAX) as client:
+        ask(client)
+        wait_until(lambda: rests.calls >= 3, "it rests again")
+        ask(client)
