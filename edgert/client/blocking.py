@@ -147,7 +147,7 @@ class Client(BaseClient):
         self.close_idle()
 
     def close_idle(self) -> None:
-        """Close the connections that no request uses, and give their memory back; later requests make new ones."""
+        """Close the connections that no request uses, and free their memory. Later requests make new ones."""
         for connections in list(self._idle.values()):
             while connections:
                 connections.pop().close()

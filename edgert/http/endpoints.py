@@ -91,7 +91,10 @@ class Endpoints:
         return response
 
     def rest(self) -> bool:
-        """Give back the memory of earlier inferences, unless one came since the last call; return whether it did."""
+        """Give back the memory of earlier inferences, unless one came since the last call.
+
+        Returns whether it did.
+        """
         if self._inferred:
             self._inferred = False
             return False

@@ -83,7 +83,7 @@ def test_a_model_in_use_is_not_unloaded_and_the_other_asks_again(budget_for_two:
         use(device, "busy")
         with load(device, "busy", threads=2) as (_, errors):
             with pytest.raises(Unavailable) as caught:
-                use(device, "late", timeout_s=2.0)
+                use(device, "late", timeout_s=5.0)
             assert caught.value.retry_after_s is not None
             assert states(device)["busy"] == "ready"
         assert errors == []

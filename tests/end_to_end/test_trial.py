@@ -342,7 +342,7 @@ def test_a_link_that_comes_back_in_time_loses_nothing(device: Device) -> None:
 @pytest.mark.parametrize("unattended", [False, True])
 def test_a_link_that_is_lost_in_the_middle_leaves_the_device_to_decide(device: Device, unattended: bool) -> None:
     before = device.model()["live"]["release"]
-    outcome = deployed(device, TrialLimits({}, 1.0, unattended, 6.0), lambda listed: CutLink(listed, 100))
+    outcome = deployed(device, TrialLimits({}, 1.0, unattended, 10.0), lambda listed: CutLink(listed, 100))
     assert isinstance(outcome.error, DeviceUnreachable)
     assert ("keeps it if all limits hold" in outcome.error.message) is unattended
     store = SlotStore(device.state.models / "echo")
@@ -351,7 +351,7 @@ def test_a_link_that_is_lost_in_the_middle_leaves_the_device_to_decide(device: D
     assert (slots.ratchet > before) is unattended
     if slots.rolled_back is not None:
         told = device.run("trial", "echo", "--digest", slots.rolled_back.digest, code=9)["error"]["message"]
-        assert "all limits held, but the host did not confirm it within 6 s" in told
+        assert "all limits held, but the host did not confirm it within 10 s" in told
 
 
 @pytest.mark.usefixtures("own_cache")
