@@ -68,6 +68,7 @@ def _folded(proto: Any, conditions: Iterable[str], batch: int) -> dict[str, bool
     for name in conditions:  # the folding keeps whatever makes an output, so it gets one beside the condition
         copy.graph.node.append(helper.make_node("Identity", [name], [f"{name}{END}"]))
         copy.graph.output.append(helper.make_tensor_value_info(f"{name}{END}", onnx.TensorProto.BOOL, None))
+    _remove_unused(copy.graph)  # ONNX Runtime 1.32 crashes as it folds the branches of Silero VAD 5
     try:
         folded = optimized(copy)
     except MemoryError:

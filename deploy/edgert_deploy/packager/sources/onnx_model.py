@@ -40,7 +40,7 @@ from edgert_deploy.packager.sources.external_data import embed, files_of
 from edgert_deploy.packager.sources.half import widen_half
 from edgert_deploy.packager.sources.infinite_bounds import drop_infinite_bounds
 from edgert_deploy.packager.sources.qat import nodes_of, tensors
-from edgert_deploy.packager.sources.structure import structure_of
+from edgert_deploy.packager.sources.structure import forget_inner_shapes, structure_of
 from edgert_deploy.packager.sources.tensor_specs import check_run_size, input_specs, output_spec
 from edgert_deploy.packager.sources.zero_pads import keep_zero_pads
 
@@ -52,6 +52,7 @@ IR_MAX = 10  # the IR of OPSET_MAX
 NODES_MAX = 200_000
 # Complaints of the checker that ONNX Runtime decides: newer operators, outputs without a shape.
 _OPSET_TOO_NEW = re.compile(r"Opset (\d+) is under development.* is till opset (\d+)", re.DOTALL)
+_SHAPES_DIFFER = "Inferred shape and existing shape differ"
 _LEFT_TO_THE_RUNTIME = ("No Op registered", "opset", "Field 'shape' of 'type' is required")
 
 
@@ -108,8 +109,8 @@ def _examined(request: dict[str, Any], data: bytes, replaced: list[str], no_batc
     inputs = input_specs(proto, () if buckets is None else tuple((one.name, one.axis) for one in buckets.inputs))
     changed |= buckets is not None
     stripped = _strip_notes(proto)
-    structure = structure_of(proto)
-    _check(structure)
+    structure, forgot = _checked(proto)
+    changed |= forgot
     _check_layouts(proto)
     check_weights(proto)
     translated = _translated(proto, _at_largest(inputs, buckets))
@@ -229,7 +230,22 @@ def opset_of(proto: Any) -> int:
     return next((int(entry.version) for entry in proto.opset_import if entry.domain in ONNX_DOMAINS), 0)
 
 
-def _check(structure: Any) -> None:
+def _checked(proto: Any) -> tuple[Any, bool]:
+    """Return the structure of a valid model; and whether shapes that its exporter wrote inside were wrong and are removed.
+
+    Raises SourceInvalid.
+    """
+    problem, forgot = _problem(structure_of(proto)), False
+    if _SHAPES_DIFFER in problem:
+        forget_inner_shapes(proto)
+        problem, forgot = _problem(structure_of(proto)), True
+    if problem and not any(words in problem for words in _LEFT_TO_THE_RUNTIME):
+        raise SourceInvalid(f"the model is not valid ONNX: {_first_line(problem)}; export it again")
+    return structure_of(proto), forgot
+
+
+def _problem(structure: Any) -> str:
+    """Return what ONNX's checker says against the model; else an empty text."""
     import onnx
 
     try:
@@ -237,9 +253,9 @@ def _check(structure: Any) -> None:
         onnx.checker.check_model(structure, full_check=True)
     except MemoryError:
         raise
-    except Exception as error:  # the checker raises errors of three modules
-        if not any(words in str(error) for words in _LEFT_TO_THE_RUNTIME):
-            raise SourceInvalid(f"the model is not valid ONNX: {_first_line(error)}; export it again") from error
+    except Exception as error:  # noqa: BLE001 - the checker raises errors of three modules
+        return str(error) or type(error).__name__
+    return ""
 
 
 def _check_layouts(proto: Any) -> None:
@@ -367,7 +383,7 @@ def _raise_if_out_of_memory(error: Exception) -> None:
         raise MemoryError from error
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: Exception | str) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = re.sub(r"\[ONNXRuntimeError\] : \d+ : \w+ : ", "", lines[0]) if lines else type(error).__name__
     # ONNX Runtime prepends the position in its source: "/onnxruntime_src/...:46 void f(int) What was wrong".

@@ -31,6 +31,27 @@ def structure_of(proto: Any) -> Any:
     return copy
 
 
+def forget_inner_shapes(proto: Any) -> None:
+    """Remove the shapes that an exporter wrote for values inside the model, also inside its `If` and `Loop` nodes.
+
+    They are notes: ONNX Runtime runs a model whose notes are wrong, and its own inference finds the shapes.
+    """
+    del proto.graph.value_info[:]
+    for node in proto.graph.node:
+        _forget_inside(node)
+
+
+def _forget_inside(node: Any) -> None:
+    for attribute in node.attribute:
+        for graph in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
+            del graph.value_info[:]
+            for value in graph.output:
+                if value.type.HasField("tensor_type"):
+                    value.type.tensor_type.ClearField("shape")
+            for inner in graph.node:
+                _forget_inside(inner)
+
+
 def _copy(source: Any, to: Any, field: str) -> None:
     value = getattr(source, field)
     if isinstance(value, str | int):

@@ -67,6 +67,15 @@ def test_a_branch_that_the_batch_or_the_data_choose_stays(condition: str) -> Non
     assert proto == model(condition)
 
 
+def test_a_branch_is_known_without_a_look_at_what_the_other_computes() -> None:
+    """ONNX Runtime crashes as it folds the branches of Silero VAD 5, whose condition asks for the sampling rate."""
+    proto = model("columns")
+    other = next(a.g for node in proto.graph.node for a in node.attribute if a.name == "else_branch")
+    other.node[0].op_type = "OfNoRuntime"
+    assert inline_known_branches(proto)
+    np.testing.assert_array_equal(answers(proto, 3), answers(model("columns"), 3))
+
+
 def test_branches_inside_branches_and_equal_names_in_two_nodes_are_kept_apart() -> None:
     """The second node has the first one's names in its branches, and needs the first one's answer."""
     nested = """
@@ -82,6 +91,16 @@ def test_branches_inside_branches_and_equal_names_in_two_nodes_are_kept_apart() 
     assert inline_known_branches(proto)
     assert "If" not in kinds(proto)
     np.testing.assert_array_equal(answers(proto, 3), answers(model("columns", nested), 3))
+
+
+def test_wrong_shapes_that_an_exporter_wrote_inside_a_branch_do_not_count(tmp_path: Path) -> None:
+    """PaddleOCR's SLANet has them in a loop, and ONNX Runtime runs it."""
+    proto = model("values")
+    then = next(a.g for node in proto.graph.node for a in node.attribute if a.name == "then_branch")
+    del then.output[0].type.tensor_type.shape.dim[:]
+    (tmp_path / "model.onnx").write_bytes(proto.SerializeToString())
+    source = load_source(tmp_path / "model.onnx")
+    np.testing.assert_array_equal(answers(source.proto, 3), answers(model("values"), 3))
 
 
 def test_tflite_takes_a_known_branch_and_refuses_another_by_its_node(tmp_path: Path) -> None:
