@@ -20,8 +20,9 @@ from edgert_deploy.packager.sources.source_model import SourceModel
 CHANNELS = (1, 3, 4)
 TOKEN_DATATYPES = ("INT32", "INT64")
 COMMENT_COLUMN = 34
-# Three anchors in each cell of 4, 8, 16 ... pixels; [N, steps, letters] of a reader of Chinese has more "anchors".
-ANCHORS_PER_PIXEL_MAX = 0.25
+# YOLO's grids have cells of these sides in pixels, with one anchor or three in each: [N, steps, letters] of a reader of
+# text has another number of "anchors".
+GRIDS = ((8, 16, 32), (16, 32), (8, 16, 32, 64), (4, 8, 16, 32))
 
 
 def name_from(path: Path) -> str:
@@ -162,7 +163,8 @@ def _is_detector(source: SourceModel) -> bool:
         if any(one is not boxes and len(one.shape) == 3 and anchors in one.shape[1:] for one in source.outputs):
             return False  # boxes and scores apart, which count from anchors that the model does not hold
         height, width = image.shape[2:] if _layout(image) == "nchw" else image.shape[1:3]
-        return anchors <= height * width * ANCHORS_PER_PIXEL_MAX
+        cells = [sum(-(-height // side) * -(-width // side) for side in grid) for grid in GRIDS]
+        return anchors in cells or anchors in [3 * count for count in cells]
     return False
 
 

@@ -80,30 +80,32 @@ def test_kinds_of_inputs(tmp_path: Path) -> None:
     assert "# preprocess" in nhwc  # frames as they come need none
 
 
-def with_rows(side: int) -> Any:
-    """Return a model of images of `side` pixels with an output of seven rows of twenty numbers."""
+def with_rows(rows: int) -> Any:
+    """Return a model of images of 32 pixels with an output of seven values for each of `rows`."""
     body = "f = Flatten (image) c = MatMul (f, w) boxes = Reshape (c, s)"
-    weights = {"w": models.random(3 * side * side, 7 * 20), "s": np.array([-1, 7, 20])}
-    return models.model(f"float[N,3,{side},{side}] image) => (float[N,7,20] boxes", body, weights)
+    weights = {"w": models.random(3 * 32 * 32, 7 * rows), "s": np.array([-1, 7, rows])}
+    return models.model(f"float[N,3,32,32] image) => (float[N,7,{rows}] boxes", body, weights)
 
 
-def test_a_detector_gets_the_processing_of_one(tmp_path: Path) -> None:
-    text = text_for(with_rows(16), tmp_path)
-    assert "boxes FP32 [N, 7, 20]: boxes and scores" in text
+@pytest.mark.parametrize("rows", [16 + 4 + 1, 3 * (16 + 4 + 1)])
+def test_a_detector_gets_the_processing_of_one(rows: int, tmp_path: Path) -> None:
+    text = text_for(with_rows(rows), tmp_path)
+    assert f"boxes FP32 [N, 7, {rows}]: boxes and scores" in text
     values = read_model_file_from(text, tmp_path)
     assert (values["preprocess"], values["postprocess"]) == ("yolo", "yolo")
 
 
-def test_more_rows_than_an_image_has_anchors_are_no_detectors(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rows", [20, 300])
+def test_rows_of_another_number_than_yolos_anchors_are_no_detectors(rows: int, tmp_path: Path) -> None:
     """A reader of captchas answers [N, steps, letters], and was judged as a detector."""
-    text = text_for(with_rows(8), tmp_path)
+    text = text_for(with_rows(rows), tmp_path)
     assert "boxes and scores" not in text
     assert "postprocess" not in read_model_file_from(text, tmp_path)
 
 
 def test_boxes_and_scores_apart_are_not_taken_for_yolo(tmp_path: Path) -> None:
     """As in MediaPipe's detectors of faces, palms and poses."""
-    proto = with_rows(16)
+    proto = with_rows(21)
     proto.graph.node.extend(
         [
             helper.make_node("Slice", ["boxes", "first", "second", "axis"], ["scores"]),
@@ -112,7 +114,7 @@ def test_boxes_and_scores_apart_are_not_taken_for_yolo(tmp_path: Path) -> None:
     proto.graph.initializer.extend(
         numpy_helper.from_array(np.array([number]), name) for name, number in (("first", 0), ("second", 1), ("axis", 1))
     )
-    proto.graph.output.append(helper.make_tensor_value_info("scores", 1, ["N", 1, 20]))
+    proto.graph.output.append(helper.make_tensor_value_info("scores", 1, ["N", 1, 21]))
     assert "postprocess" not in read_model_file_from(text_for(proto, tmp_path), tmp_path)
 
 

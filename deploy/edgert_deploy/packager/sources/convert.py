@@ -61,17 +61,14 @@ def framework_of(path: Path) -> str | None:
         if magic == HDF5_MAGIC:
             return "keras"
         if not magic.startswith(ZIP_MAGIC):
-            # Before 2020 torch.save wrote a bare pickle.
-            return "torch" if path.suffix in (".pt", ".pth", ".pt2") else None
+            return None
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
     except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError):
         return None
     if "model.weights.h5" in names and "config.json" in names:
         return "keras"
-    is_torch = any(
-        name.endswith(("/data.pkl", "/constants.pkl", "/archive_format", "/archive_version")) for name in names
-    )
+    is_torch = any(name.endswith(("/constants.pkl", "/archive_format", "/archive_version")) for name in names)
     return "torch" if is_torch or path.suffix == ".pt2" else None
 
 

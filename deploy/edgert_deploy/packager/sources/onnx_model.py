@@ -152,11 +152,11 @@ def parse(name: str, data: bytes) -> Any:
         proto.ParseFromString(data)
     except Exception as error:  # protobuf's DecodeError, from a module without types
         raise SourceInvalid(
-            f"{name} is not an ONNX model: its bytes are no ONNX protobuf; give an .onnx file"
+            f"{name} is not an ONNX model: its bytes are no ONNX protobuf; docs/models.md lists the files that are built"
         ) from error
     # Protobuf reads many other files as a message without known fields.
     if not proto.ir_version or not proto.HasField("graph") or not proto.opset_import:
-        raise SourceInvalid(f"{name} is not an ONNX model: it has no IR version, opset or graph; give an .onnx file")
+        raise SourceInvalid(f"{name} is not an ONNX model: it has no IR version, opset or graph; give another file")
     if not proto.graph.output:
         raise SourceInvalid("the model has no output; export it with the tensors that you want as outputs")
     if not proto.graph.node:
@@ -231,10 +231,7 @@ def opset_of(proto: Any) -> int:
 
 
 def _checked(proto: Any) -> tuple[Any, bool]:
-    """Return the structure of a valid model; and whether shapes that its exporter wrote inside were wrong and are removed.
-
-    Raises SourceInvalid.
-    """
+    """Return a valid model's structure, and if wrong shapes inside were removed. Raises SourceInvalid."""
     problem, forgot = _problem(structure_of(proto)), False
     if _SHAPES_DIFFER in problem:
         forget_inner_shapes(proto)

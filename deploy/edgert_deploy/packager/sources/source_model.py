@@ -25,6 +25,7 @@ from edgert_deploy.packager.sources.axes import forget_shapes
 from edgert_deploy.packager.sources.convert import Conversion, converted, digest_and_size, framework_of
 from edgert_deploy.packager.sources.external_data import open_file, size_of
 from edgert_deploy.packager.sources.git_lfs import pointer_problem
+from edgert_deploy.packager.sources.other_formats import other_format
 from edgert_deploy.packager.sources.probe import Given, external_files, probe
 from edgert_deploy.packager.sources.qat import float_of, is_quantised
 from edgert_deploy.packager.sources.tflite_model import is_tflite
@@ -106,6 +107,8 @@ def load_source(path: Path, how: Conversion | None = None) -> SourceModel:
     for file in sorted(path.rglob("*")) if path.is_dir() and framework else [path]:
         if problem := pointer_problem(file):
             raise SourceInvalid(problem)
+    if problem := other_format(path):
+        raise SourceInvalid(problem)
     if framework is not None:
         data = converted(path, framework, how or Conversion())
         sha256, size_bytes = digest_and_size(path)

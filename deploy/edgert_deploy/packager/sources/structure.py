@@ -32,7 +32,7 @@ def structure_of(proto: Any) -> Any:
 
 
 def forget_inner_shapes(proto: Any) -> None:
-    """Remove the shapes that an exporter wrote for values inside the model, also inside its `If` and `Loop` nodes.
+    """Remove the shapes noted for values inside the model, also inside its `If` and `Loop` nodes.
 
     They are notes: ONNX Runtime runs a model whose notes are wrong, and its own inference finds the shapes.
     """

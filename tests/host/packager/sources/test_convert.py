@@ -37,7 +37,6 @@ def test_a_framework_is_told_by_what_a_file_holds(tmp_path: Path) -> None:
     (tmp_path / "saved").mkdir()
     (tmp_path / "saved" / "saved_model.pb").touch()
     (tmp_path / "a.h5").write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(8))
-    (tmp_path / "old.pth").write_bytes(b"\x80\x02")
     (tmp_path / "bad.zip").write_bytes(b"PK\x03\x04" + bytes(50))
     found = {
         "saved": framework_of(tmp_path / "saved"),
@@ -45,14 +44,13 @@ def test_a_framework_is_told_by_what_a_file_holds(tmp_path: Path) -> None:
         "keras": framework_of(archive(tmp_path / "a.bin", "metadata.json", "config.json", "model.weights.h5")),
         "script": framework_of(archive(tmp_path / "b.bin", "m/data.pkl", "m/code/x.py", "m/constants.pkl")),
         "export": framework_of(archive(tmp_path / "c.pt2", "net/data/weights/weight_0")),
-        "old": framework_of(tmp_path / "old.pth"),
         "zip": framework_of(archive(tmp_path / "d.zip", "x.txt")),
         "bad": framework_of(tmp_path / "bad.zip"),
         "folder": framework_of(tmp_path),
         "missing": framework_of(tmp_path / "missing"),
         "onnx": framework_of(models.write(models.mlp(), tmp_path / "m.onnx")),
     }
-    torch, keras = ("script", "export", "old"), ("saved", "h5", "keras")
+    torch, keras = ("script", "export"), ("saved", "h5", "keras")
     assert {name: kind for name, kind in found.items() if kind} == {
         **dict.fromkeys(torch, "torch"),
         **dict.fromkeys(keras, "keras"),

@@ -1,7 +1,4 @@
-"""Convert a torch.export program (.pt2) or a TorchScript module (.pt) to ONNX (see __init__).
-
-A pickled module or a dictionary of weights is refused: unpickling runs Python code.
-"""
+"""Convert a torch.export program (.pt2) or a TorchScript module (.pt) to ONNX (see __init__)."""
 
 from __future__ import annotations
 
@@ -25,11 +22,6 @@ def main() -> int:
             names = archive.namelist()
         if any("/code/" in name for name in names) and any(name.endswith("/constants.pkl") for name in names):
             _of_script(torch, request["model"], request["inputs"], request["out"])
-        elif any(name.endswith("/data.pkl") for name in names):
-            raise ValueError(
-                "it is a pickled module or its weights, which run as Python code; save the model with "
-                "torch.export.save(torch.export.export(model.eval(), (example,)), 'model.pt2')"
-            )
         else:
             _of_export(torch, request["model"], request["out"])
     except ModuleNotFoundError as error:
