@@ -69,17 +69,19 @@ def examine(request: dict[str, Any], data: bytes, progress: Progress) -> Answer:
     replaced: list[str] = []
     try:
         try:
-            return _examined(request, data, replaced)
+            return _examined(request, data, replaced, progress)
         except OneSampleOnly as error:
             replaced.clear()
-            return _examined(request, data, replaced, error.message.partition(";")[0])
+            return _examined(request, data, replaced, progress, error.message.partition(";")[0])
     except SourceInvalid as error:
         if not replaced:
             raise
         raise SourceInvalid(f"{error.message}. Some layer may take no other length: {'; '.join(replaced)}") from error
 
 
-def _examined(request: dict[str, Any], data: bytes, replaced: list[str], no_batch: str = "") -> Answer:
+def _examined(
+    request: dict[str, Any], data: bytes, replaced: list[str], progress: Progress, no_batch: str = ""
+) -> Answer:
     """Do the work of `examine`; `replaced` gets a remark for each input whose fixed lengths are replaced.
 
     `no_batch` says why the model takes one sample only, though its batch is open. Raises OneSampleOnly to be told.
@@ -91,6 +93,7 @@ def _examined(request: dict[str, Any], data: bytes, replaced: list[str], no_batc
     changed |= resized
     replaced += remarks
     remarks += unwrap_maps(proto) + widen_half(proto) + move_input_batches(proto)
+    progress(f"onnxruntime {sdk().__version__} computed the conditions of its If nodes")
     changed |= drop_infinite_bounds(proto) | inline_known_branches(proto)
     if is_dynamic(proto) and fix_batch(proto):
         remarks += (
@@ -109,10 +112,12 @@ def _examined(request: dict[str, Any], data: bytes, replaced: list[str], no_batc
     inputs = input_specs(proto, () if buckets is None else tuple((one.name, one.axis) for one in buckets.inputs))
     changed |= buckets is not None
     stripped = _strip_notes(proto)
+    progress("onnx checked it")
     structure, forgot = _checked(proto)
     changed |= forgot
     _check_layouts(proto)
     check_weights(proto)
+    progress("onnx converted it to another opset, and onnxruntime compared the answers")
     translated = _translated(proto, _at_largest(inputs, buckets))
     changed |= keep_zero_pads(translated or proto)
     if changed or remarks or stripped or translated is not None:
@@ -120,6 +125,7 @@ def _examined(request: dict[str, Any], data: bytes, replaced: list[str], no_batc
         given = False
     # The runtime needs room for two copies of the weights: only the serialised model stays beside them.
     del proto, translated
+    progress(f"onnxruntime {sdk().__version__} loaded it and ran it on one sample")
     session, runs = _run_once_and_twice(data, _at_largest(inputs, buckets))
     shapes = [[_shape_of(value) for value in run] for run in (runs[0], runs[-1])]
     if moved := move_output_batches(structure, *shapes):

@@ -83,17 +83,18 @@ def limits_for(size_bytes: int) -> Limits:
 
 def ask(function: str, request: dict[str, Any], data: bytes, limits: Limits) -> Answer:
     """Return what `function` ("module:name") answers in a child. Raises SourceInvalid for any failure."""
+    steps = ["onnx read it"]
     with Child(ENVIRONMENT) as child:
         try:
-            return child.ask(function, request, data, limits)
+            return child.ask(function, request, data, limits, steps.append)
         except EdgeRTError as error:
             raise SourceInvalid(error.message) from error
         except ChildFailed as error:
-            raise refusal(error, limits) from error
+            raise refusal(error, limits, steps[-1]) from error
 
 
-def refusal(failed: ChildFailed, limits: Limits) -> SourceInvalid:
-    """Return what to tell the user of a probe that failed."""
+def refusal(failed: ChildFailed, limits: Limits, step: str = "its tools read it") -> SourceInvalid:
+    """Return what to tell the user of a probe that failed in `step`, as "onnx checked it"."""
     task = "checking the model and running it once"
     return SourceInvalid(
         {
@@ -103,8 +104,9 @@ def refusal(failed: ChildFailed, limits: Limits) -> SourceInvalid:
             "look for a loop that does not end, or an axis that is far too long",
             "wait": f"{task} did not end within {limits.time_s * WAIT_TIMES} s, most of which it only waited: "
             "this machine is overloaded, try again when it has less to do",
-            "crash": f"the model crashes the tools that read it ({failed.detail}): "
-            "the file is damaged, export it again",
+            "crash": f"there was a crash ({failed.detail}) while {step}. Either the file is damaged, or it has something that "
+            "this version of the tool cannot handle: export the model again, in another way if that does not help, or try "
+            "another version of the tool",
             "error": f"the model could not be checked: {failed.detail}",
         }[failed.cause]
     )

@@ -148,12 +148,17 @@ def load_source(path: Path, how: Conversion | None = None) -> SourceModel:
     )
 
 
+def reference_engine(source: SourceModel) -> str:
+    """Return the engine that runs the source itself."""
+    return "tflite" if source.kind == "tflite" else "onnxruntime"
+
+
 def reference_artifact(source: SourceModel, folder: Path) -> LocalArtifact:
     """Write the source to `folder` in a form that this host's engine loads: artifacts are judged by it."""
-    engine, name = ("tflite", "source.tflite") if source.kind == "tflite" else ("onnxruntime", "source.onnx")
+    name = "source.tflite" if source.kind == "tflite" else "source.onnx"
     data = source.tflite or source.proto.SerializeToString(deterministic=True)
     (folder / name).write_bytes(data)
-    return LocalArtifact(engine, folder / name, source.inputs, source.outputs, source.sha256)
+    return LocalArtifact(reference_engine(source), folder / name, source.inputs, source.outputs, source.sha256)
 
 
 def at_length(source: SourceModel, length: int) -> SourceModel:

@@ -21,6 +21,8 @@ from tests.support import models
 
 
 def crash(request: dict[str, Any], data: bytes, progress: Callable[[str], None]) -> tuple[dict[str, Any], bytes]:
+    progress("onnx read it")
+    progress("onnxruntime 1.99 loaded it")
     os.kill(os.getpid(), signal.SIGSEGV)
     return {}, b""
 
@@ -45,7 +47,10 @@ def print_and_raise(
 @pytest.mark.parametrize(
     ("function", "says"),
     [
-        (crash, "SIGSEGV"),
+        (
+            crash,
+            r"a crash \(SIGSEGV\) while onnxruntime 1\.99 loaded it\. Either the file is damaged, or .* another version",
+        ),
         (take_memory, r"more than 2\.0 GiB of memory"),
         (take_time, "more than 2 s"),
         (print_and_raise, "could not be checked: .*foresaw"),
