@@ -43,6 +43,7 @@ from edgert_deploy.packager.samples.streams import read_state
 from edgert_deploy.packager.sources.bucket_axis import read_buckets
 from edgert_deploy.packager.sources.convert import Conversion, read_inputs
 from edgert_deploy.packager.sources.source_model import SourceModel, load_source
+from edgert_deploy.packager.work_folder import work_folder
 
 TEXT_LETTERS_MAX = 10_000
 DOWNGRADE_EXPIRES = "30d"  # unless given: one that is never over could be replayed for ever
@@ -185,7 +186,8 @@ def build(
     TorchScript .pt), which edgert[keras] or edgert[torch] convert to ONNX.
 
     Exits with 3 if an artifact loses more accuracy than --max-drop, and writes no bundle then. 4: the model, the
-    samples or an option cannot be used. 10: an engine cannot take the model. 11: a builder's tool failed.
+    samples or an option cannot be used. 10: an engine cannot take the model. 11: a builder's tool failed, or an engine
+    crashed.
 
     \b
     Examples:
@@ -215,14 +217,16 @@ def build(
     conversion = Conversion(given["convert_with"] or sys.executable, read_inputs(given["inputs"]), buckets)
     if init:
         kept = {key: given[key] for key in ("inputs", "buckets", "pads")}
-        path = write_model_file(load_source(model, conversion), force, kept)
+        with work_folder():
+            path = write_model_file(load_source(model, conversion), force, kept)
         emit({"model_file": str(path)}, f"{path}: edit it, then run edgert build {path}", as_json)
         return
     ctx = click.get_current_context()
     _check_given(ctx)
     profiles = tuple(load_profile(target, given["profiles_dir"]) for target in given["targets"])
     signing_key = read_signing_key(key or key_paths(keys_dir(), "default")[0])
-    request = _request(load_source(model, conversion), profiles, given)
+    with work_folder():
+        request = _request(load_source(model, conversion), profiles, given)
     counts = {p.name: len(p.engines) if request.engines == "all" else 1 for p in profiles}
     headed = False
     with BuildProgress(counts) as progress:

@@ -1,7 +1,7 @@
 """The temporary folder of a build, checked for space before, and named when its disk is full.
 
-A build holds the lock file in its folder. SIGKILL leaves the folder behind with a lock that nobody holds: the next build
-removes it.
+Every temporary file of a build, its tools and its children lies in this folder. A build holds the lock file in it. SIGKILL
+leaves the folder behind with a lock that nobody holds: the next build removes it.
 """
 
 from __future__ import annotations
@@ -32,8 +32,10 @@ def free_bytes(folder: Path) -> int:
 
 
 @contextmanager
-def work_folder(needed: int, free: Callable[[Path], int] = free_bytes) -> Iterator[Path]:
+def work_folder(needed: int = 0, free: Callable[[Path], int] = free_bytes) -> Iterator[Path]:
     """Lend a temporary folder, and remove it afterwards, also when SIGTERM ends the build.
+
+    Until then, all temporary files of this process and of those that it starts are made in it.
 
     Raises BuildFailed where its disk has less than `needed` bytes free, or becomes full.
     """
@@ -42,7 +44,8 @@ def work_folder(needed: int, free: Callable[[Path], int] = free_bytes) -> Iterat
         if (left := free(folder)) < needed:
             raise _too_small(folder, left, needed)
         try:
-            yield folder
+            with _temporary_files_in(folder):
+                yield folder
         except (OSError, EdgeRTError) as error:
             if _is_full(error) and (left := free(folder)) < needed:
                 raise _too_small(folder, left, needed) from error
@@ -66,6 +69,20 @@ def _remove_abandoned(temporary: Path) -> None:
             found = (folder / LOCK).lstat()
             if found.st_uid == os.geteuid() and not is_locked(folder / LOCK):
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _temporary_files_in(folder: Path) -> Iterator[None]:
+    before, variable = tempfile.tempdir, os.environ.get("TMPDIR")
+    tempfile.tempdir = os.environ["TMPDIR"] = str(folder)
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before
+        if variable is None:
+            del os.environ["TMPDIR"]
+        else:
+            os.environ["TMPDIR"] = variable
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,19 @@ def test_the_folder_is_removed_afterwards(tmp_path: Path) -> None:
     with work_folder(1) as folder:
         assert folder.parent == tmp_path
         assert free_bytes(folder) > 0
+    assert not list(tmp_path.iterdir())
+
+
+def test_temporary_files_of_the_build_and_of_its_tools_lie_in_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TMPDIR", raising=False)
+    with work_folder() as folder:
+        own = Path(tempfile.mkdtemp(prefix="edgert-qdq-"))
+        tool = subprocess.run(["mktemp"], capture_output=True, text=True, check=True)
+        assert own.parent == Path(tool.stdout.strip()).parent == folder
+    assert tempfile.gettempdir() == str(tmp_path)
+    assert "TMPDIR" not in os.environ
     assert not list(tmp_path.iterdir())
 
 
