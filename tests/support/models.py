@@ -90,6 +90,37 @@ def two_by_two() -> Any:
     return model("float[N,3] a, float[N,3] b) => (float[N,3] total, float[N,3] product", body, {"w": random(3, 3)})
 
 
+def dividing() -> Any:
+    """Return a model with which ONNX Runtime crashes (SIGFPE) where a value of `x` is cut to -4.
+
+    It divides the lowest INT64 by that value + 3; the result for -1 is beyond INT64, which the processor refuses.
+    """
+    body = """
+        s = MatMul(x, w)
+        c = Cast <to = 7> (s)
+        i = Add(c, three)
+        d = Div(low, i)
+        e = Div(d, large)
+        y = Cast <to = 1> (e)
+    """
+    low, large, three = np.array([np.iinfo(np.int64).min]), np.array([2**55]), np.array([3])
+    weights = {"w": np.eye(4, dtype=np.float32), "low": low, "large": large, "three": three}
+    return model("float[N,4] x) => (float[N,4] s, float[N,4] y", body, weights)
+
+
+def for_dividing(count: int, seed: int = 0) -> Array:
+    """Return samples that `dividing` answers in every precision."""
+    rng = np.random.default_rng(seed)
+    samples: Array = (rng.uniform(9, 114, (count, 4)) * rng.choice([-1, 1], (count, 4))).astype(np.float32)
+    samples[0] = [-118.57 + seed, 118.57 - seed, 99, 98]  # INT8 then has steps of 0.93
+    return samples
+
+
+def crashing(samples: Array, *, in_int8_only: bool = False) -> Array:
+    """Return samples on one of which `dividing` crashes; -5.05 becomes -4.65 in INT8."""
+    return np.concatenate([samples, np.full((1, 4), -5.05 if in_int8_only else -4.5, np.float32)])
+
+
 def write(proto: Any, path: Path) -> Path:
     path.write_bytes(proto.SerializeToString())
     return path

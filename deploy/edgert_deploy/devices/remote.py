@@ -16,6 +16,11 @@ ACTIVATE_S_MAX = 900.0
 CHECK_S_MAX = 180.0
 
 _COMMAND_NOT_FOUND = (126, 127)
+SIGNALLED = 128  # a shell adds the signal's number
+
+
+class DaemonCrashed(DeviceError):
+    """A signal ended `edgertd` before it answered, as a crash of an engine in it does."""
 
 
 class RemoteDaemon:
@@ -50,7 +55,8 @@ class RemoteDaemon:
             return NotBootstrapped(advice)
         reported = value.get("error") if value is not None else None
         if not isinstance(reported, dict) or "code" not in reported:
-            return DeviceError(f"{name}: {result.complaint()}")
+            signalled = result.exit_code < 0 or result.exit_code > SIGNALLED
+            return (DaemonCrashed if signalled else DeviceError)(f"{name}: {result.complaint()}")
         message = str(reported.get("message", ""))
         if reported["code"] == "input.config_invalid" and "config.toml is missing" in message:
             return NotBootstrapped(advice)

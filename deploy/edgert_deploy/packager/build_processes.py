@@ -1,36 +1,35 @@
 """Builds in child processes, as the vendors' native code may crash: only its child ends then.
 
-One child stays for the next build, since it takes 1 to 2 s to import its tools. The artifacts that a bundle needs
-whatever the accuracy gate decides are built side by side, into the cache, in as many children as cores and free
-memory allow. The build flow then finds them there. It stays a plain sequence, and it times artifacts on a quiet
-machine.
+The artifacts that a bundle needs whatever the accuracy gate decides are built side by side, into the cache, in as many
+children as cores and free memory allow. The build flow then finds them there. It stays a plain sequence, and it times
+artifacts on a quiet machine.
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import pickle
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from edgert.errors import BuildFailed, EdgeRTError
 from edgert.typed_json import from_json, to_json
-from edgert_deploy.packager import sandbox
+from edgert_deploy.packager import children, sandbox
 from edgert_deploy.packager.accuracy.activation_ranges import Activation, activations
+from edgert_deploy.packager.accuracy.sensitivity import Harm, Sensitivity
 from edgert_deploy.packager.build_cache import BuildCache, CachedBuilder, cache_key
 from edgert_deploy.packager.builders import Artifact, Order, builder_for
+from edgert_deploy.packager.builders.layers import Layer, layers_of
+from edgert_deploy.packager.builders.qdq import Recipe, prepared
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sandbox import Progress
 from edgert_deploy.packager.sources.source_model import SourceModel
 
-LIMITS = sandbox.Limits(memory_bytes=0, time_s=8 * 3600)
 # Smaller models are built in the time that a child takes to import its tools.
 SOURCE_BYTES_MIN = 4 * 1024**2
 # The memory of a child: its tools, some copies of the model, the samples and what they become on the way.
@@ -61,8 +60,7 @@ class BuildProcesses:
 
         request = {"inputs": self._written_inputs(), "out": str(out_dir)}
         try:
-            with _lent_child() as child:
-                answer, _ = child.ask(f"{__name__}:build_in_child", request, pickle.dumps(order), LIMITS, noted)
+            answer, _ = children.ask(f"{__name__}:build_in_child", request, pickle.dumps(order), noted)
         except sandbox.ChildFailed as error:
             raise BuildFailed(_complaint(error, order, source.path.name, steps[-1])) from error
         return Artifact.from_json(answer, out_dir)
@@ -76,14 +74,33 @@ class BuildProcesses:
             return ()
         request = {"inputs": self._written_inputs()}
         try:
-            with _lent_child() as child:
-                answer, _ = child.ask(f"{__name__}:activations_in_child", request, b"", LIMITS, progress)
+            answer, _ = children.ask(f"{__name__}:activations_in_child", request, progress=progress)
         except sandbox.ChildFailed as error:
             if error.cause == "error":
                 what = f"the ranges of the layers' answers cannot be measured: {error.detail}"
                 raise BuildFailed(f"{what}; this is a fault of edgert, please report it") from error
             return ()
         return tuple(from_json(Activation, each) for each in answer["activations"])
+
+    def layers(self) -> tuple[Layer, ...]:
+        """Return the layers of the source as its quantizer sees them. Raises BuildFailed."""
+        answer = self._measured(f"{__name__}:layers_in_child", b"", "the model was prepared")
+        return tuple(from_json(Layer, each) for each in answer["layers"])
+
+    def harm(self, layer: Layer, recipe: Recipe) -> Harm:
+        """Return what INT8 by `recipe` harms in `layer` alone. Raises BuildFailed."""
+        doing = f"the harm of quantizing {layer.op} {layer.name!r} was measured"
+        answer = self._measured(f"{__name__}:harm_in_child", pickle.dumps((layer, recipe)), doing)
+        return Harm(layer, float(answer["sqnr_db"]))
+
+    def _measured(self, function: str, payload: bytes, doing: str) -> dict[str, Any]:
+        try:
+            return children.ask(function, {"inputs": self._written_inputs()}, payload)[0]
+        except sandbox.ChildFailed as error:
+            raise BuildFailed(
+                f"onnxruntime {children.cause_text(error)} while {doing} for mixed precision; build this target with "
+                "--precision fp16 or fp32, or with --budget 0"
+            ) from error
 
     def _written_inputs(self) -> str:
         """Return the file from which children read source and samples."""
@@ -121,7 +138,7 @@ class BuildProcesses:
                 pool.shutdown(wait=False, cancel_futures=True)
                 running = [one for one in builds if not one.cancelled()]
                 while wait(running, timeout=0.1).not_done:
-                    _kill_busy_children()  # their threads then end
+                    children.kill_busy_children()  # their threads then end
                 raise
 
 
@@ -147,56 +164,17 @@ def _processes(source: SourceModel, calibration: CalibrationSet) -> int:
 
 
 def _complaint(failed: sandbox.ChildFailed, order: Order, model: str, step: str) -> str:
-    cause = {
-        "crash": f"crashed ({failed.detail})",
-        "memory": "ran out of memory",
-        "time": f"took more than {LIMITS.time_s // 3600} h of processor time",
-        "wait": "waited for something that never came",
-        "error": f"failed ({failed.detail})",
-    }[failed.cause]
     advice = {
         "memory": "free some memory, give fewer calibration samples, or build one artifact at a time with --jobs 1",
         "time": "give fewer calibration samples",
     }.get(failed.cause, "this is a fault of the engine's tools: try --precision fp32")
     return (
-        f"the {order.engine} builder {cause} on {model} after {step!r}; {advice}, "
+        f"the {order.engine} builder {children.cause_text(failed)} on {model} after {step!r}; {advice}, "
         f"or leave {order.engine} out of the profile's engines"
     )
 
 
-# --- children
-
-_idle: list[sandbox.Child] = []
-_all: set[sandbox.Child] = set()
-_lock = threading.Lock()
-
-
-@contextmanager
-def _lent_child() -> Iterator[sandbox.Child]:
-    """Lend an idle child, or a new one. Only a child that answered its request is kept, and only one."""
-    with _lock:
-        child = _idle.pop() if _idle else sandbox.Child()
-        _all.add(child)
-    try:
-        yield child
-    finally:
-        with _lock:
-            keep = child.idle and not _idle
-            (_idle.append if keep else _all.discard)(child)
-        if not keep:
-            child.close()
-
-
-def _kill_busy_children() -> None:
-    with _lock:
-        for child in _all.difference(_idle):
-            child.kill()
-
-
-@atexit.register
-def _close_idle_child() -> None:
-    for child in _idle:
-        child.close()
+# --- a child's side
 
 
 def build_in_child(request: dict[str, Any], payload: bytes, progress: Progress) -> sandbox.Answer:
@@ -211,15 +189,32 @@ def activations_in_child(request: dict[str, Any], payload: bytes, progress: Prog
     return {"activations": [to_json(each) for each in activations(*_loaded(request["inputs"]))]}, b""
 
 
+def layers_in_child(request: dict[str, Any], payload: bytes, progress: Progress) -> sandbox.Answer:
+    """Find the layers: a child's side of `BuildProcesses.layers`."""
+    source, _ = _loaded(request["inputs"])
+    return {"layers": [to_json(layer) for layer in layers_of(prepared(source))]}, b""
+
+
+def harm_in_child(request: dict[str, Any], payload: bytes, progress: Progress) -> sandbox.Answer:
+    """Measure one layer, and keep what was recorded for the next: a child's side of `BuildProcesses.harm`."""
+    source, calibration = _loaded(request["inputs"])
+    layer, recipe = pickle.loads(payload)
+    if repr(recipe) not in _sensitivities:
+        _sensitivities.clear()
+        _sensitivities[repr(recipe)] = Sensitivity(prepared(source), calibration, recipe)
+    return {"sqnr_db": _sensitivities[repr(recipe)].of(layer).sqnr_db}, b""
+
+
 _last: dict[str, tuple[SourceModel, CalibrationSet]] = {}
+_sensitivities: dict[str, Sensitivity] = {}
 
 
 def _loaded(path: str) -> tuple[SourceModel, CalibrationSet]:
     """Return the inputs at `path`; those of the request before are kept. Temporary files go beside them."""
-    # The parent removes this folder, also when it kills the child.
-    tempfile.tempdir = os.environ["TMPDIR"] = os.path.dirname(path)
+    children.put_temporary_files_into(Path(path).parent)
     if path not in _last:
         _last.clear()
+        _sensitivities.clear()
         with open(path, "rb") as file:
             _last[path] = pickle.load(file)
     return _last[path]

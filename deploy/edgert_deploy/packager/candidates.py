@@ -19,8 +19,9 @@ from edgert_deploy.packager.accuracy.reference import Outputs
 from edgert_deploy.packager.build_cache import BuildCache, CachedBuilder
 from edgert_deploy.packager.build_processes import BuildProcesses
 from edgert_deploy.packager.builders import FIRST_RECIPE, Artifact, Order
+from edgert_deploy.packager.children import cause_text
 from edgert_deploy.packager.evaluation import Evaluation
-from edgert_deploy.packager.sandbox import Progress
+from edgert_deploy.packager.sandbox import ChildFailed, Progress
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,8 @@ class CandidateBuilder:
 
     def __init__(self, evaluation: Evaluation, cache: BuildCache, work: Path, progress: Progress) -> None:
         self.evaluation, self.cache, self.progress, self._work = evaluation, cache, progress, work
-        self._processes = BuildProcesses(work, evaluation.source, evaluation.calibration)
-        self._builder = CachedBuilder(self._processes.build, cache)
+        self.processes = BuildProcesses(work, evaluation.source, evaluation.calibration)
+        self._builder = CachedBuilder(self.processes.build, cache)
         self._built: dict[tuple[str, tuple[str, ...]], Candidate] = {}
         self._tried = 0
 
@@ -77,11 +78,11 @@ class CandidateBuilder:
 
     def build_ahead(self, orders: Sequence[Order], jobs: int) -> None:
         """Build `orders` into the cache, `jobs` at once (0: as many as fit)."""
-        self._processes.ahead(orders, self.cache, self.progress, jobs)
+        self.processes.ahead(orders, self.cache, self.progress, jobs)
 
     def activations(self) -> tuple[Activation, ...]:
         """Return the range of each layer's answer on the calibration samples."""
-        return self._processes.activations(self.progress)
+        return self.processes.activations(self.progress)
 
     def build(self, order: Order) -> Candidate:
         """Return the candidate of `order`.
@@ -105,11 +106,26 @@ class CandidateBuilder:
         reference = evaluation.reference
         samples = len(reference.holdout)
         self.progress(f"{order.profile.name}: judging it in {artifact.judged_by} on {counted(samples, 'sample')}")
-        answers = artifact_outputs(artifact, evaluation.source, reference.holdout)
-        _check_answers(artifact, evaluation.answers, answers)
+        try:
+            answers = artifact_outputs(artifact, evaluation.source, reference.holdout)
+            _check_answers(artifact, evaluation.answers, answers)
+            golden = evaluation.golden_answers(artifact, answers)
+        except ChildFailed as error:
+            raise BuildFailed(_complaint(error, order, artifact)) from error
         result = judge(evaluation.metric, reference, evaluation.of_apps(answers), evaluation.limits)
-        golden = evaluation.golden_answers(artifact, answers)
         return Candidate(order, artifact, result, golden, artifact.size_bytes(), build_s)
+
+
+def _complaint(failed: ChildFailed, order: Order, artifact: Artifact) -> str:
+    recipe = f" ({order.recipe or FIRST_RECIPE})" if order.precision == "int8" else ""
+    advice = {
+        "memory": "free some memory, or give fewer hold-out samples",
+        "time": "give fewer hold-out samples",
+    }.get(failed.cause, "this is a fault of the engine: try --precision auto, which packs a form that it can run")
+    return (
+        f"{artifact.judged_by} {cause_text(failed)} while it answered the hold-out samples with the {artifact.kind.upper()} "
+        f"artifact{recipe} of {order.profile.name}; {advice}, or leave {order.engine} out of the profile's engines"
+    )
 
 
 def _check_answers(artifact: Artifact, reference: Outputs, answers: Outputs) -> None:

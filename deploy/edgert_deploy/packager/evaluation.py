@@ -15,10 +15,12 @@ from edgert_deploy.packager.accuracy.golden_samples import golden_rows
 from edgert_deploy.packager.accuracy.metrics import metric_for
 from edgert_deploy.packager.accuracy.reference import Metric, Outputs, Reference, Rows
 from edgert_deploy.packager.builders import Artifact
+from edgert_deploy.packager.children import cause_text
 from edgert_deploy.packager.request import BuildRequest
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.samples.signal_samples import features_of
-from edgert_deploy.packager.sources.source_model import SourceModel
+from edgert_deploy.packager.sandbox import ChildFailed
+from edgert_deploy.packager.sources.source_model import SourceModel, reference_engine
 
 
 @dataclass(frozen=True)
@@ -58,13 +60,7 @@ def evaluate_source(request: BuildRequest) -> Evaluation:
     """Answer the hold-out with the source. Raises SourceInvalid, CalibrationInvalid, ConfigInvalid."""
     source, holdout = request.source, request.holdout
     _check_buckets(request)
-    try:
-        answers = reference_outputs(source, holdout)
-    except EngineFailed as error:
-        raise CalibrationInvalid(
-            f"the model cannot answer the hold-out samples: {error.message}. Check that they hold what the model takes, "
-            "such as numbers of tokens below the size of its vocabulary"
-        ) from error
+    answers = _answers(source, holdout)
     _check_are_numbers(source, answers)
     _check_rows_are_independent(source, holdout, answers)
     after = request.classify or request.detect
@@ -84,6 +80,18 @@ def evaluate_source(request: BuildRequest) -> Evaluation:
     return Evaluation(
         source, request.calibration, answers, reference, metric, request.limits, golden, _first_ones(request, golden)
     )
+
+
+def _answers(source: SourceModel, samples: CalibrationSet) -> Outputs:
+    """Return FP32's answers. Raises CalibrationInvalid if there are none."""
+    try:
+        return reference_outputs(source, samples)
+    except (EngineFailed, ChildFailed) as error:
+        why = error.message if isinstance(error, EngineFailed) else f"{reference_engine(source)} {cause_text(error)}"
+        raise CalibrationInvalid(
+            f"the model cannot answer the hold-out samples: {why}. Check that they hold what the model takes, "
+            "such as numbers of tokens below the size of its vocabulary"
+        ) from error
 
 
 def _first_ones(request: BuildRequest, rows: Rows) -> CalibrationSet:
@@ -156,7 +164,7 @@ def _check_rows_are_independent(source: SourceModel, holdout: CalibrationSet, an
         return
     for i in (0, len(holdout) - 1):
         one = holdout.rows(slice(i, i + 1))
-        for spec, want, got in zip(source.outputs, answers, reference_outputs(source, one), strict=True):
+        for spec, want, got in zip(source.outputs, answers, _answers(source, one), strict=True):
             if not np.allclose(want[i], got[0], rtol=1e-2, atol=1e-2 * (float(want.max()) - float(want.min()) or 1.0)):
                 raise SourceInvalid(
                     f"output {spec.name!r} of a sample depends on the other samples in its batch; "

@@ -18,7 +18,7 @@ from edgert.errors import ConfigInvalid, DeviceError
 from edgert_deploy.devices.bench import bench_folder, write_spec
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.profiles import DeviceProfile
-from edgert_deploy.devices.remote import RemoteDaemon
+from edgert_deploy.devices.remote import DaemonCrashed, RemoteDaemon
 from edgert_deploy.devices.transports import open_transport
 from edgert_deploy.packager.candidates import Candidate
 from edgert_deploy.packager.evaluation import Evaluation
@@ -107,19 +107,35 @@ class MeasureOn:
 def _measured(
     where: str, device: Device, evaluation: Evaluation, candidates: Sequence[Candidate], progress: Progress
 ) -> Timings:
-    transport = open_transport(device)
+    """Time the candidates in turn or, if an engine crashes on one of them, each alone."""
+    daemon = RemoteDaemon(open_transport(device), device, progress)
     try:
-        with tempfile.TemporaryDirectory(prefix="edgert-bench-") as folder:
-            _write_candidates(Path(folder), evaluation, candidates)
-            answer = bench_folder(RemoteDaemon(transport, device, progress), Path(folder), SECONDS, progress)
+        results = _results(daemon, evaluation, candidates, progress)
+    except DaemonCrashed as error:
+        progress(f"{error.message}; each artifact is timed alone")
+        results = [one for candidate in candidates for one in _alone(daemon, evaluation, candidate, progress)]
     finally:
-        transport.close()
+        daemon.transport.close()
     try:
-        return {str(one["id"]): _timing(where, one) for one in answer["results"]}
+        return {str(one["id"]): _timing(where, one) for one in results}
     except (KeyError, TypeError, ValueError) as error:
         raise DeviceError(
             f"the answer of edgertd bench on {where} has no times: bootstrap the device again (edgert bootstrap)"
         ) from error
+
+
+def _alone(daemon: RemoteDaemon, evaluation: Evaluation, candidate: Candidate, progress: Progress) -> Any:
+    try:
+        return _results(daemon, evaluation, [candidate], progress)
+    except DaemonCrashed as error:
+        return [{"id": candidate.id, "error": error.as_json()}]
+
+
+def _results(daemon: RemoteDaemon, evaluation: Evaluation, candidates: Sequence[Candidate], progress: Progress) -> Any:
+    """Return what `edgertd bench` answers of each candidate."""
+    with tempfile.TemporaryDirectory(prefix="edgert-bench-") as folder:
+        _write_candidates(Path(folder), evaluation, candidates)
+        return bench_folder(daemon, Path(folder), SECONDS, progress).get("results")
 
 
 def _write_candidates(folder: Path, evaluation: Evaluation, candidates: Sequence[Candidate]) -> None:

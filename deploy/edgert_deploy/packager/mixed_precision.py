@@ -23,11 +23,11 @@ from edgert.durable import replace_file
 from edgert.errors import BuildFailed, EngineFailed
 from edgert.printable import counted
 from edgert_deploy.packager.accuracy.metrics import SQNR_DB_MAX
-from edgert_deploy.packager.accuracy.sensitivity import Harm, Sensitivity, worst_first
+from edgert_deploy.packager.accuracy.sensitivity import Harm, worst_first
 from edgert_deploy.packager.build_cache import arrays_digest, cache_key
 from edgert_deploy.packager.builders import Order, builder_for
-from edgert_deploy.packager.builders.layers import Layer, layers_of
-from edgert_deploy.packager.builders.qdq import HEAVY_OPS, HEAVY_RECIPES, Recipe, prepared
+from edgert_deploy.packager.builders.layers import Layer
+from edgert_deploy.packager.builders.qdq import HEAVY_OPS, HEAVY_RECIPES, Recipe
 from edgert_deploy.packager.candidates import Candidate, CandidateBuilder
 from edgert_deploy.packager.user_function import is_function
 
@@ -85,25 +85,22 @@ def search_float_layers(
     source = builder.evaluation.source
     if source.proto is None or source.quantised:  # the user's own quantization stays as it is
         return None
-    proto = prepared(source)
-    layers = layers_of(proto)
+    layers = builder.processes.layers()
     saved = _Saved(builder, plain.order)
-    harms = _measured(builder, plain.order, proto, layers, saved)
+    harms = _measured(builder, plain.order, layers, saved)
     found, spent = _fewest(builder, plain.order, worst_first(harms), saved, budget, share_min)
     return Search(plain, found, harms, tuple(saved.attempts), spent)
 
 
-def _measured(
-    builder: CandidateBuilder, order: Order, proto: Any, layers: Sequence[Layer], saved: _Saved
-) -> tuple[Harm, ...]:
+def _measured(builder: CandidateBuilder, order: Order, layers: Sequence[Layer], saved: _Saved) -> tuple[Harm, ...]:
     """Measure the harm of each layer."""
     name = order.profile.name
     missing = [layer for layer in layers if layer.name not in saved.harms]
     if missing:
         builder.progress(f"{name}: measuring the harm of INT8 in {counted(len(layers), 'layer')}")
-    sensitivity = Sensitivity(proto, builder.evaluation.calibration, _recipe(builder, order))
+    recipe = _recipe(builder, order)
     for number, layer in enumerate(missing, start=1):
-        saved.add_harm(sensitivity.of(layer))
+        saved.add_harm(builder.processes.harm(layer, recipe))
         if number % 10 == 0:
             builder.progress(f"{name}: {number} of {counted(len(missing), 'layer')} measured")
     return tuple(Harm(layer, saved.harms[layer.name]) for layer in layers)

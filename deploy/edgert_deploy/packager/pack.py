@@ -156,6 +156,6 @@ def _constant_warnings(request: BuildRequest) -> list[str]:
 def _space_needed(request: BuildRequest, targets: tuple[TargetRequest, ...]) -> int:
     """Return about how many bytes a build writes to its temporary folder."""
     artifacts = sum(len(target.engines) + target.with_reference for target in targets)
-    samples = sum(array.nbytes for array in request.calibration.inputs.values())
+    samples = sum(array.nbytes for one in (request.calibration, request.holdout) for array in one.inputs.values())
     copies = COPIES_ON_THE_WAY + COPIES_OF_ARTIFACT * artifacts
     return max(SPACE_BYTES_MIN, samples + copies * request.source.size_bytes)

@@ -14,7 +14,7 @@ pytest.importorskip("onnxruntime")
 from edgert.bundle.bundle_file import open_bundle
 from edgert.bundle.manifest import Manifest
 from edgert.bundle.signing import SigningKey
-from edgert.errors import AccuracyTooLow
+from edgert.errors import AccuracyTooLow, BuildFailed
 from edgert_deploy.packager.choice import worth_first
 from edgert_deploy.packager.pack import build_bundle
 from edgert_deploy.packager.receipt import read_receipt
@@ -140,3 +140,44 @@ def test_int8_for_a_small_part_of_the_work_comes_behind_fp16(
     half = replace(plain, artifact=replace(plain.artifact, precision="fp16", int8_share=0.0))
     assert worth_first([plain, half]) == [plain, half]
     assert worth_first([hardly, half]) == [half, hardly]
+
+
+def crashes_in_int8(request: BuildRequest, folder: Path) -> BuildRequest:
+    """Return a build in which ONNX Runtime crashes while it judges INT8, and in no other precision."""
+    source = load_source(models.write(models.dividing(), folder / "m.onnx"))
+    holdout = models.crashing(models.for_dividing(40, seed=1), in_int8_only=True)
+    return replace(
+        request,
+        source=source,
+        calibration=CalibrationSet({"x": models.for_dividing(40)}, None),
+        holdout=CalibrationSet({"x": holdout}, None),
+        targets=(profile("box"),),
+        preprocess=None,
+        classify=None,
+    )
+
+
+def test_a_precision_that_crashes_its_engine_is_left_out_and_the_next_is_packed(
+    request_: BuildRequest, signing_key: SigningKey, tmp_path: Path
+) -> None:
+    request, lines = replace(crashes_in_int8(request_, tmp_path), precision="auto"), list[str]()
+    result = build_bundle(request, signing_key, tmp_path / "b.edgert", lines.append, lambda choice: None)
+    assert [one.artifact.precision for _, one in result.packed] in (["fp16"], ["fp32"])
+    assert [one.how for one in result.choices[0].not_built] == ["min-max", "heavy-only"]
+    for recipe in ("min-max", "heavy-only"):
+        says = (
+            f"no onnxruntime int8 ({recipe}): onnxruntime crashed (SIGFPE) while it answered the hold-out samples with"
+        )
+        assert any(says in line and f"INT8 artifact ({recipe}) of box" in line for line in lines)
+
+
+def test_a_crash_in_the_only_precision_ends_the_build_and_leaves_nothing(
+    request_: BuildRequest, signing_key: SigningKey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    says = r"onnxruntime crashed \(SIGFPE\) .* INT8 artifact \(min-max\) of box; .* --precision auto"
+    with pytest.raises(BuildFailed, match=says):
+        pack(crashes_in_int8(request_, tmp_path), signing_key, tmp_path / "b.edgert")
+    assert not (tmp_path / "b.edgert").exists()
+    assert not list((tmp_path / "tmp").iterdir())

@@ -43,6 +43,14 @@ def test_samples_that_the_model_does_not_take_are_named_as_the_cause(tmp_path: P
         evaluate_source(request)
 
 
+def test_a_sample_that_crashes_the_engine_is_named_as_the_cause(tmp_path: Path) -> None:
+    source = load_source(models.write(models.dividing(), tmp_path / "m.onnx"))
+    holdout = CalibrationSet({"x": models.crashing(models.for_dividing(20))}, None)
+    request = BuildRequest(source, holdout, holdout, (profile("one"),), "m", allow_overlap=True)
+    with pytest.raises(CalibrationInvalid, match=r"cannot answer the hold-out samples: onnxruntime crashed \(SIGFPE\)"):
+        evaluate_source(request)
+
+
 def evaluated(tmp_path: Path, outputs: str, body: str) -> Evaluation:
     source = load_source(models.write(models.model(f"float[N,4] x) => ({outputs}", body), tmp_path / "m.onnx"))
     samples = CalibrationSet({"x": 400 * models.random(40, 4)}, None)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.support.paths import ROOT
@@ -21,13 +22,18 @@ from edgert.bundle.signing import SigningKey
 from edgert.errors import ConfigInvalid, NotBootstrapped
 from edgert_deploy.devices.profiles import DeviceProfile, load_profile
 from edgert_deploy.packager import measure
+from edgert_deploy.packager.build_cache import BuildCache
+from edgert_deploy.packager.builders import Order, Precision
+from edgert_deploy.packager.candidates import CandidateBuilder
+from edgert_deploy.packager.evaluation import evaluate_source
 from edgert_deploy.packager.measure import MeasureHere, MeasureOn, Timing, fastest
 from edgert_deploy.packager.pack import build_bundle
 from edgert_deploy.packager.receipt import read_receipt
 from edgert_deploy.packager.request import BuildRequest
 from edgert_deploy.packager.samples.samples import CalibrationSet
-from edgert_deploy.packager.sources.source_model import SourceModel
+from edgert_deploy.packager.sources.source_model import SourceModel, load_source
 from hil.support.sshd import SshDevice, running_sshd
+from tests.support import models
 from tests.support.profiles import profile
 
 
@@ -97,6 +103,22 @@ def test_a_profile_of_another_processor_is_not_timed_here(
     assert told["targets"][0]["times"] == []
     assert told["targets"][0]["artifacts"] == ["onnxruntime-int8"]
     assert any("other is not measured" in line for line in lines)
+
+
+def test_an_artifact_that_crashes_its_engine_has_no_time_and_the_others_have_theirs(tmp_path: Path) -> None:
+    source = load_source(models.write(models.dividing(), tmp_path / "m.onnx"))
+    calibration, holdout = (CalibrationSet({"x": models.for_dividing(30, seed)}, None) for seed in (0, 1))
+    request = BuildRequest(source, calibration, holdout, (profile("box"),), "m")
+    evaluation = evaluate_source(request)
+    builder = CandidateBuilder(evaluation, BuildCache(tmp_path / "cache"), tmp_path, lambda line: None)
+    precisions: tuple[Precision, ...] = ("int8", "fp32")
+    candidates = [builder.build(Order("onnxruntime", precision, profile("box"))) for precision in precisions]
+    only = CalibrationSet({"x": models.crashing(np.empty((0, 4), np.float32), in_int8_only=True)}, None)
+    lines = list[str]()
+    timings = MeasureHere()(profile("box"), replace(evaluation, golden_set=only), candidates, lines.append)
+    assert "exited with -8" in timings["onnxruntime-int8"].error  # SIGFPE
+    assert timings["onnxruntime-fp32"].p50_ms > 0
+    assert any("each artifact is timed alone" in line for line in lines)
 
 
 @pytest.fixture(scope="module")

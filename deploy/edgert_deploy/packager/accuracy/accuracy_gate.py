@@ -9,8 +9,8 @@ from __future__ import annotations
 import hashlib
 import math
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +38,13 @@ from edgert_deploy.packager.accuracy.reference import Metric, Outputs, Reference
 from edgert_deploy.packager.accuracy.text_metrics import ErrorRate
 from edgert_deploy.packager.accuracy.window_metrics import AnswerF1
 from edgert_deploy.packager.builders import Artifact
+from edgert_deploy.packager.children import arrays_of
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.samples.streams import run_in_turn
 from edgert_deploy.packager.sources.source_model import SourceModel, reference_artifact
 from edgert_deploy.packager.vendor_output import quiet
 
 BATCH = 32  # most samples a run, if the batch axis is open
-ALL_THREADS = EngineOptions(threads=0)
 ALIKE_DROP_MAX = 0.1  # what one answer to all samples loses where these prove little, even if --max-drop allows more
 GROUP_SAMPLES_MIN = 10  # a smaller class or slice fails no build: one sample of it is 10 % or more
 
@@ -123,7 +123,7 @@ def reference_outputs(source: SourceModel, samples: CalibrationSet) -> Outputs:
 
 
 def artifact_outputs(artifact: Artifact, source: SourceModel, samples: CalibrationSet) -> Outputs:
-    """Return the answers of `artifact` in the engine that judges it. Raises EngineMissing or EngineFailed."""
+    """Return the answers of `artifact` in the engine that judges it. Raises as `run_artifact` does."""
     return run_artifact(local_artifact(artifact, source), samples)
 
 
@@ -134,9 +134,23 @@ def local_artifact(artifact: Artifact, source: SourceModel) -> LocalArtifact:
 
 
 def run_artifact(
-    artifact: LocalArtifact, samples: CalibrationSet, options: EngineOptions = ALL_THREADS, batch: int = BATCH
+    artifact: LocalArtifact,
+    samples: CalibrationSet,
+    threads: int = 0,
+    extra: Mapping[str, Any] | None = None,
+    batch: int = BATCH,
 ) -> Outputs:
-    """Load the artifact, run all samples through it, and close it.
+    """Load the artifact in a child, run all samples through it, and close it.
+
+    Raises EngineMissing, EngineFailed, and ChildFailed if the engine crashes.
+    """
+    return arrays_of(f"{__name__}:run_here", samples, artifact, threads, dict(extra or {}), batch)
+
+
+def run_here(
+    samples: CalibrationSet, artifact: LocalArtifact, threads: int, extra: dict[str, Any], batch: int
+) -> Outputs:
+    """Run all samples: a child's side of `run_artifact`.
 
     Samples of a model with buckets are sent in their own lengths, as by an app. Those of a model with state run in turn, each
     with the state that the artifact itself has reached. All others run in batches of one size, at most `batch`: an
@@ -146,7 +160,7 @@ def run_artifact(
     in_turn = bool(samples.state) and samples.recordings is not None
     size = 1 if in_lengths or in_turn else _even_batch(len(samples), batch)
     with quiet():  # TFLite prints the name of its delegate
-        session = load_session(artifact, replace(options, buckets=(size,)))
+        session = load_session(artifact, EngineOptions(threads, buckets=(size,), extra=extra))
     try:
         if samples.buckets is not None and samples.lengths is not None:
             return _run_lengths(session, samples, samples.buckets, samples.lengths)

@@ -23,12 +23,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgert.engines import EngineOptions
-from edgert.errors import EngineFailed
+from edgert.errors import BuildFailed, EngineFailed
+from edgert.printable import counted
 from edgert_deploy.packager.accuracy.accuracy_gate import local_artifact, run_artifact
 from edgert_deploy.packager.accuracy.reference import Outputs, Rows
 from edgert_deploy.packager.builders import Artifact, builder_for
+from edgert_deploy.packager.children import cause_text
 from edgert_deploy.packager.samples.samples import CalibrationSet
+from edgert_deploy.packager.sandbox import ChildFailed
 from edgert_deploy.packager.sources.source_model import SourceModel
 
 SAMPLES = 8
@@ -79,10 +81,18 @@ def tolerances(
     seen = [0.0] * len(golden)
     for threads, extra in builder_for(artifact.judged_by).ways:
         try:
-            options = EngineOptions(threads=threads or len(os.sched_getaffinity(0)), extra=extra)
-            answers = run_artifact(local, samples, options, batch=1)  # as a device's check asks
+            threads = threads or len(os.sched_getaffinity(0))
+            answers = run_artifact(local, samples, threads, extra, batch=1)  # as a device's check asks
         except EngineFailed:  # this version of the engine does not know the way, or not for this model
             continue
+        except ChildFailed as error:
+            if extra:  # a way that no device uses
+                continue
+            raise BuildFailed(
+                f"{artifact.judged_by} {cause_text(error)} while it answered the golden samples with the "
+                f"{artifact.kind.upper()} artifact, on {counted(threads, 'thread')}; this is a fault of the engine: build with "
+                f"another --precision, or leave {artifact.engine} out of the profile's engines"
+            ) from error
         seen = [max(worst, _difference(a, b)) for worst, a, b in zip(seen, answers, golden, strict=True)]
     return tuple(
         _tolerance(artifact, worst, want, got) for worst, want, got in zip(seen, reference, golden, strict=True)

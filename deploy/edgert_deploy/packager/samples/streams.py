@@ -14,7 +14,9 @@ from edgert.bundle.state import State, check_state
 from edgert.engines import EngineOptions, Session, engine_by_name
 from edgert.errors import CalibrationInvalid, ConfigInvalid
 from edgert.toml_file import about, from_table, parse_toml, read_text
-from edgert_deploy.packager.sources.source_model import SourceModel, reference_artifact
+from edgert_deploy.packager.children import arrays_of, cause_text
+from edgert_deploy.packager.sandbox import ChildFailed
+from edgert_deploy.packager.sources.source_model import SourceModel, reference_artifact, reference_engine
 from edgert_deploy.packager.vendor_output import quiet
 
 TABLE, ID = "state", "state_id"  # keys of a processing file
@@ -47,7 +49,19 @@ def with_state(path: Path, source: SourceModel, inputs: Arrays, recordings: NDAr
             f"{path} does not say which samples follow each other, and the model has state: give a folder of recordings, or "
             "an array `recording` with one number for each sample, in the order of time"
         )
-    with tempfile.TemporaryDirectory(prefix="edgert-state-") as folder:
+    try:
+        met = arrays_of(f"{__name__}:states_met", inputs, source, recordings)
+    except ChildFailed as error:
+        raise CalibrationInvalid(
+            f"{path}: the model cannot answer these samples one after another: {reference_engine(source)} "
+            f"{cause_text(error)}. Check that they hold what the model takes"
+        ) from error
+    return {**inputs, **{one.input: array for one, array in zip(source.state, met, strict=True)}}
+
+
+def states_met(inputs: Arrays, source: SourceModel, recordings: NDArray[np.int64]) -> list[NDArray[Any]]:
+    """Return the values that each state has before each sample: a child's side of `with_state`."""
+    with tempfile.TemporaryDirectory() as folder:
         artifact = reference_artifact(source, Path(folder))
         with quiet():
             session = engine_by_name(artifact.engine).load(artifact, EngineOptions(threads=0))
@@ -55,7 +69,7 @@ def with_state(path: Path, source: SourceModel, inputs: Arrays, recordings: NDAr
             _, met = run_in_turn(session, inputs, recordings, source.state)
         finally:
             session.close()
-    return {**inputs, **met}
+    return [met[one.input] for one in source.state]
 
 
 def run_in_turn(

@@ -20,10 +20,13 @@ from edgert.errors import EngineFailed
 from edgert.tensors import TensorSpec
 from edgert_deploy.packager.accuracy import accuracy_gate as gate
 from edgert_deploy.packager.accuracy.accuracy_gate import (
+    BATCH,
     GROUP_SAMPLES_MIN,
     Limits,
     artifact_outputs,
+    local_artifact,
     reference_outputs,
+    run_here,
     run_samples,
 )
 from edgert_deploy.packager.accuracy.metrics import metric_for
@@ -129,7 +132,7 @@ def test_an_engine_compiles_an_artifact_for_one_size_of_batches(
     monkeypatch.setattr(openvino.Core, "compile_model", noted)
     for count, size in ((77, 26), (32, 32), (3, 3)):
         samples = CalibrationSet({"image": models.random(count, 1, 8, 8)}, None)
-        answers = artifact_outputs(artifact, digits_source, samples)[0]
+        answers = run_here(samples, local_artifact(artifact, digits_source), 0, {}, BATCH)[0]
         np.testing.assert_allclose(answers, reference_outputs(digits_source, samples)[0], atol=1e-4)
         assert compiled.pop() == size
         assert compiled == []
