@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal, NamedTuple
 
+from edgert.lazy_dataclass import dataclass
 from edgert.telemetry.sketch import Sketch
 from edgert.tensors import StageTimes
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from edgert.errors import ConfigInvalid, DeviceError
+from edgert.lazy_dataclass import dataclass
 from edgert_deploy.devices.profiles import DeviceProfile
 from edgert_deploy.devices.transports import Transport
 

@@ -5,7 +5,9 @@ It changes nothing. A check that cannot run is a finding too, and stops no other
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from edgert.lazy_dataclass import dataclass
 
 OK, WARN, FAIL = "ok", "warn", "fail"
 HOST = "host"

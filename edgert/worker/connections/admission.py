@@ -13,7 +13,8 @@ import contextlib
 import socket
 import struct
 from collections import Counter
-from dataclasses import dataclass
+
+from edgert.lazy_dataclass import dataclass
 
 LEAD_MIN = 2  # with 1, taking and losing a connection would alternate
 LEAVING_MAX = 64  # connections told to go that still wait for an engine run or a slow client

@@ -8,8 +8,9 @@ time of receipt counts.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from edgert.lazy_dataclass import dataclass
 from edgert.telemetry.messages import HistMessage, MetricsMessage
 from edgert_deploy.fleet.reports import EventMessage, Report
 

@@ -10,7 +10,6 @@ import hashlib
 import math
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from edgert.bundle.buckets import Buckets
 from edgert.bundle.manifest import Accuracy
 from edgert.engines import EngineOptions, LocalArtifact, Session
 from edgert.engines.padding import load_session
+from edgert.lazy_dataclass import dataclass
 from edgert.printable import counted
 from edgert_deploy.packager.accuracy.confidence import drop_interval, samples_needed
 from edgert_deploy.packager.accuracy.metrics import (

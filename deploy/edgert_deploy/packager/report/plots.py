@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from edgert.lazy_dataclass import dataclass
 
 WIDTH = 200.0
 HEIGHT = 16.0
