@@ -1,18 +1,20 @@
 """Shared by `edgert` and `edgertd`: commands imported lazily, and errors as exit codes.
 
-Exit codes: 0 done, 2 wrong usage, 130 interrupted, else the `exit_code` of the error's class. An error
+Exit codes: 0 done, 2 wrong usage, 130 interrupted, 141 for `| head`, else the `exit_code` of the error's class. An error
 is one line, `error: ...`, on stderr; with `--json` it is `{"error": {"code", "message"}}` on stdout.
 Never a traceback, unless EDGERT_DEBUG is set.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
+import select
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
@@ -27,10 +29,31 @@ if TYPE_CHECKING:
 EXIT_INTERNAL = 1
 EXIT_OS_ERROR = 4
 EXIT_INTERRUPTED = 130
+EXIT_NO_READER = 141  # as of a program that SIGPIPE ended
+
+
+class BrokenPipe(Exception):
+    """A BrokenPipeError of a command, also of a device's connection. At its own, click ends without a word."""
+
+
+@contextlib.contextmanager
+def _pipes_named() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError as error:
+        raise BrokenPipe from error
 
 
 class Group(click.Group):
     """A group that names the nearest command where there is none of that name."""
+
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        with _pipes_named():  # --help prints here
+            return super().make_context(*args, **kwargs)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with _pipes_named():
+            return super().invoke(ctx)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -107,18 +130,21 @@ def main_with_errors(command: click.Command, argv: Sequence[str] | None = None) 
         return _fail(as_json, error.code, error.message, error.exit_code, error)
     except click.ClickException as error:
         if not as_json:
-            error.show()
+            with contextlib.suppress(OSError):  # a full disk
+                error.show()
             return error.exit_code
         return _fail(as_json, "input.usage", error.format_message(), error.exit_code, error)
     except (KeyboardInterrupt, click.Abort) as error:
         return _fail(as_json, "interrupted", "interrupted", EXIT_INTERRUPTED, error)
-    except BrokenPipeError:
-        # The reader ended (`| head`); Python would fail again when it closes stdout.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_INTERNAL
-    except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        return _fail(as_json, "os_error", f"{where}{error.strerror or error}", EXIT_OS_ERROR, error)
+    except (BrokenPipe, OSError) as error:
+        cause = error if isinstance(error, OSError) else error.__cause__
+        assert isinstance(cause, OSError)
+        if isinstance(cause, BrokenPipeError) and _has_no_reader(sys.stdout):
+            # Python would fail again when it closes stdout.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return EXIT_NO_READER
+        where = f"{cause.filename}: " if cause.filename else ""
+        return _fail(as_json, "os_error", f"{where}{cause.strerror or cause}", EXIT_OS_ERROR, cause)
     except Exception as error:  # noqa: BLE001 - the last line of defence: no traceback for users
         if (missing := missing_package(error)) is not None:
             return _fail(as_json, missing.code, missing.message, missing.exit_code, error)
@@ -131,8 +157,21 @@ def _fail(as_json: bool, code: str, message: str, exit_code: int, error: BaseExc
         import traceback
 
         traceback.print_exception(error)
-    if as_json:
-        click.echo(json.dumps({"error": {"code": code, "message": message}}))
-    else:
+    try:
+        if as_json:
+            click.echo(json.dumps({"error": {"code": code, "message": message}}))
+            return exit_code
+    except OSError:  # a full disk; perhaps stderr goes elsewhere
+        pass
+    with contextlib.suppress(OSError):
         click.echo(f"error: {printable(message)}", err=True)
     return exit_code
+
+
+def _has_no_reader(stream: TextIO | None) -> bool:
+    """Return whether `stream` is a pipe or a socket whose other end is closed, as of `| head`."""
+    if stream is None:
+        return False
+    looked = select.poll()
+    looked.register(stream.fileno(), 0)  # POLLERR and POLLHUP are always reported
+    return bool(looked.poll(0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Any
 
@@ -18,5 +19,6 @@ def emit(value: dict[str, Any], text: str, as_json: bool) -> None:
 
 
 def progress(line: str) -> None:
-    """Print a line of progress."""
-    click.echo(printable(line), err=True)
+    """Print a line of progress. A full disk or a reader that ended costs the line, never the work."""
+    with contextlib.suppress(OSError):
+        click.echo(printable(line), err=True)

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import click
 import pytest
 
 from edgert.bundle.signing import new_key, write_key_pair
+from edgert.cli.command import Group, main_with_errors
+from edgert.cli.output import progress
 from edgert_deploy.cli import main
+from edgert_deploy.cli.shared.output import say
 from edgert_deploy.common.keys import key_paths
 from edgert_deploy.devices.inventory import Device, Inventory
 from tests.support.bundles import make_null_bundle
 from tests.support.commands import Edgert
+from tests.support.paths import ROOT
+from tests.support.shell import EDGERT, environment_of
 
 # The key of a machine that is nobody's.
 HOST_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIKtJ2Zk1O1N7xVq8M2oPpN3kQ0m4b1sUq3bF0hYy9a1T"
@@ -206,3 +215,62 @@ def test_help_shows_an_example_for_each_command(capfd: pytest.CaptureFixture[str
 def test_a_closed_stdout_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", None)  # as Python sets it after `>&-`
     assert main(["profiles"]) == 0
+
+
+WRONG = ("status", "nothing")
+
+
+@pytest.mark.parametrize(
+    ("words", "stdout", "stderr", "code", "shown"),
+    [
+        (("profiles",), "/dev/full", "", 4, "error: No space left on device\n"),
+        ((*WRONG, "--json"), "/dev/full", "", 4, "error: "),
+        (WRONG, "", "/dev/full", 4, ""),
+        (("nothing",), "", "/dev/full", 2, ""),
+        (("profiles",), "a pipe without a reader", "", 141, ""),
+        (("--help",), "a pipe without a reader", "", 141, ""),
+    ],
+)
+def test_output_that_nobody_takes_costs_no_exit_code(
+    words: tuple[str, ...], stdout: str, stderr: str, code: int, shown: str, tmp_path: Path
+) -> None:
+    (tmp_path / "inventory.toml").touch()
+    unread, pipe = os.pipe()
+    os.close(unread)
+    with contextlib.ExitStack() as stack:
+        stack.callback(os.close, pipe)
+        full = stack.enter_context(Path("/dev/full").open("wb"))
+        places: dict[str, Any] = {"": subprocess.PIPE, "/dev/full": full, "a pipe without a reader": pipe}
+        environment = environment_of(ROOT, EDGERT_CONFIG_DIR=str(tmp_path))
+        done = subprocess.run(
+            [*EDGERT, *words], stdout=places[stdout], stderr=places[stderr], env=environment, text=True, check=False
+        )
+    assert done.returncode == code, done.stderr
+    assert (done.stderr or "").startswith(shown)
+    assert (done.stderr or "").count("\n") == (1 if shown else 0)
+
+
+def test_a_broken_pipe_to_a_device_is_said(capfd: pytest.CaptureFixture[str]) -> None:
+    """click ends the process at any broken pipe, with 1 and without a word."""
+
+    @click.group(cls=Group)
+    def group() -> None: ...
+
+    @group.command()
+    def send() -> None:
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    assert main_with_errors(group, ["send"]) == 4
+    assert capfd.readouterr().err == "error: Broken pipe\n"
+
+
+def test_progress_that_nobody_takes_stops_no_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as a deployment whose log is on a full disk."""
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr(sys, "stderr", full)
+        say("board", "sending")
+        progress("sending")
+        monkeypatch.undo()
+        with pytest.raises(OSError, match="No space left"):
+            full.flush()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), full.fileno())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import threading
@@ -19,8 +20,11 @@ _LINE = threading.Lock()
 
 
 def say(device: str, line: str) -> None:
-    """Print a progress line on stderr, from any thread; `device` "" means all of them."""
-    with _LINE:
+    """Print a progress line on stderr, from any thread; `device` "" means all of them.
+
+    A full disk or a reader that ended (`2>&1 | head`) costs the line, never the work.
+    """
+    with _LINE, contextlib.suppress(OSError):
         click.echo(printable(f"[{device}] {line}" if device else line), err=True)
 
 
