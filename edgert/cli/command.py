@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from edgert.errors import EdgeRTError
+from edgert.errors import ConfigInvalid, EdgeRTError
 from edgert.extras import missing_package
 from edgert.printable import printable
 from edgert.vendor_telemetry import stop_reporting
@@ -33,7 +33,7 @@ EXIT_NO_READER = 141  # as of a program that SIGPIPE ended
 
 
 class BrokenPipe(Exception):
-    """A BrokenPipeError of a command, also of a device's connection. At its own, click ends without a word."""
+    """A BrokenPipeError of a command, also of a device's connection: click would end without a word."""
 
 
 @contextlib.contextmanager
@@ -145,6 +145,10 @@ def main_with_errors(command: click.Command, argv: Sequence[str] | None = None) 
             return EXIT_NO_READER
         where = f"{cause.filename}: " if cause.filename else ""
         return _fail(as_json, "os_error", f"{where}{cause.strerror or cause}", EXIT_OS_ERROR, cause)
+    except UnicodeEncodeError as error:
+        line = error.object[: error.start].rpartition("\n")[2] + error.object[error.start :].partition("\n")[0]
+        message = f"{line} is not UTF-8: rename that file or folder, or use a UTF-8 locale"
+        return _fail(as_json, ConfigInvalid.code, message, ConfigInvalid.exit_code, error)
     except Exception as error:  # noqa: BLE001 - the last line of defence: no traceback for users
         if (missing := missing_package(error)) is not None:
             return _fail(as_json, missing.code, missing.message, missing.exit_code, error)

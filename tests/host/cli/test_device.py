@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +29,15 @@ def test_a_local_device_is_added_listed_and_removed(edgert: Edgert, inventory: I
     assert (code, answer["error"]["message"][:31]) == (4, "again has the folder of here, /")
     assert edgert("device", "remove", "here")[0] == 0
     assert edgert("device", "list") == (0, {"devices": [], "inventory": str(inventory.path)})
+
+
+def test_a_folder_whose_name_is_not_utf_8_is_named(edgert: Edgert, inventory: Inventory) -> None:
+    """No inventory can hold it: TOML is UTF-8."""
+    code, answer = edgert("device", "add", "here", "--local", os.fsdecode(b"lat\xe9in"))
+    assert (code, answer["error"]["code"]) == (4, "input.config_invalid")
+    assert "lat\udce9in" in answer["error"]["message"]
+    assert "is not UTF-8: rename that file or folder" in answer["error"]["message"]
+    assert not inventory.devices()
 
 
 def test_the_option_inventory_names_another_file(edgert: Edgert, inventory: Inventory, tmp_path: Path) -> None:
