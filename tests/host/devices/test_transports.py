@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -153,6 +154,32 @@ def test_scan_shows_the_servers_key(sshd: SshDevice) -> None:
     address = SshAddress.parse(sshd.address)
     assert scan_host_key(address) == sshd.host_key
     assert scan_host_key(address, sshd.fingerprint) == sshd.host_key
+
+
+def test_a_server_with_one_session_at_a_time_runs_one_command_after_another(tmp_path: Path) -> None:
+    """sshd refuses a session for a moment after the last one ended."""
+    with limited_to(1, tmp_path) as server, contextlib.closing(SshTransport(server.device())) as transport:
+        for number in range(30):
+            assert transport.run(["echo", str(number)], WAIT_S_MAX).stdout == f"{number}\n"
+        (tmp_path / "payload").write_text("x")
+        transport.put(tmp_path / "payload", str(tmp_path / "there"))
+        assert (tmp_path / "there").read_text() == "x"
+
+
+def test_a_server_without_sessions_is_no_lost_link(tmp_path: Path) -> None:
+    with limited_to(0, tmp_path) as server, pytest.raises(DeviceUnreachable, match="MaxSessions"):
+        SshTransport(server.device(), LinkLimits(connect_s=1)).run(["true"], WAIT_S_MAX)
+
+
+@contextlib.contextmanager
+def limited_to(sessions: int, folder: Path) -> Iterator[SshDevice]:
+    with running_sshd(folder / "sshd") as server:
+        server.stop()
+        again = start_sshd(server.folder, port=server.port, more=f"MaxSessions {sessions}\n")
+        try:
+            yield again
+        finally:
+            again.stop()
 
 
 def test_scan_refuses_a_key_of_another_fingerprint(sshd: SshDevice) -> None:

@@ -136,11 +136,25 @@ class SshTransport:
         return self._connection
 
     def _channel(self, argv: Sequence[str]) -> Any:
-        channel = self._open().create_session()
+        channel = self._session()
         channel.settimeout(self.limits.dead_after_s)
         words = shlex.join([*(SUDO if self.device.become else ()), *argv])
         channel.exec_command(f"umask 022; {words}")  # whatever the login's is: nobody else may write what it creates
         return channel
+
+    def _session(self) -> Any:
+        """Open a channel. With `MaxSessions 1`, sshd refuses one for a moment after the last command ended."""
+        until = time.monotonic() + self.limits.connect_s
+        while True:
+            try:
+                return self._open().create_session()
+            except paramiko.ChannelException as error:
+                if time.monotonic() >= until:
+                    raise DeviceUnreachable(
+                        f"{self.device.name}: its SSH server opens no session: {error.text}. Look at its log, and at "
+                        "MaxSessions in its configuration"
+                    ) from error
+                time.sleep(0.05)
 
     def _follow(
         self, channel: Any, out: LineBuffer, err: LineBuffer, deadline: float, what: str, timeout_s: float
