@@ -342,6 +342,9 @@ def _search_text(engine: str, search: Search) -> str:
     if search.found is not None:
         names = search.found.artifact.float_layers
         more = "; the budget ended the search for fewer" if search.budget_spent else ""
+        if not _is_worth_it(search.found):
+            left = share_text(search.found.artifact.int8_share)
+            more += f"; {left} of the work is left in INT8, so --precision auto would take another precision"
         return (
             f"{engine} INT8 passes with {len(names)} of {counted(layers, 'layer')} in float, the most harmful first: "
             f"{', '.join(names)} (without: {search.plain.result.loss()}){more}"

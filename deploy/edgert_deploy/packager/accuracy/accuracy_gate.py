@@ -158,7 +158,7 @@ def run_here(
     """
     in_lengths = samples.buckets is not None and samples.lengths is not None
     in_turn = bool(samples.state) and samples.recordings is not None
-    size = 1 if in_lengths or in_turn else _even_batch(len(samples), batch)
+    size = 1 if in_lengths or in_turn else _even_batch(len(samples), min(batch, samples.run_max))
     with quiet():  # TFLite prints the name of its delegate
         session = load_session(artifact, EngineOptions(threads, buckets=(size,), extra=extra))
     try:

@@ -33,7 +33,6 @@ from edgert_deploy.packager.vendor_output import quiet
 
 SAMPLES_MAX, SAMPLES_MIN = 32, 8
 RUNS_MAX = 2000  # of one sample, for all layers together: a model with many layers is run on fewer samples
-BATCH_BYTES_MAX = 4 * 1024**2
 
 
 @dataclass(frozen=True)
@@ -57,6 +56,7 @@ class Sensitivity:
         count = min(max(RUNS_MAX // len(layers_of(proto)), SAMPLES_MIN), SAMPLES_MAX, len(calibration))
         rows = np.unique(np.linspace(0, len(calibration) - 1, count).astype(int))
         self._samples = {name: array[rows] for name, array in calibration.inputs.items()}
+        self._run_max = calibration.run_max
         self._batches = all(_axis_is_open(value) for value in proto.graph.input if value.name in self._samples)
         self._op_types = {node.name: node.op_type for node in proto.graph.node}
         self._ranges: Any = None
@@ -134,9 +134,7 @@ class Sensitivity:
 
     def _feeds(self) -> Iterator[dict[str, NDArray[Any]]]:
         count = len(next(iter(self._samples.values())))
-        sample_bytes = sum(array.nbytes for array in self._samples.values()) // count
-        # The activations of a batch are many times its own size.
-        step = max(1, BATCH_BYTES_MAX // max(1, sample_bytes)) if self._batches else 1
+        step = self._run_max if self._batches else 1
         for i in range(0, count, step):
             yield {name: array[i : i + step] for name, array in self._samples.items()}
 

@@ -55,6 +55,7 @@ PER_SAMPLE: dict[str, tuple[str, Any, str]] = {
 NAMES = (*PER_SAMPLE, BOXES)
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png")
 IMAGE_BYTES_MAX = 64 * 1024**2
+RUN_BYTES_MAX = 2 * 1024**2  # of the inputs that run at once: activations are hundreds of times as large
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,12 @@ class CalibrationSet:
 
     def __len__(self) -> int:
         return len(next(iter(self.inputs.values())))
+
+    @property
+    def run_max(self) -> int:
+        """The most samples that may run at once for the host's memory."""
+        item_bytes = sum(array[:1].nbytes for array in self.inputs.values())
+        return max(1, RUN_BYTES_MAX // max(1, item_bytes))
 
     @property
     def sizes(self) -> NDArray[np.int64]:
