@@ -51,6 +51,19 @@ def test_a_sample_that_crashes_the_engine_is_named_as_the_cause(tmp_path: Path) 
         evaluate_source(request)
 
 
+def test_an_answer_whose_length_depends_on_the_values_is_refused(tmp_path: Path) -> None:
+    """As of a model that reads a table until it finds the table's end."""
+    body = (
+        "z = Constant <value = float {0.0}> () p = GreaterOrEqual(x, z) i = NonZero(p) t = Transpose(i) "
+        "o = Constant <value = int64[1] {0}> () y = Unsqueeze(t, o)"
+    )
+    source = load_source(models.write(models.model("float[1,4] x) => (int64[1,k,2] y", body), tmp_path / "m.onnx"))
+    samples = CalibrationSet({"x": models.random(16, 4)}, None)
+    request = BuildRequest(source, samples, samples, (profile("one"),), "m", allow_overlap=True)
+    with pytest.raises(SourceInvalid, match=r"output 'y' has \[4, 2\] values for a sample of zeros and \[., 2\]"):
+        evaluate_source(request)
+
+
 def evaluated(tmp_path: Path, outputs: str, body: str) -> Evaluation:
     source = load_source(models.write(models.model(f"float[N,4] x) => ({outputs}", body), tmp_path / "m.onnx"))
     samples = CalibrationSet({"x": 400 * models.random(40, 4)}, None)

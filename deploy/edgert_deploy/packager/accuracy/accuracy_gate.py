@@ -20,8 +20,10 @@ from edgert.bundle.buckets import Buckets
 from edgert.bundle.manifest import Accuracy
 from edgert.engines import EngineOptions, LocalArtifact, Session
 from edgert.engines.padding import load_session
+from edgert.errors import SourceInvalid
 from edgert.lazy_dataclass import dataclass
 from edgert.printable import counted
+from edgert.tensors import TensorSpec
 from edgert_deploy.packager.accuracy.confidence import drop_interval, samples_needed
 from edgert_deploy.packager.accuracy.metrics import (
     Agreement,
@@ -181,7 +183,20 @@ def run_samples(session: Session, inputs: Sequence[NDArray[Any]], batch: int = B
     if session.inputs[0].shape[0] != -1:
         batch = 1
     runs = [session.run([array[i : i + batch] for array in inputs]) for i in range(0, len(inputs[0]), batch)]
+    for spec, *parts in zip(session.outputs, *runs, strict=True):
+        _check_lengths(spec, parts)
     return [np.concatenate(parts) for parts in zip(*runs, strict=True)]
+
+
+def _check_lengths(spec: TensorSpec, parts: Sequence[NDArray[Any]]) -> None:
+    """Raise SourceInvalid where the length of an answer depends on the values of its sample."""
+    for part in parts:
+        if any(length not in (-1, found) for length, found in zip(spec.shape[1:], part.shape[1:], strict=True)):
+            raise SourceInvalid(
+                f"output {spec.name!r} has {list(spec.shape[1:])} values for a sample of zeros and {list(part.shape[1:])} for "
+                "another: its length depends on the values, and apps need a fixed one. Export the model without the loop or the "
+                "selection that makes it"
+            )
 
 
 def _run_lengths(session: Session, samples: CalibrationSet, buckets: Buckets, lengths: NDArray[np.int64]) -> Outputs:

@@ -12,6 +12,7 @@ from typing import Any
 
 from edgert.errors import SourceInvalid
 
+OPSET_OF_AXES = 13  # from here on Unsqueeze reads its axes from an input
 SUFFIX = "/edgert_batch_inside"  # of the value inside the graph, behind or before the added Transpose
 
 
@@ -119,15 +120,22 @@ def move_input_batches(proto: Any) -> tuple[str, ...]:
 
 
 def move_output_batches(proto: Any, one: Sequence[tuple[int, ...]], two: Sequence[tuple[int, ...]]) -> tuple[str, ...]:
-    """Bring the outputs' batch axis to the front, by their shapes for one sample and for two (or one)."""
+    """Bring the outputs' batch axis to the front, by their shapes for one sample and for two (or one).
+
+    An output without any axis of length 1, of a model whose batch is fixed to 1, gets an axis.
+    """
     remarks = []
     for value, a, b in zip(list(proto.graph.output), one, two, strict=True):
-        if not a or len(a) != len(b):
+        if tuple(a) == tuple(b) and 1 not in a:
+            _add_batch(proto, value, len(a))
+            remarks.append(f"output {value.name!r} {list(a)} is given as {[1, *a]}: with the batch")
+            continue
+        if len(a) != len(b):
             continue
         grew = [i for i in range(len(a)) if (a[i], b[i]) == (1, 2)]
         axis = grew[0] if len(grew) == 1 else 0
         if tuple(a) == tuple(b) and a[0] != 1:  # the batch is fixed: the first axis that can be it
-            axis = next((i for i, length in enumerate(a) if length == 1), 0)
+            axis = a.index(1)
         if axis:
             _move_output(proto, value, axis, len(a))
             remarks.append(
@@ -241,15 +249,35 @@ def _move_input(proto: Any, value: Any, axis: int) -> None:
 def _move_output(proto: Any, value: Any, axis: int, rank: int) -> None:
     from onnx import helper
 
-    inner = value.name + SUFFIX
+    inner = _inner(proto, value, rank)
+    perm = [axis, *(i for i in range(rank) if i != axis)]
+    proto.graph.node.append(helper.make_node("Transpose", [inner], [value.name], name=inner, perm=perm))
+
+
+def _add_batch(proto: Any, value: Any, rank: int) -> None:
+    import numpy as np
+    from onnx import helper, numpy_helper
+
+    inner = _inner(proto, value, rank + 1)
+    axes = f"{inner}/axes"
+    if any(entry.domain in ("", "ai.onnx") and entry.version < OPSET_OF_AXES for entry in proto.opset_import):
+        node = helper.make_node("Unsqueeze", [inner], [value.name], name=inner, axes=[0])
+    else:
+        proto.graph.initializer.append(numpy_helper.from_array(np.zeros(1, np.int64), axes))
+        node = helper.make_node("Unsqueeze", [inner, axes], [value.name], name=inner)
+    proto.graph.node.append(node)
+
+
+def _inner(proto: Any, value: Any, rank: int) -> str:
+    """Give what makes the output `value` another name, and return it; the output gets `rank` open axes."""
+    inner = str(value.name + SUFFIX)
     for node in proto.graph.node:
         node.output[:] = [inner if name == value.name else name for name in node.output]
     rename(proto.graph, value.name, inner)
-    perm = [axis, *(i for i in range(rank) if i != axis)]
-    proto.graph.node.append(helper.make_node("Transpose", [inner], [value.name], name=inner, perm=perm))
     del value.type.tensor_type.shape.dim[:]
     for _ in range(rank):
         value.type.tensor_type.shape.dim.add()
+    return inner
 
 
 def _clear_placeholders(proto: Any) -> bool:

@@ -41,7 +41,7 @@ from edgert_deploy.packager.sources.half import widen_half
 from edgert_deploy.packager.sources.infinite_bounds import drop_infinite_bounds
 from edgert_deploy.packager.sources.qat import nodes_of, tensors
 from edgert_deploy.packager.sources.structure import forget_inner_shapes, structure_of
-from edgert_deploy.packager.sources.tensor_specs import check_run_size, input_specs, output_spec
+from edgert_deploy.packager.sources.tensor_specs import OneSampleOnly, check_run_size, input_specs, output_spec
 from edgert_deploy.packager.sources.zero_pads import keep_zero_pads
 
 ONNX_DOMAINS = ("", "ai.onnx")
@@ -54,10 +54,6 @@ NODES_MAX = 200_000
 _OPSET_TOO_NEW = re.compile(r"Opset (\d+) is under development.* is till opset (\d+)", re.DOTALL)
 _SHAPES_DIFFER = "Inferred shape and existing shape differ"
 _LEFT_TO_THE_RUNTIME = ("No Op registered", "opset", "Field 'shape' of 'type' is required")
-
-
-class OneSampleOnly(SourceInvalid):
-    """The model leaves its batch open, and does not run on two samples."""
 
 
 def examine(request: dict[str, Any], data: bytes, progress: Progress) -> Answer:

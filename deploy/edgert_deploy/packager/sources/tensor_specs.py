@@ -15,6 +15,10 @@ NAME_LENGTH_MAX = 255
 RUN_BYTES_MAX = 2**33  # the inputs of the largest batch
 
 
+class OneSampleOnly(SourceInvalid):
+    """The model leaves its batch open, and does not answer two samples as it answers one."""
+
+
 def input_specs(proto: Any, open_axes: Collection[tuple[str, int]] = ()) -> tuple[TensorSpec, ...]:
     """Return the inputs that are no weights; `open_axes` (input, axis) may stay. Raises SourceInvalid."""
     specs = tuple(_spec(value, open_axes) for value in model_inputs(proto))
@@ -79,7 +83,7 @@ def output_spec(name: str, datatype: str, shapes: list[tuple[int, ...]], inputs:
             )
         return TensorSpec(name, DATATYPES[datatype], one)
     if not one or (one[0], most[0]) != (1, 2) or one[1:] != most[1:]:
-        raise SourceInvalid(
+        raise OneSampleOnly(
             f"output {name!r} has shape {list(one)} for one sample and {list(most)} for two; axis 0 of every output must "
             "count the samples: change that output, or export the model with batch fixed to 1"
         )

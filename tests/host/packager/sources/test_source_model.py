@@ -17,6 +17,8 @@ pytest.importorskip("onnxruntime")
 
 from edgert.errors import SourceInvalid
 from edgert.tensors import TensorSpec
+from edgert_deploy.packager.accuracy.accuracy_gate import reference_outputs
+from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.source_model import load_source
 from tests.support import models
 
@@ -174,10 +176,26 @@ def test_a_layer_that_fixes_the_batch_gives_a_batch_of_one(tmp_path: Path) -> No
     assert "onnxruntime_src" not in source.remarks[0]  # the runtime's messages begin with a line of its own code
 
 
-def test_an_output_without_a_batch_axis_is_refused(tmp_path: Path) -> None:
-    proto = models.model("float[N,4] x) => (float[1,4] y", "y = ReduceMean <axes = [0]> (x)")
-    with pytest.raises(SourceInvalid, match="axis 0 of every output"):
-        load(proto, tmp_path)
+@pytest.mark.parametrize(
+    ("outputs", "body", "shape"),
+    [
+        ("float[1,4] x) => (float[4] y", "t = Constant <value = int64[1] {0}> () y = Squeeze(x, t)", (1, 4)),
+        ("float[1,4] x) => (float y", "y = ReduceMax <keepdims = 0> (x)", (1,)),
+        ("float[N,4] x) => (float y", "y = ReduceMax <keepdims = 0> (x)", (1,)),
+        ("float[N,4] x) => (float[1,4] y", "y = ReduceMax <axes = [0]> (x)", (1, 4)),
+    ],
+)
+def test_an_output_without_the_batch_gets_it_where_the_model_takes_one_sample(
+    outputs: str, body: str, shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    """As of readers of text that leave [steps], and of networks that leave one number."""
+    source = load(models.model(outputs, body), tmp_path)
+    assert (source.inputs[0].shape, source.outputs[0].shape) == ((1, 4), shape)
+    (answer,) = reference_outputs(source, CalibrationSet({"x": models.random(3, 4)}, None))
+    want = models.random(3, 4) if shape == (1, 4) else models.random(3, 4).max(axis=1)
+    np.testing.assert_array_equal(answer, want)
+    if outputs.startswith("float[N"):
+        assert any("takes one sample only" in remark for remark in source.remarks)
 
 
 @pytest.mark.parametrize("data", [b"", b"\0" * 64, b"not a model", b"\x08\x07", b"PK\x03\x04" + bytes(100)])
