@@ -67,12 +67,12 @@ def test_slo_counters_are_exact(durations_us: list[int]) -> None:
     assert list(report.totals.within_ms) == exact
 
 
-@given(
-    st.lists(
-        st.tuples(st.integers(0, 2**30), st.integers(0, 2**30), st.integers(0, 3), st.booleans()),
-        max_size=FOLD_SLICE * 2,
-    )
-)
+def requests_up_to(most_us: int) -> st.SearchStrategy[list[tuple[int, int, int, bool]]]:
+    times_us = st.integers(0, most_us)
+    return st.lists(st.tuples(times_us, times_us, st.integers(0, 3), st.booleans()), max_size=500)
+
+
+@given(st.sampled_from([1_000, 40_000, 2**30]).flatmap(requests_up_to))
 def test_a_window_holds_what_sketches_of_single_values_hold(requests: list[tuple[int, int, int, bool]]) -> None:
     wanted = {name: Sketch() for name in ("latency", "cache", "engine", "encode")}
     recorder = WindowRecorder("digits", Clock())
@@ -134,10 +134,10 @@ def test_memory_is_bounded_where_nobody_folds() -> None:
 
 
 def test_fold_pauses_between_slices() -> None:
-    recorder = recorder_of(*[ok(5)] * (FOLD_SLICE * 3 + 1))
+    recorder = recorder_of(*[ok(5)] * (FOLD_SLICE + 1))
     pauses: list[None] = []
     recorder.fold(lambda: pauses.append(None))
-    assert len(pauses) == 4
+    assert len(pauses) == 2
 
 
 def test_a_snapshot_shows_everything_since_the_start_and_takes_nothing_from_the_window() -> None:
