@@ -28,15 +28,15 @@ from bench.zoo.packages import model_file
 from edgert.bundle.rules import Classify, Ctc, Detect, Preprocess, Resize, Smooth
 from edgert.bundle.signal_rules import Series, Sound
 from edgert.bundle.text_rules import Embed, Text
-from edgert.processing.classify import Classifier, best_classes, softmax, top_k
-from edgert.processing.ctc import CtcReader
-from edgert.processing.detect import detections
-from edgert.processing.embedding import embedded
-from edgert.processing.placement import Placement
-from edgert.processing.preprocess import Preprocessor
-from edgert.processing.resample import resample
-from edgert.processing.series_features import SeriesFeatures
-from edgert.processing.sound_features import SoundFeatures
+from edgert.processing.answers.classify import Classifier, best_classes, softmax, top_k
+from edgert.processing.answers.ctc import CtcReader
+from edgert.processing.answers.detect import detections
+from edgert.processing.answers.embedding import embedded
+from edgert.processing.images.placement import Placement
+from edgert.processing.images.preprocess import Preprocessor
+from edgert.processing.signals.resample import resample
+from edgert.processing.signals.series_features import SeriesFeatures
+from edgert.processing.signals.sound_features import SoundFeatures
 from edgert.processing.text import TextPreprocessor
 from edgert.tensors import TensorSpec, byte_rows
 

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from edgert.durable import storing
 from edgert.errors import InputError
-from edgert.processing.csv_table import read_csv
-from edgert.processing.ctc import text_of
+from edgert.processing.answers.ctc import text_of
+from edgert.processing.signals.csv_table import read_csv
 from edgert.processing.text import text_in_file
 from edgert.protocol.arrays import FILE_STARTS
 

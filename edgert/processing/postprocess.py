@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgert.bundle.manifest import Manifest
-from edgert.processing.classify import Classifier
-from edgert.processing.ctc import CtcReader
-from edgert.processing.detect import detections
-from edgert.processing.embedding import embedded
-from edgert.processing.placement import Placement
+from edgert.processing.answers.classify import Classifier
+from edgert.processing.answers.ctc import CtcReader
+from edgert.processing.answers.detect import detections
+from edgert.processing.answers.embedding import embedded
+from edgert.processing.images.placement import Placement
 from edgert.tensors import TensorSpec
 
 Arrays = list[NDArray[Any]]

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from edgert.bundle.rules import Preprocess
 from edgert.bundle.signal_rules import Series, Sound
 from edgert.bundle.text_rules import Text
-from edgert.processing.preprocess import Preprocessor
-from edgert.processing.signals import SignalPreprocessor
+from edgert.processing.images.preprocess import Preprocessor
+from edgert.processing.signals.preprocess import SignalPreprocessor
 from edgert.processing.text import TextPreprocessor
 from edgert.tensors import TensorSpec
 

@@ -24,8 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgert.bundle.signal_rules import Sound
-from edgert.processing.resample import resample
-from edgert.processing.signals import SignalPreprocessor
+from edgert.processing.signals.preprocess import SignalPreprocessor
+from edgert.processing.signals.resample import resample
 from edgert.tensors import TensorSpec
 from edgert_deploy.packager.samples.processing import read_preprocess
 from edgert_deploy.packager.sources.source_model import SourceModel

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from edgert import Client
 from edgert.errors import EdgeRTError
-from edgert.processing.csv_table import read_csv
+from edgert.processing.signals.csv_table import read_csv
 
 client = Client()
 names = client.labels("vibration")

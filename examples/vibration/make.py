@@ -81,7 +81,7 @@ def recording(random: np.random.Generator, state: str) -> Array:
 def features(signals: Array) -> Array:
     """Return what a device computes from `signals` by features.toml: FP32 [N, AXES, features]."""
     from edgert.bundle.signal_rules import Series
-    from edgert.processing.signals import SignalPreprocessor
+    from edgert.processing.signals.preprocess import SignalPreprocessor
     from edgert.tensors import TensorSpec
     from edgert_deploy.packager.samples.processing import read_preprocess
     from edgert_deploy.packager.sources.source_model import SourceModel

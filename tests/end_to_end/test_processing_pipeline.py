@@ -17,7 +17,7 @@ pytest.importorskip("onnxruntime")
 
 from edgert import Client
 from edgert.errors import RequestError
-from edgert.processing.image import ImageReader
+from edgert.processing.images.image import ImageReader
 from tests.support import models
 from tests.support.devices import Device, a_device
 from tests.support.images import encoded, photo, png_header

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
-from edgert.processing.ctc import text_of
+from edgert.processing.answers.ctc import text_of
 from tests.support.examples import built, served
 from tests.support.shell import ShellHere
 

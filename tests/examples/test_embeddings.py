@@ -15,7 +15,7 @@ pytest.importorskip("tokenizers")
 pytest.importorskip("safetensors")
 
 from edgert.bundle.text_rules import Embed, Text
-from edgert.processing.embedding import embedded
+from edgert.processing.answers.embedding import embedded
 from edgert_deploy.packager.samples.processing import read_postprocess, read_preprocess
 from edgert_deploy.packager.sources.bucket_axis import read_buckets
 from edgert_deploy.packager.sources.convert import Conversion

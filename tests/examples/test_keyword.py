@@ -16,7 +16,7 @@ pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
 from edgert import Client
-from edgert.processing.wav import read_wav
+from edgert.processing.signals.wav import read_wav
 from tests.support.devices import Device
 from tests.support.examples import ENGINES, Built, built, served
 from tests.support.paths import ROOT

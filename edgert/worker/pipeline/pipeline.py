@@ -21,11 +21,11 @@ from edgert.checks import golden_samples as golden
 from edgert.engines.padding import Padder
 from edgert.errors import RequestError
 from edgert.machine import return_free_memory
-from edgert.processing.placement import Placement
+from edgert.processing.images.placement import Placement
+from edgert.processing.images.preprocess import Preprocessor
 from edgert.processing.postprocess import Postprocessor
-from edgert.processing.preprocess import Preprocessor
 from edgert.processing.preprocessors import InputPreprocessor, preprocessor
-from edgert.processing.signals import SignalPreprocessor
+from edgert.processing.signals.preprocess import SignalPreprocessor
 from edgert.processing.text import TextPreprocessor
 from edgert.protocol import wire
 from edgert.tensors import StageTimes

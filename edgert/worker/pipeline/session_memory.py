@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from edgert.bundle.manifest import Manifest
 from edgert.errors import BundleError
 from edgert.processing.preprocessors import InputPreprocessor
-from edgert.processing.signals import SignalPreprocessor
+from edgert.processing.signals.preprocess import SignalPreprocessor
 from edgert.protocol.wire import WireTensor
 from edgert.tensors import DATATYPES, batchable
 

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgert.bundle.rules import Detect
-from edgert.processing.ctc import greedy
-from edgert.processing.detect import detections
+from edgert.processing.answers.ctc import greedy
+from edgert.processing.answers.detect import detections
 
 Array = NDArray[Any]
 Outputs = list[Array]

@@ -26,7 +26,7 @@ import numpy as np
 
 from edgert.bundle.rules import Ctc, Detect
 from edgert.lazy_dataclass import dataclass
-from edgert.processing.ctc import by_step
+from edgert.processing.answers.ctc import by_step
 from edgert.tensors import TensorSpec
 from edgert_deploy.packager.accuracy.agreement import (
     SCORE_MIN,

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from edgert.errors import CalibrationInvalid, ConfigInvalid
-from edgert.processing.detect import Detections, detections
+from edgert.processing.answers.detect import Detections, detections
 from edgert_deploy.packager.accuracy.reference import Metric, Outputs, Reference, Rows
 
 SCORE_MIN = 0.001

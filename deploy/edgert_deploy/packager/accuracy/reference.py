@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from edgert.bundle.rules import Classify, Ctc, Detect
 from edgert.bundle.text_rules import Embed
 from edgert.lazy_dataclass import dataclass
-from edgert.processing.embedding import embedded
+from edgert.processing.answers.embedding import embedded
 from edgert.tensors import TensorSpec
 from edgert_deploy.packager.samples.samples import CalibrationSet
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from edgert.errors import CalibrationInvalid, ConfigInvalid
-from edgert.processing.ctc import CtcReader, text_of
+from edgert.processing.answers.ctc import CtcReader, text_of
 from edgert_deploy.packager.accuracy.reference import Metric, Outputs, Reference, Rows
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgert.errors import CalibrationInvalid, ConfigInvalid
-from edgert.processing.classify import NONE, Classifier
+from edgert.processing.answers.classify import NONE, Classifier
 from edgert_deploy.packager.accuracy.reference import Metric, Outputs, Reference, Rows
 
 

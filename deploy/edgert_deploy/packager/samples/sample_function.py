@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from edgert.bundle.buckets import Buckets
 from edgert.errors import CalibrationInvalid, ConfigInvalid, RequestError
-from edgert.processing.preprocess import Preprocessor
+from edgert.processing.images.preprocess import Preprocessor
 from edgert.tensors import TensorSpec, fits
 from edgert_deploy.packager.samples.lengths import stack_all
 from edgert_deploy.packager.samples.sample_files import SAMPLES_BYTES_MAX, Arrays, check_form

@@ -17,7 +17,7 @@ from edgert.bundle.text_rules import Text
 from edgert.errors import CalibrationInvalid
 from edgert.lazy_dataclass import dataclass
 from edgert.printable import counted
-from edgert.processing.preprocess import Preprocessor
+from edgert.processing.images.preprocess import Preprocessor
 from edgert.processing.preprocessors import InputRule
 from edgert.tensors import TensorSpec
 from edgert_deploy.packager.samples.file_labels import labels_of

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from edgert.bundle.signal_rules import Series, Sound
 from edgert.errors import CalibrationInvalid, InputError, RequestError
 from edgert.printable import counted
-from edgert.processing.csv_table import read_csv
-from edgert.processing.signals import SignalPreprocessor
+from edgert.processing.signals.csv_table import read_csv
+from edgert.processing.signals.preprocess import SignalPreprocessor
 from edgert.tensors import TensorSpec
 from edgert_deploy.packager.samples.file_labels import Timing, labels_of, labels_of_windows
 from edgert_deploy.packager.samples.sample_files import (

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from edgert.bundle.rules import Classify, Ctc, Smooth
 from edgert.bundle.signal_rules import Series
-from edgert.processing.ctc import text_of
+from edgert.processing.answers.ctc import text_of
 from edgert.protocol import wire
 from tests.support.loaded_models import loaded, pipeline_of, sent
 

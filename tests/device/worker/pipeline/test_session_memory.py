@@ -9,7 +9,7 @@ import numpy as np
 
 from edgert.bundle.rules import Classify, Smooth
 from edgert.bundle.signal_rules import Sound
-from edgert.processing.signals import SignalPreprocessor
+from edgert.processing.signals.preprocess import SignalPreprocessor
 from edgert.protocol.wire import WireTensor
 from edgert.worker.pipeline.session_memory import MemoryForm
 from tests.support.loaded_models import installed

@@ -9,7 +9,7 @@ import pytest
 
 from edgert.bundle.signal_rules import Series, Sound
 from edgert.errors import CalibrationInvalid
-from edgert.processing.signals import SignalPreprocessor
+from edgert.processing.signals.preprocess import SignalPreprocessor
 from edgert.tensors import TensorSpec
 from edgert_deploy.packager.samples.samples import CalibrationSet, load_samples
 from edgert_deploy.packager.sources.source_model import SourceModel

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from edgert.errors import RequestError
-from edgert.processing.resample import resample, resampled_length
+from edgert.processing.signals.resample import resample, resampled_length
 
 signal = pytest.importorskip("scipy.signal")
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from edgert.bundle.rules import Detect
 from edgert.errors import EngineFailed
-from edgert.processing.placement import Placement
+from edgert.processing.images.placement import Placement
 
 CANDIDATES_MAX = 1000  # the best boxes of an image by score, which are compared with each other
 TOGETHER_MAX = 192  # up to this number, all boxes are compared with all at once

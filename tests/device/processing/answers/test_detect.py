@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from edgert.bundle.rules import Detect
 from edgert.errors import EngineFailed
-from edgert.processing.detect import CANDIDATES_MAX, TOGETHER_MAX, detections, in_source, suppress
-from edgert.processing.placement import Placement
+from edgert.processing.answers.detect import CANDIDATES_MAX, TOGETHER_MAX, detections, in_source, suppress
+from edgert.processing.images.placement import Placement
 
 SIZE = (64, 96)
 Box = tuple[float, float, float, float]

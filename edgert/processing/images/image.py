@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from edgert.bundle.rules import Preprocess, Resize
 from edgert.errors import DeadlineExceeded, EngineMissing, RequestError
-from edgert.processing.placement import Placement, plan
+from edgert.processing.images.placement import Placement, plan
 
 STORED_PIXELS_MAX = 64 * 1024**2  # in a file's header
 PIXELS_MAX = 16 * 1024**2  # decoded, a JPEG at its reduced size: 4 bytes each, twice during conversion

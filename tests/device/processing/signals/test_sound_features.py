@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from edgert.bundle.signal_rules import Sound
-from edgert.processing.sound_features import SoundFeatures
+from edgert.processing.signals.sound_features import SoundFeatures
 from tests.support.librosa_features import CASES, PATH, RATE_HZ, sound
 
 

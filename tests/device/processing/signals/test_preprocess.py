@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from edgert.bundle.signal_rules import Series, Sound
 from edgert.errors import RequestError
-from edgert.processing.signals import SignalPreprocessor
+from edgert.processing.signals.preprocess import SignalPreprocessor
 from edgert.tensors import TensorSpec
 
 wavfile = pytest.importorskip("scipy.io.wavfile")

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from edgert.bundle.rules import Preprocess
 from edgert.errors import BundleError
-from edgert.processing.normalise import Normaliser
-from edgert.processing.preprocess import Preprocessor
+from edgert.processing.images.normalise import Normaliser
+from edgert.processing.images.preprocess import Preprocessor
 from edgert.tensors import TensorSpec
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

@@ -7,7 +7,7 @@ import pytest
 
 from edgert.bundle.rules import Preprocess, Resize
 from edgert.errors import RequestError
-from edgert.processing.preprocess import EXPANDED_BYTES_MAX, Preprocessor
+from edgert.processing.images.preprocess import EXPANDED_BYTES_MAX, Preprocessor
 from edgert.tensors import TensorSpec
 from tests.support.images import encoded, photo
 

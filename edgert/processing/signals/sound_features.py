@@ -7,7 +7,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from edgert.bundle.signal_rules import Sound
-from edgert.processing.spectra import energies, hann
+from edgert.processing.signals.spectra import energies, hann
 
 Floats = NDArray[np.float32]
 

@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from edgert.errors import RequestError
-from edgert.processing.wav import read_wav
+from edgert.processing.signals.wav import read_wav
 
 wavfile = pytest.importorskip("scipy.io.wavfile")
 RAMP = np.linspace(-1, 0.99, 200)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from edgert.bundle.signal_rules import STATISTICS, Series
 from edgert.errors import RequestError
-from edgert.processing.series_features import SeriesFeatures, completed
+from edgert.processing.signals.series_features import SeriesFeatures, completed
 
 signal = pytest.importorskip("scipy.signal")
 stats = pytest.importorskip("scipy.stats")

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from edgert.bundle.signal_rules import Series
 from edgert.errors import RequestError
 from edgert.printable import counted
-from edgert.processing.spectra import energies, hann
+from edgert.processing.signals.spectra import energies, hann
 
 Values = NDArray[np.float64]
 

@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 
 from edgert.bundle.signal_rules import RATE_HZ_MAX, RATE_HZ_MIN, Series, Sound
 from edgert.errors import RequestError
-from edgert.processing.preprocess import EXPANDED_BYTES_MAX
-from edgert.processing.resample import resample, resampled_length
-from edgert.processing.series_features import SeriesFeatures
-from edgert.processing.sound_features import SoundFeatures
-from edgert.processing.wav import read_wav
+from edgert.processing.images.preprocess import EXPANDED_BYTES_MAX
+from edgert.processing.signals.resample import resample, resampled_length
+from edgert.processing.signals.series_features import SeriesFeatures
+from edgert.processing.signals.sound_features import SoundFeatures
+from edgert.processing.signals.wav import read_wav
 from edgert.tensors import TensorSpec, fits
 
 WINDOWS_MAX = 1024  # of one request

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgert.bundle.rules import Resize
-from edgert.processing.detect import in_source
-from edgert.processing.placement import plan
+from edgert.processing.answers.detect import in_source
+from edgert.processing.images.placement import plan
 
 
 @given(

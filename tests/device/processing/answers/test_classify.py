@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from edgert.bundle.rules import Classify, Smooth
-from edgert.processing.classify import Classifier, best_classes, softmax, top_k
+from edgert.processing.answers.classify import Classifier, best_classes, softmax, top_k
 
 
 @settings(deadline=None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from edgert.bundle.text_rules import Embed
-from edgert.processing.embedding import embedded
+from edgert.processing.answers.embedding import embedded
 
 STATES = np.random.default_rng(0).normal(0, 1, (3, 5, 8)).astype(np.float32)
 MASK = np.array([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [0, 0, 0, 0, 0]])

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from edgert.bundle.rules import Preprocess
 from edgert.errors import RequestError
-from edgert.processing.image import ImageReader
-from edgert.processing.normalise import Normaliser
-from edgert.processing.placement import Placement
+from edgert.processing.images.image import ImageReader
+from edgert.processing.images.normalise import Normaliser
+from edgert.processing.images.placement import Placement
 from edgert.tensors import TensorSpec, fits
 
 EXPANDED_BYTES_MAX = 64 * 1024**2  # of what one request becomes, images or windows: a small file may hold a large image

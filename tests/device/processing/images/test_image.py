@@ -22,7 +22,7 @@ from PIL import Image
 
 from edgert.bundle.rules import Preprocess, Resize
 from edgert.errors import DeadlineExceeded, RequestError
-from edgert.processing.image import (
+from edgert.processing.images.image import (
     _UNPACKING,
     PIXELS_MAX,
     PROGRESSIVE_PIXELS_MAX,
@@ -30,7 +30,7 @@ from edgert.processing.image import (
     STORED_PIXELS_MAX,
     ImageReader,
 )
-from edgert.processing.placement import plan
+from edgert.processing.images.placement import plan
 from tests.support.images import encoded, photo, png_header
 
 
@@ -232,7 +232,7 @@ import sys
 sys.modules["PIL"] = None
 from edgert.errors import EngineMissing
 from edgert.bundle.rules import Preprocess
-from edgert.processing.preprocess import Preprocessor
+from edgert.processing.images.preprocess import Preprocessor
 from edgert.tensors import TensorSpec
 spec = TensorSpec("x", "FP32", (-1, 3, 8, 8))
 Preprocessor(Preprocess("x", 2.0), spec)  # arithmetic alone needs no codec

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from edgert.bundle.rules import Ctc
-from edgert.processing.ctc import CtcReader, text_of
+from edgert.processing.answers.ctc import CtcReader, text_of
 from tests.support.rapidocr_texts import FILE
 
 

@@ -1,0 +1,1 @@
+"""Answers from a model's outputs: classes, texts, boxes, embeddings."""
