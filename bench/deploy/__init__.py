@@ -1,0 +1,1 @@
+"""Bring bundles to devices: bytes, time, the cost for the host."""

@@ -1,0 +1,1 @@
+"""Receive the fleet's reports: exporter, store, page."""

@@ -1,0 +1,1 @@
+"""Build bundles: time, accuracy, what the lowering covers."""
