@@ -34,6 +34,7 @@ from edgert.typed_json import Closed
 
 SYSTEM_SOCKET = Path("/run/edgert/edgert.sock")  # of the system's service
 ROOTS_STATE, USERS_STATE = Path("/var/lib/edgert"), "~/.local/state/edgert"
+UNIT = "edgertd.service"  # where systemd runs the daemon
 OBJECTIVES = ("latency", "throughput")
 # systemd passes the broker's password and the registry's login under these names (LoadCredential).
 PASSWORD_CREDENTIAL, LOGIN_CREDENTIAL = "mqtt-password", "registry-login"

@@ -29,7 +29,7 @@ from edgert.bundle.channel import Entry
 from edgert.bundle.runtime_release import RuntimeTarget, Wheel, read_runtime
 from edgert.bundle.signing import PublicKey
 from edgert.checks.status import WILL_SERVE, ask_daemon
-from edgert.config import DeviceConfig, StateDir
+from edgert.config import UNIT, DeviceConfig, StateDir
 from edgert.durable import locked, store_file, storing
 from edgert.environment import (
     INSTALLED_FACTOR,
@@ -316,7 +316,7 @@ def _complete(home: Path, runtime: str) -> bool:
 
 def _manager(daemon: int) -> str:
     """Return what restarts the daemon: systemd, or the monitor."""
-    if "/edgertd.service" not in _text(Path(f"/proc/{daemon}/cgroup")):
+    if f"/{UNIT}" not in _text(Path(f"/proc/{daemon}/cgroup")):
         return "monitor"
     return "system" if os.geteuid() == 0 else "user"
 

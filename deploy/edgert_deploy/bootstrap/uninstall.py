@@ -14,6 +14,7 @@ from importlib.resources import files
 import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
+from edgert.config import UNIT
 from edgert.errors import DeviceError, EdgeRTError, StorageFailed
 from edgert.lazy_dataclass import dataclass
 from edgert_deploy.bootstrap.runtime import script_text
@@ -75,7 +76,7 @@ def _run(mode: str, device: Device, purge: bool, transport: Transport) -> Result
         device.home,
         device.state,
         "yes" if purge else "no",
-        service.UNIT,
+        UNIT,
         service.USER,
         service.USER_COMMENT,
     ]

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from importlib.resources import files
 from string import Template
 
-from edgert.config import LOGIN_CREDENTIAL, PASSWORD_CREDENTIAL, DeviceConfig
+from edgert.config import LOGIN_CREDENTIAL, PASSWORD_CREDENTIAL, UNIT, DeviceConfig
 from edgert.errors import DeviceError
 from edgert.lazy_dataclass import dataclass
 from edgert_deploy.devices.facts import MachineFacts
@@ -19,7 +19,6 @@ from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.remote import QUICK_S_MAX, RemoteDaemon, edgertd, script_path
 from edgert_deploy.devices.transports import Result, Transport
 
-UNIT = "edgertd.service"
 USER = "edgert"
 USER_COMMENT = "EdgeRT daemon"  # marks the account as one that bootstrap made, for `edgert uninstall`
 # These engines reach their processor through device files.

@@ -8,7 +8,8 @@ import socket
 import subprocess
 from pathlib import Path
 
-UNIT = "edgertd.service"
+from edgert.config import UNIT
+
 ANSWER_S_MAX = 10.0
 
 
