@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import math
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -158,24 +159,24 @@ def run_here(
     with the state that the artifact itself has reached. All others run in batches of one size, at most `batch`: an
     engine may compile the model for each size, which takes longer than the runs.
     """
-    in_lengths = samples.buckets is not None and samples.lengths is not None
-    in_turn = bool(samples.state) and samples.recordings is not None
-    size = 1 if in_lengths or in_turn else _even_batch(len(samples), min(batch, samples.run_max))
+    run, size = _way_to_run(samples, [spec.name for spec in artifact.inputs], min(batch, samples.run_max))
     with quiet():  # TFLite prints the name of its delegate
         session = load_session(artifact, EngineOptions(threads, buckets=(size,), extra=extra))
     try:
-        if samples.buckets is not None and samples.lengths is not None:
-            return _run_lengths(session, samples, samples.buckets, samples.lengths)
-        if samples.state and samples.recordings is not None:
-            return run_in_turn(session, samples.inputs, samples.recordings, samples.state)[0]
-        return run_samples(session, [samples.inputs[spec.name] for spec in artifact.inputs], size)
+        return run(session)
     finally:
         session.close()
 
 
-def _even_batch(samples: int, most: int) -> int:
-    """Return the size of the fewest batches of one size that hold all samples."""
-    return math.ceil(samples / math.ceil(samples / most))
+def _way_to_run(samples: CalibrationSet, names: Sequence[str], most: int) -> tuple[Callable[[Session], Outputs], int]:
+    """Return what runs the samples through a session, and the size of its batches."""
+    if samples.buckets is not None and samples.lengths is not None:
+        return partial(_run_lengths, samples=samples, buckets=samples.buckets, lengths=samples.lengths), 1
+    if samples.state and samples.recordings is not None:
+        recordings, state = samples.recordings, samples.state
+        return lambda session: run_in_turn(session, samples.inputs, recordings, state)[0], 1
+    size = math.ceil(len(samples) / math.ceil(len(samples) / most))  # the fewest batches of one size
+    return partial(run_samples, inputs=[samples.inputs[name] for name in names], batch=size), size
 
 
 def run_samples(session: Session, inputs: Sequence[NDArray[Any]], batch: int = BATCH) -> Outputs:
