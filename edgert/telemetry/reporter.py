@@ -2,8 +2,8 @@
 
 Once a second it folds the waiting spans; once a window it appends `metrics` and `hist`. Without requests it looks ever
 more rarely, in the end only once a window, so that an idle device does not wake up for nothing. A recorder that fills up
-wakes it. A spool that fails costs the messages of a window, never a request: the reporter logs it once, counts it in
-`windows_lost`, and tries again with the next window.
+wakes it. A spool that fails costs the messages of a window, never a request: the reporter logs it once, and tries again
+with the next window.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ class Reporter:
         wall_clock: Callable[[], float] = time.time,
         wait: Callable[[float], bool] | None = None,
         host_facts: Callable[[], Mapping[str, object]] = lambda: host_facts_now(),
+        window_ended: Callable[[], None] = lambda: None,
         alarms: Alarms | None = None,
         log: Callable[[str], None] = lambda line: None,
     ) -> None:
-        self.windows_lost = 0
         self.alarms: tuple[str, ...] = ()  # the names of those that are raised
         self.alarms_changed: Callable[[], object] = lambda: None
         self._alarms = alarms or Alarms({})
@@ -67,7 +67,7 @@ class Reporter:
         self._window_s = window_s
         self._clock = clock
         self._wall_clock = wall_clock
-        self._host_facts = host_facts
+        self._host_facts, self._window_ended = host_facts, window_ended
         self._log = log
         self._refused = False
         self._window_ends_at = clock() + window_s
@@ -95,6 +95,7 @@ class Reporter:
         self._fold_every_s = FOLD_EVERY_S if folded else self._fold_every_s * 2
         if self._clock() < self._window_ends_at:
             return False
+        self._window_ended()
         self._report(self._recorder.cut(), up=True)
         # From now, not from the planned end: after a suspend, missed windows are not reported.
         self._window_ends_at = self._clock() + self._window_s
@@ -135,8 +136,7 @@ class Reporter:
             self.event(change.event, **change.fields())
         raised = {f"alarm_{name}": round(value, 4) for name, value in self._alarms.raised.items()}
         names = (*self._alarms.raised, *(("shadow",) if facts.get("shadow_alarm") else ()))
-        if not self._guarded(lambda: self._append(report, up, {**facts, **raised, "alarms": len(names)})):
-            self.windows_lost += 1
+        self._guarded(lambda: self._append(report, up, {**facts, **raised, "alarms": len(names)}))
         if names != self.alarms:
             self.alarms = names
             self.alarms_changed()
@@ -155,7 +155,7 @@ class Reporter:
         keep("hist", self._topics.hist(model), hist)
         keep("metrics", self._topics.metrics(model), metrics)
 
-    def _guarded(self, append: Callable[[], object]) -> bool:
+    def _guarded(self, append: Callable[[], object]) -> None:
         """Run `append`; log when the spool starts to fail and when it works again."""
         try:
             append()
@@ -163,11 +163,10 @@ class Reporter:
             if not self._refused:
                 self._log(f"telemetry: not recorded until the spool works again: {error.message}")
             self._refused = True
-            return False
+            return
         if self._refused:
             self._log("telemetry: recording again")
         self._refused = False
-        return True
 
     def _ts_ms(self) -> int:
         return int(self._wall_clock() * 1000)

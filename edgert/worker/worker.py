@@ -54,7 +54,7 @@ from edgert.worker_link.run_page import RunPage
 
 DRAIN_S = 20.0  # for the engine runs under way; nothing else is waited for
 RECORDED_S_MAX = 2.0  # for the last golden samples that the worker asks to be recorded
-TRIAL_SHARE = 0.25  # of the requests on trial, as far as the version before keeps up at idle priority
+TRIAL_SHARE = 0.25  # of the requests on trial, as far as the previous version keeps up at idle priority
 
 
 def main() -> None:
@@ -129,7 +129,7 @@ class Worker:
         self._pipeline = pipeline = Pipeline(model, self._batcher, self._cache, near=self._near, shadows=self._shadows)
         self._recorder = WindowRecorder(manifest.model)
         self._probes = WindowRecorder(manifest.model)  # no requests of apps: telemetry counts them apart
-        self._reporter = _reporter(order.boot, state, config, model, self._recorder, self._window_facts)
+        self._reporter = _reporter(order.boot, state, config, model, self._recorder, self._window_facts, pipeline.rest)
         frame_bytes_max = pipeline.tensors.frame_bytes_max(int(serving.frame_mb * 1024**2))
         welcome = {
             "model": manifest.model,
@@ -261,11 +261,7 @@ class Worker:
             self._reporter.event(event, **fields)
 
     def _window_facts(self) -> dict[str, float]:
-        """Return the number of probes, and the telemetry of the near cache and the shadow if they are on.
-
-        This is the moment of each window when memory of large runs goes back, which silent clients may not have caused.
-        """
-        self._pipeline.rest()
+        """Return the number of probes, and the telemetry of the near cache and the shadow if they are on."""
         probes = {"probe_total": self._probes.snapshot().totals.requests}
         shadow = {} if self._shadow is None else self._shadow.figures()
         return {**probes, **shadow, **({} if self._near is None else self._near.figures())}
@@ -302,8 +298,12 @@ def _reporter(
     model: LoadedModel,
     recorder: WindowRecorder,
     window_facts: Callable[[], Mapping[str, object]],
+    rest: Callable[[], None],
 ) -> Reporter | None:
-    """Return the thread that reports; None without a spool: a full disk must not stop serving."""
+    """Return the thread that reports; None without a spool: a full disk must not stop serving.
+
+    It calls `rest` in each window, as silent clients may not have given back the memory of large runs.
+    """
     try:
         return Reporter(
             recorder,
@@ -313,6 +313,7 @@ def _reporter(
             model_version=release_id(model.version.manifest.release),
             window_s=config.serving.window_s,
             host_facts=lambda: {**window_facts(), **host_facts_now()},
+            window_ended=rest,
             alarms=Alarms.of(
                 config.alarms, config.model(model.version.manifest.model).p95_ms, config.serving.worker_mb_max
             ),
@@ -360,9 +361,9 @@ def _shadow(
 
 
 def _previous_version(order: LoadOrder) -> Shadow | None:
-    """Return the comparison with the version before, which a trial with a limit on agreement needs.
+    """Return the comparison with the previous version, which a trial with a limit on agreement needs.
 
-    The version before answers a share of the requests, too, at idle priority.
+    The previous version answers a share of the requests, too, at idle priority.
     """
     if order.previous is None:
         return None
