@@ -203,7 +203,7 @@ class HostKeyMismatch(EdgeRTError, code="device.host_key_mismatch", exit_code=6)
 
 
 class RolledBack(EdgeRTError, code="deploy.rolled_back", exit_code=9):
-    """A deployment failed on the device, and the version before it is live again."""
+    """A deployment failed on the device, and the previous version is live again."""
 
 
 class Interrupted(EdgeRTError, code="deploy.interrupted", exit_code=130):

@@ -24,7 +24,7 @@ COMMANDS = {
     "self-test": ("edgert.cli.self_test:self_test", "Load the models and check their golden answers without a daemon."),
     "trial": ("edgert.cli.trial:trial", "Show the state of a trial, or wait for its end."),
     "mark-good": ("edgert.cli.mark_good:mark_good", "End the trial and keep the live version."),
-    "rollback": ("edgert.cli.rollback:rollback", "Make the good version before live again."),
+    "rollback": ("edgert.cli.rollback:rollback", "Make the previous good version live again."),
     "bench": ("edgert.cli.bench:bench", "Measure artifacts or the live version."),
     "infer": ("edgert.cli.infer:infer", "Send a request to a model."),
     "follow": ("edgert.cli.follow:follow", "Ask the device's channel now, and do what it says."),

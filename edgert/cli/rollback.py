@@ -20,7 +20,7 @@ from edgert.versions.slots import SlotState, State
 @json_option
 @click.pass_obj
 def rollback(state: StateDir, model: str, force: bool, token: str, as_json: bool) -> None:
-    """Make MODEL's good version before live again.
+    """Make MODEL's previous good version live again.
 
     If a new version is only installed, that one is removed instead. A second rollback is refused, as it would lead back
     to the newer version.

@@ -139,7 +139,7 @@ class SlotStore:
             return self.commit(step(before, Event.MARK_GOOD))
 
     def rollback(self) -> SlotState:
-        """Make the good version before live again, or drop what is staged, as a command asks."""
+        """Make the previous good version live again, or drop what is staged, as a command asks."""
         after = self._roll_back(lambda before: BY_COMMAND, wait=True)
         assert after is not None
         return after

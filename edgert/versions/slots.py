@@ -1,6 +1,6 @@
 """The states of a model's A/B slots and the events that change them. Pure; `slot_store` stores them.
 
-A version on trial serves but is not trusted yet. Unless `mark-good` comes in time, the version before it is live again.
+A version on trial serves but is not trusted yet. Unless `mark-good` comes in time, the previous version is live again.
 A reboot ends a trial in the same way. If the trial has limits (edgert.versions.trial_limits), the daemon watches
 them, and `mark-good` is refused until they have held for the whole watch.
 """

@@ -27,7 +27,7 @@ _KINDS: dict[str, tuple[bool, bool, str, str]] = {
     "rss_mb": (True, False, " MB", "the worker's memory"),
     "temp_c": (True, False, " °C", "the device's hottest thermal zone"),
     "error_rate": (True, True, "", "requests refused or failed"),
-    "agreement": (False, True, "", "answers that agree with the version before"),
+    "agreement": (False, True, "", "answers that agree with the previous version"),
     "min_requests": (False, False, "", "requests from apps"),
 }
 LIMIT_NAMES = tuple(_KINDS)

@@ -9,7 +9,7 @@ from edgert.lazy_dataclass import dataclass
 class LoadOrder:
     """The version to load: its slot's `folder` and required `digest`, the state folder, the boot's id.
 
-    `previous` is the folder and the digest of the version before, if the answers of the two are to be compared.
+    `previous` is the folder and the digest of the previous version, if the answers of the two are to be compared.
     """
 
     model: str

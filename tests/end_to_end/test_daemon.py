@@ -211,7 +211,7 @@ def test_a_version_that_keeps_crashing_is_rolled_back() -> None:
             pid = serving["pid"]
             os.kill(pid, signal.SIGKILL)
             wait_until(lambda pid=pid: device.serving().get("pid") != pid, "it is gone")  # type: ignore[misc]
-        wait_until(lambda: device.serving().get("release") == 1, "the version before serves")
+        wait_until(lambda: device.serving().get("release") == 1, "the previous version serves")
         assert device.model()["live"]["release"] == 1
 
 
@@ -238,7 +238,7 @@ def test_an_unconfirmed_trial_rolls_back_at_its_end() -> None:
         device.run("install", os.fspath(device.bundle(release=2)))
         device.run("activate", "echo", "--trial-s", "3")
         with device.client() as client:
-            wait_until(lambda: client.infer("echo", ITEM, trace=True).release == 1, "the version before returns")
+            wait_until(lambda: client.infer("echo", ITEM, trace=True).release == 1, "the previous version returns")
         told = device.model()
         assert (told["state"], told["rolled_back"]["release"]) == ("steady", 2)
 

@@ -90,12 +90,12 @@ def on_trial(device: Device, limits: TrialLimits, **bundle: Any) -> tuple[SlotSt
 
 
 def reason_of_return(device: Device, store: SlotStore, release: int) -> str:
-    """Why `release` went back, once that is so and the version before serves again."""
+    """Why `release` went back, once that is so and the previous version serves again."""
     wait_until(lambda: store.read().state is State.STEADY, "the trial ends", TRIAL_S_MAX)
     returned = store.read().rolled_back
     assert returned is not None, "it was kept"
     assert returned.release == release
-    wait_until(lambda: device.serving().get("release", release) != release, "the version before serves")
+    wait_until(lambda: device.serving().get("release", release) != release, "the previous version serves")
     return returned.reason
 
 

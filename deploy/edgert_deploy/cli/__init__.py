@@ -35,7 +35,7 @@ COMMANDS = {
     ),
     "channel": ("edgert_deploy.cli.channel:channel", "Show, halt, resume, renew and watch the channels of a registry."),
     "rollout": ("edgert_deploy.cli.rollout:rollout", "Show, resume or abort rollouts."),
-    "rollback": ("edgert_deploy.cli.rollback:rollback", "Make the version before live again."),
+    "rollback": ("edgert_deploy.cli.rollback:rollback", "Make the previous version live again."),
     "status": ("edgert_deploy.cli.status:status", "Show what is live on devices, and what drifted."),
     "infer": ("edgert_deploy.cli.infer:infer", "Send one request to a running daemon."),
     "bench": ("edgert_deploy.cli.bench:bench", "Measure a model on devices: latency, throughput, memory, temperature."),

@@ -63,7 +63,7 @@ from edgert_deploy.devices.transports import Transport
     help="Packages that some models need: text installs tokenizers. A device keeps them.",
 )
 @click.option("--upgrade", is_flag=True, help="Replace another version of edgert by this host's, on trial.")
-@click.option("--previous-runtime", is_flag=True, help="Change back to the runtime before this one, on trial.")
+@click.option("--previous-runtime", is_flag=True, help="Change back to the previous runtime, on trial.")
 @click.option(
     "--trial",
     "trial_s",

@@ -1,4 +1,4 @@
-"""`edgert rollback`: make the version before live again."""
+"""`edgert rollback`: make the previous version live again."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from edgert_deploy.devices.transports import Transport
 @inventory_option
 @json_option
 def rollback(model: str, selector: str, force: bool, inventory: Inventory, as_json: bool) -> None:
-    """Make the version of MODEL before the live one live again, or drop one that is only installed.
+    """Make the previous version of MODEL live again, or drop one that is only installed.
 
     A second rollback would lead forward again, to the version that you left. It is refused, and so is a rollback
     during a deployment, unless you give --force.

@@ -122,7 +122,7 @@ def abort(id: str | None, yes: bool, as_json: bool) -> None:
     )
     if rollout.changed and rollout.state is RolloutState.ABORTED:
         where = ",".join(rollout.changed)
-        text += f"\nnext: edgert rollback {rollout.model} {where} makes the version before live again"
+        text += f"\nnext: edgert rollback {rollout.model} {where} makes the previous version live again"
     emit({"ok": True, **rollout_json(rollout)}, text, as_json)
 
 

@@ -259,7 +259,7 @@ def _trial_end(request: DeployRequest) -> str:
     if request.limits is not None and request.limits.unattended:
         return "the device keeps it if all limits hold, else it rolls back"
     lasts_s = request.trial_s + (request.limits.trial_s if request.limits else 0.0)
-    return f"the trial ends by itself after {lasts_s:g} s, then the version before is live again"
+    return f"the trial ends by itself after {lasts_s:g} s, then the previous version is live again"
 
 
 def _live_release(facts: DeviceStatus, plan: Plan) -> int | None:

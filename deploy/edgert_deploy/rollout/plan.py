@@ -156,7 +156,7 @@ def _check_limits(limits: TrialLimits, facts: DeviceStatus, on_trial: ModelStatu
         )
     if on_trial is None:
         return
-    if on_trial.state == "first-trial":  # it left out the limits that need a version before
+    if on_trial.state == "first-trial":  # it left out the limits that need a previous version
         limits = replace(limits, bounds={name: value for name, value in limits.bounds.items() if name != "agreement"})
     if on_trial.trial_limits is None or not on_trial.trial_limits.same_as(limits):
         found = f"this release of {on_trial.model} is on trial on {facts.device} under other limits"

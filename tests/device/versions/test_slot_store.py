@@ -153,7 +153,7 @@ def test_a_reboot_ends_a_trial(store: SlotStore) -> None:
 
 
 def test_keys_that_a_newer_runtime_added_are_ignored(store: SlotStore) -> None:
-    """After its trial failed, the runtime before reads this file again."""
+    """After its trial failed, the previous runtime reads this file again."""
     before = SlotState(State.TRIAL, "b", ONE, TWO, Trial("boot-1", 2000.0), 1)
     store.folder.mkdir(parents=True, exist_ok=True)
     store.commit(before)

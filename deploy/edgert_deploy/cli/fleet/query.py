@@ -38,8 +38,7 @@ and never came; stderr names their devices, and warns where the store itself is 
 
 \b
 --stages tells where the time goes: a line for each stage of a group, with its requests, its share of all stages' time, and
-its percentiles. queue and engine count the requests that an engine answered; engine is the run of the whole batch. Devices
-with an older EdgeRT report no stages.
+its percentiles. queue and engine count the requests that an engine answered; engine is the run of the whole batch.
 
 \b
 Exit codes: 0 done (also without reports), 4 an option cannot be used, 6 the store cannot be reached.

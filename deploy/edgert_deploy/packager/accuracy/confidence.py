@@ -21,7 +21,7 @@ STEPS = 50  # of the bisection; one halves the error
 def drop_interval(drops: NDArray[Any]) -> tuple[float, float]:
     """Return the ends of the interval around the mean of `drops`, one for each sample.
 
-    1 is a sample that only FP32 answers rightly, -1 one that only the artifact does; several decisions in one sample
+    1 is a sample that only FP32 answers correctly, -1 one that only the artifact does; several decisions in one sample
     give values between.
     """
     count, lost, gained = len(drops), float(drops.clip(0).sum()), float(-drops.clip(max=0).sum())

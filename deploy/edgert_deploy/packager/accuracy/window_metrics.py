@@ -22,7 +22,7 @@ from edgert_deploy.packager.accuracy.reference import Metric, Outputs, Reference
 
 
 class Counts(NamedTuple):
-    """How many windows or events are answered rightly, are answered, and are true."""
+    """How many windows or events are answered correctly, are answered, and are true."""
 
     right: int
     answered: int
