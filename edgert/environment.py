@@ -295,9 +295,9 @@ def _try_engines(run: Run, new: Environment) -> tuple[tuple[str, ...], dict[str,
         if result.ok:
             loading.append(engine)
             continue
-        said = (result.stderr.strip().splitlines() or [result.complaint()])[-1]
+        reason = (result.stderr.strip().splitlines() or [result.complaint()])[-1]
         hint = TENSORRT_HINT if engine == "tensorrt" else ""
-        lacking[engine] = f"engine {engine} does not load: {said[-300:]}{hint}"
+        lacking[engine] = f"engine {engine} does not load: {reason[-300:]}{hint}"
     return tuple(loading), lacking
 
 

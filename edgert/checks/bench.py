@@ -230,8 +230,8 @@ def processor_name() -> str:
     """Return the name of the processor, or of the board on ARM machines that report none."""
     with contextlib.suppress(OSError):
         pairs = [line.partition(":") for line in Path("/proc/cpuinfo").read_text().splitlines()]
-        said = {key.strip(): value.strip() for key, _, value in pairs}
-        if name := said.get("model name") or said.get("Model"):
+        processor = {key.strip(): value.strip() for key, _, value in pairs}
+        if name := processor.get("model name") or processor.get("Model"):
             return name
     with contextlib.suppress(OSError):
         return Path("/proc/device-tree/model").read_text().strip("\0 \n")

@@ -229,9 +229,9 @@ class _Work:
         until = time.monotonic() + BROKER_S_MAX
         while True:
             status = RemoteDaemon(self.transport, self.device).status()
-            said = status.telemetry
-            failed = said.link != before and said.link.state not in ("", STOPPED)
-            if not said.broker or said.link.state == CONNECTED or failed or time.monotonic() >= until:
+            telemetry = status.telemetry
+            failed = telemetry.link != before and telemetry.link.state not in ("", STOPPED)
+            if not telemetry.broker or telemetry.link.state == CONNECTED or failed or time.monotonic() >= until:
                 return status
             time.sleep(1)
 

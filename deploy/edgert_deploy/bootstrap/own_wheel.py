@@ -130,10 +130,10 @@ def _is_code(name: str) -> bool:
 
 def _metadata(written: bytes) -> str:
     """Return what an installer reads: name, version, Python and requirements, in one order and spelling."""
-    said = email.parser.BytesParser().parsebytes(written, headersonly=True)
-    lines = ["Metadata-Version: 2.1", *(f"{key}: {said[key]}" for key in ("Name", "Version", "Requires-Python"))]
-    lines += [f"Provides-Extra: {extra}" for extra in sorted(said.get_all("Provides-Extra", []))]
-    lines += sorted(f"Requires-Dist: {Requirement(line)}" for line in said.get_all("Requires-Dist", []))
+    metadata = email.parser.BytesParser().parsebytes(written, headersonly=True)
+    lines = ["Metadata-Version: 2.1", *(f"{key}: {metadata[key]}" for key in ("Name", "Version", "Requires-Python"))]
+    lines += [f"Provides-Extra: {extra}" for extra in sorted(metadata.get_all("Provides-Extra", []))]
+    lines += sorted(f"Requires-Dist: {Requirement(line)}" for line in metadata.get_all("Requires-Dist", []))
     return "\n".join([*lines, ""])
 
 

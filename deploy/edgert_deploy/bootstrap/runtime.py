@@ -172,18 +172,18 @@ class Runtimes:
         """Return what is installed, after the end of a trial that can no longer succeed. Raises DeviceError."""
         result = self.must(["sh", "-c", _LOOK, "sh", self.device.home, self.device.state])
         lines = [line.partition(" ") for line in result.stdout.splitlines()]
-        said = {key: value for key, _, value in lines}
+        answers = {key: value for key, _, value in lines}
         paths = [value for key, _, value in lines if key == "wheel"]
         digests = self.transport.run(sha256_command(*paths), INSTALL_S_MAX).stdout.split() if paths else []
         return RuntimeThere(
-            in_use=Installed.read(said.get("venv", ""), said.get("about", ""), said),
-            previous=said.get("previous", ""),
+            in_use=Installed.read(answers.get("venv", ""), answers.get("about", ""), answers),
+            previous=answers.get("previous", ""),
             complete=frozenset(value for key, _, value in lines if key == "complete"),
             sent=frozenset(digests),
-            trial="trial" in said,
-            restart_due="restart_due" in said,
-            configured="configured" in said,
-            free_bytes=int(said.get("free") or 0) * 1024,
+            trial="trial" in answers,
+            restart_due="restart_due" in answers,
+            configured="configured" in answers,
+            free_bytes=int(answers.get("free") or 0) * 1024,
         )
 
     def live_models(self) -> tuple[str, ...]:

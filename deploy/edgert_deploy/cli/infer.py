@@ -98,8 +98,8 @@ def ask_device(device: Device, model: str, source: Path) -> Arrays:
     try:
         transport.put(source, f"{incoming}/{given}")  # the daemon may run as another user
         words = ("infer", model, "--input", f"{incoming}/{given}")
-        said = RemoteDaemon(transport, device).call(*words, timeout_s=ASK_S_MAX)["outputs"]
-        return {name: np.array(one["values"], one["dtype"]).reshape(one["shape"]) for name, one in said.items()}
+        answered = RemoteDaemon(transport, device).call(*words, timeout_s=ASK_S_MAX)["outputs"]
+        return {name: np.array(one["values"], one["dtype"]).reshape(one["shape"]) for name, one in answered.items()}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DeviceError(f"{device.name}: the answer of `edgertd infer` cannot be read: {error!r}") from error
     finally:

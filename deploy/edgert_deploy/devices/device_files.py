@@ -175,10 +175,10 @@ def check_settings(settings: dict[str, Any]) -> None:
 def broker_doubt(broker: Broker, device: Device, python: str, transport: Transport) -> str:
     """Return why the device, with the interpreter `python`, cannot reach the broker; "" if it can."""
     words = [python, "-c", _CONNECT, broker.host, str(broker.port), f"{BROKER_S_MAX:g}"]
-    said = transport.run(words, QUICK_S_MAX).stdout.strip()
-    if said == REACHED:
+    answer = transport.run(words, QUICK_S_MAX).stdout.strip()
+    if answer == REACHED:
         return ""
-    reason = said or "the attempt failed"
+    reason = answer or "the attempt failed"
     return (
         f"{device.name} cannot reach the broker {broker.host}:{broker.port} ({reason}). It keeps its reports until it can. "
         "Check the address, and that the broker runs"
@@ -254,9 +254,9 @@ def check_config(device: Device, file: DeviceFile, transport: Transport) -> None
     words = [device.python, "-c", program, file.path]
     result = transport.run(words, QUICK_S_MAX, input=file.data)
     if not result.ok:
-        said = (result.stderr.strip().splitlines() or [result.complaint()])[-1]
+        answer = (result.stderr.strip().splitlines() or [result.complaint()])[-1]
         raise ConfigInvalid(
-            f"{device.name}: the runtime there refuses this configuration ({said}). Nothing was changed: omit the setting, "
+            f"{device.name}: the runtime there refuses this configuration ({answer}). Nothing was changed: omit the setting, "
             "or install a newer runtime with --upgrade"
         )
 

@@ -120,32 +120,32 @@ def probe(transport: Transport, name: str, own_python: str = "") -> MachineFacts
     for key, _, value in (line.partition("=") for line in result.stdout.splitlines()):
         found.setdefault(key, []).append(value.strip())
 
-    def said(key: str) -> str:
+    def fact(key: str) -> str:
         return found.get(key, [""])[0]
 
-    if not result.ok or not said("machine"):
+    if not result.ok or not fact("machine"):
         raise DeviceError(f"{name} does not look like a Linux machine with a shell: {result.complaint()}")
     pythons = [value.split(" ", 2) for value in found.get("python", [])]
     usable = [words for words in pythons if len(words) == 3 and version(words[0]) >= PYTHON_MIN]
     usable.sort(key=lambda words: version(words[0]) > PYTHON_MAX)  # a newer one only where it is alone
     python, bits, path = usable[0] if usable else ("", "64", "")
-    machine = said("machine")
+    machine = fact("machine")
     engines = [words.partition(" ") for words in found.get("engine", [])]
     return MachineFacts(
         machine=_32_BIT.get(machine, machine) if bits == "32" else machine,
         python=python,
         python_path=path,
-        glibc=said("glibc"),
-        memory_mb=_whole(said("memory_kb")) // 1024,
-        uid=_whole(said("uid")),
-        home=said("home"),
-        model=said("model"),
+        glibc=fact("glibc"),
+        memory_mb=_whole(fact("memory_kb")) // 1024,
+        uid=_whole(fact("uid")),
+        home=fact("home"),
+        model=fact("model"),
         systemd="systemd" in found,
-        cpu=said("cpu"),
-        cpus=_whole(said("cpus")),
-        distribution=said("distribution"),
-        disk_free_mb=_whole(said("disk_kb")) // 1024,
-        l4t=said("l4t"),
+        cpu=fact("cpu"),
+        cpus=_whole(fact("cpus")),
+        distribution=fact("distribution"),
+        disk_free_mb=_whole(fact("disk_kb")) // 1024,
+        l4t=fact("l4t"),
         accelerators=tuple(
             dict.fromkeys(_ACCELERATORS[raw] for raw in found.get("accelerator", []) if raw in _ACCELERATORS)
         ),

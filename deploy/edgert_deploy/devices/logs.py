@@ -150,12 +150,12 @@ def _until_it_ends(device: Device, request: LogRequest, process: subprocess.Pope
         raise _no_log(device, code, "")
 
 
-def _no_log(device: Device, code: int, said: str) -> DeviceError:
+def _no_log(device: Device, code: int, stderr: str) -> DeviceError:
     if code == _NO_LOG:
         return DeviceError(
             f"{device.name} has no log: EdgeRT never ran there. Set it up: edgert bootstrap {device.name}"
         )
-    advice = "only root and members of the group systemd-journal may read it" if "permission" in said.lower() else ""
+    advice = "only root and members of the group systemd-journal may read it" if "permission" in stderr.lower() else ""
     return DeviceError(
-        f"{device.name}: its log cannot be read: {said.strip()[-300:] or f'exit code {code}'} {advice}".strip()
+        f"{device.name}: its log cannot be read: {stderr.strip()[-300:] or f'exit code {code}'} {advice}".strip()
     )

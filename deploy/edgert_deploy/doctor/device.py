@@ -142,18 +142,18 @@ def _state(report: _Report, facts: MachineFacts, clock: Callable[[], float]) -> 
     result = report.transport.run(
         ["sh", "-c", _LOOK, "sh", device.state, facts.python_path, serves(device)], LOOK_S_MAX
     )
-    said = dict(line.partition("=")[::2] for line in result.stdout.splitlines())
+    answers = dict(line.partition("=")[::2] for line in result.stdout.splitlines())
     after = clock()
-    _clock_agrees(report, int(said["now"]) if said.get("now", "").isdigit() else None, before, after)
-    free_mb = int(said["free_kb"]) // 1024 if said.get("free_kb", "").isdigit() else 0
+    _clock_agrees(report, int(answers["now"]) if answers.get("now", "").isdigit() else None, before, after)
+    free_mb = int(answers["free_kb"]) // 1024 if answers.get("free_kb", "").isdigit() else 0
     room = f"{free_mb} MB free for {device.state}"
     next_step = f"free some space there; {device.state}/cache may be removed at any time"
     report.graded("room", room, next_step, fails=free_mb < FREE_MB_FAIL, warns=free_mb < FREE_MB_WARN)
     if not device.kind.needs_runtime:
         return
-    user, root = said.get("user", "?"), said.get("root", "")
+    user, root = answers.get("user", "?"), answers.get("root", "")
     rights = {"yes": "root", "sudo": f"{user}, and root by sudo"}.get(root, f"{user}, without root")
-    lingers = said.get("lingers", "")
+    lingers = answers.get("lingers", "")
     if not facts.systemd:
         report.warn(
             "service",
@@ -164,11 +164,11 @@ def _state(report: _Report, facts: MachineFacts, clock: Callable[[], float]) -> 
         report.warn(
             "service", f"the services of {user} end at log-out", f"as root there: loginctl enable-linger {user}"
         )
-    elif said.get("enabled", "enabled") != "enabled":
+    elif answers.get("enabled", "enabled") != "enabled":
         report.fail("service", "the unit is not started at boot", f"edgert bootstrap {device.name}")
     else:
         report.ok("service", f"systemd, logged in as {rights}")
-    if facts.python_path and said.get("venv") != "yes":
+    if facts.python_path and answers.get("venv") != "yes":
         next_step = report.there(f"apt-get install python{facts.python}-venv")
         report.warn("venv", f"{facts.python_path} cannot make virtual environments: a bootstrap would fail", next_step)
 
@@ -282,15 +282,15 @@ def _http(report: _Report, status: DeviceStatus) -> None:
 
 
 def _telemetry(report: _Report, status: DeviceStatus) -> None:
-    name, said = report.device.name, status.telemetry
-    waiting = f"reports: {said.waiting} waiting, {said.lost} lost"
-    link = said.link
-    if not said.broker:
+    name, telemetry = report.device.name, status.telemetry
+    waiting = f"reports: {telemetry.waiting} waiting, {telemetry.lost} lost"
+    link = telemetry.link
+    if not telemetry.broker:
         report.ok("telemetry", f"no broker is configured; {waiting}")
-    elif link.state == CONNECTED and said.waiting <= WAITING_WARN:
+    elif link.state == CONNECTED and telemetry.waiting <= WAITING_WARN:
         report.ok("telemetry", f"{link.text}; {waiting}")
     else:
-        text = f"{said.broker}: {link.text or 'never connected'}; {waiting}"
+        text = f"{telemetry.broker}: {link.text or 'never connected'}; {waiting}"
         report.warn(
             "telemetry", text, f"edgert logs {name} --since 1h; another broker: edgert bootstrap {name} --broker HOST"
         )

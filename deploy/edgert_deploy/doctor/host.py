@@ -195,10 +195,10 @@ def _broker(report: Report) -> None:
         return
     from edgert.telemetry.mqtt import Connection, MqttSettings
 
-    said = project.broker
+    broker = project.broker
     try:
-        host, port = host_and_port(said.address, PORT_TLS if said.tls else PORT_PLAIN)
-        settings = MqttSettings(host, port, **said.login)
+        host, port = host_and_port(broker.address, PORT_TLS if broker.tls else PORT_PLAIN)
+        settings = MqttSettings(host, port, **broker.login)
         with closing(Connection(settings, f"edgert-doctor-{uuid.uuid4().hex[:8]}")) as connection:
             connection.open(BROKER_S_MAX)
     except EdgeRTError as error:

@@ -99,7 +99,7 @@ def storable(text: str) -> str:
 
 def _event(payload: bytes) -> EventMessage:
     fields = messages.load(payload)
-    said = EventMessage(
+    event = EventMessage(
         ts_ms=messages.int_of(fields, "ts"),
         boot=messages.text_of(fields, "boot"),
         seq=messages.int_of(fields, "seq"),
@@ -108,12 +108,12 @@ def _event(payload: bytes) -> EventMessage:
         alarm=messages.text_of(fields, "alarm") if "alarm" in fields else "",
         fields=fields,
     )
-    _check_id("event", said.event)
-    for name, value in (("model", said.model), ("alarm", said.alarm)):
+    _check_id("event", event.event)
+    for name, value in (("model", event.model), ("alarm", event.alarm)):
         if value:
             _check_id(name, value)
-    _check(said.boot, "", said.seq, said.ts_ms)
-    return said
+    _check(event.boot, "", event.seq, event.ts_ms)
+    return event
 
 
 def _check(boot: str, version: str, seq: int, ts_ms: int, window_s: float = 0.0) -> None:

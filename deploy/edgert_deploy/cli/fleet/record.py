@@ -43,10 +43,10 @@ Exit codes: 0 done, 4 refused or misconfigured, 6 the broker or the store cannot
 """
 
 
-def _keep(name: str, default_h: int, said: str) -> Callable[[Any], Any]:
+def _keep(name: str, default_h: int, text: str) -> Callable[[Any], Any]:
     default = duration_text(default_h * HOUR_S)
     kind = Duration((FINE_HOURS + 24) // 24 * 24 * HOUR_S)
-    return click.option(name, type=kind, default=default, show_default=True, help=said)
+    return click.option(name, type=kind, default=default, show_default=True, help=text)
 
 
 @click.command(epilog=EPILOG)

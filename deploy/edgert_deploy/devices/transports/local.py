@@ -138,6 +138,6 @@ def _in_folder(folder: str, argv: Sequence[str], doing: str, source: BinaryIO | 
         umask=0o022,
     )
     if done.returncode:
-        said = done.stderr.strip()[-_ERROR_CHARS_MAX:]
-        raise StorageFailed(f"cannot {doing}: {said or f'exit code {done.returncode}'}")
+        reason = done.stderr.strip()[-_ERROR_CHARS_MAX:]
+        raise StorageFailed(f"cannot {doing}: {reason or f'exit code {done.returncode}'}")
     return done.stdout.strip()

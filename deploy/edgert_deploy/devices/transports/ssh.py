@@ -247,8 +247,8 @@ class SshTransport:
         if exit_code == _NO_EXIT_CODE and not self._alive():
             raise EOFError("the connection ended during the transfer")
         if exit_code != 0:
-            said = " ".join(line for line in err.text().splitlines() if "records" not in line).strip()
-            raise StorageFailed(f"{self.device.name}: {doing} failed: {said or f'exit code {exit_code}'}")
+            reason = " ".join(line for line in err.text().splitlines() if "records" not in line).strip()
+            raise StorageFailed(f"{self.device.name}: {doing} failed: {reason or f'exit code {exit_code}'}")
 
     def _must(self, argv: Sequence[str], timeout_s: float = QUICK_S_MAX) -> Result:
         result = self.run(argv, timeout_s)

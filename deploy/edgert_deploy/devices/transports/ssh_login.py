@@ -172,9 +172,9 @@ class _Hop:
         """Raise HostKeyMismatch if ssh refused the host key of a jump host of ~/.ssh/config."""
         if self._listener is not None:
             self._listener.join(SAID_S_MAX)
-        said = [line.strip() for line in self._said]
-        if refused := next((line for line in said if line.startswith(KEY_REFUSED)), ""):
-            reason = next((line for line in said if "host key for " in line.lower()), refused).rstrip(".")
+        lines = [line.strip() for line in self._said]
+        if refused := next((line for line in lines if line.startswith(KEY_REFUSED)), ""):
+            reason = next((line for line in lines if "host key for " in line.lower()), refused).rstrip(".")
             raise HostKeyMismatch(
                 f"{self.called} cannot be reached: ssh refuses the host key of a jump host of ~/.ssh/config ({reason}). Nothing "
                 "was sent. Compare the key on that host's own console, then correct ~/.ssh/known_hosts"
@@ -185,16 +185,16 @@ class _Hop:
 
         A ProxyJump is a command of the system's ssh, as in ssh itself.
         """
-        said, command = self.settings.get("proxyjump", "none"), self.settings.get("proxycommand")
-        if said.lower() == "none":
+        jumps, command = self.settings.get("proxyjump", "none"), self.settings.get("proxycommand")
+        if jumps.lower() == "none":
             return None if command is None else str(command)
-        words = [word.strip().removeprefix("ssh://").rstrip("/") for word in said.split(",")]
+        words = [word.strip().removeprefix("ssh://").rstrip("/") for word in jumps.split(",")]
         hosts = [SshAddress.parse(word).host for word in words]
         # A pattern such as `Host *` may name a jump host; the connection to that host itself goes without it.
         if self.alias in hosts:
             return None
         *before, last = words
-        loops = self.config.lookup(hosts[-1]).get("proxyjump") == said
+        loops = self.config.lookup(hosts[-1]).get("proxyjump") == jumps
         chain = ["-J", ",".join(before)] if before else ["-o", "ProxyJump=none"] if loops else []
         there = f"[{self.connection.host}]:{self.connection.port}"
         return shlex.join(["ssh", "-o", "BatchMode=yes", *chain, "-W", there, f"ssh://{last}"])
@@ -331,6 +331,6 @@ def _proxy(command: str, hop: _Hop) -> Iterator[socket.socket]:
 def _reason(error: BaseException) -> str:
     if isinstance(error, NoValidConnectionsError):  # it has one error for each address of the host
         error = next(iter(error.errors.values()))
-    said = error.strerror if isinstance(error, OSError) else ""
-    text = said or str(error) or type(error).__name__
+    reason = error.strerror if isinstance(error, OSError) else ""
+    text = reason or str(error) or type(error).__name__
     return f"{text}. Check that it is on and that the address is right"

@@ -43,22 +43,22 @@ class Histograms:
 def histograms(exporter: Exporter) -> Iterator[Histograms]:
     """Yield the families of histograms. The caller holds the exporter's lock."""
     groups = exporter.groups.items()
-    said = "Latency of the requests answered without an error, measured in the daemon."
-    yield Histograms(LATENCY, said, exporter.by, -4, [(key, group.latency, group.changed) for key, group in groups])
-    said = "Time of these requests in each stage; without series by device."
+    text = "Latency of the requests answered without an error, measured in the daemon."
+    yield Histograms(LATENCY, text, exporter.by, -4, [(key, group.latency, group.changed) for key, group in groups])
+    text = "Time of these requests in each stage; without series by device."
     stages = [((*key, name), sketch, group.changed) for key, group in groups for name, sketch in group.stages.items()]
-    yield Histograms("edgert_stage_milliseconds", said, (*exporter.by, "stage"), -10, stages)
+    yield Histograms("edgert_stage_milliseconds", text, (*exporter.by, "stage"), -10, stages)
 
 
 def families(exporter: Exporter) -> Iterator[Family]:
     """Yield all families but the histograms. The caller holds the exporter's lock."""
-    for number, (name, said) in enumerate(COUNTERS.items()):
+    for number, (name, text) in enumerate(COUNTERS.items()):
         counted = [(labels, float(group.counters[number])) for labels, group in exporter.groups.items()]
-        yield Family(name, said, "counter", exporter.by, counted)
-    for name, (_, said) in GAUGES.items():
+        yield Family(name, text, "counter", exporter.by, counted)
+    for name, (_, text) in GAUGES.items():
         shown = [(labels, group.gauges[name]) for labels, group in exporter.groups.items() if name in group.gauges]
         if shown:
-            yield Family(name, said, "gauge", exporter.by, shown)
+            yield Family(name, text, "gauge", exporter.by, shown)
     events = [(labels, float(count)) for labels, count in exporter.events.items()]
     yield Family("edgert_events_total", "Events that devices reported.", "counter", ("site", "model", "event"), events)
     yield from _device_families(exporter)
@@ -72,16 +72,16 @@ def _device_families(exporter: Exporter) -> Iterator[Family]:
     heard = [(key, device.heard_at) for key, device in known if device.heard_at]
     yield Family("edgert_device_heard_timestamp_seconds", "When the device last reported.", "gauge", _DEVICE, heard)
     missing = [(key, float(count)) for key, count in exporter.counting.missing_by_device().items()]
-    said = "Histograms and events of the device that were sent and never came; only devices that lack some."
-    yield Family("edgert_missing_reports", said, "gauge", _DEVICE, missing)
+    text = "Histograms and events of the device that were sent and never came; only devices that lack some."
+    yield Family("edgert_missing_reports", text, "gauge", _DEVICE, missing)
     alarms = [
         ((*key, model, alarm), 1.0)
         for key, device in known
         for model, names in device.alarms.items()
         for alarm in names
     ]
-    said = "1 for each alarm now of a model, or of a device (no model)."
-    yield Family("edgert_alarm", said, "gauge", (*_DEVICE, "model", "alarm"), alarms)
+    text = "1 for each alarm now of a model, or of a device (no model)."
+    yield Family("edgert_alarm", text, "gauge", (*_DEVICE, "model", "alarm"), alarms)
     info = [((*key, device.profile), 1.0) for key, device in known]
     yield Family("edgert_device_info", "1 for each device, with its profile.", "gauge", (*_DEVICE, "profile"), info)
 
@@ -96,5 +96,5 @@ def _exporter_families(exporter: Exporter) -> Iterator[Family]:
         ("edgert_exporter_streams", "Streams of reports.", "gauge", exporter.counting.streams),
         ("edgert_exporter_cpu_seconds_total", "Processor time of this exporter.", "counter", time.process_time()),
     )  # fmt: skip
-    for name, said, kind, value in own:
-        yield Family(name, said, kind, (), [((), float(value))])
+    for name, text, kind, value in own:
+        yield Family(name, text, kind, (), [((), float(value))])

@@ -11,7 +11,7 @@ from edgert.errors import ConfigInvalid, EdgeRTError
 
 TIMEOUT_S = 10.0
 TOO_MANY_REQUESTS = 429
-_SAID_CHARS_MAX = 200
+_ANSWER_CHARS_MAX = 200
 
 
 class PushFailed(EdgeRTError, code="fleet.push_failed", exit_code=6, retryable=True):
@@ -29,12 +29,12 @@ def http_address(option: str, url: str, path: str, example: str) -> str:
 def post(url: str, body: bytes, headers: Mapping[str, str]) -> None:
     """Raises PushFailed."""
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, body, dict(headers)), timeout=TIMEOUT_S) as answer:
-            answer.read()
+        with urllib.request.urlopen(urllib.request.Request(url, body, dict(headers)), timeout=TIMEOUT_S) as response:
+            response.read()
     except urllib.error.HTTPError as error:
-        said = error.read(_SAID_CHARS_MAX).decode(errors="replace").strip()
+        answer = error.read(_ANSWER_CHARS_MAX).decode(errors="replace").strip()
         failed = PushFailed(
-            f"{url} answered {error.code} {error.reason}{f': {said}' if said else ''}; "
+            f"{url} answered {error.code} {error.reason}{f': {answer}' if answer else ''}; "
             "check the address and its credentials"
         )
         failed.retryable = error.code == TOO_MANY_REQUESTS or error.code >= http.client.INTERNAL_SERVER_ERROR

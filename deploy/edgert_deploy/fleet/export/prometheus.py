@@ -56,12 +56,12 @@ class Exposition:
                     lines.append(f"{family.name}{_braces(list(zip(family.names, values, strict=True)))} {value!r}")
         return "\n".join(lines) + "\n"
 
-    def _native(self, said: Histograms, drawn: dict[tuple[str, Labels], tuple[int, bytes]]) -> Iterator[bytes]:
-        for labels, sketch, changed in said.samples:
-            key = said.name, labels
+    def _native(self, family: Histograms, drawn: dict[tuple[str, Labels], tuple[int, bytes]]) -> Iterator[bytes]:
+        for labels, sketch, changed in family.samples:
+            key = family.name, labels
             kept = self._drawn.get(key)
             if kept is None or kept[0] != changed:
-                kept = (changed, _native(said.names, labels, sketch))
+                kept = (changed, _native(family.names, labels, sketch))
             drawn[key] = kept
             yield kept[1]
 
@@ -92,10 +92,10 @@ def fill_native(histogram: Any, sketch: Sketch) -> None:
         histogram.positive_span.add(offset=0, length=0)
 
 
-def _classic(said: Histograms, labels: list[tuple[str, str]], sketch: Sketch) -> Iterator[str]:
-    name, counts, seen = said.name, sorted(sketch.buckets.items()), sketch.zero
+def _classic(family: Histograms, labels: list[tuple[str, str]], sketch: Sketch) -> Iterator[str]:
+    name, counts, seen = family.name, sorted(sketch.buckets.items()), sketch.zero
     position = 0
-    for octave in range(said.octave, OCTAVES_END):
+    for octave in range(family.octave, OCTAVES_END):
         while position < len(counts) and counts[position][0] < octave * PER_OCTAVE:
             seen += counts[position][1]
             position += 1
@@ -106,8 +106,8 @@ def _classic(said: Histograms, labels: list[tuple[str, str]], sketch: Sketch) ->
 
 
 def _braces(labels: list[tuple[str, str]]) -> str:
-    said = ",".join(f'{name}="{_escaped(value)}"' for name, value in labels)
-    return f"{{{said}}}" if said else ""
+    inner = ",".join(f'{name}="{_escaped(value)}"' for name, value in labels)
+    return f"{{{inner}}}" if inner else ""
 
 
 def _escaped(value: str) -> str:
@@ -128,8 +128,8 @@ def _labels(names: tuple[str, ...], values: Labels) -> list[Any]:
     return [_Label(name=name, value=value) for name, value in zip(names, values, strict=True)]
 
 
-def _family(name: str, said: str, kind: int) -> bytes:
-    head: bytes = _Family(name=name, help=said, type=kind).SerializeToString()
+def _family(name: str, text: str, kind: int) -> bytes:
+    head: bytes = _Family(name=name, help=text, type=kind).SerializeToString()
     return head
 
 

@@ -125,8 +125,8 @@ class RemoteWriter(Exporter):
         if len(self._points) >= WAITING_MAX:
             self._points.popleft()
             self.dropped += 1
-        said = _histogram(value, at_ms) if isinstance(value, Sketch) else float(value)
-        self._points.append(_Point(name, labels, at_ms, said))
+        point = _histogram(value, at_ms) if isinstance(value, Sketch) else float(value)
+        self._points.append(_Point(name, labels, at_ms, point))
 
     def _forget(self, now: float) -> None:
         super()._forget(now)

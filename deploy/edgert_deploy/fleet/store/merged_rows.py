@@ -33,8 +33,8 @@ class MergedRows:
             row.stages += cells
             row.add(1, sketch.zero, sketch.count, sketch.sum, sketch.min, sketch.max)
 
-    def add_counters(self, stream: int, origin: Origin, said: MetricsMessage, grown: Mapping[str, int]) -> None:
-        for row in self._rows(stream, origin, said):
+    def add_counters(self, stream: int, origin: Origin, report: MetricsMessage, grown: Mapping[str, int]) -> None:
+        for row in self._rows(stream, origin, report):
             for name, value in grown.items():
                 row.counters[name] += value
 
@@ -57,9 +57,9 @@ class MergedRows:
             for few in chunks(sorted(rows), IN_MAX // 2):
                 self._write(table, {key: rows[key] for key in few})
 
-    def _rows(self, stream: int, origin: Origin, said: HistMessage | MetricsMessage) -> tuple[_Row, _Row]:
-        minute = minute_of(origin, said)
-        owner = self._group_id(origin, said.model_version)
+    def _rows(self, stream: int, origin: Origin, report: HistMessage | MetricsMessage) -> tuple[_Row, _Row]:
+        minute = minute_of(origin, report)
+        owner = self._group_id(origin, report.model_version)
         return (
             _row_of(self._minutes, (minute, owner)),
             _row_of(self._streams, (minute // HOUR_MIN, stream)),
@@ -145,9 +145,9 @@ class _Row:
             self.counters[name] += value
 
     def values(self) -> dict[str, Any]:
-        said = {name: getattr(self, name) for name in HISTOGRAM[:-1]}
+        histogram = {name: getattr(self, name) for name in HISTOGRAM[:-1]}
         counters = {name: min(value, COUNTED_MAX) for name, value in self.counters.items()}
-        return {**said, "buckets": self.buckets.packed(), **counters}
+        return {**histogram, "buckets": self.buckets.packed(), **counters}
 
 
 def _row_of(rows: dict[tuple[int, int], _Row], key: tuple[int, int]) -> _Row:

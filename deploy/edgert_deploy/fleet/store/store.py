@@ -127,10 +127,10 @@ class Store:
                 for row in connection.execute(asked.where(table.c.site.in_(sites), table.c.device.in_(devices))):
                     self._devices[row.site, row.device] = row.id
                     self._profiles[row.site, row.device] = row.profile or PROFILE_UNKNOWN
-        for key, said in batch.devices.items():
-            if "profile" in said:
-                self._profiles[key] = said["profile"]
-            connection.execute(schema.device.update().where(schema.device.c.id == self._devices[key]).values(**said))
+        for key, fields in batch.devices.items():
+            if "profile" in fields:
+                self._profiles[key] = fields["profile"]
+            connection.execute(schema.device.update().where(schema.device.c.id == self._devices[key]).values(**fields))
         if batch.heard_ms:
             ids = [{"_id": self._devices[key], "_at": at_ms} for key, at_ms in batch.heard_ms.items()]
             table = schema.device
@@ -138,9 +138,9 @@ class Store:
             connection.execute(later.values(heard_ms=sa.bindparam("_at")), ids)
 
     def _stream_ids(
-        self, connection: sa.Connection, said: Sequence[tuple[Origin, HistMessage | MetricsMessage]]
+        self, connection: sa.Connection, reports: Sequence[tuple[Origin, HistMessage | MetricsMessage]]
     ) -> list[int]:
-        keys = [(origin.site, origin.device, each.boot, origin.model, each.model_version) for origin, each in said]
+        keys = [(origin.site, origin.device, each.boot, origin.model, each.model_version) for origin, each in reports]
         unknown = sorted(set(keys) - self._streams.keys())
         if unknown:
             if len(self._streams) > STREAMS_REMEMBERED_MAX:
@@ -174,11 +174,11 @@ class Store:
     def _write_hists(
         self,
         connection: sa.Connection,
-        said: Sequence[tuple[Origin, HistMessage]],
+        reports: Sequence[tuple[Origin, HistMessage]],
         streams: Sequence[int],
         merged: MergedRows,
     ) -> int:
-        by_key = {(stream, hist.seq): (origin, hist) for stream, (origin, hist) in zip(streams, said, strict=False)}
+        by_key = {(stream, hist.seq): (origin, hist) for stream, (origin, hist) in zip(streams, reports, strict=False)}
         rows = [
             {
                 "stream": stream,
@@ -201,12 +201,12 @@ class Store:
     def _write_metrics(
         self,
         connection: sa.Connection,
-        said: Sequence[tuple[Origin, MetricsMessage]],
+        reports: Sequence[tuple[Origin, MetricsMessage]],
         streams: Sequence[int],
         merged: MergedRows,
     ) -> int:
-        mine = streams[len(streams) - len(said) :]
-        by_key = {(stream, each.seq): (origin, each) for stream, (origin, each) in zip(mine, said, strict=True)}
+        mine = streams[len(streams) - len(reports) :]
+        by_key = {(stream, each.seq): (origin, each) for stream, (origin, each) in zip(mine, reports, strict=True)}
         rows = [
             {
                 "stream": stream,
@@ -238,17 +238,17 @@ class Store:
                 known[row.id] = row._asdict()
         increases = []
         for stream, seq in [(each, seq) for each in sorted(came) for seq in in_order(came[each])]:
-            origin, said = new[stream, seq]
+            origin, report = new[stream, seq]
             last = known[stream]
             anew = last["last_seq"] >= 0 and begun_anew(seq, last["last_seq"])
             if seq <= last["last_seq"] and not anew:
                 continue
-            counters = counters_of(said)
+            counters = counters_of(report)
             before = [last[name] for name in COUNTERS] if last["last_seq"] >= 0 else None
-            grown = dict(zip(COUNTERS, increase(counters, before, said, anew), strict=True))
+            grown = dict(zip(COUNTERS, increase(counters, before, report, anew), strict=True))
             last.update(zip(COUNTERS, counters, strict=True), last_seq=seq)
             if any(grown.values()):
-                merged.add_counters(stream, origin, said, grown)
+                merged.add_counters(stream, origin, report, grown)
                 increases.append({"_stream": stream, "_seq": seq, **grown})
         if known:
             state: dict[str, Any] = {name: sa.bindparam(name) for name in ("last_seq", *COUNTERS)}
@@ -264,14 +264,14 @@ class Store:
         rows = [
             {
                 "device_id": self._devices[origin.site, origin.device],
-                "boot": said.boot,
-                "seq": said.seq,
-                "at_ms": placed_ms(origin, said),
-                "event": said.event,
-                "model": said.model or None,
-                "fields": json.dumps(said.fields),
+                "boot": event.boot,
+                "seq": event.seq,
+                "at_ms": placed_ms(origin, event),
+                "event": event.event,
+                "model": event.model or None,
+                "fields": json.dumps(event.fields),
             }
-            for origin, said in events
+            for origin, event in events
         ]
         if not rows:
             return 0
@@ -292,8 +292,8 @@ class Store:
 def _last_hours(batch: Batch, streams: Sequence[int]) -> dict[int, int]:
     """Return the last hour of each stream; `streams` are those of the batch's hists, then of its metrics."""
     hours: dict[int, int] = {}
-    said: list[tuple[Origin, HistMessage | MetricsMessage]] = [*batch.hists, *batch.metrics]
-    for stream, (origin, each) in zip(streams, said, strict=True):
+    reports: list[tuple[Origin, HistMessage | MetricsMessage]] = [*batch.hists, *batch.metrics]
+    for stream, (origin, each) in zip(streams, reports, strict=True):
         hours[stream] = max(minute_of(origin, each) // HOUR_MIN, hours.get(stream, 0))
     return hours
 

@@ -81,8 +81,8 @@ class Answers:
         if path == "latency":
             return self.history.rows(Span.parse(asked), self._where(asked))
         if path == "breakdown":
-            said = self.breakdown({**asked, "limit": str(GROUPS_MAX)})
-            return [{"model": each["model"], **group} for each in said["models"] for group in each["groups"]]
+            comparison = self.breakdown({**asked, "limit": str(GROUPS_MAX)})
+            return [{"model": each["model"], **group} for each in comparison["models"] for group in each["groups"]]
         if path == "stages":
             return list(_stage_rows(self.stages(asked)))
         if path == "query":
@@ -111,9 +111,9 @@ class Answers:
         """
         limit, lines = _number(asked, "limit", GROUPS_DEFAULT, GROUPS_MAX), self.hub.board.lines(self.filter(asked))
         by = asked.get("by") or ("device" if lines <= COMPARED_MAX else "site")
-        said = self.history.breakdown(Span.parse(asked), by, self._where(asked), lines)
-        models = [{**each, "groups_count": len(each["groups"]), "groups": each["groups"][:limit]} for each in said["models"]]  # fmt: skip
-        return {**said, "models": models}
+        comparison = self.history.breakdown(Span.parse(asked), by, self._where(asked), lines)
+        models = [{**each, "groups_count": len(each["groups"]), "groups": each["groups"][:limit]} for each in comparison["models"]]  # fmt: skip
+        return {**comparison, "models": models}
 
     def stages(self, asked: Asking) -> dict[str, Any]:
         """Return the stages of each model over time, and of each version."""
@@ -153,8 +153,8 @@ class Answers:
         seen = self.hub.board.seen_device(site, device, self.hub.clock())
         if seen is None:
             raise NotHere(f"no device {site[:64]}/{device[:64]} is known here")
-        said = {name: dict(seen.held.fields.get(name, {})) for name in ("info", "sys", "deploy")}
-        return {**_row(seen), "late_s": round(seen.held.late_s), "window_s": seen.held.window_s, **said}
+        fields = {name: dict(seen.held.fields.get(name, {})) for name in ("info", "sys", "deploy")}
+        return {**_row(seen), "late_s": round(seen.held.late_s), "window_s": seen.held.window_s, **fields}
 
     def _found(self, asked: Asking) -> list[Seen]:
         state, part, sort = asked.get("state", ""), asked.get("q", "")[:SEARCH_CHARS_MAX].lower(), asked.get("sort", "state")  # fmt: skip
@@ -205,12 +205,12 @@ def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in row.items() if not isinstance(value, (list, dict))}
 
 
-def _stage_rows(said: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    for model in said["models"]:
+def _stage_rows(answer: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    for model in answer["models"]:
         for each in model["stages"]:
             for step, (p50_ms, p99_ms) in enumerate(zip(each["p50"], each["p99"], strict=True)):
                 if p99_ms is not None:
-                    begin = time_text(said["since_ms"] + step * said["step_ms"])
+                    begin = time_text(answer["since_ms"] + step * answer["step_ms"])
                     yield {"begin": begin, "model": model["model"], "stage": each["stage"], "p50_ms": p50_ms, "p99_ms": p99_ms}  # fmt: skip
 
 

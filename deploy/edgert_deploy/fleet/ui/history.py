@@ -167,7 +167,7 @@ class History:
             since_ms, until_ms = span.bounds_ms(self._wall_ms())
             until_ms += AHEAD_MAX_MS if span.window_ms else 0
             found = self._query.events(since_ms, until_ms, limit + 1, named)
-            found = [said for said in found if where.get("version") in (None, said.get("model_version"))]
+            found = [report for report in found if where.get("version") in (None, report.get("model_version"))]
             return found, self._query.event_types(since_ms, until_ms, untyped)
 
         found, types = self._fresh(("events", span, limit, *sorted(where.items())), 1.0, asked)

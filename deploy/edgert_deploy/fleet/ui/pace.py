@@ -54,9 +54,9 @@ class Pace:
             return None
         key = (model, held.profile)
         known = [each[key] for each in (self.usual_ms, self._middle_ms) if key in each]
-        said = f"{model} p99 {p99s[-1]:.3g} ms"
+        text = f"{model} p99 {p99s[-1]:.3g} ms"
         if target_ms is not None:
-            return f"{said}, target {target_ms:g} ms" if min(p99s) > target_ms else None
+            return f"{text}, target {target_ms:g} ms" if min(p99s) > target_ms else None
         if known and min(p99s) > SLOW_FACTOR * min(known):
-            return f"{said}, {p99s[-1] / min(known):.1f} times its baseline"
+            return f"{text}, {p99s[-1] / min(known):.1f} times its baseline"
         return None
