@@ -7,7 +7,7 @@ takes the first that passes, INT8 first. It warns if that is another one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import field, replace
 
 from edgert.errors import (
@@ -98,65 +98,76 @@ def choose(builder: CandidateBuilder, target: TargetRequest, budget: Budget, mea
 
     Raises OperatorUnsupported, BuildFailed, EngineMissing or ConfigInvalid if the first engine takes none.
     """
-    profile = target.profile
-    warnings: list[str] = []
-
-    def warn(text: str) -> None:
-        builder.progress(f"warning: {text}")
-        warnings.append(text)
-
-    measure = _measurer(builder, target, measure, warn)
-    tried: list[Candidate] = []
-    not_built: list[NotBuilt] = []
+    found = _Findings(target.profile, builder.progress)
+    measure = _measurer(builder, target, measure, found.warn)
     passed: list[list[Candidate]] = []  # by engine
-    searches: list[tuple[str, Search]] = []
-    left_out: list[LeftOut] = []
     first = first_engine(builder.evaluation.source, target.engines)
     for engine in target.engines:
         is_first = engine == first
         try:
-            check_source(builder.evaluation.source, engine, profile.name)
-            candidates, search = _candidates(builder, target, engine, budget, not_built, until_passed=measure is None)
-            tried += candidates
-            if search is not None:
-                searches.append((engine, search))
-                warn(f"{profile.name}: {_search_text(engine, search)}")
-            good = [candidate for candidate in candidates if candidate.passed]
-            if not good:
-                nearest = min(candidates, key=lambda candidate: candidate.result.accuracy.drop)
-                failed = Choice(
-                    profile, (nearest,), tuple(tried), (), tuple(warnings), tuple(searches), not_built=tuple(not_built)
-                )
-                if is_first:  # the accuracy gate fails: more engines would not help
-                    return failed
-                raise AccuracyTooLow(_loss_text(failed, nearest))
-            passed.append(worth_first(good))
+            check_source(builder.evaluation.source, engine, target.profile.name)
+            candidates = _candidates(builder, target, engine, budget, found, until_passed=measure is None)
+            if good := [candidate for candidate in candidates if candidate.passed]:
+                passed.append(worth_first(good))
+                continue
+            nearest = min(candidates, key=lambda candidate: candidate.result.accuracy.drop)
+            failed = found.choice((nearest,))
+            if is_first:  # the accuracy gate fails: more engines would not help
+                return failed
+            raise AccuracyTooLow(_loss_text(failed, nearest))
         except (*CANNOT_BE_BUILT, AccuracyTooLow, ConfigInvalid, EngineMissing) as error:
             if is_first:
                 raise
-            left_out.append(LeftOut(engine, error.code, error.message))
-            warn(f"{profile.name} goes without {engine}: {error.message}")
+            found.leave_out(engine, error)
     timings: Timings = {}
     if measure is not None:
-        timings = measure(profile, builder.evaluation, [one for good in passed for one in good], builder.progress)
+        timings = measure(
+            target.profile, builder.evaluation, [one for good in passed for one in good], builder.progress
+        )
     packed = _sorted([fastest(good, timings) if timings else good[0] for good in passed], timings)
     for candidate in packed:
         if target.is_auto and not candidate.is_int8:
-            warn(f"{profile.name}: {_why_not_int8(candidate, tried, timings)}")
+            found.warn(f"{target.profile.name}: {_why_not_int8(candidate, found.tried, timings)}")
     reference = None
     if target.with_reference and packed[0].artifact.precision != "fp32":
-        reference = builder.build(Order(packed[0].artifact.engine, "fp32", profile))
-    return Choice(
-        profile,
-        packed,
-        tuple(tried),
-        tuple(left_out),
-        tuple(warnings),
-        tuple(searches),
-        timings,
-        reference,
-        tuple(not_built),
-    )
+        reference = builder.build(Order(packed[0].artifact.engine, "fp32", target.profile))
+    return found.choice(packed, timings, reference)
+
+
+@dataclass
+class _Findings:
+    """All that `choose` finds out about a target on the way to its choice."""
+
+    profile: DeviceProfile
+    progress: Callable[[str], None]
+    tried: list[Candidate] = field(default_factory=list)
+    not_built: list[NotBuilt] = field(default_factory=list)
+    searches: list[tuple[str, Search]] = field(default_factory=list)
+    left_out: list[LeftOut] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    def warn(self, text: str) -> None:
+        self.progress(f"warning: {text}")
+        self.warnings.append(text)
+
+    def leave_out(self, engine: str, error: EdgeRTError) -> None:
+        self.left_out.append(LeftOut(engine, error.code, error.message))
+        self.warn(f"{self.profile.name} goes without {engine}: {error.message}")
+
+    def choice(
+        self, packed: tuple[Candidate, ...], timings: Timings | None = None, reference: Candidate | None = None
+    ) -> Choice:
+        return Choice(
+            self.profile,
+            packed,
+            tuple(self.tried),
+            tuple(self.left_out),
+            tuple(self.warnings),
+            tuple(self.searches),
+            timings or {},
+            reference,
+            tuple(self.not_built),
+        )
 
 
 def certain_orders(evaluation: Evaluation, targets: Iterable[TargetRequest]) -> list[Order]:
@@ -221,47 +232,63 @@ def _candidates(
     target: TargetRequest,
     engine: str,
     budget: Budget,
-    not_built: list[NotBuilt],
+    found: _Findings,
     *,
     until_passed: bool,
-) -> tuple[list[Candidate], Search | None]:
-    """Build one engine's candidates, simplest first; return them and the search for float layers.
+) -> list[Candidate]:
+    """Build one engine's candidates, simplest first.
 
-    With `until_passed`, none after the first that passes. A candidate that cannot be built is added to `not_built`.
+    With `until_passed`, none after the first that passes. A candidate that cannot be built is among `found.not_built`.
     Raises the first error if nothing can be built.
     """
     name = target.profile.name
     tried: list[Candidate] = []
     failures: list[EdgeRTError] = []
-    search = None
     for precision in target.precisions:
         try:
             order = Order(engine, precision, target.profile)
             if precision == "int8":
-                best, others = _best_recipe(builder, order, target.recipe, not_built)
-                tried += [best, *others]
-                if not best.passed and not budget.spent:
-                    worth = WORTH_SHARE_MIN if target.is_auto else 0.0
-                    search = search_float_layers(builder, best, budget, worth)
-                    if search is not None and search.found is not None:
-                        best = search.found
-                        tried.append(best)
-                if not until_passed:
-                    more = builder_for(engine).timed_beside_int8
-                    tried += [builder.build(replace(best.order, precision=one)) for one in more]
+                for candidate in _int8_candidates(builder, target, order, budget, found, until_passed=until_passed):
+                    tried.append(candidate)  # what is built stays, even if a later one cannot be built
             else:
                 tried.append(builder.build(order))
         except CANNOT_BE_BUILT as error:
             builder.progress(f"{name}: no {engine} {precision}: {error.message}")
             failures.append(error)
             if precision != "int8":
-                not_built.append(NotBuilt(engine, precision.upper(), error.message))
+                found.not_built.append(NotBuilt(engine, precision.upper(), error.message))
             continue
         if until_passed and any(candidate.passed and _is_worth_it(candidate) for candidate in tried):
             break
     if not tried:
         raise failures[0]
-    return tried, search
+    found.tried += tried
+    return tried
+
+
+def _int8_candidates(
+    builder: CandidateBuilder,
+    target: TargetRequest,
+    order: Order,
+    budget: Budget,
+    found: _Findings,
+    *,
+    until_passed: bool,
+) -> Iterator[Candidate]:
+    """Build INT8 by its recipes; if none passes, also with the most harmful layers in float."""
+    best, others = _best_recipe(builder, order, target.recipe, found.not_built)
+    yield from (best, *others)
+    if not best.passed and not budget.spent:
+        search = search_float_layers(builder, best, budget, WORTH_SHARE_MIN if target.is_auto else 0.0)
+        if search is not None:
+            found.searches.append((order.engine, search))
+            found.warn(f"{target.profile.name}: {_search_text(order.engine, search)}")
+            if search.found is not None:
+                best = search.found
+                yield best
+    if not until_passed:
+        for precision in builder_for(order.engine).timed_beside_int8:
+            yield builder.build(replace(best.order, precision=precision))
 
 
 def _best_recipe(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -139,40 +139,14 @@ def load_samples(
     Raises CalibrationInvalid: unreadable, an input missing, an array of another name, wrong dtype or item shape, fewer
     than `at_least` samples, NaN or infinity, a different number of labels.
     """
-    image_rule = preprocess if isinstance(preprocess, Preprocess) else None
     signal_rule = preprocess if isinstance(preprocess, Sound | Series) else None
-    raw: NDArray[Any] | None = None
     given = source.app_inputs
-    specs = sample_specs(given, signal_rule)
-    names = (*NAMES, LENGTHS) if source.buckets is not None else NAMES
-    if is_function(str(path)):
-        arrays, labels = read_function(str(path), specs, _preprocessors(source, image_rule), source.buckets)
-        arrays |= {} if labels is None else {LABELS: labels}
-    elif isinstance(preprocess, Text) and _is_text(path, specs):
-        raw, labels_of_texts = read_texts(path, class_names, at_least)
-        arrays = tokens_of(path, given, preprocess, raw, source.buckets) | labels_of_texts
-    elif path.suffix == ".npy" and path.is_file():
-        arrays = read_npy(path, specs)
-    elif not path.is_dir():
-        arrays = read_npz(path, specs, names)
-    elif has_npy(path, specs):
-        arrays = read_npy_folder(path, specs, names, source.buckets)
-    elif signal_rule is not None:
-        arrays = read_signal_files(path, given, signal_rule, class_names, at_least, transcripts)
-    else:
-        arrays = _images(path, source, image_rule, class_names, at_least, transcripts)
+    arrays, raw = _read(path, source, preprocess, class_names, at_least, transcripts)
     if signal_rule is not None:
         raw = arrays[signal_rule.input]
         arrays[signal_rule.input] = features_of(path, given, signal_rule, raw)
     inputs = {spec.name: _checked(path, spec, arrays[spec.name]) for spec in given}
-    counts = {name: len(array) for name, array in inputs.items()}
-    if len(set(counts.values())) > 1:
-        raise CalibrationInvalid(
-            f"the inputs of {path} have different numbers of samples: {counts}; give each the same number"
-        )
-    count = next(iter(counts.values()))
-    if count < at_least:
-        raise CalibrationInvalid(f"{path} has {counted(count, 'sample')}; at least {at_least} are needed: add more")
+    count = _checked_count(path, inputs, at_least)
     lengths = None
     if source.buckets is not None:
         inputs, lengths = in_buckets(path, inputs, arrays.get(LENGTHS), source.buckets)
@@ -193,6 +167,50 @@ def load_samples(
         columns.get(RECORDINGS),
         source.state,
     )
+
+
+def _read(
+    path: Path,
+    source: SourceModel,
+    preprocess: InputRule | None,
+    class_names: Sequence[str],
+    at_least: int,
+    transcripts: bool,
+) -> tuple[Arrays, NDArray[Any] | None]:
+    """Return the arrays at `path` by name, and the texts from which tokens were made."""
+    image_rule = preprocess if isinstance(preprocess, Preprocess) else None
+    signal_rule = preprocess if isinstance(preprocess, Sound | Series) else None
+    given = source.app_inputs
+    specs = sample_specs(given, signal_rule)
+    names = (*NAMES, LENGTHS) if source.buckets is not None else NAMES
+    if is_function(str(path)):
+        arrays, labels = read_function(str(path), specs, _preprocessors(source, image_rule), source.buckets)
+        return arrays | ({} if labels is None else {LABELS: labels}), None
+    if isinstance(preprocess, Text) and _is_text(path, specs):
+        texts, labels_of_texts = read_texts(path, class_names, at_least)
+        return tokens_of(path, given, preprocess, texts, source.buckets) | labels_of_texts, texts
+    if path.suffix == ".npy" and path.is_file():
+        return read_npy(path, specs), None
+    if not path.is_dir():
+        return read_npz(path, specs, names), None
+    if has_npy(path, specs):
+        return read_npy_folder(path, specs, names, source.buckets), None
+    if signal_rule is not None:
+        return read_signal_files(path, given, signal_rule, class_names, at_least, transcripts), None
+    return _images(path, source, image_rule, class_names, at_least, transcripts), None
+
+
+def _checked_count(path: Path, inputs: Mapping[str, NDArray[Any]], at_least: int) -> int:
+    """Return the number of samples. Raises CalibrationInvalid: it is too small, or inputs differ in it."""
+    counts = {name: len(array) for name, array in inputs.items()}
+    if len(set(counts.values())) > 1:
+        raise CalibrationInvalid(
+            f"the inputs of {path} have different numbers of samples: {counts}; give each the same number"
+        )
+    count = next(iter(counts.values()))
+    if count < at_least:
+        raise CalibrationInvalid(f"{path} has {counted(count, 'sample')}; at least {at_least} are needed: add more")
+    return count
 
 
 def _is_text(path: Path, specs: Sequence[TensorSpec]) -> bool:
