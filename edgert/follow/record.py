@@ -23,9 +23,9 @@ from edgert.durable import make_private, replace_file, storing
 from edgert.errors import EdgeRTError
 from edgert.lazy_dataclass import dataclass
 from edgert.typed_json import json_bytes, read_json
+from edgert.versions.slots import REASON_LENGTH_MAX
 
 CHANNELS_MAX = 64  # whose counters are kept
-REASON_LENGTH_MAX = 500
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,12 @@ import socket
 import threading
 
 from edgert.errors import ConfigInvalid
+from edgert.http.address import BACKLOG
 from edgert.http.connection import Handler
 from edgert.http.limits import Limits
 from edgert.http.messages import HttpRequest, HttpResponse
 from edgert.http.server import HttpServer
 
-BACKLOG = 128
 GZIP_ABOVE_BYTES = 2048
 LIMITS = Limits(body_bytes_max=0, connections_max=256)  # every request is a GET
 

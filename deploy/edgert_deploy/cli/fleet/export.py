@@ -17,11 +17,12 @@ from edgert_deploy.cli.shared.output import say
 from edgert_deploy.cli.shared.stopping import stopping
 from edgert_deploy.common.addresses import host_and_port
 from edgert_deploy.fleet.export import otlp
-from edgert_deploy.fleet.export.exporter import BY_DEFAULT, DIMENSIONS, Exporter
+from edgert_deploy.fleet.export.exporter import BY_DEFAULT, Exporter
 from edgert_deploy.fleet.export.post import PushFailed, http_address
 from edgert_deploy.fleet.export.prometheus import Exposition
 from edgert_deploy.fleet.export.remote_write import WAITING_MAX, RemoteWriter
 from edgert_deploy.fleet.export.scrape import ScrapeServer
+from edgert_deploy.fleet.reports import DIMENSIONS
 from edgert_deploy.fleet.subscriber import FleetSubscriber
 
 PORT = 9464

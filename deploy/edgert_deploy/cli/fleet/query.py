@@ -15,7 +15,8 @@ from edgert_deploy.cli.shared.options import json_option, store_option
 from edgert_deploy.cli.shared.output import columns, emit, say
 from edgert_deploy.cli.shared.types import Duration, ModelName, ProfileName
 from edgert_deploy.common.quantities import duration_text
-from edgert_deploy.fleet.store.query import DIMENSIONS, FleetQuery, Question
+from edgert_deploy.fleet.reports import DIMENSIONS
+from edgert_deploy.fleet.store.query import FleetQuery, Question
 from edgert_deploy.fleet.store.tables import PERCENTILES_DEFAULT, Asked, csv_text, dimensions_of, shares_of, time_text
 
 STALE_MS = 150_000  # two and a half windows of 60 s

@@ -22,7 +22,6 @@ from edgert_deploy.fleet.model import alarms_of
 from edgert_deploy.fleet.packed import WINDOW, StageCounts, cells_of
 from edgert_deploy.fleet.reports import PROFILE_UNKNOWN, EventMessage, storable
 
-DIMENSIONS = ("site", "device", "model", "version", "profile")
 BY_DEFAULT = ("site", "model", "version", "profile")
 SERIES_MAX = 200_000
 DEVICES_MAX = 200_000

@@ -19,7 +19,6 @@ from edgert_deploy.fleet.export.exporter import Exporter, Labels
 from edgert_deploy.fleet.export.families import Family, Histograms, families, histograms
 
 PROTOBUF = "application/vnd.google.protobuf; proto=io.prometheus.client.MetricFamily; encoding=delimited"
-TEXT = "text/plain; version=0.0.4; charset=utf-8"
 OCTAVES_END = 18  # the last classic bound: 2**17 ms, 131 s
 ZERO_THRESHOLD = math.pow(2, INDEX_MIN / PER_OCTAVE)
 _METRIC_TAG = b"\x22"  # field 4 of MetricFamily, length-delimited

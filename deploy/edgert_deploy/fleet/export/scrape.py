@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 
 from edgert.http.messages import HttpRequest, HttpResponse
-from edgert_deploy.fleet.export.prometheus import PROTOBUF, TEXT, Exposition
+from edgert.http.metrics import CONTENT_TYPE
+from edgert_deploy.fleet.export.prometheus import PROTOBUF, Exposition
 from edgert_deploy.fleet.web import WebServer
 
 
@@ -27,4 +28,4 @@ class ScrapeServer:
         with self._drawing:
             if "application/vnd.google.protobuf" in accepts and "MetricFamily" in accepts:
                 return HttpResponse(200, (self._exposition.protobuf(),), PROTOBUF)
-            return HttpResponse(200, (self._exposition.text().encode(),), TEXT)
+            return HttpResponse(200, (self._exposition.text().encode(),), CONTENT_TYPE)

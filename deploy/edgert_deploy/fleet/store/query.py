@@ -22,13 +22,12 @@ from edgert.errors import ConfigInvalid
 from edgert.lazy_dataclass import dataclass
 from edgert.telemetry.sketch import Sketch
 from edgert_deploy.fleet.packed import MERGED, WINDOW, Pool, StageCounts, cells_of
-from edgert_deploy.fleet.reports import PROFILE_UNKNOWN
+from edgert_deploy.fleet.reports import DIMENSIONS, PROFILE_UNKNOWN
 from edgert_deploy.fleet.store import gaps, schema
 from edgert_deploy.fleet.store.batch import HOUR_MIN, MINUTE_MS
 from edgert_deploy.fleet.store.schema import COUNTERS
 from edgert_deploy.fleet.store.store import FINE_HOURS
 
-DIMENSIONS = ("site", "device", "model", "version", "profile")
 FAILED = ("rolled_back", "refused")  # events of releases
 STEPS_MAX = 2_000
 EVENTS_MAX = 10_000

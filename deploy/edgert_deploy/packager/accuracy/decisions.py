@@ -108,12 +108,12 @@ def _recognized(reference: Array, named: bool) -> str:
     shape = reference.shape[1:]
     if reference.dtype.kind != "f":
         return "values"
-    if len(shape) == 1 and shape[0] >= 2 and (named or _are_probabilities(reference)):
+    if len(shape) == 1 and shape[0] >= 2 and (named or are_probabilities(reference)):
         return "top1"
     if (
         len(shape) == 2
         and min(shape) >= 2
-        and (_are_probabilities(reference) or _are_probabilities(np.exp(reference.clip(-80, 1))))
+        and (are_probabilities(reference) or are_probabilities(np.exp(reference.clip(-80, 1))))
     ):
         return "texts"
     within = float(reference.min(initial=0.0)) >= 0.0 and float(reference.max(initial=0.0)) <= 1.0 + 1e-6
@@ -165,7 +165,8 @@ def _first_scores(reference: Outputs) -> int:
     return next((i for i, array in enumerate(reference) if array.ndim == 2 and array.shape[1] >= 2), -1)
 
 
-def _are_probabilities(rows: Array) -> bool:
+def are_probabilities(rows: Array) -> bool:
+    """Return whether the values along the last axis are shares of 1."""
     return bool(rows.min(initial=0.0) >= 0.0) and bool(
         np.allclose(rows.sum(axis=-1), 1.0, rtol=0.0, atol=PROBABILITY_TOLERANCE)
     )

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from edgert.errors import CalibrationInvalid, ConfigInvalid
 from edgert.tensors import TensorSpec
-from edgert_deploy.packager.accuracy.decisions import judgements
+from edgert_deploy.packager.accuracy.decisions import are_probabilities, judgements
 from edgert_deploy.packager.accuracy.detection_metric import MeanAveragePrecision
 from edgert_deploy.packager.accuracy.reference import Metric, Outputs, Reference, Rows
 from edgert_deploy.packager.accuracy.text_metrics import ErrorRate
@@ -33,7 +33,6 @@ from edgert_deploy.packager.accuracy.window_metrics import AnswerF1
 from edgert_deploy.packager.user_function import is_function, plain_name, user_function
 
 NAMES = ("auto", "top1", "top5", "map", "wer", "cer", "window_f1", "event_f1", "decisions", "cosine")
-PROBABILITY_TOLERANCE = 1e-3
 SQNR_DB_MAX = 200.0  # of equal answers
 
 
@@ -273,9 +272,7 @@ def _is_scores(spec: TensorSpec) -> bool:
 def _has_class_scores(reference: Reference) -> bool:
     if len(reference.specs) != 1 or not _is_scores(reference.specs[0]):
         return False
-    rows = reference.answers[0]
-    sums_to_one = np.allclose(rows.sum(axis=1), 1.0, rtol=0.0, atol=PROBABILITY_TOLERANCE)
-    return reference.classify is not None or (sums_to_one and float(rows.min(initial=0.0)) >= 0.0)
+    return reference.classify is not None or are_probabilities(reference.answers[0])
 
 
 def _similarity(want: NDArray[Any], got: NDArray[Any]) -> float:

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from edgert.errors import CalibrationInvalid
 from edgert.printable import counted
+from edgert_deploy.packager.samples.lengths import Arrays
 from edgert_deploy.packager.samples.sample_files import (
     LABELS,
     LABELS_TABLE,
     TRANSCRIPTS,
-    Arrays,
     read_label_spans,
     read_label_table,
     read_transcripts,

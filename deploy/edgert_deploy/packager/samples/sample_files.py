@@ -29,7 +29,7 @@ from edgert.bundle.buckets import Buckets
 from edgert.errors import CalibrationInvalid, RequestError
 from edgert.printable import counted
 from edgert.tensors import TensorSpec
-from edgert_deploy.packager.samples.lengths import stack_all
+from edgert_deploy.packager.samples.lengths import Arrays, stack_all
 from edgert_deploy.packager.sources.git_lfs import pointer_problem
 
 SAMPLES_BYTES_MAX = 8 * 1024**3  # unpacked
@@ -37,8 +37,6 @@ LABELS_TABLE = "labels.csv"
 LABELS, TRANSCRIPTS, RECORDINGS = "labels", "transcript", "recording"  # names of arrays beside the inputs
 TABLE_BYTES_MAX = 64 * 1024**2
 FILES_MAX = 1_000_000
-
-Arrays = dict[str, NDArray[Any]]
 
 
 def check_form(where: str, spec: TensorSpec, shape: tuple[int, ...], dtype: Any) -> None:

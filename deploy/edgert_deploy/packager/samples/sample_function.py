@@ -22,8 +22,8 @@ from edgert.bundle.buckets import Buckets
 from edgert.errors import CalibrationInvalid, ConfigInvalid, RequestError
 from edgert.processing.images.preprocess import Preprocessor
 from edgert.tensors import TensorSpec, fits
-from edgert_deploy.packager.samples.lengths import stack_all
-from edgert_deploy.packager.samples.sample_files import SAMPLES_BYTES_MAX, Arrays, check_form
+from edgert_deploy.packager.samples.lengths import Arrays, stack_all
+from edgert_deploy.packager.samples.sample_files import SAMPLES_BYTES_MAX, check_form
 from edgert_deploy.packager.user_function import user_function
 
 SAMPLES_MAX = 100_000

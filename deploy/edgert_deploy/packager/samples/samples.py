@@ -21,12 +21,11 @@ from edgert.processing.images.preprocess import Preprocessor
 from edgert.processing.preprocessors import InputRule
 from edgert.tensors import TensorSpec
 from edgert_deploy.packager.samples.file_labels import labels_of
-from edgert_deploy.packager.samples.lengths import in_buckets
+from edgert_deploy.packager.samples.lengths import Arrays, in_buckets
 from edgert_deploy.packager.samples.sample_files import (
     LABELS,
     RECORDINGS,
     TRANSCRIPTS,
-    Arrays,
     as_recording,
     check_form,
     check_size,

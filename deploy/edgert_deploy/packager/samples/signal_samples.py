@@ -16,10 +16,10 @@ from edgert.processing.signals.csv_table import read_csv
 from edgert.processing.signals.preprocess import SignalPreprocessor
 from edgert.tensors import TensorSpec
 from edgert_deploy.packager.samples.file_labels import Timing, labels_of, labels_of_windows
+from edgert_deploy.packager.samples.lengths import Arrays
 from edgert_deploy.packager.samples.sample_files import (
     LABELS_TABLE,
     RECORDINGS,
-    Arrays,
     as_recording,
     check_form,
     check_size,

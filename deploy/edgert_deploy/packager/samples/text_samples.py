@@ -15,8 +15,8 @@ from edgert.printable import counted
 from edgert.processing.text import TEXT_BYTES_MAX, TextPreprocessor, text_in_file, texts_of
 from edgert.tensors import TensorSpec, byte_rows
 from edgert_deploy.packager.samples.file_labels import labels_of
-from edgert_deploy.packager.samples.lengths import stack_all
-from edgert_deploy.packager.samples.sample_files import Arrays, as_recording, check_size
+from edgert_deploy.packager.samples.lengths import Arrays, stack_all
+from edgert_deploy.packager.samples.sample_files import as_recording, check_size
 
 SUFFIX = ".txt"
 LINES_BYTES_MAX = 256 * 1024**2
