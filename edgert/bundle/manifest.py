@@ -221,6 +221,11 @@ def _check(manifest: Manifest) -> None:
             raise BundleError(f"target {target.profile} names artifacts that the bundle does not hold")
     if len(manifest.golden_inputs) != len(manifest.inputs) or not set(manifest.golden_inputs) <= paths:
         raise BundleError("golden inputs must be one file of the bundle per input")
+    _check_processing(manifest, paths)
+
+
+def _check_processing(manifest: Manifest, paths: set[str]) -> None:
+    """Raise BundleError unless the rules fit the model's inputs and outputs, and each other."""
     rules = (manifest.preprocess, manifest.sound, manifest.series, manifest.text)
     if manifest.golden_raw and (manifest.golden_raw not in paths or not any(rules[1:])):
         raise BundleError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -75,13 +76,8 @@ def set_(
     if no_jump and jump:
         raise click.UsageError("--jump and --no-jump exclude each other: choose one")
     devices = inventory.select(selector)
-    if len(devices) > 1 and (address is not None or repin or wanted is not None):
-        raise click.UsageError(
-            f"--address, --repin and --fingerprint are for one device; {selector!r} selects {len(devices)}"
-        )
-    of_ssh = (address, jump, identity, wanted, repin or None)
-    if any(one is not None for one in of_ssh) and (here := [d.name for d in devices if not d.kind.uses_ssh]):
-        raise click.UsageError(f"{', '.join(here)}: this machine has no address, host key, jump host or SSH key to set")
+    of_one = address is not None or repin or wanted is not None
+    _check_selected(selector, devices, of_one=of_one, of_ssh=of_one or jump is not None or identity is not None)
     changes: dict[str, Any] = {}
     if address is not None:
         changes["address"] = address
@@ -107,7 +103,21 @@ def set_(
     names = ", ".join(device.name for device in changed)
     text = f"changed in {inventory.path}: {names}" if changed else "nothing to change"
     emit({"changed": [device.as_json() for device in changed], "inventory": str(inventory.path)}, text, as_json)
-    before = {device.name: device for device in devices}
+    _say_next({device.name: device for device in devices}, changed)
+
+
+def _check_selected(selector: str, devices: Sequence[Device], *, of_one: bool, of_ssh: bool) -> None:
+    """Refuse changes that are for one device, or for devices over SSH, where others are selected."""
+    if len(devices) > 1 and of_one:
+        raise click.UsageError(
+            f"--address, --repin and --fingerprint are for one device; {selector!r} selects {len(devices)}"
+        )
+    if of_ssh and (here := [device.name for device in devices if not device.kind.uses_ssh]):
+        raise click.UsageError(f"{', '.join(here)}: this machine has no address, host key, jump host or SSH key to set")
+
+
+def _say_next(before: Mapping[str, Device], changed: Sequence[Device]) -> None:
+    """Say what makes the changes take effect on the devices."""
     moved = [new.name for new in changed if new.site != before[new.name].site]
     due = [new.name for new in changed if new.name in moved or new.profile != before[new.name].profile]
     if due:
