@@ -58,7 +58,7 @@ def start(state: StateDir, as_json: bool) -> None:
 def start_daemon(state: StateDir) -> tuple[subprocess.Popen[bytes] | None, DaemonStatus]:
     """Start a monitor with its daemon; return both once the daemon answers.
 
-    Where a monitor runs, as its daemon was killed, that one starts the next daemon: return None for it.
+    Return no process where a monitor runs whose daemon was killed: that monitor starts the next daemon.
     Raises DeviceError and StorageFailed.
     """
     monitor, told = None, None

@@ -161,7 +161,7 @@ class AsyncClient(BaseClient):
 class AsyncSession:
     """Requests of `model` that continue each other, as `Session`, in an `async with` block.
 
-    Made by `AsyncClient.session`. One request at a time; a call that is cancelled ends the session.
+    `AsyncClient.session` makes it. It takes one request at a time; a call that is cancelled ends the session.
     """
 
     def __init__(self, client: AsyncClient, model: str) -> None:

@@ -177,8 +177,8 @@ class Client(BaseClient):
 class Session:
     """Requests of `model` that continue each other, on a connection of their own.
 
-    For one thread at a time. It follows the model to another worker, and to a new version that continues its sessions.
-    Made by `Client.session`.
+    `Client.session` makes it, and one thread at a time may use it. It follows the model to another worker, and to a new
+    version that continues its sessions.
     """
 
     def __init__(self, client: Client, connection: _Connection, model: str) -> None:

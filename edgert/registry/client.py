@@ -54,7 +54,7 @@ class Fetched:
 
 
 class Registry:
-    """A repository with its login. For one thread at a time; `clock` counts seconds.
+    """A repository with its login. One thread at a time may use it; `clock` counts seconds.
 
     Its calls raise RegistryUnreachable where a repetition may help, RegistryLoginRefused, NotInRegistry,
     RegistryCorrupt for wrong bytes, and RegistryError for other answers.

@@ -38,7 +38,7 @@ Body = bytes | Iterable[bytes]
 
 
 class Connection:
-    """Requests to one host and to those that it redirects to. For one thread at a time.
+    """Requests to one host and to those that it redirects to. One thread at a time may use it.
 
     `ca` is a file with the authorities of the servers' certificates; None means the system's.
     """
