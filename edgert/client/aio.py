@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from edgert.client.aio_connection import Connection, Pool
@@ -123,9 +122,7 @@ class AsyncClient(BaseClient):
     async def __aenter__(self) -> AsyncClient:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *failure: object) -> None:
         await self.close()
 
     def _pool(self, model: str) -> Pool:
@@ -211,7 +208,5 @@ class AsyncSession:
         self._connection = await self._client._connected(self._model, deadline, session=True)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *failure: object) -> None:
         await self.close()

@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from edgert.backoff import Backoff, doubling
 from edgert.errors import EdgeRTError
 from edgert.telemetry import messages
 from edgert.telemetry.mqtt import BrokerUnreachable, Connection, MqttSettings, Session
 
-RETRY_MIN_S = 0.5
-RETRY_MAX_S = 15.0
+RETRY_PAUSES_S = doubling(1.0, 15.0)
 CONNECTED_AGAIN = "connected again"
 QUIET_S = 0.02
 
@@ -46,14 +46,15 @@ class FleetSubscriber:
         self._log = log
         self._connection = Connection(settings, client_id, session=session, on_message=self._received)
         self._settled = settled
-        self._failures = 0
+        self._backoff = Backoff(RETRY_PAUSES_S)
         self._connected = False
 
     def open(self) -> None:
         """Connect and subscribe. Raises BrokerUnreachable, BrokerRefused, BrokerTlsFailed or ConfigInvalid."""
         self._connection.open()
         self._connection.subscribe(self._filters, qos=1)
-        self._connected, self._failures = True, 0
+        self._connected = True
+        self._backoff.reset()
 
     def listen(self, seconds: float) -> None:
         """Apply what arrives within `seconds`, and connect again if the connection is lost.
@@ -70,7 +71,7 @@ class FleetSubscriber:
                     return
             except EdgeRTError as error:
                 self._lost(error)
-                time.sleep(max(0.0, min(ends_at - time.monotonic(), self._retry_delay_s())))
+                time.sleep(max(0.0, min(ends_at - time.monotonic(), self._backoff.failed())))
 
     def close(self) -> None:
         if self._connected:
@@ -89,10 +90,6 @@ class FleetSubscriber:
         if self._connected or not isinstance(error, BrokerUnreachable):
             self._log(f"{error.message}; retrying")
         self._connected = False
-        self._failures += 1
-
-    def _retry_delay_s(self) -> float:
-        return min(RETRY_MAX_S, RETRY_MIN_S * 2.0 ** min(self._failures, 10))
 
     def _received(self, topic: str, payload: bytes, retained: bool) -> None:
         now = time.monotonic()

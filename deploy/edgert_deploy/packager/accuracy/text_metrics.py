@@ -6,7 +6,7 @@ divided by the number of true words or characters. Words are what spaces separat
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -30,7 +30,7 @@ class ErrorRate(Metric):
                 "`file,text` for each, or an array `transcript` in its .npz"
             )
         self.name, self.unit = f"1-{metric}", unit
-        self._split = _words if unit == "words" else _characters
+        self._split: Callable[[str], Sequence[str]] = str.split if unit == "words" else str.strip
         self._truth = [self._split(str(text)) for text in reference.holdout.transcripts]
         self._read = CtcReader(reference.ctc)
         self._at = [spec.name for spec in reference.specs].index(reference.ctc.output)
@@ -56,11 +56,3 @@ def edits(one: Sequence[str], other: Sequence[str]) -> int:
         changed = np.concatenate(([row[0] + 1], np.minimum(row[1:] + 1, row[:-1] + (target != numbers[unit]))))
         row = np.minimum.accumulate(changed - places) + places  # insertions
     return int(row[-1])
-
-
-def _words(text: str) -> Sequence[str]:
-    return text.split()
-
-
-def _characters(text: str) -> Sequence[str]:
-    return text.strip()
