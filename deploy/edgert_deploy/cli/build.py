@@ -17,6 +17,7 @@ from edgert.bundle.signal_rules import Series, Sound, check_smoothing
 from edgert.bundle.signing import read_signing_key
 from edgert.bundle.text_rules import Embed, Text
 from edgert.errors import ConfigInvalid
+from edgert.processing.preprocessors import InputRule
 from edgert.toml_file import about
 from edgert_deploy.cli.shared import build_output
 from edgert_deploy.cli.shared.build_progress import BuildProgress
@@ -271,33 +272,8 @@ def _check_given(ctx: click.Context) -> None:
 def _request(source: SourceModel, profiles: tuple[DeviceProfile, ...], given: dict[str, Any]) -> BuildRequest:
     """Read the files that the options name, and return the request."""
     model = given["name"] or name_from(source.path)
-    before, state_id = None, ""
-    if given["preprocess"] is not None:
-        state, state_id = read_state(given["preprocess"], source)
-        source = replace(source, state=state)
-        before = read_preprocess(given["preprocess"], source)
-    if source.buckets is not None and (source.state or not isinstance(before, Text | None)):
-        raise ConfigInvalid(
-            "--buckets keeps an axis open, and only text has a --preprocess for that: give the axis a length with --input"
-        )
-    if given["fold_preprocess"]:
-        if not isinstance(before, Preprocess):
-            raise ConfigInvalid(
-                "--fold-preprocess folds in a rule for images: give --preprocess imagenet, yolo or a file"
-            )
-        source, before = folded(source, before)
-    after: OutputRule | None = None
-    if given["postprocess"] is not None:
-        after = read_postprocess(given["postprocess"], source, given["labels"], before)
-        if source.buckets is not None and isinstance(after, Detect):
-            raise ConfigInvalid(
-                "--buckets keeps an axis open, and a detector's boxes need fixed sizes: leave one of them out"
-            )
-    elif given["labels"] is not None:
-        after = read_classify(given["labels"], source)
-    if isinstance(after, Classify) and after.smooth is not None:
-        with about(given["postprocess"]):
-            check_smoothing(after, before if isinstance(before, Sound | Series) else None)
+    source, before, state_id = _input_rule(source, given)
+    after = _output_rule(source, before, given)
     for name in ("licence", "notes"):
         if len(given[name]) > TEXT_LETTERS_MAX:
             raise ConfigInvalid(f"--{name} has {len(given[name])} letters; at most {TEXT_LETTERS_MAX}: shorten it")
@@ -332,6 +308,43 @@ def _request(source: SourceModel, profiles: tuple[DeviceProfile, ...], given: di
         cache=None if given["no_cache"] else default_cache(),
         **{name: given[name] for name in same},
     )
+
+
+def _input_rule(source: SourceModel, given: dict[str, Any]) -> tuple[SourceModel, InputRule | None, str]:
+    """Return the model with its state and folded preprocessing, the rule for its input, and `state_id`."""
+    before, state_id = None, ""
+    if given["preprocess"] is not None:
+        state, state_id = read_state(given["preprocess"], source)
+        source = replace(source, state=state)
+        before = read_preprocess(given["preprocess"], source)
+    if source.buckets is not None and (source.state or not isinstance(before, Text | None)):
+        raise ConfigInvalid(
+            "--buckets keeps an axis open, and only text has a --preprocess for that: give the axis a length with --input"
+        )
+    if given["fold_preprocess"]:
+        if not isinstance(before, Preprocess):
+            raise ConfigInvalid(
+                "--fold-preprocess folds in a rule for images: give --preprocess imagenet, yolo or a file"
+            )
+        source, before = folded(source, before)
+    return source, before, state_id
+
+
+def _output_rule(source: SourceModel, before: InputRule | None, given: dict[str, Any]) -> OutputRule | None:
+    """Return the rule that makes answers of the model's outputs."""
+    after: OutputRule | None = None
+    if given["postprocess"] is not None:
+        after = read_postprocess(given["postprocess"], source, given["labels"], before)
+        if source.buckets is not None and isinstance(after, Detect):
+            raise ConfigInvalid(
+                "--buckets keeps an axis open, and a detector's boxes need fixed sizes: leave one of them out"
+            )
+    elif given["labels"] is not None:
+        after = read_classify(given["labels"], source)
+    if isinstance(after, Classify) and after.smooth is not None:
+        with about(given["postprocess"]):
+            check_smoothing(after, before if isinstance(before, Sound | Series) else None)
+    return after
 
 
 def _measurer(
