@@ -21,13 +21,12 @@ import re
 import stat
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from edgert.durable import make_private, only_owner_writes
 from edgert.errors import ConfigInvalid
-from edgert.lazy_dataclass import dataclass
 from edgert.names import ID, checked_id
 from edgert.toml_file import about, from_table, parse_toml
 from edgert.typed_json import Closed

@@ -10,12 +10,11 @@ import json
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from edgert.errors import DeviceError, EngineMissing
-from edgert.lazy_dataclass import dataclass
 from edgert.typed_json import from_json
 
 RUNTIME = "edgert.runtime"  # the runtime, where a channel and telemetry name a model; no model's name has a dot

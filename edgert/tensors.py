@@ -6,10 +6,10 @@ https://github.com/kserve/open-inference-protocol (datatype names: `FP32`, `INT8
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from edgert.errors import RequestError
-from edgert.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     import numpy as np

@@ -6,8 +6,9 @@ the answer back.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from edgert.errors import BundleError, RequestError
-from edgert.lazy_dataclass import dataclass
 from edgert.tensors import TensorSpec
 from edgert.typed_json import Closed
 

@@ -13,6 +13,7 @@ import stat
 import tarfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -21,7 +22,6 @@ from edgert.bundle.manifest import FileEntry, Manifest
 from edgert.bundle.signing import PublicKey, SigningKey
 from edgert.durable import replacing, storing, sync_file, sync_folders
 from edgert.errors import BundleCorrupt, BundleError
-from edgert.lazy_dataclass import dataclass
 
 ENVELOPE_BYTES_MAX = 4 * 1024**2
 _BLOCK = 512

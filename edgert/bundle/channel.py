@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from edgert.bundle.document import document_bytes, read_document
 from edgert.bundle.envelope import CHANNEL_PAYLOAD_TYPE, parse_envelope, sign
@@ -18,7 +18,6 @@ from edgert.bundle.expiry import expiry_time, time_text
 from edgert.bundle.signing import PublicKey, SigningKey
 from edgert.environment import RUNTIME
 from edgert.errors import BundleCorrupt, ChannelExpired, ChannelInvalid, ChannelTooOld, SignatureInvalid
-from edgert.lazy_dataclass import dataclass
 from edgert.names import CHANNEL_NAME, CHANNEL_NAME_RULE, NAME, NAME_RULE
 from edgert.typed_json import Closed
 

@@ -21,6 +21,7 @@ import shutil
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -30,7 +31,6 @@ from edgert.bundle.manifest import FileEntry, Manifest
 from edgert.bundle.signing import PublicKey
 from edgert.durable import sync_file
 from edgert.errors import BundleCorrupt
-from edgert.lazy_dataclass import dataclass
 
 MAGIC = b"EDGERTP1"
 HEADER_BYTES_MAX = 4 * 1024**2

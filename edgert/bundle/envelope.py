@@ -9,10 +9,10 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edgert.errors import BundleCorrupt, SignatureInvalid
-from edgert.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from edgert.bundle.signing import PublicKey, SigningKey

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 from edgert.bundle.buckets import Buckets, check_buckets
 from edgert.bundle.document import document_bytes, read_document
@@ -12,7 +13,6 @@ from edgert.bundle.signal_rules import Series, Sound, check_series, check_smooth
 from edgert.bundle.state import State, app_specs, check_state
 from edgert.bundle.text_rules import Embed, Text, check_embed, check_text
 from edgert.errors import BundleError, NotCompatible
-from edgert.lazy_dataclass import dataclass
 from edgert.names import NAME, NAME_RULE
 from edgert.tensors import TensorSpec
 

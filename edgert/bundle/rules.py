@@ -6,10 +6,10 @@ They are values and a part of the manifest; each is checked against the model's 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 from edgert.errors import BundleError
-from edgert.lazy_dataclass import dataclass
 from edgert.printable import counted
 from edgert.tensors import TensorSpec
 from edgert.typed_json import Closed

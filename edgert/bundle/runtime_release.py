@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from edgert.bundle.document import document_bytes, read_document
 from edgert.bundle.envelope import RUNTIME_PAYLOAD_TYPE, parse_envelope, sign
 from edgert.bundle.signing import PublicKey, SigningKey
 from edgert.errors import BundleError, NotCompatible
-from edgert.lazy_dataclass import dataclass
 from edgert.typed_json import Closed
 
 TARGETS_MAX = 64

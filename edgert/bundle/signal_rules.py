@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 from edgert.bundle.rules import TIME_AXES, Classify, check_choice, spec_of
 from edgert.errors import BundleError
-from edgert.lazy_dataclass import dataclass
 from edgert.printable import counted
 from edgert.tensors import TensorSpec
 from edgert.typed_json import Closed

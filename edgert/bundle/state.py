@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from edgert.bundle.rules import spec_of
 from edgert.errors import BundleError
-from edgert.lazy_dataclass import dataclass
 from edgert.tensors import ITEM_BYTES, TensorSpec
 from edgert.typed_json import Closed
 

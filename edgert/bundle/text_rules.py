@@ -6,11 +6,11 @@ They are values and a part of the manifest, like the rules for images in `edgert
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from edgert.bundle.buckets import Buckets
 from edgert.bundle.rules import check_choice, spec_of
 from edgert.errors import BundleError
-from edgert.lazy_dataclass import dataclass
 from edgert.tensors import TensorSpec
 from edgert.typed_json import Closed
 

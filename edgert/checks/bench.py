@@ -20,6 +20,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -33,7 +34,6 @@ from edgert.checks import golden_samples as golden
 from edgert.engines import UNTHREADED, EngineOptions, LocalArtifact, Session, engine_by_name
 from edgert.engines.padding import load_session
 from edgert.errors import ConfigInvalid, EdgeRTError
-from edgert.lazy_dataclass import dataclass
 from edgert.printable import counted
 from edgert.tensors import TensorSpec
 from edgert.typed_json import from_json

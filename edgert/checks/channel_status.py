@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from edgert.config import DeviceConfig, StateDir
 from edgert.durable import replace_file
-from edgert.lazy_dataclass import dataclass
 from edgert.typed_json import json_bytes, read_json
 
 STALE = "channel_stale"  # the alarm

@@ -7,13 +7,12 @@ a model with its slots, and `DeviceStatus` what `edgertd status --json` prints. 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from edgert.checks.channel_status import ChannelStatus
 from edgert.errors import DeviceError
-from edgert.lazy_dataclass import dataclass
 from edgert.protocol.control import ask
 from edgert.telemetry.link import Link
 from edgert.telemetry.spans import LiveStats

@@ -8,13 +8,12 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 import click
 
 from edgert.checks.status import DaemonStatus, ServingStatus, ask_daemon
 from edgert.config import StateDir
-from edgert.lazy_dataclass import dataclass
 from edgert.printable import counted, printable
 from edgert.typed_json import FLAT, to_json
 

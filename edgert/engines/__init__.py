@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from edgert.bundle.buckets import Buckets
 from edgert.errors import ConfigInvalid, EngineFailed, EngineMissing
-from edgert.lazy_dataclass import dataclass
 from edgert.tensors import TensorSpec
 from edgert.vendor_telemetry import stop_reporting
 

@@ -18,7 +18,7 @@ import json
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,6 @@ from numpy.typing import NDArray
 from edgert.engines import Engine, EngineOptions, LocalArtifact, Session
 from edgert.engines.null import NullEngine
 from edgert.errors import EngineFailed
-from edgert.lazy_dataclass import dataclass
 from edgert.tensors import TensorSpec
 
 # Exact in FP32, and no input that a model gets by accident.

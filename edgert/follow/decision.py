@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum
 
 from edgert.bundle.channel import Entry
 from edgert.follow.record import Tried
-from edgert.lazy_dataclass import dataclass
 from edgert.versions.slots import SlotState
 
 

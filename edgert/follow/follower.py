@@ -11,7 +11,7 @@ import contextlib
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -47,7 +47,6 @@ from edgert.errors import (
 from edgert.follow.decision import Decision, Do, decide
 from edgert.follow.pace import Pace
 from edgert.follow.record import RecordStore
-from edgert.lazy_dataclass import dataclass
 from edgert.log import log
 from edgert.names import CHANNEL_NAME
 from edgert.protocol.control import SYNC_S_MAX, ask

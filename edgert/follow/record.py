@@ -13,7 +13,7 @@ for the statement again.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from edgert.bundle.channel import Entry, Statement, read_statement
@@ -21,7 +21,6 @@ from edgert.bundle.signing import PublicKey
 from edgert.config import StateDir
 from edgert.durable import make_private, replace_file, storing
 from edgert.errors import EdgeRTError
-from edgert.lazy_dataclass import dataclass
 from edgert.typed_json import json_bytes, read_json
 from edgert.versions.slots import REASON_LENGTH_MAX
 

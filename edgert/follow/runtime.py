@@ -20,7 +20,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -58,7 +58,6 @@ from edgert.errors import (
 from edgert.follow.decision import Decision, Do
 from edgert.follow.pace import Pace
 from edgert.follow.record import RecordStore, Tried
-from edgert.lazy_dataclass import dataclass
 from edgert.registry.artifacts import file_blob
 from edgert.registry.client import Blob, Registry
 from edgert.versions.boot_clock import BootClock

@@ -7,11 +7,11 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from edgert.config import SOCKET_PATH_BYTES_MAX
 from edgert.errors import ConfigInvalid
-from edgert.lazy_dataclass import dataclass
 from edgert.protocol import listening as unix_socket
 
 BACKLOG = 128

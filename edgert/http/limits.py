@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgert.lazy_dataclass import dataclass
+from dataclasses import dataclass
 
 HEAD_BYTES_MAX = 32 * 1024
 HEADERS_MAX = 100

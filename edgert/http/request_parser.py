@@ -7,7 +7,7 @@ where the parser is between two requests, the same bytes mean the same, and are 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field, replace  # noqa: TID251  # for slots
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 

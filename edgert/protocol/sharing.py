@@ -14,8 +14,7 @@ import fcntl
 import mmap
 import os
 import socket
-
-from edgert.lazy_dataclass import dataclass
+from dataclasses import dataclass
 
 SHARE_BYTES_MIN = 16 * 1024  # for smaller frames, the socket's copies cost less
 HALF_BYTES_MAX = 16 * 1024**2

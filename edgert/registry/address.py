@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import re
+from dataclasses import dataclass
 
 from edgert.errors import ConfigInvalid
-from edgert.lazy_dataclass import dataclass
 
 ADDRESS_CHARS_MAX = 500
 _SCHEMES = {"oci": "https", "oci+http": "http"}

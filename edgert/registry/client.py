@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO
@@ -20,7 +21,6 @@ import urllib3
 
 from edgert.durable import PRIVATE, storing, sync_file
 from edgert.errors import NotInRegistry, RegistryCorrupt, RegistryError, RegistryLoginRefused, RegistryUnreachable
-from edgert.lazy_dataclass import dataclass
 from edgert.registry.address import DIGEST, TAG, Repository, digest_of
 from edgert.registry.connection import Body, Connection, checked_location, translated
 from edgert.registry.login import Credentials, Login

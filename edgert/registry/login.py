@@ -14,12 +14,12 @@ import base64
 import binascii
 import json
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 from edgert.errors import ConfigInvalid, RegistryError, RegistryLoginRefused
-from edgert.lazy_dataclass import dataclass
 from edgert.registry.connection import Connection, checked_location
 
 FILE_BYTES_MAX = 1024**2

@@ -12,11 +12,10 @@ as many windows without any request, each further one gives a reading of 0: a mo
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from edgert.config import AlarmConfig
-from edgert.lazy_dataclass import dataclass
 from edgert.telemetry.sketch import Sketch
 from edgert.telemetry.spans import Totals, WindowReport
 

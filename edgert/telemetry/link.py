@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from edgert.durable import replace_file
-from edgert.lazy_dataclass import dataclass
 from edgert.typed_json import json_bytes, read_json
 
 CONNECTED, STOPPED = "connected", "stopped"

@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from edgert.errors import ProtocolError
-from edgert.lazy_dataclass import dataclass
 from edgert.names import ID, ID_CHARS_MAX, checked_id
 from edgert.telemetry import stages
 from edgert.telemetry.sketch import SCALE, Sketch

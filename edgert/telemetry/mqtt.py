@@ -17,6 +17,7 @@ import ssl
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,6 @@ from paho.mqtt.reasoncodes import ReasonCode
 
 from edgert.config import BrokerLogin
 from edgert.errors import ConfigInvalid, EdgeRTError
-from edgert.lazy_dataclass import dataclass
 
 KEEPALIVE_S = 30
 CONNECT_TIMEOUT_S = 5.0

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from edgert.lazy_dataclass import dataclass
 from edgert.telemetry.sketch import Sketch
 from edgert.tensors import StageTimes
 

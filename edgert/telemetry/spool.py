@@ -19,12 +19,12 @@ import random
 import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from edgert.durable import locked
 from edgert.errors import StorageFailed
-from edgert.lazy_dataclass import dataclass
 from edgert.telemetry import messages
 
 SCHEMA_VERSION = 1
@@ -89,14 +89,11 @@ class SpoolStats:
         return sum(self.lost.values())
 
 
-BOUNDS = SpoolBounds()
-
-
 class Spool:
     """The spool file as one process sees it. Every method raises StorageFailed on a disk error."""
 
     def __init__(
-        self, path: Path, bounds: SpoolBounds = BOUNDS, log: Callable[[str], None] = lambda line: None
+        self, path: Path, bounds: SpoolBounds = SpoolBounds(), log: Callable[[str], None] = lambda line: None
     ) -> None:
         self.path = path
         self.bounds = bounds

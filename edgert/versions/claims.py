@@ -17,13 +17,12 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgert.config import StateDir, read_config
 from edgert.durable import locked, make_private, replace_file, storing
 from edgert.errors import DeployUnderWay, EdgeRTError, StorageFailed
-from edgert.lazy_dataclass import dataclass
 from edgert.typed_json import json_bytes, read_json
 from edgert.versions.boot_clock import BootClock
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from edgert.bundle.bundle_file import Bundle
@@ -25,7 +26,6 @@ from edgert.errors import (
     TransitionRefused,
 )
 from edgert.extras import check_tokenizers
-from edgert.lazy_dataclass import dataclass
 from edgert.versions.installed import InstalledVersion, load_version
 from edgert.versions.latest_time import LatestTime
 from edgert.versions.slot_store import STAGE_NAME, SlotStore

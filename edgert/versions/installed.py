@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -12,7 +13,6 @@ from edgert.bundle.manifest import ArtifactEntry, Manifest
 from edgert.config import DeviceConfig
 from edgert.engines import LocalArtifact
 from edgert.errors import BundleCorrupt, EdgeRTError, ModelNotFound
-from edgert.lazy_dataclass import dataclass
 from edgert.versions.slot_store import SlotStore
 
 T = TypeVar("T")

@@ -7,12 +7,11 @@ them, and `mark-good` is refused until they have held for the whole watch.
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from typing import Any
 
 from edgert.errors import TransitionRefused
-from edgert.lazy_dataclass import dataclass
 from edgert.typed_json import Mistyped, from_json
 from edgert.versions.boot_clock import BootClock
 from edgert.versions.trial_limits import TrialLimits

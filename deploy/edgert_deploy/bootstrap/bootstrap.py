@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -23,7 +23,6 @@ from edgert.checks.status import DeviceStatus
 from edgert.config import DeviceConfig
 from edgert.environment import TENSORRT_HINT
 from edgert.errors import DeviceError, EdgeRTError, EngineMissing, RolledBack
-from edgert.lazy_dataclass import dataclass
 from edgert.telemetry.link import CONNECTED, STOPPED, Link
 from edgert_deploy.bootstrap.plan import (
     BootstrapOptions,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from packaging.markers import Marker
@@ -16,7 +17,6 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from edgert.errors import ConfigInvalid
-from edgert.lazy_dataclass import dataclass
 
 SHIPPED = Path(__file__).with_name("locked_wheels.txt")
 MACHINES = ("x86_64", "aarch64")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from edgert.bundle.signing import PublicKey
 from edgert.config import DeviceConfig
 from edgert.engines import engine_by_name
 from edgert.errors import DeployUnderWay, DeviceError
-from edgert.lazy_dataclass import dataclass
 from edgert.printable import counted
 from edgert_deploy.bootstrap import wheelhouse
 from edgert_deploy.bootstrap.locked_wheels import shipped_lock

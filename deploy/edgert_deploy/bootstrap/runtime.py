@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 
 from edgert.checks.status import WILL_SERVE
@@ -44,7 +44,6 @@ from edgert.errors import (
     RolledBack,
     StorageFailed,
 )
-from edgert.lazy_dataclass import dataclass
 from edgert.printable import counted
 from edgert_deploy.bootstrap.wheelhouse import Wheelhouse
 from edgert_deploy.devices.facts import MachineFacts

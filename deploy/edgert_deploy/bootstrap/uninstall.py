@@ -8,7 +8,7 @@ and the credentials are there, the device also clears what the broker retains of
 from __future__ import annotations
 
 import contextlib
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.resources import files
 
 import tomlkit
@@ -16,7 +16,6 @@ from tomlkit.exceptions import TOMLKitError
 
 from edgert.config import UNIT
 from edgert.errors import DeviceError, EdgeRTError, StorageFailed
-from edgert.lazy_dataclass import dataclass
 from edgert_deploy.bootstrap.runtime import script_text
 from edgert_deploy.devices import service
 from edgert_deploy.devices.claims import KNOWN, setting_up

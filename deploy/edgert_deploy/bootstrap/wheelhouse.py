@@ -19,7 +19,7 @@ import threading
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -28,7 +28,6 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 import edgert
 from edgert.durable import replacing
 from edgert.errors import ConfigInvalid, EngineMissing
-from edgert.lazy_dataclass import dataclass
 from edgert_deploy.bootstrap.locked_wheels import MACHINES, Lock
 from edgert_deploy.bootstrap.own_wheel import content_digest, own_wheel
 from edgert_deploy.bootstrap.pip import run_pip

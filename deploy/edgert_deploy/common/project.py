@@ -15,14 +15,13 @@ A team commits this folder. So it holds no secret: files with one are refused be
 from __future__ import annotations
 
 import os
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import parse_qs, urlsplit
 
 from edgert.config import BrokerLogin
 from edgert.errors import ConfigInvalid
-from edgert.lazy_dataclass import dataclass
 from edgert.toml_file import about, from_table, read_toml
 from edgert.typed_json import Closed
 from edgert_deploy.common.folders import config_folder

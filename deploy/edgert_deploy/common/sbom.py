@@ -7,9 +7,8 @@ document.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
-
-from edgert.lazy_dataclass import dataclass
 
 NAME = "sbom.cdx.json"
 

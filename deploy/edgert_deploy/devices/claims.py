@@ -22,7 +22,7 @@ import socket
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,6 @@ from typing import Any
 from edgert.checks.status import DeviceStatus
 from edgert.durable import locked
 from edgert.errors import ConfigInvalid, DeployUnderWay, DeviceError, EdgeRTError
-from edgert.lazy_dataclass import dataclass
 from edgert.versions.claims import LASTS_S_MAX
 from edgert_deploy.common.folders import cache_folder
 from edgert_deploy.devices.inventory import Device

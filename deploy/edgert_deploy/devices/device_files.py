@@ -9,7 +9,7 @@ import hashlib
 import tempfile
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -19,7 +19,6 @@ from tomlkit.exceptions import TOMLKitError
 from edgert.bundle.signing import PublicKey
 from edgert.config import DeviceConfig, parse_config
 from edgert.errors import ConfigInvalid, StorageFailed
-from edgert.lazy_dataclass import dataclass
 from edgert.registry.address import parse_repository
 from edgert.registry.login import read_credentials
 from edgert_deploy.common.addresses import PORT_PLAIN, PORT_TLS, host_and_port

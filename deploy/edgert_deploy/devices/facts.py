@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from edgert.errors import ConfigInvalid, DeviceError
-from edgert.lazy_dataclass import dataclass
 from edgert_deploy.devices.profiles import DeviceProfile
 from edgert_deploy.devices.transports import Transport
 

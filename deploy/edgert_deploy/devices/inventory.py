@@ -26,7 +26,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,6 @@ from tomlkit.items import Table
 
 from edgert.durable import locked, replace_file
 from edgert.errors import ConfigInvalid
-from edgert.lazy_dataclass import dataclass
 from edgert.names import NAME, NAME_RULE, checked_id
 from edgert.printable import some_of
 from edgert.toml_file import about, from_table, parse_toml

@@ -10,10 +10,10 @@ import shlex
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime, timezone
 
 from edgert.errors import ConfigInvalid, DeviceError, DeviceUnreachable
-from edgert.lazy_dataclass import dataclass
 from edgert_deploy.common.quantities import UNITS_S, duration_s
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.service import serves

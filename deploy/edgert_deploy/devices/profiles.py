@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from edgert.config import SOCKET_PATH_BYTES_MAX
 from edgert.engines import ENGINES
 from edgert.errors import ConfigInvalid
-from edgert.lazy_dataclass import dataclass
 from edgert.toml_file import from_table, read_toml
 from edgert.typed_json import Closed
 

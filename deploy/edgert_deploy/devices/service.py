@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.resources import files
 from string import Template
 
 from edgert.config import LOGIN_CREDENTIAL, PASSWORD_CREDENTIAL, UNIT, DeviceConfig
 from edgert.errors import DeviceError
-from edgert.lazy_dataclass import dataclass
 from edgert_deploy.devices.facts import MachineFacts
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.remote import QUICK_S_MAX, RemoteDaemon, edgertd, script_path

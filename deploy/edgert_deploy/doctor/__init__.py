@@ -5,9 +5,7 @@ It changes nothing. A check that cannot run is a finding too, and stops no other
 
 from __future__ import annotations
 
-from dataclasses import field
-
-from edgert.lazy_dataclass import dataclass
+from dataclasses import dataclass, field
 
 OK, WARN, FAIL = "ok", "warn", "fail"
 HOST = "host"

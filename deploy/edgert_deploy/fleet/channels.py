@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from edgert.bundle.channel import Entry, Follower, Statement
-from edgert.lazy_dataclass import dataclass
 from edgert.versions.slots import State
 
 # The states of a device with a release. It took it, tries it, went back from it or refused it, does not have it yet, or

@@ -10,12 +10,12 @@ import json
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
 from edgert.errors import ProtocolError
-from edgert.lazy_dataclass import dataclass
 from edgert.telemetry.messages import Scalar
 
 _TYPES = {"string": (str,), "number": (int, float), "integer": (int, float)}

@@ -7,7 +7,7 @@ one record of its newest report.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field  # noqa: TID251  # for slots
+from dataclasses import dataclass, field
 from sys import intern
 
 from edgert.errors import ProtocolError

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgert.lazy_dataclass import dataclass
 from edgert.telemetry import stages
 from edgert.telemetry.sketch import INDEX_MAX, INDEX_MIN, Sketch
 

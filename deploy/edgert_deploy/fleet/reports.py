@@ -7,9 +7,9 @@ batch.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from edgert.errors import ProtocolError
-from edgert.lazy_dataclass import dataclass
 from edgert.names import ID, ID_CHARS_MAX
 from edgert.telemetry import messages
 from edgert.telemetry.messages import HistMessage, MetricsMessage, Scalar, Topic

@@ -10,11 +10,10 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from sys import intern
 from typing import Any, NamedTuple
 
-from edgert.lazy_dataclass import dataclass
 from edgert.telemetry.messages import HistMessage, MetricsMessage, Topic
 from edgert.telemetry.sketch import Sketch
 from edgert_deploy.fleet.model import WINDOW_S_DEFAULT, DeviceState, Fleet, ModelState

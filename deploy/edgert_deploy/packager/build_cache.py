@@ -20,7 +20,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,6 @@ from numpy.typing import NDArray
 
 from edgert import __version__
 from edgert.errors import ConfigInvalid
-from edgert.lazy_dataclass import dataclass
 from edgert_deploy.common.folders import cache_folder
 from edgert_deploy.packager.builders import Artifact, Order, builder_for
 from edgert_deploy.packager.builders.qdq import Recipe

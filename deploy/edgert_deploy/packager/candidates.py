@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from edgert.errors import BuildFailed
-from edgert.lazy_dataclass import dataclass
 from edgert.printable import counted
 from edgert_deploy.packager.accuracy.accuracy_gate import GateResult, artifact_outputs, judge
 from edgert_deploy.packager.accuracy.activation_ranges import Activation

@@ -15,13 +15,13 @@ import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgert.lazy_dataclass import dataclass
 from edgert_deploy.packager import sandbox
 from edgert_deploy.packager.sandbox import Answer, ChildFailed, Progress
 

@@ -8,7 +8,7 @@ takes the first that passes, INT8 first. It warns if that is another one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 
 from edgert.errors import (
     AccuracyTooLow,
@@ -19,7 +19,6 @@ from edgert.errors import (
     EngineMissing,
     OperatorUnsupported,
 )
-from edgert.lazy_dataclass import dataclass
 from edgert.printable import counted
 from edgert_deploy.common.quantities import share_text
 from edgert_deploy.devices.profiles import DeviceProfile

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ from edgert.bundle.manifest import ArtifactEntry, FileEntry, Manifest, TargetEnt
 from edgert.bundle.rules import Preprocess
 from edgert.bundle.signal_rules import Series, Sound
 from edgert.bundle.text_rules import TOKENIZER, Text
-from edgert.lazy_dataclass import dataclass
 from edgert_deploy.packager import receipt
 from edgert_deploy.packager.accuracy.golden_samples import tolerances
 from edgert_deploy.packager.accuracy.reference import Outputs

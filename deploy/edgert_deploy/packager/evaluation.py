@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +10,6 @@ import numpy as np
 from edgert.bundle.rules import Preprocess
 from edgert.bundle.signal_rules import Sound
 from edgert.errors import CalibrationInvalid, EngineFailed, SourceInvalid
-from edgert.lazy_dataclass import dataclass
 from edgert_deploy.packager.accuracy.accuracy_gate import Limits, artifact_outputs, reference_outputs
 from edgert_deploy.packager.accuracy.golden_samples import golden_rows
 from edgert_deploy.packager.accuracy.metrics import metric_for

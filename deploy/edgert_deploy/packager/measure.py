@@ -10,11 +10,11 @@ import platform
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from edgert.errors import ConfigInvalid, DeviceError
-from edgert.lazy_dataclass import dataclass
 from edgert_deploy.devices.bench import bench_folder, write_spec
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.profiles import DeviceProfile

@@ -15,13 +15,12 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from edgert.durable import replace_file
 from edgert.errors import BuildFailed, EngineFailed
-from edgert.lazy_dataclass import dataclass
 from edgert.printable import counted
 from edgert_deploy.packager.accuracy.metrics import SQNR_DB_MAX
 from edgert_deploy.packager.accuracy.sensitivity import Harm, worst_first

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from edgert.bundle.bundle_file import write_bundle
 from edgert.bundle.signing import SigningKey
 from edgert.errors import BuildFailed, EdgeRTError, EngineMissing, OperatorUnsupported
-from edgert.lazy_dataclass import dataclass
 from edgert.printable import counted
 from edgert_deploy.packager.accuracy import accuracy_gate
 from edgert_deploy.packager.build_cache import BuildCache

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from edgert.bundle.rules import Classify, Ctc, Detect
 from edgert.bundle.text_rules import Embed
 from edgert.errors import CalibrationInvalid, ConfigInvalid
-from edgert.lazy_dataclass import dataclass
 from edgert.names import NAME, NAME_RULE
 from edgert.printable import counted
 from edgert.processing.preprocessors import InputRule

@@ -19,13 +19,12 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
 
 from edgert.errors import EdgeRTError
 from edgert.extras import missing_package
-from edgert.lazy_dataclass import dataclass
 
 LENGTH_BYTES = 8
 STDERR_BYTES_MAX = 64 * 1024  # of what a child printed last

@@ -12,7 +12,7 @@ import json
 import threading
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -22,7 +22,6 @@ from edgert.bundle.bundle_file import Bundle, open_bundle
 from edgert.bundle.delta import PATCH_BYTES_MAX, WINDOW_BYTES_MAX, Part, parts_of, write_delta
 from edgert.bundle.manifest import FileEntry, Manifest, TargetEntry
 from edgert.errors import DeviceError
-from edgert.lazy_dataclass import dataclass
 from edgert.printable import counted
 from edgert_deploy.common.folders import cache_folder
 from edgert_deploy.common.quantities import size_text

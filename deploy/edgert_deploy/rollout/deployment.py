@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -27,7 +27,6 @@ from edgert.errors import (
     RolledBack,
     StorageFailed,
 )
-from edgert.lazy_dataclass import dataclass
 from edgert.versions.slots import BY_COMMAND, ON_TRIAL, RolledBackVersion
 from edgert_deploy.devices.claims import HeldClaim, claimed
 from edgert_deploy.devices.inventory import Device

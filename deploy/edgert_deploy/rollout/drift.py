@@ -8,10 +8,10 @@ only on the devices that have its release. A device that refused a bundle never 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from edgert import __version__
 from edgert.checks.status import DeviceStatus, ModelStatus
-from edgert.lazy_dataclass import dataclass
 from edgert_deploy.devices.facts import version as numbers
 from edgert_deploy.rollout.rollout_record import Rollout, RolloutState
 

@@ -11,11 +11,11 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from edgert.bundle.bundle_file import open_bundle
 from edgert.bundle.manifest import FileEntry
-from edgert.lazy_dataclass import dataclass
 
 BYTES_MAX = 2 * 1024**3
 

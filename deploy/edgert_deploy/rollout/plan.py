@@ -7,7 +7,7 @@ refusal is the rule, the plan only predicts it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from edgert.bundle.manifest import ArtifactEntry, Manifest, TargetEntry
@@ -21,7 +21,6 @@ from edgert.errors import (
     StorageFailed,
     TransitionRefused,
 )
-from edgert.lazy_dataclass import dataclass
 from edgert.versions.slots import Version
 from edgert.versions.trial_limits import TrialLimits
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from edgert.bundle.bundle_file import open_bundle
 from edgert.errors import ConfigInvalid, NotInRegistry
-from edgert.lazy_dataclass import dataclass
 from edgert.registry.address import digest_of
 from edgert.registry.artifacts import EMPTY, blob_of, file_blob, release_manifest, release_tag
 from edgert.registry.client import Blob, Registry

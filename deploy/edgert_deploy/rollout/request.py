@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from edgert.bundle.bundle_file import open_bundle
 from edgert.bundle.expiry import check_expiry
-from edgert.lazy_dataclass import dataclass
 from edgert.versions.trial_limits import TrialLimits
 from edgert_deploy.common.parallel import Stop
 from edgert_deploy.devices.inventory import Device

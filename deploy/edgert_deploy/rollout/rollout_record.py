@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from typing import Any
 
 from edgert.errors import ConfigInvalid, EdgeRTError
-from edgert.lazy_dataclass import dataclass
 from edgert.typed_json import from_json
 from edgert.versions.trial_limits import TrialLimits
 from edgert_deploy.devices.remote import error_class

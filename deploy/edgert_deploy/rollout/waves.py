@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 import math
 import re
+from dataclasses import dataclass
 from typing import Any
 
 from edgert.errors import ConfigInvalid
-from edgert.lazy_dataclass import dataclass
 from edgert_deploy.common.parallel import AT_ONCE_MAX
 
 PARALLEL_MAX = 256

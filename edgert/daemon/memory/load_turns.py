@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from edgert.daemon.memory.memory_budget import MemoryBudget
 from edgert.daemon.model.model_service import ModelService
 from edgert.errors import Overloaded
-from edgert.lazy_dataclass import dataclass
 from edgert.versions.slots import SlotState
 
 TURN_S = 10.0  # a load that takes longer, such as TensorRT building a plan, holds up no other

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from edgert.daemon.memory.worker_sizes import LearnedSizes, estimated_mb
 from edgert.daemon.model.model_service import ModelService
 from edgert.errors import Unavailable
-from edgert.lazy_dataclass import dataclass
 from edgert.versions.slots import SlotState
 
 IDLE_S_MIN = 1.0  # a model that was used within this time is not unloaded

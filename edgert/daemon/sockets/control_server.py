@@ -7,11 +7,10 @@ import json
 import selectors
 import socket
 from collections.abc import Callable
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 from edgert.errors import EdgeRTError, ProtocolError
-from edgert.lazy_dataclass import dataclass
 from edgert.protocol.control import LINE_BYTES_MAX, error_answer
 
 CONTROL_S_MAX = 5.0

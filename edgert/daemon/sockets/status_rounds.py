@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from edgert.checks.status import DaemonStatus, LoadedStatus, MemoryStatus, WorkerFigures
 from edgert.daemon.model.model_service import ModelService
 from edgert.daemon.sockets.control_server import ControlClient
-from edgert.lazy_dataclass import dataclass
 from edgert.protocol.control import answer_of
 from edgert.typed_json import from_json, to_json
 from edgert.worker_link import channel

@@ -10,11 +10,10 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from edgert import machine as host
-from edgert.lazy_dataclass import dataclass
 from edgert.log import log
 
 PARTIAL_S_MAX = 7 * 86400.0  # after the last byte of an interrupted transfer

@@ -6,12 +6,12 @@ import contextlib
 import socket
 import subprocess
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from edgert.checks.status import LoadedStatus
 from edgert.daemon.workers.fork_server import ForkedProcess, Process, start_alone
 from edgert.errors import DeviceError, EdgeRTError
-from edgert.lazy_dataclass import dataclass
 from edgert.machine import process_mb
 from edgert.typed_json import from_json, to_json
 from edgert.versions.slots import Version

@@ -13,8 +13,7 @@ import contextlib
 import socket
 import struct
 from collections import Counter
-
-from edgert.lazy_dataclass import dataclass
+from dataclasses import dataclass
 
 LEAD_MIN = 2  # with 1, taking and losing a connection would alternate
 LEAVING_MAX = 64  # connections told to go that still wait for an engine run or a slow client

@@ -22,7 +22,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,6 @@ from numpy.typing import NDArray
 from edgert.config import ServingConfig
 from edgert.durable import replace_file
 from edgert.engines import CONCURRENT, UNTHREADED, Session
-from edgert.lazy_dataclass import dataclass
 from edgert.machine import rss_bytes
 from edgert.tensors import batchable
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from edgert.bundle.manifest import ArtifactEntry
 from edgert.checks import golden_samples as golden
 from edgert.config import DeviceConfig, StateDir
 from edgert.engines import CONCURRENT, EngineOptions, Session, engine_by_name
 from edgert.engines.padding import load_session
-from edgert.lazy_dataclass import dataclass
 from edgert.machine import return_free_memory
 from edgert.versions.installed import InstalledVersion, check_files, first_working
 from edgert.worker.loading.learning import Circumstances, Learned, LearnedFile, learn

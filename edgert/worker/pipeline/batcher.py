@@ -20,7 +20,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field  # noqa: TID251  # for slots
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np

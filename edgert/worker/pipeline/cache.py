@@ -16,7 +16,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field  # noqa: TID251  # for slots
+from dataclasses import dataclass, field
 from typing import Any
 
 import xxhash

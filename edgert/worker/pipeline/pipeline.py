@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass  # noqa: TID251  # for slots
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np

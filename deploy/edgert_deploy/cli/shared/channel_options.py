@@ -6,6 +6,7 @@ import functools
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,7 +16,6 @@ from edgert.bundle.channel import Entry, Statement
 from edgert.bundle.signing import SigningKey, read_public_key, read_signing_key
 from edgert.environment import RUNTIME
 from edgert.errors import ConfigInvalid
-from edgert.lazy_dataclass import dataclass
 from edgert.registry.client import Registry
 from edgert.typed_json import to_json
 from edgert.versions.trial_limits import parse_limits

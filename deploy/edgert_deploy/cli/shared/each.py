@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from typing import Any
 
 import click
 
 from edgert.errors import EdgeRTError, EngineMissing, HealthCheckFailed, Interrupted, RolledBack
-from edgert.lazy_dataclass import dataclass
 from edgert_deploy.cli.shared.output import emit, error_lines
 from edgert_deploy.common.parallel import Stop, for_each
 from edgert_deploy.devices.inventory import Device

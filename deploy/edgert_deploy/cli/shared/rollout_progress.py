@@ -9,13 +9,13 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import ExitStack
+from dataclasses import dataclass
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from edgert.lazy_dataclass import dataclass
 from edgert.printable import counted, printable
 from edgert_deploy.cli.shared.output import CELL_CHARS_MAX, say
 from edgert_deploy.common.parallel import Stop

@@ -9,12 +9,12 @@ import hashlib
 import importlib
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
 from edgert.environment import Result as Result  # of every transport
-from edgert.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from edgert_deploy.devices.inventory import Device

@@ -16,6 +16,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
@@ -23,7 +24,6 @@ import fabric
 import paramiko
 
 from edgert.errors import DeviceError, DeviceUnreachable, HostKeyMismatch, StorageFailed
-from edgert.lazy_dataclass import dataclass
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.transports import (
     EOF_GRACE_S,

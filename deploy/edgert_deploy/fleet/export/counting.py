@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
-from edgert.lazy_dataclass import dataclass
 from edgert.telemetry.messages import MetricsMessage, Topic
 from edgert_deploy.fleet.reports import EventMessage, Report, counters_of, increase
 from edgert_deploy.fleet.sequence import Numbers, begun_anew

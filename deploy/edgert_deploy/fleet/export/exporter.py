@@ -9,11 +9,10 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from sys import intern
 
 from edgert.errors import ProtocolError
-from edgert.lazy_dataclass import dataclass
 from edgert.telemetry.messages import HistMessage, MetricsMessage, Scalar, Topic
 from edgert.telemetry.sketch import Sketch
 from edgert_deploy.fleet.export.counting import Counting

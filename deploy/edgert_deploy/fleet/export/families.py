@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
-from edgert.lazy_dataclass import dataclass
 from edgert.telemetry.sketch import Sketch
 from edgert_deploy.fleet.export.exporter import COUNTERS, GAUGES, Exporter, Labels
 

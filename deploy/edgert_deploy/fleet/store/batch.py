@@ -8,9 +8,8 @@ time of receipt counts.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import field
+from dataclasses import dataclass, field
 
-from edgert.lazy_dataclass import dataclass
 from edgert.telemetry.messages import HistMessage, MetricsMessage
 from edgert_deploy.fleet.reports import EventMessage, Report
 

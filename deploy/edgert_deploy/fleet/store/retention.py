@@ -9,11 +9,11 @@ changes with each turn that removed any, and a writer that remembers numbers rea
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
 
-from edgert.lazy_dataclass import dataclass
 from edgert_deploy.fleet.store import schema
 from edgert_deploy.fleet.store.batch import HOUR_MIN, KEEP_WINDOWS_H, MINUTE_MS
 from edgert_deploy.fleet.store.merged_rows import chunks

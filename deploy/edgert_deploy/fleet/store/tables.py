@@ -8,11 +8,11 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
 from edgert.errors import ConfigInvalid
-from edgert.lazy_dataclass import dataclass
 from edgert.telemetry.sketch import Sketch
 from edgert.telemetry.spans import STAGES
 from edgert_deploy.fleet.store.query import Answer, FleetQuery, Question, period_ms

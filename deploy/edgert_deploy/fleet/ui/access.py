@@ -10,9 +10,9 @@ import hmac
 import ipaddress
 import secrets
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from edgert.http.browsers import from_another_site
-from edgert.lazy_dataclass import dataclass
 
 TOKEN_BYTES = 24
 _LOOPBACK_NAMES = ("localhost",)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from edgert.errors import ConfigInvalid
-from edgert.lazy_dataclass import dataclass
 from edgert.names import ID, ID_CHARS_MAX
 from edgert_deploy.common.quantities import duration_s
 from edgert_deploy.fleet.model import DeviceState

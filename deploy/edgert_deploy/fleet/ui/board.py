@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from edgert.lazy_dataclass import dataclass
 from edgert.telemetry.messages import HistMessage, MetricsMessage, Topic
 from edgert_deploy.fleet.model import DeviceState, Fleet, ModelState
 from edgert_deploy.fleet.reports import EventMessage

@@ -11,12 +11,11 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from statistics import median_low
 from typing import Any, TypeVar
 
 from edgert.errors import ConfigInvalid
-from edgert.lazy_dataclass import dataclass
 from edgert.telemetry.sketch import PER_OCTAVE, Sketch, merged
 from edgert_deploy.fleet.channels import EVENTS_MS, releases_of
 from edgert_deploy.fleet.store.batch import HOUR_MIN, MINUTE_MS

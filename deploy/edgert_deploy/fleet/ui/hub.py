@@ -9,10 +9,9 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from edgert.lazy_dataclass import dataclass
 from edgert_deploy.fleet.ui.board import LETTERS, STATES, Board, Filter, line_fits
 from edgert_deploy.fleet.ui.rollouts import Rollouts
 

@@ -10,6 +10,7 @@ import hashlib
 import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,6 @@ from edgert.bundle.manifest import Accuracy
 from edgert.engines import EngineOptions, LocalArtifact, Session
 from edgert.engines.padding import load_session
 from edgert.errors import SourceInvalid
-from edgert.lazy_dataclass import dataclass
 from edgert.printable import counted
 from edgert.tensors import TensorSpec
 from edgert_deploy.packager.accuracy.confidence import drop_interval, samples_needed

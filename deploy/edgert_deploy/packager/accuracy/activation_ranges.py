@@ -9,6 +9,7 @@ of the noise; the accuracy gate measures that.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,6 @@ from numpy.typing import NDArray
 
 from edgert.engines.onnxruntime import sdk
 from edgert.errors import BuildFailed
-from edgert.lazy_dataclass import dataclass
 from edgert_deploy.packager.accuracy.metrics import SQNR_DB_MAX, decibels
 from edgert_deploy.packager.builders.layers import layers_of
 from edgert_deploy.packager.builders.qdq import prepared

@@ -21,11 +21,11 @@ FP32 scores 1 in each. The least of them counts. `values` says only how similar 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from edgert.bundle.rules import Ctc, Detect
-from edgert.lazy_dataclass import dataclass
 from edgert.processing.answers.ctc import by_step
 from edgert.tensors import TensorSpec
 from edgert_deploy.packager.accuracy.agreement import (

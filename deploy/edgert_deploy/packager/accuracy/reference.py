@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from edgert.bundle.rules import Classify, Ctc, Detect
 from edgert.bundle.text_rules import Embed
-from edgert.lazy_dataclass import dataclass
 from edgert.processing.answers.embedding import embedded
 from edgert.tensors import TensorSpec
 from edgert_deploy.packager.samples.samples import CalibrationSet

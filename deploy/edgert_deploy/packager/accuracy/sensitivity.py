@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,6 @@ from numpy.typing import NDArray
 
 from edgert.engines.onnxruntime import sdk
 from edgert.errors import BuildFailed
-from edgert.lazy_dataclass import dataclass
 from edgert_deploy.packager.accuracy.metrics import SQNR_DB_MAX, sqnr_db
 from edgert_deploy.packager.accuracy.reference import Outputs
 from edgert_deploy.packager.builders.layers import Layer, layers_of

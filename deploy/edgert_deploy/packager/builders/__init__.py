@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, cast
 
 from edgert.errors import ConfigInvalid, OperatorUnsupported
-from edgert.lazy_dataclass import dataclass
 from edgert_deploy.devices.profiles import DeviceProfile
 from edgert_deploy.packager.builders.artifact_layers import SHARE_MIN, ArtifactLayer, int8_share
 from edgert_deploy.packager.builders.layers import Layer

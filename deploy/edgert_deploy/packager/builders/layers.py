@@ -9,9 +9,8 @@ operators by the names of ONNX's nodes and values, which all engines keep.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
-
-from edgert.lazy_dataclass import dataclass
 
 # Operators that belong to the layer that they read from.
 FOLLOWERS = frozenset(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgert.lazy_dataclass import dataclass
 from edgert_deploy.packager.builders.artifact_layers import ArtifactLayer, Shape, product
 from edgert_deploy.packager.sources.qat import nodes_of
 from edgert_deploy.packager.sources.structure import structure_of

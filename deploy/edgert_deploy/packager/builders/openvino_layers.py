@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from edgert.lazy_dataclass import dataclass
 from edgert_deploy.packager.builders.artifact_layers import ArtifactLayer, product
 
 CONVOLUTIONS = frozenset(["Convolution", "GroupConvolution"])

@@ -10,7 +10,7 @@ import itertools
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from edgert.engines.onnxruntime import sdk
 from edgert.errors import BuildFailed
-from edgert.lazy_dataclass import dataclass
 from edgert_deploy.packager.builders.layers import Layer
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.branches import control_flow

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from edgert.bundle.bundle_file import Bundle
 from edgert.bundle.manifest import ArtifactEntry, Manifest
 from edgert.errors import BundleError
-from edgert.lazy_dataclass import dataclass
 from edgert_deploy.packager.builders import BUILDERS, builder_for
 from edgert_deploy.packager.receipt import PATH, read_receipt
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from edgert.bundle.bundle_file import Bundle
 from edgert.bundle.delta import PATCH_BYTES_MAX
 from edgert.bundle.manifest import Manifest, TargetEntry
-from edgert.lazy_dataclass import dataclass
 from edgert_deploy.packager.receipt import read_receipt
 from edgert_deploy.rollout.delta import lacking, packed, predecessors
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-
-from edgert.lazy_dataclass import dataclass
+from dataclasses import dataclass
 
 WIDTH = 200.0
 HEIGHT = 16.0

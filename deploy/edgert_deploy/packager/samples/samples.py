@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ from edgert.bundle.signal_rules import Series, Sound
 from edgert.bundle.state import State
 from edgert.bundle.text_rules import Text
 from edgert.errors import CalibrationInvalid
-from edgert.lazy_dataclass import dataclass
 from edgert.printable import counted
 from edgert.processing.images.preprocess import Preprocessor
 from edgert.processing.preprocessors import InputRule

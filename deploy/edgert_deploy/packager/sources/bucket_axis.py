@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 from edgert.bundle.buckets import LENGTH_MAX, SIZES_MAX, Buckets, CutOutput, PaddedInput
 from edgert.errors import ConfigInvalid, SourceInvalid
-from edgert.lazy_dataclass import dataclass
 from edgert.tensors import TensorSpec
 from edgert_deploy.packager.sources.axes import described, is_open, model_inputs
 

@@ -15,12 +15,11 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from edgert.errors import ConfigInvalid, SourceInvalid
-from edgert.lazy_dataclass import dataclass
 from edgert_deploy.packager.sources.bucket_axis import WantedBuckets
 
 CONVERT_TIMEOUT_S = 1800

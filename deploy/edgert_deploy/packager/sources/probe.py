@@ -6,13 +6,12 @@ The command's own process parses nothing of the file before the probe has report
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from edgert.bundle.buckets import Buckets
 from edgert.errors import EdgeRTError, SourceInvalid
-from edgert.lazy_dataclass import dataclass
 from edgert.tensors import TensorSpec
 from edgert.typed_json import from_json, to_json
 from edgert_deploy.packager.sandbox import WAIT_TIMES, Answer, Child, ChildFailed, Limits

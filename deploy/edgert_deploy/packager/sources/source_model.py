@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +20,6 @@ from edgert.bundle.buckets import Buckets
 from edgert.bundle.state import State, app_specs
 from edgert.engines import LocalArtifact
 from edgert.errors import BuildFailed, SourceInvalid
-from edgert.lazy_dataclass import dataclass
 from edgert.tensors import TensorSpec
 from edgert_deploy.packager.sources.axes import forget_shapes
 from edgert_deploy.packager.sources.convert import Conversion, converted, digest_and_size, framework_of

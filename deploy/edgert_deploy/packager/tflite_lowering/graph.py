@@ -7,7 +7,7 @@ with the batch. It is -1 in `BatchShape.signature`, which keeps the batch of the
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,6 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from edgert.lazy_dataclass import dataclass
 from edgert_deploy.packager.sources.axes import open_batch_axes
 from edgert_deploy.packager.tflite_lowering.folding import ONNX_DOMAINS, folded, static_shapes
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from edgert.lazy_dataclass import dataclass
 from edgert_deploy.packager.tflite_lowering.graph import Node
 
 if TYPE_CHECKING:

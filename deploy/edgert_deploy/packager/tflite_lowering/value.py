@@ -6,14 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 from numpy.typing import ArrayLike, NDArray
 
-from edgert.lazy_dataclass import dataclass
 from edgert_deploy.packager.tflite_lowering.graph import BatchShape
 from edgert_deploy.packager.tflite_lowering.writer import TENSOR_TYPES
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from numpy.typing import NDArray
 
-from edgert.lazy_dataclass import dataclass
 from edgert_deploy.packager.tflite_lowering.ops.activation import hard_sigmoid, softplus, softsign
 from edgert_deploy.packager.tflite_lowering.value import Uncovered, Value
 from edgert_deploy.packager.tflite_lowering.writer import STEP_MARK

@@ -9,10 +9,11 @@ hidden]; B [directions, 2 * gates * hidden]; P [directions, 3 * hidden]; states 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
-from edgert.lazy_dataclass import dataclass
 from edgert_deploy.packager.tflite_lowering.graph import BatchShape, Node
 from edgert_deploy.packager.tflite_lowering.lowering import Lowering
 from edgert_deploy.packager.tflite_lowering.op import Op

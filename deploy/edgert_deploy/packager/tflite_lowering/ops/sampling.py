@@ -6,12 +6,11 @@ open; tflite/kernels/internal/reference/{resize_bilinear.h,resize_nearest_neighb
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-from edgert.lazy_dataclass import dataclass
 
 # Half the width of each kernel.
 REACH = {"linear": 1, "cubic": 2}

@@ -5,11 +5,12 @@ One-dimensional windows are two-dimensional with a height of one.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 from numpy.typing import NDArray
 
-from edgert.lazy_dataclass import dataclass
 from edgert_deploy.packager.tflite_lowering.graph import Node
 from edgert_deploy.packager.tflite_lowering.lowering import SPATIAL_RANKS, Lowering
 from edgert_deploy.packager.tflite_lowering.value import Uncovered
