@@ -19,6 +19,8 @@ SCORE_MIN = 0.25
 MAP_THRESHOLDS = (0.3, 0.5, 0.7)  # apps differ: text detectors take 0.3, most others 0.5
 NEIGHBOUR_TOLERANCE = 0.01  # of cosine, and
 NEIGHBOUR_SHARE = 0.05  # of how much nearer the nearest sample is than the mean one
+NEIGHBOUR_BLOCK = 512  # samples that are compared with all others at once
+ITSELF = -2.0  # below every cosine
 ANCHOR_TOLERANCE = 0.15  # of a box value's own spread; of a box's longer side for a point in it
 WORST_CHANNELS = 0.1  # the share of channels that `values` averages over
 
@@ -129,10 +131,17 @@ def same_sides(answers: Array, reference: Array) -> Array:
 
 
 def same_neighbours(answers: Array, reference: Array) -> Array:
-    alike = _alike(unit_vectors(reference))
-    chosen = _alike(unit_vectors(answers)).argmax(axis=1)
-    nearest, others = alike.max(axis=1), len(alike) - 1
-    mean = (alike.sum(axis=1) - alike.diagonal()) / max(others, 1)
+    """Return whether each sample's nearest one by `answers` is nearly as near as by `reference`."""
+    got, want = unit_vectors(answers), unit_vectors(reference)
+    blocks = [_same_neighbours(got, want, begin) for begin in range(0, len(want), NEIGHBOUR_BLOCK)]
+    return np.concatenate(blocks) if blocks else np.empty(0, bool)
+
+
+def _same_neighbours(got: Array, want: Array, begin: int) -> Array:
+    """Return that for a block of samples: a table of all pairs may be larger than the memory."""
+    alike, chosen = _alike(want, begin), _alike(got, begin).argmax(axis=1)
+    nearest = alike.max(axis=1)
+    mean = (alike.sum(axis=1) - ITSELF) / max(len(want) - 1, 1)
     tolerance = np.minimum(NEIGHBOUR_TOLERANCE, NEIGHBOUR_SHARE * (nearest - mean))
     return np.asarray(alike[np.arange(len(alike)), chosen] >= nearest - tolerance)
 
@@ -142,10 +151,11 @@ def unit_vectors(vectors: Array) -> NDArray[np.float64]:
     return np.asarray(flat / np.maximum(np.linalg.norm(flat, axis=1, keepdims=True), 1e-12))
 
 
-def _alike(unit: Array) -> Array:
-    """The cosine of each vector to each other one; -2 to itself."""
-    alike = unit @ unit.T
-    np.fill_diagonal(alike, -2.0)
+def _alike(unit: Array, begin: int) -> Array:
+    """Return the cosine of each vector of a block to each other one; ITSELF to itself."""
+    alike = unit[begin : begin + NEIGHBOUR_BLOCK] @ unit.T
+    rows = np.arange(len(alike))
+    alike[rows, begin + rows] = ITSELF
     return np.asarray(alike)
 
 

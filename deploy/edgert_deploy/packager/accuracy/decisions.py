@@ -177,8 +177,8 @@ def _are_embeddings(reference: Array) -> bool:
     sides = [side for side in reference.shape[1:] if side > 1]
     if len(sides) != 1 or sides[0] < VECTOR_SIZE_MIN or len(reference) < NEIGHBOUR_SAMPLES_MIN:
         return False
-    unit = unit_vectors(reference)
-    return float((unit @ unit.T).mean()) < ALIKE_MAX
+    mean = unit_vectors(reference).mean(axis=0)
+    return float(mean @ mean) < ALIKE_MAX  # the mean cosine of all pairs
 
 
 def _stated_detector(names: list[str], detect: Detect | None, size: tuple[int, int] | None) -> Judgement | None:

@@ -10,7 +10,14 @@ from numpy.typing import NDArray
 
 from edgert.bundle.rules import Ctc, Detect
 from edgert.tensors import TensorSpec
-from edgert_deploy.packager.accuracy.agreement import map_agreement, neighbour_agreement, value_agreement
+from edgert_deploy.packager.accuracy.agreement import (
+    NEIGHBOUR_BLOCK,
+    map_agreement,
+    neighbour_agreement,
+    same_neighbours,
+    unit_vectors,
+    value_agreement,
+)
 from edgert_deploy.packager.accuracy.decisions import Judgement, judgements
 
 Array = NDArray[Any]
@@ -104,6 +111,22 @@ def test_a_channel_that_never_varies_is_measured_by_the_others() -> None:
     answers = reference.copy()
     answers[:, 0] += 1e-4
     assert value_agreement(answers, reference) > 0.999
+
+
+def test_neighbours_are_found_among_more_samples_than_are_compared_at_once() -> None:
+    """A table of all pairs of 30,000 samples has 7 GB."""
+    count = 2 * NEIGHBOUR_BLOCK + 3
+    reference = RANDOM.normal(0, 1, (count, 16)).astype(np.float32)
+    answers = reference + RANDOM.normal(0, 0.2, reference.shape).astype(np.float32)
+    cosines = unit_vectors(reference) @ unit_vectors(reference).T
+    seen = unit_vectors(answers) @ unit_vectors(answers).T
+    others = ~np.eye(count, dtype=bool)
+    nearest = cosines.max(axis=1, initial=-2, where=others)
+    tolerance = np.minimum(0.01, 0.05 * (nearest - cosines.mean(axis=1, where=others)))
+    chosen = np.where(others, seen, -2).argmax(axis=1)
+    want = cosines[np.arange(count), chosen] >= nearest - tolerance
+    np.testing.assert_array_equal(same_neighbours(answers, reference), want)
+    assert 0.1 < want.mean() < 0.9
 
 
 def test_a_neighbour_that_is_as_near_is_the_same_but_only_where_cosines_differ_by_more() -> None:
