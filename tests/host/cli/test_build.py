@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -191,7 +192,9 @@ def test_bad_input_is_one_clear_error_each_and_leaves_nothing(shell_here: Shell)
     models.write_samples(shell_here.folder / "few.npz", image=np.zeros((3, 1, 8, 8), np.float32))
     models.write_samples(shell_here.folder / "bytes.npz", image=np.zeros((30, 1, 8, 8), np.uint8))
     (shell_here.folder / "labels.txt").write_text("only one\n")
-    (shell_here.folder / "net.pt").write_bytes(b"\x80\x02 a pickle of old")
+    with zipfile.ZipFile(shell_here.folder / "net.pt", "w") as archive:  # as TorchScript has them
+        for name in ("net/code/net.py", "net/data.pkl", "net/constants.pkl"):
+            archive.writestr(name, b"")
     (shell_here.folder / "cut.tflite").write_bytes(b"\x1c\0\0\0TFL3" + bytes(20))
     bomb = models.model(
         "float[N,1,8,8] image) => (float[N,1,8,8] y",
