@@ -89,7 +89,7 @@ def _examined(
     changed |= resized
     replaced += remarks
     remarks += unwrap_maps(proto) + widen_half(proto) + move_input_batches(proto)
-    progress(f"onnxruntime {sdk().__version__} computed the conditions of its If nodes")
+    progress(f"onnxruntime {sdk().__version__} computed the conditions of the model's If nodes")
     changed |= drop_infinite_bounds(proto) | inline_known_branches(proto)
     if is_dynamic(proto) and fix_batch(proto):
         remarks += (
@@ -108,12 +108,12 @@ def _examined(
     inputs = input_specs(proto, () if buckets is None else tuple((one.name, one.axis) for one in buckets.inputs))
     changed |= buckets is not None
     stripped = _strip_notes(proto)
-    progress("onnx checked it")
+    progress("onnx checked the model")
     structure, forgot = _checked(proto)
     changed |= forgot
     _check_layouts(proto)
     check_weights(proto)
-    progress("onnx converted it to another opset, and onnxruntime compared the answers")
+    progress("onnx converted the model to another opset, and onnxruntime compared the answers")
     translated = _translated(proto, _at_largest(inputs, buckets))
     changed |= keep_zero_pads(translated or proto)
     if changed or remarks or stripped or translated is not None:
@@ -121,7 +121,7 @@ def _examined(
         given = False
     # The runtime needs room for two copies of the weights: only the serialised model stays beside them.
     del proto, translated
-    progress(f"onnxruntime {sdk().__version__} loaded it and ran it on one sample")
+    progress(f"onnxruntime {sdk().__version__} loaded the model and ran it on one sample")
     session, runs = _run_once_and_twice(data, _at_largest(inputs, buckets))
     shapes = [[_shape_of(value) for value in run] for run in (runs[0], runs[-1])]
     if moved := move_output_batches(structure, *shapes):

@@ -83,7 +83,7 @@ def limits_for(size_bytes: int) -> Limits:
 
 def ask(function: str, request: dict[str, Any], data: bytes, limits: Limits) -> Answer:
     """Return what `function` ("module:name") answers in a child. Raises SourceInvalid for any failure."""
-    steps = ["onnx read it"]
+    steps = ["onnx read the model"]
     with Child(ENVIRONMENT) as child:
         try:
             return child.ask(function, request, data, limits, steps.append)
@@ -93,8 +93,8 @@ def ask(function: str, request: dict[str, Any], data: bytes, limits: Limits) -> 
             raise refusal(error, limits, steps[-1]) from error
 
 
-def refusal(failed: ChildFailed, limits: Limits, step: str = "its tools read it") -> SourceInvalid:
-    """Return what to tell the user of a probe that failed in `step`, as "onnx checked it"."""
+def refusal(failed: ChildFailed, limits: Limits, step: str = "the tools read the model") -> SourceInvalid:
+    """Return what to tell the user of a probe that failed in `step`, as "onnx checked the model"."""
     task = "checking the model and running it once"
     return SourceInvalid(
         {

@@ -24,7 +24,7 @@ def is_tflite(data: bytes) -> bool:
 def examine(request: dict[str, Any], data: bytes, progress: Progress) -> Answer:
     """Return inputs and outputs of the model in `data`, and if it is quantised. Raises SourceInvalid."""
     name = str(request["name"])
-    progress("ai-edge-litert loaded it and ran it on one sample")
+    progress("ai-edge-litert loaded the model and ran it on one sample")
     interpreter = _interpreter(name, data)
     _check_stateless(name, data)
     inputs = tuple(_input_spec(detail) for detail in interpreter.get_input_details())
