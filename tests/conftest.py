@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -64,6 +65,9 @@ sys.dont_write_bytecode = False
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 stop_reporting()  # before a test imports a vendor's SDK
 
+# Each process of pytest imports all tests: the garbage collector would search them again and again.
+gc.disable()
+
 # A background shell starts programs that ignore Ctrl-C, and the programs of the tests would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -73,6 +77,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     order = {ROOT / name: place for place, name in enumerate(LONG_FILES)}
     assert [str(path) for path in order if not path.is_file()] == [], "LONG_FILES of tests/conftest.py: not there"
     items.sort(key=lambda item: order.get(item.path, len(order)))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

@@ -8,6 +8,7 @@ Never a traceback, unless EDGERT_DEBUG is set.
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -87,7 +88,8 @@ class LazyGroup(Group):
             return None
         module, _, attribute = self._by_name[cmd_name][0].partition(":")
         try:
-            command = getattr(importlib.import_module(module), attribute)
+            with _no_collections():
+                command = getattr(importlib.import_module(module), attribute)
         except ModuleNotFoundError as error:
             raise missing_package(error, self._extra) or error from error
         assert isinstance(command, click.Command), f"{module}:{attribute} is no command"
@@ -107,6 +109,18 @@ class LazyGroup(Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, line) for name, (_, line) in self._by_name.items() if line])
+
+
+@contextlib.contextmanager
+def _no_collections() -> Iterator[None]:
+    """Import without the garbage collector, which would search the new modules again and again."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _nearest(word: str, names: list[str]) -> str:
@@ -154,6 +168,9 @@ def main_with_errors(command: click.Command, argv: Sequence[str] | None = None) 
             return _fail(as_json, missing.code, missing.message, missing.exit_code, error)
         message = f"{type(error).__name__}: {error}; this is a fault in edgert: set EDGERT_DEBUG=1 for the traceback, and report it"
         return _fail(as_json, EdgeRTError.code, message, EXIT_INTERNAL, error)
+    finally:
+        if argv is None:  # the process ends, and Python would search all that is left for garbage first
+            gc.freeze()
 
 
 def _fail(as_json: bool, code: str, message: str, exit_code: int, error: BaseException) -> int:

@@ -19,7 +19,6 @@ import time
 from pathlib import Path
 
 from edgert.backoff import STABLE_S, Backoff, doubling
-from edgert.config import StateDir
 from edgert.log import log
 
 PAUSE_S_MIN, PAUSE_S_MAX = 0.5, 30.0
@@ -95,6 +94,8 @@ class Monitor:
         while _was_monitored(daemon):
             time.sleep(ADOPTED_S)
         self._adopted = None
+        from edgert.config import StateDir  # rarely needed, and half of the monitor's imports
+
         return self._ending or not StateDir(Path(self._state)).control_socket.exists()
 
     def _end(self) -> None:
