@@ -147,6 +147,8 @@ servers:
 	command -v skopeo >/dev/null || missing="$$missing skopeo"; \
 	PATH="$$PATH:/usr/sbin" command -v nginx >/dev/null || missing="$$missing nginx-light"; \
 	command -v cc >/dev/null || missing="$$missing gcc libc6-dev"; \
+	command -v tcsh >/dev/null || missing="$$missing tcsh"; \
+	command -v fish >/dev/null || missing="$$missing fish"; \
 	for b in chromium-headless-shell chromium chromium-browser google-chrome-stable google-chrome; do command -v $$b >/dev/null && break; done \
 		|| missing="$$missing $(CHROMIUM)"; \
 	if test "$$(id -u)" = 0; then \

@@ -6,7 +6,6 @@ A script on the device finds out which, so that the log of a daemon that does no
 from __future__ import annotations
 
 import re
-import shlex
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -105,7 +104,7 @@ def following(device: Device, request: LogRequest) -> Iterator[Iterator[str]]:
 
     Raises DeviceError, and DeviceUnreachable if the connection ends.
     """
-    from edgert_deploy.devices.transports.ssh import SUDO
+    from edgert_deploy.devices.transports.ssh import SUDO, for_any_shell
     from edgert_deploy.devices.transports.system_ssh import ssh_command
 
     words = request.words(device, follow=True)
@@ -115,7 +114,7 @@ def following(device: Device, request: LogRequest) -> Iterator[Iterator[str]]:
         return
     if device.become:
         words = [*SUDO, *words]
-    with ssh_command(device) as ssh, _lines(device, request, [*ssh, shlex.join(words)]) as lines:
+    with ssh_command(device) as ssh, _lines(device, request, [*ssh, for_any_shell(words)]) as lines:
         yield lines
 
 

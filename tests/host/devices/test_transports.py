@@ -158,7 +158,10 @@ def test_scan_shows_the_servers_key(sshd: SshDevice) -> None:
 
 def test_a_server_with_one_session_at_a_time_runs_one_command_after_another(tmp_path: Path) -> None:
     """sshd refuses a session for a moment after the last one ended."""
-    with limited_to(1, tmp_path) as server, contextlib.closing(SshTransport(server.device())) as transport:
+    with (
+        configured("MaxSessions 1\n", tmp_path) as server,
+        contextlib.closing(SshTransport(server.device())) as transport,
+    ):
         for number in range(30):
             assert transport.run(["echo", str(number)], WAIT_S_MAX).stdout == f"{number}\n"
         (tmp_path / "payload").write_text("x")
@@ -167,15 +170,51 @@ def test_a_server_with_one_session_at_a_time_runs_one_command_after_another(tmp_
 
 
 def test_a_server_without_sessions_is_no_lost_link(tmp_path: Path) -> None:
-    with limited_to(0, tmp_path) as server, pytest.raises(DeviceUnreachable, match="MaxSessions"):
+    with configured("MaxSessions 0\n", tmp_path) as server, pytest.raises(DeviceUnreachable, match="MaxSessions"):
         SshTransport(server.device(), LinkLimits(connect_s=1)).run(["true"], WAIT_S_MAX)
 
 
+@pytest.mark.parametrize("shell", ["bash", "tcsh", "fish"])
+def test_any_login_shell_runs_the_words_even_if_it_prints_something_first(shell: str, tmp_path: Path) -> None:
+    """csh takes no quoted line break, fish reads quoted backslashes, and a line of .bashrc may greet."""
+    forced = f'ForceCommand echo Welcome; exec {shell} -c "$SSH_ORIGINAL_COMMAND"\n'
+    words = [
+        "a b",
+        "'",
+        '"',
+        "\\",
+        "\\0041",
+        "!x!!",
+        "$HOME",
+        "`id`",
+        "\n",
+        "é",
+        "%b",
+        "*",
+        "~",
+        "",
+        "{a,b}",
+        "#",
+        "&;|<>",
+    ]
+    with (
+        configured(forced, tmp_path) as server,
+        contextlib.closing(SshTransport(server.device())) as transport,
+    ):
+        done = transport.run(["sh", "-c", 'printf "%s|" "$@"\numask', "sh", *words], WAIT_S_MAX)
+        assert done.stdout == "".join(f"{word}|" for word in words) + "0022\n"
+        assert transport.run(["cat"], WAIT_S_MAX, input=b"in").stdout == "in"
+        assert transport.run(["no-such-program-7"], WAIT_S_MAX).exit_code == 127
+        (tmp_path / "payload").write_bytes(data := os.urandom(100_000))
+        transport.put(tmp_path / "payload", str(tmp_path / "there"))
+        assert (tmp_path / "there").read_bytes() == data
+
+
 @contextlib.contextmanager
-def limited_to(sessions: int, folder: Path) -> Iterator[SshDevice]:
+def configured(more: str, folder: Path) -> Iterator[SshDevice]:
     with running_sshd(folder / "sshd") as server:
         server.stop()
-        again = start_sshd(server.folder, port=server.port, more=f"MaxSessions {sessions}\n")
+        again = start_sshd(server.folder, port=server.port, more=more)
         try:
             yield again
         finally:

@@ -10,6 +10,7 @@ name that only the same content uses, and its hash is compared before it gets it
 from __future__ import annotations
 
 import contextlib
+import re
 import select
 import shlex
 import time
@@ -49,6 +50,7 @@ _SIZE = 'test ! -e "$1" || wc -c <"$1"'
 _UPLOADS_MAX = 2  # of one file: the first may have continued damaged bytes
 _MOVED_BYTES = 256 * 1024  # an attempt that moved so much does not count as failed: the link is lost now and then
 _PAUSE_S_MAX = 30.0
+_BEGIN = "edgert-output-begins"
 COMMAND_NOT_FOUND = 127  # as in a shell
 SUDO = ("sudo", "-n", "--")  # it cannot ask for a password
 HASH_S_MAX = 600.0
@@ -74,6 +76,23 @@ class _Upload:
     arrived: int = 0
 
 
+def for_any_shell(argv: Sequence[str]) -> str:
+    """Return the line with which any login shell runs `argv` and nothing else, also csh and fish.
+
+    csh takes no quoted line break, and expands a quoted exclamation mark; fish reads quoted backslashes. The umask is
+    set whatever the login's is: nobody else may write what the command creates.
+    """
+    script = f"umask 022; exec {shlex.join(argv)}"
+    octal = re.sub(r"[\\\n!']", lambda found: f"\\0{ord(found[0]):03o}", script)
+    return f"""exec sh -c 'eval "$(printf %b "$0")"' '{octal}'"""
+
+
+def _own(out: LineBuffer) -> str:
+    """Return the output without what the login shell printed first, as a line of its .bashrc may."""
+    said, began, own = out.text().partition(f"{_BEGIN}\n")
+    return own if began else said
+
+
 class SshTransport:
     """A `Transport` over one SSH connection, opened at the first call and again after a loss."""
 
@@ -96,13 +115,13 @@ class SshTransport:
             if exit_code == _NO_EXIT_CODE and not self._alive():
                 raise EOFError("the connection ended while the command ran")
             if self.device.become and exit_code == 1 and err.text().startswith(f"sudo: {argv[0]}: "):
-                return Result(tuple(argv), COMMAND_NOT_FOUND, out.text(), err.text())  # in any language
+                return Result(tuple(argv), COMMAND_NOT_FOUND, _own(out), err.text())  # in any language
             if self.device.become and exit_code == 1 and err.text().startswith("sudo: "):
                 raise DeviceError(
                     f"{self.device.name}: {err.text().strip()[:200]}. Allow this user sudo without a password (visudo: "
                     "NAME ALL=(ALL) NOPASSWD: ALL), log in as root, or add the device without --sudo"
                 )
-            return Result(tuple(argv), exit_code, out.text(), err.text())
+            return Result(tuple(argv), exit_code, _own(out), err.text())
 
     def put(self, local: Path, remote: str, how: PutOptions = PLAIN) -> None:
         digest, target = sha256_of(local), PurePosixPath(remote)
@@ -138,8 +157,8 @@ class SshTransport:
     def _channel(self, argv: Sequence[str]) -> Any:
         channel = self._session()
         channel.settimeout(self.limits.dead_after_s)
-        words = shlex.join([*(SUDO if self.device.become else ()), *argv])
-        channel.exec_command(f"umask 022; {words}")  # whatever the login's is: nobody else may write what it creates
+        words = [*(SUDO if self.device.become else ()), *argv]
+        channel.exec_command(f"echo {_BEGIN}; {for_any_shell(words)}")
         return channel
 
     def _session(self) -> Any:
