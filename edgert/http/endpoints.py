@@ -79,7 +79,10 @@ class Endpoints:
         """Answer one request; many threads may call this at once. Raises no error of the request."""
         try:
             if self._host_checked and not is_local_name(request.headers.get("host", "")):
-                raise HttpError(HTTPStatus.MISDIRECTED_REQUEST, "this server answers to localhost and addresses only")
+                raise HttpError(
+                    HTTPStatus.MISDIRECTED_REQUEST,
+                    "this server answers to localhost and addresses only: send such a Host, also from a proxy",
+                )
             if from_another_site(request.method, request.headers):
                 raise HttpError(HTTPStatus.FORBIDDEN, "requests that a browser makes for another site are refused")
             response = self._route(request)

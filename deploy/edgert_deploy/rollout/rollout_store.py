@@ -257,7 +257,7 @@ class RolloutStore:
         return lines
 
     def _append(self, id: str, lines: Sequence[str]) -> None:
-        path = self.path(id)
+        path, new = self.path(id), False
         try:
             new = not path.exists()
             with path.open("ab+") as file:
@@ -267,6 +267,8 @@ class RolloutStore:
             if new:
                 sync_folder(self.folder)
         except OSError as error:
+            if new:  # of a rollout that never began, such as on a full disk
+                path.unlink(missing_ok=True)
             raise self._unusable("write a rollout's progress to", error) from error
 
     def _tell_team(self, id: str, lines: Sequence[str]) -> None:

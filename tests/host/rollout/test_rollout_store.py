@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import os
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -109,6 +111,23 @@ def test_a_file_that_is_no_rollout_is_an_error_that_names_it(tmp_path: Path, tex
         store.read("x")
     assert store.all() == []
     assert [what in note and str(tmp_path) in note for note in notes] == [True]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
+def test_a_rollout_that_a_full_disk_refused_leaves_no_file(tmp_path: Path) -> None:
+    """Each later command would report it as one that cannot be read."""
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", tmp_path], check=True)
+    try:
+        store = RolloutStore(tmp_path)
+        begun = store.begin(ROLLOUT)
+        with (tmp_path / "full").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+            while file.write(bytes(4096)):
+                pass
+        with pytest.raises(ConfigInvalid, match="No space left"):
+            store.begin(ROLLOUT)
+        assert store.ids() == [begun.id]
+    finally:
+        subprocess.run(["umount", tmp_path], check=True)
 
 
 @pytest.mark.parametrize("id", ["../x", "", "a/b", ".x"])
