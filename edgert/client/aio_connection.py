@@ -8,7 +8,7 @@ connection whose model moved is closed when the daemon sends MOVED, not when the
 Measured on one core with the daemon, medians in us of interleaved runs at 4 KB / 150 KB / 1.2 MB: this client
 71 / 138 / 637; bare loops without its checks and time-outs over BufferedProtocol 70 / 144 / 1,125, over
 `loop.sock_recv_into` 104 / 172 / 714, over streams 104 (55 in another run) / 143 / 1,220; the blocking client on a
-socket 44 / 94 / 496. Through shared memory, 1.2 MB take 0.45 of that time (`bench.serving.transport`).
+socket 44 / 94 / 496. Through shared memory, 1.2 MB take 0.45 of that time (`bench.transport`).
 """
 
 from __future__ import annotations

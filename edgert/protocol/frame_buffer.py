@@ -128,7 +128,7 @@ class FrameBuffer:
     def shrink(self) -> None:
         """Release the memory of a large frame. Call it between frames, when no view of them is used any more.
 
-        The next large frame then costs page faults, which take up to ten times as long as the copy (bench.serving.buffers).
+        The next large frame then costs page faults, which take up to ten times as long as the copy (bench.buffers).
         """
         if len(self._view) > self._small_bytes and not self._filled:
             self._resizing(len(self._view), self._small_bytes)

@@ -23,7 +23,7 @@ NAMED_AFTER_NO_MODULE = {
     "tests/host/packager/sources/test_source_model_fuzz.py": "hostile models against every reader",
     "tests/host/packager/test_zoo.py": "trained models of bench/zoo, through every engine",
     "tests/host/packager/tflite_lowering/test_architectures.py": "whole networks through the lowering",
-    "tests/host/packager/tflite_lowering/test_node_tests.py": "bench/packager/node_tests.py: the ONNX project's tests",
+    "tests/host/packager/tflite_lowering/test_node_tests.py": "bench/node_tests.py: the ONNX project's tests",
 }
 
 

@@ -15,7 +15,7 @@ REQUIREMENTS = {
     "fastapi": ("fastapi", "uvicorn[standard]"),
     "litserve": ("litserve",),
     "mlserver": ("mlserver",),
-    # Converters, for bench/packager/build.py. Olive imports requests without declaring it.
+    # Converters, for bench/build.py. Olive imports requests without declaring it.
     "onnx2tf": ("onnx2tf",),
     "olive": ("olive-ai", "onnxruntime", "requests"),
 }

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 AT_ONCE_MAX = 8
-# A deployment mostly waits for its device: so many at a time use about a sixth of a core (bench/deploy/rollout.py).
+# A deployment mostly waits for its device: so many at a time use about a sixth of a core (bench/rollout.py).
 AT_ONCE_PER_CORE, AT_ONCE_MOST = 16, 128
 FILES_EACH = 8  # open at once for a connection: its socket, pipes, the bundle
 POLL_S = 0.1  # how soon a second Ctrl-C takes effect

@@ -1,7 +1,7 @@
 """From image files and frames to the model's size, in Pillow's compiled code, which releases the GIL.
 
 Why only Pillow: a 1080p JPEG to 224x224 takes 5.2 ms with its reduced decode, 4.9 with simplejpeg and OpenCV, 15 without
-reduction (`bench/serving/preprocess.py`). Its pixels are the closest to those of the usual training code. It installs 22 MB,
+reduction (`bench/preprocess.py`). Its pixels are the closest to those of the usual training code. It installs 22 MB,
 OpenCV 150 and 12 MB more of resident memory. With one codec, host and device see the same pixels.
 
 A JPEG is decoded at the smallest of 1/1, 1/2, 1/4, 1/8 of its size that is at least the wanted size; a frame is first

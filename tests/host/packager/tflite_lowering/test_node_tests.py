@@ -1,4 +1,4 @@
-"""The ONNX project's own node tests, through the lowering and TFLite's interpreter (`bench/packager/node_tests.py`)."""
+"""The ONNX project's own node tests, through the lowering and TFLite's interpreter (`bench/node_tests.py`)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 pytest.importorskip("ai_edge_litert")
 
-from bench.packager.node_tests import PASSED, run_tests
+from bench.node_tests import PASSED, run_tests
 from bench.support.node_cases import load_tests
 
 # The number of onnx 1.23's tests that pass; raise it when the lowering covers more operators. Later releases of onnx

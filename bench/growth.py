@@ -4,14 +4,14 @@
   all processes, the time from the daemon's start until the first model and until each has answered, and one client's times.
 - **Connections** (1 to 2,000, all but one idle): memory, and the times of the client that asks.
 - **Bytes** (0.2 KB to 40 MB, a model that reads nothing): one client's times, beside two bare Python processes that pass
-  the same bytes (`bench/support/echo.py`); `cpu_us` is the worker's processor time a request.
+  the same bytes (`support/echo.py`); `cpu_us` is the worker's processor time a request.
 
 Times are microseconds: the median over the rounds, in which all sizes of an axis take turns where one daemon serves
 them. A kink between two neighbours is what to look for, not the figures of a noisy machine.
 
-    python -m bench.serving.growth                       # a table
-    python -m bench.serving.growth --plot growth.svg     # and a page with a plot of each axis
-    python -m bench.serving.growth --axes bytes --json
+    python -m bench.growth                       # a table
+    python -m bench.growth --plot growth.svg     # and a page with a plot of each axis
+    python -m bench.growth --axes bytes --json
 """
 
 from __future__ import annotations

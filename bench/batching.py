@@ -2,7 +2,7 @@
 
 Real ONNX Runtime models with random weights run in the real daemon and answer client processes. `dense`, a fully
 connected layer with 33 MB of weights, gains from batches; `conv`, INT8 convolutions, does not; the others are those of
-`bench.serving.peers`. Each setting has a daemon, all run at once; rounds of all settings are interleaved in a rotating order,
+`bench.peers`. Each setting has a daemon, all run at once; rounds of all settings are interleaved in a rotating order,
 and a figure is the median over the rounds. The cache is off, so every request reaches the engine. All daemons have the
 same number of engine threads.
 
@@ -11,8 +11,8 @@ share of it to the best fixed cap's. `of_batch_1` is the rate over that of cap 1
 round, because other work on the machine changes from round to round. `of_best` is the median over the best fixed cap's
 median.
 
-    python -m bench.serving.batching            # a table
-    python -m bench.serving.batching --json     # JSON lines
+    python -m bench.batching            # a table
+    python -m bench.batching --json     # JSON lines
 """
 
 from __future__ import annotations

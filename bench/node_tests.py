@@ -1,17 +1,17 @@
 """How far the TFLite lowering reaches, by the ONNX project's own node tests (`onnx.backend.test`).
 
 Each test's model is lowered to a float32 .tflite file, run in TFLite's interpreter, and compared with the test's
-outputs at the test's tolerances. `bench/support/node_cases.py` decides which tests are promised and why the others are not.
+outputs at the test's tolerances. `support/node_cases.py` decides which tests are promised and why the others are not.
 
     promised      tests of operators that the lowering covers; `passed` of them pass
     unsupported   the rest; each must be refused with a reason, or pass, and never give a wrong answer
 
 The tests run in processes of their own, so that an abort of the interpreter fails one test only.
 
-    python -m bench.packager.node_tests                     # a summary; exit code 1 if a promised test fails
-    python -m bench.packager.node_tests --operator Conv     # the tests with Conv, each with its result
-    python -m bench.packager.node_tests --json              # one JSON object
-    python -m bench.packager.node_tests --docs              # rewrite docs/tflite-operators.md
+    python -m bench.node_tests                     # a summary; exit code 1 if a promised test fails
+    python -m bench.node_tests --operator Conv     # the tests with Conv, each with its result
+    python -m bench.node_tests --json              # one JSON object
+    python -m bench.node_tests --docs              # rewrite docs/tflite-operators.md
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ def page(results: Sequence[Result]) -> str:
     lines = [
         "# Operators that the TFLite lowering covers",
         "",
-        "`python -m bench.packager.node_tests --docs` makes this page from the ONNX project's own node tests; do not edit it.",
+        "`python -m bench.node_tests --docs` makes this page from the ONNX project's own node tests; do not edit it.",
         "",
         f"Of {total['total']} node tests, {total['promised']} are promised and {total['passed']} of those pass, in float32,",
         "at the tests' own tolerances. A test is promised when every operator of its model is in the first table and",

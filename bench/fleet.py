@@ -1,16 +1,16 @@
 """The number of devices that one real mosquitto and one real `edgert fleet export` can handle.
 
 The devices are simulated. Every device has its own connection and reports once a minute, as in the field
-(`bench/support/fleet_load.py`). `lost` are reports that were sent and that no exporter had counted when none counted anything
+(`support/fleet_load.py`). `lost` are reports that were sent and that no exporter had counted when none counted anything
 for GIVE_UP_S. `drained_s` is the time from the last sent report to the last counted one; more than LATE_S is late.
 `--find-max` sends ever faster, with one exporter, then with two and four of a site each, until reports are lost or
 late; a window of 30 s equals twice the devices. The load, the broker and the exporters share this machine's processors.
 The output has the share of each; the needs of 100,000 devices follow from these slopes.
 
-    python -m bench.fleet.exporter                                    # 10,000 devices, 2 models: three minutes
-    python -m bench.fleet.exporter --devices 1000 --models 1 --json
-    python -m bench.fleet.exporter --recorder                         # with a recorder beside the exporter, into SQLite
-    python -m bench.fleet.exporter --find-max                         # a quarter of an hour
+    python -m bench.fleet                                    # 10,000 devices, 2 models: three minutes
+    python -m bench.fleet --devices 1000 --models 1 --json
+    python -m bench.fleet --recorder                         # with a recorder beside the exporter, into SQLite
+    python -m bench.fleet --find-max                         # a quarter of an hour
 """
 
 from __future__ import annotations

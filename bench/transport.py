@@ -4,13 +4,13 @@ The model reads nothing (the null engine, ten numbers out), so only the transpor
 (224 x 224 x 3 UINT8) and 1.2 MB (640 x 640 x 3), with the cache off; and cache hits at 150 KB. `over_us` is p50 minus
 the p50 of `Session.run` on the same array in its own process: the median over the rounds, in which all cases of a
 placement take turns. Frames under 16 KB always use the socket. `echo_us` is the p50 of the same bytes between two
-bare Python processes (`bench/support/echo.py`), the lower bound for any server in Python. The asyncio client is called from
+bare Python processes (`support/echo.py`), the lower bound for any server in Python. The asyncio client is called from
 outside its loop, one `run_until_complete` per request, which its figures include.
 
 Two placements: client and daemon pinned to one core, and free. Waking an idle core costs more than the transport.
 
-    python -m bench.serving.transport            # a table
-    python -m bench.serving.transport --json     # JSON lines
+    python -m bench.transport            # a table
+    python -m bench.transport --json     # JSON lines
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The cost of HTTP on top of the local socket: `python -m bench.serving.http`.
+"""The cost of HTTP on top of the local socket: `python -m bench.http`.
 
 One client, a model that only copies, Triton's binary tensors both ways. Rounds of both ways alternate, so that both
 see the same machine; once with everything pinned to one core and once free.

@@ -8,8 +8,8 @@ one name use the same model and samples; MobileNetV2 has random weights and 16 c
 first use and kept. They convert for one target and judge nothing, so compare their rows with ours for that one
 target. A peer that does not install, or does not convert the model, is reported as such.
 
-    python -m bench.packager.build                   # a table
-    python -m bench.packager.build --peers --json    # JSON lines
+    python -m bench.build                   # a table
+    python -m bench.build --peers --json    # JSON lines
 """
 
 from __future__ import annotations

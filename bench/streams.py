@@ -4,8 +4,8 @@ The loop is that of the package's `OnnxWrapper`, which needs PyTorch, in NumPy: 
 one, and the state, through ONNX Runtime with one thread. The device serves artifacts of the same model, each built from
 speech with the state carried along; `same` is the share of chunks with the same decision. Rounds take turns.
 
-    python -m bench.serving.streams            # a table; needs the models of `make zoo`
-    python -m bench.serving.streams --json     # JSON lines
+    python -m bench.streams            # a table; needs the models of `make zoo`
+    python -m bench.streams --json     # JSON lines
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@ it does for a device: login, host key, facts, claim, delta, upload with its hash
 Stand-ins and sshd share this machine with the host, so `wall s` is theirs, too. `cpu s` and `memory` are of the process
 `edgert deploy` alone. The growth compares each fleet with the one before: what one more device costs.
 
-    python -m bench.deploy.rollout                                     # 10, 100 and 1,000 stand-ins: some minutes
-    python -m bench.deploy.rollout --devices 10,200 --parallel 8 --json
-    python -m bench.deploy.rollout --containers 2 --daemons 3          # real daemons in containers with systemd (as root)
+    python -m bench.rollout                                     # 10, 100 and 1,000 stand-ins: some minutes
+    python -m bench.rollout --devices 10,200 --parallel 8 --json
+    python -m bench.rollout --containers 2 --daemons 3          # real daemons in containers with systemd (as root)
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Two successors of the same weights: another last layer, and all layers trained on (`int8_weights`). Each setting
 makes each patch in turn, and the patch must restore the same bytes.
 
-    python -m bench.deploy.patches
+    python -m bench.patches
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Three models on one daemon: `digits` (INT8 on ONNX Runtime; its worker must survive), `camera` (150 KB in, a new
 version every few seconds) and `killed` (its worker is killed now and then). Clients of several kinds send requests to
-all three in closed loops, while the attacks of `bench/support/attacks.py` take turns on all three. At the end:
+all three in closed loops, while the attacks of `support/attacks.py` take turns on all three. At the end:
 
     requests      none failed, except with an error that allows a retry
     answers       each has the shape, and digits the values, of the answer before the load
@@ -13,8 +13,8 @@ all three in closed loops, while the attacks of `bench/support/attacks.py` take 
 
 The exit status is 1 if one of these does not hold.
 
-    python -m bench.serving.soak --minutes 10
-    python -m bench.serving.soak --minutes 600 --json > soak.jsonl
+    python -m bench.soak --minutes 10
+    python -m bench.soak --minutes 600 --json > soak.jsonl
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The time of pre- and postprocessing beside the usual ways: `python -m bench.serving.preprocess [--json]`.
+"""The time of pre- and postprocessing beside the usual ways: `python -m bench.preprocess [--json]`.
 
 All ways take turns and a figure is the median, so that noise affects all. OpenCV and simplejpeg are shown if they are
 installed, librosa and SciPy as well. `difference` is the mean distance of the values from plain Pillow's, in the 256
@@ -169,7 +169,7 @@ def _tokens(texts: int, words: int) -> dict[str, Way]:
 _LOAD = """
 import sys
 from pathlib import Path
-from bench.serving.preprocess import text_preprocessor
+from bench.preprocess import text_preprocessor
 from edgert.machine import rss_bytes
 before = rss_bytes()
 text_preprocessor(Path(sys.argv[1]))

@@ -13,8 +13,8 @@
 - **Cold start**: from the start of the daemon's process to the first answer, beside a Python that only imports the
   engine; with and without learned settings. Other work on the machine lengthens the times, not the processor time.
 
-    python -m bench.serving.footprint            # a table
-    python -m bench.serving.footprint --json     # JSON lines
+    python -m bench.footprint            # a table
+    python -m bench.footprint --json     # JSON lines
 """
 
 from __future__ import annotations

@@ -7,10 +7,10 @@ to 4x faster, 4x smaller, under 1 % of accuracy lost.
 Digits is a trained model; its accuracy is top-1 on held-out samples. The others have the usual architectures and
 random weights, so that no download is needed: times and sizes are real, but accuracy only shows how similar INT8 and
 FP32 answer. Trained networks forgive more noise than networks that learnt nothing. `cosine` is that of the answers
-without the mean answer (`bench/support/architectures.py`).
+without the mean answer (`support/architectures.py`).
 
-    python -m bench.packager.int8                                  # a table
-    python -m bench.packager.int8 --models digits,encoder --json   # JSON lines
+    python -m bench.int8                                  # a table
+    python -m bench.int8 --models digits,encoder --json   # JSON lines
 """
 
 from __future__ import annotations

@@ -15,9 +15,9 @@ Every client is its own process; rounds of all servers are interleaved, and a fi
 the server's processes a request. Memory is the sum of the server's processes (PSS), after all rounds of a placement.
 All servers are started anew on one core and on all of them, as EdgeRT learns at load how to run a model there.
 
-    python -m bench.serving.peers                                    # a table, and the ratios
-    python -m bench.serving.peers --models mlp --peers minimal,fastapi-unix --json
-    python -m bench.serving.peers --peers                            # EdgeRT alone
+    python -m bench.peers                                    # a table, and the ratios
+    python -m bench.peers --models mlp --peers minimal,fastapi-unix --json
+    python -m bench.peers --peers                            # EdgeRT alone
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
 
 No daemon takes part. Times are the median over the rounds, in which all cases take turns.
 
-    python -m bench.serving.buffers
+    python -m bench.buffers
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ follow` on state folders of their own. Each server is asked in turn: Debian's do
 nginx as a caching mirror in front of it (examples/registry). Devices and servers share this machine, so the wall times
 are those of both; processor times are of the server alone. A day has `--asks` questions.
 
-    python -m bench.deploy.pull                          # 500 simulated and 15 real devices, a release of 26 MB
-    python -m bench.deploy.pull --simulated 50 --real 2 --json
+    python -m bench.pull                          # 500 simulated and 15 real devices, a release of 26 MB
+    python -m bench.pull --simulated 50 --real 2 --json
 """
 
 from __future__ import annotations

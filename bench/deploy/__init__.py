@@ -1,1 +1,0 @@
-"""Bring bundles to devices: bytes, time, the cost for the host."""

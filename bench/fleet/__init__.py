@@ -1,1 +1,0 @@
-"""Receive the fleet's reports: exporter, store, page."""

@@ -1,1 +1,0 @@
-"""Build bundles: time, accuracy, what the lowering covers."""

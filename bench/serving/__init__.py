@@ -1,1 +1,0 @@
-"""Serve requests: speed, memory, growth, hostile clients."""
