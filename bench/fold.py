@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from edgert.processing.images.preprocess import Preprocessor
 
 from bench.support.tables import emit
 from edgert.bundle.rules import Preprocess
 from edgert.engines import EngineOptions, LocalArtifact, Session, engine_by_name
+from edgert.processing.images.preprocess import Preprocessor
 from edgert_deploy.devices.profiles import load_profile
 from edgert_deploy.packager.builders import Order, builder_for
 from edgert_deploy.packager.builders.folded_preprocessing import folded
