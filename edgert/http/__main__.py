@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 import threading
@@ -36,7 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def serve(state: StateDir) -> None:
     """Serve until told to stop. Raises ConfigInvalid if the settings of `[http]` cannot be used."""
     # Threads of several cores that wait for Python's lock take twice the processor time (decision 5).
-    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    with contextlib.suppress(OSError):  # a sandbox may forbid it, such as SystemCallFilter=~@resources
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     stop = stop_with_supervisor_or_signal(STOP_S_MAX + 1)  # a second for the rest
     config = read_config(state)
     check_installed()

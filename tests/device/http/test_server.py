@@ -1,11 +1,14 @@
-"""The HTTP server without a daemon: when it gives memory back."""
+"""The HTTP server without a daemon: when it gives memory back, and a sandbox around its process."""
 
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -73,3 +76,25 @@ def test_a_client_that_stays_connected_may_ask_again_so_the_server_goes_on_to_lo
         ask(client)
         wait_until(lambda: rests.calls >= 3, "it rests again")
         ask(client)
+
+
+# A filter of system calls as systemd sets it: sched_setaffinity fails with EPERM, everything else is allowed.
+FORBIDDEN = """
+import ctypes, errno, platform, struct, sys
+number = {"x86_64": 203, "aarch64": 122}[platform.machine()]
+steps = [(0x20, 0, 0, 0), (0x15, 0, 1, number), (0x06, 0, 0, 0x00050000 | errno.EPERM), (0x06, 0, 0, 0x7FFF0000)]
+code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
+program = struct.pack("HxxxxxxP", len(steps), ctypes.addressof(code))
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, program) == 0
+from edgert.http.__main__ import main
+sys.exit(main(["--state", sys.argv[1]]))
+"""
+
+
+def test_a_sandbox_that_forbids_the_choice_of_a_core_does_not_end_it(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FORBIDDEN, str(tmp_path / "none")], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, "Traceback" in done.stderr) == (4, False), done.stderr
+    assert "config.toml is missing" in done.stderr, "it went on to read its configuration"
