@@ -139,6 +139,21 @@ def test_a_command_runs_there_and_its_code_comes_back(
     assert main(["ssh", "here", "--", "exit 3"]) == 3
 
 
+def test_a_remote_command_of_the_users_configuration_is_not_in_the_way(
+    inventory: Inventory,
+    sshd: SshDevice,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "config").write_text("Host *\n RemoteCommand tmux new -A\n")
+    (tmp_path / "ssh").write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {tmp_path}/config "$@"\n')
+    (tmp_path / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert main(["ssh", "board", "--", "echo in"]) == 0
+    assert capfd.readouterr().out == "in\n"
+
+
 def test_the_pinned_keys_hold_there_too_also_of_the_jump_host(
     inventory: Inventory, sshd: SshDevice, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -23,8 +23,9 @@ EXIT_FAILED = 255  # of ssh itself, if it cannot connect
 
 # Options on the command line take precedence over those in files.
 _ONLY_PINNED = (
-    ("IgnoreUnknown", "KnownHostsCommand"),  # new in OpenSSH 8.5
+    ("IgnoreUnknown", "KnownHostsCommand,RemoteCommand"),  # new in OpenSSH 8.5 and 7.6
     ("KnownHostsCommand", "none"),
+    ("RemoteCommand", "none"),  # such as tmux; ssh would refuse our own words beside it
     ("GlobalKnownHostsFile", "/dev/null"),
     ("StrictHostKeyChecking", "yes"),
     ("VerifyHostKeyDNS", "no"),
