@@ -1,4 +1,4 @@
-"""Output of `edgertd`: one JSON object or text on stdout, progress on stderr, no control characters."""
+"""Output of `edgertd` and `edgert`: one JSON object or text on stdout, progress on stderr."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import click
 
 from edgert.printable import printable
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
 
 
 def emit(value: dict[str, Any], text: str, as_json: bool) -> None:
-    """Print the result."""
+    """Print the result: `value` as JSON, or `text`."""
     click.echo(json.dumps(value) if as_json else printable(text))
 
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import click
 
+from edgert.cli.output import json_option
 from edgert_deploy.cli.shared.each import Row, run_on_each
-from edgert_deploy.cli.shared.options import inventory_option, json_option, selector_argument
+from edgert_deploy.cli.shared.options import inventory_option, selector_argument
 from edgert_deploy.cli.shared.output import columns, error_lines, say
 from edgert_deploy.cli.shared.types import Duration, ModelOrBundle
 from edgert_deploy.devices.bench import bench_bundle_on, bench_live_on

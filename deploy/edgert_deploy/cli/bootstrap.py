@@ -11,6 +11,7 @@ import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
 from edgert.bundle.signing import PublicKey, read_public_key
+from edgert.cli.output import json_option
 from edgert.errors import ConfigInvalid
 from edgert.telemetry.link import CONNECTED
 from edgert.typed_json import to_json
@@ -21,13 +22,7 @@ from edgert_deploy.bootstrap.runtime import TRIAL_S
 from edgert_deploy.bootstrap.wheelhouse import ENGINES_WITHOUT_WHEELS, EXTRAS_ASKED
 from edgert_deploy.cli.shared.broker_options import of_this_broker
 from edgert_deploy.cli.shared.each import Row, run_on_each
-from edgert_deploy.cli.shared.options import (
-    inventory_option,
-    json_option,
-    profiles_option,
-    same_machine_option,
-    selector_argument,
-)
+from edgert_deploy.cli.shared.options import inventory_option, profiles_option, same_machine_option, selector_argument
 from edgert_deploy.cli.shared.output import say
 from edgert_deploy.cli.shared.types import FILE, ChannelName, Duration, refuse_pipe
 from edgert_deploy.common.keys import public_key

@@ -16,13 +16,13 @@ from edgert.bundle.rules import Classify, Ctc, Detect, Preprocess
 from edgert.bundle.signal_rules import Series, Sound, check_smoothing
 from edgert.bundle.signing import read_signing_key
 from edgert.bundle.text_rules import Embed, Text
+from edgert.cli.output import emit, json_option
 from edgert.errors import ConfigInvalid
 from edgert.processing.preprocessors import InputRule
 from edgert.toml_file import about
 from edgert_deploy.cli.shared import build_output
 from edgert_deploy.cli.shared.build_progress import BuildProgress
-from edgert_deploy.cli.shared.options import inventory_option, json_option, profiles_option
-from edgert_deploy.cli.shared.output import emit
+from edgert_deploy.cli.shared.options import inventory_option, profiles_option
 from edgert_deploy.cli.shared.types import FilePath, NewBundlePath, ProfileName
 from edgert_deploy.common.keys import key_paths, keys_dir
 from edgert_deploy.common.quantities import expiry_from, size_text

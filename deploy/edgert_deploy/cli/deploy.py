@@ -10,17 +10,12 @@ from typing import Any
 
 import click
 
+from edgert.cli.output import emit, json_option
 from edgert.errors import Interrupted, NotBootstrapped
 from edgert.printable import counted
 from edgert.versions.trial_limits import TrialLimits, parse_limits
-from edgert_deploy.cli.shared.options import (
-    inventory_option,
-    json_option,
-    limit_option,
-    selector_argument,
-    verbose_option,
-)
-from edgert_deploy.cli.shared.output import columns, emit, error_lines, errors_by_cause
+from edgert_deploy.cli.shared.options import inventory_option, limit_option, selector_argument, verbose_option
+from edgert_deploy.cli.shared.output import columns, error_lines, errors_by_cause
 from edgert_deploy.cli.shared.rollout_progress import RolloutProgress
 from edgert_deploy.cli.shared.team import open_rollouts
 from edgert_deploy.cli.shared.types import BundlePath, Duration, Rate

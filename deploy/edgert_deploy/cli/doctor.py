@@ -8,10 +8,11 @@ from pathlib import Path
 
 import click
 
+from edgert.cli.output import emit, json_option
 from edgert.errors import ConfigInvalid
 from edgert.printable import counted
-from edgert_deploy.cli.shared.options import inventory_option, json_option, profiles_option, selector_argument
-from edgert_deploy.cli.shared.output import emit, say
+from edgert_deploy.cli.shared.options import inventory_option, profiles_option, selector_argument
+from edgert_deploy.cli.shared.output import say
 from edgert_deploy.common.parallel import Stop, for_each
 from edgert_deploy.devices.inventory import Inventory
 from edgert_deploy.devices.selector import ALL

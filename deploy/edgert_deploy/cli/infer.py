@@ -11,12 +11,12 @@ import click
 import numpy as np
 
 from edgert import Client
+from edgert.cli.output import emit, json_option
 from edgert.cli.tensor_files import Arrays, as_text, read_inputs, write_outputs
 from edgert.cli.tensor_files import as_json as described
 from edgert.config import default_socket
 from edgert.errors import DaemonUnreachable, DeviceError, EdgeRTError
-from edgert_deploy.cli.shared.options import device_argument, inventory_option, json_option
-from edgert_deploy.cli.shared.output import emit
+from edgert_deploy.cli.shared.options import device_argument, inventory_option
 from edgert_deploy.cli.shared.types import FILE, ModelName
 from edgert_deploy.devices.inventory import Device, Inventory
 from edgert_deploy.devices.remote import QUICK_S_MAX, RemoteDaemon

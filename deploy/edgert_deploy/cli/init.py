@@ -8,9 +8,9 @@ from pathlib import Path
 import click
 
 from edgert.bundle.signing import new_key, write_key_pair
+from edgert.cli.output import emit, json_option
 from edgert.errors import ConfigInvalid
-from edgert_deploy.cli.shared.options import json_option
-from edgert_deploy.cli.shared.output import emit, say
+from edgert_deploy.cli.shared.output import say
 from edgert_deploy.common.folders import config_folder
 from edgert_deploy.common.keys import key_paths, publish
 from edgert_deploy.common.project import FILE_NAME, INVENTORY, KEYS, find_project, find_root

@@ -8,10 +8,11 @@ import click
 
 from edgert.bundle.signing import new_key, read_public_key, write_key_pair
 from edgert.cli.command import Group
+from edgert.cli.output import emit, json_option
 from edgert.errors import ConfigInvalid
 from edgert_deploy.cli.shared.each import Row, run_on_each
-from edgert_deploy.cli.shared.options import inventory_option, json_option, selector_argument
-from edgert_deploy.cli.shared.output import columns, emit, error_lines, say
+from edgert_deploy.cli.shared.options import inventory_option, selector_argument
+from edgert_deploy.cli.shared.output import columns, error_lines, say
 from edgert_deploy.common.keys import PUBLIC_SUFFIX, check_new_key, key_paths, keys_dir, public_keys, publish
 from edgert_deploy.common.project import find_project
 from edgert_deploy.devices.inventory import Device, Inventory

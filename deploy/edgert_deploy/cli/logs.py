@@ -6,8 +6,9 @@ from contextlib import closing
 
 import click
 
-from edgert_deploy.cli.shared.options import device_argument, inventory_option, json_option
-from edgert_deploy.cli.shared.output import emit, say
+from edgert.cli.output import emit, json_option
+from edgert_deploy.cli.shared.options import device_argument, inventory_option
+from edgert_deploy.cli.shared.output import say
 from edgert_deploy.cli.shared.types import ModelName
 from edgert_deploy.devices.inventory import Device, Inventory
 from edgert_deploy.devices.logs import LINES_MAX, LogRequest, following, parse_since, read_log

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import click
 
-from edgert_deploy.cli.shared.options import json_option, profiles_option
-from edgert_deploy.cli.shared.output import columns, emit
+from edgert.cli.output import emit, json_option
+from edgert_deploy.cli.shared.options import profiles_option
+from edgert_deploy.cli.shared.output import columns
 from edgert_deploy.devices.profiles import list_profiles
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import click
 
+from edgert.cli.output import emit, json_option
 from edgert.errors import ConfigInvalid
 from edgert.typed_json import to_json
 from edgert_deploy.cli.shared.channel_options import (
@@ -18,8 +19,6 @@ from edgert_deploy.cli.shared.channel_options import (
     reach_options,
     signing_options,
 )
-from edgert_deploy.cli.shared.options import json_option
-from edgert_deploy.cli.shared.output import emit
 from edgert_deploy.cli.shared.types import ChannelName, ModelName
 from edgert_deploy.rollout.channel_entries import newest_of, with_release
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from edgert.cli.output import emit, json_option
 from edgert_deploy.cli.shared.channel_options import (
     Chosen,
     Reach,
@@ -16,8 +17,6 @@ from edgert_deploy.cli.shared.channel_options import (
     reach_of_argument,
     signing_options,
 )
-from edgert_deploy.cli.shared.options import json_option
-from edgert_deploy.cli.shared.output import emit
 from edgert_deploy.cli.shared.types import BundlePath
 from edgert_deploy.cli.shared.upload_progress import UploadProgress
 from edgert_deploy.common.quantities import size_text

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from edgert.cli.output import emit, json_option
 from edgert.environment import RUNTIME
 from edgert.errors import ConfigInvalid
 from edgert_deploy.bootstrap.plan import ALL_ENGINES, BootstrapOptions
@@ -24,8 +25,8 @@ from edgert_deploy.cli.shared.channel_options import (
     reach_of_argument,
     signing_options,
 )
-from edgert_deploy.cli.shared.options import json_option, profiles_option
-from edgert_deploy.cli.shared.output import emit, say
+from edgert_deploy.cli.shared.options import profiles_option
+from edgert_deploy.cli.shared.output import say
 from edgert_deploy.cli.shared.upload_progress import UploadProgress
 from edgert_deploy.common.quantities import size_text
 from edgert_deploy.devices.profiles import load_profile

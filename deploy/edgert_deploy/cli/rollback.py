@@ -6,8 +6,9 @@ from functools import partial
 
 import click
 
+from edgert.cli.output import json_option
 from edgert_deploy.cli.shared.each import Row, run_on_each
-from edgert_deploy.cli.shared.options import inventory_option, json_option, selector_argument
+from edgert_deploy.cli.shared.options import inventory_option, selector_argument
 from edgert_deploy.cli.shared.output import columns, say
 from edgert_deploy.cli.shared.types import ModelName
 from edgert_deploy.devices.claims import claimed

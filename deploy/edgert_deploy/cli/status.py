@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import click
 
+from edgert.cli.output import json_option
 from edgert.errors import DeviceUnreachable, HostKeyMismatch, LoginRefused, NotBootstrapped, RuntimeBroken
 from edgert.typed_json import to_json
 from edgert_deploy.cli.shared.each import Row, run_on_each
-from edgert_deploy.cli.shared.options import inventory_option, json_option, selector_argument
+from edgert_deploy.cli.shared.options import inventory_option, selector_argument
 from edgert_deploy.cli.shared.output import columns
 from edgert_deploy.cli.shared.team import open_rollouts
 from edgert_deploy.common.project import find_project

@@ -8,9 +8,10 @@ from functools import partial
 
 import click
 
+from edgert.cli.output import json_option
 from edgert_deploy.bootstrap.uninstall import uninstall as uninstall_from
 from edgert_deploy.cli.shared.each import Row, run_on_each
-from edgert_deploy.cli.shared.options import inventory_option, json_option, selector_argument, yes_option
+from edgert_deploy.cli.shared.options import inventory_option, selector_argument, yes_option
 from edgert_deploy.cli.shared.output import say
 from edgert_deploy.devices.inventory import Device, Inventory
 from edgert_deploy.devices.transports import Transport

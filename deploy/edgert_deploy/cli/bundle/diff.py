@@ -13,9 +13,8 @@ import click
 
 from edgert.bundle.bundle_file import open_bundle
 from edgert.bundle.manifest import ArtifactEntry, Manifest
+from edgert.cli.output import emit, json_option
 from edgert.printable import counted, some_of
-from edgert_deploy.cli.shared.options import json_option
-from edgert_deploy.cli.shared.output import emit
 from edgert_deploy.cli.shared.types import BundlePath
 from edgert_deploy.common.quantities import difference_text, size_text
 from edgert_deploy.packager.report import artifact_bytes

@@ -15,9 +15,8 @@ from edgert.bundle.rules import Classify, Detect, Preprocess
 from edgert.bundle.signal_rules import signal_text
 from edgert.bundle.state import state_text
 from edgert.bundle.text_rules import embed_text, text_text
+from edgert.cli.output import emit, json_option
 from edgert.printable import counted, some_of
-from edgert_deploy.cli.shared.options import json_option
-from edgert_deploy.cli.shared.output import emit
 from edgert_deploy.cli.shared.types import BundlePath
 from edgert_deploy.common.quantities import difference_text, share_text, size_text
 from edgert_deploy.packager.report import Report, gather

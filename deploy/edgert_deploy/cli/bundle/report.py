@@ -7,10 +7,9 @@ from pathlib import Path
 import click
 
 from edgert.bundle.bundle_file import open_bundle
+from edgert.cli.output import emit, json_option
 from edgert.durable import replace_file
 from edgert.errors import ConfigInvalid
-from edgert_deploy.cli.shared.options import json_option
-from edgert_deploy.cli.shared.output import emit
 from edgert_deploy.cli.shared.types import BundlePath
 from edgert_deploy.common.quantities import size_text
 from edgert_deploy.packager.report import gather

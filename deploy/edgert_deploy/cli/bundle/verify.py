@@ -8,8 +8,7 @@ import click
 
 from edgert.bundle.bundle_file import open_bundle
 from edgert.bundle.signing import read_public_key
-from edgert_deploy.cli.shared.options import json_option
-from edgert_deploy.cli.shared.output import emit
+from edgert.cli.output import emit, json_option
 from edgert_deploy.cli.shared.types import FILE, BundlePath
 from edgert_deploy.common.keys import public_key
 

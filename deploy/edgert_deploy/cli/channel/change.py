@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import click
 
+from edgert.cli.output import emit, json_option
 from edgert.typed_json import to_json
 from edgert_deploy.cli.shared.channel_options import (
     Reach,
@@ -15,8 +16,6 @@ from edgert_deploy.cli.shared.channel_options import (
     signing_options,
     statement_table,
 )
-from edgert_deploy.cli.shared.options import json_option
-from edgert_deploy.cli.shared.output import emit
 from edgert_deploy.cli.shared.types import ChannelName
 from edgert_deploy.rollout.channel_entries import Entries, with_halt, without_model
 

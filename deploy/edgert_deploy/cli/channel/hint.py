@@ -6,12 +6,11 @@ import time
 
 import click
 
+from edgert.cli.output import emit, json_option
 from edgert.telemetry.messages import hint_topic
 from edgert.telemetry.mqtt import MqttSettings
 from edgert.telemetry.retained import retain
 from edgert_deploy.cli.shared.broker_options import broker_alone_options
-from edgert_deploy.cli.shared.options import json_option
-from edgert_deploy.cli.shared.output import emit
 from edgert_deploy.cli.shared.types import ChannelName
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import click
 
+from edgert.cli.output import emit, json_option
 from edgert.typed_json import to_json
 from edgert_deploy.cli.channel.watch import progress_json, progress_table, read_progress
 from edgert_deploy.cli.shared.channel_options import Reach, channels_of, reach_options, statement_table
-from edgert_deploy.cli.shared.options import json_option, store_option
-from edgert_deploy.cli.shared.output import emit
+from edgert_deploy.cli.shared.options import store_option
 from edgert_deploy.cli.shared.types import ChannelName
 
 

@@ -11,6 +11,7 @@ import click
 
 from edgert.bundle.channel import Statement
 from edgert.bundle.signing import SigningKey
+from edgert.cli.output import emit, json_option
 from edgert.errors import Interrupted, RolledBack
 from edgert.typed_json import to_json
 from edgert_deploy.cli.shared.channel_options import (
@@ -21,8 +22,8 @@ from edgert_deploy.cli.shared.channel_options import (
     reach_options,
     signing_options,
 )
-from edgert_deploy.cli.shared.options import for_option, json_option, store_option
-from edgert_deploy.cli.shared.output import columns, emit, errors_by_cause, say
+from edgert_deploy.cli.shared.options import for_option, store_option
+from edgert_deploy.cli.shared.output import columns, errors_by_cause, say
 from edgert_deploy.cli.shared.stopping import stopping
 from edgert_deploy.cli.shared.types import ChannelName, Duration, ModelName
 from edgert_deploy.fleet.channels import EVENTS_MS, STATES, Progress, progress_of

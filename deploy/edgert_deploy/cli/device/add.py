@@ -10,11 +10,12 @@ from typing import Any
 
 import click
 
+from edgert.cli.output import emit, json_option
 from edgert.config import SOCKET_PATH_BYTES_MAX, StateDir
 from edgert.errors import ConfigInvalid
 from edgert_deploy.cli.shared.host_keys import identity_path, pinned
-from edgert_deploy.cli.shared.options import inventory_option, json_option, profiles_option, same_machine_option
-from edgert_deploy.cli.shared.output import emit, say
+from edgert_deploy.cli.shared.options import inventory_option, profiles_option, same_machine_option
+from edgert_deploy.cli.shared.output import say
 from edgert_deploy.cli.shared.types import FILE, ProfileName
 from edgert_deploy.devices.facts import describe, misfits, pick_profile, probe
 from edgert_deploy.devices.inventory import Device, Inventory, refuse_same_machine

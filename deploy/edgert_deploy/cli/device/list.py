@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import click
 
-from edgert_deploy.cli.shared.options import inventory_option, json_option, selector_argument
-from edgert_deploy.cli.shared.output import columns, emit, say
+from edgert.cli.output import emit, json_option
+from edgert_deploy.cli.shared.options import inventory_option, selector_argument
+from edgert_deploy.cli.shared.output import columns, say
 from edgert_deploy.devices.inventory import Inventory, fingerprint
 from edgert_deploy.devices.selector import ALL
 

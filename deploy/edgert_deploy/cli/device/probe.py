@@ -7,11 +7,12 @@ from pathlib import Path
 
 import click
 
+from edgert.cli.output import json_option
 from edgert.errors import ConfigInvalid
 from edgert.printable import counted
 from edgert_deploy.cli.shared.each import Row, run_on_each
 from edgert_deploy.cli.shared.host_keys import identity_path, pinned
-from edgert_deploy.cli.shared.options import inventory_option, json_option, profiles_option
+from edgert_deploy.cli.shared.options import inventory_option, profiles_option
 from edgert_deploy.cli.shared.output import say
 from edgert_deploy.cli.shared.types import FILE, Selector
 from edgert_deploy.devices.facts import LOCAL_PROFILE, MachineFacts, misfits, pick_profile, probe

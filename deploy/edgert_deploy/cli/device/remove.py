@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from edgert_deploy.cli.shared.options import device_argument, inventory_option, json_option
-from edgert_deploy.cli.shared.output import emit
+from edgert.cli.output import emit, json_option
+from edgert_deploy.cli.shared.options import device_argument, inventory_option
 from edgert_deploy.devices.inventory import Inventory
 
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import click
 
+from edgert.cli.output import emit, json_option
 from edgert_deploy.cli.shared.host_keys import DEVICE_KEY, JUMP_KEY, agreed_host_key, identity_path
-from edgert_deploy.cli.shared.options import inventory_option, json_option, profiles_option, selector_argument
-from edgert_deploy.cli.shared.output import emit, say
+from edgert_deploy.cli.shared.options import inventory_option, profiles_option, selector_argument
+from edgert_deploy.cli.shared.output import say
 from edgert_deploy.cli.shared.types import FILE, ProfileName
 from edgert_deploy.devices.inventory import Device, Inventory
 from edgert_deploy.devices.profiles import load_profile

@@ -9,6 +9,7 @@ from functools import partial
 
 import click
 
+from edgert.cli.output import emit, json_option
 from edgert.errors import ConfigInvalid, DeviceError
 from edgert.names import checked_id
 from edgert.printable import counted
@@ -18,8 +19,7 @@ from edgert.telemetry.messages import Topics
 from edgert.telemetry.mqtt import BrokerRefused, Connection, MqttSettings
 from edgert.telemetry.retained import clear
 from edgert_deploy.cli.shared.broker_options import broker_options
-from edgert_deploy.cli.shared.options import json_option
-from edgert_deploy.cli.shared.output import emit, say
+from edgert_deploy.cli.shared.output import say
 from edgert_deploy.fleet.store.query import FleetQuery
 from edgert_deploy.fleet.store.store import Store
 

@@ -9,10 +9,11 @@ from typing import Any
 
 import click
 
+from edgert.cli.output import emit, json_option
 from edgert.errors import ConfigInvalid
 from edgert.printable import some_of
-from edgert_deploy.cli.shared.options import json_option, store_option
-from edgert_deploy.cli.shared.output import columns, emit, say
+from edgert_deploy.cli.shared.options import store_option
+from edgert_deploy.cli.shared.output import columns, say
 from edgert_deploy.cli.shared.types import Duration, ModelName, ProfileName
 from edgert_deploy.common.quantities import duration_text
 from edgert_deploy.fleet.reports import DIMENSIONS

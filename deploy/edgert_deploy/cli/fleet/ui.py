@@ -13,11 +13,12 @@ from pathlib import Path
 
 import click
 
+from edgert.cli.output import emit, json_option
 from edgert.errors import ConfigInvalid, EdgeRTError
 from edgert.telemetry.mqtt import MqttSettings
 from edgert_deploy.cli.shared.broker_options import broker_options
-from edgert_deploy.cli.shared.options import for_option, json_option
-from edgert_deploy.cli.shared.output import emit, say
+from edgert_deploy.cli.shared.options import for_option
+from edgert_deploy.cli.shared.output import say
 from edgert_deploy.cli.shared.stopping import stopping
 from edgert_deploy.cli.shared.team import open_rollouts
 from edgert_deploy.cli.shared.types import FILE_NAME, Size

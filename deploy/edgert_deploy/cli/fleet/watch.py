@@ -15,12 +15,13 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from edgert.cli.output import emit, json_option
 from edgert.errors import ConfigInvalid
 from edgert.printable import counted, printable
 from edgert.telemetry.mqtt import MqttSettings
 from edgert_deploy.cli.shared.broker_options import broker_options
-from edgert_deploy.cli.shared.options import for_option, json_option
-from edgert_deploy.cli.shared.output import CELL_CHARS_MAX, emit, say
+from edgert_deploy.cli.shared.options import for_option
+from edgert_deploy.cli.shared.output import CELL_CHARS_MAX, say
 from edgert_deploy.cli.shared.types import Duration, ModelName
 from edgert_deploy.common.quantities import duration_text
 from edgert_deploy.fleet.state import FleetState, Row

@@ -9,8 +9,9 @@ from typing import Any
 
 import click
 
+from edgert.cli.output import emit
 from edgert.errors import EdgeRTError, EngineMissing, HealthCheckFailed, Interrupted, RolledBack
-from edgert_deploy.cli.shared.output import emit, error_lines
+from edgert_deploy.cli.shared.output import error_lines
 from edgert_deploy.common.parallel import Stop, for_each
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.transports import Transport, open_transport

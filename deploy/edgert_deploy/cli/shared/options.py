@@ -18,8 +18,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 STORE_DEFAULT = "fleet.db"
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
-
 
 def _inventory(_context: click.Context, _option: click.Parameter, file: Path | None) -> Inventory:
     from edgert_deploy.devices.inventory import find_inventory

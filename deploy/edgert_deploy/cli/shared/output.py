@@ -1,13 +1,14 @@
-"""How commands print: results on stdout, progress on stderr, nothing that could control the terminal."""
+"""How commands print: progress on stderr, tables, errors by cause; no control characters.
+
+Results go to stdout as those of `edgertd` do (edgert/cli/output.py).
+"""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import threading
 from collections.abc import Sequence
-from typing import Any
 
 import click
 
@@ -26,11 +27,6 @@ def say(device: str, line: str) -> None:
     """
     with _LINE, contextlib.suppress(OSError):
         click.echo(printable(f"[{device}] {line}" if device else line), err=True)
-
-
-def emit(value: dict[str, Any], text: str, as_json: bool) -> None:
-    """Print the result: `value` as JSON, or `text`."""
-    click.echo(json.dumps(value) if as_json else printable(text))
 
 
 def columns(rows: Sequence[Sequence[str]]) -> str:
