@@ -27,6 +27,7 @@ INSTALLED_FACTOR = 1.2  # byte code and file system blocks on top of the files; 
 SPARE_BYTES = 32 * 1024**2  # stays free
 ID_LENGTH = 16
 TAIL_CHARS = 800
+_NOEXEC = "failed to map segment from shared object"  # of glibc
 TENSORRT_HINT = "; TensorRT comes with JetPack: apt-get install tensorrt"
 _PIP = ("--isolated", "--disable-pip-version-check", "--no-input")
 _INSTALL = (
@@ -296,6 +297,8 @@ def _try_engines(run: Run, new: Environment) -> tuple[tuple[str, ...], dict[str,
             continue
         reason = (result.stderr.strip().splitlines() or [result.complaint()])[-1]
         hint = TENSORRT_HINT if engine == "tensorrt" else ""
+        if _NOEXEC in reason:
+            hint = f"; {new.home} is mounted noexec: remount it, or add the device again with --home on another file system"
         lacking[engine] = f"engine {engine} does not load: {reason[-300:]}{hint}"
     return tuple(loading), lacking
 

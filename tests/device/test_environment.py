@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -9,6 +11,7 @@ from importlib.util import cache_from_source
 from pathlib import Path
 
 import pytest
+from httptools.parser import parser as a_library
 
 from edgert.environment import (
     Environment,
@@ -72,6 +75,20 @@ def test_an_engine_that_does_not_load_is_left_out_or_refuses_the_whole(tmp_path:
     with pytest.raises(EngineMissing, match="it crashed"):
         make_environment(run, environment(tmp_path / "b", fails, exactly=True))
     assert not (tmp_path / "b/venvs" / NEW).exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
+def test_a_folder_that_is_mounted_noexec_is_named(tmp_path: Path) -> None:
+    (noexec := tmp_path / "noexec").mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "noexec", "tmpfs", noexec], check=True)
+    try:
+        library = shutil.copy(a_library.__file__, noexec)
+        load = f"import ctypes; ctypes.CDLL('{library}')"
+        fails = f'case "$*" in *tflite) exec {sys.executable} -c "{load}" ;; esac'
+        said = make_environment(run, environment(tmp_path / "home", fails))["tflite"]
+        assert f"{tmp_path}/home is mounted noexec: remount it, or add the device again with --home" in said
+    finally:
+        subprocess.run(["umount", noexec], check=True)
 
 
 def test_an_engine_gets_byte_code_also_where_a_follower_inherits_that_the_daemon_writes_none(
