@@ -36,6 +36,7 @@ SDK_PACKAGES = {
     "tensorrt": ("tensorrt",),
 }
 UNTHREADED = ("null", "fault", "tensorrt")  # these engines ignore `threads`
+PREPARED = ("tensorrt",)  # these engines have something to do in `Engine.prepare`
 CONCURRENT = ("onnxruntime",)  # several threads may run one session of these at once
 
 
@@ -122,6 +123,12 @@ def engine_by_name(name: str) -> Engine:
         raise ConfigInvalid(f"unknown engine {name!r}; known: {', '.join(ENGINES)}")
     module, _, cls = ENGINES[name].partition(":")
     return cast(Engine, getattr(importlib.import_module(module), cls)())
+
+
+def prepare(artifact: LocalArtifact, options: EngineOptions, progress: Callable[[str], None]) -> None:
+    """Do `Engine.prepare`; an engine that has nothing to do there is not imported, and NumPy neither."""
+    if artifact.engine in PREPARED or artifact.engine not in ENGINES:
+        engine_by_name(artifact.engine).prepare(artifact, options, progress)
 
 
 def sdk_of(engine: str) -> Any:

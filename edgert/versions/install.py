@@ -14,7 +14,7 @@ from edgert.bundle.expiry import check_expiry, expiry_time
 from edgert.bundle.manifest import FileEntry, Manifest
 from edgert.config import DeviceConfig, StateDir
 from edgert.durable import storing, sync_file
-from edgert.engines import EngineOptions, engine_by_name
+from edgert.engines import EngineOptions, prepare
 from edgert.errors import (
     BundleError,
     ConfigInvalid,
@@ -173,7 +173,7 @@ def _prepare(version: InstalledVersion, state: StateDir, config: DeviceConfig, p
     failures: list[EdgeRTError] = []
     for artifact in version.artifacts:
         try:
-            engine_by_name(artifact.engine).prepare(version.local(artifact), options, progress)
+            prepare(version.local(artifact), options, progress)
         except (EngineMissing, EngineFailed) as error:
             if config.serving.strict:
                 raise
@@ -182,4 +182,4 @@ def _prepare(version: InstalledVersion, state: StateDir, config: DeviceConfig, p
     if len(failures) == len(version.artifacts):
         raise failures[0]
     if version.reference is not None:
-        engine_by_name(version.reference.engine).prepare(version.local(version.reference), options, progress)
+        prepare(version.local(version.reference), options, progress)

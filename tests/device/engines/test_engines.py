@@ -17,7 +17,7 @@ import pytest
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
-from edgert.engines import ENGINES, EngineOptions, LocalArtifact, Session, bucket_for, engine_by_name
+from edgert.engines import ENGINES, PREPARED, Engine, EngineOptions, LocalArtifact, Session, bucket_for, engine_by_name
 from edgert.engines.present import engine_versions
 from edgert.engines.tensorrt import plan_name
 from edgert.errors import ConfigInvalid, EngineFailed, EngineMissing
@@ -181,6 +181,10 @@ def test_an_artifact_with_other_tensors_than_the_contract_is_refused(tmp_path: P
     path = models.write(models.mlp(), tmp_path / "m.onnx")
     with pytest.raises(EngineFailed, match="no output y"):
         engine_by_name("onnxruntime").load(LocalArtifact("onnxruntime", path, (SUM_IN,), (SUM_OUT,), "0"), OPTIONS)
+
+
+def test_the_engines_that_prepare_something_are_listed() -> None:
+    assert {name for name in ENGINES if type(engine_by_name(name)).prepare is not Engine.prepare} == set(PREPARED)
 
 
 WITHOUT_SDKS = """

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -160,3 +162,11 @@ def test_a_strict_device_takes_no_bundle_whose_first_engine_cannot_prepare(tmp_p
     device.prepare("[serving]\nstrict = true\n")
     with pytest.raises(EngineMissing):
         install_on(device, device.bundle(first=("tensorrt", b"a graph")))
+
+
+def test_an_installation_imports_no_numpy(device: Device) -> None:
+    """NumPy takes as long to import as all else that an installation does; on a small board half a second."""
+    program = "import sys; from edgert.cli import main; print(main(), 'numpy' in sys.modules)"
+    words = [sys.executable, "-c", program, "--state", str(device.state.root), "install", str(device.bundle())]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "0 False", done.stderr
