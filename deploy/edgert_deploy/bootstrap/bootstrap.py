@@ -131,7 +131,7 @@ class _Work:
         # The daemon reads keys at each install, and the script runs at each start: neither needs a restart.
         if plan.restart_due or any(not change.startswith(("key ", "runtime")) for change in done.changed):
             self.progress("starting the daemon")
-            before = self._link()
+            before = self._link() if plan.config.mqtt.host else Link()
             service.restart(self.transport, self.device, unit)
             self.transport.run(["rm", "-f", restart_marker(self.device)], QUICK_S_MAX)
             if not done.changed:
