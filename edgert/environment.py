@@ -43,7 +43,8 @@ _INSTALL = (
 # Byte code of all that a device may import: the daemon writes none. pip would compile far more: itself, the package of the
 # host, the tests of NumPy. PIL is imported with the first image.
 _COMPILE = """
-import contextlib, importlib, pkgutil
+import contextlib, gc, importlib, pkgutil
+gc.disable()  # nothing is garbage
 import edgert
 for name in (*(each.name for each in pkgutil.walk_packages(edgert.__path__, "edgert.")), "PIL.Image"):
     if not name.endswith("__main__"):
