@@ -25,6 +25,11 @@ def printable(text: str, chars_max: int = CHARS_MAX, *, newlines: bool = True) -
     return "".join(c if c in kept or not _controls(c) else _REPLACEMENT for c in text)
 
 
+def endpoint(host: str, port: int) -> str:
+    """Return `host:1883` or `[::1]:1883`."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def counted(number: int, noun: str) -> str:
     """Return `1 sample` or `2 samples`."""
     return f"{number} {noun}{'' if number == 1 else 's'}"

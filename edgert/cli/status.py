@@ -31,7 +31,7 @@ from edgert.engines.present import engine_versions
 from edgert.errors import ConfigInvalid, DaemonUnreachable, EdgeRTError, StorageFailed
 from edgert.extras import has_tokenizers
 from edgert.machine import temp_c
-from edgert.printable import counted
+from edgert.printable import counted, endpoint
 from edgert.telemetry.link import read_link
 from edgert.telemetry.spool import Spool, SpoolStats
 from edgert.versions.boot_clock import BootClock
@@ -115,7 +115,7 @@ def _telemetry(state: StateDir, config: DeviceConfig) -> TelemetryStatus:
         # A spool that cannot be read must not prevent a deployment.
         with contextlib.suppress(EdgeRTError), contextlib.closing(Spool(state.spool)) as spool:
             waiting = spool.stats()
-    broker = f"{config.mqtt.host}:{config.mqtt.port}" if config.mqtt.host else ""
+    broker = endpoint(config.mqtt.host, config.mqtt.port) if config.mqtt.host else ""
     return TelemetryStatus(broker, read_link(state.spool.parent), waiting.rows, waiting.lost_total)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from edgert.config import SOCKET_PATH_BYTES_MAX
 from edgert.errors import ConfigInvalid
+from edgert.printable import endpoint
 from edgert.protocol import listening as unix_socket
 
 BACKLOG = 128
@@ -33,7 +34,7 @@ class Address:
     def __str__(self) -> str:
         if self.path is not None:
             return f"unix:{self.path}"
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return endpoint(self.host, self.port)
 
 
 def parse_address(text: str, *, allow_remote: bool) -> Address:

@@ -29,6 +29,7 @@ from paho.mqtt.reasoncodes import ReasonCode
 
 from edgert.config import BrokerLogin
 from edgert.errors import ConfigInvalid, EdgeRTError
+from edgert.printable import endpoint
 
 KEEPALIVE_S = 30
 CONNECT_TIMEOUT_S = 5.0
@@ -105,7 +106,7 @@ class MqttSettings(BrokerLogin):
 
     @property
     def address(self) -> str:
-        return f"{self.host}:{self.port}"
+        return endpoint(self.host, self.port)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgert.printable import counted, printable
+from edgert.printable import counted, endpoint, printable
 
 
 def test_plain_text_of_any_language_stays() -> None:
@@ -34,3 +34,7 @@ def test_a_cell_has_one_line_and_a_bounded_length() -> None:
 
 def test_one_thing_is_singular() -> None:
     assert [counted(number, "file") for number in (0, 1, 2)] == ["0 files", "1 file", "2 files"]
+
+
+def test_an_address_of_ipv6_is_told_from_its_port() -> None:
+    assert (endpoint("broker", 1883), endpoint("::1", 1883)) == ("broker:1883", "[::1]:1883")

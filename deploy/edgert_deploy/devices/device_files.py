@@ -19,6 +19,7 @@ from tomlkit.exceptions import TOMLKitError
 from edgert.bundle.signing import PublicKey
 from edgert.config import DeviceConfig, parse_config
 from edgert.errors import ConfigInvalid, StorageFailed
+from edgert.printable import endpoint
 from edgert.registry.address import parse_repository
 from edgert.registry.login import read_credentials
 from edgert_deploy.common.addresses import PORT_PLAIN, PORT_TLS, host_and_port
@@ -179,7 +180,7 @@ def broker_doubt(broker: Broker, device: Device, python: str, transport: Transpo
         return ""
     reason = answer or "the attempt failed"
     return (
-        f"{device.name} cannot reach the broker {broker.host}:{broker.port} ({reason}). It keeps its reports until it can. "
+        f"{device.name} cannot reach the broker {endpoint(broker.host, broker.port)} ({reason}). It keeps its reports until it can. "
         "Check the address, and that the broker runs"
     )
 

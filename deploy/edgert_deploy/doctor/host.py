@@ -19,7 +19,7 @@ from edgert.bundle.signing import read_public_key, read_signing_key
 from edgert.engines import engine_by_name
 from edgert.errors import ConfigInvalid, EdgeRTError
 from edgert.extras import EXTRAS, missing_package
-from edgert.printable import counted
+from edgert.printable import counted, endpoint
 from edgert.registry.artifacts import EMPTY, blob_of
 from edgert_deploy.common.addresses import PORT_PLAIN, PORT_TLS, host_and_port
 from edgert_deploy.common.folders import cache_folder, config_folder
@@ -205,7 +205,7 @@ def _broker(report: Report) -> None:
         next_step = f"check that the broker runs, and [broker] in {project.root / 'edgert.toml'}"
         report.fail("broker", error.message, next_step, error.exit_code)
         return
-    report.ok("broker", f"{host}:{port} accepts the login")
+    report.ok("broker", f"{endpoint(host, port)} accepts the login")
 
 
 def _registry(report: Report) -> None:

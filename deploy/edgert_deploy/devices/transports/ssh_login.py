@@ -30,7 +30,7 @@ from paramiko.pkey import UnknownKeyType
 from paramiko.ssh_exception import IncompatiblePeer, NoValidConnectionsError
 
 from edgert.errors import ConfigInvalid, DeviceUnreachable, HostKeyMismatch, LoginRefused
-from edgert.printable import printable
+from edgert.printable import endpoint, printable
 from edgert_deploy.devices.inventory import Device, SshAddress, fingerprint
 from edgert_deploy.devices.transports.ssh_config import login_keys, read_ssh_config
 
@@ -123,7 +123,7 @@ def _shown_key(address: SshAddress, jump: Jump | None, but: list[str]) -> str | 
             if but and isinstance(error, IncompatiblePeer):
                 return None
             target.check_jump_key(error)
-            at = f"{address.host}:{address.port}" if address.port else address.host
+            at = endpoint(address.host, address.port) if address.port else address.host
             raise DeviceUnreachable(f"{at} cannot be reached over SSH: {_reason(error)}") from error
 
 
@@ -285,7 +285,7 @@ def _forwarded(hop: _Hop, following: _Hop, limits: LinkLimits) -> Any:
         return hop.connection.transport.open_channel("direct-tcpip", (host, port), ("", 0), timeout=limits.connect_s)
     except (OSError, EOFError, paramiko.SSHException) as error:
         raise DeviceUnreachable(
-            f"{following.called} cannot be reached: {hop.called} cannot connect to {host}:{port}: {_reason(error)}"
+            f"{following.called} cannot be reached: {hop.called} cannot connect to {endpoint(host, port)}: {_reason(error)}"
         ) from error
 
 
