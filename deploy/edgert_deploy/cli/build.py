@@ -220,7 +220,9 @@ def build(
         kept = {key: given[key] for key in ("inputs", "buckets", "pads")}
         with work_folder():
             path = write_model_file(load_source(model, conversion), force, kept)
-        emit({"model_file": str(path)}, f"{path}: edit it, then run edgert build {path}", as_json)
+        # A path of this machine: the model file, which a team shares, does not hold it.
+        again = f" --convert-with {given['convert_with']}" if given["convert_with"] else ""
+        emit({"model_file": str(path)}, f"{path}: edit it, then run edgert build {path}{again}", as_json)
         return
     ctx = click.get_current_context()
     _check_given(ctx)

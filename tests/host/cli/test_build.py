@@ -86,7 +86,8 @@ def test_init_writes_a_model_file_that_builds(shell_here: Shell) -> None:
     text = (shell_here.folder / "digits.toml").read_text()
     done = shell_here("build", "--init", "digits.onnx")
     assert (done.returncode, "--init --force" in done.stderr) == (4, True)
-    assert shell_here("build", "--init", "--force", "digits.onnx").returncode == 0
+    done = shell_here("build", "--init", "--force", "digits.onnx", "--convert-with", "tf/bin/python")
+    assert done.stdout.endswith("run edgert build digits.toml --convert-with tf/bin/python\n")
     assert (shell_here.folder / "digits.toml").read_text() == text
     assert shell_here("build", "digits.toml", "--engines", "first", "--precision", "fp32").returncode == 0
 

@@ -60,6 +60,7 @@ class TFLiteBuilder(Builder):
         from edgert_deploy.packager.tflite_lowering.half import with_half_weights
         from edgert_deploy.packager.tflite_lowering.plain_weights import with_plain_weights
         from edgert_deploy.packager.tflite_lowering.quantize import quantize_int8
+        from edgert_deploy.packager.tflite_lowering.tables import with_shared_weights
 
         if source.tflite and source.quantised and order.precision != "int8":
             raise BuildFailed(
@@ -92,7 +93,7 @@ class TFLiteBuilder(Builder):
                     content = quantize_int8(content, _runs(source, calibration), is_float, own, cut)
             elif order.precision == "fp16":
                 content = with_half_weights(content)
-            path.write_bytes(content)
+            path.write_bytes(content if source.tflite else with_shared_weights(content))
             progress("tflite: running the artifact once")
             _try(path)
 

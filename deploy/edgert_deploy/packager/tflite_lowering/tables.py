@@ -10,6 +10,8 @@ from ai_edge_litert import schema_py_generated as schema
 
 from edgert_deploy.packager.tflite_lowering.writer import AlignedBuffer
 
+SHARED_BYTES_MIN = 4096  # equal biases of zeros stay as they are
+
 
 def unpacked(content: bytes) -> Any:
     return schema.ModelT.InitFromObj(schema.Model.GetRootAs(content, 0))
@@ -38,3 +40,19 @@ def packed(model: Any) -> bytes:
     builder = flatbuffers.Builder(sum(len(b.data) + 32 for b in model.buffers if b.data is not None) + (1 << 16))
     builder.Finish(model.Pack(builder), b"TFL3")
     return bytes(builder.Output())
+
+
+def with_shared_weights(content: bytes) -> bytes:
+    """Return the file with equal large weights written once: an unrolled LSTM reads its weights at each step."""
+    model = unpacked(content)
+    first: dict[bytes, int] = {}
+    changed = False
+    for tensor in (tensor for graph in model.subgraphs for tensor in graph.tensors):
+        data = model.buffers[tensor.buffer].data
+        if data is None or len(data) < SHARED_BYTES_MIN:
+            continue
+        shared = first.setdefault(bytes(data), tensor.buffer)
+        if shared != tensor.buffer:
+            model.buffers[tensor.buffer] = schema.BufferT()
+            tensor.buffer, changed = shared, True
+    return packed(model) if changed else content

@@ -1,0 +1,44 @@
+"""A .tflite file holds equal weights once, in every precision, and answers as before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+pytest.importorskip("ai_edge_litert")
+
+from edgert_deploy.packager.tflite_lowering import lower
+from edgert_deploy.packager.tflite_lowering.dynamic_range import with_int8_weights
+from edgert_deploy.packager.tflite_lowering.half import with_half_weights
+from edgert_deploy.packager.tflite_lowering.tables import with_shared_weights
+from tests.support.tflite_cases import Case, inputs_of, model_of, quantized, random, run_tflite
+
+WEIGHTS: dict[str, NDArray[np.float32]] = {"w": random(64, 64) / np.float32(8), "v": random(64, 64, seed=1)}
+# As an exporter writes an LSTM whose steps it unrolls: each step reads the same weights.
+STEPS = Case("steps", "a = MatMul(x, w)  b = MatMul(a, w)  c = MatMul(b, w)  y = MatMul(c, v)", {"x": (64,)}, WEIGHTS)
+FORMS: dict[str, Callable[[], bytes]] = {
+    "fp32": lambda: lower(model_of(STEPS)),
+    "fp16": lambda: with_half_weights(lower(model_of(STEPS))),
+    "dynamic-range": lambda: with_int8_weights(lower(model_of(STEPS))),
+    "int8": lambda: quantized(STEPS),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_weights_that_several_operators_read_are_written_once(form: str) -> None:
+    whole, inputs = FORMS[form](), inputs_of(STEPS, 2)
+    shared = with_shared_weights(whole)
+    weight_bytes = WEIGHTS["w"].size * {"fp32": 4, "fp16": 2}.get(form, 1)
+    assert 0 <= len(whole) - len(shared) - 2 * weight_bytes < 1024
+    np.testing.assert_array_equal(run_tflite(shared, inputs)[0], run_tflite(whole, inputs)[0])
+
+
+def test_a_file_without_equal_weights_stays_as_it_is() -> None:
+    case = Case("two", "h = MatMul(x, w)  y = MatMul(h, v)", {"x": (64,)}, WEIGHTS)
+    whole = lower(model_of(case))
+    assert with_shared_weights(whole) is whole
