@@ -72,12 +72,21 @@ class _IR:
 
     def is_quantised(self, number: str) -> bool:
         """Whether a value comes out of a FakeQuantize to 8 bits."""
-        while self.kind(number) in MOVES and self.kind(number) != "Concat":
+        while (self.kind(number) in MOVES and self.kind(number) != "Concat") or self.is_unpacked(number):
             number = self.reads[number][0]
         if self.kind(number) == "Concat":
             return all(self.is_quantised(one) for one in self.reads[number])
         data = self.layers[number].find("data")
         return self.kind(number) == "FakeQuantize" and data is not None and int(data.get("levels", "0")) <= LEVELS_MAX
+
+    def is_unpacked(self, number: str) -> bool:
+        """Whether a value is what 8 bits stand for: `Convert` from a type of 8 bits and arithmetic, as ONNX's Q/DQ become."""
+        while self.kind(number) in UNPACKS and self.reads.get(number):
+            data = self.layers[number].find("data")
+            if self.kind(number) == "Convert" and data is not None and data.get("destination_type") in INT8_TYPES:
+                return True
+            number = self.reads[number][0]
+        return False
 
     def are_int8(self, number: str, kind: str) -> bool:
         """Whether a layer's weights, or the second matrix of a product, are quantised.
