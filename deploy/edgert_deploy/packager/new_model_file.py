@@ -128,7 +128,9 @@ def _found(folder: Path, name: str) -> str:
 
 
 def _arrays(source: SourceModel) -> str:
-    return ", ".join(f"{spec.name} [samples{''.join(f', {n}' for n in spec.item_shape)}]" for spec in source.inputs)
+    return ", ".join(
+        f"{spec.name} [samples{''.join(f', {_length(n)}' for n in spec.item_shape)}]" for spec in source.inputs
+    )
 
 
 def _kind(spec: TensorSpec) -> str:
@@ -136,8 +138,12 @@ def _kind(spec: TensorSpec) -> str:
         channels, height, width = spec.shape[1:] if layout == "nchw" else (spec.shape[3], *spec.shape[1:3])
         return f"an image, {channels} channel{'s' * (channels > 1)}, {height} x {width}, layout {layout}"
     if spec.datatype in TOKEN_DATATYPES and len(spec.shape) == 2:
-        return f"tokens, {spec.shape[1]} a sample"
-    return f"features, {' x '.join(map(str, spec.item_shape)) or 1} a sample"
+        return f"tokens, {_length(spec.shape[1])} a sample"
+    return f"features, {' x '.join(map(_length, spec.item_shape)) or 1} a sample"
+
+
+def _length(length: int) -> str:
+    return "any number" if length == -1 else str(length)
 
 
 def _layout(spec: TensorSpec) -> str:

@@ -142,4 +142,4 @@ def test_how_the_source_was_read_is_kept_for_the_build(tmp_path: Path) -> None:
     values = read_model_file(write_model_file(source, force=False, given=given))
     assert (values["buckets"], values["pads"]) == ("tokens=8,16", ["ids=1"])
     assert "inputs" not in values
-    assert "# input   ids INT64 [N, any]" in (tmp_path / "text.toml").read_text()
+    assert "# input   ids INT64 [N, any]: tokens, any number a sample" in (tmp_path / "text.toml").read_text()

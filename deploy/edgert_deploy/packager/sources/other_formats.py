@@ -26,8 +26,8 @@ PICKLE = (
 )
 BOOSTER = "a {} model: convert it to ONNX with onnxmltools"
 KERAS_PART = (
-    "{} of a Keras model without {}: build the model in Keras, load its weights, and give what model.save('model.keras') "
-    "writes"
+    "a Keras file with {} and without {}: build the model in Keras, load its weights, and give what "
+    "model.save('model.keras') writes"
 )
 NO_GRAPH = "weights without a model: export the model itself as ONNX, with these weights"
 ARCHIVE = "a packed archive: unpack it, and give the model's file"
@@ -71,7 +71,7 @@ def _by_content(path: Path, head: bytes) -> str:
     if head[4:8] == b"ORTM":
         return "in ONNX Runtime's own format, made for one kind of processor: give the ONNX model that it was made from"
     if head.startswith(b"\x89HDF\r\n\x1a\n"):
-        return "" if _holds(path, b"model_config") else KERAS_PART.format("the weights", "its layers")
+        return "" if _holds(path, b"model_config") else KERAS_PART.format("weights", "layers")
     if head[:1] == b"{":
         return _of_json(head)
     if head.startswith(b"<?xml") and b"<net " in head:
@@ -105,7 +105,7 @@ def _of_json(head: bytes) -> str:
     if b"learner" in head:  # in XGBoost's JSON and in its binary JSON
         return BOOSTER.format("XGBoost")
     if b'"class_name"' in head:
-        return KERAS_PART.format("the layers", "its weights")
+        return KERAS_PART.format("layers", "weights")
     return ""
 
 

@@ -127,7 +127,16 @@ def load_source(path: Path, how: Conversion | None = None) -> SourceModel:
         sha256, size_bytes = _digest_of_all(path, data, beside)
     if kind == "tflite":
         return SourceModel(
-            path, None, sha256, size_bytes, probed.inputs, probed.outputs, kind, data, quantised=probed.quantised
+            path,
+            None,
+            sha256,
+            size_bytes,
+            probed.inputs,
+            probed.outputs,
+            kind,
+            probed.data,
+            quantised=probed.quantised,
+            remarks=probed.remarks,
         )
     from onnx import ModelProto
 

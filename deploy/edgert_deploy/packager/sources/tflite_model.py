@@ -12,7 +12,13 @@ import numpy as np
 from edgert.errors import SourceInvalid
 from edgert.tensors import DATATYPES, MAX_RANK, TensorSpec
 from edgert_deploy.packager.sandbox import Answer, Progress
-from edgert_deploy.packager.sources.tensor_specs import check_batch_axes, check_run_size, check_value, output_spec
+from edgert_deploy.packager.sources.tensor_specs import (
+    OneSampleOnly,
+    check_batch_axes,
+    check_run_size,
+    check_value,
+    output_spec,
+)
 
 IDENTIFIER = b"TFL3"  # at byte 4 of the file
 
@@ -22,9 +28,24 @@ def is_tflite(data: bytes) -> bool:
 
 
 def examine(request: dict[str, Any], data: bytes, progress: Progress) -> Answer:
-    """Return inputs and outputs of the model in `data`, and if it is quantised. Raises SourceInvalid."""
+    """Return inputs and outputs of the model in `data`, if it is quantised, and its bytes where they had to be changed.
+
+    Raises SourceInvalid.
+    """
     name = str(request["name"])
     progress("ai-edge-litert loaded the model and ran it on one sample")
+    try:
+        return _examined(name, data), b""
+    except OneSampleOnly as error:
+        data = _with_batch_of_one(data)
+        remark = (
+            "the model leaves its batch open and takes one sample only, so its batch is fixed to 1: "
+            f"{error.message.partition(';')[0]}"
+        )
+        return {**_examined(name, data), "remarks": [remark]}, data
+
+
+def _examined(name: str, data: bytes) -> dict[str, Any]:
     interpreter = _interpreter(name, data)
     _check_stateless(name, data)
     inputs = tuple(_input_spec(detail) for detail in interpreter.get_input_details())
@@ -41,7 +62,20 @@ def examine(request: dict[str, Any], data: bytes, progress: Progress) -> Answer:
         output_spec(one, runs[0][i].dtype.name, [run[i].shape for run in runs], inputs) for i, one in enumerate(names)
     ]
     answer = {"inputs": [spec.as_json() for spec in inputs], "outputs": [spec.as_json() for spec in outputs]}
-    return {**answer, "quantised": _is_quantised(interpreter)}, b""
+    return {**answer, "quantised": _is_quantised(interpreter)}
+
+
+def _with_batch_of_one(data: bytes) -> bytes:
+    """Return the file with the lengths of open axes as it states them for one sample."""
+    from ai_edge_litert.schema_py_generated import Model
+
+    changed = bytearray(data)
+    model = Model.GetRootAs(changed)
+    for graph in (model.Subgraphs(i) for i in range(model.SubgraphsLength())):
+        for tensor in (graph.Tensors(i) for i in range(graph.TensorsLength())):
+            if tensor.ShapeSignatureLength():
+                tensor.ShapeSignatureAsNumpy()[:] = tensor.ShapeAsNumpy()
+    return bytes(changed)
 
 
 def _interpreter(name: str, data: bytes) -> Any:
@@ -104,9 +138,8 @@ def _run(interpreter: Any, inputs: tuple[TensorSpec, ...], count: int) -> list[A
     except (SourceInvalid, MemoryError):
         raise
     except Exception as error:  # as above
-        raise SourceInvalid(
-            f"the model does not run on a batch of {count}: {_first_line(error)}; convert it again"
-        ) from error
+        kind = OneSampleOnly if count > 1 else SourceInvalid
+        raise kind(f"the model does not run on a batch of {count}: {_first_line(error)}; convert it again") from error
 
 
 def _is_quantised(interpreter: Any) -> bool:

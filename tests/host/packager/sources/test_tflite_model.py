@@ -63,6 +63,22 @@ def test_it_is_built_judged_and_packed_for_tflite(
     assert one.size_bytes < request.source.size_bytes
 
 
+def test_a_model_that_leaves_its_batch_open_and_takes_one_sample_gets_a_batch_of_one(tmp_path: Path) -> None:
+    """Converters write the batch of the training's Reshape into the file, and leave that of the input open."""
+    proto = models.model("float[1,4] x) => (float[1,2,2] y", "y = Reshape(x, s)", {"s": np.array([1, 2, 2])})
+    model = unpacked(lower(proto))
+    for tensor in model.subgraphs[0].tensors[:1]:
+        tensor.shapeSignature = [-1, 4]
+    (tmp_path / "net.tflite").write_bytes(packed(model))
+    source = load_source(tmp_path / "net.tflite")
+    assert [spec.shape for spec in (*source.inputs, *source.outputs)] == [(1, 4), (1, 2, 2)]
+    assert "takes one sample only, so its batch is fixed to 1" in source.remarks[0]
+    x = models.random(12, 4)
+    samples = CalibrationSet({"x": x}, None)
+    artifact = build("tflite", source, samples, "fp16", tmp_path / "out")
+    np.testing.assert_allclose(artifact_outputs(artifact, source, samples)[0], x.reshape(12, 2, 2), atol=1e-3)
+
+
 def test_for_another_engine_the_error_says_the_way_round(
     digits_tflite: Path, tmp_path: Path, signing_key: SigningKey, digits_calibration: CalibrationSet
 ) -> None:
