@@ -80,7 +80,7 @@ class _IR:
         return self.kind(number) == "FakeQuantize" and data is not None and int(data.get("levels", "0")) <= LEVELS_MAX
 
     def is_unpacked(self, number: str) -> bool:
-        """Whether a value is what 8 bits stand for: `Convert` from a type of 8 bits and arithmetic, as ONNX's Q/DQ become."""
+        """Whether a value is made from 8 bits by `Convert` and arithmetic, as ONNX's Q/DQ becomes."""
         while self.kind(number) in UNPACKS and self.reads.get(number):
             data = self.layers[number].find("data")
             if self.kind(number) == "Convert" and data is not None and data.get("destination_type") in INT8_TYPES:

@@ -28,7 +28,7 @@ def is_tflite(data: bytes) -> bool:
 
 
 def examine(request: dict[str, Any], data: bytes, progress: Progress) -> Answer:
-    """Return inputs and outputs of the model in `data`, if it is quantised, and its bytes where they had to be changed.
+    """Return inputs and outputs of the model in `data`, if it is quantised, and its bytes if changed.
 
     Raises SourceInvalid.
     """
