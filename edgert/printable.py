@@ -6,6 +6,7 @@ import unicodedata
 from collections.abc import Sequence
 
 CHARS_MAX = 1_000_000
+ERROR_CHARS_MAX = 300
 # Format characters that reorder or hide text; those that shape letters (joiners) stay.
 _HIDDEN = frozenset("\u061c\u200b\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2060\u2066\u2067\u2068\u2069\ufeff")
 _REPLACEMENT = "\ufffd"
@@ -39,6 +40,11 @@ def some_of(names: Sequence[str], most: int) -> str:
     """Return the first `most` names, and how many more there are; `none` for none."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more or "none"
+
+
+def in_short(error: BaseException) -> str:
+    """Return the type of an error that other people's code raised, and its message on one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:ERROR_CHARS_MAX]}"
 
 
 def _controls(character: str) -> bool:

@@ -25,6 +25,7 @@ from typing import IO, Any, Literal
 
 from edgert.errors import EdgeRTError
 from edgert.extras import missing_package
+from edgert.printable import in_short
 
 LENGTH_BYTES = 8
 STDERR_BYTES_MAX = 64 * 1024  # of what a child printed last
@@ -166,7 +167,7 @@ def answered(function: Function, request: dict[str, Any], payload: bytes, progre
     except Exception as error:  # noqa: BLE001 - an unforeseen error of a hostile file is still one clear message
         if (missing := missing_package(error)) is not None:
             return {"error": missing.message, "class": type(missing).__name__}, b""
-        return {"error": f"{type(error).__name__}: {str(error)[:300]}"}, b""
+        return {"error": in_short(error)}, b""
 
 
 def checked(answer: dict[str, Any], payload: bytes) -> Answer:

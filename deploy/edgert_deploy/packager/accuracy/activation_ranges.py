@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from edgert.engines.onnxruntime import sdk
 from edgert.errors import BuildFailed
+from edgert.printable import in_short
 from edgert_deploy.packager.accuracy.metrics import SQNR_DB_MAX, decibels
 from edgert_deploy.packager.builders.layers import layers_of
 from edgert_deploy.packager.builders.qdq import prepared
@@ -112,7 +113,7 @@ def _answers(proto: Any, names: Sequence[str], calibration: CalibrationSet) -> d
                 if isinstance(array, np.ndarray) and array.dtype.kind == "f":
                     seen[name].add(array)
     except Exception as error:  # ONNX Runtime raises anything
-        raise BuildFailed(f"cannot read the layers' answers: {type(error).__name__}: {str(error)[:200]}") from error
+        raise BuildFailed(f"cannot read the layers' answers: {in_short(error)}") from error
     return seen
 
 

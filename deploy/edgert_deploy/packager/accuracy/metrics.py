@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgert.errors import CalibrationInvalid, ConfigInvalid
+from edgert.printable import in_short
 from edgert.tensors import TensorSpec
 from edgert_deploy.packager.accuracy.decisions import are_probabilities, judgements
 from edgert_deploy.packager.accuracy.detection_metric import MeanAveragePrecision
@@ -184,7 +185,7 @@ class UserMetric(Metric):
             value = float(self._function(outputs, inputs, labels))
         except (Exception, SystemExit) as error:  # the user's code may raise anything
             raise ConfigInvalid(
-                f"metric {self.name} failed: {type(error).__name__}: {str(error)[:300]}; it is called as "
+                f"metric {self.name} failed: {in_short(error)}; it is called as "
                 "function(outputs, inputs, labels) and returns a number"
             ) from error
         if not np.isfinite(value):
@@ -207,7 +208,7 @@ def user_metric(name: str) -> Callable[..., Any]:
     except ConfigInvalid as error:
         raise ConfigInvalid(f"--metric {error.message}") from error
     except Exception as error:  # an import runs the user's code
-        raise ConfigInvalid(f"cannot import metric {name}: {type(error).__name__}: {str(error)[:300]}") from error
+        raise ConfigInvalid(f"cannot import metric {name}: {in_short(error)}") from error
 
 
 def scores_index(specs: tuple[TensorSpec, ...], labels: NDArray[Any]) -> int:

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from edgert.engines.onnxruntime import sdk
 from edgert.errors import BuildFailed
+from edgert.printable import in_short
 from edgert_deploy.packager.accuracy.metrics import SQNR_DB_MAX, sqnr_db
 from edgert_deploy.packager.accuracy.reference import Outputs
 from edgert_deploy.packager.builders.layers import Layer, layers_of
@@ -73,8 +74,8 @@ class Sensitivity:
                 return Harm(layer, sqnr_db(self._reference, self._run(self._with_one_quantized(layer))))
         except Exception as error:  # the tools raise anything
             raise BuildFailed(
-                f"the harm of quantizing {layer.op} {layer.name!r} cannot be measured: {type(error).__name__}: "
-                f"{str(error)[:300]}; build this target with --precision fp16 or fp32"
+                f"the harm of quantizing {layer.op} {layer.name!r} cannot be measured: {in_short(error)}; "
+                "build this target with --precision fp16 or fp32"
             ) from error
 
     def _recorded(self) -> Any:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from edgert.engines.onnxruntime import sdk
 from edgert.errors import BuildFailed
+from edgert.printable import in_short
 from edgert_deploy.packager.builders.layers import Layer
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.branches import control_flow
@@ -105,9 +106,7 @@ def vendor_tool(failure: str, advice: str) -> Iterator[None]:
     except BuildFailed:
         raise
     except Exception as error:
-        raise BuildFailed(
-            f"{failure}: {type(error).__name__}: {' '.join(str(error).split())[:300]}; {advice}"
-        ) from error
+        raise BuildFailed(f"{failure}: {in_short(error)}; {advice}") from error
 
 
 def only_in_float(source: SourceModel, nodes: Sequence[str], why: str) -> str:

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from edgert.bundle.buckets import Buckets
 from edgert.errors import CalibrationInvalid, RequestError
-from edgert.printable import counted
+from edgert.printable import counted, in_short
 from edgert.tensors import TensorSpec
 from edgert_deploy.packager.samples.lengths import Arrays, stack_all
 from edgert_deploy.packager.sources.git_lfs import pointer_problem
@@ -327,9 +327,7 @@ def _as_samples(path: Path, what: str, advice: str) -> Iterator[None]:
         RuntimeError,
         SyntaxError,
     ) as error:
-        raise CalibrationInvalid(
-            f"{path} is no {what} ({type(error).__name__}: {str(error)[:200]}); {advice}"
-        ) from error
+        raise CalibrationInvalid(f"{path} is no {what} ({in_short(error)}); {advice}") from error
     except MemoryError as error:
         raise CalibrationInvalid(
             f"{path} holds an array larger than this machine's memory; give fewer samples"

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from edgert.bundle.buckets import Buckets
 from edgert.errors import CalibrationInvalid, ConfigInvalid, RequestError
+from edgert.printable import in_short
 from edgert.processing.images.preprocess import Preprocessor
 from edgert.tensors import TensorSpec, fits
 from edgert_deploy.packager.samples.lengths import Arrays, stack_all
@@ -86,8 +87,7 @@ def _samples(name: str) -> Iterator[Any]:
     except BaseException as error:  # the user's code may raise anything, SystemExit as well
         frame = traceback.extract_tb(error.__traceback__)[-1]
         raise CalibrationInvalid(
-            f"{name} failed at sample {at} with {type(error).__name__}: {str(error)[:300]} "
-            f"({Path(frame.filename).name}, line {frame.lineno})"
+            f"{name} failed at sample {at} with {in_short(error)} ({Path(frame.filename).name}, line {frame.lineno})"
         ) from error
 
 
