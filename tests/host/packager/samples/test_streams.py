@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+
+from onnx import TensorProto, helper
+
 from edgert.bundle.state import State
 from edgert.engines.null import NullSession
 from edgert.errors import CalibrationInvalid, ConfigInvalid
 from edgert.tensors import TensorSpec
 from edgert_deploy.packager.samples.streams import read_state, run_in_turn, with_state
-from edgert_deploy.packager.sources.source_model import SourceModel
+from edgert_deploy.packager.sources.source_model import SourceModel, load_source
+from tests.support import models
 
 STATE = (State("s", "next_s"),)
 
@@ -48,6 +55,19 @@ def test_more_recordings_than_run_together_are_run() -> None:
     recordings = np.repeat(np.arange(100), 2)
     (y, _), _ = run_in_turn(sums(), {"x": np.ones((200, 1), np.float32)}, recordings, STATE)
     np.testing.assert_array_equal(y[:, 0], np.tile([1, 2], 100))
+
+
+def test_a_recording_that_crashes_the_engine_is_named_and_others_carry_their_state(tmp_path: Path) -> None:
+    proto = models.dividing()
+    proto.graph.node.extend([helper.make_node("Add", ["x", "h"], ["next_h"])])
+    for values, name in ((proto.graph.input, "h"), (proto.graph.output, "next_h")):
+        values.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", 4]))
+    found = load_source(models.write(proto, tmp_path / "m.onnx"))
+    stateful, samples = replace(found, state=(State("h", "next_h"),)), models.for_dividing(3)
+    met = with_state(tmp_path, stateful, {"x": samples}, np.zeros(3, np.int64))["h"]
+    np.testing.assert_allclose(met, [0 * samples[0], samples[0], samples[0] + samples[1]], rtol=1e-5)
+    with pytest.raises(CalibrationInvalid, match=r"one after another: onnxruntime crashed \(SIGFPE\)"):
+        with_state(tmp_path, stateful, {"x": models.crashing(samples)}, np.zeros(4, np.int64))
 
 
 def test_samples_without_an_order_are_refused() -> None:
