@@ -83,7 +83,8 @@ class Result:
     def complaint(self) -> str:
         """Return one line for a message: the command, its exit code, the end of its output."""
         output = (self.stderr.strip() or self.stdout.strip())[-TAIL_CHARS:]
-        return f"`{shlex.join(self.argv)[:200]}` exited with {self.exit_code}: {output or 'no output'}"
+        words = shlex.join(word for word in self.argv if "\n" not in word)  # scripts say nothing to a user
+        return f"`{words[:200]}` exited with {self.exit_code}: {output or 'no output'}"
 
 
 Run = Callable[[Sequence[str], float], Result]  # a command and its time limit in seconds

@@ -77,6 +77,13 @@ def test_an_engine_that_does_not_load_is_left_out_or_refuses_the_whole(tmp_path:
     assert not (tmp_path / "b/venvs" / NEW).exists()
 
 
+def test_a_complaint_names_the_words_of_a_command_and_not_its_script() -> None:
+    words = ("sh", "-c", "# A script of\nmany lines\n", "sh", "/a folder")
+    assert Result(words, 1, "", "mkdir: Read-only file system\n").complaint() == (
+        "`sh -c sh '/a folder'` exited with 1: mkdir: Read-only file system"
+    )
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
 def test_a_folder_that_is_mounted_noexec_is_named(tmp_path: Path) -> None:
     (noexec := tmp_path / "noexec").mkdir()
