@@ -117,7 +117,9 @@ def load_source(path: Path, how: Conversion | None = None) -> SourceModel:
         sha256, size_bytes = hashlib.sha256(data).hexdigest(), len(data)
     kind: Kind = "tflite" if is_tflite(data) else "onnx"
     beside = external_files(path.name, data) if kind == "onnx" and framework is None else []
-    shapes = {} if how is None or framework is not None else how.shapes
+    shapes = {} if how is None else how.shapes
+    if framework == "torch":  # TorchScript was run with these shapes, in a batch of any length
+        shapes = {name: [1, *lengths[1:]] for name, lengths in shapes.items()}
     wanted = None if how is None else how.buckets
     if kind == "tflite" and wanted is not None:
         raise SourceInvalid(f"{path.name} is a TFLite model, whose axes are fixed: give the ONNX model for --buckets")

@@ -121,6 +121,8 @@ net.save("net.keras"); net.save("net.h5"); net.export("saved", verbose=False)
 x = numpy.random.default_rng(0).standard_normal((12, 16, 16, 3)).astype("f4")
 numpy.savez("x.npz", x=x)
 numpy.save("y.npy", net(x).numpy())
+steps = keras.Input((None, 4), name="steps")
+keras.Model(steps, keras.layers.Conv1D(2, 3, padding="same")(steps)).save("open.keras")
 lambda_model = keras.Sequential([keras.Input((4,)), keras.layers.Lambda(lambda v: v * 2)])
 lambda_model.save("lambda.keras")
 """
@@ -180,3 +182,11 @@ def test_a_keras_file_that_holds_python_code_is_refused(keras_models: tuple[str,
     python, folder = keras_models
     with pytest.raises(SourceInvalid, match="Keras could not convert"):
         load_source(folder / "lambda.keras", Conversion(python))
+
+
+def test_an_open_length_of_a_keras_model_is_given_as_that_of_any_model(keras_models: tuple[str, Path]) -> None:
+    python, folder = keras_models
+    with pytest.raises(SourceInvalid, match=r"axis 1 of input 'steps' .* is open"):
+        load_source(folder / "open.keras", Conversion(python))
+    source = load_source(folder / "open.keras", Conversion(python, read_inputs(["steps=1,32,4"])))
+    assert (source.inputs[0].shape, source.outputs[0].shape) == ((-1, 32, 4), (-1, 32, 2))
