@@ -56,6 +56,7 @@ LONG_FILES = (
     "tests/end_to_end/test_buckets.py",
     "tests/host/cli/fleet/test_forget.py",
     "tests/host/packager/sources/test_probe.py",
+    "tests/host/rollout/test_transfer.py",
     "tests/end_to_end/test_runtime_channel.py",
     "tests/host/packager/test_mixed_precision.py",
 )
