@@ -99,7 +99,7 @@ def test_ranges_are_measured_in_the_child_and_a_crash_leaves_none(
 
 def test_a_build_imports_neither_engines_nor_tools_into_its_own_process(shell: Shell) -> None:
     """So none of them can crash it."""
-    words = shell.build_words("--precision", "auto", engines="all")
+    words = shell.build_words(engines="all")
     program = (
         "import sys; from edgert_deploy.cli import main\n"
         f"assert main({words!r}) == 0\n"
