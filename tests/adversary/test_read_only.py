@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import subprocess
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from edgert import Client
-from edgert.config import read_config
+from edgert.config import SYSTEM_SOCKET, StateDir, read_config
 from edgert.daemon.system.resources import sole_daemon
 from edgert.errors import DeviceError
+from edgert_deploy.bootstrap.uninstall import uninstall
+from edgert_deploy.devices.inventory import Device as LocalDevice
+from edgert_deploy.devices.transports.local import LocalTransport
 from tests.support.devices import Device, a_device
 
 ITEM = np.ones((1, 4), np.float32)
@@ -47,6 +51,25 @@ def test_a_device_on_read_only_storage_serves_and_refuses_changes(pid_file: bool
         with device.client() as client:
             assert client.infer("echo", ITEM)["y"].tolist() == ITEM.tolist()
         assert device.run("status")["daemon"]["read_only"] is False
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root's daemons have their files in /run/edgert")
+def test_an_uninstallation_leaves_what_other_daemons_keep_in_memory(tmp_path: Path) -> None:
+    device = LocalDevice(
+        "board", "ssh", "root@board", "p", str(tmp_path / "state"), home=str(tmp_path / "home"), host_key="k"
+    )
+    Path(device.home).mkdir()
+    Path(device.state).mkdir()
+    folder, own = SYSTEM_SOCKET.parent, StateDir(Path(device.state)).volatile("control.sock")
+    other = folder / "000000000000-control.sock"
+    folder.mkdir(exist_ok=True)
+    try:
+        for file in (own, other):
+            file.touch()
+        assert str(own) in uninstall(device, LocalTransport(device), purge=True).removed
+        assert [file.exists() for file in (own, other)] == [False, True]
+    finally:
+        other.unlink(missing_ok=True)
 
 
 def a_client_of(device: Device) -> Client:

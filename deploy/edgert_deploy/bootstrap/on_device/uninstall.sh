@@ -102,6 +102,12 @@ made_folders() { # remove the empty folders of the receipt, the last made first
   done
 }
 
+remove_from_memory() { # what root's daemon keeps there on read-only storage (edgert/config.py); others have files there, too
+  if test "$(id -u)" != 0 || test -z "$home"; then return; fi
+  for each in "/run/edgert/$(printf %s "$state" | sha256sum | cut -c 1-12)"-*; do gone "$each"; done
+  if doing && rmdir /run/edgert 2>/dev/null; then removed /run/edgert; fi
+}
+
 remove_folders() {
   if test "$purge" = yes; then empty "$state"; fi
   if printf '%s\n' "$receipt" | grep -qx linger; then
@@ -119,7 +125,7 @@ remove_service
 if test "$mode" = stop; then exit 0; fi
 remove_environment
 remove_state
-if test "$(id -u)" = 0 && test -n "$home"; then gone /run/edgert; fi
+remove_from_memory
 remove_user
 remove_folders
 if doing; then sync; fi
