@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -67,6 +68,9 @@ def device_with(models: Sequence[BenchModel], config: str = "") -> Iterator[tupl
             deploy(state, model.name, bundle)
         edgertd(state, "stop")
         edgertd(state, "start")
+        for model in models:
+            while serving(state, model.name)["state"] in ("waiting", "loading"):
+                time.sleep(0.1)
         yield state, state / "edgert.sock"
 
 
