@@ -19,7 +19,7 @@ KINDS = ("hist", "metrics", "event")
 PROFILE_UNKNOWN = "unknown"
 WINDOW_S_MAX = 86_400.0  # a longer one would stretch the fleet's trend
 NUMBER_END = 2**53  # every JSON reader keeps integers exact below
-# What reports can be grouped by.
+# Queries and metrics group reports by any of these.
 DIMENSIONS = ("site", "device", "model", "version", "profile")
 # The counters of the store and the exporter, and their fields in `metrics`.
 COUNTER_FIELDS = {"requests": "req_total", "errors": "err_total", "shed": "shed_total", "cache_hits": "cache_hit_total"}

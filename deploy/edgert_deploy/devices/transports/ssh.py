@@ -89,8 +89,8 @@ def for_any_shell(argv: Sequence[str]) -> str:
 
 def _own(out: LineBuffer) -> str:
     """Return the output without what the login shell printed first, as a line of its .bashrc may."""
-    said, began, own = out.text().partition(f"{_BEGIN}\n")
-    return own if began else said
+    first, began, own = out.text().partition(f"{_BEGIN}\n")
+    return own if began else first
 
 
 class SshTransport:

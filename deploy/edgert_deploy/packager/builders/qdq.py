@@ -24,6 +24,7 @@ from edgert_deploy.packager.builders.layers import Layer
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.branches import control_flow
 from edgert_deploy.packager.sources.source_model import HEAD, SourceModel
+from edgert_deploy.packager.sources.structure import opset_of
 from edgert_deploy.packager.vendor_output import quiet, working_in
 
 LIBRARIES = ("numpy", "onnx", "onnxruntime", "sympy")
@@ -139,7 +140,7 @@ def raised(proto: Any, opset: int) -> Any:
     """Return the model in `opset` or a later one. Raises BuildFailed."""
     from onnx import version_converter
 
-    if next((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), 0) >= opset:
+    if opset_of(proto) >= opset:
         return proto
     with vendor_tool(f"the model cannot be converted to opset {opset}", "export it with that opset"):
         return version_converter.convert_version(proto, opset)

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from edgert.errors import SourceInvalid
+from edgert_deploy.packager.sources.structure import opset_of
 
 OPSET_OF_AXES = 13  # from here on Unsqueeze reads its axes from an input
 SUFFIX = "/edgert_batch_inside"  # of the value inside the graph, behind or before the added Transpose
@@ -260,7 +261,7 @@ def _add_batch(proto: Any, value: Any, rank: int) -> None:
 
     inner = _inner(proto, value, rank + 1)
     axes = f"{inner}/axes"
-    if any(entry.domain in ("", "ai.onnx") and entry.version < OPSET_OF_AXES for entry in proto.opset_import):
+    if opset_of(proto) < OPSET_OF_AXES:
         node = helper.make_node("Unsqueeze", [inner], [value.name], name=inner, axes=[0])
     else:
         proto.graph.initializer.append(numpy_helper.from_array(np.zeros(1, np.int64), axes))

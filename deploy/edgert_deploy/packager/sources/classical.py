@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from edgert_deploy.packager.sources.qat import inner_nodes, nodes_of
+from edgert_deploy.packager.sources.structure import opset_of
 
 DOMAIN = "ai.onnx.ml"
 CLASSES_SHOWN_MAX = 20
@@ -57,7 +58,7 @@ def unwrap_maps(proto: Any) -> tuple[str, ...]:
         node.attribute.append(helper.make_attribute("to", helper.TensorProto.FLOAT))  # of FP64, too
         value.CopyFrom(helper.make_tensor_value_info(value.name, helper.TensorProto.FLOAT, None))
         remarks.append(f"output {value.name!r}, a list of maps, is given as the tensor [N, classes] that it is made of")
-    if remarks and not any(entry.domain in ("", "ai.onnx") for entry in proto.opset_import):
+    if remarks and not opset_of(proto):
         proto.opset_import.append(helper.make_opsetid("", IDENTITY_OPSET))
     return (*remarks, *_without_text(proto, classes))
 

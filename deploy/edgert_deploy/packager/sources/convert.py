@@ -58,18 +58,26 @@ def framework_of(path: Path) -> str | None:
     try:
         with path.open("rb") as file:
             magic = file.read(8)
-        if magic == HDF5_MAGIC:
-            return "keras"
-        if not magic.startswith(ZIP_MAGIC):
-            return None
-        with zipfile.ZipFile(path) as archive:
-            names = archive.namelist()
-    except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError):
+    except OSError:
+        return None
+    if magic == HDF5_MAGIC:
+        return "keras"
+    names = names_in_zip(path) if magic.startswith(ZIP_MAGIC) else None
+    if names is None:
         return None
     if "model.weights.h5" in names and "config.json" in names:
         return "keras"
     is_torch = any(name.endswith(("/constants.pkl", "/archive_format", "/archive_version")) for name in names)
     return "torch" if is_torch or path.suffix == ".pt2" else None
+
+
+def names_in_zip(path: Path) -> list[str] | None:
+    """Return the names of the files in a ZIP archive; None if it cannot be read."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return archive.namelist()
+    except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError):
+        return None
 
 
 def converted(path: Path, framework: str, how: Conversion) -> bytes:

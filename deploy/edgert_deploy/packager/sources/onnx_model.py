@@ -40,11 +40,10 @@ from edgert_deploy.packager.sources.external_data import embed, files_of
 from edgert_deploy.packager.sources.half import widen_half
 from edgert_deploy.packager.sources.infinite_bounds import drop_infinite_bounds
 from edgert_deploy.packager.sources.qat import nodes_of, tensors
-from edgert_deploy.packager.sources.structure import forget_inner_shapes, structure_of
+from edgert_deploy.packager.sources.structure import forget_inner_shapes, opset_of, structure_of
 from edgert_deploy.packager.sources.tensor_specs import OneSampleOnly, check_run_size, input_specs, output_spec
 from edgert_deploy.packager.sources.zero_pads import keep_zero_pads
 
-ONNX_DOMAINS = ("", "ai.onnx")
 OPSET_MIN = 13  # the first whose QuantizeLinear has scales per channel
 OPSET_RAISED_TO = 17
 OPSET_MAX = 21
@@ -227,20 +226,17 @@ def _shapes_by_length(
     return shapes
 
 
-def opset_of(proto: Any) -> int:
-    """Return the model's version of ONNX's own operators; 0 where it names none."""
-    return next((int(entry.version) for entry in proto.opset_import if entry.domain in ONNX_DOMAINS), 0)
-
-
 def _checked(proto: Any) -> tuple[Any, bool]:
     """Return a valid model's structure, and if wrong shapes inside were removed. Raises SourceInvalid."""
-    problem, forgot = _problem(structure_of(proto)), False
+    structure, forgot = structure_of(proto), False
+    problem = _problem(structure)
     if _SHAPES_DIFFER in problem:
         forget_inner_shapes(proto)
-        problem, forgot = _problem(structure_of(proto)), True
+        structure, forgot = structure_of(proto), True
+        problem = _problem(structure)
     if problem and not any(words in problem for words in _LEFT_TO_THE_RUNTIME):
         raise SourceInvalid(f"the model is not valid ONNX: {_first_line(problem)}; export it again")
-    return structure_of(proto), forgot
+    return structure, forgot
 
 
 def _problem(structure: Any) -> str:

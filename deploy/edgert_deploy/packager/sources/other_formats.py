@@ -7,9 +7,11 @@ nothing is unpickled.
 from __future__ import annotations
 
 import mmap
-import zipfile
 from contextlib import suppress
 from pathlib import Path
+
+from edgert.printable import some_of
+from edgert_deploy.packager.sources.convert import HDF5_MAGIC, ZIP_MAGIC, names_in_zip
 
 HEAD_BYTES = 65536
 NAMES_MAX = 4  # of the models in an archive that the message lists
@@ -66,11 +68,11 @@ def other_format(path: Path) -> str:
 
 
 def _by_content(path: Path, head: bytes) -> str:
-    if head.startswith(b"PK\x03\x04"):
+    if head.startswith(ZIP_MAGIC):
         return _of_zip(path)
     if head[4:8] == b"ORTM":
         return "in ONNX Runtime's own format, made for one kind of processor: give the ONNX model that it was made from"
-    if head.startswith(b"\x89HDF\r\n\x1a\n"):
+    if head.startswith(HDF5_MAGIC):
         return "" if _holds(path, b"model_config") else KERAS_PART.format("weights", "layers")
     if head[:1] == b"{":
         return _of_json(head)
@@ -84,11 +86,7 @@ def _by_content(path: Path, head: bytes) -> str:
 
 
 def _of_zip(path: Path) -> str:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            names = archive.namelist()
-    except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError):
-        return ""
+    names = names_in_zip(path) or []
     if names and all(name.endswith(".npy") for name in names):
         return "NumPy arrays, not a model; samples are given with --calibration and --holdout"
     is_script = any("/code/" in name for name in names) and any(name.endswith("/constants.pkl") for name in names)
@@ -96,8 +94,7 @@ def _of_zip(path: Path) -> str:
         return PICKLED_TORCH
     models = [name for name in names if name.endswith((".onnx", ".tflite"))]
     if models:
-        more = f" and {len(models) - NAMES_MAX} more" if len(models) > NAMES_MAX else ""
-        return f"an archive that holds {', '.join(models[:NAMES_MAX])}{more}: unpack it, and give one of them"
+        return f"an archive that holds {some_of(models, NAMES_MAX)}: unpack it, and give one of them"
     return ""
 
 

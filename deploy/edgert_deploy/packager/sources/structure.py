@@ -9,7 +9,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
+ONNX_DOMAINS = ("", "ai.onnx")  # both name ONNX's own operators
 SHAPE_VALUES_MAX = 1024  # a larger constant is no shape
+
+
+def opset_of(proto: Any) -> int:
+    """Return the model's version of ONNX's own operators; 0 where it names none."""
+    return next((int(entry.version) for entry in proto.opset_import if entry.domain in ONNX_DOMAINS), 0)
 
 
 def structure_of(proto: Any) -> Any:

@@ -14,9 +14,9 @@ from onnx import helper, inliner, shape_inference
 from edgert.errors import BuildFailed, OperatorUnsupported
 from edgert_deploy.packager.sources.axes import open_batch_axes
 from edgert_deploy.packager.sources.branches import optimized
+from edgert_deploy.packager.sources.structure import ONNX_DOMAINS, opset_of
 from edgert_deploy.packager.tflite_lowering.pool_shapes import infer_shapes
 
-ONNX_DOMAINS = ("", "ai.onnx")
 # ONNX Runtime refuses newer file formats. Their additions (types of 4 and 2 bits, annotations for several devices)
 # cannot be lowered anyway.
 IR_VERSION_MAX = 10
@@ -105,9 +105,8 @@ def _function(model: onnx.ModelProto, node: onnx.NodeProto) -> Any:
     """Return the schema of an operator that ONNX defines by others, or None."""
     if node.domain not in ONNX_DOMAINS:
         return None
-    version = next(opset.version for opset in model.opset_import if opset.domain in ONNX_DOMAINS)
     try:
-        schema = onnx.defs.get_schema(node.op_type, version, "")
+        schema = onnx.defs.get_schema(node.op_type, opset_of(model), "")
     except onnx.defs.SchemaError:
         return None
     return schema if schema.has_function or schema.has_context_dependent_function else None

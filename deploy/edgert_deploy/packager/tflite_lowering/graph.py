@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from edgert_deploy.packager.sources.axes import open_batch_axes
-from edgert_deploy.packager.tflite_lowering.folding import ONNX_DOMAINS, folded, static_shapes
+from edgert_deploy.packager.sources.structure import opset_of
+from edgert_deploy.packager.tflite_lowering.folding import folded, static_shapes
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,7 @@ def read_graph(model: onnx.ModelProto, lowered: Collection[str]) -> Graph:
     shapes = {name: _batch_shape(*pair) for name, pair in pairs.items() if len(pair[0]) == len(pair[1])}
     shapes |= {name: BatchShape.fixed(*array.shape) for name, array in constants.items()}
     return Graph(
-        opset=next(o.version for o in one.opset_import if o.domain in ONNX_DOMAINS),
+        opset=opset_of(one),
         nodes=tuple(_node(proto) for proto in one.graph.node),
         constants=constants,
         batch_constants=frozenset(n for n, array in constants.items() if n in other and _differs(array, other[n])),

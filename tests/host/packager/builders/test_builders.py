@@ -25,8 +25,8 @@ from edgert_deploy.packager.accuracy.metrics import metric_for
 from edgert_deploy.packager.accuracy.reference import Reference
 from edgert_deploy.packager.builders import Order, Precision, builder_for
 from edgert_deploy.packager.samples.samples import CalibrationSet
-from edgert_deploy.packager.sources.onnx_model import opset_of
 from edgert_deploy.packager.sources.source_model import SourceModel, load_source
+from edgert_deploy.packager.sources.structure import opset_of
 from tests.support import models
 from tests.support.builders import ENGINE_NAMES, build, samples_for
 from tests.support.paths import DIGITS

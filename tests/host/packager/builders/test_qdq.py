@@ -16,8 +16,8 @@ from onnx import helper
 from edgert_deploy.packager.builders import qdq
 from edgert_deploy.packager.builders.onnx_layers import onnx_layers
 from edgert_deploy.packager.samples.samples import CalibrationSet
-from edgert_deploy.packager.sources.onnx_model import opset_of
 from edgert_deploy.packager.sources.source_model import SourceModel, load_source
+from edgert_deploy.packager.sources.structure import opset_of
 from tests.support import classical, models
 
 
