@@ -34,7 +34,7 @@ from typing import Any
 from bench.support.fleet_load import Load
 from bench.support.processes import cpu_us, rss_mb
 from bench.support.tables import emit_figures
-from tests.support.brokers import Broker
+from tests.support.servers.brokers import Broker
 
 WINDOW_S = 60.0
 LATE_S = 5.0

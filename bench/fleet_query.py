@@ -36,7 +36,7 @@ from edgert_deploy.fleet.store.batch import MINUTE_MS, Batch, Origin
 from edgert_deploy.fleet.store.query import Answer, FleetQuery, Question
 from edgert_deploy.fleet.store.retention import Retention
 from edgert_deploy.fleet.store.store import Store
-from tests.support.databases import postgres
+from tests.support.servers.databases import postgres
 
 NOW_MS = 1_790_000_000_000 // 3_600_000 * 3_600_000 + 20 * MINUTE_MS
 ASKED = {

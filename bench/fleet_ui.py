@@ -25,8 +25,8 @@ from typing import Any
 from bench.support.fleet_load import Load
 from bench.support.processes import cpu_us, rss_mb
 from bench.support.tables import emit_figures
-from tests.support.brokers import Broker
-from tests.support.browser import Browser
+from tests.support.servers.brokers import Broker
+from tests.support.servers.browser import Browser
 
 WINDOW_S = 60.0
 WATCHED_S = 60.0

@@ -57,9 +57,9 @@ from edgert.versions.slot_store import SlotStore
 from edgert.worker_link import channel
 from edgert.worker_link.load_order import LoadOrder
 from edgert_deploy.rollout.channels import Channels, Seen
-from tests.support.brokers import Broker
 from tests.support.paths import DIGITS, ROOT
-from tests.support.registries import RegistryServer
+from tests.support.servers.brokers import Broker
+from tests.support.servers.registries import RegistryServer
 
 COLUMNS = ("what", "seen", "unit", "target", "met")
 START_S_MAX = 60.0

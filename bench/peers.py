@@ -50,7 +50,7 @@ from bench.support.processes import cpu_us, processes
 from bench.support.tables import emit
 from edgert import Client
 from edgert.machine import process_mb
-from tests.support.ports import free_port
+from tests.support.servers.ports import free_port
 
 OURS, HTTP, RAW = "EdgeRT", "EdgeRT HTTP", "Session.run"
 MODELS = ("digits", "mlp", "cnn", "mobilenet_v2")

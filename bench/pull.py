@@ -36,7 +36,7 @@ from edgert_deploy.rollout.publish import Release, publish
 from hil.support.relay import Relay
 from tests.support.bundles import make_null_bundle
 from tests.support.paths import ROOT
-from tests.support.registries import Mirror, RegistryServer
+from tests.support.servers.registries import Mirror, RegistryServer
 
 CHANNEL, MODEL = "stable", "model"
 COLUMNS = (

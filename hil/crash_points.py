@@ -45,10 +45,10 @@ from edgert.versions.slots import ON_TRIAL, SLOT_NAMES
 from edgert.versions.trial_limits import TrialLimits
 from edgert_deploy.rollout.delta import Deltas, DeviceFiles
 from tests.support.devices import Device
-from tests.support.following import followed, following
-from tests.support.hostile_registry import HostileRegistry, hostile_registry
 from tests.support.paths import ROOT
 from tests.support.runtime_homes import FIRST, WHEEL, release_of, stand_in_home
+from tests.support.servers.hostile_registry import HostileRegistry, hostile_registry
+from tests.support.stand_ins.following import followed, following
 
 MODEL = "echo"
 OLD, NEW, OTHER = 1, 2, 3  # other: no release, only other weights

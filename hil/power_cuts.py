@@ -40,7 +40,7 @@ from typing import Any
 from edgert.errors import ConfigInvalid, DeviceError, EdgeRTError
 from hil.support import rootfs
 from hil.support.cut_devices import CUT_DEVICES, Agent, CutDevice
-from tests.support.hostile_registry import HostileRegistry, hostile_registry
+from tests.support.servers.hostile_registry import HostileRegistry, hostile_registry
 
 SERVES_S_MAX = 10.0  # promised from the daemon's start to an answer
 BEYOND = 1.5  # times the operation's own time, because the page cache is written later

@@ -27,7 +27,7 @@ from edgert.errors import ConfigInvalid
 from edgert_deploy.bootstrap.runtime import script_text
 from hil.support.disk import LossyDisk
 from hil.support.mounted import MountedDisk, ext4, why_not
-from tests.support.runtimes import NEW, OLD, STAND_IN
+from tests.support.stand_ins.runtimes import NEW, OLD, STAND_IN
 
 DISK_BYTES = 48 * 1024**2
 FILES = 60

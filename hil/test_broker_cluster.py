@@ -27,7 +27,7 @@ from edgert_deploy.fleet.store.query import FleetQuery, Question
 from hil.support.broker_cluster import NODES, BrokerCluster, why_not
 from tests.support.devices import WAIT_S_MAX, wait_until
 from tests.support.fleet import scraped
-from tests.support.forwarding import ForwardingDevice
+from tests.support.stand_ins.forwarding import ForwardingDevice
 
 DEVICES = 6
 REPORT_EVERY_S = 0.2

@@ -22,10 +22,10 @@ from hil.support.dut import Dut, reached
 from hil.support.host import Host
 from hil.support.keys import greets
 from hil.support.relay import Relay
-from tests.support.brokers import SERVER
 from tests.support.bundles import make_null_bundle
 from tests.support.devices import wait_until
-from tests.support.registries import RegistryServer
+from tests.support.servers.brokers import SERVER
+from tests.support.servers.registries import RegistryServer
 
 NAME, PROFILE, MODEL = "far", "generic-x86-64", "echo"
 BREAKS = int(os.environ.get("EDGERT_HIL_BREAKS", "5"))

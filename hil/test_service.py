@@ -27,12 +27,12 @@ from hil.support import rootfs
 from hil.support.containers import Container, running_container
 from hil.support.dut import Dut, reached
 from hil.support.host import Host
-from tests.support.brokers import PASSWORD, USER, Broker, mosquitto
 from tests.support.bundles import make_null_bundle
 from tests.support.devices import wait_until
 from tests.support.fleet import retained
-from tests.support.ports import free_port
-from tests.support.registries import RegistryServer
+from tests.support.servers.brokers import PASSWORD, USER, Broker, mosquitto
+from tests.support.servers.ports import free_port
+from tests.support.servers.registries import RegistryServer
 from tests.support.trees import another_tree
 
 PROFILE = "generic-x86-64"

@@ -15,9 +15,9 @@ import pytest
 
 from edgert.bundle.signing import SigningKey, new_key
 from edgert.vendor_telemetry import stop_reporting
-from tests.support.browser import Browser, chromium_path
-from tests.support.databases import new_database, postgres, postgres_folder
 from tests.support.paths import DIGITS, ROOT
+from tests.support.servers.browser import Browser, chromium_path
+from tests.support.servers.databases import new_database, postgres, postgres_folder
 from tests.support.shell import Shell, ShellHere
 
 # Started first, so that no long file is left when the others are done.
@@ -33,7 +33,7 @@ LONG_FILES = (
     "tests/host/packager/builders/test_builders.py",
     "hil/test_links.py",
     "tests/end_to_end/test_hostile_bundles.py",
-    "tests/host/packager/test_build_processes.py",
+    "tests/host/packager/candidates/test_build_processes.py",
     "tests/device/versions/test_crash_points.py",
     "tests/host/cli/shared/test_team.py",
     "tests/end_to_end/test_isolation.py",
@@ -52,13 +52,13 @@ LONG_FILES = (
     "tests/end_to_end/test_memory_budget.py",
     "tests/adversary/test_slow_clients.py",
     "tests/host/cli/test_deploy.py",
-    "tests/host/packager/test_choice.py",
+    "tests/host/packager/candidates/test_choice.py",
     "tests/end_to_end/test_buckets.py",
     "tests/host/cli/fleet/test_forget.py",
     "tests/host/packager/sources/test_probe.py",
     "tests/host/rollout/test_transfer.py",
     "tests/end_to_end/test_runtime_channel.py",
-    "tests/host/packager/test_mixed_precision.py",
+    "tests/host/packager/candidates/test_mixed_precision.py",
 )
 
 # Each shim of pyenv takes a fifth of a second, and a probe of this machine tries six names of Python.
@@ -108,7 +108,7 @@ def signing_key() -> SigningKey:
 
 @pytest.fixture(scope="session")
 def forked_probe() -> Iterator[Any]:
-    from tests.support.forked import Forked
+    from tests.support.stand_ins.forked import Forked
 
     modules = ("onnx", "onnxruntime", "ai_edge_litert.interpreter")
     with Forked(*(module for module in modules if find_spec(module.partition(".")[0]))) as forked:

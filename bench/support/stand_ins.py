@@ -17,7 +17,7 @@ from edgert.checks.status import DELTA_FORMAT, LIMITS_FORMAT
 from edgert.versions.slots import SlotState
 from edgert_deploy.devices.inventory import Device
 from tests.support.bundles import make_null_bundle
-from tests.support.simulated_device import SimulatedDevice
+from tests.support.stand_ins.simulated_device import SimulatedDevice
 
 # `edgertd --state DIR VERB ...`. Each answer is one line.
 SCRIPT = """\

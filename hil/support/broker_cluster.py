@@ -27,7 +27,7 @@ from edgert.errors import EdgeRTError
 from edgert.telemetry.mqtt import Connection, MqttSettings
 from tests.support.devices import wait_until
 from tests.support.paths import ROOT
-from tests.support.ports import free_port
+from tests.support.servers.ports import free_port
 
 NODES = 3
 STARTS_WITHIN_S = 300.0  # three Erlang machines on two busy cores

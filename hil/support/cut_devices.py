@@ -34,7 +34,7 @@ from hil.support.machines import Machine
 from tests.support.bundles import make_null_bundle
 from tests.support.devices import Device
 from tests.support.paths import ROOT
-from tests.support.ports import free_port
+from tests.support.servers.ports import free_port
 
 ARCH, PROFILE, NAME, MODEL = "amd64", "generic-x86-64", "cut-device", "echo"
 AGENT_PORT, AGENT = 7777, "/opt/rig"

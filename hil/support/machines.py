@@ -21,7 +21,7 @@ from pathlib import Path
 from edgert.errors import ConfigInvalid
 from hil.support import images
 from hil.support.keys import HasKeys, greets
-from tests.support.ports import free_port
+from tests.support.servers.ports import free_port
 
 START_S_MAX = 400.0  # for an emulated processor on a busy machine
 QUICK_S_MAX = 60.0

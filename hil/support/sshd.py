@@ -19,7 +19,7 @@ from pathlib import Path
 from edgert.errors import ConfigInvalid
 from edgert_deploy.devices.inventory import Device
 from hil.support.keys import INSTALL, HasKeys, greets, new_keys
-from tests.support.ports import free_port
+from tests.support.servers.ports import free_port
 
 START_S_MAX = 120.0
 

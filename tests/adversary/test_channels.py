@@ -36,8 +36,8 @@ from edgert.registry.address import digest_of
 from edgert.versions.install import install
 from edgert.versions.slot_store import SlotStore
 from tests.support.devices import Device
-from tests.support.following import Events, failure_of, followed, following
-from tests.support.hostile_registry import STATEMENT, HostileRegistry, hostile_registry, send
+from tests.support.servers.hostile_registry import STATEMENT, HostileRegistry, hostile_registry, send
+from tests.support.stand_ins.following import Events, failure_of, followed, following
 
 ENDLESS_BYTES = 64 * 1024**2  # what an attacker is ready to send
 

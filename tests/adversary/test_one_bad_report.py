@@ -14,10 +14,10 @@ import pytest
 
 from edgert_deploy.fleet.export.exporter import Exporter
 from edgert_deploy.fleet.state import FleetState
-from tests.support.brokers import Broker
-from tests.support.browser import Browser
 from tests.support.fleet import NOW_MS, Pi, Sent, ask, publish, record
 from tests.support.fleet_page import event, page_of, seen
+from tests.support.servers.brokers import Broker
+from tests.support.servers.browser import Browser
 
 BAD_ALARM = {"event": "alarm_raised", "alarm": "temp_c", "model": "digits"}
 BAD: list[dict[str, Any]] = [

@@ -21,9 +21,9 @@ from edgert.environment import RUNTIME
 from edgert.errors import BundleError, ChannelMismatch, RegistryCorrupt, ReleaseTooOld, SignatureInvalid
 from edgert.follow.record import Record, RecordStore
 from tests.support.devices import Device
-from tests.support.following import Events, failure_of, followed, following
-from tests.support.hostile_registry import HostileRegistry, hostile_registry
 from tests.support.runtime_homes import FIRST, release_of, stand_in_home
+from tests.support.servers.hostile_registry import HostileRegistry, hostile_registry
+from tests.support.stand_ins.following import Events, failure_of, followed, following
 
 BYTES = b"a wheel" * 10_000
 

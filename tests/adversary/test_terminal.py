@@ -31,8 +31,8 @@ WRITERS = {
     "edgert/cli/command.py": "error messages",
     "edgert/cli/top.py": "a screen that is redrawn",
     # They run as processes whose output another module reads.
-    "deploy/edgert_deploy/packager/sources/converters/from_torch.py": "a child of the build",
-    "deploy/edgert_deploy/packager/sources/converters/from_keras.py": "a child of the build",
+    "deploy/edgert_deploy/packager/sources/formats/converters/from_torch.py": "a child of the build",
+    "deploy/edgert_deploy/packager/sources/formats/converters/from_keras.py": "a child of the build",
     "edgert/telemetry/forwarder.py": "a number, for the uninstallation",
 }
 

@@ -19,8 +19,8 @@ from edgert.versions.installed import load_live
 from edgert.versions.slot_store import SlotStore
 from tests.support.devices import Device
 from tests.support.examples import ENGINES, Built, built, served
+from tests.support.models.texts import LARGEST, MODEL, answers_to, text, texts, write_texts
 from tests.support.shell import ShellHere
-from tests.support.texts import LARGEST, MODEL, answers_to, text, texts, write_texts
 
 # Transformers in ONNX Runtime get the recipe dynamic-range, in which the items of a batch share the ranges of activations.
 ATOL = {"onnxruntime": 0.05}

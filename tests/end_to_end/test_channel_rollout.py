@@ -19,11 +19,11 @@ from edgert.bundle.signing import SigningKey, new_key, write_key_pair
 from edgert.versions.slot_store import SlotStore
 from edgert_deploy.common.keys import key_paths
 from hil.support.relay import Relay
-from tests.support.brokers import Broker
 from tests.support.commands import Edgert
 from tests.support.devices import WAIT_S_MAX, Device, a_device, wait_until
-from tests.support.following import followed, following
-from tests.support.registries import RegistryServer
+from tests.support.servers.brokers import Broker
+from tests.support.servers.registries import RegistryServer
+from tests.support.stand_ins.following import followed, following
 
 NAMES = ("d-0", "d-1", "d-2", "d-3")
 BREAKS = 200

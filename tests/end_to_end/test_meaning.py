@@ -19,9 +19,9 @@ pytest.importorskip("onnxruntime")
 from edgert import Client
 from edgert.errors import RequestError
 from tests.support import models
-from tests.support.colours import LABELS, MEAN, STD, bgr_model, tinted
 from tests.support.examples import ENGINES, Built, built, served
-from tests.support.images import encoded
+from tests.support.models.colours import LABELS, MEAN, STD, bgr_model, tinted
+from tests.support.models.images import encoded
 from tests.support.shell import Shell, ShellHere
 
 RULE = """

@@ -1,6 +1,6 @@
 """Models as other people's tools write them, on every engine; the artifacts run in the bare engines, outside our code.
 
-The files come from PyTorch's exporters (tests/support/exported). Opsets are in test_builders.py, branches in
+The files come from PyTorch's exporters (tests/support/models/exported). Opsets are in test_builders.py, branches in
 test_branches.py, scikit-learn in test_classical.py, buckets in test_buckets.py.
 """
 
@@ -23,11 +23,11 @@ pytest.importorskip("nncf")
 from edgert.errors import SourceInvalid
 from edgert_deploy.packager.builders import Artifact
 from edgert_deploy.packager.samples.samples import CalibrationSet
-from edgert_deploy.packager.sources.external_data import BYTES_MAX
+from edgert_deploy.packager.sources.formats.external_data import BYTES_MAX
 from edgert_deploy.packager.sources.source_model import SourceModel, load_source
 from tests.support import models
 from tests.support.builders import ENGINE_NAMES, build
-from tests.support.exported import FOLDER
+from tests.support.models.exported import FOLDER
 from tests.support.paths import ROOT
 
 Feeds = dict[str, NDArray[Any]]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.devices import Device, a_device, http_port
-from tests.support.perf_analyzer import PerfAnalyzer
+from tests.support.servers.perf_analyzer import PerfAnalyzer
 
 REQUESTS = 200
 

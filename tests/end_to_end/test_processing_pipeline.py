@@ -20,7 +20,7 @@ from edgert.errors import RequestError
 from edgert.processing.images.image import ImageReader
 from tests.support import models
 from tests.support.devices import Device, a_device
-from tests.support.images import encoded, photo, png_header
+from tests.support.models.images import encoded, photo, png_header
 from tests.support.shell import Shell, ShellHere
 
 COLOURS = {"blue": 2, "green": 1, "red": 0}  # folders, and their dominant channel

@@ -16,8 +16,8 @@ from edgert_deploy.bootstrap.own_wheel import own_wheel
 from edgert_deploy.bootstrap.runtime_release import publish_runtime
 from edgert_deploy.rollout.channels import Channels, Seen
 from tests.support.devices import events, wait_until
-from tests.support.registries import RegistryServer
 from tests.support.runtime_homes import FIRST, HomeDevice, a_device_with_home, release_of, wheel_with
+from tests.support.servers.registries import RegistryServer
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ from edgert_deploy.devices.transports import open_transport
 from hil.support.sshd import SshDevice, running_sshd
 from tests.support.bundles import flip_bit, make_null_bundle
 from tests.support.clients import PAUSE_S
-from tests.support.intents import sentences, write_model, write_sentences
+from tests.support.models.intents import sentences, write_model, write_sentences
 from tests.support.paths import ROOT
 from tests.support.shell import edgert_apart, edgert_here, environment_of
 from tests.support.trees import another_tree

@@ -12,9 +12,9 @@ pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
 from edgert import Client
-from tests.support.bursts import CHUNK, RULES, answers, frames, recording, write_model, write_recordings
 from tests.support.devices import Device
 from tests.support.examples import ENGINES, Built, built, served
+from tests.support.models.bursts import CHUNK, RULES, answers, frames, recording, write_model, write_recordings
 from tests.support.profiles import ONE_ENGINE
 from tests.support.shell import Shell, ShellHere
 

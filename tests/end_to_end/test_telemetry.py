@@ -19,9 +19,9 @@ import pytest
 from edgert.errors import DeadlineExceeded
 from edgert.telemetry.mqtt import Connection
 from hil.support.relay import Relay
-from tests.support.brokers import USER, Broker
 from tests.support.devices import Device, a_device, wait_until
-from tests.support.ports import free_port
+from tests.support.servers.brokers import USER, Broker
+from tests.support.servers.ports import free_port
 
 ITEM = np.ones((1, 4), np.float32)
 

@@ -22,7 +22,7 @@ from edgert.versions.install import install
 from edgert.versions.slot_store import SlotStore
 from tests.support.devices import Device, http_port
 from tests.support.examples import ENGINES, Built, built, served
-from tests.support.intents import LABELS, sentences, tokens, write_model, write_sentences
+from tests.support.models.intents import LABELS, sentences, tokens, write_model, write_sentences
 from tests.support.shell import Shell, ShellHere
 
 ROWS = sentences(190, 7)

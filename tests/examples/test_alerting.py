@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from tests.support.brokers import Broker
 from tests.support.devices import WAIT_S_MAX, wait_until
 from tests.support.fleet import NOW_MS, Pi, publish, scraped
 from tests.support.paths import ROOT
-from tests.support.prometheus import alertmanager, exporter_process, prometheus, promql, receiver
+from tests.support.servers.brokers import Broker
+from tests.support.servers.prometheus import alertmanager, exporter_process, prometheus, promql, receiver
 
 FOLDER = ROOT / "examples" / "telemetry"
 Heard = list[tuple[str, bytes]]

@@ -17,12 +17,12 @@ pytest.importorskip("safetensors")
 from edgert.bundle.text_rules import Embed, Text
 from edgert.processing.answers.embedding import embedded
 from edgert_deploy.packager.samples.processing import read_postprocess, read_preprocess
-from edgert_deploy.packager.sources.bucket_axis import read_buckets
-from edgert_deploy.packager.sources.convert import Conversion
+from edgert_deploy.packager.sources.formats.convert import Conversion
+from edgert_deploy.packager.sources.onnx_graph.bucket_axis import read_buckets
 from edgert_deploy.packager.sources.source_model import load_source
 from examples.embeddings.make import sentences
 from examples.embeddings.minilm import HIDDEN, LAYERS, write_minilm
-from tests.support.intents import tokenizer_json
+from tests.support.models.intents import tokenizer_json
 from tests.support.paths import ROOT
 
 EXAMPLE = ROOT / "examples/embeddings"

@@ -21,11 +21,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from edgert.telemetry import messages
 from edgert.telemetry.messages import Topics
 from edgert.telemetry.mqtt import Connection, MqttSettings
-from tests.support.brokers import Broker, mosquitto
 from tests.support.devices import WAIT_S_MAX, wait_until
 from tests.support.fleet import NOW_MS, Pi, publish
 from tests.support.paths import ROOT
-from tests.support.ports import free_port
+from tests.support.servers.brokers import Broker, mosquitto
+from tests.support.servers.ports import free_port
 
 MQTT_EXPORTER = "mqtt-exporter==1.12.1"
 FOLDER = ROOT / "examples" / "telemetry"

@@ -63,7 +63,7 @@ from edgert_deploy.fleet.state import FleetState
 from edgert_deploy.fleet.store.recorder import Recorder
 from edgert_deploy.fleet.store.store import Store
 from edgert_deploy.fleet.ui.board import Board, Filter
-from edgert_deploy.packager.sandbox import Limits as ChildLimits
+from edgert_deploy.packager.processes.sandbox import Limits as ChildLimits
 from edgert_deploy.packager.sources.probe import MEMORY_BYTES_MIN
 from edgert_deploy.packager.tflite_lowering import lower
 from edgert_deploy.rollout.drift import device_drifts, model_drifts, wanted_of
@@ -73,8 +73,8 @@ from edgert_deploy.rollout.waves import Strategy
 from tests.support import models
 from tests.support.bundles import make_null_bundle
 from tests.support.fleet import NOW_MS, Pi
-from tests.support.forked import Forked
 from tests.support.protocol_vectors import VECTORS
+from tests.support.stand_ins.forked import Forked
 from tests.support.statuses import LOADED, device_status, worker_figures
 
 FRAME_BYTES_MAX = 1024**2

@@ -21,8 +21,8 @@ from edgert_deploy.fleet.store.query import Answer, FleetQuery, Question
 from edgert_deploy.fleet.store.recorder import Recorder
 from edgert_deploy.fleet.store.store import Store
 from edgert_deploy.fleet.ui.board import Board
-from tests.support.brokers import Broker
 from tests.support.devices import WAIT_S_MAX
+from tests.support.servers.brokers import Broker
 
 NOW_MS = 1_790_000_000_000 // 3_600_000 * 3_600_000 + 20 * MINUTE_MS  # 20 minutes past an hour
 Sent = list[tuple[str, bytes]]

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from edgert.telemetry import messages
-from tests.support.brokers import Broker
-from tests.support.browser import Page
 from tests.support.devices import WAIT_S_MAX, wait_until
 from tests.support.fleet import Pi, Sent
+from tests.support.servers.brokers import Broker
+from tests.support.servers.browser import Page
 
 
 def event(pi: Pi, seq: int, ts_ms: int, **fields: Any) -> Sent:

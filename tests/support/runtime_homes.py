@@ -25,7 +25,7 @@ from edgert.config import read_config
 from edgert_deploy.bootstrap.own_wheel import own_wheel
 from edgert_deploy.bootstrap.runtime import script_text
 from tests.support.devices import Device
-from tests.support.runtimes import STAND_IN
+from tests.support.stand_ins.runtimes import STAND_IN
 
 FIRST = "0" * 16  # the runtime in use at first
 STEP_S_MAX = 240.0

@@ -20,7 +20,7 @@ from bench.support.http_client import HttpAsker
 from bench.support.peer_servers.environments import environment
 from bench.support.peer_servers.minimal_server import minimal_asker
 from tests.support.paths import ROOT
-from tests.support.ports import free_port
+from tests.support.servers.ports import free_port
 
 START_S_MAX = 60.0
 AskWith = Callable[[NDArray[Any]], object]

@@ -32,19 +32,19 @@ from edgert_deploy.packager.accuracy.golden_samples import SAMPLES as HOLDOUT_SA
 from edgert_deploy.packager.accuracy.metrics import NAMES as METRICS
 from edgert_deploy.packager.build_cache import default_cache
 from edgert_deploy.packager.builders.folded_preprocessing import folded
-from edgert_deploy.packager.choice import Choice
-from edgert_deploy.packager.measure import MeasureHere, MeasureOn, Measurer
+from edgert_deploy.packager.candidates.choice import Choice
+from edgert_deploy.packager.candidates.measure import MeasureHere, MeasureOn, Measurer
 from edgert_deploy.packager.model_file import SUFFIX, read_model_file
 from edgert_deploy.packager.new_model_file import name_from, write_model_file
 from edgert_deploy.packager.pack import build_bundle
+from edgert_deploy.packager.processes.work_folder import work_folder
 from edgert_deploy.packager.request import BUDGET, BuildRequest
 from edgert_deploy.packager.samples.processing import OutputRule, read_classify, read_postprocess, read_preprocess
 from edgert_deploy.packager.samples.samples import load_samples
 from edgert_deploy.packager.samples.streams import read_state
-from edgert_deploy.packager.sources.bucket_axis import read_buckets
-from edgert_deploy.packager.sources.convert import Conversion, read_inputs
+from edgert_deploy.packager.sources.formats.convert import Conversion, read_inputs
+from edgert_deploy.packager.sources.onnx_graph.bucket_axis import read_buckets
 from edgert_deploy.packager.sources.source_model import SourceModel, load_source
-from edgert_deploy.packager.work_folder import work_folder
 
 TEXT_LETTERS_MAX = 10_000
 DOWNGRADE_EXPIRES = "30d"  # unless given: one that is never over could be replayed for ever

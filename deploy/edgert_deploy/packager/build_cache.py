@@ -31,8 +31,8 @@ from edgert.errors import ConfigInvalid
 from edgert_deploy.common.folders import cache_folder
 from edgert_deploy.packager.builders import Artifact, Order, builder_for
 from edgert_deploy.packager.builders.qdq import Recipe
+from edgert_deploy.packager.processes.sandbox import Progress
 from edgert_deploy.packager.samples.samples import CalibrationSet
-from edgert_deploy.packager.sandbox import Progress
 from edgert_deploy.packager.sources.source_model import SourceModel
 
 Build = Callable[[Order, SourceModel, CalibrationSet, Path, Progress], Artifact]

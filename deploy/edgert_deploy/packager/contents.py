@@ -20,9 +20,9 @@ from edgert.bundle.text_rules import TOKENIZER, Text
 from edgert_deploy.packager import receipt
 from edgert_deploy.packager.accuracy.golden_samples import tolerances
 from edgert_deploy.packager.accuracy.reference import Outputs
-from edgert_deploy.packager.candidates import Candidate
-from edgert_deploy.packager.choice import Choice, all_packed
-from edgert_deploy.packager.evaluation import Evaluation
+from edgert_deploy.packager.candidates.candidate import Candidate
+from edgert_deploy.packager.candidates.choice import Choice, all_packed
+from edgert_deploy.packager.candidates.evaluation import Evaluation
 from edgert_deploy.packager.request import BuildRequest
 from edgert_deploy.packager.sources.source_model import SourceModel
 

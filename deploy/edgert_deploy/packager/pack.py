@@ -17,17 +17,17 @@ from edgert.errors import BuildFailed, EdgeRTError, EngineMissing, OperatorUnsup
 from edgert.printable import counted
 from edgert_deploy.packager.accuracy import accuracy_gate
 from edgert_deploy.packager.build_cache import BuildCache
-from edgert_deploy.packager.candidates import Candidate, CandidateBuilder
-from edgert_deploy.packager.choice import Choice, certain_orders, check_gate, choose
+from edgert_deploy.packager.candidates.candidate import Candidate, CandidateBuilder
+from edgert_deploy.packager.candidates.choice import Choice, certain_orders, check_gate, choose
+from edgert_deploy.packager.candidates.evaluation import evaluate_source
+from edgert_deploy.packager.candidates.mixed_precision import Budget
 from edgert_deploy.packager.contents import golden_samples, write_contents
-from edgert_deploy.packager.evaluation import evaluate_source
-from edgert_deploy.packager.mixed_precision import Budget
+from edgert_deploy.packager.processes.sandbox import Progress
+from edgert_deploy.packager.processes.work_folder import work_folder
 from edgert_deploy.packager.receipt import receipt
 from edgert_deploy.packager.request import BuildRequest, TargetRequest, check_request, overlap, target_requests
 from edgert_deploy.packager.samples.samples import constant_inputs
-from edgert_deploy.packager.sandbox import Progress
-from edgert_deploy.packager.sources.classical import classical_operators, is_float_only
-from edgert_deploy.packager.work_folder import work_folder
+from edgert_deploy.packager.sources.onnx_graph.classical import classical_operators, is_float_only
 
 # Of the model's size: what a builder writes on its way, and an artifact with its copy in the bundle's contents.
 COPIES_ON_THE_WAY = 4

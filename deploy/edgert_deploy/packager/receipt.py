@@ -33,9 +33,9 @@ from typing import Any
 from edgert.bundle.bundle_file import Bundle
 from edgert.errors import BundleError
 from edgert_deploy.packager.accuracy.activation_ranges import Activation
-from edgert_deploy.packager.candidates import Candidate
-from edgert_deploy.packager.choice import Choice, all_packed
-from edgert_deploy.packager.mixed_precision import Search
+from edgert_deploy.packager.candidates.candidate import Candidate
+from edgert_deploy.packager.candidates.choice import Choice, all_packed
+from edgert_deploy.packager.candidates.mixed_precision import Search
 
 PATH = "receipt.json"
 FORMAT = 2

@@ -18,11 +18,11 @@ from edgert_deploy.packager.accuracy.accuracy_gate import Limits
 from edgert_deploy.packager.build_cache import BuildCache
 from edgert_deploy.packager.builders import BUILDERS, Precision, builder_for, first_engine
 from edgert_deploy.packager.samples.samples import CalibrationSet
-from edgert_deploy.packager.sources.classical import classical_operators, is_classical, is_float_only
+from edgert_deploy.packager.sources.onnx_graph.classical import classical_operators, is_classical, is_float_only
 from edgert_deploy.packager.sources.source_model import SourceModel
 
 if TYPE_CHECKING:
-    from edgert_deploy.packager.measure import Measurer
+    from edgert_deploy.packager.candidates.measure import Measurer
 
 BUDGET = 12  # builds; about two searches of a model of 100 layers
 

@@ -30,7 +30,7 @@ from edgert.errors import (
 from edgert.protocol import wire
 from tests.support.clients import PAUSE_S
 from tests.support.devices import WAIT_S_MAX, Device, a_device
-from tests.support.false_daemon import RESULT, WELCOME_FRAME, changed, false_daemon
+from tests.support.stand_ins.false_daemon import RESULT, WELCOME_FRAME, changed, false_daemon
 
 ITEM = np.array([[1.0, 2.0, 3.0, 4.0]], np.float32)
 ONES = [1.0] * 4

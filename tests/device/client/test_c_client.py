@@ -27,9 +27,9 @@ from edgert.protocol.frame_buffer import FrameBuffer
 from edgert.protocol.sharing import SharedArea
 from edgert.tensors import NUMPY_NAMES
 from tests.support.devices import WAIT_S_MAX, Device, a_device, wait_until
-from tests.support.false_daemon import RESULT, WELCOME, WELCOME_FRAME, changed, false_daemon
 from tests.support.paths import ROOT
 from tests.support.protocol_vectors import KINDS, VECTORS
+from tests.support.stand_ins.false_daemon import RESULT, WELCOME, WELCOME_FRAME, changed, false_daemon
 
 SOURCES = Path(__file__).parent / "c"
 WARNINGS = ["-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Werror"]

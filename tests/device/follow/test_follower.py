@@ -19,8 +19,8 @@ from edgert.versions.latest_time import LatestTime
 from edgert.versions.slot_store import SlotStore
 from tests.support.devices import Device, a_device, wait_until
 from tests.support.devices import events as sent_events
-from tests.support.following import Events, failure_of, followed, following
-from tests.support.hostile_registry import HostileRegistry, hostile_registry
+from tests.support.servers.hostile_registry import HostileRegistry, hostile_registry
+from tests.support.stand_ins.following import Events, failure_of, followed, following
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from edgert.bundle.text_rules import Text
 from edgert.errors import BundleError, RequestError
 from edgert.processing.text import TextPreprocessor, texts_of
 from edgert.tensors import TensorSpec, byte_rows
-from tests.support.intents import sentences, tokenizer_json
+from tests.support.models.intents import sentences, tokenizer_json
 
 RULE = Text("tokenizer.json", "ids", 32, "mask", "types")
 KINDS = ("wordpiece", "byte-level bpe", "unigram")

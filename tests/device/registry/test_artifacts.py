@@ -11,7 +11,7 @@ import pytest
 from edgert.bundle.channel import STATEMENT_BYTES_MAX
 from edgert.errors import NotInRegistry, RegistryCorrupt
 from edgert.registry.artifacts import EMPTY, blob_of, channel_manifest, channel_tag, read_channel, statement_blob
-from tests.support.registries import RegistryServer
+from tests.support.servers.registries import RegistryServer
 
 STATEMENT = b'{"signed": "statement"}'
 MANIFEST = channel_manifest(STATEMENT, "stable", 7, "2027-02-19T08:00:00Z")

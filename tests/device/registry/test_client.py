@@ -22,7 +22,7 @@ from edgert.registry.address import Repository, digest_of
 from edgert.registry.client import Blob, Registry
 from edgert.registry.connection import Connection
 from edgert.registry.login import Credentials
-from tests.support.registries import Mirror, RegistryServer
+from tests.support.servers.registries import Mirror, RegistryServer
 
 CONTENT = os.urandom(300_000)
 BLOB = Blob(digest_of(CONTENT), len(CONTENT))

@@ -33,12 +33,12 @@ from edgert.telemetry.mqtt import (
     Will,
 )
 from edgert.telemetry.spool import Spool
-from tests.support.brokers import Broker
 from tests.support.devices import WAIT_S_MAX, wait_until
 from tests.support.fleet import retained
-from tests.support.forwarding import HIST, TOPICS, ForwardingDevice, append_to
 from tests.support.paths import ROOT
-from tests.support.ports import free_port
+from tests.support.servers.brokers import Broker
+from tests.support.servers.ports import free_port
+from tests.support.stand_ins.forwarding import HIST, TOPICS, ForwardingDevice, append_to
 
 
 class Listener:

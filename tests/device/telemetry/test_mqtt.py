@@ -12,9 +12,9 @@ import pytest
 
 from edgert.errors import ConfigInvalid
 from edgert.telemetry.mqtt import BrokerRefused, BrokerTlsFailed, BrokerUnreachable, Connection, MqttSettings
-from tests.support.brokers import Broker
 from tests.support.devices import WAIT_S_MAX
-from tests.support.ports import free_port
+from tests.support.servers.brokers import Broker
+from tests.support.servers.ports import free_port
 
 
 @pytest.fixture

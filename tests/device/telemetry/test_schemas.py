@@ -16,10 +16,10 @@ from jsonschema import Draft202012Validator
 
 from edgert.telemetry.messages import DEVICE_KINDS, MODEL_KINDS, parse_topic
 from edgert.telemetry.mqtt import Connection
-from tests.support.brokers import Broker
 from tests.support.clients import ITEM
 from tests.support.devices import a_device, wait_until
 from tests.support.paths import ROOT
+from tests.support.servers.brokers import Broker
 
 KINDS = (*DEVICE_KINDS, *MODEL_KINDS)
 DOCUMENT = ROOT / "docs" / "telemetry.md"

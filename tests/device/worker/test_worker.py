@@ -23,7 +23,7 @@ from edgert.worker_link import channel
 from edgert.worker_link.load_order import LoadOrder
 from tests.support.clients import ITEM, read_frame, request
 from tests.support.devices import WAIT_S_MAX, wait_until
-from tests.support.loaded_models import installed
+from tests.support.stand_ins.loaded_models import installed
 
 
 class RestingSession(Session):

@@ -23,9 +23,9 @@ from edgert_deploy.devices.profiles import load_profile
 from edgert_deploy.devices.remote import RemoteDaemon
 from edgert_deploy.devices.service import serves, unit_for
 from edgert_deploy.devices.transports import open_transport
-from tests.support.brokers import Broker as RunningBroker
 from tests.support.machines import PI_4
 from tests.support.paths import ROOT
+from tests.support.servers.brokers import Broker as RunningBroker
 
 PROFILE = load_profile("this-machine", ROOT / "devices")
 OTHER_ENGINE_PROFILE = load_profile("jetson-orin-nano", ROOT / "devices")

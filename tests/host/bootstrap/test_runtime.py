@@ -27,7 +27,7 @@ from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.transports.local import LocalTransport
 from tests.support.devices import WAIT_S_MAX, wait_until
 from tests.support.machines import PI_4
-from tests.support.runtimes import NEW, OLD, STAND_IN
+from tests.support.stand_ins.runtimes import NEW, OLD, STAND_IN
 
 STEPS = ("mv", "rm", "ln", "sync")  # what changes the disk, or says that a change must have reached it
 # Ends the script and all that it started right before the step STEP_CUT; behind a step is before the next.

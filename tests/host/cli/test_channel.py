@@ -15,12 +15,12 @@ from edgert.telemetry.mqtt import Connection
 from edgert_deploy.cli import main
 from edgert_deploy.common.keys import key_paths
 from edgert_deploy.devices.inventory import Inventory
-from tests.support.brokers import Broker
 from tests.support.bundles import make_null_bundle
 from tests.support.commands import Edgert
 from tests.support.devices import wait_until
 from tests.support.fleet import Pi, record
-from tests.support.registries import RegistryServer
+from tests.support.servers.brokers import Broker
+from tests.support.servers.registries import RegistryServer
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from tests.support.bundles import flip_bit, make_null_bundle
 from tests.support.commands import Edgert, live, stop
 from tests.support.devices import Device, a_device, wait_until
 from tests.support.paths import ROOT
-from tests.support.ports import free_port
+from tests.support.servers.ports import free_port
 
 PRESS_AGAIN_S = 30.0  # as a person would, if the program goes on
 

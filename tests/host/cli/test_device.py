@@ -14,7 +14,7 @@ from edgert_deploy.devices.inventory import Inventory
 from hil.support.keys import new_ssh_key
 from hil.support.sshd import SshDevice
 from tests.support.commands import Edgert
-from tests.support.ports import free_port
+from tests.support.servers.ports import free_port
 
 
 def test_a_local_device_is_added_listed_and_removed(edgert: Edgert, inventory: Inventory, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from edgert.environment import RUNTIME
 from edgert.registry.client import Blob
 from edgert_deploy.common.keys import key_paths
 from tests.support.commands import Edgert
-from tests.support.registries import RegistryServer
+from tests.support.servers.registries import RegistryServer
 
 PYTHON = "{}.{}".format(*sys.version_info)
 PROFILE = """

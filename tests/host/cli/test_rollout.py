@@ -12,7 +12,7 @@ from edgert_deploy.devices.inventory import Inventory
 from hil.support.sshd import SshDevice
 from tests.support.bundles import make_null_bundle
 from tests.support.commands import Edgert, live
-from tests.support.ports import free_port
+from tests.support.servers.ports import free_port
 
 
 def test_a_rollout_that_a_missing_device_held_up_is_shown_resumed_and_given_up(

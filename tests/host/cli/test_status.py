@@ -16,7 +16,7 @@ from edgert_deploy.doctor.device import check_device
 from hil.support.sshd import SshDevice, running_sshd
 from tests.support import devices
 from tests.support.commands import Edgert, stop
-from tests.support.ports import free_port
+from tests.support.servers.ports import free_port
 
 
 def test_an_answer_that_no_edgertd_gives_is_an_error_of_that_device(

@@ -28,8 +28,8 @@ from edgert_deploy.common.project import (
     read_project,
 )
 from edgert_deploy.devices.inventory import find_inventory
-from tests.support.brokers import Broker
 from tests.support.devices import nothing_may_be_written, wait_until
+from tests.support.servers.brokers import Broker
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from edgert_deploy.devices.transports.ssh_config import read_ssh_config
 from edgert_deploy.devices.transports.ssh_login import Jump, LinkLimits, scan_host_key
 from hil.support.keys import new_ssh_key
 from hil.support.sshd import SshDevice, running_sshd, start_sshd
-from tests.support.ports import free_port
+from tests.support.servers.ports import free_port
 
 
 @pytest.fixture(scope="module")

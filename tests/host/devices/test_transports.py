@@ -23,7 +23,7 @@ from hil.support.keys import new_ssh_key
 from hil.support.relay import Relay
 from hil.support.sshd import SshDevice, running_sshd, start_sshd
 from tests.support.devices import WAIT_S_MAX
-from tests.support.ports import free_port
+from tests.support.servers.ports import free_port
 
 QUICK = LinkLimits(connect_s=5, keepalive_s=1, dead_after_s=2.0, attempts=3, pause_s=0.05)
 

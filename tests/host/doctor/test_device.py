@@ -21,10 +21,10 @@ from edgert_deploy.doctor.device import check_device, clock_skew_s
 from hil.support.keys import new_ssh_key
 from hil.support.sshd import SshDevice
 from tests.support import devices
-from tests.support.brokers import Broker
 from tests.support.devices import a_device, wait_until
 from tests.support.findings import levels, text_of
-from tests.support.ports import free_port
+from tests.support.servers.brokers import Broker
+from tests.support.servers.ports import free_port
 
 
 def as_known(device: devices.Device, **changes: Any) -> Device:

@@ -15,10 +15,10 @@ from edgert_deploy.devices.inventory import Device, Inventory
 from edgert_deploy.doctor import FAIL, OK
 from edgert_deploy.doctor.host import check_host, signing_keys
 from hil.support.keys import new_ssh_key
-from tests.support.brokers import Broker
 from tests.support.devices import WAIT_S_MAX
 from tests.support.findings import levels, text_of
-from tests.support.registries import RegistryServer
+from tests.support.servers.brokers import Broker
+from tests.support.servers.registries import RegistryServer
 
 
 def test_a_host_that_lacks_nothing(inventory: Inventory, tmp_path: Path) -> None:

@@ -20,9 +20,9 @@ from edgert.telemetry.sketch import merged
 from edgert_deploy.cli.fleet.query import query
 from edgert_deploy.fleet.store import schema
 from edgert_deploy.fleet.store.batch import MINUTE_MS
-from tests.support.brokers import Broker
 from tests.support.devices import WAIT_S_MAX, wait_until
 from tests.support.fleet import Pi, Sent, publish, scraped
+from tests.support.servers.brokers import Broker
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ from edgert.telemetry.messages import Topics
 from edgert.telemetry.mqtt import PACKET_BYTES_MAX, BrokerRefused, MqttSettings
 from edgert_deploy.fleet.state import FleetState
 from edgert_deploy.fleet.subscriber import FleetSubscriber
-from tests.support.brokers import Broker
 from tests.support.devices import WAIT_S_MAX
 from tests.support.fleet import Sender, publish
+from tests.support.servers.brokers import Broker
 
 
 def answered(state: FleetState) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from edgert.bundle.rules import Classify, Preprocess
-from edgert_deploy.packager import measure
+from edgert_deploy.packager.candidates import measure
 from tests.support.profiles import profile
 
 

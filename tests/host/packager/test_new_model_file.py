@@ -16,12 +16,12 @@ pytest.importorskip("onnxruntime")
 from edgert.errors import ConfigInvalid
 from edgert_deploy.packager.model_file import read_model_file
 from edgert_deploy.packager.new_model_file import model_file_text, name_from, write_model_file
-from edgert_deploy.packager.sources.bucket_axis import read_buckets
-from edgert_deploy.packager.sources.convert import Conversion
+from edgert_deploy.packager.sources.formats.convert import Conversion
+from edgert_deploy.packager.sources.onnx_graph.bucket_axis import read_buckets
 from edgert_deploy.packager.sources.source_model import load_source
 from tests.support import models
+from tests.support.models.texts import MODEL
 from tests.support.paths import DIGITS
-from tests.support.texts import MODEL
 
 # A model of the ONNX project.
 SHUFFLENET = Path(pytest.importorskip("onnx").__file__).parent / "backend/test/data/light/light_shufflenet.onnx"

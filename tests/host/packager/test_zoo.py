@@ -19,10 +19,10 @@ from bench.zoo.runners import RUNS, answers, samples_of
 from edgert.bundle.bundle_file import open_bundle
 from edgert.bundle.signing import SigningKey
 from edgert_deploy.packager.build_cache import BuildCache
-from edgert_deploy.packager.candidates import Candidate
+from edgert_deploy.packager.candidates.candidate import Candidate
 from edgert_deploy.packager.request import BuildRequest
 from edgert_deploy.packager.samples.samples import CalibrationSet
-from edgert_deploy.packager.sources.convert import Conversion, read_inputs
+from edgert_deploy.packager.sources.formats.convert import Conversion, read_inputs
 from edgert_deploy.packager.sources.source_model import load_source
 from tests.support.packs import pack
 from tests.support.profiles import profile

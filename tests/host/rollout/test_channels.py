@@ -13,7 +13,7 @@ from edgert.errors import ChannelTooOld, ConfigInvalid, NotInRegistry, Signature
 from edgert.registry.artifacts import channel_tag
 from edgert_deploy.rollout.channel_entries import Entries
 from edgert_deploy.rollout.channels import ChannelChanged, Channels, Seen
-from tests.support.registries import RegistryServer
+from tests.support.servers.registries import RegistryServer
 
 NOW_S = 1_800_000_000.0
 DIGEST = "1" * 64

@@ -32,7 +32,7 @@ from edgert_deploy.rollout.request import DeployRequest, read_offer
 from edgert_deploy.rollout.rollout import deploy_each, exit_code
 from tests.support.bundles import make_null_bundle
 from tests.support.devices import wait_until
-from tests.support.simulated_device import BOARD, RELEASE_1, SimulatedDevice
+from tests.support.stand_ins.simulated_device import BOARD, RELEASE_1, SimulatedDevice
 
 
 @pytest.fixture(autouse=True)

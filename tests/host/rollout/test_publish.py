@@ -15,7 +15,7 @@ from edgert.errors import BundleCorrupt, ConfigInvalid, NotInRegistry, RegistryL
 from edgert.registry.artifacts import RELEASE_TYPE, blob_of, file_blob
 from edgert_deploy.rollout.publish import Release, publish
 from tests.support.bundles import make_null_bundle
-from tests.support.registries import RegistryServer, program
+from tests.support.servers.registries import RegistryServer, program
 
 
 @pytest.fixture(scope="module")

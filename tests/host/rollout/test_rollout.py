@@ -17,7 +17,7 @@ from edgert_deploy.rollout.rollout_record import Rollout, RolloutState
 from edgert_deploy.rollout.rollout_store import RolloutStore
 from edgert_deploy.rollout.waves import Strategy
 from tests.support.bundles import make_null_bundle
-from tests.support.simulated_device import BOARD, RELEASE_1, SimulatedDevice
+from tests.support.stand_ins.simulated_device import BOARD, RELEASE_1, SimulatedDevice
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from edgert_deploy.devices.claims import HeldClaim
 from edgert_deploy.devices.remote import RemoteDaemon
 from edgert_deploy.rollout.plan import Plan, Step
 from edgert_deploy.rollout.trial import watch_trial
-from tests.support.simulated_device import BOARD, SimulatedDevice
+from tests.support.stand_ins.simulated_device import BOARD, SimulatedDevice
 
 
 def test_a_daemon_that_hangs_is_not_waited_for_for_ever() -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 from edgert_deploy.cli.shared.output import columns
 from edgert_deploy.common.quantities import difference_text, share_text, size_text
-from edgert_deploy.packager.candidates import Candidate
-from edgert_deploy.packager.choice import Choice
+from edgert_deploy.packager.candidates.candidate import Candidate
+from edgert_deploy.packager.candidates.choice import Choice
 from edgert_deploy.packager.pack import BuildResult
 from edgert_deploy.packager.request import BuildRequest
 

@@ -41,11 +41,11 @@ from edgert_deploy.packager.accuracy.reference import Metric, Outputs, Reference
 from edgert_deploy.packager.accuracy.text_metrics import ErrorRate
 from edgert_deploy.packager.accuracy.window_metrics import AnswerF1
 from edgert_deploy.packager.builders import Artifact
-from edgert_deploy.packager.children import arrays_of
+from edgert_deploy.packager.processes.children import arrays_of
+from edgert_deploy.packager.processes.vendor_output import quiet
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.samples.streams import run_in_turn
 from edgert_deploy.packager.sources.source_model import SourceModel, reference_artifact
-from edgert_deploy.packager.vendor_output import quiet
 
 BATCH = 32  # most samples a run, if the batch axis is open
 ALIKE_DROP_MAX = 0.1  # what one answer to all samples loses where these prove little, even if --max-drop allows more

@@ -21,9 +21,9 @@ from edgert.printable import in_short
 from edgert_deploy.packager.accuracy.metrics import SQNR_DB_MAX, decibels
 from edgert_deploy.packager.builders.layers import layers_of
 from edgert_deploy.packager.builders.qdq import prepared
+from edgert_deploy.packager.processes.vendor_output import quiet
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.source_model import SourceModel
-from edgert_deploy.packager.vendor_output import quiet
 
 SAMPLES_MAX = 16
 VALUES_MAX = 4096  # a sample; of a larger answer every n-th value counts for the quantiles, all for the extremes

@@ -28,9 +28,9 @@ from edgert.printable import counted
 from edgert_deploy.packager.accuracy.accuracy_gate import local_artifact, run_artifact
 from edgert_deploy.packager.accuracy.reference import Outputs, Rows
 from edgert_deploy.packager.builders import Artifact, builder_for
-from edgert_deploy.packager.children import cause_text
+from edgert_deploy.packager.processes.children import cause_text
+from edgert_deploy.packager.processes.sandbox import ChildFailed
 from edgert_deploy.packager.samples.samples import CalibrationSet
-from edgert_deploy.packager.sandbox import ChildFailed
 from edgert_deploy.packager.sources.source_model import SourceModel
 
 SAMPLES = 8

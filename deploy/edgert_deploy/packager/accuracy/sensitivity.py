@@ -29,8 +29,8 @@ from edgert_deploy.packager.accuracy.metrics import SQNR_DB_MAX, sqnr_db
 from edgert_deploy.packager.accuracy.reference import Outputs
 from edgert_deploy.packager.builders.layers import Layer, layers_of
 from edgert_deploy.packager.builders.qdq import CalibrationReader, Recipe, write_proto
+from edgert_deploy.packager.processes.vendor_output import quiet
 from edgert_deploy.packager.samples.samples import CalibrationSet
-from edgert_deploy.packager.vendor_output import quiet
 
 SAMPLES_MAX, SAMPLES_MIN = 32, 8
 RUNS_MAX = 2000  # of one sample, for all layers together: a model with many layers is run on fewer samples

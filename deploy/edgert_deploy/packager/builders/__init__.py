@@ -16,11 +16,11 @@ from edgert.errors import ConfigInvalid, OperatorUnsupported
 from edgert_deploy.devices.profiles import DeviceProfile
 from edgert_deploy.packager.builders.artifact_layers import SHARE_MIN, ArtifactLayer, int8_share
 from edgert_deploy.packager.builders.layers import Layer
+from edgert_deploy.packager.processes.sandbox import Progress
 from edgert_deploy.packager.samples.samples import CalibrationSet
-from edgert_deploy.packager.sandbox import Progress
-from edgert_deploy.packager.sources.classical import classical_operators
-from edgert_deploy.packager.sources.dynamic_quantisation import is_dynamic
-from edgert_deploy.packager.sources.qat import float_of
+from edgert_deploy.packager.sources.onnx_graph.classical import classical_operators
+from edgert_deploy.packager.sources.onnx_graph.dynamic_quantisation import is_dynamic
+from edgert_deploy.packager.sources.onnx_graph.qat import float_of
 from edgert_deploy.packager.sources.source_model import Kind, SourceModel
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from edgert_deploy.packager.builders.artifact_layers import ArtifactLayer, Shape, product
-from edgert_deploy.packager.sources.qat import nodes_of
-from edgert_deploy.packager.sources.structure import structure_of
+from edgert_deploy.packager.sources.onnx_graph.nodes import nodes_of
+from edgert_deploy.packager.sources.onnx_graph.structure import structure_of
 
 # Operators that move or convert values, but compute nothing.
 PASSIVE_OPS = frozenset(["Cast", "Constant", "DequantizeLinear", "Identity", "QuantizeLinear", "Shape"])

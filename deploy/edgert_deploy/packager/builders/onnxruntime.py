@@ -14,8 +14,8 @@ from edgert_deploy.devices.profiles import DeviceProfile
 from edgert_deploy.packager.builders import Artifact, Builder, Order, keeps_quantisation, qdq
 from edgert_deploy.packager.builders.artifact_layers import ArtifactLayer
 from edgert_deploy.packager.builders.onnx_layers import onnx_layers
+from edgert_deploy.packager.processes.sandbox import Progress
 from edgert_deploy.packager.samples.samples import CalibrationSet
-from edgert_deploy.packager.sandbox import Progress
 from edgert_deploy.packager.sources.source_model import SourceModel, float_proto
 
 ARM_MACHINES = frozenset({"aarch64", "arm64", "armv6l", "armv7l", "armv8l"})

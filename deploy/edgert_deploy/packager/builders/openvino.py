@@ -31,9 +31,9 @@ from edgert_deploy.packager.builders.qdq import (
     prepared,
     vendor_tool,
 )
+from edgert_deploy.packager.processes.sandbox import Progress
 from edgert_deploy.packager.samples.samples import CalibrationSet
-from edgert_deploy.packager.sandbox import Progress
-from edgert_deploy.packager.sources.branches import control_flow
+from edgert_deploy.packager.sources.onnx_graph.branches import control_flow
 from edgert_deploy.packager.sources.source_model import Fold, SourceModel, float_proto
 
 NO_OPERATORS = ("Parameter", "Result", "Constant")

@@ -21,11 +21,11 @@ from edgert.engines.onnxruntime import sdk
 from edgert.errors import BuildFailed
 from edgert.printable import in_short
 from edgert_deploy.packager.builders.layers import Layer
+from edgert_deploy.packager.processes.vendor_output import quiet, working_in
 from edgert_deploy.packager.samples.samples import CalibrationSet
-from edgert_deploy.packager.sources.branches import control_flow
+from edgert_deploy.packager.sources.onnx_graph.branches import control_flow
+from edgert_deploy.packager.sources.onnx_graph.structure import opset_of
 from edgert_deploy.packager.sources.source_model import HEAD, SourceModel
-from edgert_deploy.packager.sources.structure import opset_of
-from edgert_deploy.packager.vendor_output import quiet, working_in
 
 LIBRARIES = ("numpy", "onnx", "onnxruntime", "sympy")
 FLOATS = (1, 10)  # FP32 and FP16, as onnx.TensorProto numbers them

@@ -18,9 +18,10 @@ from edgert_deploy.devices.profiles import DeviceProfile
 from edgert_deploy.packager.builders import Artifact, Builder, Order, as_taken, keeps_quantisation, qdq
 from edgert_deploy.packager.builders.artifact_layers import ArtifactLayer
 from edgert_deploy.packager.builders.onnx_layers import onnx_layers
+from edgert_deploy.packager.processes.sandbox import Progress
 from edgert_deploy.packager.samples.samples import CalibrationSet
-from edgert_deploy.packager.sandbox import Progress
-from edgert_deploy.packager.sources.qat import QUANTISED_ARITHMETIC, Constants, nodes_of
+from edgert_deploy.packager.sources.onnx_graph.nodes import Constants, nodes_of
+from edgert_deploy.packager.sources.onnx_graph.qat import QUANTISED_ARITHMETIC
 from edgert_deploy.packager.sources.source_model import SourceModel, float_proto
 
 HALF_OPSET = 19  # the first whose QuantizeLinear and DequantizeLinear take FP16

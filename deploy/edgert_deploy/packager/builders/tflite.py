@@ -23,9 +23,9 @@ from edgert_deploy.packager.builders.artifact_layers import ArtifactLayer
 from edgert_deploy.packager.builders.layers import Layer, belongs, layers_of
 from edgert_deploy.packager.builders.qdq import DYNAMIC_RANGE, Recipe, is_transformer, prepared, vendor_tool
 from edgert_deploy.packager.builders.tflite_layers import tflite_layers
+from edgert_deploy.packager.processes.sandbox import Progress
 from edgert_deploy.packager.samples.samples import CalibrationSet
-from edgert_deploy.packager.sandbox import Progress
-from edgert_deploy.packager.sources.qat import ranges_of
+from edgert_deploy.packager.sources.onnx_graph.qat import ranges_of
 from edgert_deploy.packager.sources.source_model import SourceModel, at_length, float_proto
 
 FILE_NAME = "model.tflite"

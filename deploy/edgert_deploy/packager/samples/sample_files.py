@@ -30,7 +30,7 @@ from edgert.errors import CalibrationInvalid, RequestError
 from edgert.printable import counted, in_short
 from edgert.tensors import TensorSpec
 from edgert_deploy.packager.samples.lengths import Arrays, stack_all
-from edgert_deploy.packager.sources.git_lfs import pointer_problem
+from edgert_deploy.packager.sources.formats.git_lfs import pointer_problem
 
 SAMPLES_BYTES_MAX = 8 * 1024**3  # unpacked
 LABELS_TABLE = "labels.csv"

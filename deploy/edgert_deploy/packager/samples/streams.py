@@ -14,11 +14,11 @@ from edgert.bundle.state import State, check_state
 from edgert.engines import EngineOptions, Session, engine_by_name
 from edgert.errors import CalibrationInvalid, ConfigInvalid
 from edgert.toml_file import about, from_table, parse_toml, read_text
-from edgert_deploy.packager.children import arrays_of, cause_text
+from edgert_deploy.packager.processes.children import arrays_of, cause_text
+from edgert_deploy.packager.processes.sandbox import ChildFailed
+from edgert_deploy.packager.processes.vendor_output import quiet
 from edgert_deploy.packager.samples.lengths import Arrays
-from edgert_deploy.packager.sandbox import ChildFailed
 from edgert_deploy.packager.sources.source_model import SourceModel, reference_artifact, reference_engine
-from edgert_deploy.packager.vendor_output import quiet
 
 TABLE, ID = "state", "state_id"  # keys of a processing file
 FILE_BYTES_MAX = 16 * 1024**2

@@ -24,25 +24,25 @@ from edgert.errors import SourceInvalid
 from edgert.printable import counted
 from edgert.tensors import TensorSpec
 from edgert.typed_json import from_json, to_json
-from edgert_deploy.packager.sandbox import Answer, Progress
-from edgert_deploy.packager.sources.axes import (
+from edgert_deploy.packager.processes.sandbox import Answer, Progress
+from edgert_deploy.packager.sources.formats.external_data import embed, files_of
+from edgert_deploy.packager.sources.onnx_graph.axes import (
     fix_batch,
     fixed_batches,
     move_input_batches,
     move_output_batches,
     set_lengths,
 )
-from edgert_deploy.packager.sources.branches import inline_known_branches
-from edgert_deploy.packager.sources.bucket_axis import WantedBuckets, cut_outputs, find_axis, probed_lengths
-from edgert_deploy.packager.sources.classical import unwrap_maps
-from edgert_deploy.packager.sources.dynamic_quantisation import is_dynamic
-from edgert_deploy.packager.sources.external_data import embed, files_of
-from edgert_deploy.packager.sources.half import widen_half
-from edgert_deploy.packager.sources.infinite_bounds import drop_infinite_bounds
-from edgert_deploy.packager.sources.qat import nodes_of, tensors
-from edgert_deploy.packager.sources.structure import forget_inner_shapes, opset_of, structure_of
+from edgert_deploy.packager.sources.onnx_graph.branches import inline_known_branches
+from edgert_deploy.packager.sources.onnx_graph.bucket_axis import WantedBuckets, cut_outputs, find_axis, probed_lengths
+from edgert_deploy.packager.sources.onnx_graph.classical import unwrap_maps
+from edgert_deploy.packager.sources.onnx_graph.dynamic_quantisation import is_dynamic
+from edgert_deploy.packager.sources.onnx_graph.half import widen_half
+from edgert_deploy.packager.sources.onnx_graph.infinite_bounds import drop_infinite_bounds
+from edgert_deploy.packager.sources.onnx_graph.nodes import nodes_of, tensors
+from edgert_deploy.packager.sources.onnx_graph.structure import forget_inner_shapes, opset_of, structure_of
+from edgert_deploy.packager.sources.onnx_graph.zero_pads import keep_zero_pads
 from edgert_deploy.packager.sources.tensor_specs import OneSampleOnly, check_run_size, input_specs, output_spec
-from edgert_deploy.packager.sources.zero_pads import keep_zero_pads
 
 OPSET_MIN = 13  # the first whose QuantizeLinear has scales per channel
 OPSET_RAISED_TO = 17

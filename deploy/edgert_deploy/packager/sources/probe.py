@@ -14,8 +14,8 @@ from edgert.bundle.buckets import Buckets
 from edgert.errors import EdgeRTError, SourceInvalid
 from edgert.tensors import TensorSpec
 from edgert.typed_json import from_json, to_json
-from edgert_deploy.packager.sandbox import WAIT_TIMES, Answer, Child, ChildFailed, Limits
-from edgert_deploy.packager.sources.bucket_axis import WantedBuckets
+from edgert_deploy.packager.processes.sandbox import WAIT_TIMES, Answer, Child, ChildFailed, Limits
+from edgert_deploy.packager.sources.onnx_graph.bucket_axis import WantedBuckets
 
 EXAMINERS = {
     "onnx": "edgert_deploy.packager.sources.onnx_model:examine",

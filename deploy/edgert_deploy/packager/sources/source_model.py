@@ -21,13 +21,13 @@ from edgert.bundle.state import State, app_specs
 from edgert.engines import LocalArtifact
 from edgert.errors import BuildFailed, SourceInvalid
 from edgert.tensors import TensorSpec
-from edgert_deploy.packager.sources.axes import forget_shapes
-from edgert_deploy.packager.sources.convert import Conversion, converted, digest_and_size, framework_of
-from edgert_deploy.packager.sources.external_data import open_file, size_of
-from edgert_deploy.packager.sources.git_lfs import pointer_problem
-from edgert_deploy.packager.sources.other_formats import other_format
+from edgert_deploy.packager.sources.formats.convert import Conversion, converted, digest_and_size, framework_of
+from edgert_deploy.packager.sources.formats.external_data import open_file, size_of
+from edgert_deploy.packager.sources.formats.git_lfs import pointer_problem
+from edgert_deploy.packager.sources.formats.other_formats import other_format
+from edgert_deploy.packager.sources.onnx_graph.axes import forget_shapes
+from edgert_deploy.packager.sources.onnx_graph.qat import float_of, is_quantised
 from edgert_deploy.packager.sources.probe import Given, external_files, probe
-from edgert_deploy.packager.sources.qat import float_of, is_quantised
 from edgert_deploy.packager.sources.tflite_model import is_tflite
 
 SOURCE_BYTES_MAX = 2**31 - 1  # the limit of a protobuf message and of a flatbuffer's offsets

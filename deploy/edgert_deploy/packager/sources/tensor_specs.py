@@ -9,7 +9,7 @@ import numpy as np
 
 from edgert.errors import SourceInvalid
 from edgert.tensors import DATATYPES, MAX_RANK, TensorSpec
-from edgert_deploy.packager.sources.axes import axis_option, described, model_inputs, option_for
+from edgert_deploy.packager.sources.onnx_graph.axes import axis_option, described, model_inputs, option_for
 
 NAME_LENGTH_MAX = 255
 RUN_BYTES_MAX = 2**33  # the inputs of the largest batch

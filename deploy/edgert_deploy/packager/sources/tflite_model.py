@@ -11,7 +11,7 @@ import numpy as np
 
 from edgert.errors import SourceInvalid
 from edgert.tensors import DATATYPES, MAX_RANK, TensorSpec
-from edgert_deploy.packager.sandbox import Answer, Progress
+from edgert_deploy.packager.processes.sandbox import Answer, Progress
 from edgert_deploy.packager.sources.tensor_specs import (
     OneSampleOnly,
     check_batch_axes,

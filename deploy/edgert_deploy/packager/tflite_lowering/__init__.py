@@ -17,8 +17,8 @@ import onnx
 
 from edgert.errors import OperatorUnsupported
 from edgert.printable import counted
-from edgert_deploy.packager.sources.branches import CONTROL_FLOW
-from edgert_deploy.packager.sources.structure import ONNX_DOMAINS
+from edgert_deploy.packager.sources.onnx_graph.branches import CONTROL_FLOW
+from edgert_deploy.packager.sources.onnx_graph.structure import ONNX_DOMAINS
 from edgert_deploy.packager.tflite_lowering.fusion import fuse
 from edgert_deploy.packager.tflite_lowering.graph import Graph, Node, read_graph
 from edgert_deploy.packager.tflite_lowering.lowering import Lowering

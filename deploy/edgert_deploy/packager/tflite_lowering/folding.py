@@ -12,9 +12,9 @@ import onnx
 from onnx import helper, inliner, shape_inference
 
 from edgert.errors import BuildFailed, OperatorUnsupported
-from edgert_deploy.packager.sources.axes import open_batch_axes
-from edgert_deploy.packager.sources.branches import optimized
-from edgert_deploy.packager.sources.structure import ONNX_DOMAINS, opset_of
+from edgert_deploy.packager.sources.onnx_graph.axes import open_batch_axes
+from edgert_deploy.packager.sources.onnx_graph.branches import optimized
+from edgert_deploy.packager.sources.onnx_graph.structure import ONNX_DOMAINS, opset_of
 from edgert_deploy.packager.tflite_lowering.pool_shapes import infer_shapes
 
 # ONNX Runtime refuses newer file formats. Their additions (types of 4 and 2 bits, annotations for several devices)

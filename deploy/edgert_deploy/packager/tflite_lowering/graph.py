@@ -15,8 +15,8 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from edgert_deploy.packager.sources.axes import open_batch_axes
-from edgert_deploy.packager.sources.structure import opset_of
+from edgert_deploy.packager.sources.onnx_graph.axes import open_batch_axes
+from edgert_deploy.packager.sources.onnx_graph.structure import opset_of
 from edgert_deploy.packager.tflite_lowering.folding import folded, static_shapes
 
 

@@ -16,7 +16,7 @@ from edgert.errors import Unavailable
 from edgert.versions.slot_store import SlotStore
 from edgert.versions.slots import SlotState, State, Version
 from edgert.worker_link.load_order import LoadOrder
-from tests.support.workers import FakeWorker, connected, ready_message
+from tests.support.stand_ins.workers import FakeWorker, connected, ready_message
 
 STEADY = SlotState(State.STEADY, "a", a=Version(1, "one", good=True), ratchet=1)
 

@@ -15,7 +15,7 @@ from edgert.daemon.workers.worker_set import WorkerSet
 from edgert.errors import Unavailable
 from edgert.versions.slot_store import SlotStore
 from edgert.versions.slots import SlotState, State, Version
-from tests.support.workers import ORDER, FakeWorker
+from tests.support.stand_ins.workers import ORDER, FakeWorker
 
 NOW = 1000.0
 

@@ -23,7 +23,7 @@ from edgert.versions.slot_store import SlotStore
 from edgert.versions.slots import Event, SlotState, State, Trial, Version, step
 from edgert.versions.trial_limits import LOOKS_TO_BREAK, TrialLimits
 from edgert.worker_link.load_order import LoadOrder
-from tests.support.workers import FakeWorker, connected, figures_message, ready_message
+from tests.support.stand_ins.workers import FakeWorker, connected, figures_message, ready_message
 
 OLD, NEW = Version(1, "old", good=True), Version(2, "new", good=False)
 STEADY = SlotState(State.STEADY, "a", a=OLD, ratchet=1)

@@ -13,7 +13,7 @@ from edgert.errors import EdgeRTError
 from edgert.versions.slot_store import SlotStore
 from edgert.versions.slots import CUT_OFF, SlotState, State, Version
 from edgert.versions.trial_limits import LOOKS_TO_BREAK, TrialLimits
-from tests.support.workers import FakeWorker, figures_message
+from tests.support.stand_ins.workers import FakeWorker, figures_message
 
 OLD, NEW = Version(1, "old", good=True), Version(2, "new", good=False)
 

@@ -9,8 +9,8 @@ import pytest
 from edgert.daemon.model.trial_watch import FILL_GRACE_S, SILENT_S_MAX, Phase, TrialWatch, event_fields
 from edgert.versions.slots import Version
 from edgert.versions.trial_limits import FILL_S_MAX, LOOKS_TO_BREAK, REQUESTS_MIN, Readings, TrialLimits
-from tests.support.workers import FakeWorker
-from tests.support.workers import figures_message as figures
+from tests.support.stand_ins.workers import FakeWorker
+from tests.support.stand_ins.workers import figures_message as figures
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from edgert.daemon.workers.worker_set import WorkerSet
 from edgert.typed_json import from_json, to_json
 from edgert.versions.slots import Version
 from tests.support.devices import WAIT_S_MAX
+from tests.support.stand_ins.workers import ORDER, FakeWorker
 from tests.support.statuses import LOADED, worker_figures
-from tests.support.workers import ORDER, FakeWorker
 
 
 class World:

@@ -8,7 +8,7 @@ from edgert.config import ServingConfig
 from edgert.daemon.workers.watchdog import CHECK_S_MAX, MEMORY_CHECK_S, RECYCLE_PAUSE_S, Watchdog
 from edgert.daemon.workers.worker_set import WorkerSet
 from edgert.versions.slots import Version
-from tests.support.workers import ORDER, FakeWorker
+from tests.support.stand_ins.workers import ORDER, FakeWorker
 
 VERSION = Version(1, "d", good=True)
 

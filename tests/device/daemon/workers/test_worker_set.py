@@ -7,7 +7,7 @@ import pytest
 from edgert.daemon.workers.worker_process import LOAD_S_MAX, PROGRESS_S_MAX, STOP_S_MAX
 from edgert.daemon.workers.worker_set import STUCK_S, WorkerSet
 from edgert.versions.slots import Version
-from tests.support.workers import ORDER, FakeWorker
+from tests.support.stand_ins.workers import ORDER, FakeWorker
 
 VERSION = Version(1, "d", good=True)
 

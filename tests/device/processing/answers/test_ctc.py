@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from edgert.bundle.rules import Ctc
 from edgert.processing.answers.ctc import CtcReader, text_of
-from tests.support.rapidocr_texts import FILE
+from tests.support.models.rapidocr_texts import FILE
 
 
 def scores_of(path: list[int], classes: int = 4) -> NDArray[np.float32]:

@@ -31,7 +31,7 @@ from edgert.processing.images.image import (
     ImageReader,
 )
 from edgert.processing.images.placement import plan
-from tests.support.images import encoded, photo, png_header
+from tests.support.models.images import encoded, photo, png_header
 
 
 def reader(rule: str = "stretch", height: int = 64, width: int = 64, **options: Any) -> ImageReader:

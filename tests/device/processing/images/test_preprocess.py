@@ -9,7 +9,7 @@ from edgert.bundle.rules import Preprocess, Resize
 from edgert.errors import RequestError
 from edgert.processing.images.preprocess import EXPANDED_BYTES_MAX, Preprocessor
 from edgert.tensors import TensorSpec
-from tests.support.images import encoded, photo
+from tests.support.models.images import encoded, photo
 
 NCHW, NHWC = (-1, 3, 12, 16), (-1, 12, 16, 3)
 

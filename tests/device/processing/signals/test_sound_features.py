@@ -9,7 +9,7 @@ import pytest
 
 from edgert.bundle.signal_rules import Sound
 from edgert.processing.signals.sound_features import SoundFeatures
-from tests.support.librosa_features import CASES, PATH, RATE_HZ, sound
+from tests.support.models.librosa_features import CASES, PATH, RATE_HZ, sound
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -24,7 +24,7 @@ from edgert.worker.connections.reactor import Departure, Reactor
 from edgert.worker.pipeline.pipeline import Pipeline
 from tests.support.clients import ITEM, read_frame, request
 from tests.support.devices import WAIT_S_MAX, wait_until
-from tests.support.loaded_models import loaded, pipeline_of
+from tests.support.stand_ins.loaded_models import loaded, pipeline_of
 
 FRAME_BYTES_MAX = 64 * 1024
 PING = wire.json_frame(wire.PING, {}, request_id=3)

@@ -18,7 +18,7 @@ from edgert.protocol import wire
 from edgert.protocol.frame_buffer import FrameBuffer
 from edgert.worker.connections.sessions import ClientSession, Sessions
 from edgert.worker.loading.model import LoadedModel
-from tests.support.loaded_models import loaded, pipeline_of, sent
+from tests.support.stand_ins.loaded_models import loaded, pipeline_of, sent
 
 SOUND = Sound("x", 16_000, 8, step=4, lead=2, features="samples")
 

@@ -9,7 +9,7 @@ import pytest
 
 from edgert.errors import EdgeRTError
 from edgert.worker.loading.model import load_model
-from tests.support.loaded_models import installed, loaded
+from tests.support.stand_ins.loaded_models import installed, loaded
 
 ITEM = np.array([[1.0, 2.0, 3.0, 4.0]], np.float32)
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from edgert.errors import RequestError
 from edgert.worker.pipeline.app_tensors import FRAME_BYTES_MIN, SHARED_BYTES_MIN, AppTensors
-from tests.support.loaded_models import loaded, pipeline_of, sent
+from tests.support.stand_ins.loaded_models import loaded, pipeline_of, sent
 
 ITEM = np.array([[1.0, 2.0, 3.0, 4.0]], np.float32)
 

@@ -12,7 +12,7 @@ from edgert.bundle.rules import Classify, Ctc, Smooth
 from edgert.bundle.signal_rules import Series
 from edgert.processing.answers.ctc import text_of
 from edgert.protocol import wire
-from tests.support.loaded_models import loaded, pipeline_of, sent
+from tests.support.stand_ins.loaded_models import loaded, pipeline_of, sent
 
 ITEM = np.array([[1.0, 2.0, 3.0, 4.0]], np.float32)
 

@@ -12,7 +12,7 @@ from edgert.bundle.signal_rules import Sound
 from edgert.processing.signals.preprocess import SignalPreprocessor
 from edgert.protocol.wire import WireTensor
 from edgert.worker.pipeline.session_memory import MemoryForm
-from tests.support.loaded_models import installed
+from tests.support.stand_ins.loaded_models import installed
 
 SOUND = Sound("x", 16_000, 8, step=4, lead=2, features="samples")
 

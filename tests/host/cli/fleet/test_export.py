@@ -18,11 +18,11 @@ from edgert.telemetry import messages
 from edgert.telemetry.sketch import Sketch
 from edgert_deploy.cli.fleet.export import export
 from edgert_deploy.fleet.export.exporter import Exporter
-from tests.support.brokers import Broker
 from tests.support.devices import wait_until
 from tests.support.fleet import NOW_MS, Pi, Sent, publish, scraped
-from tests.support.ports import free_port
-from tests.support.prometheus import exporter_process, prometheus, promql
+from tests.support.servers.brokers import Broker
+from tests.support.servers.ports import free_port
+from tests.support.servers.prometheus import exporter_process, prometheus, promql
 
 
 @pytest.fixture

@@ -21,8 +21,8 @@ from edgert_deploy.fleet.export.exporter import Exporter
 from edgert_deploy.fleet.state import FleetState
 from edgert_deploy.fleet.store.query import FleetQuery
 from edgert_deploy.fleet.store.recorder import REMOVED
-from tests.support.brokers import Broker
 from tests.support.fleet import NOW_MS, Pi, Sent, ask, publish, record, retained
+from tests.support.servers.brokers import Broker
 
 
 def a_device(name: str, status: bytes = b"lost", site: str = "plant-a") -> tuple[Pi, Sent]:

@@ -19,11 +19,11 @@ from edgert_deploy.fleet.store.batch import MINUTE_MS
 from edgert_deploy.rollout.rollout_record import Rollout, RolloutState
 from edgert_deploy.rollout.rollout_store import RolloutStore
 from edgert_deploy.rollout.waves import Strategy
-from tests.support.brokers import Broker
-from tests.support.browser import Browser, Page, Scheme
 from tests.support.devices import WAIT_S_MAX, wait_until
 from tests.support.fleet import Pi, Sent, changed, publish, record, without
 from tests.support.fleet_page import event, page_of, seen
+from tests.support.servers.brokers import Broker
+from tests.support.servers.browser import Browser, Page, Scheme
 
 HOSTILE = "<img src=x onerror='document.title=1'>"
 

@@ -22,10 +22,10 @@ from edgert.telemetry.mqtt import BrokerRefused, BrokerTlsFailed, BrokerUnreacha
 from edgert_deploy.cli.fleet.watch import View, sparkline, table_of, watch
 from edgert_deploy.common.addresses import host_and_port
 from edgert_deploy.fleet.state import FleetState
-from tests.support.brokers import USER, Broker
 from tests.support.devices import wait_until
 from tests.support.fleet import Pi, Sender, publish
-from tests.support.ports import free_port
+from tests.support.servers.brokers import USER, Broker
+from tests.support.servers.ports import free_port
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from edgert_deploy.rollout.deployment import Outcome, Result
 from tests.support.bundles import make_null_bundle
 from tests.support.commands import Edgert
 from tests.support.paths import ROOT
-from tests.support.ports import free_port
+from tests.support.servers.ports import free_port
 from tests.support.terminals import Terminal
 
 HOST_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIKtJ2Zk1O1N7xVq8M2oPpN3kQ0m4b1sUq3bF0hYy9a1T"

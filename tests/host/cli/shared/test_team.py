@@ -19,7 +19,7 @@ from edgert_deploy.devices.inventory import Inventory
 from hil.support.sshd import SshDevice
 from tests.support.bundles import make_null_bundle
 from tests.support.commands import stop
-from tests.support.ports import free_port
+from tests.support.servers.ports import free_port
 from tests.support.shell import EDGERT, ShellHere
 
 

@@ -17,7 +17,7 @@ from edgert_deploy.fleet.export.exporter import Exporter
 from edgert_deploy.fleet.export.post import PushFailed
 from tests.support.devices import WAIT_S_MAX
 from tests.support.fleet import NOW_MS, Pi, Sent
-from tests.support.ports import free_port
+from tests.support.servers.ports import free_port
 
 
 def an_exporter(by: str = "site,model,version,profile") -> Exporter:

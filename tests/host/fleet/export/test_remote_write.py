@@ -12,7 +12,7 @@ from edgert_deploy.fleet.export.post import PushFailed
 from edgert_deploy.fleet.export.prometheus import message
 from edgert_deploy.fleet.export.remote_write import RemoteWriter, packed
 from tests.support.fleet import NOW_MS, Pi, Sent
-from tests.support.prometheus import receiver
+from tests.support.servers.prometheus import receiver
 
 
 @contextmanager

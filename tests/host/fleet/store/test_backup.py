@@ -11,8 +11,8 @@ import pytest
 
 from edgert_deploy.fleet.store.recorder import Recorder
 from edgert_deploy.fleet.store.store import Store
-from tests.support.databases import new_database, postgres_folder
 from tests.support.fleet import NOW_MS, Sent, a_fleet, ask, record, replayed
+from tests.support.servers.databases import new_database, postgres_folder
 
 Copy = Callable[[str, Path], str]
 

@@ -14,11 +14,11 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from edgert_deploy.fleet.store.batch import MINUTE_MS
-from tests.support.brokers import Broker
-from tests.support.browser import Browser, Page
 from tests.support.devices import wait_until
 from tests.support.fleet import Pi, Sent, changed, publish, record
 from tests.support.fleet_page import event, page_of, seen
+from tests.support.servers.brokers import Broker
+from tests.support.servers.browser import Browser, Page
 
 MINUTES = 30
 SLOW_SINCE = 12  # minutes ago

@@ -33,13 +33,13 @@ from edgert_deploy.packager.accuracy.metrics import metric_for
 from edgert_deploy.packager.builders import Artifact
 from edgert_deploy.packager.samples.lengths import stack_all
 from edgert_deploy.packager.samples.samples import CalibrationSet
-from edgert_deploy.packager.sources.bucket_axis import read_buckets
-from edgert_deploy.packager.sources.convert import Conversion
+from edgert_deploy.packager.sources.formats.convert import Conversion
+from edgert_deploy.packager.sources.onnx_graph.bucket_axis import read_buckets
 from edgert_deploy.packager.sources.source_model import SourceModel, load_source
 from tests.support import models
 from tests.support.builders import build
-from tests.support.metrics import EYE, SCORES, reference_to, result_of, worst
-from tests.support.texts import answers_to, samples_of, source_in, text
+from tests.support.models.metrics import EYE, SCORES, reference_to, result_of, worst
+from tests.support.models.texts import answers_to, samples_of, source_in, text
 
 
 def warnings(reference: list[Any], labels: list[int] | None, metric: str = "auto", max_drop: float = 1.0) -> list[str]:

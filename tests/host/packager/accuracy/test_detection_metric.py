@@ -13,7 +13,7 @@ from edgert.errors import CalibrationInvalid, ConfigInvalid
 from edgert.tensors import TensorSpec
 from edgert_deploy.packager.accuracy.accuracy_gate import Limits
 from edgert_deploy.packager.accuracy.metrics import metric_for
-from tests.support.metrics import reference_to, result_of, worst
+from tests.support.models.metrics import reference_to, result_of, worst
 
 
 def test_a_detectors_precision_is_cocos() -> None:

@@ -16,7 +16,7 @@ from edgert.tensors import TensorSpec
 from edgert_deploy.packager.accuracy.accuracy_gate import Limits
 from edgert_deploy.packager.accuracy.metrics import metric_for, sqnr_db
 from tests.support import models
-from tests.support.metrics import BOXES, CLASSES, EYE, SCORES, judge, reference_to, result_of
+from tests.support.models.metrics import BOXES, CLASSES, EYE, SCORES, judge, reference_to, result_of
 
 
 def test_labels_give_top1_of_both() -> None:

@@ -14,7 +14,7 @@ from edgert.errors import CalibrationInvalid, ConfigInvalid
 from edgert.tensors import TensorSpec
 from edgert_deploy.packager.accuracy.metrics import metric_for
 from edgert_deploy.packager.accuracy.text_metrics import edits
-from tests.support.metrics import reference_to, result_of
+from tests.support.models.metrics import reference_to, result_of
 
 LETTERS = "ab c"
 RULE = Ctc("steps", ("", *LETTERS))

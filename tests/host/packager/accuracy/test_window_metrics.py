@@ -17,7 +17,7 @@ from edgert.errors import CalibrationInvalid, ConfigInvalid
 from edgert.tensors import TensorSpec
 from edgert_deploy.packager.accuracy.metrics import metric_for
 from edgert_deploy.packager.accuracy.window_metrics import AnswerF1, Counts, Event, events, matched
-from tests.support.metrics import reference_to, result_of
+from tests.support.models.metrics import reference_to, result_of
 
 SPECS = (TensorSpec("scores", "FP32", (-1, 3)),)
 RULE = Classify("scores", ("yes", "no", "noise"), softmax=False, none=("noise",))

@@ -25,13 +25,13 @@ from edgert_deploy.packager.accuracy.metrics import metric_for
 from edgert_deploy.packager.accuracy.reference import Reference
 from edgert_deploy.packager.builders import Order, Precision, builder_for
 from edgert_deploy.packager.samples.samples import CalibrationSet
+from edgert_deploy.packager.sources.onnx_graph.structure import opset_of
 from edgert_deploy.packager.sources.source_model import SourceModel, load_source
-from edgert_deploy.packager.sources.structure import opset_of
 from tests.support import models
 from tests.support.builders import ENGINE_NAMES, build, samples_for
+from tests.support.models.texts import samples_of, source_in, texts
 from tests.support.paths import DIGITS
 from tests.support.profiles import profile
-from tests.support.texts import samples_of, source_in, texts
 
 
 @pytest.mark.parametrize("engine", ENGINE_NAMES)

@@ -20,7 +20,7 @@ from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.source_model import SourceModel, load_source
 from tests.support import models
 from tests.support.builders import ENGINE_NAMES, build
-from tests.support.colours import LABELS, MEAN, STD, bgr_model, tinted
+from tests.support.models.colours import LABELS, MEAN, STD, bgr_model, tinted
 
 PLAIN_RULE = Preprocess("image", 1 / 255, MEAN, STD, layout="nhwc", colour="bgr", frame_colour="rgb")
 

@@ -16,9 +16,10 @@ from onnx import helper
 from edgert_deploy.packager.builders import qdq
 from edgert_deploy.packager.builders.onnx_layers import onnx_layers
 from edgert_deploy.packager.samples.samples import CalibrationSet
+from edgert_deploy.packager.sources.onnx_graph.structure import opset_of
 from edgert_deploy.packager.sources.source_model import SourceModel, load_source
-from edgert_deploy.packager.sources.structure import opset_of
-from tests.support import classical, models
+from tests.support import models
+from tests.support.models import classical
 
 
 def test_transformers_are_told_from_other_models() -> None:

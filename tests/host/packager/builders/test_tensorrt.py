@@ -21,7 +21,7 @@ from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.source_model import SourceModel, load_source
 from tests.support import models
 from tests.support.builders import build
-from tests.support.texts import samples_of, source_in, texts
+from tests.support.models.texts import samples_of, source_in, texts
 
 
 @pytest.fixture

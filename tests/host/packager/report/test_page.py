@@ -24,8 +24,8 @@ from edgert_deploy.packager.report import Report, gather
 from edgert_deploy.packager.report.page import page
 from edgert_deploy.packager.report.sections import SECTIONS
 from edgert_deploy.packager.request import BuildRequest
-from tests.support.browser import Browser, Page, Scheme
 from tests.support.bundles import make_null_bundle
+from tests.support.servers.browser import Browser, Page, Scheme
 
 LABELS = tuple("zero one two three four five six seven eight <b>nine</b>".split())  # noqa: SIM905 - ten words
 LAYERS = [{"name": f"block{i}/conv", "op": "Conv", "sqnr_db": 12.0 + i} for i in range(60)]

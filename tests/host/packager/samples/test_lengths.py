@@ -16,14 +16,14 @@ from edgert.errors import CalibrationInvalid
 from edgert_deploy.packager.samples.samples import CalibrationSet, load_samples
 from edgert_deploy.packager.sources.source_model import SourceModel, load_source
 from tests.support import models
-from tests.support.exported import FOLDER
-from tests.support.texts import source_in, texts, write_texts
+from tests.support.models.exported import FOLDER
+from tests.support.models.texts import source_in, texts, write_texts
 
 ROWS = texts(12)
 LENGTHS = [len(row["ids"]) for row in ROWS]
 MODULE = """
 import numpy as np
-from tests.support.texts import texts
+from tests.support.models.texts import texts
 
 def samples():
     return texts(12)

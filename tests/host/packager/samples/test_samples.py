@@ -19,7 +19,7 @@ from edgert.tensors import TensorSpec
 from edgert_deploy.packager.samples.samples import CalibrationSet, constant_inputs, load_samples
 from edgert_deploy.packager.sources.source_model import SourceModel
 from tests.support import models
-from tests.support.images import encoded, photo, png_header
+from tests.support.models.images import encoded, photo, png_header
 
 X = TensorSpec("x", "FP32", (-1, 4))
 SOURCE = SourceModel(Path("m.onnx"), None, "0" * 64, 1, (X,), (TensorSpec("y", "FP32", (-1, 3)),))

@@ -21,7 +21,7 @@ from edgert.tensors import TensorSpec, byte_rows
 from edgert_deploy.packager.samples.processing import read_postprocess, read_preprocess
 from edgert_deploy.packager.samples.samples import CalibrationSet, load_samples
 from edgert_deploy.packager.sources.source_model import SourceModel
-from tests.support.intents import LABELS, sentences, tokenizer_json, write_sentences
+from tests.support.models.intents import LABELS, sentences, tokenizer_json, write_sentences
 
 NAMES = ("input_ids", "attention_mask", "token_type_ids")
 

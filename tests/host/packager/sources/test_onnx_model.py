@@ -13,8 +13,8 @@ pytest.importorskip("onnx")
 
 from edgert.errors import SourceInvalid
 from edgert.tensors import TensorSpec
+from edgert_deploy.packager.sources.onnx_graph.structure import opset_of
 from edgert_deploy.packager.sources.onnx_model import parse
-from edgert_deploy.packager.sources.structure import opset_of
 from edgert_deploy.packager.sources.tensor_specs import (
     check_batch_axes,
     check_run_size,

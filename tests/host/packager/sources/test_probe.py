@@ -15,7 +15,7 @@ pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
 from edgert.errors import SourceInvalid
-from edgert_deploy.packager.sandbox import ChildFailed, Limits
+from edgert_deploy.packager.processes.sandbox import ChildFailed, Limits
 from edgert_deploy.packager.sources.probe import GIB, MEMORY_BYTES_MIN, Given, ask, limits_for, probe, refusal
 from tests.support import models
 

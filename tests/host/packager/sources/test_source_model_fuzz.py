@@ -17,11 +17,11 @@ pytest.importorskip("onnxruntime")
 pytest.importorskip("ai_edge_litert")
 
 from edgert.errors import SourceInvalid
-from edgert_deploy.packager.sandbox import Limits
+from edgert_deploy.packager.processes.sandbox import Limits
 from edgert_deploy.packager.sources.probe import EXAMINERS, MEMORY_BYTES_MIN
 from edgert_deploy.packager.tflite_lowering import lower
 from tests.support import models
-from tests.support.forked import Forked
+from tests.support.stand_ins.forked import Forked
 
 EXAMPLES = int(os.environ.get("EDGERT_FUZZ", "60"))
 LIMITS = Limits(MEMORY_BYTES_MIN, 30)

@@ -18,7 +18,7 @@ from onnx import TensorProto, helper
 from bench.support.architectures import IR_VERSION, OPSET, Graph
 from edgert_deploy.packager.tflite_lowering import lower
 from edgert_deploy.packager.tflite_lowering.quantize import quantize_int8
-from tests.support.tflite_cases import Arrays, run_onnx, run_tflite, sqnr_db
+from tests.support.models.tflite_cases import Arrays, run_onnx, run_tflite, sqnr_db
 
 SIDE = 32
 TOKENS, WIDTH, HEADS, VOCABULARY = 12, 32, 4, 50

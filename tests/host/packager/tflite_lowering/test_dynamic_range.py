@@ -12,7 +12,7 @@ pytest.importorskip("ai_edge_litert")
 from edgert.errors import BuildFailed
 from edgert_deploy.packager.tflite_lowering import lower
 from edgert_deploy.packager.tflite_lowering.dynamic_range import with_int8_weights
-from tests.support.tflite_cases import Case, inputs_of, model_of, random, run_tflite
+from tests.support.models.tflite_cases import Case, inputs_of, model_of, random, run_tflite
 
 MATMUL = Case("dense", "y = MatMul(x, w)", {"x": (64,)}, {"w": random(64, 256)})
 CONV = Case("conv", "y = Conv<pads=[1,1,1,1]>(x, w)", {"x": (8, 9, 9)}, {"w": random(32, 8, 3, 3)})

@@ -11,7 +11,7 @@ pytest.importorskip("ai_edge_litert")
 
 from edgert.errors import OperatorUnsupported
 from edgert_deploy.packager.tflite_lowering import lower
-from tests.support.tflite_cases import IMAGE, Case, model_of, run_tflite
+from tests.support.models.tflite_cases import IMAGE, Case, model_of, run_tflite
 
 
 def test_the_number_of_elements_is_worked_out() -> None:

@@ -11,8 +11,8 @@ pytest.importorskip("ai_edge_litert")
 from edgert_deploy.packager.tflite_lowering.fusion import fuse
 from edgert_deploy.packager.tflite_lowering.graph import read_graph
 from edgert_deploy.packager.tflite_lowering.ops import OPS
-from tests.support.lowering_cases import case_named
-from tests.support.tflite_cases import model_of
+from tests.support.models.lowering_cases import case_named
+from tests.support.models.tflite_cases import model_of
 
 
 @pytest.mark.parametrize(

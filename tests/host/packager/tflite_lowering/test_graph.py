@@ -10,8 +10,8 @@ pytest.importorskip("ai_edge_litert")
 
 from edgert_deploy.packager.tflite_lowering import OPS
 from edgert_deploy.packager.tflite_lowering.graph import BatchShape, Graph, read_graph
-from tests.support.lowering_cases import case_named
-from tests.support.tflite_cases import model_of
+from tests.support.models.lowering_cases import case_named
+from tests.support.models.tflite_cases import model_of
 
 
 def graph_of(name: str) -> Graph:

@@ -16,7 +16,7 @@ from edgert_deploy.packager.tflite_lowering import lower
 from edgert_deploy.packager.tflite_lowering.half import ELEMENTS_MIN, with_half_weights
 from edgert_deploy.packager.tflite_lowering.tables import packed, unpacked
 from edgert_deploy.packager.tflite_lowering.writer import operator_code
-from tests.support.tflite_cases import Case, inputs_of, model_of, random, run_tflite
+from tests.support.models.tflite_cases import Case, inputs_of, model_of, random, run_tflite
 
 
 def test_large_weights_become_fp16() -> None:

@@ -15,8 +15,8 @@ from ai_edge_litert.interpreter import Interpreter
 
 from edgert.errors import OperatorUnsupported
 from edgert_deploy.packager.tflite_lowering import lower
-from tests.support.lowering_cases import ALL_CASES, case_named
-from tests.support.tflite_cases import (
+from tests.support.models.lowering_cases import ALL_CASES, case_named
+from tests.support.models.tflite_cases import (
     ABSOLUTE_TOLERANCE,
     FEATURES,
     IMAGE,

@@ -11,7 +11,7 @@ pytest.importorskip("ai_edge_litert")
 
 from edgert_deploy.packager.tflite_lowering import lower
 from edgert_deploy.packager.tflite_lowering.quantize import quantize_int8
-from tests.support.tflite_cases import (
+from tests.support.models.tflite_cases import (
     ABSOLUTE_TOLERANCE,
     RELATIVE_TOLERANCE,
     Arrays,

@@ -13,7 +13,7 @@ from edgert_deploy.packager.tflite_lowering import lower
 from edgert_deploy.packager.tflite_lowering.half import with_half_weights
 from edgert_deploy.packager.tflite_lowering.plain_weights import with_plain_weights
 from edgert_deploy.packager.tflite_lowering.quantize import quantize_int8
-from tests.support.tflite_cases import Case, inputs_of, model_of, random, run_tflite, sqnr_db
+from tests.support.models.tflite_cases import Case, inputs_of, model_of, random, run_tflite, sqnr_db
 
 DENSE = Case("dense", "y = MatMul(x, w)", {"x": (64,)}, {"w": random(64, 256)})
 

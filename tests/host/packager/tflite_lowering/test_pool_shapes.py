@@ -9,7 +9,7 @@ pytest.importorskip("onnxruntime")
 pytest.importorskip("ai_edge_litert")
 
 from edgert_deploy.packager.tflite_lowering.pool_shapes import infer_shapes
-from tests.support.tflite_cases import Case, model_of
+from tests.support.models.tflite_cases import Case, model_of
 
 
 @pytest.mark.parametrize(

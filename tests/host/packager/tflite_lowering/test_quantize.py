@@ -14,7 +14,7 @@ from ai_edge_litert.interpreter import Interpreter
 
 from edgert.errors import BuildFailed
 from edgert_deploy.packager.tflite_lowering.quantize import quantize_int8
-from tests.support.tflite_cases import (
+from tests.support.models.tflite_cases import (
     FEATURES,
     IMAGE,
     TOKENS,

@@ -12,7 +12,7 @@ pytest.importorskip("ai_edge_litert")
 from edgert_deploy.packager.tflite_lowering import OPS
 from edgert_deploy.packager.tflite_lowering.graph import Graph, read_graph
 from edgert_deploy.packager.tflite_lowering.rewriting import Links, replaced
-from tests.support.tflite_cases import TOKENS, Case, model_of
+from tests.support.models.tflite_cases import TOKENS, Case, model_of
 
 
 def graph_of(body: str) -> Graph:

@@ -16,7 +16,7 @@ from edgert_deploy.packager.tflite_lowering import lower
 from edgert_deploy.packager.tflite_lowering.dynamic_range import with_int8_weights
 from edgert_deploy.packager.tflite_lowering.half import with_half_weights
 from edgert_deploy.packager.tflite_lowering.tables import with_shared_weights
-from tests.support.tflite_cases import Case, inputs_of, model_of, quantized, random, run_tflite
+from tests.support.models.tflite_cases import Case, inputs_of, model_of, quantized, random, run_tflite
 
 WEIGHTS: dict[str, NDArray[np.float32]] = {"w": random(64, 64) / np.float32(8), "v": random(64, 64, seed=1)}
 # As an exporter writes an LSTM whose steps it unrolls: each step reads the same weights.

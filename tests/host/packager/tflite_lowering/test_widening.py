@@ -12,7 +12,7 @@ pytest.importorskip("ai_edge_litert")
 from edgert_deploy.packager.tflite_lowering import OPS, lower
 from edgert_deploy.packager.tflite_lowering.graph import read_graph
 from edgert_deploy.packager.tflite_lowering.widening import widen
-from tests.support.tflite_cases import Case, model_of, run_tflite
+from tests.support.models.tflite_cases import Case, model_of, run_tflite
 
 
 def bytes_case(body: str) -> Case:

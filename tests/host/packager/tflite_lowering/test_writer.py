@@ -10,8 +10,8 @@ pytest.importorskip("onnxruntime")
 pytest.importorskip("ai_edge_litert")
 
 from edgert_deploy.packager.tflite_lowering import lower
-from tests.support.lowering_cases import case_named
-from tests.support.tflite_cases import model_of
+from tests.support.models.lowering_cases import case_named
+from tests.support.models.tflite_cases import model_of
 
 
 def test_weights_are_aligned_in_the_file() -> None:

@@ -10,7 +10,7 @@ pytest.importorskip("ai_edge_litert")
 
 from edgert.errors import OperatorUnsupported
 from edgert_deploy.packager.tflite_lowering import lower
-from tests.support.tflite_cases import Case, model_of
+from tests.support.models.tflite_cases import Case, model_of
 
 
 def test_integers_are_refused() -> None:

@@ -11,8 +11,8 @@ pytest.importorskip("ai_edge_litert")
 from edgert_deploy.packager.tflite_lowering import lower
 from edgert_deploy.packager.tflite_lowering.fusion import RSQRT
 from edgert_deploy.packager.tflite_lowering.ops import OPS
-from tests.support.lowering_cases import ALL_CASES, RUNNABLE_CASES, case_named, elements
-from tests.support.tflite_cases import (
+from tests.support.models.lowering_cases import ALL_CASES, RUNNABLE_CASES, case_named, elements
+from tests.support.models.tflite_cases import (
     Case,
     assert_agrees_with_onnx_runtime,
     inputs_of,

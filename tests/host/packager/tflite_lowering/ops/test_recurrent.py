@@ -12,8 +12,8 @@ pytest.importorskip("ai_edge_litert")
 
 from edgert.errors import OperatorUnsupported
 from edgert_deploy.packager.tflite_lowering import lower
-from tests.support.lowering_cases.recurrent import GATES, HIDDEN, LAST, STEPS_FIRST, case_of, weights_of
-from tests.support.tflite_cases import Case, inputs_of, model_of, quantized, run_onnx, run_tflite, sqnr_db
+from tests.support.models.lowering_cases.recurrent import GATES, HIDDEN, LAST, STEPS_FIRST, case_of, weights_of
+from tests.support.models.tflite_cases import Case, inputs_of, model_of, quantized, run_onnx, run_tflite, sqnr_db
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,220 @@
+"""Builds in child processes, as the vendors' native code may crash: only its child ends then.
+
+The artifacts that a bundle needs whatever the accuracy gate decides are built side by side, into the cache, in as many
+children as cores and free memory allow. The build flow then finds them there. It stays a plain sequence, and it times
+artifacts on a quiet machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import tempfile
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any
+
+from edgert.errors import BuildFailed, EdgeRTError
+from edgert.typed_json import from_json, to_json
+from edgert_deploy.packager.accuracy.activation_ranges import Activation, activations
+from edgert_deploy.packager.accuracy.sensitivity import Harm, Sensitivity
+from edgert_deploy.packager.build_cache import BuildCache, CachedBuilder, cache_key
+from edgert_deploy.packager.builders import Artifact, Order, builder_for
+from edgert_deploy.packager.builders.layers import Layer, layers_of
+from edgert_deploy.packager.builders.qdq import Recipe, prepared
+from edgert_deploy.packager.processes import children, sandbox
+from edgert_deploy.packager.processes.sandbox import Progress
+from edgert_deploy.packager.samples.samples import CalibrationSet
+from edgert_deploy.packager.sources.source_model import SourceModel
+
+# Smaller models are built in the time that a child takes to import its tools.
+SOURCE_BYTES_MIN = 4 * 1024**2
+# The memory of a child: its tools, some copies of the model, the samples and what they become on the way.
+CHILD_BYTES = 700 * 1024**2
+COPIES_OF_SOURCE = 14
+COPIES_OF_SAMPLES = 3
+MEMORY_SHARE = 0.8
+
+
+class BuildProcesses:
+    """Builds artifacts of one source and set of samples, which its children read from `folder`."""
+
+    def __init__(self, folder: Path, source: SourceModel, calibration: CalibrationSet) -> None:
+        self._inputs, self._source, self._calibration = folder / "inputs", source, calibration
+        self._lock = threading.Lock()
+
+    def build(
+        self, order: Order, source: SourceModel, calibration: CalibrationSet, out_dir: Path, progress: Progress
+    ) -> Artifact:
+        """Build as `Builder.build` does. Raises BuildFailed where the child crashes, too."""
+        assert source is self._source
+        assert calibration is self._calibration
+        steps = [f"{order.engine}: starting"]
+
+        def noted(line: str) -> None:
+            steps.append(line)
+            progress(line)
+
+        request = {"inputs": self._written_inputs(), "out": str(out_dir)}
+        try:
+            answer, _ = children.ask(f"{__name__}:build_in_child", request, pickle.dumps(order), noted)
+        except sandbox.ChildFailed as error:
+            raise BuildFailed(_complaint(error, order, source.path.name, steps[-1])) from error
+        return Artifact.from_json(answer, out_dir)
+
+    def activations(self, progress: Progress) -> tuple[Activation, ...]:
+        """Return the ranges of the layers' answers; none of a model that is not ONNX, or if the child crashes.
+
+        Raises BuildFailed for a fault of ours.
+        """
+        if self._source.kind != "onnx":
+            return ()
+        request = {"inputs": self._written_inputs()}
+        try:
+            answer, _ = children.ask(f"{__name__}:activations_in_child", request, progress=progress)
+        except sandbox.ChildFailed as error:
+            if error.cause == "error":
+                what = f"the ranges of the layers' answers cannot be measured: {error.detail}"
+                raise BuildFailed(f"{what}; this is a fault of edgert, please report it") from error
+            return ()
+        return tuple(from_json(Activation, each) for each in answer["activations"])
+
+    def layers(self) -> tuple[Layer, ...]:
+        """Return the layers of the source as its quantizer sees them. Raises BuildFailed."""
+        answer = self._measured(f"{__name__}:layers_in_child", b"", "the model was prepared")
+        return tuple(from_json(Layer, each) for each in answer["layers"])
+
+    def harm(self, layer: Layer, recipe: Recipe) -> Harm:
+        """Return what INT8 by `recipe` harms in `layer` alone. Raises BuildFailed."""
+        doing = f"the harm of quantizing {layer.op} {layer.name!r} was measured"
+        answer = self._measured(f"{__name__}:harm_in_child", pickle.dumps((layer, recipe)), doing)
+        return Harm(layer, float(answer["sqnr_db"]))
+
+    def _measured(self, function: str, payload: bytes, doing: str) -> dict[str, Any]:
+        try:
+            return children.ask(function, {"inputs": self._written_inputs()}, payload)[0]
+        except sandbox.ChildFailed as error:
+            raise BuildFailed(
+                f"onnxruntime {children.cause_text(error)} while {doing} for mixed precision; build this target with "
+                "--precision fp16 or fp32, or with --budget 0"
+            ) from error
+
+    def _written_inputs(self) -> str:
+        """Return the file from which children read source and samples."""
+        with self._lock:
+            if not self._inputs.exists():
+                with self._inputs.open("wb") as file:
+                    pickle.dump((self._source, self._calibration), file, protocol=5)
+        return str(self._inputs)
+
+    def ahead(self, orders: Sequence[Order], cache: BuildCache, progress: Progress, processes: int = 0) -> None:
+        """Build what the cache lacks of `orders`, `processes` at once (0: as many as fit; 1: build none).
+
+        An order that fails is left to the build flow, which meets the error again and knows what it means there.
+        """
+        missing = {cache_key(order, self._source, self._calibration): order for order in orders}
+        missing = {key: order for key, order in missing.items() if not cache.has(key)}
+        if not processes:
+            small = self._source.size_bytes < SOURCE_BYTES_MIN
+            processes = 1 if small else _processes(self._source, self._calibration)
+        if min(processes, len(missing)) < 2:
+            return
+        builder = CachedBuilder(self.build, cache)
+
+        def build(order: Order) -> None:
+            progress(f"{order.profile.name}: building {order.engine} {order.precision}")
+            with tempfile.TemporaryDirectory(dir=self._inputs.parent) as folder, contextlib.suppress(EdgeRTError):
+                builder.build(order, self._source, self._calibration, Path(folder), progress)
+
+        with ThreadPoolExecutor(processes) as pool:
+            builds = [pool.submit(build, order) for order in missing.values()]
+            try:
+                for one in builds:
+                    one.result()
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                running = [one for one in builds if not one.cancelled()]
+                while wait(running, timeout=0.1).not_done:
+                    children.kill_busy_children()  # their threads then end
+                raise
+
+
+def free_memory_bytes() -> int:
+    """Return the memory free without swapping: MemAvailable, or a control group's lower limit."""
+    found = []
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        found += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    for limit, used in (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ):
+        with contextlib.suppress(OSError, ValueError):  # absent, or "max"
+            found.append(int(Path(limit).read_text()) - int(Path(used).read_text()))
+    return max(0, min(found, default=0))
+
+
+def _processes(source: SourceModel, calibration: CalibrationSet) -> int:
+    samples = sum(array.nbytes for array in calibration.inputs.values())
+    each = CHILD_BYTES + COPIES_OF_SOURCE * source.size_bytes + COPIES_OF_SAMPLES * samples
+    return min(len(os.sched_getaffinity(0)), int(MEMORY_SHARE * free_memory_bytes() / each))
+
+
+def _complaint(failed: sandbox.ChildFailed, order: Order, model: str, step: str) -> str:
+    advice = {
+        "memory": "free some memory, give fewer calibration samples, or build one artifact at a time with --jobs 1",
+        "time": "give fewer calibration samples",
+    }.get(failed.cause, "this is a fault of the engine's tools: try --precision fp32")
+    return (
+        f"the {order.engine} builder {children.cause_text(failed)} on {model} after {step!r}; {advice}, "
+        f"or leave {order.engine} out of the profile's engines"
+    )
+
+
+# --- a child's side
+
+
+def build_in_child(request: dict[str, Any], payload: bytes, progress: Progress) -> sandbox.Answer:
+    """Build the pickled order `payload`: a child's side of `BuildProcesses.build`."""
+    source, calibration = _loaded(request["inputs"])
+    order: Order = pickle.loads(payload)
+    return builder_for(order.engine).build(order, source, calibration, Path(request["out"]), progress).as_json(), b""
+
+
+def activations_in_child(request: dict[str, Any], payload: bytes, progress: Progress) -> sandbox.Answer:
+    """Measure the ranges: a child's side of `BuildProcesses.activations`, as it has ONNX's tools."""
+    return {"activations": [to_json(each) for each in activations(*_loaded(request["inputs"]))]}, b""
+
+
+def layers_in_child(request: dict[str, Any], payload: bytes, progress: Progress) -> sandbox.Answer:
+    """Find the layers: a child's side of `BuildProcesses.layers`."""
+    source, _ = _loaded(request["inputs"])
+    return {"layers": [to_json(layer) for layer in layers_of(prepared(source))]}, b""
+
+
+def harm_in_child(request: dict[str, Any], payload: bytes, progress: Progress) -> sandbox.Answer:
+    """Measure one layer, and keep what was recorded for the next: a child's side of `BuildProcesses.harm`."""
+    source, calibration = _loaded(request["inputs"])
+    layer, recipe = pickle.loads(payload)
+    if repr(recipe) not in _sensitivities:
+        _sensitivities.clear()
+        _sensitivities[repr(recipe)] = Sensitivity(prepared(source), calibration, recipe)
+    return {"sqnr_db": _sensitivities[repr(recipe)].of(layer).sqnr_db}, b""
+
+
+_last: dict[str, tuple[SourceModel, CalibrationSet]] = {}
+_sensitivities: dict[str, Sensitivity] = {}
+
+
+def _loaded(path: str) -> tuple[SourceModel, CalibrationSet]:
+    """Return the inputs at `path`; those of the request before are kept. Temporary files go beside them."""
+    children.put_temporary_files_into(Path(path).parent)
+    if path not in _last:
+        _last.clear()
+        _sensitivities.clear()
+        with open(path, "rb") as file:
+            _last[path] = pickle.load(file)
+    return _last[path]

@@ -1,0 +1,137 @@
+"""Candidates: the forms of the model that could be packed, each built once, run and judged.
+
+For each engine of a target there may be several, simplest and smallest first: INT8, INT8 with the most harmful layers
+in float ("mixed"), FP16, FP32. choice.py decides which of them is packed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgert.errors import BuildFailed
+from edgert.printable import counted
+from edgert_deploy.packager.accuracy.accuracy_gate import GateResult, artifact_outputs, judge
+from edgert_deploy.packager.accuracy.activation_ranges import Activation
+from edgert_deploy.packager.accuracy.reference import Outputs
+from edgert_deploy.packager.build_cache import BuildCache, CachedBuilder
+from edgert_deploy.packager.builders import FIRST_RECIPE, Artifact, Order
+from edgert_deploy.packager.candidates.build_processes import BuildProcesses
+from edgert_deploy.packager.candidates.evaluation import Evaluation
+from edgert_deploy.packager.processes.children import cause_text
+from edgert_deploy.packager.processes.sandbox import ChildFailed, Progress
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """An artifact, its result in the accuracy gate, and its answers to the golden samples."""
+
+    order: Order
+    artifact: Artifact
+    result: GateResult
+    golden: Outputs
+    size_bytes: int
+    build_s: float
+
+    @property
+    def id(self) -> str:
+        return self.order.id
+
+    @property
+    def recipe(self) -> str:
+        """How it was quantized; empty for other precisions."""
+        return (self.order.recipe or FIRST_RECIPE) if self.is_int8 else ""
+
+    @property
+    def how(self) -> str:
+        """How it was made, in short: its recipe, with the number of layers in float; else its precision."""
+        if not self.is_int8:
+            return self.artifact.precision.upper()
+        layers = len(self.artifact.float_layers)
+        return f"{self.recipe} with {layers} layer{'s' if layers > 1 else ''} in float" if layers else self.recipe
+
+    @property
+    def passed(self) -> bool:
+        return self.result.passed
+
+    @property
+    def is_int8(self) -> bool:
+        return self.artifact.precision.startswith("int8")
+
+
+class CandidateBuilder:
+    """Builds and judges each order once for all targets, each in its own folder under `work`."""
+
+    def __init__(self, evaluation: Evaluation, cache: BuildCache, work: Path, progress: Progress) -> None:
+        self.evaluation, self.cache, self.progress, self._work = evaluation, cache, progress, work
+        self.processes = BuildProcesses(work, evaluation.source, evaluation.calibration)
+        self._builder = CachedBuilder(self.processes.build, cache)
+        self._built: dict[tuple[str, tuple[str, ...]], Candidate] = {}
+        self._tried = 0
+
+    @property
+    def built(self) -> tuple[Candidate, ...]:
+        """Every candidate so far, sorted by id."""
+        return tuple(self._built[key] for key in sorted(self._built))
+
+    def build_ahead(self, orders: Sequence[Order], jobs: int) -> None:
+        """Build `orders` into the cache, `jobs` at once (0: as many as fit)."""
+        self.processes.ahead(orders, self.cache, self.progress, jobs)
+
+    def activations(self) -> tuple[Activation, ...]:
+        """Return the range of each layer's answer on the calibration samples."""
+        return self.processes.activations(self.progress)
+
+    def build(self, order: Order) -> Candidate:
+        """Return the candidate of `order`.
+
+        Raises OperatorUnsupported, BuildFailed, EngineMissing or EngineFailed.
+        """
+        key = (order.id, tuple(layer.name for layer in order.float_layers))
+        if key not in self._built:
+            self._tried += 1  # also what failed has a folder
+            self._built[key] = self._build(order, self._work / f"{order.id}-{self._tried}")
+        return self._built[key]
+
+    def _build(self, order: Order, out: Path) -> Candidate:
+        evaluation = self.evaluation
+        recipe = f" ({order.recipe})" if order.recipe else ""
+        self.progress(f"{order.profile.name}: building {order.engine} {order.precision}{recipe}")
+        began = time.monotonic()
+        out.mkdir()
+        artifact = self._builder.build(order, evaluation.source, evaluation.calibration, out, self.progress)
+        build_s = time.monotonic() - began
+        reference = evaluation.reference
+        samples = len(reference.holdout)
+        self.progress(f"{order.profile.name}: judging it in {artifact.judged_by} on {counted(samples, 'sample')}")
+        try:
+            answers = artifact_outputs(artifact, evaluation.source, reference.holdout)
+            _check_answers(artifact, evaluation.answers, answers)
+            golden = evaluation.golden_answers(artifact, answers)
+        except ChildFailed as error:
+            raise BuildFailed(_complaint(error, order, artifact)) from error
+        result = judge(evaluation.metric, reference, evaluation.of_apps(answers), evaluation.limits)
+        return Candidate(order, artifact, result, golden, artifact.size_bytes(), build_s)
+
+
+def _complaint(failed: ChildFailed, order: Order, artifact: Artifact) -> str:
+    recipe = f" ({order.recipe or FIRST_RECIPE})" if order.precision == "int8" else ""
+    advice = {
+        "memory": "free some memory, or give fewer hold-out samples",
+        "time": "give fewer hold-out samples",
+    }.get(failed.cause, "this is a fault of the engine: try --precision auto, which packs a form that it can run")
+    return (
+        f"{artifact.judged_by} {cause_text(failed)} while it answered the hold-out samples with the {artifact.kind.upper()} "
+        f"artifact{recipe} of {order.profile.name}; {advice}, or leave {order.engine} out of the profile's engines"
+    )
+
+
+def _check_answers(artifact: Artifact, reference: Outputs, answers: Outputs) -> None:
+    for want, got in zip(reference, answers, strict=True):
+        if want.shape != got.shape or want.dtype != got.dtype:
+            raise BuildFailed(
+                f"the {artifact.engine} artifact answers {got.dtype} {list(got.shape)}, but the source answers "
+                f"{want.dtype} {list(want.shape)}; this is a fault of the builder, please report it"
+            )

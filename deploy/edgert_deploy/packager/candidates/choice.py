@@ -1,0 +1,403 @@
+"""The choice: which candidates a target gets, at most one for each of its engines, the best first.
+
+A requested precision is kept: "int8" is INT8, if need be with some layers in float, or an error that offers the other
+precisions. "auto" times what passes, where this machine has the target's processor, and takes the fastest; elsewhere it
+takes the first that passes, INT8 first. It warns if that is another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from edgert.errors import (
+    AccuracyTooLow,
+    BuildFailed,
+    ConfigInvalid,
+    EdgeRTError,
+    EngineFailed,
+    EngineMissing,
+    OperatorUnsupported,
+)
+from edgert.printable import counted
+from edgert_deploy.common.quantities import share_text
+from edgert_deploy.devices.profiles import DeviceProfile
+from edgert_deploy.packager.builders import FIRST_RECIPE, Order, builder_for, check_source, first_engine, is_kept
+from edgert_deploy.packager.candidates.candidate import Candidate, CandidateBuilder
+from edgert_deploy.packager.candidates.evaluation import Evaluation
+from edgert_deploy.packager.candidates.measure import MeasureHere, Measurer, Timings, fastest
+from edgert_deploy.packager.candidates.mixed_precision import Budget, Search, search_float_layers
+from edgert_deploy.packager.request import TargetRequest
+from edgert_deploy.packager.sources.source_model import SourceModel
+
+# EngineFailed: a quantiser may write a file that its own engine does not load.
+CANNOT_BE_BUILT = (BuildFailed, EngineFailed, OperatorUnsupported)
+# INT8 for less of the arithmetic saves little: "auto" then takes FP16, which halves the file.
+WORTH_SHARE_MIN = 0.25
+# A recipe that loses at most this share of the limit ends the search; a later one could hardly do better.
+GOOD_SHARE = 0.25
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """An engine of the profile that gets no artifact, and why."""
+
+    engine: str
+    code: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class NotBuilt:
+    """A recipe of INT8, or another precision, that an engine's tools refused, and why."""
+
+    engine: str
+    how: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The artifacts of one profile: `packed` best first, all `tried`, and the FP32 `reference`.
+
+    If no candidate of the first engine passes, `packed` is the one that lost least, and the accuracy gate fails.
+    `not_built` are the recipes and precisions that an engine's tools refused.
+    """
+
+    profile: DeviceProfile
+    packed: tuple[Candidate, ...]
+    tried: tuple[Candidate, ...]
+    left_out: tuple[LeftOut, ...] = ()
+    warnings: tuple[str, ...] = ()
+    searches: tuple[tuple[str, Search], ...] = ()  # by engine
+    timings: Timings = field(default_factory=dict)
+    reference: Candidate | None = None
+    not_built: tuple[NotBuilt, ...] = ()
+
+    def tried_text(self, engine: str) -> str:
+        """Return what was tried in `engine` and what it scored; "" for one only."""
+        words = [
+            f"{candidate.how} {candidate.result.accuracy.artifact:.4f}{'' if candidate.passed else ' (fails)'}"
+            for candidate in self.tried
+            if candidate.artifact.engine == engine
+        ]
+        words += [f"{one.how} (not built)" for one in self.not_built if one.engine == engine]
+        return ", ".join(words) if len(words) > 1 else ""
+
+
+def all_packed(choices: Iterable[Choice]) -> dict[str, Candidate]:
+    """Return the candidates that go into the bundle, sorted by id."""
+    packed = {candidate.id: candidate for choice in choices for candidate in choice.packed}
+    packed |= {choice.reference.id: choice.reference for choice in choices if choice.reference is not None}
+    return dict(sorted(packed.items()))
+
+
+def choose(builder: CandidateBuilder, target: TargetRequest, budget: Budget, measure: Measurer | None = None) -> Choice:
+    """Build and judge the candidates of a target. With `measure` the fastest that passes comes first.
+
+    Raises OperatorUnsupported, BuildFailed, EngineMissing or ConfigInvalid if the first engine takes none.
+    """
+    found = _Findings(target.profile, builder.progress)
+    measure = _measurer(builder, target, measure, found.warn)
+    passed: list[list[Candidate]] = []  # by engine
+    first = first_engine(builder.evaluation.source, target.engines)
+    for engine in target.engines:
+        is_first = engine == first
+        try:
+            check_source(builder.evaluation.source, engine, target.profile.name)
+            candidates = _candidates(builder, target, engine, budget, found, until_passed=measure is None)
+            if good := [candidate for candidate in candidates if candidate.passed]:
+                passed.append(worth_first(good))
+                continue
+            nearest = min(candidates, key=lambda candidate: candidate.result.accuracy.drop)
+            failed = found.choice((nearest,))
+            if is_first:  # the accuracy gate fails: more engines would not help
+                return failed
+            raise AccuracyTooLow(_loss_text(failed, nearest))
+        except (*CANNOT_BE_BUILT, AccuracyTooLow, ConfigInvalid, EngineMissing) as error:
+            if is_first:
+                raise
+            found.leave_out(engine, error)
+    timings: Timings = {}
+    if measure is not None:
+        timings = measure(
+            target.profile, builder.evaluation, [one for good in passed for one in good], builder.progress
+        )
+    packed = _sorted([fastest(good, timings) if timings else good[0] for good in passed], timings)
+    for candidate in packed:
+        if target.is_auto and not candidate.is_int8:
+            found.warn(f"{target.profile.name}: {_why_not_int8(candidate, found.tried, timings)}")
+    reference = None
+    if target.with_reference and packed[0].artifact.precision != "fp32":
+        reference = builder.build(Order(packed[0].artifact.engine, "fp32", target.profile))
+    return found.choice(packed, timings, reference)
+
+
+@dataclass
+class _Findings:
+    """All that `choose` finds out about a target on the way to its choice."""
+
+    profile: DeviceProfile
+    progress: Callable[[str], None]
+    tried: list[Candidate] = field(default_factory=list)
+    not_built: list[NotBuilt] = field(default_factory=list)
+    searches: list[tuple[str, Search]] = field(default_factory=list)
+    left_out: list[LeftOut] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    def warn(self, text: str) -> None:
+        self.progress(f"warning: {text}")
+        self.warnings.append(text)
+
+    def leave_out(self, engine: str, error: EdgeRTError) -> None:
+        self.left_out.append(LeftOut(engine, error.code, error.message))
+        self.warn(f"{self.profile.name} goes without {engine}: {error.message}")
+
+    def choice(
+        self, packed: tuple[Candidate, ...], timings: Timings | None = None, reference: Candidate | None = None
+    ) -> Choice:
+        return Choice(
+            self.profile,
+            packed,
+            tuple(self.tried),
+            tuple(self.left_out),
+            tuple(self.warnings),
+            tuple(self.searches),
+            timings or {},
+            reference,
+            tuple(self.not_built),
+        )
+
+
+def certain_orders(evaluation: Evaluation, targets: Iterable[TargetRequest]) -> list[Order]:
+    """Return what is built whatever the accuracy gate decides, each once."""
+    orders: dict[str, Order] = {}
+    for target in targets:
+        wanted = [_first_order(evaluation.source, engine, target) for engine in target.engines]
+        if target.with_reference:
+            wanted.append(Order(target.engines[0], "fp32", target.profile))
+        for order in wanted:
+            if builder_for(order.engine).takes(evaluation.source):  # `choose` refuses the others
+                orders.setdefault(order.id, order)
+    return list(orders.values())
+
+
+def check_gate(choices: Sequence[Choice]) -> None:
+    """Raise AccuracyTooLow if an artifact of any target did not pass."""
+    failed = [(choice, one) for choice in choices for one in choice.packed if not one.passed]
+    if not failed:
+        return
+    parts = [f"target {choice.profile.name}: {one.artifact.engine} {_loss_text(choice, one)}" for choice, one in failed]
+    parts += [warning for choice, _ in failed for warning in choice.warnings]
+    first = failed[0][1]
+    limits = first.result.limits
+    allowed = f"{limits.max_drop:.4f}"
+    if limits.max_class_drop is not None:
+        allowed += f", {limits.max_class_drop:.4f} of any class or slice"
+    offer = "let it take FP16 or FP32 with --precision auto, " if first.is_int8 else ""
+    raise AccuracyTooLow(
+        f"{'; '.join(parts)}; allowed is {allowed} and no bundle was written. Give calibration "
+        f"samples closer to the field's, {offer}or allow more with --max-drop"
+    )
+
+
+def _loss_text(choice: Choice, nearest: Candidate) -> str:
+    """Return what the best candidate of an engine lost, and everything that was tried there."""
+    tried = choice.tried_text(nearest.artifact.engine)
+    return nearest.result.loss() + (f" (tried: {tried})" if tried else "")
+
+
+def _measurer(
+    builder: CandidateBuilder, target: TargetRequest, measure: Measurer | None, warn: Callable[[str], None]
+) -> Measurer | None:
+    """Return what times the candidates of a target: what the user asked for or, for "auto", this machine."""
+    name = target.profile.name
+    if measure is None and target.is_auto:
+        here = MeasureHere()
+        if here.covers(target.profile):
+            return here
+        builder.progress(
+            f"{name}: not timed, since this machine has another processor: of what passes, INT8 is taken to be the "
+            "fastest (--measure-on DEVICE times it there)"
+        )
+    elif measure is not None and not measure.covers(target.profile):
+        warn(f"{name} is not measured: that takes a device of its kind (--measure-on)")
+        return None
+    return measure
+
+
+def _candidates(
+    builder: CandidateBuilder,
+    target: TargetRequest,
+    engine: str,
+    budget: Budget,
+    found: _Findings,
+    *,
+    until_passed: bool,
+) -> list[Candidate]:
+    """Build one engine's candidates, simplest first.
+
+    With `until_passed`, none after the first that passes. A candidate that cannot be built is among `found.not_built`.
+    Raises the first error if nothing can be built.
+    """
+    name = target.profile.name
+    tried: list[Candidate] = []
+    failures: list[EdgeRTError] = []
+    for precision in target.precisions:
+        try:
+            order = Order(engine, precision, target.profile)
+            if precision == "int8":
+                for candidate in _int8_candidates(builder, target, order, budget, found, until_passed=until_passed):
+                    tried.append(candidate)  # what is built stays, even if a later one cannot be built
+            else:
+                tried.append(builder.build(order))
+        except CANNOT_BE_BUILT as error:
+            builder.progress(f"{name}: no {engine} {precision}: {error.message}")
+            failures.append(error)
+            if precision != "int8":
+                found.not_built.append(NotBuilt(engine, precision.upper(), error.message))
+            continue
+        if until_passed and any(candidate.passed and _is_worth_it(candidate) for candidate in tried):
+            break
+    if not tried:
+        raise failures[0]
+    found.tried += tried
+    return tried
+
+
+def _int8_candidates(
+    builder: CandidateBuilder,
+    target: TargetRequest,
+    order: Order,
+    budget: Budget,
+    found: _Findings,
+    *,
+    until_passed: bool,
+) -> Iterator[Candidate]:
+    """Build INT8 by its recipes; if none passes, also with the most harmful layers in float."""
+    best, others = _best_recipe(builder, order, target.recipe, found.not_built)
+    yield from (best, *others)
+    if not best.passed and not budget.spent:
+        search = search_float_layers(builder, best, budget, WORTH_SHARE_MIN if target.is_auto else 0.0)
+        if search is not None:
+            found.searches.append((order.engine, search))
+            found.warn(f"{target.profile.name}: {_search_text(order.engine, search)}")
+            if search.found is not None:
+                best = search.found
+                yield best
+    if not until_passed:
+        for precision in builder_for(order.engine).timed_beside_int8:
+            yield builder.build(replace(best.order, precision=precision))
+
+
+def _best_recipe(
+    builder: CandidateBuilder, order: Order, pinned: str, not_built: list[NotBuilt]
+) -> tuple[Candidate, list[Candidate]]:
+    """Try recipes until one loses next to nothing; return the best, and the others that were built.
+
+    An engine that has the `pinned` recipe tries no other. Raises the first error if none can be built.
+    """
+    name = order.profile.name
+    built: list[Candidate] = []
+    failures: list[EdgeRTError] = []
+    for recipe in _recipes(builder.evaluation.source, order.engine, order.profile, pinned):
+        try:
+            built.append(builder.build(_by(order, recipe)))
+        except CANNOT_BE_BUILT as error:
+            builder.progress(f"{name}: no {order.engine} int8 ({recipe}): {error.message}")
+            failures.append(error)
+            not_built.append(NotBuilt(order.engine, recipe, error.message))
+            continue
+        result = built[-1].result
+        if result.passed and result.accuracy.drop <= GOOD_SHARE * result.limits.max_drop:
+            break
+        builder.progress(f"{name}: {order.engine} INT8 ({recipe}): {result.loss()}")
+    if not built:
+        raise failures[0]
+    best = min(built, key=_rank)
+    return best, [candidate for candidate in built if candidate is not best]
+
+
+def _rank(candidate: Candidate) -> tuple[bool, bool, float]:
+    """Sort what passes first; of that, INT8 throughout, as it is fast; then what loses least."""
+    passed = candidate.passed
+    return not passed, passed and candidate.artifact.is_partly_float, candidate.result.accuracy.drop
+
+
+def worth_first(passed: Sequence[Candidate]) -> list[Candidate]:
+    """Return candidates, simplest first, with those behind that have hardly any INT8."""
+    return sorted(passed, key=lambda candidate: not _is_worth_it(candidate))
+
+
+def _is_worth_it(candidate: Candidate) -> bool:
+    share = candidate.artifact.int8_share
+    return not candidate.is_int8 or share is None or share >= WORTH_SHARE_MIN
+
+
+def _recipes(source: SourceModel, engine: str, profile: DeviceProfile, pinned: str) -> tuple[str, ...]:
+    """Return the recipes to try: the `pinned` one alone where the engine has it."""
+    maker = builder_for(engine)
+    if is_kept(source, engine) or not maker.takes(source):
+        return (FIRST_RECIPE,)
+    return (pinned,) if pinned in maker.all_recipes else maker.recipes(source, profile)
+
+
+def _by(order: Order, recipe: str) -> Order:
+    return replace(order, recipe="" if recipe == FIRST_RECIPE else recipe)
+
+
+def _first_order(source: SourceModel, engine: str, target: TargetRequest) -> Order:
+    order = Order(engine, target.precisions[0], target.profile)
+    return (
+        _by(order, _recipes(source, engine, target.profile, target.recipe)[0]) if order.precision == "int8" else order
+    )
+
+
+def _sorted(candidates: Sequence[Candidate], timings: Timings) -> tuple[Candidate, ...]:
+    """Sort by speed, the fastest first, if there are times; else keep the profile's order."""
+    left, found = list(candidates), list[Candidate]()
+    while left and timings:
+        found.append(fastest(left, timings))
+        left = [candidate for candidate in left if candidate is not found[-1]]
+    return tuple(found or left)
+
+
+def _search_text(engine: str, search: Search) -> str:
+    """Return the outcome of a search in one line."""
+    layers, attempts = len(search.harms), len(search.attempts)
+    if search.found is not None:
+        names = search.found.artifact.float_layers
+        more = "; the budget ended the search for fewer" if search.budget_spent else ""
+        if not _is_worth_it(search.found):
+            left = share_text(search.found.artifact.int8_share)
+            more += f"; {left} of the work is left in INT8, so --precision auto would take another precision"
+        return (
+            f"{engine} INT8 passes with {len(names)} of {counted(layers, 'layer')} in float, the most harmful first: "
+            f"{', '.join(names)} (without: {search.plain.result.loss()}){more}"
+        )
+    if search.budget_spent:
+        return (
+            f"the budget was spent after {attempts} sets of the {counted(layers, 'layer')}, none of which passed in {engine}; "
+            "the same build, run again, continues there; --budget BUILDS allows more at once"
+        )
+    most = max((attempt.count for attempt in search.attempts), default=0)
+    if any(attempt.passed for attempt in search.attempts):
+        return f"{engine} INT8 passes only with so many of {counted(layers, 'layer')} in float that it is not worth it"
+    return f"{engine} INT8 does not pass with up to {most} of {counted(layers, 'layer')} in float either"
+
+
+def _why_not_int8(candidate: Candidate, tried: Sequence[Candidate], timings: Timings) -> str:
+    engine, own = candidate.artifact.engine, timings.get(candidate.id)
+    reasons = []
+    for other in tried:
+        if other.artifact.engine != engine or not other.is_int8:
+            continue
+        kind, timing = other.artifact.kind.upper(), timings.get(other.id)
+        if not other.passed:
+            reasons.append(f"{kind}: {other.result.loss()}")
+        elif not _is_worth_it(other):
+            reasons.append(f"{kind} has only {share_text(other.artifact.int8_share)} of the work in INT8")
+        elif own is not None and timing is not None and not timing.error:
+            reasons.append(f"{kind} took {timing.p50_ms:.4f} ms, it {own.p50_ms:.4f} ms")
+    reason = "; ".join(reasons) or "INT8 could not be built"
+    return f"{engine} gets {candidate.artifact.kind.upper()}, not INT8: {reason}"

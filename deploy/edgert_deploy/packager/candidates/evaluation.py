@@ -1,0 +1,172 @@
+"""The evaluation: FP32's answers, and all else that candidates are built from and judged by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from edgert.bundle.rules import Preprocess
+from edgert.bundle.signal_rules import Sound
+from edgert.errors import CalibrationInvalid, EngineFailed, SourceInvalid
+from edgert_deploy.packager.accuracy.accuracy_gate import Limits, artifact_outputs, reference_outputs
+from edgert_deploy.packager.accuracy.golden_samples import golden_rows
+from edgert_deploy.packager.accuracy.metrics import metric_for
+from edgert_deploy.packager.accuracy.reference import Metric, Outputs, Reference, Rows
+from edgert_deploy.packager.builders import Artifact
+from edgert_deploy.packager.processes.children import cause_text
+from edgert_deploy.packager.processes.sandbox import ChildFailed
+from edgert_deploy.packager.request import BuildRequest
+from edgert_deploy.packager.samples.samples import CalibrationSet
+from edgert_deploy.packager.samples.signal_samples import features_of
+from edgert_deploy.packager.sources.source_model import SourceModel, reference_engine
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The inputs and the gate that all candidates share.
+
+    `answers` are the source's, of all outputs; `reference` has those that apps get. `golden` are the hold-out's rows that
+    become golden samples: `golden_set`, each as the first of a session.
+    """
+
+    source: SourceModel
+    calibration: CalibrationSet
+    answers: Outputs
+    reference: Reference
+    metric: Metric
+    limits: Limits
+    golden: Rows
+    golden_set: CalibrationSet
+
+    def golden_inputs(self, count: int | None = None) -> Outputs:
+        """Return the golden samples, one array for each input of the model; with `count` the first of them."""
+        return [self.golden_set.inputs[spec.name][:count] for spec in self.source.inputs]
+
+    def golden_answers(self, artifact: Artifact, answers: Outputs) -> Outputs:
+        """Return the artifact's answers to the golden samples; `answers` are those to the hold-out."""
+        inputs, holdout = self.golden_set.inputs, self.reference.holdout.inputs
+        if all(np.array_equal(array, holdout[name][self.golden]) for name, array in inputs.items()):
+            return [array[self.golden] for array in answers]
+        return artifact_outputs(artifact, self.source, self.golden_set)
+
+    def of_apps(self, answers: Outputs) -> Outputs:
+        """Return the answers of the outputs that apps get."""
+        return [array for spec, array in zip(self.source.outputs, answers, strict=True) if spec in self.reference.specs]
+
+
+def evaluate_source(request: BuildRequest) -> Evaluation:
+    """Answer the hold-out with the source. Raises SourceInvalid, CalibrationInvalid, ConfigInvalid."""
+    source, holdout = request.source, request.holdout
+    _check_buckets(request)
+    answers = _answers(source, holdout)
+    _check_are_numbers(source, answers)
+    _check_rows_are_independent(source, holdout, answers)
+    after = request.classify or request.detect
+    reference = Reference(
+        source.app_outputs,
+        [array for spec, array in zip(source.outputs, answers, strict=True) if spec in source.app_outputs],
+        holdout,
+        class_names=() if after is None else after.labels,
+        classify=request.classify,
+        detect=request.detect,
+        ctc=request.ctc,
+        embed=request.embed,
+        image_size=_image_size(request),
+    )
+    metric = metric_for(request.metric, reference.as_judged())
+    golden = _golden(reference.answers, holdout)
+    return Evaluation(
+        source, request.calibration, answers, reference, metric, request.limits, golden, _first_ones(request, golden)
+    )
+
+
+def _answers(source: SourceModel, samples: CalibrationSet) -> Outputs:
+    """Return FP32's answers. Raises CalibrationInvalid if there are none."""
+    try:
+        return reference_outputs(source, samples)
+    except (EngineFailed, ChildFailed) as error:
+        why = error.message if isinstance(error, EngineFailed) else f"{reference_engine(source)} {cause_text(error)}"
+        advice = "Check that they hold what the model takes, such as numbers of tokens below the size of its vocabulary"
+        if isinstance(error, ChildFailed) and error.cause == "memory":
+            advice = f"Free some memory. {advice}"
+        raise CalibrationInvalid(f"the model cannot answer the hold-out samples: {why}. {advice}") from error
+
+
+def _first_ones(request: BuildRequest, rows: Rows) -> CalibrationSet:
+    """Return golden samples as first items of sessions: zero state, a signal's leading zeros before."""
+    holdout, rule = request.holdout, request.preprocess
+    samples = holdout.rows(rows)
+    inputs = {name: array.copy() for name, array in samples.inputs.items()}
+    for one in holdout.state:
+        inputs[one.input][:] = 0
+    raw = None if holdout.raw is None else holdout.raw[rows]
+    if raw is not None and isinstance(rule, Sound) and rule.lead:
+        raw = raw.copy()
+        raw[:, : rule.lead] = 0
+        inputs[rule.input] = features_of(Path("hold-out"), request.source.app_inputs, rule, raw)
+    return replace(samples, inputs=inputs, raw=raw)
+
+
+def _golden(answers: Outputs, holdout: CalibrationSet) -> Rows:
+    """Return the hold-out's rows that become golden samples, at least one of each bucket."""
+    rows = golden_rows(answers)
+    if holdout.buckets is None:
+        return rows
+    sizes = holdout.sizes
+    more = [int(np.flatnonzero(sizes == size)[0]) for size in holdout.buckets.sizes if size not in sizes[rows]]
+    return np.array(sorted({*rows.tolist(), *more}), np.intp)
+
+
+def _check_buckets(request: BuildRequest) -> None:
+    """Raise CalibrationInvalid where a bucket has no samples: nothing would calibrate or judge it."""
+    buckets = request.source.buckets
+    if buckets is None:
+        return
+    for kind, samples in (("calibration", request.calibration), ("hold-out", request.holdout)):
+        least = 1
+        for size in buckets.sizes:
+            if not (samples.sizes == size).any():
+                raise CalibrationInvalid(
+                    f"no {kind} sample is for bucket {size}: it holds lengths of {least} to {size} along {buckets.axis!r}. "
+                    "Add samples of these lengths, or leave that bucket out"
+                )
+            least = size + 1
+
+
+def _image_size(request: BuildRequest) -> tuple[int, int] | None:
+    """Return height and width of a detector's input."""
+    before = request.preprocess if isinstance(request.preprocess, Preprocess) else None
+    name = before.input if before is not None else request.source.inputs[0].name
+    shape = next(spec.shape for spec in request.source.inputs if spec.name == name)
+    if request.detect is None or len(shape) != 4:
+        return None
+    return (shape[1], shape[2]) if before is not None and before.model_layout == "nhwc" else (shape[2], shape[3])
+
+
+def _check_are_numbers(source: SourceModel, answers: Outputs) -> None:
+    """Refuse answers that are NaN: with them, gate and golden samples would prove nothing."""
+    for spec, array in zip(source.outputs, answers, strict=True):
+        if array.dtype.kind != "f":
+            continue
+        bad = np.flatnonzero(np.isnan(array).reshape(len(array), -1).any(axis=1))
+        if len(bad):
+            raise CalibrationInvalid(
+                f"the model answers NaN in output {spec.name!r} to hold-out sample {bad[0]} ({len(bad)} of {len(array)} "
+                "samples): remove these samples if the model need not answer them, else correct the model"
+            )
+
+
+def _check_rows_are_independent(source: SourceModel, holdout: CalibrationSet, answers: Outputs) -> None:
+    """Refuse a model whose answer to a sample depends on its batch: a batch serves several clients."""
+    if source.inputs[0].shape[0] != -1:
+        return
+    for i in (0, len(holdout) - 1):
+        one = holdout.rows(slice(i, i + 1))
+        for spec, want, got in zip(source.outputs, answers, _answers(source, one), strict=True):
+            if not np.allclose(want[i], got[0], rtol=1e-2, atol=1e-2 * (float(want.max()) - float(want.min()) or 1.0)):
+                raise SourceInvalid(
+                    f"output {spec.name!r} of a sample depends on the other samples in its batch; "
+                    "export the model in inference mode, or with its batch fixed to 1"
+                )

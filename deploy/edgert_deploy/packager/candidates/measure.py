@@ -1,0 +1,165 @@
+"""Timing candidates: on this machine, or on a device over its transport, by the same `edgertd bench`.
+
+A candidate displaces a simpler one only if it is more than FASTER_SHARE faster: noise must not choose.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from edgert.errors import ConfigInvalid, DeviceError
+from edgert_deploy.devices.bench import bench_folder, write_spec
+from edgert_deploy.devices.inventory import Device
+from edgert_deploy.devices.profiles import DeviceProfile
+from edgert_deploy.devices.remote import DaemonCrashed, RemoteDaemon
+from edgert_deploy.devices.transports import open_transport
+from edgert_deploy.packager.candidates.candidate import Candidate
+from edgert_deploy.packager.candidates.evaluation import Evaluation
+
+FASTER_SHARE = 0.05
+SECONDS = 5.0
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """How fast a candidate was at one place, or the `error` that prevented it; the numbers are then 0."""
+
+    where: str
+    p50_ms: float = 0.0
+    p90_ms: float = 0.0
+    threads: int = 0
+    runs: int = 0
+    engine_version: str = ""
+    error: str = ""
+
+
+Timings = Mapping[str, Timing]  # candidate id -> timing
+
+
+class Measurer(Protocol):
+    """Times the candidates of the profiles that it covers."""
+
+    def covers(self, profile: DeviceProfile) -> bool: ...
+
+    def __call__(
+        self, profile: DeviceProfile, evaluation: Evaluation, candidates: Sequence[Candidate], progress: Progress
+    ) -> Timings: ...
+
+
+def fastest(candidates: Sequence[Candidate], timings: Timings) -> Candidate:
+    """Return the fastest of `candidates`, simplest first: a later one must gain FASTER_SHARE.
+
+    A candidate without a time is returned only if none has one.
+    """
+    timed = [c for c in candidates if c.id in timings and not timings[c.id].error]
+    best = timed[0] if timed else candidates[0]
+    for candidate in timed[1:]:
+        if timings[candidate.id].p50_ms < (1 - FASTER_SHARE) * timings[best.id].p50_ms:
+            best = candidate
+    return best
+
+
+class MeasureHere:
+    """Measures on this machine, for the profiles of its processor."""
+
+    def covers(self, profile: DeviceProfile) -> bool:
+        return not profile.machines or platform.machine() in profile.machines
+
+    def __call__(
+        self, profile: DeviceProfile, evaluation: Evaluation, candidates: Sequence[Candidate], progress: Progress
+    ) -> Timings:
+        with tempfile.TemporaryDirectory(prefix="edgert-bench-") as state:
+            here = Device("this machine", "local", state, profile.name, state)
+            return _measured("here", here, evaluation, candidates, lambda line: progress(f"measuring here: {line}"))
+
+
+class MeasureOn:
+    """Measures on `device`, for its profile. Only compiled engines stay there (`STATE/cache`)."""
+
+    def __init__(self, device: Device, targets: Iterable[DeviceProfile]) -> None:
+        names = [profile.name for profile in targets]
+        if device.profile not in names:
+            raise ConfigInvalid(
+                f"{device.name} has profile {device.profile}, which is not among the targets ({', '.join(names)}): "
+                f"add --target {device.profile}, or measure on another device"
+            )
+        self._device = device
+
+    def covers(self, profile: DeviceProfile) -> bool:
+        return profile.name == self._device.profile
+
+    def __call__(
+        self, profile: DeviceProfile, evaluation: Evaluation, candidates: Sequence[Candidate], progress: Progress
+    ) -> Timings:
+        name = self._device.name
+        return _measured(name, self._device, evaluation, candidates, lambda line: progress(f"{name}: {line}"))
+
+
+def _measured(
+    where: str, device: Device, evaluation: Evaluation, candidates: Sequence[Candidate], progress: Progress
+) -> Timings:
+    """Time the candidates in turn or, if an engine crashes on one of them, each alone."""
+    daemon = RemoteDaemon(open_transport(device), device, progress)
+    try:
+        results = _results(daemon, evaluation, candidates, progress)
+    except DaemonCrashed as error:
+        progress(f"{error.message}; each artifact is timed alone")
+        results = [one for candidate in candidates for one in _alone(daemon, evaluation, candidate, progress)]
+    finally:
+        daemon.transport.close()
+    try:
+        return {str(one["id"]): _timing(where, one) for one in results}
+    except (KeyError, TypeError, ValueError) as error:
+        raise DeviceError(
+            f"the answer of edgertd bench on {where} has no times: bootstrap the device again (edgert bootstrap)"
+        ) from error
+
+
+def _alone(daemon: RemoteDaemon, evaluation: Evaluation, candidate: Candidate, progress: Progress) -> Any:
+    try:
+        return _results(daemon, evaluation, [candidate], progress)
+    except DaemonCrashed as error:
+        return [{"id": candidate.id, "error": error.as_json()}]
+
+
+def _results(daemon: RemoteDaemon, evaluation: Evaluation, candidates: Sequence[Candidate], progress: Progress) -> Any:
+    """Return what `edgertd bench` answers of each candidate."""
+    with tempfile.TemporaryDirectory(prefix="edgert-bench-") as folder:
+        _write_candidates(Path(folder), evaluation, candidates)
+        return bench_folder(daemon, Path(folder), SECONDS, progress).get("results")
+
+
+def _write_candidates(folder: Path, evaluation: Evaluation, candidates: Sequence[Candidate]) -> None:
+    """Write the candidates' artifacts and one golden sample."""
+    entries = []
+    for candidate in candidates:
+        artifact = candidate.artifact
+        (folder / candidate.id).mkdir()
+        for path in (artifact.path, *artifact.companions):
+            shutil.copyfile(path, folder / candidate.id / path.name)
+        entry = {"id": candidate.id, "engine": artifact.engine, "path": f"{candidate.id}/{artifact.path.name}"}
+        entries.append({**entry, "sha256": hashlib.sha256(artifact.path.read_bytes()).hexdigest()})
+    source = evaluation.source
+    write_spec(folder, source.inputs, source.outputs, evaluation.golden_inputs(1), entries, source.buckets)
+
+
+def _timing(where: str, one: dict[str, Any]) -> Timing:
+    if "error" in one:
+        return Timing(where, engine_version=str(one.get("engine_version", "")), error=str(one["error"]["message"]))
+    return Timing(
+        where,
+        float(one["p50_ms"]),
+        float(one["p90_ms"]),
+        int(one["threads"]),
+        int(one["runs"]),
+        str(one["engine_version"]),
+    )

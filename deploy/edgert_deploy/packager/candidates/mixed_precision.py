@@ -1,0 +1,203 @@
+"""The search for mixed precision: if plain INT8 loses too much, the most harmful layers stay in float.
+
+The layers are sorted by their harm (sensitivity.py). The 1, 2, 4 ... worst stay in float, each set built and judged in
+the engine itself, until one passes; then the number is halved towards the last that failed. A model of n layers takes
+about 2 log2(n) builds, and the fewest layers that pass are kept.
+
+The search ends with its budget, which counts builds: how busy the machine is changes nothing. It also ends where so many
+layers are in float that what is left is not worth INT8 (`share_min`). Each measurement is saved
+at once, so that the same build, run again, continues where it stopped (after Ctrl-C, too).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from edgert.durable import replace_file
+from edgert.errors import BuildFailed, EngineFailed
+from edgert.printable import counted
+from edgert_deploy.packager.accuracy.metrics import SQNR_DB_MAX
+from edgert_deploy.packager.accuracy.sensitivity import Harm, worst_first
+from edgert_deploy.packager.build_cache import arrays_digest, cache_key
+from edgert_deploy.packager.builders import Order, builder_for
+from edgert_deploy.packager.builders.layers import Layer
+from edgert_deploy.packager.builders.qdq import HEAVY_OPS, HEAVY_RECIPES, Recipe
+from edgert_deploy.packager.candidates.candidate import Candidate, CandidateBuilder
+from edgert_deploy.packager.user_function import is_function
+
+FORMAT = 3
+
+
+@dataclass
+class Budget:
+    """How many artifacts all searches of a build may build together."""
+
+    builds: int
+
+    @property
+    def spent(self) -> bool:
+        return self.builds <= 0
+
+    def take(self) -> None:
+        self.builds -= 1
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """The `count` most harmful layers in float.
+
+    `drop` is None if that cannot be built; `share` is how much of the work is still in INT8, None where unknown.
+    """
+
+    count: int
+    passed: bool
+    drop: float | None
+    share: float | None = None
+
+
+@dataclass(frozen=True)
+class Search:
+    """The outcome of a search for `plain`.
+
+    `found` is None if nothing passed; `budget_spent`: the budget ended it early.
+    """
+
+    plain: Candidate
+    found: Candidate | None
+    harms: tuple[Harm, ...]
+    attempts: tuple[Attempt, ...]
+    budget_spent: bool
+
+
+def search_float_layers(
+    builder: CandidateBuilder, plain: Candidate, budget: Budget, share_min: float = 0.0
+) -> Search | None:
+    """Search for the fewest layers in float with which `plain` passes; None without known layers.
+
+    More layers are not tried once less than `share_min` of the work is in INT8.
+    """
+    source = builder.evaluation.source
+    if source.proto is None or source.quantised:  # the user's own quantization stays as it is
+        return None
+    layers = builder.processes.layers()
+    saved = _Saved(builder, plain.order)
+    harms = _measured(builder, plain.order, layers, saved)
+    found, spent = _fewest(builder, plain.order, worst_first(harms), saved, budget, share_min)
+    return Search(plain, found, harms, tuple(saved.attempts), spent)
+
+
+def _measured(builder: CandidateBuilder, order: Order, layers: Sequence[Layer], saved: _Saved) -> tuple[Harm, ...]:
+    """Measure the harm of each layer."""
+    name = order.profile.name
+    missing = [layer for layer in layers if layer.name not in saved.harms]
+    if missing:
+        builder.progress(f"{name}: measuring the harm of INT8 in {counted(len(layers), 'layer')}")
+    recipe = _recipe(builder, order)
+    for number, layer in enumerate(missing, start=1):
+        saved.add_harm(builder.processes.harm(layer, recipe))
+        if number % 10 == 0:
+            builder.progress(f"{name}: {number} of {counted(len(missing), 'layer')} measured")
+    return tuple(Harm(layer, saved.harms[layer.name]) for layer in layers)
+
+
+def _recipe(builder: CandidateBuilder, order: Order) -> Recipe:
+    """Return how `order` is quantized, as near as a Q/DQ graph comes to it."""
+    recipe = builder_for(order.engine).recipe(builder.evaluation.source, order.profile)
+    return replace(recipe, ops=HEAVY_OPS) if order.recipe in HEAVY_RECIPES else recipe
+
+
+def _fewest(
+    builder: CandidateBuilder, order: Order, worst: Sequence[Layer], saved: _Saved, budget: Budget, share_min: float
+) -> tuple[Candidate | None, bool]:
+    """Return the passing candidate with the fewest of `worst` in float, and if the budget ended it."""
+    fails, passes = 0, 0  # counts of layers; every known count up to `fails` fails; `passes` 0: none is known
+    most = len(worst) - 1  # with all of them in float nothing would be INT8
+    while most > 0 and passes != fails + 1:
+        if passes:
+            count = (fails + passes) // 2
+        elif fails == most:
+            return None, False
+        else:
+            count = min(max(1, 2 * fails), most)
+        attempt = next((one for one in saved.attempts if one.count == count), None)
+        if attempt is None:
+            if budget.spent:
+                break
+            budget.take()
+            attempt = _attempt(builder, order, worst, count)
+            saved.add_attempt(attempt)
+        if attempt.passed:
+            passes = count
+        elif attempt.share is not None and attempt.share < share_min:
+            return None, False
+        else:
+            fails = count
+    spent = most > 0 and passes != fails + 1
+    return (builder.build(_with(order, worst, passes)) if passes else None), spent
+
+
+def _attempt(builder: CandidateBuilder, order: Order, worst: Sequence[Layer], count: int) -> Attempt:
+    name = order.profile.name
+    layers = ", ".join(layer.name for layer in worst[:count][:5]) + (", ..." if count > 5 else "")
+    builder.progress(f"{name}: {order.engine} INT8 with {count} of {counted(len(worst), 'layer')} in float ({layers})")
+    try:
+        built = builder.build(_with(order, worst, count))
+    except (BuildFailed, EngineFailed) as error:
+        builder.progress(f"{name}: {error.message}")
+        return Attempt(count, passed=False, drop=None)
+    return Attempt(count, built.passed, built.result.accuracy.drop, built.artifact.int8_share)
+
+
+def _with(order: Order, worst: Sequence[Layer], count: int) -> Order:
+    # Sorted by harm: the cache's key and the receipt show this order.
+    return replace(order, float_layers=tuple(worst[:count]))
+
+
+class _Saved:
+    """Measurements in files beside the build cache. A file that cannot be read or written only costs time."""
+
+    def __init__(self, builder: CandidateBuilder, order: Order) -> None:
+        evaluation = builder.evaluation
+        made_of = cache_key(order, evaluation.source, evaluation.calibration, _recipe(builder, order))
+        own = cache_key(order, evaluation.source, evaluation.calibration)
+        reference, metric = evaluation.reference, evaluation.metric.name
+        holdout = reference.holdout
+        truth = {"labels": holdout.labels, "slice": holdout.slices, "boxes": holdout.boxes}
+        truth["lengths"] = holdout.lengths
+        samples = [arrays_digest(holdout.inputs), arrays_digest(truth)]
+        judged_by = [*samples, repr(evaluation.limits), metric, repr(reference.detect)]
+        judged = hashlib.sha256(json.dumps([FORMAT, own, made_of, *judged_by]).encode()).hexdigest()
+        folder = builder.cache.folder.with_name("search")
+        self._harms_file, self._attempts_file = folder / f"{made_of}.harms.json", folder / f"{judged}.attempts.json"
+        self.harms = {str(k): float(v) for k, v in _read(self._harms_file).items()}
+        # A metric of the user's own may have changed since.
+        kept = [] if is_function(metric) else _read(self._attempts_file).get("attempts", [])
+        self.attempts = [Attempt(**one) for one in kept]
+
+    def add_harm(self, harm: Harm) -> None:
+        self.harms[harm.layer.name] = round(harm.sqnr_db, 4) if harm.sqnr_db < SQNR_DB_MAX else SQNR_DB_MAX
+        _write(self._harms_file, self.harms)
+
+    def add_attempt(self, attempt: Attempt) -> None:
+        self.attempts.append(attempt)
+        _write(self._attempts_file, {"attempts": [asdict(one) for one in self.attempts]})
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_bytes())
+        return value if isinstance(value, dict) else {}
+    except (OSError, ValueError):
+        return {}
+
+
+def _write(path: Path, value: dict[str, Any]) -> None:
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        replace_file(path, json.dumps(value).encode(), durable=False, shared=True)

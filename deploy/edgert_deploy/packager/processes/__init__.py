@@ -1,0 +1,1 @@
+"""Where vendors' tools run: child processes with limits, their output, and the folder of a build."""

@@ -1,0 +1,151 @@
+"""The children of a build: vendors' engines and tools run there, as their native code may crash.
+
+One child stays for the next request, since it takes 1 to 2 s to import its tools. What a child is asked is pickled; its
+answers are JSON and arrays, so that a child that a hostile model took over cannot run code in the command.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import mmap
+import os
+import pickle
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgert_deploy.packager.processes import sandbox
+from edgert_deploy.packager.processes.sandbox import Answer, ChildFailed, Progress
+
+LIMITS = sandbox.Limits(memory_bytes=0, time_s=8 * 3600)
+ALIGNMENT_BYTES = 64
+HELD_MAX = 4  # the hold-out, and parts of it
+
+_idle: list[sandbox.Child] = []
+_all: set[sandbox.Child] = set()
+_lock = threading.Lock()
+
+
+def ask(function: str, request: dict[str, Any], payload: bytes = b"", progress: Progress = lambda _: None) -> Answer:
+    """Return what `function` ("module:name") answers in a child. Raises ChildFailed, and its EdgeRTErrors."""
+    with _lent_child() as child:
+        return child.ask(function, request, payload, LIMITS, progress)
+
+
+def arrays_of(function: str, kept: Any, *given: Any) -> list[NDArray[Any]]:
+    """Return the arrays that `function(kept, *given)` ("module:name") returns in a child.
+
+    Raises as `ask` does. The arrays in `kept` may be larger than the memory. They are written to a file, once for the same object.
+    """
+    held = _held(kept)
+    with tempfile.TemporaryDirectory(prefix="edgert-run-") as folder:
+        request = {"call": function, "folder": folder, "held": str(held.path), "places": held.places}
+        answer, _ = ask(f"{__name__}:arrays_in_child", request, pickle.dumps((held.pickled, given)))
+        return [np.load(Path(folder) / f"{i}.npy", allow_pickle=False) for i in range(int(answer["arrays"]))]
+
+
+def arrays_in_child(request: dict[str, Any], payload: bytes, progress: Progress) -> Answer:
+    """Call the function and write its arrays: a child's side of `arrays_of`."""
+    folder = Path(request["folder"])
+    put_temporary_files_into(folder)
+    pickled, given = pickle.loads(payload)
+    kept = pickle.loads(pickled, buffers=_mapped(Path(request["held"]), request["places"]))
+    module, _, name = request["call"].partition(":")
+    arrays = getattr(importlib.import_module(module), name)(kept, *given)
+    for i, array in enumerate(arrays):
+        np.save(folder / f"{i}.npy", array, allow_pickle=False)
+    return {"arrays": len(arrays)}, b""
+
+
+@dataclass(frozen=True)
+class _Held:
+    """A value, and the file with its arrays."""
+
+    value: Any
+    pickled: bytes
+    path: Path
+    places: list[tuple[int, int]]  # where each array begins and ends
+
+
+_helds: list[_Held] = []  # the last one first
+
+
+def _held(value: Any) -> _Held:
+    found = next((one for one in _helds if one.value is value and one.path.exists()), None) or _written(value)
+    _helds[:] = [found, *(one for one in _helds if one is not found)]
+    while len(_helds) > HELD_MAX:
+        _helds.pop().path.unlink(missing_ok=True)
+    return found
+
+
+def _written(value: Any) -> _Held:
+    buffers: list[pickle.PickleBuffer] = []
+    pickled, places = pickle.dumps(value, protocol=5, buffer_callback=buffers.append), []
+    # The folder of the build, which removes it.
+    with tempfile.NamedTemporaryFile(prefix="edgert-held-", delete=False) as file:
+        for buffer in buffers:
+            file.seek(-file.tell() % ALIGNMENT_BYTES, os.SEEK_CUR)
+            begin = file.tell()
+            file.write(buffer.raw())
+            places.append((begin, file.tell()))
+    return _Held(value, pickled, Path(file.name), places)
+
+
+def _mapped(path: Path, places: Sequence[tuple[int, int]]) -> list[memoryview]:
+    with path.open("rb") as file:
+        whole = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) if path.stat().st_size else b"")
+    return [whole[begin:end] for begin, end in places]
+
+
+def put_temporary_files_into(folder: Path) -> None:
+    """Let this child write its temporary files into `folder`, which its parent removes."""
+    tempfile.tempdir = os.environ["TMPDIR"] = str(folder)
+
+
+def cause_text(failed: ChildFailed) -> str:
+    """Return what a child did in place of an answer, as the predicate of a sentence."""
+    return {
+        "crash": f"crashed ({failed.detail})",
+        "memory": "ran out of memory",
+        "time": f"took more than {LIMITS.time_s // 3600} h of processor time",
+        "wait": "waited for something that never came",
+        "error": f"failed ({failed.detail})",
+    }[failed.cause]
+
+
+def kill_busy_children() -> None:
+    with _lock:
+        for child in _all.difference(_idle):
+            child.kill()
+
+
+@contextmanager
+def _lent_child() -> Iterator[sandbox.Child]:
+    """Lend an idle child, or a new one. Only a child that answered its request is kept, and only one."""
+    with _lock:
+        child = _idle.pop() if _idle else sandbox.Child()
+        _all.add(child)
+    try:
+        yield child
+    finally:
+        with _lock:
+            keep = child.idle and not _idle
+            (_idle.append if keep else _all.discard)(child)
+        if not keep:
+            child.close()
+
+
+@atexit.register
+def _close() -> None:
+    for child in _idle:
+        child.close()
+    for held in _helds:
+        held.path.unlink(missing_ok=True)

@@ -1,0 +1,1 @@
+"""The files of models: formats of other frameworks, weights beside a model, files that are no model."""

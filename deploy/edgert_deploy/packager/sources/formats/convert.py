@@ -1,0 +1,147 @@
+"""Conversion of other frameworks' models to ONNX, each by its converter in a child process.
+
+The converter is the framework's own exporter, in a Python that has the framework: this one (the extras `keras` and
+`torch`), or another that the user names. A framework's loader may run code from its file: unlike an ONNX file, a
+hostile file of a framework is not contained.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from edgert.errors import ConfigInvalid, SourceInvalid
+from edgert_deploy.packager.sources.onnx_graph.bucket_axis import WantedBuckets
+
+CONVERT_TIMEOUT_S = 1800
+SCRIPTS = Path(__file__).parent / "converters"
+EXIT_REFUSED, EXIT_MISSING = 3, 4
+HDF5_MAGIC = b"\x89HDF\r\n\x1a\n"
+ZIP_MAGIC = b"PK\x03\x04"
+NAMES = {"keras": "Keras", "torch": "PyTorch"}
+INPUT = re.compile(r"(?P<name>[^=]+)=(?:(?P<datatype>[a-z]+[0-9]*):)?(?P<shape>[0-9]+(?:,[0-9]+)*)")
+INPUT_DATATYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """How to convert: the `python` with the framework; `{"datatype", "shape"}` of inputs by name.
+
+    `buckets` are for an axis that the resulting ONNX leaves open.
+    """
+
+    python: str = sys.executable
+    inputs: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    buckets: WantedBuckets | None = None
+
+    @property
+    def shapes(self) -> dict[str, list[int]]:
+        """The lengths of each input's axes."""
+        return {name: list(one["shape"]) for name, one in self.inputs.items()}
+
+
+def framework_of(path: Path) -> str | None:
+    """Return "keras" or "torch" for a model of one, by its content. None for any other file."""
+    if path.is_dir():
+        return "keras" if (path / "saved_model.pb").is_file() else None
+    if not path.is_file():
+        return None
+    try:
+        with path.open("rb") as file:
+            magic = file.read(8)
+    except OSError:
+        return None
+    if magic == HDF5_MAGIC:
+        return "keras"
+    names = names_in_zip(path) if magic.startswith(ZIP_MAGIC) else None
+    if names is None:
+        return None
+    if "model.weights.h5" in names and "config.json" in names:
+        return "keras"
+    is_torch = any(name.endswith(("/constants.pkl", "/archive_format", "/archive_version")) for name in names)
+    return "torch" if is_torch or path.suffix == ".pt2" else None
+
+
+def names_in_zip(path: Path) -> list[str] | None:
+    """Return the names of the files in a ZIP archive; None if it cannot be read."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return archive.namelist()
+    except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError):
+        return None
+
+
+def converted(path: Path, framework: str, how: Conversion) -> bytes:
+    """Return the model as ONNX.
+
+    Raises ConfigInvalid where the framework is missing, SourceInvalid where it fails.
+    """
+    with tempfile.TemporaryDirectory(prefix="edgert-convert-") as folder:
+        out = Path(folder) / "model.onnx"
+        request = json.dumps({"model": str(path.resolve()), "out": str(out), "inputs": dict(how.inputs)})
+        command = [how.python, "-I", str(SCRIPTS / f"from_{framework}.py"), request]
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, errors="replace", timeout=CONVERT_TIMEOUT_S, check=False
+            )
+        except subprocess.TimeoutExpired as error:
+            raise SourceInvalid(
+                f"converting {path.name} to ONNX took more than {CONVERT_TIMEOUT_S} s; export it as ONNX yourself"
+            ) from error
+        except OSError as error:
+            raise ConfigInvalid(
+                f"cannot run {how.python}: {error.strerror}. Give the path of a Python with --convert-with"
+            ) from error
+        if done.returncode == 0 and out.is_file():
+            return out.read_bytes()
+    raise _failure(path, framework, how, done)
+
+
+def digest_and_size(path: Path) -> tuple[str, int]:
+    """Return SHA-256 and size of a file, or of all files of a folder with their names."""
+    digest, size = hashlib.sha256(), 0
+    for file in sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]:
+        data = file.read_bytes()
+        if path.is_dir():
+            digest.update(f"{file.relative_to(path).as_posix()}\0{len(data)}\0".encode())
+        digest.update(data)
+        size += len(data)
+    return digest.hexdigest(), size
+
+
+def read_inputs(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Parse example inputs, `NAME=1,3,224,224` or `NAME=int64:1,128`. Raises ConfigInvalid."""
+    inputs = {}
+    for text in texts:
+        found = INPUT.fullmatch(text)
+        datatype = (found["datatype"] or "float32") if found else ""
+        if found is None or datatype not in INPUT_DATATYPES:
+            raise ConfigInvalid(
+                f"--input {text!r}: give NAME=1,3,224,224 or NAME=int64:1,128 (one of {', '.join(INPUT_DATATYPES)})"
+            )
+        inputs[found["name"]] = {"datatype": datatype, "shape": [int(n) for n in found["shape"].split(",")]}
+    return inputs
+
+
+def _failure(
+    path: Path, framework: str, how: Conversion, done: subprocess.CompletedProcess[str]
+) -> ConfigInvalid | SourceInvalid:
+    reason = (done.stderr.strip().splitlines() or ["no message"])[-1][:500]
+    if done.returncode == EXIT_MISSING:
+        return ConfigInvalid(
+            f"{path.name} is a {NAMES[framework]} model, and {how.python} has no {reason.removeprefix('missing: ')}: "
+            f"pip install 'edgert[{framework}]', or name a Python that has it with --convert-with"
+        )
+    died = f"; signal {-done.returncode} ended it" if done.returncode < 0 else ""
+    return SourceInvalid(
+        f"{NAMES[framework]} could not convert {path.name} to ONNX: {reason}{died}. Export it as ONNX yourself, and give that file"
+    )

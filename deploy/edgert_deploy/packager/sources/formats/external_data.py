@@ -1,0 +1,131 @@
+"""Brings weights into an ONNX model from the files beside it, as `torch.onnx.export` writes them.
+
+The model is untrusted: a location is a plain file below the model's own folder, no link leads out of it, and the
+stated range lies within the file. One protobuf message holds at most 2 GB, and so does a model with all its weights.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from edgert.errors import SourceInvalid
+from edgert_deploy.packager.sources.formats.git_lfs import pointer_problem
+
+BYTES_MAX = 2**31 - 1
+
+
+def files_of(name: str, proto_tensors: Iterator[Any]) -> list[str]:
+    """Return the files that the tensors refer to, sorted. Raises SourceInvalid for one that leads out."""
+    locations = set()
+    for tensor in proto_tensors:
+        if _is_external(tensor):
+            location = _entries(tensor).get("location", "")
+            parts = Path(location).parts
+            if not location or os.path.isabs(location) or ".." in parts or "\0" in location:
+                raise SourceInvalid(
+                    f"{name} keeps tensor {tensor.name[:80]!r} in {location[:200]!r}, which is no file below the model's "
+                    "folder; export the model again"
+                )
+            locations.add(location)
+    return sorted(locations)
+
+
+def embed(name: str, folder: Path, proto_tensors: Iterator[Any]) -> int:
+    """Read the tensors' external data from `folder`; return how many bytes. Raises SourceInvalid.
+
+    All places are checked before anything is read: a model that is too large costs no memory.
+    """
+    places, opened = list[tuple[Any, int, int, int]](), dict[str, int]()
+    try:
+        for tensor in proto_tensors:
+            if not _is_external(tensor):
+                continue
+            entries = _entries(tensor)
+            location = entries["location"]
+            if location not in opened:
+                opened[location] = open_file(name, folder, location)
+            size = os.fstat(opened[location]).st_size
+            places.append((tensor, opened[location], *_range(name, tensor, entries, size)))
+        total = sum(length for *_, length in places)
+        if total > BYTES_MAX:
+            raise SourceInvalid(
+                f"{name} has {total} bytes of weights; a model has at most {BYTES_MAX}, for every engine (one protobuf "
+                "message): export it with FP16 weights, or a smaller variant"
+            )
+        for tensor, descriptor, offset, length in places:
+            tensor.raw_data = _read(name, descriptor, offset, length)
+            del tensor.external_data[:]
+            tensor.data_location = tensor.DEFAULT
+    finally:
+        for descriptor in opened.values():
+            os.close(descriptor)
+    return total
+
+
+def size_of(name: str, folder: Path, locations: Sequence[str]) -> int:
+    """Return how many bytes the files have together. Raises SourceInvalid for one that cannot be read."""
+    total = 0
+    for location in locations:
+        descriptor = open_file(name, folder, location)
+        total += os.fstat(descriptor).st_size
+        os.close(descriptor)
+    return total
+
+
+def open_file(name: str, folder: Path, location: str) -> int:
+    """Open a regular file below `folder` for reading; the caller closes it. Raises SourceInvalid."""
+    path = folder / location
+    try:
+        if not path.resolve().is_relative_to(folder.resolve()):
+            raise SourceInvalid(f"{name} keeps weights in {location!r}, a link that leads out of the model's folder")
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError as error:
+        raise SourceInvalid(
+            f"{name} keeps weights in {location!r}, which cannot be read: {error.strerror}; put that file beside the model"
+        ) from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise SourceInvalid(f"{name} keeps weights in {location!r}, which is no regular file")
+    if problem := pointer_problem(path):
+        os.close(descriptor)
+        raise SourceInvalid(problem)
+    return descriptor
+
+
+def _read(name: str, descriptor: int, offset: int, length: int) -> bytes:
+    """Read all `length` bytes: one call returns at most 2 GB less a page."""
+    data = os.pread(descriptor, length, offset)
+    if len(data) == length:
+        return data
+    parts = [data]
+    while (missing := length - sum(map(len, parts))) > 0:
+        if not (more := os.pread(descriptor, missing, offset + length - missing)):
+            raise SourceInvalid(f"a file with weights of {name} became shorter while it was read: try again")
+        parts.append(more)
+    return b"".join(parts)
+
+
+def _is_external(tensor: Any) -> bool:
+    return bool(tensor.data_location == tensor.EXTERNAL or tensor.external_data)
+
+
+def _entries(tensor: Any) -> dict[str, str]:
+    return {entry.key: entry.value for entry in tensor.external_data}
+
+
+def _range(name: str, tensor: Any, entries: dict[str, str], size: int) -> tuple[int, int]:
+    try:
+        offset = int(entries.get("offset", 0))
+        length = int(entries.get("length", size - offset))
+    except ValueError:
+        offset, length = -1, -1
+    if not 0 <= offset <= size or not 0 <= length <= size - offset:
+        raise SourceInvalid(
+            f"tensor {tensor.name[:80]!r} of {name} lies beyond the end of {entries['location']!r} ({size} bytes): "
+            "the file is cut short, or belongs to another export"
+        )
+    return offset, length

@@ -1,0 +1,111 @@
+"""Files of other formats that people give to `edgert build`: what each is, and what to give instead.
+
+A file is told by its beginning, where that is possible, and else by its suffix. No framework is needed for that, and
+nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import mmap
+from contextlib import suppress
+from pathlib import Path
+
+from edgert.printable import some_of
+from edgert_deploy.packager.sources.formats.convert import HDF5_MAGIC, ZIP_MAGIC, names_in_zip
+
+HEAD_BYTES = 65536
+NAMES_MAX = 4  # of the models in an archive that the message lists
+TORCH_PICKLE = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"  # torch.save wrote it before 2020
+
+EXPORT = "torch.export.save(torch.export.export(model.eval(), (example,)), 'model.pt2')"
+PICKLED_TORCH = (
+    "a pickled PyTorch module, or weights without a model, and reading it would run Python code. Load it with the "
+    f"program that made it, save the model with {EXPORT}, and give that file"
+)
+PICKLE = (
+    "a Python pickle, and reading it would run Python code. Load it where it was made, and convert the model to ONNX: a "
+    "scikit-learn one with skl2onnx, one of LightGBM or XGBoost with onnxmltools"
+)
+BOOSTER = "a {} model: convert it to ONNX with onnxmltools"
+KERAS_PART = (
+    "a Keras file with {} and without {}: build the model in Keras, load its weights, and give what "
+    "model.save('model.keras') writes"
+)
+NO_GRAPH = "weights without a model: export the model itself as ONNX, with these weights"
+ARCHIVE = "a packed archive: unpack it, and give the model's file"
+# By the first bytes of the file.
+BEGINNINGS = {
+    TORCH_PICKLE: PICKLED_TORCH,
+    b"tree\nversion=": BOOSTER.format("LightGBM"),
+    b"GGUF": "a language model in GGUF, which no engine of EdgeRT runs",
+    b"\x1f\x8b": ARCHIVE,
+    b"BZh": ARCHIVE,
+    b"\xfd7zXZ\x00": ARCHIVE,
+    b"\x93NUMPY": "an array of NumPy, not a model; samples are given with --calibration and --holdout",
+    **{bytes((0x80, version)): PICKLE for version in range(2, 6)},
+}
+# By the suffix of the file, where the content is no sign.
+SUFFIXES = {
+    ".joblib": PICKLE,
+    ".pkl": PICKLE,
+    ".mlmodel": "a Core ML model, for Apple's devices only: export the model that it was made from as ONNX",
+    ".engine": "a plan of TensorRT, for one GPU only: give the ONNX model that it was made from",
+    ".plan": "a plan of TensorRT, for one GPU only: give the ONNX model that it was made from",
+    ".caffemodel": "a Caffe model: convert it to ONNX first",
+    ".safetensors": NO_GRAPH,
+}
+
+
+def other_format(path: Path) -> str:
+    """Return what to tell about a file of a format that is not built; an empty text for any other file."""
+    if not path.is_file():
+        return ""
+    with suppress(OSError), path.open("rb") as file:
+        head = file.read(HEAD_BYTES)
+        what = _by_content(path, head) or SUFFIXES.get(path.suffix.lower(), "")
+        return f"{path.name} is {what}" if what else ""
+    return ""
+
+
+def _by_content(path: Path, head: bytes) -> str:
+    if head.startswith(ZIP_MAGIC):
+        return _of_zip(path)
+    if head[4:8] == b"ORTM":
+        return "in ONNX Runtime's own format, made for one kind of processor: give the ONNX model that it was made from"
+    if head.startswith(HDF5_MAGIC):
+        return "" if _holds(path, b"model_config") else KERAS_PART.format("weights", "layers")
+    if head[:1] == b"{":
+        return _of_json(head)
+    if head.startswith(b"<?xml") and b"<net " in head:
+        return "in OpenVINO's own format: give the ONNX model that it was made from"
+    if path.name == "saved_model.pb":
+        return "one file of a SavedModel: give its folder"
+    if path.suffix == ".pb" and head[:1] == b"\n":  # the first field of a GraphDef; that of an ONNX model has number 1
+        return "a graph of TensorFlow 1: convert it with python -m tf2onnx.convert --graphdef, and give the ONNX model"
+    return next((what for beginning, what in BEGINNINGS.items() if head.startswith(beginning)), "")
+
+
+def _of_zip(path: Path) -> str:
+    names = names_in_zip(path) or []
+    if names and all(name.endswith(".npy") for name in names):
+        return "NumPy arrays, not a model; samples are given with --calibration and --holdout"
+    is_script = any("/code/" in name for name in names) and any(name.endswith("/constants.pkl") for name in names)
+    if not is_script and any(name.endswith("/data.pkl") for name in names):
+        return PICKLED_TORCH
+    models = [name for name in names if name.endswith((".onnx", ".tflite"))]
+    if models:
+        return f"an archive that holds {some_of(models, NAMES_MAX)}: unpack it, and give one of them"
+    return ""
+
+
+def _of_json(head: bytes) -> str:
+    if b"learner" in head:  # in XGBoost's JSON and in its binary JSON
+        return BOOSTER.format("XGBoost")
+    if b'"class_name"' in head:
+        return KERAS_PART.format("layers", "weights")
+    return ""
+
+
+def _holds(path: Path, text: bytes) -> bool:
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        return data.find(text) >= 0

@@ -1,0 +1,301 @@
+"""Give the open axes of an ONNX model their lengths, and bring its batch axes to the front.
+
+EdgeRT's artifacts have one open axis, the batch, and it is axis 0 of every input and output. Trained models often
+leave more axes open (height and width, or text length), and recurrent ones keep a state `[layers, N, H]`. Lengths
+come from the user; a batch axis elsewhere is moved by a Transpose that the graph gets at its edge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from edgert.errors import SourceInvalid
+from edgert_deploy.packager.sources.onnx_graph.structure import opset_of
+
+OPSET_OF_AXES = 13  # from here on Unsqueeze reads its axes from an input
+SUFFIX = "/edgert_batch_inside"  # of the value inside the graph, behind or before the added Transpose
+
+
+def set_lengths(proto: Any, shapes: Mapping[str, Sequence[int]]) -> tuple[bool, tuple[str, ...]]:
+    """Set the axes of the inputs in `shapes` (name -> lengths), and axes of the same name elsewhere.
+
+    An input without axes is one number, such as a sampling rate: the length is its value, and becomes a constant.
+    The batch stays open where the model leaves it open, and its length is given as 1. A length replaces one that the
+    model fixes: convolutions take any, and the run on a sample shows whether the rest does. Returns whether anything
+    changed, and a remark for each such input. Raises SourceInvalid where a name or a rank does not fit the model.
+    """
+    inputs = {value.name: value for value in model_inputs(proto)}
+    named: dict[str, int] = {}
+    remarks = []
+    changed = _clear_placeholders(proto)
+    batches = _batch_names(proto)
+    for name, lengths in shapes.items():
+        if name not in inputs:
+            raise SourceInvalid(f"--input {name}: the model has no such input; it has {', '.join(map(repr, inputs))}")
+        dims = inputs[name].type.tensor_type.shape.dim
+        if not dims and len(lengths) == 1:
+            _fix(proto, inputs.pop(name), lengths[0])
+            changed = True
+            continue
+        if len(dims) != len(lengths):
+            raise SourceInvalid(
+                f"--input {name}={_text(lengths)} gives {len(lengths)} axes, the model's input has {len(dims)}: {described(dims)}"
+            )
+        before, replaced = described(dims), False
+        for axis, (dim, length) in enumerate(zip(dims, lengths, strict=True)):
+            if is_open(dim):
+                if axis == 0 or _may_be_batch(dims, axis, batches):
+                    if length != 1:
+                        raise SourceInvalid(
+                            f"--input {name}={_text(lengths)}: axis {axis} is the batch, which stays open; give it as 1"
+                        )
+                    continue
+                if dim.dim_param not in ("", "?"):
+                    named[dim.dim_param] = length
+                _set(dim, length)
+                changed = True
+            elif dim.dim_value != length:
+                _set(dim, length)
+                changed = replaced = True
+        if replaced:
+            remarks.append(f"input {name!r} {before} is taken as {described(dims)}, as --input says")
+            forget_outputs(proto)
+    for value in inputs.values():
+        for dim in list(value.type.tensor_type.shape.dim)[1:]:
+            if is_open(dim) and dim.dim_param in named:
+                _set(dim, named[dim.dim_param])
+                changed = True
+    if changed:
+        forget_shapes(proto)
+    return changed, tuple(remarks)
+
+
+def option_for(name: str, dims: Any) -> str:
+    """Return the option that gives `name` its axes, the batch as 1: `--input images=1,3,HEIGHT,WIDTH`."""
+    words = []
+    for axis, dim in enumerate(dims):
+        letters = "".join(c for c in dim.dim_param.upper() if c.isalnum())
+        words.append("1" if axis == 0 else letters or f"LENGTH{axis}" if is_open(dim) else str(dim.dim_value))
+    return f"--input {name}={','.join(words)}"
+
+
+def axis_option(name: str, dims: Any, axis: int) -> str:
+    """Return what `--buckets` may give for an axis: `tokens=32,64,128`, or unnamed `ids:1=...`."""
+    param = dims[axis].dim_param
+    return f"{f'{name}:{axis}' if param in ('', '?') else param}=32,64,128"
+
+
+def described(dims: Any) -> str:
+    """Return `[batch, 3, ?, ?]`: lengths, and the names of open axes."""
+    return "[" + ", ".join((dim.dim_param or "?") if is_open(dim) else str(dim.dim_value) for dim in dims) + "]"
+
+
+def move_input_batches(proto: Any) -> tuple[str, ...]:
+    """Bring the batch axis of inputs such as `[layers, N, H]` to the front; return a remark for each.
+
+    The batch is the axis that bears the name of another input's open axis 0, or the only open one where no axis has a
+    name; or, where the others' axis 0 is 1, the first axis of length 1. An input whose axis 0 is the batch stays as it is.
+    """
+    inputs, remarks = list(model_inputs(proto)), []
+    firsts = [value.type.tensor_type.shape.dim[0] for value in inputs if value.type.tensor_type.shape.dim]
+    batches = _batch_names(proto)
+    open_batch = any(is_open(dim) for dim in firsts)
+    fixed = any(not is_open(dim) and dim.dim_value == 1 for dim in firsts) and not batches
+    for value in inputs:
+        dims = value.type.tensor_type.shape.dim
+        if not dims or is_open(dims[0]):
+            continue
+        named = [i for i in range(1, len(dims)) if open_batch and _may_be_batch(dims, i, batches)]
+        ones = [i for i, dim in enumerate(dims) if fixed and dim.dim_value == 1]
+        axis = (named or ones or [0])[0]
+        if axis:
+            before = described(dims)
+            _move_input(proto, value, axis)
+            remarks.append(
+                f"input {value.name!r} {before} is taken as {described(value.type.tensor_type.shape.dim)}: the batch first"
+            )
+    if remarks:
+        forget_shapes(proto)
+    return tuple(remarks)
+
+
+def move_output_batches(proto: Any, one: Sequence[tuple[int, ...]], two: Sequence[tuple[int, ...]]) -> tuple[str, ...]:
+    """Bring the outputs' batch axis to the front, by their shapes for one sample and for two (or one).
+
+    An output without any axis of length 1, of a model whose batch is fixed to 1, gets an axis.
+    """
+    remarks = []
+    for value, a, b in zip(list(proto.graph.output), one, two, strict=True):
+        if tuple(a) == tuple(b) and 1 not in a:
+            _add_batch(proto, value, len(a))
+            remarks.append(f"output {value.name!r} {list(a)} is given as {[1, *a]}: with the batch")
+            continue
+        if len(a) != len(b):
+            continue
+        grew = [i for i in range(len(a)) if (a[i], b[i]) == (1, 2)]
+        axis = grew[0] if len(grew) == 1 else 0
+        if tuple(a) == tuple(b) and a[0] != 1:  # the batch is fixed: the first axis that can be it
+            axis = a.index(1)
+        if axis:
+            _move_output(proto, value, axis, len(a))
+            remarks.append(
+                f"output {value.name!r} {list(a)} is given as {[a[axis], *a[:axis], *a[axis + 1 :]]}: the batch first"
+            )
+    return tuple(remarks)
+
+
+def forget_shapes(proto: Any) -> None:
+    """Remove the graph's inner shapes, which new lengths of its inputs would contradict."""
+    del proto.graph.value_info[:]
+    for value in proto.graph.output:
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param:
+                dim.Clear()
+
+
+def fixed_batches(proto: Any) -> list[str]:
+    """Return the inputs whose batch is 1 where other inputs leave theirs open."""
+    firsts = {value.name: value.type.tensor_type.shape.dim[0] for value in model_inputs(proto) if _rank(value)}
+    ones = [name for name, dim in firsts.items() if not is_open(dim) and dim.dim_value == 1]
+    return ones if any(is_open(dim) for dim in firsts.values()) else []
+
+
+def _rank(value: Any) -> int:
+    return len(value.type.tensor_type.shape.dim)
+
+
+def fix_batch(proto: Any) -> bool:
+    """Set the batch to 1 where it is open; return whether it was."""
+    firsts = list(open_batch_axes(proto))
+    for dim in firsts:
+        _set(dim, 1)
+    if firsts:
+        forget_shapes(proto)
+    return bool(firsts)
+
+
+def forget_outputs(proto: Any) -> None:
+    """Clear the lengths of the outputs' axes, which new lengths of fixed axes would contradict."""
+    for value in proto.graph.output:
+        for dim in value.type.tensor_type.shape.dim:
+            dim.Clear()
+
+
+def open_batch_axes(proto: Any) -> Iterator[Any]:
+    """Yield axis 0 of each input that leaves it open."""
+    firsts = (value.type.tensor_type.shape.dim[:1] for value in model_inputs(proto))
+    return (dim for dims in firsts for dim in dims if is_open(dim))
+
+
+def rename(graph: Any, old: str, new: str) -> None:
+    """Let every node, also of graphs inside nodes, read `new` in place of `old`."""
+    for node in graph.node:
+        node.input[:] = [new if name == old else name for name in node.input]
+        for attribute in node.attribute:
+            for inside in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
+                rename(inside, old, new)
+
+
+def model_inputs(proto: Any) -> Iterator[Any]:
+    """Yield the inputs that are no weights."""
+    weights = {tensor.name for tensor in proto.graph.initializer}
+    return (value for value in proto.graph.input if value.name not in weights)
+
+
+def is_open(dim: Any) -> bool:
+    """Return whether a model leaves the length of this axis open."""
+    return not (dim.HasField("dim_value") and dim.dim_value > 0)
+
+
+def _batch_names(proto: Any) -> set[str]:
+    return {dim.dim_param for dim in open_batch_axes(proto) if dim.dim_param}
+
+
+def _may_be_batch(dims: Any, axis: int, batches: set[str]) -> bool:
+    """Whether an open axis behind a fixed one is the batch: by its name, or as the only one without."""
+    if is_open(dims[0]) or not is_open(dims[axis]):
+        return False
+    if batches:
+        return dims[axis].dim_param in batches
+    unnamed = dims[axis].dim_param in ("", "?")
+    return unnamed and dims[0].dim_value > 1 and sum(is_open(dim) for dim in dims) == 1
+
+
+def _fix(proto: Any, value: Any, number: int) -> None:
+    """Make an input without axes a constant."""
+    import numpy as np
+    from onnx import helper, numpy_helper
+
+    dtype = helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
+    proto.graph.initializer.append(numpy_helper.from_array(np.array(number, dtype), value.name))
+    proto.graph.input.remove(value)
+
+
+def _move_input(proto: Any, value: Any, axis: int) -> None:
+    from onnx import helper
+
+    inner, dims = value.name + SUFFIX, list(value.type.tensor_type.shape.dim)
+    rename(proto.graph, value.name, inner)
+    moved = [dims[axis], *dims[:axis], *dims[axis + 1 :]]
+    del value.type.tensor_type.shape.dim[:]
+    value.type.tensor_type.shape.dim.extend(moved)
+    perm = [*range(1, axis + 1), 0, *range(axis + 1, len(dims))]
+    node = helper.make_node("Transpose", [value.name], [inner], name=inner, perm=perm)
+    nodes = [node, *proto.graph.node]
+    del proto.graph.node[:]
+    proto.graph.node.extend(nodes)
+
+
+def _move_output(proto: Any, value: Any, axis: int, rank: int) -> None:
+    from onnx import helper
+
+    inner = _inner(proto, value, rank)
+    perm = [axis, *(i for i in range(rank) if i != axis)]
+    proto.graph.node.append(helper.make_node("Transpose", [inner], [value.name], name=inner, perm=perm))
+
+
+def _add_batch(proto: Any, value: Any, rank: int) -> None:
+    import numpy as np
+    from onnx import helper, numpy_helper
+
+    inner = _inner(proto, value, rank + 1)
+    axes = f"{inner}/axes"
+    if opset_of(proto) < OPSET_OF_AXES:
+        node = helper.make_node("Unsqueeze", [inner], [value.name], name=inner, axes=[0])
+    else:
+        proto.graph.initializer.append(numpy_helper.from_array(np.zeros(1, np.int64), axes))
+        node = helper.make_node("Unsqueeze", [inner, axes], [value.name], name=inner)
+    proto.graph.node.append(node)
+
+
+def _inner(proto: Any, value: Any, rank: int) -> str:
+    """Give what makes the output `value` another name, and return it; the output gets `rank` open axes."""
+    inner = str(value.name + SUFFIX)
+    for node in proto.graph.node:
+        node.output[:] = [inner if name == value.name else name for name in node.output]
+    rename(proto.graph, value.name, inner)
+    del value.type.tensor_type.shape.dim[:]
+    for _ in range(rank):
+        value.type.tensor_type.shape.dim.add()
+    return inner
+
+
+def _clear_placeholders(proto: Any) -> bool:
+    """Clear lengths of -1 and 0, which some exporters write for an open axis, and tools read as a length."""
+    found = False
+    for value in (*proto.graph.input, *proto.graph.output):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.HasField("dim_value") and dim.dim_value <= 0:
+                dim.Clear()
+                found = True
+    return found
+
+
+def _set(dim: Any, length: int) -> None:
+    dim.Clear()
+    dim.dim_value = length
+
+
+def _text(lengths: Sequence[int]) -> str:
+    return ",".join(map(str, lengths))

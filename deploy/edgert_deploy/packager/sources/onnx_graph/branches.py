@@ -1,0 +1,142 @@
+"""`If` nodes whose condition is known at the build: each is replaced by the branch that it takes.
+
+Exporters write one for each `if` of the program, most of which ask for a shape. Their conditions are constants once the
+model's axes have lengths. ONNX Runtime's constant folding finds them. If the batch is open, it folds at several
+batches: only a condition that has one value at all of them is taken as known.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from edgert.engines.onnxruntime import sdk
+from edgert_deploy.packager.sources.onnx_graph.axes import open_batch_axes, rename
+from edgert_deploy.packager.sources.onnx_graph.nodes import nodes_of
+
+CONTROL_FLOW = ("If", "Loop", "Scan")
+END = "/edgert_condition"
+BATCHES = (1, 2, 3, 32)
+ROUNDS_MAX = 20  # of branches that hold an `If` themselves
+
+
+def control_flow(proto: Any) -> tuple[str, ...]:
+    """Return the `If`, `Loop` and `Scan` nodes of a ModelProto, as `Loop node 'name'`; none for None."""
+    nodes = () if proto is None else proto.graph.node
+    return tuple(
+        f"{node.op_type} node {(node.name or node.output[0])!r}" for node in nodes if node.op_type in CONTROL_FLOW
+    )
+
+
+def inline_known_branches(proto: Any) -> bool:
+    """Replace each `If` with a known condition by its branch; return whether there were any."""
+    changed = False
+    for _ in range(ROUNDS_MAX):
+        conditions = {node.input[0] for node in proto.graph.node if node.op_type == "If"}
+        if not conditions or not (known := _known(proto, sorted(conditions))):
+            break
+        nodes = list(proto.graph.node)
+        del proto.graph.node[:]
+        for node in nodes:
+            inlined = node.op_type == "If" and node.input[0] in known
+            proto.graph.node.extend(_branch(proto.graph, node, known[node.input[0]]) if inlined else [node])
+        changed = True
+    if changed:
+        _remove_unused(proto.graph)
+    return changed
+
+
+def _known(proto: Any, conditions: Iterable[str]) -> dict[str, bool]:
+    """Return the value of each condition that depends on nothing but constants and fixed lengths."""
+    first, *others = (_folded(proto, conditions, batch) for batch in (BATCHES if any(open_batch_axes(proto)) else (1,)))
+    return {name: value for name, value in first.items() if all(other.get(name) == value for other in others)}
+
+
+def _folded(proto: Any, conditions: Iterable[str], batch: int) -> dict[str, bool]:
+    """Return the conditions that are constants at `batch`."""
+    import onnx
+    from onnx import helper, numpy_helper
+
+    copy = onnx.ModelProto()
+    copy.CopyFrom(proto)
+    for dim in open_batch_axes(copy):
+        dim.dim_value = batch
+    del copy.graph.value_info[:]
+    del copy.graph.output[:]
+    for name in conditions:  # the folding keeps whatever makes an output, so it gets one beside the condition
+        copy.graph.node.append(helper.make_node("Identity", [name], [f"{name}{END}"]))
+        copy.graph.output.append(helper.make_tensor_value_info(f"{name}{END}", onnx.TensorProto.BOOL, None))
+    _remove_unused(copy.graph)  # ONNX Runtime 1.32 crashes as it folds the branches of Silero VAD 5
+    try:
+        folded = optimized(copy)
+    except MemoryError:
+        raise
+    except Exception:  # noqa: BLE001 - native code raises any class; whoever runs the model reports it better
+        return {}
+    constants = {tensor.name: tensor for tensor in folded.graph.initializer}
+    made = {node.output[0]: node.input[0] for node in folded.graph.node if node.op_type == "Identity"}
+    ends = {name: made.get(f"{name}{END}", f"{name}{END}") for name in conditions}
+    return {name: bool(numpy_helper.to_array(constants[end])) for name, end in ends.items() if end in constants}
+
+
+def optimized(proto: Any) -> Any:
+    """Return the model as ONNX Runtime folds it: constants computed, and what follows from them."""
+    import onnx
+
+    runtime = sdk()
+    options = runtime.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    with tempfile.TemporaryDirectory(prefix="edgert-folding-") as folder:
+        options.optimized_model_filepath = str(Path(folder) / "folded.onnx")
+        runtime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        return onnx.load(options.optimized_model_filepath)
+
+
+def _branch(graph: Any, node: Any, condition: bool) -> list[Any]:
+    """Return the nodes of the branch, under names of their own; its constants become those of `graph`."""
+    from onnx import GraphProto, helper
+
+    branch = GraphProto()
+    branch.CopyFrom(next(a.g for a in node.attribute if a.name == ("then_branch" if condition else "else_branch")))
+    prefix = f"{node.output[0]}/"
+    own = [name for inner in branch.node for name in inner.output if name] + [t.name for t in branch.initializer]
+    results = [value.name for value in branch.output]
+    for name in own:
+        rename(branch, name, prefix + name)
+    for inner in branch.node:
+        inner.output[:] = [prefix + name if name else name for name in inner.output]
+        inner.name = inner.name and prefix + inner.name
+    for tensor in branch.initializer:
+        tensor.name = prefix + tensor.name
+    graph.initializer.extend(branch.initializer)
+    made = set(own)
+    ends = [
+        helper.make_node("Identity", [prefix + inner if inner in made else inner], [outer], name=f"{prefix}{outer}")
+        for inner, outer in zip(results, node.output, strict=True)
+        if outer
+    ]
+    return [*branch.node, *ends]
+
+
+def _remove_unused(graph: Any) -> None:
+    """Remove nodes and constants that no output needs: what computed the conditions."""
+    needed = {value.name for value in graph.output}
+    kept = []
+    for node in reversed(graph.node):
+        if needed.intersection(node.output):
+            kept.append(node)
+            needed.update(node.input)
+            for attribute in node.attribute:
+                for inside in (attribute.g, *attribute.graphs):
+                    needed.update(name for one in nodes_of(inside) for name in one.input)
+                    needed.update(value.name for value in inside.output)
+    needed.update(value.name for value in graph.input)  # where an input has a default
+    constants = [tensor for tensor in graph.initializer if tensor.name in needed]
+    del graph.node[:]
+    del graph.initializer[:]
+    graph.node.extend(reversed(kept))
+    graph.initializer.extend(constants)

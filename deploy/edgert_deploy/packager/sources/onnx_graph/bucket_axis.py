@@ -1,0 +1,108 @@
+"""The axis of a model that stays open besides the batch, and its buckets of lengths."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from edgert.bundle.buckets import LENGTH_MAX, SIZES_MAX, Buckets, CutOutput, PaddedInput
+from edgert.errors import ConfigInvalid, SourceInvalid
+from edgert.tensors import TensorSpec
+from edgert_deploy.packager.sources.onnx_graph.axes import described, is_open, model_inputs
+
+BUCKETS = re.compile(r"(?P<axis>[^=]+)=(?P<sizes>[0-9]+(?:,[0-9]+)*)")
+PAD = re.compile(r"(?P<name>[^=]+)=(?P<value>-?[0-9]+(?:\.[0-9]*)?(?:e-?[0-9]+)?)", re.IGNORECASE)
+UNNAMED = ("", "?")
+OWN_NAME = "edgert_length"  # of an axis that has none
+
+
+@dataclass(frozen=True)
+class WantedBuckets:
+    """`sizes` for the axis called `axis`, or `INPUT:POSITION`; `values` pad inputs with other than 0."""
+
+    axis: str
+    sizes: tuple[int, ...]
+    values: Mapping[str, float] = field(default_factory=dict)
+
+
+def read_buckets(text: str | None, pads: Sequence[str] = ()) -> WantedBuckets | None:
+    """Parse `tokens=32,64,128` and the pads `input_ids=1`. Raises ConfigInvalid."""
+    if text is None:
+        if pads:
+            raise ConfigInvalid("--pad needs --buckets, whose inputs it pads")
+        return None
+    found = BUCKETS.fullmatch(text)
+    sizes = tuple(sorted({int(n) for n in found["sizes"].split(",")})) if found else ()
+    if found is None or len(sizes) > SIZES_MAX or not 1 <= sizes[0] <= sizes[-1] <= LENGTH_MAX:
+        raise ConfigInvalid(
+            f"--buckets {text!r}: give AXIS=32,64,128, at most {SIZES_MAX} lengths of 1 to {LENGTH_MAX}"
+        )
+    values = {}
+    for pad in pads:
+        if (one := PAD.fullmatch(pad)) is None:
+            raise ConfigInvalid(f"--pad {pad!r}: give INPUT=NUMBER, as input_ids=1")
+        values[one["name"]] = float(one["value"])
+    return WantedBuckets(found["axis"], sizes, values)
+
+
+def find_axis(proto: Any, wanted: WantedBuckets) -> Buckets:
+    """Return the buckets and the inputs with the wanted axis, which gets a name. Raises SourceInvalid."""
+    places = [
+        (value, axis, dim)
+        for value in model_inputs(proto)
+        for axis, dim in enumerate(value.type.tensor_type.shape.dim)
+        if axis and is_open(dim)
+    ]
+    pointed = [dim for value, axis, dim in places if f"{value.name}:{axis}" == wanted.axis]
+    name = pointed[0].dim_param if pointed and pointed[0].dim_param not in UNNAMED else wanted.axis
+    chosen = [one for one in places if one[2] in pointed or (name not in UNNAMED and one[2].dim_param == name)]
+    if not chosen:
+        shapes = "; ".join(f"{v.name} {described(v.type.tensor_type.shape.dim)}" for v in model_inputs(proto))
+        raise SourceInvalid(
+            f"--buckets {wanted.axis}: no input leaves an axis of that name open besides the batch; the inputs are {shapes}. "
+            "Give the axis's name, or INPUT:POSITION where it has none"
+        )
+    for _, _, dim in chosen:
+        if dim.dim_param in UNNAMED:
+            dim.dim_param = OWN_NAME
+    names = {value.name for value, _, _ in chosen}
+    if unknown := sorted(set(wanted.values) - names):
+        raise SourceInvalid(f"--pad {unknown[0]}: the inputs with axis {wanted.axis!r} are {', '.join(sorted(names))}")
+    padded = tuple(PaddedInput(value.name, axis, wanted.values.get(value.name, 0.0)) for value, axis, _ in chosen)
+    return Buckets(wanted.axis, wanted.sizes, padded)
+
+
+def probed_lengths(buckets: Buckets) -> tuple[int, ...]:
+    """Return lengths that show how outputs follow inputs, largest first: the sizes, and one between."""
+    return tuple(sorted({*buckets.sizes, max(1, buckets.largest - 1)}, reverse=True))
+
+
+def cut_outputs(
+    outputs: Sequence[TensorSpec], shapes: Mapping[int, Sequence[tuple[int, ...]]], axis_name: str
+) -> tuple[tuple[TensorSpec, ...], tuple[CutOutput, ...]]:
+    """Return the outputs with the axis open, and how they follow it, by shapes of falling length.
+
+    Raises SourceInvalid for an output whose length is no whole fraction of the inputs'.
+    """
+    largest = next(iter(shapes))
+    specs, cuts = [], []
+    for i, spec in enumerate(outputs):
+        shape = list(spec.shape)
+        for axis in range(1, len(shape)):
+            found = {length: one[i][axis] for length, one in shapes.items()}
+            if len(set(found.values())) == 1:
+                continue
+            divisor = max(1, round(largest / max(1, found[largest])))
+            cut = CutOutput(spec.name, axis, divisor)
+            if any(cut.length(length) != own for length, own in found.items()):
+                listed = ", ".join(f"{own} for {length}" for length, own in found.items())
+                raise SourceInvalid(
+                    f"output {spec.name!r} has a length along axis {axis} that is no whole fraction of {axis_name!r}: {listed}. "
+                    "An answer to a padded input could not be cut back: fix the axis with --input instead of --buckets"
+                )
+            cuts.append(cut)
+            shape[axis] = -1
+        specs.append(TensorSpec(spec.name, spec.datatype, tuple(shape)))
+    return tuple(specs), tuple(cuts)

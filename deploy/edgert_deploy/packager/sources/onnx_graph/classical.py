@@ -1,0 +1,98 @@
+"""Classical models of scikit-learn, XGBoost and LightGBM: ONNX with operators of `ai.onnx.ml`.
+
+Only ONNX Runtime computes them. Trees compare numbers, so that there is nothing to gain from INT8 or FP16.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from edgert_deploy.packager.sources.onnx_graph.nodes import inner_nodes, nodes_of
+from edgert_deploy.packager.sources.onnx_graph.structure import opset_of
+
+DOMAIN = "ai.onnx.ml"
+CLASSES_SHOWN_MAX = 20
+IDENTITY_OPSET = 17  # of a model that uses no operators of ONNX itself
+PRODUCERS = ("skl2onnx", "OnnxMLTools")  # of models that may have no operator of `ai.onnx.ml`, such as k-means
+# Operators whose arithmetic is worth quantizing; converters write them for neural networks and for distances.
+QUANTIZABLE = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+
+
+def classical_operators(proto: Any) -> tuple[str, ...]:
+    """Return the kinds of operators of `ai.onnx.ml` in a ModelProto; none for None."""
+    if proto is None:
+        return ()
+    return tuple(sorted({node.op_type for node in nodes_of(proto.graph) if node.domain == DOMAIN}))
+
+
+def is_classical(proto: Any) -> bool:
+    """Whether a ModelProto is a model of classical machine learning; None is not.
+
+    Distances between readings in units of their own rarely survive INT8, and nobody gains from it.
+    """
+    return proto is not None and (proto.producer_name in PRODUCERS or bool(classical_operators(proto)))
+
+
+def is_float_only(proto: Any) -> bool:
+    """Whether a model of classical machine learning has nothing to quantize."""
+    return bool(classical_operators(proto)) and all(n.op_type not in QUANTIZABLE for n in nodes_of(proto.graph))
+
+
+def unwrap_maps(proto: Any) -> tuple[str, ...]:
+    """Give outputs that are lists of maps (`ZipMap`) as their tensor, and leave labels that are text out.
+
+    skl2onnx and onnxmltools append a ZipMap to classifiers by default, and their classes are often words. Returns a
+    remark for each output that changes.
+    """
+    from onnx import helper
+
+    outputs = {value.name: value for value in proto.graph.output}
+    remarks, classes = [], ""
+    for node in proto.graph.node:
+        if (node.domain, node.op_type) != (DOMAIN, "ZipMap") or node.output[0] not in outputs:
+            continue
+        value = outputs[node.output[0]]
+        classes = classes or _class_names(node)
+        node.op_type, node.domain = "Cast", ""
+        del node.attribute[:]
+        node.attribute.append(helper.make_attribute("to", helper.TensorProto.FLOAT))  # of FP64, too
+        value.CopyFrom(helper.make_tensor_value_info(value.name, helper.TensorProto.FLOAT, None))
+        remarks.append(f"output {value.name!r}, a list of maps, is given as the tensor [N, classes] that it is made of")
+    if remarks and not opset_of(proto):
+        proto.opset_import.append(helper.make_opsetid("", IDENTITY_OPSET))
+    return (*remarks, *_without_text(proto, classes))
+
+
+def _without_text(proto: Any, classes: str) -> tuple[str, ...]:
+    """Remove outputs that are text where a classifier has others; return a remark for each."""
+    from onnx import TensorProto
+
+    texts = [value for value in proto.graph.output if value.type.tensor_type.elem_type == TensorProto.STRING]
+    if not is_classical(proto) or len(texts) == len(proto.graph.output):
+        return ()
+    for value in texts:
+        proto.graph.output.remove(value)
+    if texts:
+        _drop_unread(proto.graph)
+    named = f", which are, in order: {classes}" if classes else ""
+    return tuple(
+        f"output {value.name!r} is text, and is left out: apps read the largest score, and --labels gives the names of "
+        f"the classes{named}"
+        for value in texts
+    )
+
+
+def _class_names(zip_map: Any) -> str:
+    names = next((one.strings for one in zip_map.attribute if one.name == "classlabels_strings"), ())
+    shown = ", ".join(name.decode(errors="replace") for name in names[:CLASSES_SHOWN_MAX])
+    return f"{shown}, ..." if len(names) > CLASSES_SHOWN_MAX else shown
+
+
+def _drop_unread(graph: Any) -> None:
+    """Remove the nodes that no output needs: the runtime would compute them."""
+    read = {value.name for value in graph.output}
+    for node in reversed(list(graph.node)):
+        if not read.intersection(node.output):
+            graph.node.remove(node)
+        else:
+            read.update(name for one in (node, *inner_nodes(node)) for name in one.input)

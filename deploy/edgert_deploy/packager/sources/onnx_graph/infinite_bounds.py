@@ -1,0 +1,35 @@
+"""Clips without a bound.
+
+Exporters write an infinite one, which no engine can quantise, and which looks like a damaged weight.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from edgert_deploy.packager.sources.onnx_graph.nodes import Constants, nodes_of
+
+BOUNDS = {1: -np.inf, 2: np.inf}  # the inputs of Clip, and the value of each that bounds nothing
+
+
+def drop_infinite_bounds(proto: Any) -> bool:
+    """Leave out bounds of Clip that are infinite, in place; return whether there were any."""
+    constants, dropped = Constants(proto), set[str]()
+    for node in nodes_of(proto.graph):
+        if node.op_type != "Clip":
+            continue
+        for at, unbounded in BOUNDS.items():
+            bound = constants.get(node.input[at]) if len(node.input) > at else None
+            if bound is not None and bound.size == 1 and bound.item() == unbounded:
+                dropped.add(node.input[at])
+                node.input[at] = ""
+        while node.input and not node.input[-1]:
+            node.input.pop()
+    unread = dropped - {name for node in nodes_of(proto.graph) for name in node.input}
+    for tensor in [tensor for tensor in proto.graph.initializer if tensor.name in unread]:
+        proto.graph.initializer.remove(tensor)
+    for value in [value for value in proto.graph.input if value.name in unread]:
+        proto.graph.input.remove(value)
+    return bool(dropped)

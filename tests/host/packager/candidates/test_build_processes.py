@@ -1,0 +1,155 @@
+"""Artifacts built side by side: they lie in the cache afterwards, and no process outlives the build."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.devices import WAIT_S_MAX, wait_until
+
+pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+pytest.importorskip("ai_edge_litert")
+
+from edgert.errors import BuildFailed, OperatorUnsupported
+from edgert_deploy.devices.profiles import load_profile
+from edgert_deploy.packager.accuracy.activation_ranges import activations
+from edgert_deploy.packager.build_cache import BuildCache, cache_key
+from edgert_deploy.packager.builders import Order
+from edgert_deploy.packager.candidates.build_processes import BuildProcesses, free_memory_bytes
+from edgert_deploy.packager.processes.work_folder import work_folder
+from edgert_deploy.packager.sources.source_model import load_source
+from tests.support import models
+from tests.support.paths import DIGITS
+from tests.support.shell import EDGERT, Shell
+
+ORDERS = [
+    Order("tflite", "int8", load_profile("raspberry-pi-4")),
+    Order("onnxruntime", "int8", load_profile("this-machine")),
+]
+
+
+def test_two_at_once_are_in_the_cache_afterwards(digits_source: Any, digits_calibration: Any, tmp_path: Path) -> None:
+    cache, lines = BuildCache(tmp_path / "cache"), list[str]()
+    processes = BuildProcesses(tmp_path, digits_source, digits_calibration)
+    processes.ahead(ORDERS, cache, lines.append, processes=2)
+    for order in ORDERS:
+        assert cache.has(cache_key(order, digits_source, digits_calibration))
+    assert {"raspberry-pi-4: building tflite int8", "this-machine: building onnxruntime int8"} <= set(lines)
+    lines.clear()
+    processes.ahead(ORDERS, cache, lines.append, processes=2)
+    assert lines == []
+
+
+class Ends:
+    """A source that ends the process that unpickles it."""
+
+    size_bytes, path, sha256, kind = 0, Path("hostile.onnx"), "", "onnx"
+
+    def __init__(self, signal_number: int) -> None:
+        self.signal_number = signal_number
+
+    def __reduce__(self) -> Any:
+        return os.kill, (0, self.signal_number)
+
+
+@pytest.mark.parametrize(
+    ("signal_number", "message"),
+    [
+        (signal.SIGSEGV, "the tflite builder crashed .SIGSEGV. on hostile.onnx after .*leave tflite out"),
+        (signal.SIGKILL, "the tflite builder ran out of memory on hostile.onnx .*--jobs 1"),
+        (signal.SIGXCPU, "the tflite builder took more than 8 h of processor time"),
+    ],
+)
+def test_a_crash_ends_the_child_alone(
+    signal_number: int, message: str, digits_source: Any, digits_calibration: Any, tmp_path: Path
+) -> None:
+    hostile: Any = Ends(signal_number)
+    for folder in ("hostile", "sound", "out"):
+        (tmp_path / folder).mkdir()
+    with pytest.raises(BuildFailed, match=message):
+        BuildProcesses(tmp_path / "hostile", hostile, digits_calibration).build(
+            ORDERS[0], hostile, digits_calibration, tmp_path / "out", lambda line: None
+        )
+    sound = BuildProcesses(tmp_path / "sound", digits_source, digits_calibration)
+    made = sound.build(ORDERS[1], digits_source, digits_calibration, tmp_path / "out", lambda line: None)
+    assert made.path.parent == tmp_path / "out"
+
+
+def test_ranges_are_measured_in_the_child_and_a_crash_leaves_none(
+    digits_source: Any, digits_calibration: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "hostile").mkdir()
+    hostile: Any = Ends(signal.SIGSEGV)
+    assert BuildProcesses(tmp_path / "hostile", hostile, digits_calibration).activations(lambda line: None) == ()
+    for name in ("first", "second"):  # the child stays, and the first build's folder is gone
+        folder = tmp_path / name
+        folder.mkdir()
+        sound = BuildProcesses(folder, digits_source, digits_calibration)
+        assert sound.activations(lambda line: None) == activations(digits_source, digits_calibration) != ()
+        shutil.rmtree(folder)
+
+
+def test_a_build_imports_neither_engines_nor_tools_into_its_own_process(shell: Shell) -> None:
+    """So none of them can crash it."""
+    words = shell.build_words(engines="all")
+    program = (
+        "import sys; from edgert_deploy.cli import main\n"
+        f"assert main({words!r}) == 0\n"
+        "tools = ('onnxruntime', 'openvino', 'ai_edge_litert', 'tflite_runtime', 'tensorrt', 'sympy', 'nncf')\n"
+        "print([name for name in tools if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=shell.folder, env=shell.env, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr
+
+
+def test_a_builders_error_is_raised_here(digits_calibration: Any, tmp_path: Path) -> None:
+    source = load_source(
+        models.write(models.model("float[N,4] x) => (float[N,4] y", "y = Tan(x)"), tmp_path / "m.onnx")
+    )
+    with pytest.raises(OperatorUnsupported, match="Tan"):
+        BuildProcesses(tmp_path, source, digits_calibration).build(
+            ORDERS[0], source, digits_calibration, tmp_path, lambda line: None
+        )
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGKILL])
+def test_no_process_and_no_file_outlives_an_interrupted_build(
+    shell: Shell, signal_number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shell.env["TMPDIR"] = str(shell.folder / "tmp")
+    (shell.folder / "tmp").mkdir()
+    words = ["build", str(DIGITS / "digits.onnx"), "--calibration", str(DIGITS / "calibration.npz"), "--holdout"]
+    words += [str(DIGITS / "holdout.npz"), "--jobs", "2", "--no-cache", "--out", "d.edgert"]
+    words += ["--target", "intel-nuc", "--target", "jetson-orin-nano", "--target", "raspberry-pi-4"]
+    build = subprocess.Popen([*EDGERT, *words], cwd=shell.folder, env=shell.env, stderr=subprocess.PIPE, text=True)
+    assert build.stderr is not None
+    assert any("quantising" in line for line in build.stderr)  # a child prints it
+    children = _children(build.pid)
+    assert children
+    build.send_signal(signal_number)
+    assert build.wait(WAIT_S_MAX) == (130 if signal_number == signal.SIGINT else -signal_number)
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children), "all children ended")
+    assert shell.files() == {"tmp"}
+    build.stderr.close()
+    monkeypatch.setattr("tempfile.tempdir", shell.env["TMPDIR"])
+    with work_folder() as folder:  # what a killed build left is removed by the next one
+        assert list(Path(shell.env["TMPDIR"]).iterdir()) == [folder]
+
+
+def test_free_memory_is_some_of_the_machine() -> None:
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert 0 < free_memory_bytes() <= total
+
+
+def _children(pid: int) -> list[int]:
+    return [int(word) for task in Path(f"/proc/{pid}/task").glob("*/children") for word in task.read_text().split()]

@@ -1,0 +1,115 @@
+"""The evaluation: the source answers the hold-out itself, one sample independent of the others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+
+from edgert.bundle.signing import SigningKey
+from edgert.errors import CalibrationInvalid, SourceInvalid
+from edgert_deploy.packager.accuracy.accuracy_gate import reference_outputs
+from edgert_deploy.packager.candidates.evaluation import Evaluation, evaluate_source
+from edgert_deploy.packager.request import BuildRequest
+from edgert_deploy.packager.samples.samples import CalibrationSet
+from edgert_deploy.packager.sources.source_model import load_source
+from tests.support import models
+from tests.support.models.texts import samples_of, source_in, text, texts
+from tests.support.packs import pack
+from tests.support.profiles import profile
+
+
+def test_a_model_whose_answers_depend_on_the_rest_of_the_batch_is_refused(
+    signing_key: SigningKey, tmp_path: Path
+) -> None:
+    proto = models.model("float[N,4] x) => (float[N,4] y", "m = ReduceMean <axes = [0]> (x) y = Sub(x, m)")
+    source = load_source(models.write(proto, tmp_path / "m.onnx"))
+    samples = CalibrationSet({"x": models.random(16, 4)}, None)
+    request = BuildRequest(source, samples, samples, (profile("one"),), "m", precision="fp32", allow_overlap=True)
+    with pytest.raises(SourceInvalid, match="depends on the other samples"):
+        pack(request, signing_key, tmp_path / "m.edgert")
+
+
+def test_samples_that_the_model_does_not_take_are_named_as_the_cause(tmp_path: Path) -> None:
+    proto = models.model("int64[N,4] x) => (float[N,4,2] y", "y = Gather(w, x)", {"w": models.random(3, 2)})
+    source = load_source(models.write(proto, tmp_path / "m.onnx"))
+    samples = CalibrationSet({"x": np.full((16, 4), 7, np.int64)}, None)
+    request = BuildRequest(source, samples, samples, (profile("one"),), "m", allow_overlap=True)
+    with pytest.raises(CalibrationInvalid, match=r"cannot answer the hold-out samples: .*out of data bounds.* tokens"):
+        evaluate_source(request)
+
+
+def test_a_sample_that_crashes_the_engine_is_named_as_the_cause(tmp_path: Path) -> None:
+    source = load_source(models.write(models.dividing(), tmp_path / "m.onnx"))
+    holdout = CalibrationSet({"x": models.crashing(models.for_dividing(20))}, None)
+    request = BuildRequest(source, holdout, holdout, (profile("one"),), "m", allow_overlap=True)
+    with pytest.raises(CalibrationInvalid, match=r"cannot answer the hold-out samples: onnxruntime crashed \(SIGFPE\)"):
+        evaluate_source(request)
+
+
+def test_an_answer_whose_length_depends_on_the_values_is_refused(tmp_path: Path) -> None:
+    """As of a model that reads a table until it finds the table's end."""
+    body = (
+        "z = Constant <value = float {0.0}> () p = GreaterOrEqual(x, z) i = NonZero(p) t = Transpose(i) "
+        "o = Constant <value = int64[1] {0}> () y = Unsqueeze(t, o)"
+    )
+    source = load_source(models.write(models.model("float[1,4] x) => (int64[1,k,2] y", body), tmp_path / "m.onnx"))
+    samples = CalibrationSet({"x": models.random(16, 4)}, None)
+    request = BuildRequest(source, samples, samples, (profile("one"),), "m", allow_overlap=True)
+    with pytest.raises(SourceInvalid, match=r"output 'y' has \[4, 2\] values for a sample of zeros and \[., 2\]"):
+        evaluate_source(request)
+
+
+def evaluated(tmp_path: Path, outputs: str, body: str) -> Evaluation:
+    source = load_source(models.write(models.model(f"float[N,4] x) => ({outputs}", body), tmp_path / "m.onnx"))
+    samples = CalibrationSet({"x": 400 * models.random(40, 4)}, None)
+    return evaluate_source(BuildRequest(source, samples, samples, (profile("one"),), "m", allow_overlap=True))
+
+
+def test_answers_that_are_nan_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        CalibrationInvalid, match=r"NaN in output 'y' to hold-out sample 0 \(\d+ of 40 samples\): remove"
+    ):
+        evaluated(tmp_path, "float[N,4] y", "y = Log(x)")
+
+
+def test_outputs_of_any_dtype_are_compared(tmp_path: Path) -> None:
+    body = "b = Less(x, x) c = Clip(x) i = Cast<to=6>(c) e = Cast<to=3>(i)"
+    evaluation = evaluated(tmp_path, "bool[N,4] b, int8[N,4] e", body)
+    assert [array.dtype for array in evaluation.answers] == [np.dtype("bool"), np.dtype("int8")]
+    assert int(evaluation.answers[1].max()) - int(evaluation.answers[1].min()) > 200  # more than int8 holds
+
+
+def test_the_reference_is_what_the_source_answers_and_golden_samples_come_from_the_holdout(
+    request_: BuildRequest,
+) -> None:
+    evaluation = evaluate_source(request_)
+    np.testing.assert_array_equal(
+        evaluation.reference.answers[0], reference_outputs(request_.source, request_.holdout)[0]
+    )
+    assert (evaluation.metric.name, evaluation.limits) == ("top1", request_.limits)
+    assert evaluation.reference.class_names == tuple("0123456789")
+    (images,) = evaluation.golden_inputs()
+    np.testing.assert_array_equal(images, request_.holdout.inputs["image"][evaluation.golden])
+    assert len(evaluation.golden_inputs(1)[0]) == 1
+
+
+def test_every_bucket_needs_samples_and_has_a_golden_one(tmp_path: Path) -> None:
+    source = source_in("tokens=8,16,32")
+    every, short = samples_of(source, texts(40)), samples_of(source, [text(2 + i % 12, i) for i in range(40)])
+
+    def request(calibration: CalibrationSet, holdout: CalibrationSet) -> BuildRequest:
+        return BuildRequest(source, calibration, holdout, (profile("one"),), "m", allow_overlap=True)
+
+    evaluation = evaluate_source(request(every, every))
+    assert set(every.sizes[evaluation.golden].tolist()) == {8, 16, 32}
+    with pytest.raises(
+        CalibrationInvalid, match="no calibration sample is for bucket 32: it holds lengths of 17 to 32"
+    ):
+        evaluate_source(request(short, every))
+    with pytest.raises(CalibrationInvalid, match="no hold-out sample is for bucket 32"):
+        evaluate_source(request(every, short))

@@ -1,0 +1,124 @@
+"""If plain INT8 loses too much, harmful layers stay in float, in every engine; a search can be resumed."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+
+from edgert.bundle.bundle_file import open_bundle
+from edgert.bundle.signing import SigningKey
+from edgert.errors import AccuracyTooLow
+from edgert_deploy.devices.profiles import DeviceProfile
+from edgert_deploy.packager.build_cache import BuildCache
+from edgert_deploy.packager.builders import Order
+from edgert_deploy.packager.candidates.candidate import CandidateBuilder
+from edgert_deploy.packager.candidates.evaluation import evaluate_source
+from edgert_deploy.packager.candidates.mixed_precision import Budget, search_float_layers
+from edgert_deploy.packager.pack import build_bundle
+from edgert_deploy.packager.receipt import read_receipt
+from edgert_deploy.packager.request import BuildRequest
+from edgert_deploy.packager.samples.samples import CalibrationSet
+from edgert_deploy.packager.sources.source_model import SourceModel, load_source
+from tests.support import models
+from tests.support.profiles import profile
+
+MODULES = {"openvino": "nncf", "tflite": "ai_edge_litert", "tensorrt": "onnxruntime"}
+OTHERS = tuple(engine for engine, module in MODULES.items() if importlib.util.find_spec(module))
+
+
+@pytest.fixture(scope="module")
+def outlier(digits_source: SourceModel, tmp_path_factory: pytest.TempPathFactory) -> SourceModel:
+    path = tmp_path_factory.mktemp("outlier") / "outlier.onnx"
+    return load_source(models.write(models.with_outlier(digits_source.proto), path))
+
+
+@pytest.fixture
+def request_(
+    outlier: SourceModel, digits_calibration: CalibrationSet, digits_holdout: CalibrationSet, tmp_path: Path
+) -> BuildRequest:
+    box = profile("box", "onnxruntime", then=OTHERS)
+    cache = BuildCache(tmp_path / "cache")
+    return BuildRequest(outlier, digits_calibration, digits_holdout, (box,), "outlier", cache=cache)
+
+
+def test_in_every_engine_the_layers_around_an_outlier_stay_in_float_and_the_others_are_int8(
+    request_: BuildRequest, signing_key: SigningKey, tmp_path: Path
+) -> None:
+    result = build_bundle(request_, signing_key, tmp_path / "x.edgert", lambda line: None, lambda choice: None)
+    assert [one.artifact.engine for _, one in result.packed] == ["onnxruntime", *OTHERS]
+    for _, one in result.packed:
+        assert one.artifact.kind == "mixed"
+        assert one.passed
+        # The answers of conv1 hold the outlier, too; TensorRT computes with them before they are quantised.
+        assert one.artifact.float_layers == (("conv2",) if one.artifact.engine == "tensorrt" else ("conv2", "conv1"))
+        assert one.size_bytes < request_.source.size_bytes * 1.1  # the classifier, most of the weights, is still INT8
+    with open_bundle(result.path, None) as bundle:
+        told = read_receipt(bundle)
+        assert {artifact.precision for artifact in bundle.manifest.artifacts} == {"mixed"}
+    # Of the work little is left, and users may take an artifact that is called INT8 for fast.
+    assert any("of the work is left in INT8, so --precision auto" in warning for warning in result.warnings)
+    assert told is not None
+    search = told["targets"][0]["mixed_precision"][0]
+    assert [attempt["passed"] for attempt in search["attempts"]] == [False, True]
+    harms = {layer["name"]: layer["sqnr_db"] for layer in search["layers"]}
+    assert harms["conv2"] < harms["conv1"] < harms["classify"]
+    plain = [one for one in told["candidates"] if one["kind"] == "int8"]
+    assert {one["engine"] for one in plain} == {one["engine"] for one in told["candidates"] if one["packed"]}
+    assert len({(one["engine"], one["recipe"]) for one in plain}) > len(result.packed)  # several recipes were tried
+    assert not any(one["passed"] or one["packed"] for one in plain)
+
+
+def test_without_a_budget_the_gate_fails_and_offers_another_precision(
+    request_: BuildRequest, signing_key: SigningKey, tmp_path: Path
+) -> None:
+    request = replace(request_, budget=0, engines="first")
+    with pytest.raises(AccuracyTooLow, match="--precision auto"):
+        build_bundle(request, signing_key, tmp_path / "x.edgert", lambda line: None, lambda choice: None)
+    auto = replace(request, precision="auto")
+    result = build_bundle(auto, signing_key, tmp_path / "x.edgert", lambda line: None, lambda choice: None)
+    assert not any(one.is_int8 for _, one in result.packed)
+
+
+def a_builder(request: BuildRequest, folder: Path, lines: list[str]) -> CandidateBuilder:
+    folder.mkdir()
+    assert request.cache is not None
+    return CandidateBuilder(evaluate_source(request), request.cache, folder, lines.append)
+
+
+def test_a_search_that_its_budget_ended_continues_where_it_stopped(request_: BuildRequest, tmp_path: Path) -> None:
+    box: DeviceProfile = request_.targets[0]
+    lines: list[str] = []
+    found, rounds = None, 0
+    while found is None:
+        builder = a_builder(request_, tmp_path / f"work-{rounds}", lines)
+        plain = builder.build(Order("onnxruntime", "int8", box))
+        result = search_float_layers(builder, plain, Budget(1))
+        assert result is not None
+        assert result.budget_spent is (result.found is None)
+        found, rounds = result.found, rounds + 1
+        assert rounds < 10
+    assert rounds == 2
+    tries = [line for line in lines if "layers in float (" in line]
+    assert len(tries) == len(set(tries)) == 2  # nothing was tried twice
+    again = search_float_layers(a_builder(request_, tmp_path / "again", lines), plain, Budget(0))
+    assert again is not None
+    assert again.found is not None  # all is known: no budget is needed
+    assert result is not None
+    assert again.attempts == result.attempts
+
+
+def test_a_search_ends_where_what_is_left_in_int8_is_not_worth_it(request_: BuildRequest, tmp_path: Path) -> None:
+    builder = a_builder(request_, tmp_path / "work", [])
+    plain = builder.build(Order("onnxruntime", "int8", request_.targets[0]))
+    result = search_float_layers(builder, plain, Budget(12), share_min=0.95)
+    assert result is not None
+    assert (result.found, result.budget_spent) == (None, False)
+    (attempt,) = result.attempts  # the second layer, with which it passes, is not tried
+    assert attempt.share is not None
+    assert attempt.share < 0.95

@@ -1,0 +1,51 @@
+"""Vendors' tools are silent, in Python and in native code, and what comes after them is not."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+
+from edgert_deploy.packager.processes.vendor_output import quiet, working_in
+
+
+def test_nothing_is_printed_inside_and_everything_after(capfd: pytest.CaptureFixture[str]) -> None:
+    with quiet():
+        print("banner")
+        print("bar", file=sys.stderr)
+        os.write(1, b"native")
+        os.write(2, b"native")
+        warnings.warn("old", stacklevel=1)
+    print("result")
+    os.write(2, b"progress")
+    assert capfd.readouterr() == ("result\n", "progress")
+
+
+def test_an_error_restores_the_output(capfd: pytest.CaptureFixture[str]) -> None:
+    def fail() -> None:
+        with quiet():
+            print("banner")
+            raise ValueError("inside")
+
+    with pytest.raises(ValueError, match="inside"):
+        fail()
+    print("result")
+    assert capfd.readouterr().out == "result\n"
+
+
+def test_the_working_folder_is_another_for_a_while_even_if_the_first_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "tools").mkdir()
+    monkeypatch.chdir(tmp_path / "mine")
+    with working_in(tmp_path / "tools"):
+        Path("dump").touch()
+        (tmp_path / "mine").rmdir()
+    assert [path.name for path in (tmp_path / "tools").iterdir()] == ["dump"]
+    with pytest.raises(FileNotFoundError):
+        Path.cwd()
+    monkeypatch.chdir(tmp_path)

@@ -1,0 +1,192 @@
+"""Models of other frameworks are told by their content and converted by the framework's own exporter.
+
+The conversions themselves run where a Python with the framework is named: EDGERT_TORCH_PYTHON, EDGERT_KERAS_PYTHON.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+
+from edgert.errors import ConfigInvalid, SourceInvalid
+from edgert_deploy.packager.accuracy.accuracy_gate import reference_outputs
+from edgert_deploy.packager.samples.samples import load_samples
+from edgert_deploy.packager.sources.formats.convert import Conversion, digest_and_size, framework_of, read_inputs
+from edgert_deploy.packager.sources.source_model import load_source
+from tests.support import models
+
+
+def archive(path: Path, *names: str) -> Path:
+    with zipfile.ZipFile(path, "w") as file:
+        for name in names:
+            file.writestr(name, b"")
+    return path
+
+
+def test_a_framework_is_told_by_what_a_file_holds(tmp_path: Path) -> None:
+    (tmp_path / "saved").mkdir()
+    (tmp_path / "saved" / "saved_model.pb").touch()
+    (tmp_path / "a.h5").write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(8))
+    (tmp_path / "bad.zip").write_bytes(b"PK\x03\x04" + bytes(50))
+    found = {
+        "saved": framework_of(tmp_path / "saved"),
+        "h5": framework_of(tmp_path / "a.h5"),
+        "keras": framework_of(archive(tmp_path / "a.bin", "metadata.json", "config.json", "model.weights.h5")),
+        "script": framework_of(archive(tmp_path / "b.bin", "m/data.pkl", "m/code/x.py", "m/constants.pkl")),
+        "export": framework_of(archive(tmp_path / "c.pt2", "net/data/weights/weight_0")),
+        "zip": framework_of(archive(tmp_path / "d.zip", "x.txt")),
+        "bad": framework_of(tmp_path / "bad.zip"),
+        "folder": framework_of(tmp_path),
+        "missing": framework_of(tmp_path / "missing"),
+        "onnx": framework_of(models.write(models.mlp(), tmp_path / "m.onnx")),
+    }
+    torch, keras = ("script", "export"), ("saved", "h5", "keras")
+    assert {name: kind for name, kind in found.items() if kind} == {
+        **dict.fromkeys(torch, "torch"),
+        **dict.fromkeys(keras, "keras"),
+    }
+
+
+@pytest.mark.parametrize("framework", ["keras", "torch"])
+@pytest.mark.skipif(
+    any(map(importlib.util.find_spec, ("torch", "tensorflow"))), reason="a framework is installed in this Python"
+)
+def test_a_missing_framework_is_named_with_the_extra(framework: str, tmp_path: Path) -> None:
+    names = {"keras": ("config.json", "model.weights.h5"), "torch": ("m/constants.pkl", "m/code/x.py")}[framework]
+    path = archive(tmp_path / "model.bin", *names)
+    with pytest.raises(ConfigInvalid, match=rf"pip install 'edgert\[{framework}\]'.*--convert-with"):
+        load_source(path)
+
+
+def test_a_python_that_cannot_be_run_is_named(tmp_path: Path) -> None:
+    path = archive(tmp_path / "model.bin", "config.json", "model.weights.h5")
+    with pytest.raises(ConfigInvalid, match="cannot run /nowhere/python"):
+        load_source(path, Conversion("/nowhere/python"))
+
+
+def test_examples_of_inputs_are_read_or_refused() -> None:
+    assert read_inputs(["x=1,3,8,8", "ids=int64:1,16"]) == {
+        "x": {"datatype": "float32", "shape": [1, 3, 8, 8]},
+        "ids": {"datatype": "int64", "shape": [1, 16]},
+    }
+    for text in ("x", "x=", "x=1,a", "x=text:1,2", "=1,2"):
+        with pytest.raises(ConfigInvalid, match="--input"):
+            read_inputs([text])
+
+
+def test_a_folder_is_known_by_all_of_its_files(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"1")
+    one = digest_and_size(tmp_path)
+    (tmp_path / "b").write_bytes(b"2")
+    assert digest_and_size(tmp_path)[1] == 2
+    assert digest_and_size(tmp_path)[0] != one[0]
+
+
+TORCH = """
+import numpy, torch
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.c, self.b, self.f = torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.BatchNorm2d(8), torch.nn.Linear(8, 5)
+    def forward(self, x):
+        return self.f(torch.relu(self.b(self.c(x))).mean((2, 3)))
+torch.manual_seed(0)
+net, x = Net().eval(), torch.randn(12, 3, 16, 16)
+dynamic = {"x": {0: torch.export.Dim("batch", min=1, max=1024)}}
+torch.export.save(torch.export.export(net, (x,), dynamic_shapes=dynamic), "net.pt2")
+torch.jit.script(net).save("net.pt")
+torch.save(net, "pickled.pth")
+numpy.savez("x.npz", x=x.numpy())
+numpy.save("y.npy", net(x).detach().numpy())
+"""
+
+KERAS = """
+import numpy, keras
+keras.utils.set_random_seed(0)
+image = keras.Input((16, 16, 3), name="x")
+h = keras.layers.BatchNormalization()(keras.layers.Conv2D(8, 3, padding="same")(image))
+h = keras.layers.GlobalAveragePooling2D()(keras.layers.ReLU()(h))
+net = keras.Model(image, keras.layers.Dense(5, activation="softmax", name="scores")(h))
+net.save("net.keras"); net.save("net.h5"); net.export("saved", verbose=False)
+x = numpy.random.default_rng(0).standard_normal((12, 16, 16, 3)).astype("f4")
+numpy.savez("x.npz", x=x)
+numpy.save("y.npy", net(x).numpy())
+steps = keras.Input((None, 4), name="steps")
+keras.Model(steps, keras.layers.Conv1D(2, 3, padding="same")(steps)).save("open.keras")
+lambda_model = keras.Sequential([keras.Input((4,)), keras.layers.Lambda(lambda v: v * 2)])
+lambda_model.save("lambda.keras")
+"""
+
+
+def python_with(framework: str) -> str:
+    name = f"EDGERT_{framework.upper()}_PYTHON"
+    python = os.environ.get(name, sys.executable)
+    module = {"torch": "torch", "keras": "tensorflow"}[framework]
+    if subprocess.run([python, "-c", f"import {module}"], capture_output=True, check=False).returncode:
+        pytest.skip(f"no {framework} in this Python; {name} names none that has it")
+    return python
+
+
+@pytest.fixture(scope="module")
+def torch_models(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    python, folder = python_with("torch"), tmp_path_factory.mktemp("torch")
+    (folder / "make.py").write_text(TORCH)  # TorchScript reads the class's source
+    subprocess.run([python, "make.py"], cwd=folder, check=True, capture_output=True)
+    return python, folder
+
+
+@pytest.fixture(scope="module")
+def keras_models(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    python, folder = python_with("keras"), tmp_path_factory.mktemp("keras")
+    subprocess.run([python, "-c", KERAS], cwd=folder, check=True, capture_output=True)
+    return python, folder
+
+
+def check_answers(path: Path, how: Conversion) -> None:
+    source = load_source(path, how)
+    assert (source.inputs[0].name, source.inputs[0].shape[0], len(source.outputs)) == ("x", -1, 1)
+    assert source.sha256 == digest_and_size(path)[0]
+    samples = load_samples(path.parent / "x.npz", source, at_least=10)
+    want = np.load(path.parent / "y.npy")
+    np.testing.assert_allclose(reference_outputs(source, samples)[0], want, atol=1e-5)
+    assert str(path.parent).encode() not in source.proto.SerializeToString()
+
+
+def test_torch_export_and_torchscript_answer_as_the_module_does(torch_models: tuple[str, Path]) -> None:
+    python, folder = torch_models
+    check_answers(folder / "net.pt2", Conversion(python))
+    check_answers(folder / "net.pt", Conversion(python, read_inputs(["x=1,3,16,16"])))
+    with pytest.raises(SourceInvalid, match=r"--input NAME=1,3,224,224.*its inputs: x; given: none"):
+        load_source(folder / "net.pt", Conversion(python))
+    with pytest.raises(SourceInvalid, match=r"pickled.*torch\.export\.save"):
+        load_source(folder / "pickled.pth", Conversion(python))
+
+
+@pytest.mark.parametrize("name", ["net.keras", "net.h5", "saved"])
+def test_keras_and_saved_models_answer_as_the_model_does(name: str, keras_models: tuple[str, Path]) -> None:
+    python, folder = keras_models
+    check_answers(folder / name, Conversion(python))
+
+
+def test_a_keras_file_that_holds_python_code_is_refused(keras_models: tuple[str, Path]) -> None:
+    python, folder = keras_models
+    with pytest.raises(SourceInvalid, match="Keras could not convert"):
+        load_source(folder / "lambda.keras", Conversion(python))
+
+
+def test_an_open_length_of_a_keras_model_is_given_as_that_of_any_model(keras_models: tuple[str, Path]) -> None:
+    python, folder = keras_models
+    with pytest.raises(SourceInvalid, match=r"axis 1 of input 'steps' .* is open"):
+        load_source(folder / "open.keras", Conversion(python))
+    source = load_source(folder / "open.keras", Conversion(python, read_inputs(["steps=1,32,4"])))
+    assert (source.inputs[0].shape, source.outputs[0].shape) == ((-1, 32, 4), (-1, 32, 2))

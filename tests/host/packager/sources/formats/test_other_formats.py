@@ -1,0 +1,91 @@
+"""Files of formats that are not built are named, with what to give instead; no framework is needed for that."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import tarfile
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnx")
+
+from edgert.errors import SourceInvalid
+from edgert_deploy.packager.sources.formats.other_formats import TORCH_PICKLE, other_format
+from edgert_deploy.packager.sources.source_model import load_source
+from tests.support import models
+
+HDF5 = b"\x89HDF\r\n\x1a\n"
+
+
+def zipped(*names: str) -> bytes:
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w") as archive:
+        for name in names:
+            archive.writestr(name, b"")
+    return data.getvalue()
+
+
+def tarred() -> bytes:
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w:gz") as archive:
+        archive.addfile(tarfile.TarInfo("model.onnx"))
+    return data.getvalue()
+
+
+def arrays() -> bytes:
+    data = io.BytesIO()
+    np.savez(data, w=np.zeros(3))
+    return data.getvalue()
+
+
+FILES = {
+    "net.pth": (zipped("net/data.pkl", "net/data/0"), r"pickled PyTorch.*torch\.export\.save"),
+    "net.pth.tar": (zipped("net/data.pkl"), "pickled PyTorch"),
+    "old.pt": (TORCH_PICKLE + bytes(20), "pickled PyTorch"),
+    "model.joblib": (pickle.dumps({"a": 1}), "skl2onnx"),
+    "packed.joblib": (b"x\x9c" + bytes(20), "skl2onnx"),
+    "model.pkl": (pickle.dumps({"a": 1}, 2), "skl2onnx"),
+    "forest.txt": (b"tree\nversion=v4\nnum_class=1\n", "LightGBM.*onnxmltools"),
+    "forest.json": (json.dumps({"learner": {"attributes": {}}}).encode(), "XGBoost.*onnxmltools"),
+    "forest.ubj": (b"{L\x00\x00\x00\x00\x00\x00\x00\x07learner{", "XGBoost"),
+    "net.json": (b'{"class_name": "Functional", "config": {}}', "a Keras file with layers and without weights"),
+    "net.weights.h5": (HDF5 + b"layer_names", r"a Keras file with weights and without layers.*model\.save"),
+    "net.ort": (b"\x18\x00\x00\x00ORTM" + bytes(20), "ONNX Runtime's own format"),
+    "net.mlmodel": (b"\x08\x01\x12\x02", "Core ML"),
+    "net.xml": (b'<?xml version="1.0"?>\n<net name="a" version="11">', "OpenVINO's own format"),
+    "net.gguf": (b"GGUF\x03", "GGUF"),
+    "net.safetensors": (b"\x40" + bytes(7) + b"{}", "weights without a model"),
+    "net.tar.gz": (tarred(), "unpack it"),
+    "hand.task": (zipped("a.tflite", "b.tflite"), r"holds a\.tflite, b\.tflite: unpack it"),
+    "weights.npz": (arrays(), "NumPy arrays"),
+    "saved_model.pb": (b"\x08\x01\x12", "give its folder"),
+    "frozen.pb": (b"\n\x1f\n\x05input", "--graphdef"),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_each_file_is_named_with_what_to_give_instead(name: str, tmp_path: Path) -> None:
+    data, says = FILES[name]
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(SourceInvalid, match=says) as raised:
+        load_source(tmp_path / name)
+    assert raised.value.message.startswith(f"{name} is ")
+
+
+def test_what_is_built_is_left_alone(tmp_path: Path) -> None:
+    """Also a model whose suffix is another format's, as .pb in ONNX's early days."""
+    assert other_format(models.write(models.mlp(), tmp_path / "model.pb")) == ""
+    for name, data in {
+        "net.pt": zipped("m/constants.pkl", "m/code/x.py", "m/data.pkl"),
+        "net.pt2": zipped("net/data/weights/weight_0"),
+        "net.keras": zipped("config.json", "model.weights.h5"),
+        "net.h5": HDF5 + b"model_config",
+    }.items():
+        (tmp_path / name).write_bytes(data)
+        assert other_format(tmp_path / name) == ""
+    assert other_format(tmp_path) == other_format(tmp_path / "missing") == ""

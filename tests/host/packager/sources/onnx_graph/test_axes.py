@@ -1,0 +1,208 @@
+"""Open axes get their lengths, and a batch axis elsewhere comes to the front; the answers stay the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper, parser
+
+pytest.importorskip("onnxruntime")
+
+from edgert.errors import SourceInvalid
+from edgert_deploy.packager.sources.onnx_graph.axes import move_input_batches, set_lengths
+from edgert_deploy.packager.sources.onnx_model import examine
+
+CAMERA = "agraph (float[batch, 3, height, width] images) => (float[batch, 3, h, w] out) { out = Relu(images) }"
+TOKENS = """
+    agraph (float[batch, seq] ids, float[batch, seq] mask) => (float[batch, seq] out) { out = Mul(ids, mask) }
+"""
+STATEFUL = """
+    agraph (float[N, 8] x, float[2, N, 8] state) => (float[N, 8] out, float[2, N, 8] next)
+    { axes = Constant <value_ints = [0]> ()  sum = ReduceSum <keepdims = 0> (state, axes)  out = Add(sum, x)  next = Relu(state) }
+"""
+FIXED = STATEFUL.replace("N", "1")
+
+
+def model(text: str) -> Any:
+    proto = helper.make_model(parser.parse_graph(text), opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.checker.check_model(proto)
+    return proto
+
+
+def examined(text: str, **shapes: list[int]) -> tuple[dict[str, Any], bytes]:
+    return examine({"name": "m.onnx", "shapes": shapes}, model(text).SerializeToString(), lambda *words: None)
+
+
+def shapes_of(answer: dict[str, Any], kind: str) -> list[list[int]]:
+    return [spec["shape"] for spec in answer[kind]]
+
+
+def test_an_open_axis_is_refused_with_the_option_that_fixes_it() -> None:
+    with pytest.raises(SourceInvalid, match="--input images=1,3,HEIGHT,WIDTH"):
+        examined(CAMERA)
+
+
+def test_lengths_fix_all_axes_but_the_batch() -> None:
+    answer, data = examined(CAMERA, images=[1, 3, 48, 64])
+    assert shapes_of(answer, "inputs") == shapes_of(answer, "outputs") == [[-1, 3, 48, 64]]
+    assert data
+
+
+def test_an_axis_whose_length_is_written_as_minus_one_is_open_for_every_reader() -> None:
+    proto = model(CAMERA)
+    proto.graph.input[0].type.tensor_type.shape.dim[0].dim_value = -1  # as Paddle's exporter writes it
+    answer, data = examine(
+        {"name": "m.onnx", "shapes": {"images": [1, 3, 48, 64]}}, proto.SerializeToString(), lambda *words: None
+    )
+    assert shapes_of(answer, "inputs") == [[-1, 3, 48, 64]]
+    batch = onnx.load_from_string(data).graph.input[0].type.tensor_type.shape.dim[0]
+    assert not batch.HasField("dim_value")
+
+
+def test_an_axis_of_the_same_name_in_another_input_gets_the_same_length() -> None:
+    answer, _ = examined(TOKENS, ids=[1, 32])
+    assert shapes_of(answer, "inputs") == [[-1, 32], [-1, 32]]
+
+
+def test_axes_that_are_all_called_the_same_question_mark_are_not_one() -> None:
+    proto = model(CAMERA)
+    for dim in list(proto.graph.input[0].type.tensor_type.shape.dim)[2:]:
+        dim.dim_param = "?"
+    changed, _ = set_lengths(proto, {"images": (1, 3, 10, 20)})
+    assert changed
+    assert [dim.dim_value for dim in proto.graph.input[0].type.tensor_type.shape.dim][1:] == [3, 10, 20]
+
+
+@pytest.mark.parametrize(
+    ("shapes", "says"),
+    [
+        ({"image": [1, 3, 8, 8]}, "no such input; it has 'images'"),
+        ({"images": [1, 3, 8]}, r"gives 3 axes, the model's input has 4: \[batch, 3, height, width\]"),
+        ({"images": [4, 3, 8, 8]}, "axis 0 is the batch"),
+    ],
+)
+def test_lengths_that_do_not_fit_are_refused(shapes: dict[str, list[int]], says: str) -> None:
+    with pytest.raises(SourceInvalid, match=says):
+        examined(CAMERA, **shapes)
+
+
+SMALL = """
+    agraph (float[10, 1, 8, 8] image, float[1, 1, 3, 3] w) => (float[10, 1, 6, 6] out) { out = Conv(image, w) }
+"""
+
+
+def fixed_at_export(text: str) -> bytes:
+    proto = model(text)
+    proto.graph.initializer.append(numpy_helper.from_array(np.ones((1, 1, 3, 3), np.float32), "w"))
+    return bytes(proto.SerializeToString())
+
+
+def test_lengths_that_the_export_fixed_are_replaced_and_the_build_says_so() -> None:
+    """The face detector CenterFace is published with a batch of 10 and images of 32 x 32, and its users resize it."""
+    with pytest.raises(SourceInvalid, match="not the batch: for images, give other lengths as --input image=1,1,8,8"):
+        examine({"name": "m.onnx"}, fixed_at_export(SMALL), lambda *words: None)
+    answer, data = examine(
+        {"name": "m.onnx", "shapes": {"image": [1, 1, 20, 30]}}, fixed_at_export(SMALL), lambda *words: None
+    )
+    assert (shapes_of(answer, "inputs"), shapes_of(answer, "outputs")) == ([[1, 1, 20, 30]], [[1, 1, 18, 28]])
+    assert answer["remarks"] == ("input 'image' [10, 1, 8, 8] is taken as [1, 1, 20, 30], as --input says",)
+    onnx.checker.check_model(onnx.load_from_string(data), full_check=True)
+
+
+def test_a_layer_that_does_not_take_the_new_length_is_named() -> None:
+    with pytest.raises(SourceInvalid, match=r"'image' \[10, 1, 8, 8\] is taken as \[1, 4, 8, 8\]"):
+        examine({"name": "m.onnx", "shapes": {"image": [1, 4, 8, 8]}}, fixed_at_export(SMALL), lambda *words: None)
+
+
+@pytest.mark.parametrize(("text", "batch"), [(STATEFUL, -1), (FIXED, 1)])
+def test_a_state_gets_its_batch_in_front_and_the_answers_stay_the_same(text: str, batch: int) -> None:
+    import onnxruntime
+
+    answer, data = examined(text)
+    assert shapes_of(answer, "inputs") == [[batch, 8], [batch, 2, 8]]
+    assert shapes_of(answer, "outputs") == [[batch, 8], [batch, 2, 8]]
+    assert "input 'state'" in answer["remarks"][0]
+    assert "output 'next'" in answer["remarks"][1]
+    random = np.random.default_rng(0)
+    x, state = (random.normal(size=shape).astype(np.float32) for shape in ((1, 8), (2, 1, 8)))
+    before, after = (onnxruntime.InferenceSession(one) for one in (model(text).SerializeToString(), data))
+    want = before.run(None, {"x": x, "state": state})
+    got = after.run(None, {"x": x, "state": state.transpose(1, 0, 2)})
+    np.testing.assert_array_equal(got[0], want[0])
+    np.testing.assert_array_equal(got[1], want[1].transpose(1, 0, 2))
+
+
+def test_the_batch_of_a_state_stays_open_where_its_length_is_given_as_1() -> None:
+    assert shapes_of(examined(STATEFUL, state=[2, 1, 8])[0], "inputs") == [[-1, 8], [-1, 2, 8]]
+    with pytest.raises(SourceInvalid, match="axis 1 is the batch, which stays open"):
+        examined(STATEFUL, state=[2, 3, 8])
+    with pytest.raises(
+        SourceInvalid, match=r"axis 0 of input 'state' \[2, 1, 8\] has 2 elements, so it is not the batch"
+    ):
+        examined(STATEFUL.replace("2, N", "2, M"), state=[2, 1, 8])
+
+
+def test_a_value_that_a_branch_reads_from_outside_is_renamed_there_too() -> None:
+    branch = [helper.make_graph([helper.make_node(op, ["state"], [f"y{op}"])], op, [], [helper.make_tensor_value_info(f"y{op}", TensorProto.FLOAT, None)]) for op in ("Relu", "Neg")]  # fmt: skip
+    choose = helper.make_node("If", ["yes"], ["out"], then_branch=branch[0], else_branch=branch[1])
+    yes = helper.make_node("Constant", [], ["yes"], value=helper.make_tensor("t", TensorProto.BOOL, [], [True]))
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 4]), helper.make_tensor_value_info("state", TensorProto.FLOAT, [2, "N", 4])]  # fmt: skip
+    graph = helper.make_graph(
+        [yes, choose], "g", inputs, [helper.make_tensor_value_info("out", TensorProto.FLOAT, None)]
+    )
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    assert move_input_batches(proto)
+    assert {node.input[0] for g in proto.graph.node[-1].attribute for node in g.g.node} == {"state/edgert_batch_inside"}
+
+
+def test_a_state_of_one_layer_whose_batch_has_the_others_name_is_moved_too() -> None:
+    text = STATEFUL.replace("float[2, N, 8]", "float[1, N, 8]")
+    assert text != STATEFUL
+    answer, _ = examined(text)
+    assert shapes_of(answer, "inputs") == [[-1, 8], [-1, 1, 8]]
+
+
+def test_the_batch_of_a_state_is_the_only_open_axis_where_no_axis_has_a_name() -> None:
+    """Silero VAD 5, as its package and others ship it, names none."""
+    proto = model(STATEFUL)
+    for dim in (proto.graph.input[0].type.tensor_type.shape.dim[0], proto.graph.input[1].type.tensor_type.shape.dim[1]):
+        dim.Clear()
+    for shapes in ({}, {"state": [2, 1, 8]}):
+        answer, _ = examine({"name": "m.onnx", "shapes": shapes}, proto.SerializeToString(), lambda *words: None)
+        assert shapes_of(answer, "inputs") == [[-1, 8], [-1, 2, 8]]
+
+
+def test_a_batch_that_some_inputs_fix_to_one_is_one_for_all() -> None:
+    """Silero VAD 6 in faster-whisper takes [chunks, 576] and the state of one stream."""
+    answer, _ = examined(
+        "agraph (float[chunks, 8] x, float[1, 1, 8] state) => (float[chunks, 8] out, float[1, 1, 8] next)"
+        "{ axes = Constant <value_ints = [0]> ()  s = Squeeze (state, axes)  out = Add (x, s)  next = Relu (state) }"
+    )
+    assert shapes_of(answer, "inputs") == [[1, 8], [1, 1, 8]]
+    assert answer["remarks"] == (
+        "the batch of 'state' is 1 in the model, so that of its other inputs is fixed to 1, too",
+    )
+
+
+def test_a_model_whose_batch_is_in_front_stays_as_it_is() -> None:
+    answer, data = examined("agraph (float[N, 8] x) => (float[N, 8] out) { out = Relu(x) }")
+    assert answer["remarks"] == ()
+    assert data == b""
+
+
+RATE = "agraph (float[N, 8] x, int64 rate) => (float[N, 8] out) { f = Cast <to = 1> (rate)  out = Div(x, f) }"
+
+
+def test_an_input_without_axes_is_refused_with_the_option_that_gives_its_value() -> None:
+    with pytest.raises(SourceInvalid, match=r"'rate' has no axes.*one number for a whole batch.*--input rate=1"):
+        examined(RATE)
+
+
+def test_an_input_without_axes_becomes_a_constant_of_its_own_type() -> None:
+    answer, data = examined(RATE, rate=[16000])
+    assert [spec["name"] for spec in answer["inputs"]] == ["x"]
+    (constant,) = onnx.load_from_string(data).graph.initializer
+    assert (constant.name, constant.data_type, onnx.numpy_helper.to_array(constant).item()) == ("rate", 7, 16000)

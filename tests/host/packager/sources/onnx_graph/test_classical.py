@@ -1,0 +1,177 @@
+"""Models of scikit-learn, XGBoost and LightGBM: known by their operators, packed for ONNX Runtime in FP32."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+
+from onnx import TensorProto, helper
+
+from edgert.bundle.bundle_file import open_bundle
+from edgert.bundle.signing import SigningKey
+from edgert.errors import AccuracyTooLow, ConfigInvalid, OperatorUnsupported, SourceInvalid
+from edgert_deploy.packager.request import BuildRequest
+from edgert_deploy.packager.samples.samples import CalibrationSet
+from edgert_deploy.packager.sources.onnx_graph.classical import (
+    classical_operators,
+    is_classical,
+    is_float_only,
+    unwrap_maps,
+)
+from edgert_deploy.packager.sources.source_model import load_source
+from tests.support import models
+from tests.support.models import classical
+from tests.support.packs import pack
+from tests.support.profiles import profile
+
+
+def asked(path: Path, *targets: Any, labelled: bool = True, **more: Any) -> BuildRequest:
+    source = load_source(path)
+    name = source.inputs[0].name
+    rows, labels = classical.samples(200)
+    return BuildRequest(
+        source=source,
+        calibration=CalibrationSet({name: rows[:100]}, None),
+        holdout=CalibrationSet({name: rows[100:]}, labels[100:] if labelled else None),
+        targets=targets,
+        model="sensors",
+        **more,
+    )
+
+
+def test_operators_of_classical_models_are_known() -> None:
+    assert classical_operators(classical.tree()) == ("TreeEnsembleClassifier",)
+    assert is_float_only(classical.tree())
+    for proto in (None, models.mlp()):
+        assert classical_operators(proto) == ()
+        assert not is_float_only(proto)
+    network = models.model("float[N,4] x) => (float[N,3] y", "y = MatMul(x, w)", {"w": models.random(4, 3)})
+    network.graph.node.extend(classical.tree().graph.node)
+    assert classical_operators(network) == ("TreeEnsembleClassifier",)
+    assert not is_float_only(network)
+
+
+def test_a_list_of_maps_becomes_the_tensor_that_it_is_made_of() -> None:
+    source = load_source(classical.BOOSTING)
+    assert [(spec.datatype, spec.shape) for spec in source.outputs] == [("INT64", (-1,)), ("FP32", (-1, 3))]
+    assert any("list of maps, is given as the tensor" in remark for remark in source.remarks)
+    assert unwrap_maps(classical.tree()) == ()
+
+
+def with_words(outputs: str) -> Any:
+    """Return the tree with words as classes, as scikit-learn's users often name them."""
+    proto = classical.tree(outputs)
+    labels = next(a for a in proto.graph.node[0].attribute if a.name == "classlabels_int64s")
+    labels.name, labels.type = "classlabels_strings", labels.STRINGS
+    del labels.ints[:]
+    labels.strings.extend([b"cold", b"warm", b"hot"])
+    return proto
+
+
+def test_labels_of_text_are_left_out_and_the_scores_stay(tmp_path: Path) -> None:
+    proto = with_words("string[N] label, float[N,3] scores")
+    proto.graph.node.append(helper.make_node("Identity", ["label"], ["shown"]))
+    proto.graph.output[0].name = "shown"
+    zipped = helper.make_node(
+        "ZipMap", ["scores"], ["maps"], domain="ai.onnx.ml", classlabels_strings=["cold", "warm", "hot"]
+    )
+    proto.graph.node.append(zipped)
+    maps = helper.make_map_type_proto(TensorProto.STRING, helper.make_tensor_type_proto(TensorProto.FLOAT, None))
+    proto.graph.output[1].CopyFrom(helper.make_value_info("maps", helper.make_sequence_type_proto(maps)))
+    source = load_source(models.write(proto, tmp_path / "m.onnx"))
+    assert [(spec.name, spec.datatype, spec.shape) for spec in source.outputs] == [("maps", "FP32", (-1, 3))]
+    assert [node.op_type for node in source.proto.graph.node] == ["TreeEnsembleClassifier", "Cast"]
+    assert "output 'shown' is text, and is left out" in source.remarks[-1]
+    assert source.remarks[-1].endswith("in order: cold, warm, hot")
+
+
+def test_a_model_that_answers_text_only_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(SourceInvalid, match=r"'label' is text; .*numbers of the classes.* --labels"):
+        load_source(models.write(with_words("string[N] label"), tmp_path / "m.onnx"))
+
+
+def test_the_maps_of_a_model_in_fp64_become_fp32(tmp_path: Path) -> None:
+    """ZipMap takes FP32 only, and skl2onnx writes it behind FP64 where the training data was FP64."""
+    text = "y = MatMul(x, w)\n z = ai.onnx.ml.ZipMap <classlabels_int64s = [0, 1, 2]> (y)"
+    proto = models.model("double[N,4] x) => (float[N,3] z", text, {"w": models.random(4, 3).astype(np.float64)})
+    proto.opset_import.append(helper.make_opsetid("ai.onnx.ml", 1))
+    (output,) = load_source(models.write(proto, tmp_path / "m.onnx")).outputs
+    assert (output.datatype, output.shape) == ("FP32", (-1, 3))
+
+
+def test_an_input_of_text_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    proto = models.model("string[N,1] x) => (string[N,1] y", "y = Identity(x)")
+    with pytest.raises(SourceInvalid, match=r"'x' is text; .*encode categories as numbers.*docs/text\.md"):
+        load_source(models.write(proto, tmp_path / "m.onnx"))
+
+
+@pytest.mark.parametrize("labelled", [True, False])
+def test_scikit_learns_model_is_packed_in_fp32_for_onnx_runtime_alone(
+    labelled: bool, signing_key: SigningKey, tmp_path: Path
+) -> None:
+    """The profile's first engine and its INT8 do not fit, as warnings say; the answers equal the file's."""
+    import onnxruntime
+
+    target = profile("box", "openvino", then=("onnxruntime", "tflite"))
+    request = asked(classical.BOOSTING, target, labelled=labelled)
+    result = pack(request, signing_key, tmp_path / "b.edgert")
+    assert [one.id for _, one in result.packed] == ["onnxruntime-fp32"]
+    assert result.packed[0][1].result.accuracy.metric == ("top1" if labelled else "values+top1")
+    assert result.packed[0][1].result.accuracy.fp32 > 0.9
+    about = [text for text in result.warnings if "TreeEnsembleClassifier" in text]
+    assert [text for text in about if "only onnxruntime computes" in text and "nothing to quantize" in text]
+    for engine in ("openvino", "tflite"):
+        assert [text for text in about if f"box goes without {engine}: {engine} has no TreeEnsemble" in text]
+    with open_bundle(result.path, None) as bundle:
+        assert bundle.manifest.targets[0].artifacts == ("onnxruntime-fp32",)
+        packed = bundle.read_file(bundle.manifest.artifacts[0].entry, 10**6)
+    rows = request.holdout.inputs["X"]
+    got = onnxruntime.InferenceSession(packed).run(None, {"X": rows})
+    want = onnxruntime.InferenceSession(classical.BOOSTING).run(None, {"X": rows})
+    np.testing.assert_array_equal(got[0], want[0])
+    np.testing.assert_array_equal(got[1], [[one[c] for c in range(3)] for one in want[1]])
+
+
+def test_a_target_without_onnx_runtime_and_int8_on_request_are_refused(signing_key: SigningKey, tmp_path: Path) -> None:
+    path = models.write(classical.tree(), tmp_path / "tree.onnx")
+    for engine in ("tflite", "openvino", "tensorrt"):
+        with pytest.raises(OperatorUnsupported, match=f"{engine} has no TreeEnsembleClassifier.*only onnxruntime"):
+            pack(asked(path, profile("one", engine)), signing_key, tmp_path / "b.edgert")
+    request = asked(path, profile("one"))
+    for precision in ("int8", "fp16"):
+        with pytest.raises(ConfigInvalid, match=f"--precision {precision}: the model consists of TreeEnsemble.*FP32"):
+            pack(replace(request, precision=precision), signing_key, tmp_path / "b.edgert")
+    result = pack(replace(request, precision="auto"), signing_key, tmp_path / "b.edgert")
+    assert [one.id for _, one in result.packed] == ["onnxruntime-fp32"]
+    assert not [text for text in result.warnings if "not INT8" in text]
+
+
+@pytest.mark.parametrize("precision", ["int8", "auto"])
+def test_k_means_of_readings_in_their_own_units_gets_the_precision_that_keeps_its_clusters(
+    precision: str, signing_key: SigningKey, tmp_path: Path
+) -> None:
+    """It has no operator of ai.onnx.ml. Without --precision the profile's INT8 is only tried."""
+    import onnxruntime
+
+    request = asked(classical.KMEANS, profile("one"), labelled=False, budget=0)
+    assert is_classical(request.source.proto)
+    assert not is_classical(models.mlp())
+    if precision == "int8":
+        with pytest.raises(AccuracyTooLow, match="take FP16 or FP32 with --precision auto"):
+            pack(replace(request, precision="int8"), signing_key, tmp_path / "b.edgert")
+        return
+    result = pack(request, signing_key, tmp_path / "b.edgert")
+    assert [one.id for _, one in result.packed] == ["onnxruntime-fp32"]
+    assert any("gets FP32, not INT8" in text for text in result.warnings)
+    rows = request.holdout.inputs["X"]
+    with open_bundle(result.path, None) as bundle:
+        packed = bundle.read_file(bundle.manifest.artifacts[0].entry, 10**6)
+    got, want = (onnxruntime.InferenceSession(one).run(None, {"X": rows}) for one in (packed, classical.KMEANS))
+    np.testing.assert_array_equal(got[0], want[0])

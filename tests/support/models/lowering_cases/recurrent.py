@@ -1,0 +1,118 @@
+"""RNN, GRU and LSTM."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.support.models.tflite_cases import Case, ints, random
+
+HIDDEN = 6
+GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
+# The sequences are [batch, steps, inputs]; exporters turn them around like this.
+SEQUENCES = {"x": (7, 5)}
+STEPS_FIRST = "s = Transpose<perm=[1,0,2]>(x) "
+LAST = " y = Transpose<perm=[1,0,2]>(h)"
+
+
+def weights_of(operator: str, directions: int = 1, inputs: int = 5, scale: float = 0.5) -> dict[str, Any]:
+    rows = GATES[operator] * HIDDEN
+    return {
+        "w": scale * random(directions, rows, inputs),
+        "r": scale * random(directions, rows, HIDDEN, seed=1),
+        "b": scale * random(directions, 2 * rows, seed=2),
+    }
+
+
+def case_of(operator: str, name: str, attributes: str, body: str, directions: int = 1, **more: Any) -> Case:
+    """`body` has OP(...) for the operator and its attributes, and s for its input."""
+    spelled = body.replace("OP(", f"{operator}<{', '.join(filter(None, [f'hidden_size={HIDDEN}', attributes]))}>(")
+    constants = weights_of(operator, directions) | more.pop("constants", {})
+    return Case(f"{operator.lower()} {name}", STEPS_FIRST + spelled, SEQUENCES, constants, **more)
+
+
+def both_ways(operator: str) -> list[Case]:
+    """The rows that all three operators have."""
+    squeezed = "a = OP(s, w, r, b) q = Squeeze(a, one)" + " y = Transpose<perm=[1,0,2]>(q)"
+    one = {"one": ints(1)}
+    return [
+        case_of(operator, "all steps", "", squeezed, constants=one),
+        case_of(operator, "last step", "", "a, h = OP(s, w, r, b)" + LAST),
+        case_of(operator, "no bias", "", "a, h = OP(s, w, r)" + LAST),
+        case_of(operator, "reverse", 'direction="reverse"', squeezed, constants=one),
+        case_of(
+            operator,
+            "bidirectional",
+            'direction="bidirectional"',
+            "a, h = OP(s, w, r, b) t = Transpose<perm=[2,0,1,3]>(a) f = Reshape(t, flat)"
+            "u = Transpose<perm=[1,0,2]>(h) g = Reshape(u, one) y = Add(f, g)",
+            2,
+            constants={"flat": ints(0, 7, -1), "one": ints(0, 1, -1)},
+        ),
+        case_of(
+            operator,
+            "initial state of zeros",
+            "",
+            "n = Shape<start=1, end=2>(s) t = Concat<axis=0>(d, n, e) z = ConstantOfShape(t) a, h = OP(s, w, r, b, , z)"
+            + LAST,
+            constants={"d": ints(1), "e": ints(HIDDEN)},
+        ),
+        case_of(
+            operator,
+            "initial state",
+            'direction="bidirectional"',
+            "m = MatMul(x, v) i = ReduceMean<axes=[1], keepdims=0>(m) j = Reshape(i, split) k = Transpose<perm=[1,0,2]>(j)"
+            "a, h = OP(s, w, r, b, , k)" + LAST,
+            2,
+            constants={"v": random(5, 2 * HIDDEN), "split": ints(-1, 2, HIDDEN)},
+        ),
+        case_of(
+            operator,
+            "constant initial state",
+            "",
+            "n = Shape<start=1, end=2>(s) t = Concat<axis=0>(d, n, d) z = Expand(c, t) a, h = OP(s, w, r, b, , z)"
+            + LAST,
+            constants={"d": ints(1), "c": random(1, 1, HIDDEN)},
+        ),
+        case_of(
+            operator,
+            "lengths",
+            'direction="bidirectional"',
+            "n = Shape<start=1, end=2>(s) e = Expand(five, n) i = Cast<to=6>(e) a, h = OP(s, w, r, b, i)"
+            "t = Transpose<perm=[2,0,1,3]>(a) f = Reshape(t, flat) u = Transpose<perm=[1,0,2]>(h) g = Reshape(u, one) y = Add(f, g)",
+            2,
+            constants={"five": ints(5), "flat": ints(0, 7, -1), "one": ints(0, 1, -1)},
+        ),
+        case_of(operator, "clip", "clip=0.3", "a, h = OP(s, w, r, b)" + LAST),
+    ]
+
+
+CASES = [
+    *both_ways("RNN"),
+    *both_ways("GRU"),
+    *both_ways("LSTM"),
+    case_of("RNN", "relu", 'activations=["Relu"]', "a, h = OP(s, w, r, b)" + LAST),
+    case_of(
+        "RNN",
+        "affine",
+        'activations=["Affine"], activation_alpha=[0.4], activation_beta=[0.1]',
+        "a, h = OP(s, w, r, b)" + LAST,
+    ),
+    case_of("GRU", "linear before reset", "linear_before_reset=1", "a, h = OP(s, w, r, b)" + LAST),
+    case_of(
+        "GRU",
+        "activations",
+        'activations=["HardSigmoid", "Softsign"], activation_alpha=[0.3], activation_beta=[0.4]',
+        "a, h = OP(s, w, r, b)" + LAST,
+    ),
+    case_of("LSTM", "memory", "", "a, g, h = OP(s, w, r, b)" + LAST),
+    case_of("LSTM", "input forget", "input_forget=1", "a, h = OP(s, w, r, b)" + LAST),
+    case_of("LSTM", "peepholes", "", "a, h = OP(s, w, r, b, , , , p)" + LAST, constants={"p": random(1, 3 * HIDDEN)}),
+    case_of(
+        "LSTM",
+        "activations",
+        'direction="bidirectional", activations=["Sigmoid", "ScaledTanh", "Tanh", "HardSigmoid", "LeakyRelu", "Softplus"],'
+        "activation_alpha=[0.9, 0.3, 0.2], activation_beta=[0.7, 0.4]",
+        "a, h = OP(s, w, r, b)" + LAST,
+        2,
+    ),
+]
