@@ -32,6 +32,7 @@ IO_S = 2.0
 DESCRIPTORS = 200  # the kernel accepts at most 253 per message
 
 Going = Callable[[], bool]
+Attached = list[tuple[int, int, "array.array[int]"]]
 
 
 def malformed(path: Path, model: str, going: Going) -> int:
@@ -122,16 +123,16 @@ def holding(path: Path, model: str, going: Going) -> int:
 
 
 def descriptors(path: Path, model: str, going: Going) -> int:
-    """Attach hundreds of descriptors to hellos and requests."""
+    """Attach hundreds of descriptors to hellos and requests. Newer kernels refuse each one (EPERM)."""
     passed = os.open("/dev/null", os.O_RDONLY)
     attached = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [passed] * DESCRIPTORS))]
     done = 0
     while going():
         with contextlib.suppress(OSError), _connected(path) as sock:
-            sock.sendmsg([_hello(model)], attached)
+            _send_attached(sock, _hello(model), attached)
             sock.recv(65536)
             for _ in range(3):
-                sock.sendmsg([_request()], attached)
+                _send_attached(sock, _request(), attached)
                 sock.recv(65536)
                 done += 1
     os.close(passed)
@@ -212,6 +213,14 @@ def _attack(pipe: Connection, name: str, path: Path, model: str) -> None:
                     done += ATTACKS[name](path, model, lambda: not pipe.poll())
             pipe.recv()
             pipe.send(done)
+
+
+def _send_attached(sock: socket.socket, frame: bytes, attached: Attached) -> None:
+    """Send `frame` with descriptors, or without them where the kernel refuses them for the daemon."""
+    try:
+        sock.sendmsg([frame], attached)
+    except PermissionError:
+        sock.sendall(frame)
 
 
 def _connected(path: Path) -> socket.socket:

@@ -14,13 +14,14 @@ from edgert.errors import ConfigInvalid
 
 BACKLOG = 4096  # beyond it, a connect that does not block fails at once; the kernel may allow less
 PROBE_S_MAX = 1.0
+SO_PASSRIGHTS = 83  # Linux 6.16 and newer; Python has no name for it yet
 
 
 @contextmanager
 def listening(path: Path, mode: int, group: str = "") -> Iterator[socket.socket]:
     """Listen at `path` with that mode and group, without blocking. Remove the socket at the end.
 
-    Raises ConfigInvalid.
+    Clients cannot send descriptors, if the kernel can refuse them. Raises ConfigInvalid.
     """
     with ExitStack() as stack:
         try:
@@ -37,6 +38,8 @@ def listening(path: Path, mode: int, group: str = "") -> Iterator[socket.socket]
             if group and path.stat().st_gid != (gid := grp.getgrnam(group).gr_gid):
                 os.chown(path, -1, gid)
             path.chmod(mode)
+            with suppress(OSError):  # an older kernel: the descriptors that a client sends are closed when they arrive
+                listener.setsockopt(socket.SOL_SOCKET, SO_PASSRIGHTS, 0)
             listener.listen(BACKLOG)
         except OSError as error:
             raise ConfigInvalid(f"cannot listen on {path}: {error.strerror}") from error

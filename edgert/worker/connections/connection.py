@@ -28,6 +28,8 @@ KEPT_SHARE = 1 / 2  # of them, until buffers are given back after each answer
 REACTOR_FRAME_BYTES_MAX = 1024**2  # a connection with larger frames keeps its thread, which can wait
 # A client that stops inside a frame for this long is disconnected; one that is silent between frames loses its buffer.
 STALL_S = 10.0
+# A connection with fewer requests stays out of the reactor, and moves no other there: some apps connect for each request.
+REACTOR_REQUESTS_MIN = 16
 
 
 class BufferBudget:
@@ -56,7 +58,8 @@ class BufferBudget:
 class ReactorSwitch:
     """Tells when connections should move to the reactor: there are many, and they take turns.
 
-    A connection that asks and finds that another one was the `last` to be answered is not alone.
+    A connection that asks and finds that another one was the `last` to be answered is not alone. Connections that ended
+    after a few requests do not count.
     """
 
     __slots__ = ("last", "many")
@@ -85,6 +88,7 @@ class Connection:
         self.reply = KeptFrame(wire.RESULT)
         self.area: SharedArea | None = None
         self.session: ClientSession | None = None
+        self._after_others = 0  # the requests that came when another connection was the last
         self._tensors: tuple[wire.WireTensor, ...] | None = None  # the tensors that `_inputs` was made of
         self._inputs: ModelInputs | None = None
         stall = timeval(STALL_S)
@@ -172,9 +176,11 @@ class Connection:
                 raise
             self.answered(answer, began_ns, encoding_ns)
             if switch.last is not self:
-                switch.last = self
-                if switch.many and self._suits_reactor(request):
-                    return True
+                self._after_others += 1
+                if self._after_others >= REACTOR_REQUESTS_MIN:
+                    switch.last = self
+                    if switch.many and self._suits_reactor(request):
+                        return True
 
     def read(self, request: wire.Frame) -> ModelInputs:
         """Return the inputs of an INFER frame. Raises RequestError if the model does not take them."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from edgert.errors import ConfigInvalid
-from edgert.protocol.listening import listening
+from edgert.protocol.listening import SO_PASSRIGHTS, listening
 
 
 def test_it_accepts_and_is_removed_at_the_end(tmp_path: Path) -> None:
@@ -21,6 +21,22 @@ def test_it_accepts_and_is_removed_at_the_end(tmp_path: Path) -> None:
         with pytest.raises(BlockingIOError):
             listener.accept()
     assert not path.exists()
+
+
+def test_a_client_can_send_no_descriptors_where_the_kernel_refuses_them(tmp_path: Path) -> None:
+    path = tmp_path / "a.sock"
+    with listening(path, 0o600) as listener, socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(path))
+        accepted, _ = listener.accept()
+        with accepted:
+            try:
+                accepted.getsockopt(socket.SOL_SOCKET, SO_PASSRIGHTS)
+            except OSError:
+                socket.send_fds(client, [b"x"], [client.fileno()])
+            else:
+                with pytest.raises(PermissionError):
+                    socket.send_fds(client, [b"x"], [client.fileno()])
+            socket.send_fds(accepted, [b"x"], [client.fileno()])  # shared memory goes this way
 
 
 def test_the_socket_of_a_killed_process_is_replaced(tmp_path: Path) -> None:

@@ -18,7 +18,13 @@ from edgert.protocol.local_socket import timeval
 from edgert.protocol.sharing import SharedArea
 from edgert.telemetry.recorder import WindowRecorder
 from edgert.worker.connections.area_budget import AreaBudget
-from edgert.worker.connections.connection import FIRST_BUFFER_BYTES, BufferBudget, Connection, ReactorSwitch
+from edgert.worker.connections.connection import (
+    FIRST_BUFFER_BYTES,
+    REACTOR_REQUESTS_MIN,
+    BufferBudget,
+    Connection,
+    ReactorSwitch,
+)
 from edgert.worker.connections.connections import Connections
 from edgert.worker.connections.reactor import Departure, Reactor
 from edgert.worker.pipeline.pipeline import Pipeline
@@ -129,14 +135,18 @@ def test_a_connection_moves_to_the_reactor_when_many_take_turns(serve: Callable[
     switch = ReactorSwitch()
     served = serve(switch)
     switch.many = True
-    served.client.sendall(request(1))  # the first: no other was answered before
-    read_frame(served.client)
+    for i in range(REACTOR_REQUESTS_MIN):  # no other is answered meanwhile
+        assert switch.last is None, i
+        served.client.sendall(request(i))
+        read_frame(served.client)
     assert served.ended() is True
+    assert switch.last is served.connection
     high = serve(switch)
     parts = bytearray(request(1))
     parts[6] |= wire.FLAG_HIGH_PRIORITY
-    high.client.sendall(parts)
-    read_frame(high.client)
+    for _ in range(REACTOR_REQUESTS_MIN + 1):
+        high.client.sendall(parts)
+        read_frame(high.client)
     high.client.close()
     assert high.ended() is False  # high priority keeps its thread
 
