@@ -87,7 +87,7 @@ class Client(BaseClient):
 
         `inputs` is one array, for a model with one input, or arrays by input name. Give the batch axis, or leave it
         out of every input to ask for one item. A model with preprocessing also takes UINT8 arrays; if it decodes
-        images, it takes the bytes of a JPEG or PNG file, or a list of such (docs/processing.md). A request of
+        images, it takes the bytes of a JPEG or PNG file, or a list of such (docs/images.md). A request of
         `priority` "high" goes before others that wait for the engine. With `trace`, the answer is an InferResponse: the
         outputs, the release that answered, the stage times, the batch, and whether a cache answered.
 
