@@ -27,6 +27,7 @@ from typing import Any
 
 from edgert.durable import make_private, only_owner_writes
 from edgert.errors import ConfigInvalid
+from edgert.machine import in_home
 from edgert.names import ID, checked_id
 from edgert.toml_file import about, from_table, parse_toml
 from edgert.typed_json import Closed
@@ -366,12 +367,7 @@ def default_state_dir() -> Path:
         return Path(given)
     if os.geteuid() == 0:
         return ROOTS_STATE
-    own = Path(os.path.expanduser(USERS_STATE))
-    if not own.is_absolute():
-        raise ConfigInvalid(
-            f"this user has no home folder: $HOME is not set, and user {os.getuid()} has no account. Pass --state, or set HOME"
-        )
-    return own
+    return in_home(USERS_STATE, "Pass --state, or set HOME")
 
 
 def default_socket() -> Path:
@@ -392,7 +388,7 @@ def default_socket() -> Path:
 def read_config(state: StateDir) -> DeviceConfig:
     """Read `config.toml`. Raises ConfigInvalid where it is missing, is not TOML or has an unknown key."""
     try:
-        text = state.config.read_text()
+        text = state.config.read_text("utf-8")  # whatever the locale
     except FileNotFoundError as error:
         raise ConfigInvalid(
             f"{state.config} is missing: run edgert bootstrap from the host, or give --state"

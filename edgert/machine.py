@@ -1,6 +1,6 @@
-"""Facts about this machine: temperature, memory, load, disk, clock. Linux; reads files only.
+"""Facts about this machine and its user: temperature, memory, load, disk, clock, home. Linux.
 
-A fact that cannot be read is None: a virtual machine has no thermometer.
+It reads files only. A fact that cannot be read is None: a virtual machine has no thermometer.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ import contextlib
 import ctypes
 import os
 from pathlib import Path
+
+from edgert.errors import ConfigInvalid
 
 _TIME_ERROR = 5  # adjtimex(2): the clock is not synchronised
 _TIMESYNCD_MARK = Path("/run/systemd/timesync/synchronized")  # systemd-timesyncd.service(8)
@@ -28,6 +30,17 @@ def throttled(path: Path = Path("/sys/devices/platform/soc/soc:firmware/get_thro
         return bool(int(path.read_text(), 16) & 0xF)
     except (OSError, ValueError):
         return None
+
+
+def in_home(path: str, instead: str) -> Path:
+    """Return `path`, which begins with ~/. Raises ConfigInvalid, which advises `instead`, without a home."""
+    found = Path(os.path.expanduser(path))
+    if found.is_absolute():
+        return found
+    why = f"$HOME is not set, and user {os.getuid()} has no account"
+    if home := os.environ.get("HOME"):
+        why = f"$HOME is {home!r}, which is not an absolute path"
+    raise ConfigInvalid(f"this user has no home folder: {why}. {instead}")
 
 
 def rss_bytes(process: int | str = "self") -> int | None:

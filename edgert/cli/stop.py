@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from edgert.cli.output import emit, json_option, progress
-from edgert.config import StateDir
+from edgert.config import StateDir, read_config
 from edgert.daemon.monitor import monitor_of, signal_monitor
 from edgert.daemon.system.service_manager import manager_of
 from edgert.durable import locked
@@ -23,7 +23,7 @@ STOP_S_MAX = 30.0
 @json_option
 @click.pass_obj
 def stop(state: StateDir, as_json: bool) -> None:
-    """Stop the daemon; do nothing if none runs.
+    """Stop the daemon; do nothing if none runs. The state folder must be a device's.
 
     It answers the requests that have arrived and refuses new ones. Where a systemd unit runs the daemon and would start
     it again, the command names the one to use.
@@ -38,6 +38,8 @@ def stop(state: StateDir, as_json: bool) -> None:
             f"for good: {manager} disable --now edgertd"
         )
     pid = stop_daemon(state)
+    if pid is None and not state.config.is_file():
+        read_config(state)  # raises: the folder is not a device's, such as one that was mistyped
     if pid is None:
         emit({"stopped": False}, "no daemon runs", as_json)
     else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from edgert.errors import ConfigInvalid
+from edgert.machine import in_home
 
 
 def config_folder() -> Path:
@@ -32,9 +32,4 @@ def _base(variable: str, below_home: str) -> Path:
     given = os.environ.get(variable, "")
     if os.path.isabs(given):  # the specification says to ignore relative paths
         return Path(given)
-    try:
-        return Path.home().absolute() / below_home
-    except RuntimeError as error:
-        raise ConfigInvalid(
-            f"this user has no home folder: $HOME is not set, and user {os.getuid()} has no account. Set HOME or {variable}"
-        ) from error
+    return in_home(f"~/{below_home}", f"Set HOME or {variable}")

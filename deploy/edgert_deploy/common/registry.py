@@ -25,5 +25,5 @@ def open_registry(address: str, ca: Path | None, login: Path | None) -> Registry
 def _users_login() -> Path | None:
     """Return the file where docker, podman and skopeo keep a user's logins, if there is one."""
     folder = os.environ.get("DOCKER_CONFIG")
-    file = (Path(folder) if folder else Path.home() / ".docker") / "config.json"
+    file = Path(folder or os.path.expanduser("~/.docker")) / "config.json"
     return file if file.is_file() else None

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from edgert.errors import ConfigInvalid
 from edgert_deploy.common.folders import cache_folder, config_folder, state_folder
 from tests.support.accounts import as_nobody
 
@@ -35,6 +36,16 @@ def test_our_own_variable_comes_first(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "theirs"))
     monkeypatch.setenv("EDGERT_CONFIG_DIR", str(tmp_path / "ours"))
     assert config_folder() == tmp_path / "ours"
+
+
+def test_a_relative_home_is_none_for_every_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host took it as a folder of the current one, where the device refused it."""
+    monkeypatch.delenv("EDGERT_CONFIG_DIR", raising=False)
+    monkeypatch.setenv("HOME", "relative/home")
+    for variable, (folder, _) in FOLDERS.items():
+        monkeypatch.delenv(variable, raising=False)
+        with pytest.raises(ConfigInvalid, match=rf"\$HOME is 'relative/home', which .*\. Set HOME or {variable}$"):
+            folder()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")

@@ -1,0 +1,23 @@
+"""`edgertd stop` where no daemon runs. tests/end_to_end stops daemons."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from edgert.cli import main
+
+
+def test_a_folder_without_a_device_is_named_and_one_of_a_device_is_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for folder in (tmp_path / "typo", tmp_path):
+        assert main(["--state", str(folder), "stop", "--json"]) == 4
+        message = json.loads(capsys.readouterr().out)["error"]["message"]
+        assert message.startswith(f"{folder}/config.toml is missing")
+        assert message.endswith("or give --state")
+    (tmp_path / "config.toml").write_text("damaged")
+    assert main(["--state", str(tmp_path), "stop", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"stopped": False}
