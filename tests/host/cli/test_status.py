@@ -59,12 +59,10 @@ def test_one_damaged_model_hides_no_other(edgert: Edgert, inventory: Inventory, 
 def test_a_device_that_was_never_bootstrapped_is_not_called_unreachable(
     become: str, edgert: Edgert, inventory: Inventory, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """sudo says in its own way, and in any language, that a command is not there."""
+    """sudo warns before each command where the device's own name has no address."""
     sudo = tmp_path / "bin" / "sudo"
     sudo.parent.mkdir()
-    sudo.write_text(
-        '#!/bin/sh\nshift 2\ntest -x "$1" && exec "$@"\necho "sudo: $1: Befehl nicht gefunden" >&2\nexit 1\n'
-    )
+    sudo.write_text('#!/bin/sh\nshift 2\necho "sudo: unable to resolve host board" >&2\nexec "$@"\n')
     sudo.chmod(0o755)
     with running_sshd(tmp_path / "sshd", path=f"{sudo.parent}:/usr/bin:/bin") as server:
         inventory.add(replace(server.device(), become=become))

@@ -10,6 +10,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -208,6 +209,37 @@ def test_any_login_shell_runs_the_words_even_if_it_prints_something_first(shell:
         (tmp_path / "payload").write_bytes(data := os.urandom(100_000))
         transport.put(tmp_path / "payload", str(tmp_path / "there"))
         assert (tmp_path / "there").read_bytes() == data
+
+
+@pytest.mark.parametrize(
+    ("sudo", "said"),
+    [
+        ("echo 'sudo: a password is required' >&2; exit 1", "a password is required"),
+        ("echo 'Sorry, user pi is not allowed to execute this' >&2; exit 1", "Sorry, user pi"),
+        ("echo 'sudo: unable to resolve host board' >&2; shift 2; exec \"$@\"", ""),
+        ("", "sudo: not found"),
+    ],
+)
+def test_what_sudo_says_is_told_from_what_its_command_says(sudo: str, said: str, tmp_path: Path) -> None:
+    """Where the device's own name has no address, sudo warns and goes on."""
+    program = tmp_path / "bin" / "sudo"
+    program.parent.mkdir()
+    for name in ("sh", "cat"):
+        (program.parent / name).symlink_to(shutil.which(name) or "")
+    if sudo:
+        program.write_text(f"#!/bin/sh\n{sudo}\n")
+        program.chmod(0o755)
+    with running_sshd(tmp_path / "sshd", path=str(program.parent)) as server:
+        device = replace(server.device(), become="sudo")
+        with contextlib.closing(SshTransport(device)) as transport:
+            if said:
+                with pytest.raises(DeviceError, match=f"board: sudo runs no command: .*{said}.*NOPASSWD"):
+                    transport.run(["cat"], WAIT_S_MAX)
+                return
+            assert transport.run(["cat"], WAIT_S_MAX, input=b"in").stdout == "in"
+            done = transport.run(["sh", "-c", "echo out; echo err >&2; exit 1"], WAIT_S_MAX)
+            assert (done.exit_code, done.stdout) == (1, "out\n")
+            assert transport.run(["no-such-program-7"], WAIT_S_MAX).exit_code == 127
 
 
 @contextlib.contextmanager

@@ -50,8 +50,9 @@ _SIZE = 'test ! -e "$1" || wc -c <"$1"'
 _UPLOADS_MAX = 2  # of one file: the first may have continued damaged bytes
 _MOVED_BYTES = 256 * 1024  # an attempt that moved so much does not count as failed: the link is lost now and then
 _PAUSE_S_MAX = 30.0
-_BEGIN = "edgert-output-begins"
-COMMAND_NOT_FOUND = 127  # as in a shell
+_SAID_CHARS_MAX = 300
+_BEGIN = "edgert-command-begins"
+_AS_ROOT = ("sh", "-c", 'echo "$0"; exec "$@"', _BEGIN)
 SUDO = ("sudo", "-n", "--")  # it cannot ask for a password
 HASH_S_MAX = 600.0
 QUICK_S_MAX = 30.0
@@ -76,21 +77,15 @@ class _Upload:
     arrived: int = 0
 
 
-def for_any_shell(argv: Sequence[str]) -> str:
-    """Return the line with which any login shell runs `argv` and nothing else, also csh and fish.
+def for_any_shell(argv: Sequence[str], first: str = ":") -> str:
+    """Return the line with which any login shell, also csh and fish, runs `first` and then `argv` alone.
 
     csh takes no quoted line break, and expands a quoted exclamation mark; fish reads quoted backslashes. The umask is
     set whatever the login's is: nobody else may write what the command creates.
     """
-    script = f"umask 022; exec {shlex.join(argv)}"
+    script = f"umask 022; {first}; exec {shlex.join(argv)}"
     octal = re.sub(r"[\\\n!']", lambda found: f"\\0{ord(found[0]):03o}", script)
     return f"""exec sh -c 'eval "$(printf %b "$0")"' '{octal}'"""
-
-
-def _own(out: LineBuffer) -> str:
-    """Return the output without what the login shell printed first, as a line of its .bashrc may."""
-    first, began, own = out.text().partition(f"{_BEGIN}\n")
-    return own if began else first
 
 
 class SshTransport:
@@ -114,14 +109,10 @@ class SshTransport:
             exit_code = channel.recv_exit_status()
             if exit_code == _NO_EXIT_CODE and not self._alive():
                 raise EOFError("the connection ended while the command ran")
-            if self.device.become and exit_code == 1 and err.text().startswith(f"sudo: {argv[0]}: "):
-                return Result(tuple(argv), COMMAND_NOT_FOUND, _own(out), err.text())  # in any language
-            if self.device.become and exit_code == 1 and err.text().startswith("sudo: "):
-                raise DeviceError(
-                    f"{self.device.name}: {err.text().strip()[:200]}. Allow this user sudo without a password (visudo: "
-                    "NAME ALL=(ALL) NOPASSWD: ALL), log in as root, or add the device without --sudo"
-                )
-            return Result(tuple(argv), exit_code, _own(out), err.text())
+            said, began, own = out.text().partition(f"{_BEGIN}\n")  # a line of .bashrc may have printed before
+            if not began:
+                raise self._not_begun(" ".join(f"{said} {err.text()}".split())[-_SAID_CHARS_MAX:], exit_code)
+            return Result(tuple(argv), exit_code, own, err.text())
 
     def put(self, local: Path, remote: str, how: PutOptions = PLAIN) -> None:
         digest, target = sha256_of(local), PurePosixPath(remote)
@@ -157,9 +148,24 @@ class SshTransport:
     def _channel(self, argv: Sequence[str]) -> Any:
         channel = self._session()
         channel.settimeout(self.limits.dead_after_s)
-        words = [*(SUDO if self.device.become else ()), *argv]
-        channel.exec_command(f"echo {_BEGIN}; {for_any_shell(words)}")
+        if self.device.become:
+            channel.exec_command(for_any_shell([*SUDO, *_AS_ROOT, *argv]))
+        else:
+            channel.exec_command(for_any_shell(argv, f"echo {_BEGIN}"))
         return channel
+
+    def _not_begun(self, said: str, exit_code: int) -> DeviceError:
+        """Return the error of a command that the login ended before: by sudo, its shell, or another command."""
+        end = f"{said or 'it said nothing'} (exit code {exit_code})"
+        if self.device.become:
+            return DeviceError(
+                f"{self.device.name}: sudo runs no command: {end}. Allow this user sudo without a password (visudo: "
+                "NAME ALL=(ALL) NOPASSWD: ALL), log in as root, or add the device without --sudo"
+            )
+        return DeviceError(
+            f"{self.device.name}: the login runs no command of EdgeRT: {end}. Log in as another user, or look there at "
+            "this user's shell, at ForceCommand in sshd_config, and at command= in authorized_keys"
+        )
 
     def _session(self) -> Any:
         """Open a channel. With `MaxSessions 1`, sshd refuses one for a moment after the last command ended."""
