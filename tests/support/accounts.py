@@ -20,7 +20,7 @@ except Exception as error:
 
 def as_nobody(imported: str, function: str) -> str:
     """Return what `function` returns or raises for that user, after the statement `imported`. Needs root."""
-    own = ("HOME", "EDGERT_CONFIG_DIR", "EDGERT_STATE", "EDGERT_SOCKET")
+    own = ("HOME", "LOGNAME", "USER", "LNAME", "USERNAME", "EDGERT_CONFIG_DIR", "EDGERT_STATE", "EDGERT_SOCKET")
     environment = {name: value for name, value in os.environ.items() if name not in own and name[:4] != "XDG_"}
     program = _PROGRAM.format(imported=imported, function=function, uid=UID)
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)

@@ -4,26 +4,36 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import getpass
 import glob
+import os
 import shlex
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import paramiko
+from paramiko.agent import AgentSSH
 from paramiko.config import SSHConfig
 
 from edgert.errors import ConfigInvalid
 
 INCLUDES_MAX = 64
 CONFIG_BYTES_MAX = 1024**2
+_NEVER = "Host !*"
+_UNKNOWN_CRITERIA = {"localnetwork", "tagged", "version", "sessiontype", "command"}  # paramiko takes them for true
 _KEY_HEAD_BYTES = 256  # they include "-----BEGIN OPENSSH PRIVATE KEY-----" and the like
 
 
 def read_ssh_config() -> SSHConfig:
     """Return the user's and the system's SSH configuration, includes resolved. Raises ConfigInvalid."""
+    try:
+        getpass.getuser()
+    except (KeyError, OSError):  # as of `docker run --user 54321`: paramiko and Fabric want a name
+        os.environ["LOGNAME"] = str(os.getuid())
     config = SSHConfig()
-    for path in (Path("~/.ssh/config").expanduser(), Path("/etc/ssh/ssh_config")):
+    for path in (_path("~/.ssh/config"), Path("/etc/ssh/ssh_config")):
         try:
             config.parse(iter(_lines(path, path.parent, [INCLUDES_MAX])))
         except (paramiko.SSHException, OSError, ValueError) as error:
@@ -34,14 +44,54 @@ def read_ssh_config() -> SSHConfig:
 def login_keys(settings: Any, identity: str) -> dict[str, Any]:
     """Return paramiko's options for the login. Missing files of ~/.ssh/config are skipped."""
     if identity:
-        _check_identity(Path(identity).expanduser())
+        _check_identity(_path(identity))
     named = [identity, *settings.get("identityfile", [])] if identity else settings.get("identityfile", [])
-    files = [str(path) for path in (Path(name).expanduser() for name in named) if path.is_file()]
+    files = [str(path) for path in map(_path, named) if path.is_file()]
+    keys: dict[str, Any] = {"key_filename": [file for file in files if not file.endswith(".pub")]}
+    if certified := _certified(keys["key_filename"], settings.get("certificatefile", "")):
+        keys["pkey"] = certified
     if settings.get("identitiesonly", "no").lower() != "yes":
-        return {"key_filename": files}
+        return keys
     # Servers refuse a login after a few wrong keys: offer only these, from the agent if it has one.
-    held = _held_by_agent(files)
-    return {"key_filename": files, "allow_agent": False, "look_for_keys": False, **({"pkey": held} if held else {})}
+    if not certified and (held := _held(agent(settings), files)):
+        keys["pkey"] = held
+    return {**keys, "allow_agent": False, "look_for_keys": False}
+
+
+def agent(settings: Any) -> paramiko.Agent:
+    """Return the agent that IdentityAgent names, else that of $SSH_AUTH_SOCK; it may hold no key."""
+    named = settings.get("identityagent", "SSH_AUTH_SOCK")
+    with contextlib.suppress(paramiko.SSHException, OSError):
+        return paramiko.Agent() if named == "SSH_AUTH_SOCK" else _AgentAt(named)
+    return _AgentAt("none")
+
+
+class _AgentAt(paramiko.Agent):  # type: ignore[misc]  # paramiko ships no types
+    """The agent that listens at a path; `none` holds no key. Raises OSError."""
+
+    def __init__(self, named: str) -> None:
+        AgentSSH.__init__(self)
+        if named.lower() != "none":
+            connection = socket.socket(socket.AF_UNIX)
+            connection.connect(str(_path(named)))
+            self._connect(connection)
+
+
+def _certified(files: list[str], certificate: str) -> paramiko.PKey | None:
+    """Return the key with the certificate of CertificateFile. paramiko itself finds FILE-cert.pub alone."""
+    if not certificate or not _path(certificate).is_file():
+        return None
+    for file in files:
+        with contextlib.suppress(paramiko.SSHException, OSError, ValueError, TypeError):  # such as a passphrase
+            key = paramiko.PKey.from_path(file)
+            key.load_certificate(str(_path(certificate)))
+            return key
+    return None
+
+
+def _path(text: str) -> Path:
+    """Return a path of the configuration: ~ and ${VARIABLES} are replaced."""
+    return Path(os.path.expandvars(os.path.expanduser(text)))
 
 
 def _check_identity(path: Path) -> None:
@@ -60,11 +110,10 @@ def _check_identity(path: Path) -> None:
     raise ConfigInvalid(f"identity {path} is {'a public' if path.suffix == '.pub' else 'no private'} key{hint}")
 
 
-def _held_by_agent(files: list[str]) -> paramiko.PKey | None:
-    blobs = {_public_blob(Path(f"{file}.pub")) for file in files} - {b""}
-    with contextlib.suppress(paramiko.SSHException, OSError):
-        return next((key for key in paramiko.Agent().get_keys() if key.asbytes() in blobs), None)
-    return None
+def _held(by: paramiko.Agent, files: list[str]) -> paramiko.PKey | None:
+    """Return a key of the agent that one of the files names; a file may hold the public half alone."""
+    blobs = {_public_blob(Path(f"{file.removesuffix('.pub')}.pub")) for file in files} - {b""}
+    return next((key for key in by.get_keys() if key.asbytes() in blobs), None)
 
 
 def _public_blob(path: Path) -> bytes:
@@ -84,6 +133,8 @@ def _lines(path: Path, folder: Path, left: list[int]) -> Iterator[str]:
     for line in path.read_text(errors="replace").splitlines():  # a comment may be in another encoding
         keyword, _, rest = line.strip().replace("=", " ", 1).partition(" ")
         if keyword.lower() != "include":
+            if keyword.lower() == "match" and _UNKNOWN_CRITERIA & {word.lstrip("!").lower() for word in rest.split()}:
+                line = _NEVER
             section = line if keyword.lower() in ("host", "match") else section
             yield line
             continue
@@ -96,4 +147,4 @@ def _lines(path: Path, folder: Path, left: list[int]) -> Iterator[str]:
 
 
 def _files(pattern: str, folder: Path) -> list[Path]:
-    return [Path(name) for name in sorted(glob.glob(str(folder / Path(pattern).expanduser())))]
+    return [Path(name) for name in sorted(glob.glob(str(folder / _path(pattern))))]

@@ -4,8 +4,9 @@ The only accepted host key of a device is the one in the inventory. It is compar
 a user name, a login or any payload is sent. The same holds for a jump host of the inventory. To a jump host that
 only ~/.ssh/config names the system's ssh connects, which must know its key. (Fabric's own default accepts any key.)
 
-These lines of ~/.ssh/config apply: Host, Match, Include, HostName, User, Port, IdentityFile, IdentitiesOnly, ProxyJump,
-ProxyCommand, ConnectTimeout. Keys may also come from an agent or be the user's default keys.
+These lines of ~/.ssh/config apply: Host, Match (by all, host, originalhost, user, localuser, exec, canonical and final),
+Include, HostName, User, Port, IdentityFile, IdentitiesOnly, IdentityAgent, CertificateFile, ProxyJump, ProxyCommand,
+ConnectTimeout. Keys may also come from an agent or be the user's default keys.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from paramiko.ssh_exception import IncompatiblePeer, NoValidConnectionsError
 from edgert.errors import ConfigInvalid, DeviceUnreachable, HostKeyMismatch, LoginRefused
 from edgert.printable import endpoint, printable
 from edgert_deploy.devices.inventory import Device, SshAddress, fingerprint
-from edgert_deploy.devices.transports.ssh_config import login_keys, read_ssh_config
+from edgert_deploy.devices.transports.ssh_config import agent, login_keys, read_ssh_config
 
 # paramiko raises its errors and also logs them; without a handler Python would print each one with its traceback.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
@@ -137,21 +138,44 @@ class _OnlyLook(paramiko.MissingHostKeyPolicy):  # type: ignore[misc]  # paramik
         raise _Seen(key)
 
 
+class _SecondFactor(paramiko.AuthenticationException):  # type: ignore[misc]
+    """The server accepts a key, and asks for more."""
+
+
+class _KeysAlone(paramiko.Transport):  # type: ignore[misc]
+    """A transport that asks nobody: paramiko would read a second factor from stdin, and print on stdout."""
+
+    def auth_interactive_dumb(self, *_: object) -> list[str]:
+        raise _SecondFactor("the key is accepted, but the server asks for a password or a code as well")
+
+
 class _Hop:
     """A machine on the way; the device is the last. Its connection is made here and opened later."""
 
     def __init__(self, jump: Jump, called: str, device: str) -> None:
         self.alias, self.host_key, self.called, self.device = jump.address.host, jump.host_key, called, device
         self.config = read_ssh_config()
-        self.connection = fabric.Connection(
-            jump.address.host,
-            user=jump.address.user,
-            port=jump.address.port,
-            gateway=False,
-            config=fabric.Config(ssh_config=self.config),
-        )
+        try:
+            self.connection = fabric.Connection(
+                jump.address.host,
+                user=jump.address.user,
+                port=jump.address.port,
+                gateway=False,
+                forward_agent=False,  # no command of EdgeRT's logs in elsewhere
+                config=fabric.Config(ssh_config=self.config),
+            )
+        except (paramiko.SSHException, KeyError, ValueError) as error:  # such as CanonicalizeHostname without domains
+            raise ConfigInvalid(
+                f"~/.ssh/config cannot be applied to {jump.address.host}: {type(error).__name__} {error}. Look at what it "
+                f"says of this host: ssh -G {jump.address.host}"
+            ) from error
         self.settings = self.connection.ssh_config
-        self.connection.connect_kwargs = login_keys(self.settings, jump.identity)
+        self.connection.connect_kwargs = {
+            **login_keys(self.settings, jump.identity),
+            "transport_factory": _KeysAlone,
+        }
+        if "identityagent" in self.settings:
+            self.connection.client._agent = agent(self.settings)
         self.connection.client.set_missing_host_key_policy(paramiko.RejectPolicy())
         self._said: deque[str] = deque(maxlen=SAID_LINES_MAX)  # by the command that leads here, on stderr
         self._listener: threading.Thread | None = None
@@ -273,6 +297,8 @@ def _again(hop: _Hop) -> str:
 
 
 def _key_advice(error: BaseException) -> str:
+    if isinstance(error, _SecondFactor):
+        return "Let this user log in by a key alone: AuthenticationMethods publickey in sshd_config there"
     if isinstance(error, paramiko.PasswordRequiredException):
         return "Give the key's passphrase to an agent (ssh-add)"
     return "Copy your public key there (ssh-copy-id), or give the private key with --identity"

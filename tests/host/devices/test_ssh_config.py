@@ -1,0 +1,171 @@
+"""What other people's ~/.ssh/config says: agents, certificates, criteria that paramiko does not know."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from edgert.errors import ConfigInvalid, DeviceError, LoginRefused
+from edgert_deploy.devices.inventory import Device
+from edgert_deploy.devices.transports.ssh import SshTransport
+from edgert_deploy.devices.transports.ssh_config import read_ssh_config
+from edgert_deploy.devices.transports.ssh_login import LinkLimits
+from hil.support.keys import new_ssh_key
+from hil.support.sshd import SshDevice, running_sshd, start_sshd
+from tests.support.accounts import UID, as_nobody
+
+
+@pytest.fixture(scope="module")
+def board(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshDevice]:
+    with running_sshd(tmp_path_factory.mktemp("board")) as server:
+        yield server
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the path of the user's configuration, which does not exist yet."""
+    (tmp_path / ".ssh").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    return tmp_path / ".ssh" / "config"
+
+
+@contextmanager
+def an_agent(key: Path, sock: Path) -> Iterator[None]:
+    with subprocess.Popen(["ssh-agent", "-D", "-a", sock], stdout=subprocess.DEVNULL) as agent:
+        try:
+            while not sock.exists():
+                assert agent.poll() is None
+            subprocess.run(["ssh-add", "-q", key], check=True, env={**os.environ, "SSH_AUTH_SOCK": str(sock)})
+            yield
+        finally:
+            agent.terminate()
+
+
+def says(device: Device) -> str:
+    transport = SshTransport(device, LinkLimits(connect_s=5))
+    try:
+        return transport.run(["sh", "-c", "echo in"], 20).stdout
+    finally:
+        transport.close()
+
+
+def test_the_agent_that_the_configuration_names_is_asked(
+    board: SshDevice, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a password manager, which also names the public halves of the keys that it holds."""
+    device = replace(board.device(), identity="")
+    shutil.copy(f"{board.client_key}.pub", tmp_path / "board.pub")
+    with an_agent(board.client_key, tmp_path / "agent"):
+        with pytest.raises(LoginRefused):
+            says(device)
+        config.write_text("Host *\n IdentityAgent ~/agent\n")
+        assert says(device) == "in\n"
+        config.write_text("Host *\n IdentityAgent ${AGENT}\n IdentitiesOnly yes\n IdentityFile ${HOME}/board.pub\n")
+        monkeypatch.setenv("AGENT", str(tmp_path / "agent"))
+        assert says(device) == "in\n"
+        monkeypatch.setenv("SSH_AUTH_SOCK", str(tmp_path / "agent"))
+        config.write_text("Host *\n IdentityAgent none\n")
+        with pytest.raises(LoginRefused):
+            says(device)
+        config.write_text("Host *\n IdentityAgent SSH_AUTH_SOCK\n")
+        assert says(device) == "in\n"
+
+
+@pytest.mark.parametrize("by", ["file", "agent"])
+def test_a_user_is_let_in_by_a_certificate(config: Path, tmp_path: Path, by: str) -> None:
+    """The server knows the authority alone. paramiko finds a certificate beside its key alone."""
+    with running_sshd(tmp_path / "server") as server:
+        server.stop()
+        user = server.address.partition("@")[0]
+        for name in ("authority", "mine"):
+            new_ssh_key(tmp_path / name)
+        sign = ["ssh-keygen", "-q", "-s", f"{tmp_path}/authority", "-I", "me", "-n", user, f"{tmp_path}/mine.pub"]
+        subprocess.run(sign, check=True)
+        (server.folder / "authorized_keys").write_text("")
+        again = start_sshd(server.folder, port=server.port, more=f"TrustedUserCAKeys {tmp_path}/authority.pub\n")
+        device = replace(server.device(), identity="")
+        try:
+            if by == "agent":
+                with an_agent(tmp_path / "mine", tmp_path / "agent"):
+                    config.write_text("Host *\n IdentityAgent ~/agent\n")
+                    assert says(device) == "in\n"
+                return
+            (tmp_path / "mine-cert.pub").rename(tmp_path / "elsewhere-cert.pub")
+            config.write_text("Host *\n IdentityFile ~/mine\n")
+            with pytest.raises(LoginRefused):
+                says(device)
+            config.write_text("Host *\n IdentityFile ~/mine\n CertificateFile ~/elsewhere-cert.pub\n")
+            assert says(device) == "in\n"
+        finally:
+            again.stop()
+
+
+def test_a_second_factor_is_asked_of_nobody(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """paramiko would print the server's question on stdout and read the answer, with all devices at once."""
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("somebody was asked"))
+    more = "Match User *\n KbdInteractiveAuthentication yes\n PasswordAuthentication yes\n"
+    with running_sshd(tmp_path / "server") as server:
+        for second in ("password", "keyboard-interactive"):
+            server.stop()
+            server = start_sshd(
+                server.folder, port=server.port, more=f"{more} AuthenticationMethods publickey,{second}\n"
+            )
+            with pytest.raises(LoginRefused, match=r"asks for a password or a code.*AuthenticationMethods publickey"):
+                says(server.device())
+        server.stop()
+    assert capfd.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("forced", "said"),
+    [
+        ("/usr/sbin/nologin", "This account is currently not available"),
+        ("internal-sftp", "This service allows sftp connections only"),
+        ("echo 'Please login as the user ubuntu'; exit 142", r"Please login as the user ubuntu \(exit code 142\)"),
+    ],
+)
+def test_a_login_that_runs_another_command_is_told_apart(config: Path, tmp_path: Path, forced: str, said: str) -> None:
+    with running_sshd(tmp_path / "server") as server:
+        server.stop()
+        more = f"Subsystem sftp internal-sftp\nForceCommand {forced}\n"
+        again = start_sshd(server.folder, port=server.port, more=more)
+        try:
+            with pytest.raises(DeviceError, match=f"runs no command of EdgeRT: {said}.*ForceCommand") as caught:
+                says(again.device())
+            assert caught.value.code == "device.error"
+        finally:
+            again.stop()
+
+
+def test_sections_that_cannot_be_judged_here_do_not_apply(config: Path) -> None:
+    config.write_text(
+        "Match tagged work\n User one\nMatch host board !localnetwork 10.0.0.0/8\n User two\nMatch host board\n Port 7\n"
+    )
+    found = read_ssh_config().lookup("board")
+    assert (found.get("user"), found["port"]) == (None, "7")
+
+
+def test_lines_that_openssh_reads_otherwise_are_in_no_ones_way(board: SshDevice, config: Path) -> None:
+    config.write_text("Host *\n ForwardAgent /run/agent.sock\n")
+    assert says(board.device()) == "in\n"
+    config.write_text("Host *\n CanonicalizeHostname yes\n")
+    with pytest.raises(ConfigInvalid, match=r"~/\.ssh/config cannot be applied to board: .*ssh -G board"):
+        says(replace(board.device(), address="board"))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
+def test_a_user_without_an_account_has_a_configuration() -> None:
+    imported = "from edgert_deploy.devices.transports.ssh_login import Jump, SshAddress, _Hop"
+    assert as_nobody(imported, "(lambda: _Hop(Jump(SshAddress('board')), 'board', 'board').connection.user)") == str(
+        UID
+    )
