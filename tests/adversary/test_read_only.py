@@ -15,6 +15,7 @@ from edgert.daemon.system.resources import sole_daemon
 from edgert.errors import DeviceError
 from edgert_deploy.bootstrap.uninstall import uninstall
 from edgert_deploy.devices.inventory import Device as LocalDevice
+from edgert_deploy.devices.logs import LogRequest, read_log
 from edgert_deploy.devices.transports.local import LocalTransport
 from tests.support.devices import Device, a_device
 
@@ -39,6 +40,9 @@ def test_a_device_on_read_only_storage_serves_and_refuses_changes(pid_file: bool
                 assert client.infer("echo", ITEM)["y"].tolist() == ITEM.tolist()
             daemon = device.run("status")["daemon"]
             assert daemon["read_only"] is True, daemon
+            here = LocalDevice("here", "local", root, "this-machine", root)
+            log = device.state.volatile("edgertd.log").read_text().splitlines()
+            assert read_log(LocalTransport(here), here, LogRequest())[: len(log)] == log != []
             for words in (["install", os.fspath(bundle)], ["rollback", "echo"], ["claim", "echo", "--by", "me"]):
                 error = device.run(*words, code=7)["error"]
                 assert (error["code"], "Read-only file system" in error["message"]) == ("device.storage_failed", True)

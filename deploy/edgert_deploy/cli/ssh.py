@@ -38,7 +38,7 @@ def ssh(tty: bool, inventory: Inventory, selector: str, command: tuple[str, ...]
     device = inventory.device(selector)
     command = command[1:] if command[:1] == ("--",) else command
     if device.kind.uses_ssh:
-        with ssh_command(device, tty=tty) as words:
+        with ssh_command(device, *(["-t"] if tty else [])) as words:
             code = attended([*words, *command])
     else:
         shell = os.environ.get("SHELL") or "/bin/sh"

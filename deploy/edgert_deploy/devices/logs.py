@@ -43,6 +43,12 @@ if test -d /run/systemd/system; then
   systemctl cat edgertd.service 2>/dev/null | grep -qF -- "$5" && journal --unit=edgertd.service "$lines"
 fi
 log=$state/edgertd.log
+# On read-only storage the daemon's files are in memory (edgert/config.py).
+owner=$(ls -ldn "$state" 2>/dev/null | awk '{print $3}')
+name=$(printf %s "$state" | sha256sum | cut -c 1-12)-edgertd.log
+for folder in /run/edgert "/run/user/$owner/edgert" "/dev/shm/edgert-$owner"; do
+  test -f "$folder/$name" && test "$(ls -ldn "$folder" | awk '{print $3}')" = "$owner" && log=$folder/$name
+done
 test -f "$log" && test ! -L "$log" && test -r "$log" || { echo "there is no journal of edgertd, and no $log" >&2; exit 66; }
 if test -n "$from"; then
   stamp=$(date -u -d "@$from" +%Y-%m-%dT%H:%M:%SZ)
@@ -105,7 +111,7 @@ def following(device: Device, request: LogRequest) -> Iterator[Iterator[str]]:
     Raises DeviceError, and DeviceUnreachable if the connection ends.
     """
     from edgert_deploy.devices.transports.ssh import SUDO, for_any_shell
-    from edgert_deploy.devices.transports.system_ssh import ssh_command
+    from edgert_deploy.devices.transports.system_ssh import FOR_A_PROGRAM, ssh_command
 
     words = request.words(device, follow=True)
     if not device.kind.uses_ssh:
@@ -114,7 +120,7 @@ def following(device: Device, request: LogRequest) -> Iterator[Iterator[str]]:
         return
     if device.become:
         words = [*SUDO, *words]
-    with ssh_command(device) as ssh, _lines(device, request, [*ssh, for_any_shell(words)]) as lines:
+    with ssh_command(device, *FOR_A_PROGRAM) as ssh, _lines(device, request, [*ssh, for_any_shell(words)]) as lines:
         yield lines
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -107,6 +108,30 @@ def test_lines_are_followed_and_nothing_stays_behind(sshd: SshDevice, log: Path)
         wait_until(lambda: not _tails(log), "the follower there ends with the connection")
 
 
+def test_following_does_not_depend_on_the_users_ssh_configuration(
+    sshd: SshDevice, log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A terminal echoed the input, a tunnel's lines ran no command, and a port in use ended it."""
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        forward = f"LocalForward {held.getsockname()[1]} localhost:1\n ExitOnForwardFailure yes"
+        lines = f"RequestTTY force\n SessionType none\n StdinNull yes\n ForkAfterAuthentication yes\n {forward}"
+        use_ssh_configuration(f"Host *\n {lines}\n", tmp_path, monkeypatch)
+        with following(sshd.device(), LogRequest(lines=1)) as found:
+            assert next(found).endswith("Z telemetry: connected")
+            with log.open("a") as file:
+                file.write("new\n")
+            assert next(found) == "new"
+    wait_until(lambda: not _tails(log), "the follower there ends with the connection")
+
+
+def use_ssh_configuration(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the system's ssh read `text`: it takes no home from the environment."""
+    (folder / "config").write_text(text)
+    (folder / "ssh").write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {folder}/config "$@"\n')
+    (folder / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+
 def test_ctrl_c_ends_following_with_0(inventory: Inventory, sshd: SshDevice, log: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "deploy")])}
     words = [sys.executable, "-m", "edgert_deploy.cli", "logs", "board", "-f", "--json"]
@@ -146,10 +171,7 @@ def test_a_remote_command_of_the_users_configuration_is_not_in_the_way(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    (tmp_path / "config").write_text("Host *\n RemoteCommand tmux new -A\n")
-    (tmp_path / "ssh").write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {tmp_path}/config "$@"\n')
-    (tmp_path / "ssh").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    use_ssh_configuration("Host *\n RemoteCommand tmux new -A\n SessionType none\n", tmp_path, monkeypatch)
     assert main(["ssh", "board", "--", "echo in"]) == 0
     assert capfd.readouterr().out == "in\n"
 

@@ -23,9 +23,13 @@ EXIT_FAILED = 255  # of ssh itself, if it cannot connect
 
 # Options on the command line take precedence over those in files.
 _ONLY_PINNED = (
-    ("IgnoreUnknown", "KnownHostsCommand,RemoteCommand"),  # new in OpenSSH 8.5 and 7.6
+    # New in OpenSSH 8.5, 7.6 and 8.7.
+    ("IgnoreUnknown", "KnownHostsCommand,RemoteCommand,SessionType,StdinNull,ForkAfterAuthentication"),
     ("KnownHostsCommand", "none"),
     ("RemoteCommand", "none"),  # such as tmux; ssh would refuse our own words beside it
+    ("SessionType", "default"),  # not `none`, as for a tunnel
+    ("StdinNull", "no"),
+    ("ForkAfterAuthentication", "no"),
     ("GlobalKnownHostsFile", "/dev/null"),
     ("StrictHostKeyChecking", "yes"),
     ("VerifyHostKeyDNS", "no"),
@@ -37,13 +41,16 @@ _ONLY_PINNED = (
     ("ServerAliveInterval", "5"),
     ("ServerAliveCountMax", "4"),
 )
+# For a program at the other end: no terminal, whose echo and line ends would be in its input, and none of the user's
+# forwarded ports, which another ssh may hold.
+FOR_A_PROGRAM = ("-T", "-o", "ClearAllForwardings=yes", "-o", "PermitLocalCommand=no")
 
 
 @contextmanager
-def ssh_command(device: Device, *, tty: bool = False) -> Iterator[list[str]]:
-    """Yield the command that logs in to `device`. More words may follow; a shell there reads them.
+def ssh_command(device: Device, *options: str) -> Iterator[list[str]]:
+    """Yield the command that logs in to `device`, with more `options` of ssh.
 
-    Raises ConfigInvalid if ssh is not installed or the identity is missing.
+    More words may follow; a shell there reads them. Raises ConfigInvalid if ssh is not installed or the identity is missing.
     """
     program = shutil.which("ssh")
     if program is None:
@@ -56,7 +63,7 @@ def ssh_command(device: Device, *, tty: bool = False) -> Iterator[list[str]]:
         if device.jump:
             lines.append(f"{JUMP_ALIAS} {_one_line(device.jump_host_key)}")
         known.write_text("\n".join((*lines, "")))
-        words = [program, *_options(known, DEVICE_ALIAS), *(["-t"] if tty else []), *_identity(device)]
+        words = [program, *_options(known, DEVICE_ALIAS), *options, *_identity(device)]
         if device.jump:
             before = shlex.join([program, *_options(known, JUMP_ALIAS), *_identity(device)]).replace("%", "%%")
             to = shlex.join(_to(device.jump)).replace("%", "%%")
