@@ -18,6 +18,7 @@ MEMORY_SLACK = 0.85  # a "4 GB" board reports less: firmware and GPU take their 
 
 # `uname -m` tells the kernel's word size; a 32-bit system may run on a 64-bit kernel, so Python is asked as well.
 _PYTHON_LINE = "import sys; print('python=%d.%d %d' % (*sys.version_info[:2], 64 if sys.maxsize > 2**32 else 32))"
+_GLIBC_LINE = "import os; print(os.confstr('CS_GNU_LIBC_VERSION').split()[1])"  # small systems have no getconf
 _ENGINES_LINES = (
     "import importlib.metadata as m\n"
     "for n in ('ai-edge-litert', 'tflite-runtime', 'openvino', 'onnxruntime', 'tensorrt'):\n"
@@ -29,7 +30,7 @@ _PROBE = rf"""
 echo machine=$(uname -m)
 echo uid=$(id -u)
 echo "home=$HOME"
-echo glibc=$(getconf GNU_LIBC_VERSION 2>/dev/null | cut -d' ' -f2)
+glibc=$(getconf GNU_LIBC_VERSION 2>/dev/null | cut -d' ' -f2)
 echo memory_kb=$(awk '/^MemTotal:/ {{print $2}}' /proc/meminfo)
 echo "model=$(tr -d '\0' 2>/dev/null </proc/device-tree/model || cat /sys/class/dmi/id/product_name 2>/dev/null)"
 echo "cpu=$(awk -F': *' '/^model name/ {{print $2; exit}}' /proc/cpuinfo)"
@@ -51,7 +52,9 @@ for name in python3 python3.13 python3.12 python3.11 python3.10 /usr/bin/python3
   case "$asked" in *":$real:"*) continue ;; esac
   asked="$asked:$real:"
   line=$($name -IS -c "{_PYTHON_LINE}" 2>/dev/null) && echo "$line $found"
+  test -n "$glibc" || glibc=$($name -IS -c "{_GLIBC_LINE}" 2>/dev/null)
 done
+echo "glibc=$glibc"
 test -x "$1" && own=$1 || own=python3
 "$own" -c "{_ENGINES_LINES}" 2>/dev/null
 exit 0

@@ -138,5 +138,13 @@ def test_a_python_is_asked_once_however_many_names_it_has(tmp_path: Path, monkey
     assert asked.read_text() == "\n\n", "once for its version, once for its engines"
 
 
+def test_a_small_system_without_getconf_has_its_glibc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Path(on_path(tmp_path / "bin"))
+    (folder / "getconf").unlink()
+    (folder / "python3").symlink_to("/usr/bin/python3")
+    monkeypatch.setenv("PATH", str(folder))
+    assert probe(local(tmp_path), "here").glibc == os.confstr("CS_GNU_LIBC_VERSION").split()[1]  # type: ignore[union-attr]
+
+
 def local(folder: Path) -> Transport:
     return open_transport(Device("here", "local", str(folder), "this-machine", str(folder)))
