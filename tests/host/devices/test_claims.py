@@ -6,11 +6,13 @@ tests/end_to_end/test_ssh.py has two real bootstraps at once.
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +22,7 @@ from edgert_deploy.bootstrap.uninstall import uninstall
 from edgert_deploy.devices.claims import check_not_set_up, claimed, setting_up
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.remote import RemoteDaemon
+from edgert_deploy.devices.transports import Result
 from edgert_deploy.devices.transports.local import LocalTransport
 from tests.support.devices import WAIT_S_MAX
 
@@ -167,6 +170,34 @@ def test_a_trial_of_a_runtime_is_left_alone_whoever_began_it(device: Device, on_
         check_not_set_up(device, LocalTransport(device))
     trial.unlink()
     check_not_set_up(device, LocalTransport(device))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file in place of /proc/uptime")
+def test_a_claim_does_not_outlast_the_restart_of_a_container(
+    device: Device, on_host: Callable[[str], None], tmp_path: Path
+) -> None:
+    """A container of LXC has its own uptime and its host's boot id: a claim lasted for weeks more."""
+
+    class Container(LocalTransport):
+        uptime_s = 3e6
+
+        def run(self, argv: Sequence[str], timeout_s: float, input: bytes = b"", on_stderr: Any = None) -> Result:
+            (tmp_path / "uptime").write_text(f"{self.uptime_s:.2f} 0.00\n")
+            mount = 'mount --bind "$0" /proc/uptime && exec "$@"'
+            words = ["unshare", "--mount", "sh", "-c", mount, str(tmp_path / "uptime"), *argv]
+            return super().run(words, timeout_s, input, on_stderr)
+
+    there = Container(device)
+    on_host("one")
+    with setting_up(device, there):
+        there.uptime_s = 5.0
+        on_host("two")
+        with pytest.raises(DeployUnderWay) as caught, setting_up(device, there):
+            pass
+        on_host("one")
+    found = re.search(r"for at most (\d+) s", caught.value.message)
+    assert found is not None, caught.value.message
+    assert int(found[1]) <= 1000
 
 
 @pytest.mark.parametrize("place", ["home", "state"])

@@ -21,7 +21,8 @@ STARTS_MAX=3 # of the daemon in one trial: the first one, and two after failures
 STOP_S=45
 
 boot_id() { printf %s "${EDGERT_BOOT_ID:-$(cat /proc/sys/kernel/random/boot_id)}" | tr -d -; }
-uptime_s() { read -r up _ </proc/uptime && printf %s "${up%%.*}"; }
+# The start of a process, in hundredths. /proc/uptime begins anew with a container of LXC, whose boot id stays its host's.
+uptime_s() { up=$(cut -d ' ' -f 22 /proc/self/stat) && printf %s "${up%??}"; }
 whole() { test -n "$1" && test -e "$venvs/$1/.complete" && test -x "$venvs/$1/bin/python"; }
 target() { basename "$(readlink "$home/$1" 2>/dev/null)"; }
 point() { ln -sfn "$venvs/$2" "$home/$1.new" && mv -fT "$home/$1.new" "$home/$1" && sync; }

@@ -16,7 +16,8 @@ umask 022
 verb=$1 home=$2
 
 boot_id() { printf %s "${EDGERT_BOOT_ID:-$(cat /proc/sys/kernel/random/boot_id)}" | tr -d -; }
-uptime_s() { read -r up _ </proc/uptime && printf %s "${up%%.*}"; }
+# The start of a process, in hundredths. /proc/uptime begins anew with a container of LXC, whose boot id stays its host's.
+uptime_s() { up=$(cut -d ' ' -f 22 /proc/self/stat) && printf %s "${up%??}"; }
 has_flock() { command -v flock >/dev/null; }
 LOCK_S=60
 lock() { # whoever can read a file can lock it, so only its owner may, and no wait is without an end
