@@ -7,10 +7,11 @@ bytes, not an authority: digests say what is right, and signatures say who made 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -30,6 +31,7 @@ MANIFEST_BYTES_MAX = 1024**2
 SLOWEST_BYTES_PER_S = 1000.0
 START_S = 60.0  # beyond the time that the slowest rate takes
 RETRY_AFTER_S_MAX = 24 * 3600.0
+ERROR_BYTES_MAX, ERROR_CHARS_MAX, ERROR_S_MAX = 8192, 200, 5.0  # of a registry's reason
 _CHUNK_BYTES = 64 * 1024
 _OVERLOADED = (408, 425, 429, 500, 502, 503, 504)
 
@@ -143,6 +145,11 @@ class Registry:
         """Put a blob that the registry lacks."""
         what = f"blob {blob.digest}"
         with self._request("POST", "/blobs/uploads/", {"Content-Length": "0"}) as response:
+            if response.status == 404:
+                raise NotInRegistry(
+                    f"{self.repository} takes no upload{self._said(response)}: check its name. Some registries want a "
+                    "repository or a project to be made first"
+                )
             self._expect(response, what, 202)
             location = response.headers.get("Location")
         if location is None:
@@ -247,19 +254,40 @@ class Registry:
         status = response.status
         if status in wanted:
             return
+        said = self._said(response)
         if status in (401, 403):
-            raise RegistryLoginRefused(self._login.refused())
-        if status in (404, 405):
-            raise NotInRegistry(
-                f"{self.repository} has no {what}" if status == 404 else f"{self.repository} does not accept {what}"
+            raise RegistryLoginRefused(f"{self._login.refused()}{said}")
+        if status == 404:
+            raise NotInRegistry(f"{self.repository} has no {what}")
+        if status == 405:
+            raise NotInRegistry(f"{self.repository} does not accept {what}{said}")
+        if status == 413:
+            raise RegistryError(
+                f"{self.repository} refuses {what} as too large: raise the limit there, or of a proxy before it "
+                "(nginx: client_max_body_size 0)"
             )
         if status in _OVERLOADED:
             wait = response.headers.get("Retry-After", "")
             raise RegistryUnreachable(
-                f"{self.repository} answers {status} for {what}: it is overloaded or broken; try again later",
+                f"{self.repository} answers {status} for {what}{said}: it is overloaded or broken; try again later",
                 retry_after_s=min(float(wait), RETRY_AFTER_S_MAX) if wait.isdecimal() else None,
             )
-        raise RegistryError(f"{self.repository} answers {status} for {what}: check that the address is a registry's")
+        advice = said or ": check that the address is a registry's"
+        raise RegistryError(f"{self.repository} answers {status} for {what}{advice}")
+
+    def _said(self, response: urllib3.BaseHTTPResponse) -> str:
+        """Return the registry's own reason as the end of a sentence, "" if it gives none.
+
+        The form: https://github.com/opencontainers/distribution-spec/blob/v1.1.1/spec.md#error-codes
+        """
+        data = b""
+        with suppress(RegistryError), self._connection.limited(self.repository.url, ERROR_S_MAX):
+            data = response.read(ERROR_BYTES_MAX)
+        with suppress(ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            first = json.loads(data)["errors"][0]
+            text = " ".join(f"{first['code']} {first.get('message', '')}".split())
+            return f" ({text[:ERROR_CHARS_MAX]})"
+        return ""
 
 
 class _Content:

@@ -12,6 +12,7 @@ import os
 import socket
 import ssl
 import threading
+import time
 import urllib.request
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
@@ -26,12 +27,14 @@ from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.exceptions import HTTPError, LocationParseError, SSLError
 
 from edgert import __version__
+from edgert.bundle.expiry import time_text
 from edgert.errors import ConfigInvalid, RegistryError, RegistryUnreachable
 
 CONNECT_S_MAX = 20.0
 STALL_S_MAX = 30.0  # for the next bytes
 ANSWER_S_MAX = 60.0  # for the head of an answer, or for all of a small one
 REDIRECTS_MAX = 5
+_BY_THE_CLOCK = (9, 10)  # of OpenSSL: a certificate is not yet valid, or has expired
 _REDIRECTS = (301, 302, 303, 307, 308)
 
 Body = bytes | Iterable[bytes]
@@ -210,10 +213,10 @@ def _reason(url: str, error: BaseException) -> str:
     inner = inner or error
     text = str(inner) or type(inner).__name__
     if isinstance(inner, ssl.SSLCertVerificationError):
-        return (
-            f"the certificate of {_host(url)} is not trusted: {inner.verify_message}. Name the file of its authority "
-            "(ca), or mend the certificate"
-        )
+        advice = "Name the file of its authority (ca), or mend the certificate"
+        if inner.verify_code in _BY_THE_CLOCK:
+            advice = f"This machine's clock says {time_text(time.time())}: set it, or renew the certificate"
+        return f"the certificate of {_host(url)} is not trusted: {inner.verify_message}. {advice}"
     if isinstance(inner, (ssl.SSLError, SSLError)):
         return f"no TLS with {_host(url)}: {text}. Check that the port speaks TLS"
     if isinstance(inner, socket.gaierror):

@@ -5,6 +5,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from edgert.registry.address import Repository, digest_of
 from edgert.registry.client import Blob, Registry
 from edgert.registry.connection import Connection
 from edgert.registry.login import Credentials
-from tests.support.servers.registries import Mirror, RegistryServer
+from tests.support.servers.registries import Mirror, Proxy, RegistryServer
 
 CONTENT = os.urandom(300_000)
 BLOB = Blob(digest_of(CONTENT), len(CONTENT))
@@ -187,6 +188,28 @@ def test_a_caching_mirror_asks_the_registry_once(server: RegistryServer, tmp_pat
             server.start()
 
 
+def test_a_limit_of_a_proxy_is_named(tmp_path: Path) -> None:
+    """nginx takes 1 MB unless it is told otherwise."""
+    large = os.urandom(2_000_000)
+    with RegistryServer.in_folder(tmp_path / "registry") as server, Proxy(tmp_path / "proxy", server) as proxy:
+        proxy.registry().upload(BLOB, CONTENT)
+        assert proxy.registry().read(BLOB, len(CONTENT)) == CONTENT
+        with pytest.raises(RegistryError, match=r"too large.*client_max_body_size"):
+            proxy.registry().upload(Blob(digest_of(large), len(large)), large)
+
+
+def test_a_certificate_that_the_clock_speaks_against_names_the_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A board without a battery begins in 1970."""
+    monkeypatch.setattr("tests.support.servers.brokers.BEGUN", timedelta(days=-1))
+    with (
+        RegistryServer.in_folder(tmp_path, secured=True) as server,
+        pytest.raises(RegistryUnreachable, match=r"not yet valid\. This machine's clock says 20.*Z: set it"),
+    ):
+        server.registry().manifest("steady")
+
+
 # --- hostile ones ---------------------------------------------------------------------------
 
 Answer = Callable[[BaseHTTPRequestHandler], None]
@@ -200,6 +223,8 @@ def answering(answer: Answer) -> Iterator[Repository]:
         def do_GET(self) -> None:
             self.close_connection = True
             answer(self)
+
+        do_POST = do_GET
 
         def log_message(self, format: str, *args: object) -> None:
             pass
@@ -240,6 +265,8 @@ def answers(status: int, body: bytes = b"", **headers: str) -> Answer:
         (answers(401, WWW_Authenticate='Bearer realm="http://[bad/"'), RegistryError),
         (answers(302, Location="/v2/plant/models/blobs/again"), RegistryError),
         (answers(304), RegistryError),
+        (answers(400, b'{"errors": [' * 100), RegistryError),
+        (answers(400, b'{"errors": [{"code": 7}]}', Content_Length="1000000"), RegistryError),
         (answers(200, CONTENT[:-1]), RegistryCorrupt),
         (answers(200, CONTENT + b"more"), RegistryCorrupt),
         (answers(200, bytes(len(CONTENT))), RegistryCorrupt),
@@ -255,6 +282,25 @@ def test_each_wrong_answer_has_its_error(answer: Answer, error: type[EdgeRTError
         Registry(repository).download(BLOB, tmp_path / "part")
     assert type(raised.value) is error
     assert not (tmp_path / "part").exists() or (tmp_path / "part").stat().st_size < len(CONTENT)
+
+
+@pytest.mark.parametrize("status", [400, 403, 405, 412, 500])
+def test_the_registrys_own_reason_is_told(status: int) -> None:
+    body = json.dumps({"errors": [{"code": "DENIED", "message": "the quota\nis used up" + "!" * 500}]}).encode()
+    with answering(answers(status, body)) as repository, pytest.raises(RegistryError) as raised:
+        Registry(repository).manifest("stable")
+    assert "(DENIED the quota is used up!!!" in raised.value.message
+    assert len(raised.value.message) < 450
+    assert "is a registry's" not in raised.value.message
+
+
+def test_an_upload_to_what_has_to_be_made_first_is_told(tmp_path: Path) -> None:
+    body = b'{"errors": [{"code": "NAME_UNKNOWN", "message": "project plant not found"}]}'
+    with (
+        answering(answers(404, body)) as repository,
+        pytest.raises(NotInRegistry, match=r"takes no upload \(NAME_UNKNOWN project plant.*to be made first"),
+    ):
+        Registry(repository).upload(BLOB, CONTENT)
 
 
 def test_an_endless_manifest_is_cut_off() -> None:

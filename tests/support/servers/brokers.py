@@ -28,6 +28,7 @@ from tests.support.servers.ports import free_port
 USER = "pi-07"
 SERVER = "server.test"  # for clients that are not on this machine
 PASSWORD = "right horse"
+BEGUN = datetime.timedelta(minutes=5)  # how long certificates are valid already
 
 
 def mosquitto(tool: str = "mosquitto") -> str:
@@ -162,8 +163,8 @@ def _certificate(
         .issuer_name(issuer)
         .public_key(public_key)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(minutes=5))
-        .not_valid_after(now + datetime.timedelta(hours=1))
+        .not_valid_before(now - BEGUN)
+        .not_valid_after(now - BEGUN + datetime.timedelta(hours=1))
     )
 
 

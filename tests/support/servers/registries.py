@@ -162,16 +162,7 @@ class Mirror:
         self.folder.mkdir(parents=True, exist_ok=True)
         auth = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
         (self.server.folder / "login.conf").write_text(f'proxy_set_header Authorization "Basic {auth}";\n')
-        text = MIRROR.read_text()
-        for theirs, ours in (
-            ("/etc/nginx/edgert", str(self.server.folder)),
-            ("/var/cache/nginx/edgert", f"{self.folder}/cache"),
-            ("listen 443", f"listen 127.0.0.1:{self.port}"),
-            ("registry.internal:5000", f"localhost:{self.server.port}"),
-            ("registry.internal", "localhost"),
-        ):
-            assert theirs in text
-            text = text.replace(theirs, ours)
+        text = self._text()
         paths = " ".join(
             f"{kind}_temp_path {self.folder}/{kind};" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
         )
@@ -191,6 +182,30 @@ class Mirror:
         if self._process is not None:
             self._process.terminate()
             self._process.wait(WAIT_S_MAX)
+
+    def _text(self) -> str:
+        text = MIRROR.read_text()
+        for theirs, ours in (
+            ("/etc/nginx/edgert", str(self.server.folder)),
+            ("/var/cache/nginx/edgert", f"{self.folder}/cache"),
+            ("listen 443", f"listen 127.0.0.1:{self.port}"),
+            ("registry.internal:5000", f"localhost:{self.server.port}"),
+            ("registry.internal", "localhost"),
+        ):
+            assert theirs in text
+            text = text.replace(theirs, ours)
+        return text
+
+
+class Proxy(Mirror):
+    """nginx before a server without TLS, with nginx's own limits."""
+
+    def registry(self) -> Registry:
+        return Registry(parse_repository(self.address))
+
+    def _text(self) -> str:
+        there = f"proxy_pass http://localhost:{self.server.port}; proxy_set_header Host $http_host;"
+        return f"server {{ listen 127.0.0.1:{self.port}; location / {{ {there} }} }}"
 
 
 def answers(process: subprocess.Popen[bytes] | None, port: int, log: Path, host: str = "localhost") -> bool:
