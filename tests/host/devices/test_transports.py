@@ -211,6 +211,20 @@ def test_any_login_shell_runs_the_words_even_if_it_prints_something_first(shell:
         assert (tmp_path / "there").read_bytes() == data
 
 
+@pytest.mark.parametrize("become", ["", "sudo"])
+def test_a_command_may_be_longer_than_dropbear_takes(tmp_path: Path, become: str) -> None:
+    """It closes the connection at 9000 bytes: an uninstall, which sends a script, was a lost link."""
+    (tmp_path / "sudo").write_text('#!/bin/sh\nshift 2\nexec "$@"\n')
+    (tmp_path / "sudo").chmod(0o755)
+    limit = 'test ${#SSH_ORIGINAL_COMMAND} -lt 9000 || kill -9 $PPID; eval "$SSH_ORIGINAL_COMMAND"'
+    with configured(f"ForceCommand PATH={tmp_path}:$PATH; {limit}\n", tmp_path) as server:
+        transport = SshTransport(replace(server.device(), become=become), QUICK)
+        for size in (1, 400, 3_000):
+            done = transport.run(["sh", "-c", 'printf "%s" "$1"; wc -c', "sh", "x'\n!" * size], WAIT_S_MAX)
+            assert done.stdout.replace(" ", "") == "x'\n!" * size + "0\n", done.stderr
+        transport.close()
+
+
 @pytest.mark.parametrize(
     ("sudo", "said"),
     [

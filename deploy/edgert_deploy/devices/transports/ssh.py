@@ -53,6 +53,8 @@ _PAUSE_S_MAX = 30.0
 _SAID_CHARS_MAX = 300
 _BEGIN = "edgert-command-begins"
 _AS_ROOT = ("sh", "-c", 'echo "$0"; exec "$@"', _BEGIN)
+LINE_BYTES_MAX = 8000  # of a command's line: dropbear closes the connection at 9000
+_LINE_FROM_INPUT = ("sh", "-c", 'line=$(cat); exec sh -c "$line" </dev/null')
 SUDO = ("sudo", "-n", "--")  # it cannot ask for a password
 HASH_S_MAX = 600.0
 QUICK_S_MAX = 30.0
@@ -101,7 +103,10 @@ class SshTransport:
         self, argv: Sequence[str], timeout_s: float, input: bytes = b"", on_stderr: LineSink | None = None
     ) -> Result:
         assert len(input) <= INPUT_BYTES_MAX, "send files with put"
-        with self._translated(), contextlib.closing(self._channel(argv)) as channel:
+        line = self._line(argv)
+        if len(line) > LINE_BYTES_MAX and not input:
+            input, line = line.encode(), for_any_shell(_LINE_FROM_INPUT)
+        with self._translated(), contextlib.closing(self._channel(line)) as channel:
             channel.sendall(input)
             channel.shutdown_write()
             out, err = LineBuffer(), LineBuffer(on_stderr)
@@ -145,13 +150,15 @@ class SshTransport:
             self._connection = log_in(self.device, self.limits, self._stack)
         return self._connection
 
-    def _channel(self, argv: Sequence[str]) -> Any:
+    def _line(self, argv: Sequence[str]) -> str:
+        if self.device.become:
+            return for_any_shell([*SUDO, *_AS_ROOT, *argv])
+        return for_any_shell(argv, f"echo {_BEGIN}")
+
+    def _channel(self, line: str) -> Any:
         channel = self._session()
         channel.settimeout(self.limits.dead_after_s)
-        if self.device.become:
-            channel.exec_command(for_any_shell([*SUDO, *_AS_ROOT, *argv]))
-        else:
-            channel.exec_command(for_any_shell(argv, f"echo {_BEGIN}"))
+        channel.exec_command(line)
         return channel
 
     def _not_begun(self, said: str, exit_code: int) -> DeviceError:
@@ -233,7 +240,7 @@ class SshTransport:
         upload.arrived = done = blocks * _CHUNK_BYTES
         words = [upload.partial, f"{upload.how.mode:o}", str(_CHUNK_BYTES), str(blocks)]
         argv = in_folder(upload.folder, ["sh", "-c", _RECEIVE, "sh", *words])
-        with upload.local.open("rb") as source, contextlib.closing(self._channel(argv)) as channel:
+        with upload.local.open("rb") as source, contextlib.closing(self._channel(self._line(argv))) as channel:
             source.seek(done)
             while chunk := source.read(_CHUNK_BYTES):
                 try:
