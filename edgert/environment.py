@@ -236,7 +236,7 @@ def trial_command(
     if manager == "monitor":
         # The same as Restart=on-abnormal below: a script that starts again rolls the runtime back.
         script += """set -- sh -c 'while "$@"; test $? -gt 128; do sleep 1; done' sh "$@"; """
-        script += '{ command -v setsid >/dev/null && set -- setsid "$@"; nohup "$@" </dev/null >/dev/null 2>&1 & }'
+        script += '{ command -v setsid >/dev/null && set -- setsid "$@"; (trap "" HUP; exec "$@") </dev/null >/dev/null 2>&1 & }'
     else:
         user = "--user" if manager == "user" else ""
         script += (

@@ -21,9 +21,11 @@ from edgert.environment import (
     package_of,
     release_in_use,
     self_test,
+    trial_command,
 )
 from edgert.errors import DeviceError, EngineMissing
 from edgert_deploy.devices.transports import Result
+from tests.support.devices import wait_until
 from tests.support.runtime_homes import FIRST, PYTHON, stand_in_home
 
 NEW = "2" * 16
@@ -139,3 +141,19 @@ def test_the_release_of_an_environment_is_that_of_the_channel(tmp_path: Path) ->
     assert release_in_use(tmp_path) is None
     (tmp_path / "release").write_text("7\n")
     assert release_in_use(tmp_path) == 7
+
+
+def test_the_trial_of_a_runtime_begins_on_a_system_without_nohup(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """busybox may lack it: the host waited ten minutes for a script that had never begun."""
+    (tmp_path / "bin").mkdir()
+    for name in ("sh", "rm", "sleep"):
+        (tmp_path / "bin" / name).symlink_to(shutil.which(name) or "")
+    (tmp_path / "runtime.sh").write_text('kill -HUP $$; echo "$@" >"${0%/*}/words.new"; exec rm "${0%/*}/waiting"\n')
+    (tmp_path / "waiting").touch()
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    assert run(trial_command(str(tmp_path), "/state", NEW, ["echo"], "monitor", 9.0), 20.0).ok
+    monkeypatch.undo()
+    wait_until(lambda: not (tmp_path / "waiting").exists(), "the script runs, whatever becomes of the session")
+    assert (tmp_path / "words.new").read_text() == f"trial monitor /state 9 {NEW} echo\n"
