@@ -202,6 +202,12 @@ def _check_machine(device: Device, profile: DeviceProfile, facts: MachineFacts) 
             "with its venv module (apt-get install python3-venv), or upgrade the system first (Debian and Raspberry Pi OS "
             "from 12, Ubuntu from 22.04). Then bootstrap again"
         )
+    if facts.python_lacks:
+        raise DeviceError(
+            f"{facts.python_path} on {device.name} was built without {facts.python_lacks}. Install the packages that bring "
+            "them, or the distribution's own Python; or build this one again with the headers of SQLite, OpenSSL, libffi "
+            "and zlib. Then bootstrap again"
+        )
     reasons = [reason for check, reason in misfits(profile, facts).items() if check != "memory"]
     if reasons:
         raise DeviceError(

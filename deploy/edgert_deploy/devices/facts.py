@@ -17,7 +17,10 @@ LOCAL_PROFILE = "this-machine"
 MEMORY_SLACK = 0.85  # a "4 GB" board reports less: firmware and GPU take their part first
 
 # `uname -m` tells the kernel's word size; a 32-bit system may run on a 64-bit kernel, so Python is asked as well.
-_PYTHON_LINE = "import sys; print('python=%d.%d %d' % (*sys.version_info[:2], 64 if sys.maxsize > 2**32 else 32))"
+_PYTHON_LINE = (
+    "import sys, importlib.util as u; lacks = [n for n in ('_ctypes', '_sqlite3', '_ssl', 'zlib') if not u.find_spec(n)]; "
+    "print('python=%d.%d %d %s' % (*sys.version_info[:2], 64 if sys.maxsize > 2**32 else 32, ','.join(lacks) or '-'))"
+)
 _GLIBC_LINE = "import os; print(os.confstr('CS_GNU_LIBC_VERSION').split()[1])"  # small systems have no getconf
 _ENGINES_LINES = (
     "import importlib.metadata as m\n"
@@ -79,7 +82,8 @@ _32_BIT = {"aarch64": "armv7l", "x86_64": "i686"}
 class MachineFacts:
     """A machine before anything is installed.
 
-    `python` is the version of `python_path`; "" means that there is none from 3.10 up.
+    `python` is the version of `python_path`; "" means that there is none from 3.10 up. `python_lacks` names the modules
+    of the standard library that it was built without, and EdgeRT needs.
 
     `l4t` is the version of a Jetson's system, such as 36.4.3. `engines` maps the names of installed packages to their
     versions, in edgert's own environment if there is one. `disk_free_mb` is that of the file system where bootstrap
@@ -99,6 +103,7 @@ class MachineFacts:
     cpus: int = 0
     distribution: str = ""
     disk_free_mb: int = 0
+    python_lacks: str = ""
     l4t: str = ""
     accelerators: tuple[str, ...] = ()
     engines: Mapping[str, str] = field(default_factory=dict, hash=False)
@@ -127,16 +132,19 @@ def probe(transport: Transport, name: str, own_python: str = "") -> MachineFacts
 
     if not result.ok or not fact("machine"):
         raise DeviceError(f"{name} does not look like a Linux machine with a shell: {result.complaint()}")
-    pythons = [value.split(" ", 2) for value in found.get("python", [])]
-    usable = [words for words in pythons if len(words) == 3 and version(words[0]) >= PYTHON_MIN]
-    usable.sort(key=lambda words: version(words[0]) > PYTHON_MAX)  # a newer one only where it is alone
-    python, bits, path = usable[0] if usable else ("", "64", "")
+    pythons = [value.split(" ", 3) for value in found.get("python", [])]
+    usable = [words for words in pythons if len(words) == 4 and version(words[0]) >= PYTHON_MIN]
+    usable.sort(
+        key=lambda words: (version(words[0]) > PYTHON_MAX, words[2] != "-")
+    )  # a newer one only where it is alone
+    python, bits, lacks, path = usable[0] if usable else ("", "64", "-", "")
     machine = fact("machine")
     engines = [words.partition(" ") for words in found.get("engine", [])]
     return MachineFacts(
         machine=_32_BIT.get(machine, machine) if bits == "32" else machine,
         python=python,
         python_path=path,
+        python_lacks="" if lacks == "-" else lacks.replace(",", ", "),
         glibc=fact("glibc"),
         memory_mb=_whole(fact("memory_kb")) // 1024,
         uid=_whole(fact("uid")),

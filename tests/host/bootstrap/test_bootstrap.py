@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,11 +19,13 @@ from edgert.telemetry.link import CONNECTED
 from edgert_deploy.bootstrap.bootstrap import BootstrapResult, bootstrap
 from edgert_deploy.bootstrap.plan import BootstrapOptions
 from edgert_deploy.devices.device_files import Broker, broker_doubt, check_settings
+from edgert_deploy.devices.facts import _PROBE
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.profiles import load_profile
 from edgert_deploy.devices.remote import RemoteDaemon
 from edgert_deploy.devices.service import serves, unit_for
 from edgert_deploy.devices.transports import open_transport
+from hil.support.sshd import running_sshd
 from tests.support.machines import PI_4
 from tests.support.paths import ROOT
 from tests.support.servers.brokers import Broker as RunningBroker
@@ -145,6 +148,18 @@ def test_an_engine_that_does_not_load_there_is_said_so(device: Device) -> None:
     options = BootstrapOptions((new_key().public,), engines="tensorrt")
     with pytest.raises(EngineMissing, match="apt-get install tensorrt"):
         bootstrap(device, OTHER_ENGINE_PROFILE, options, open_transport(device))
+
+
+def test_a_python_that_edgert_cannot_run_on_is_refused_before_a_wheel_is_sent(tmp_path: Path) -> None:
+    """Built on a machine without the headers of SQLite; the daemon would end with a fault in edgert."""
+    (tmp_path / "python3").write_text("#!/bin/sh\necho python=3.13 64 _ctypes,_sqlite3\n")
+    (tmp_path / "python3").chmod(0o755)
+    for name in ("sh", "cat", "mkdir", "chmod", "rm", "mv", "uname", "id", "sed", "dirname", "grep", "ls", "tr"):
+        (tmp_path / name).symlink_to(shutil.which(name) or "")
+    with running_sshd(tmp_path / "sshd", path=str(tmp_path)) as server, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("edgert_deploy.devices.facts._PROBE", _PROBE.replace("/python3.1[0-9]", "/none"))
+        with pytest.raises(DeviceError, match=r"python3 on board was built without _ctypes, _sqlite3\. Install"):
+            do(server.device(), new_key().public)
 
 
 def test_systemd_is_not_pretended(device: Device) -> None:

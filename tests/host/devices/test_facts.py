@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from edgert.errors import ConfigInvalid
-from edgert_deploy.devices.facts import MachineFacts, misfits, pick_profile, probe
+from edgert_deploy.devices.facts import _PROBE, MachineFacts, misfits, pick_profile, probe
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.profiles import list_profiles, load_profile
 from edgert_deploy.devices.transports import Transport, open_transport
@@ -100,14 +100,14 @@ def test_this_machine_can_be_asked(tmp_path: Path) -> None:
     assert set(own.engines) >= {"onnxruntime", "openvino"}, "what edgert's own environment has"
 
 
-def on_path(folder: Path, **pythons: str) -> str:
+def on_path(folder: Path, lacks: str = "-", **pythons: str) -> str:
     """Return a PATH with the probe's tools and Pythons of these versions; "" does not start."""
     folder.mkdir()
     for name in ("sh", "uname", "id", "getconf", "cut", "awk", "tr", "cat", "df", "sed", "env"):
         (folder / name).symlink_to(str(shutil.which(name)))
     for name, says in pythons.items():
         program = folder / name.replace("_", ".")
-        program.write_text(f"#!/bin/sh\necho python={says} 64\n" if says else "#!/none\n")
+        program.write_text(f"#!/bin/sh\necho python={says} 64 {lacks}\n" if says else "#!/none\n")
         program.chmod(0o755)
     return str(folder)
 
@@ -136,6 +136,17 @@ def test_a_python_is_asked_once_however_many_names_it_has(tmp_path: Path, monkey
     facts = probe(local(tmp_path), "here")
     assert (facts.python, facts.python_path) == ("3.12", str(folder / "python3"))
     assert asked.read_text() == "\n\n", "once for its version, once for its engines"
+
+
+def test_a_python_built_without_modules_that_edgert_needs_is_used_only_where_it_is_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", on_path(tmp_path / "bin", lacks="_ctypes,_sqlite3", python3="3.13"))
+    there = probe(local(tmp_path), "here")
+    assert (there.python_path, there.python_lacks) == (str(Path("/usr/bin/python3").resolve()), "")
+    monkeypatch.setattr("edgert_deploy.devices.facts._PROBE", _PROBE.replace("/python3.1[0-9]", "/none"))
+    there = probe(local(tmp_path), "here")
+    assert (there.python, there.python_lacks) == ("3.13", "_ctypes, _sqlite3")
 
 
 def test_a_small_system_without_getconf_has_its_glibc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
