@@ -88,6 +88,9 @@ class AsyncClient(BaseClient):
         """Return a session of `model`, as `Client.session`: `async with client.session("vad") as stream`."""
         return AsyncSession(self, model)
 
+    def _settings(self) -> dict[str, Any]:
+        return {**super()._settings(), "connections_max": self.connections_max}
+
     async def models(self) -> list[dict[str, Any]]:
         """Return the name, release and state of each model that the daemon serves."""
         connection = await self._connected(None, time.monotonic() + self.timeout_s)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
 from edgert.config import default_socket
 from edgert.errors import RequestError
@@ -40,9 +41,20 @@ class BaseClient:
         self._share = transport == "auto"
         self._closed = False
 
+    def __reduce__(self) -> tuple[Callable[..., BaseClient], tuple[Any, ...]]:
+        """Pickle the settings alone: a copy, also in another process, makes connections of its own."""
+        return _with_settings, (type(self), self._settings())
+
+    def _settings(self) -> dict[str, Any]:
+        return {"path": self.path, "timeout_s": self.timeout_s, "transport": self.transport}
+
     def _check_open(self) -> None:
         if self._closed:
             raise RequestError("this client is closed; make a new one")
+
+
+def _with_settings(kind: Callable[..., BaseClient], settings: dict[str, Any]) -> BaseClient:
+    return kind(**settings)
 
 
 def request_flags(cache: bool, priority: str) -> int:

@@ -2,7 +2,8 @@
 
 Threads may share a `Client`: each request takes a connection of its own from a small pool and returns it, so threads
 never wait for each other here. Connections are made when they are needed, and made again after the daemon restarted or
-moved a model to a new version.
+moved a model to a new version. A process that is forked leaves its parent's connections to it and makes its own: on one
+connection, each would receive the other's answers.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import select
 import socket
 import threading
 import time
+import weakref
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -40,6 +42,17 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
+_open: weakref.WeakSet[Client | Session] = weakref.WeakSet()  # of this process
+
+
+def _leave_to_the_parent() -> None:
+    for each in list(_open):
+        each._close_inherited()
+
+
+os.register_at_fork(after_in_child=_leave_to_the_parent)
+
+
 class Client(BaseClient):
     """Sends requests to the daemon at `path`.
 
@@ -62,6 +75,7 @@ class Client(BaseClient):
         self._probe = probe
         # The lists are stacks: pop and append are atomic, so a request takes no lock.
         self._idle: defaultdict[str, list[_Connection]] = defaultdict(list)
+        _open.add(self)
 
     @overload
     def infer(
@@ -152,6 +166,12 @@ class Client(BaseClient):
             while connections:
                 connections.pop().close()
 
+    def _settings(self) -> dict[str, Any]:
+        return {**super()._settings(), "probe": self._probe}
+
+    def _close_inherited(self) -> None:
+        self.close_idle()
+
     def __enter__(self) -> Client:
         return self
 
@@ -184,6 +204,7 @@ class Session:
     def __init__(self, client: Client, connection: _Connection, model: str) -> None:
         self._client, self._connection, self._model = client, connection, model
         self._closed = False
+        _open.add(self)
 
     @overload
     def infer(self, inputs: Inputs, *, trace: Literal[False] = False, **options: Unpack[SessionOptions]) -> Outputs: ...
@@ -213,6 +234,9 @@ class Session:
 
     def close(self) -> None:
         self._closed = True
+        self._connection.close()
+
+    def _close_inherited(self) -> None:
         self._connection.close()
 
     def __enter__(self) -> Session:

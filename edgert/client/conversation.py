@@ -197,7 +197,10 @@ def session_lost(cause: Retry | WorkerLost) -> SessionLost:
 
 def session_late() -> SessionLost:
     """Return the error of a session that its client ended."""
-    return SessionLost("the session is closed, or one of its requests got no answer in time: begin a new one")
+    return SessionLost(
+        "the session is closed, one of its requests got no answer in time, or it belongs to the process that forked "
+        "this one: begin a new one"
+    )
 
 
 def timeout_us(timeout_s: float) -> int:

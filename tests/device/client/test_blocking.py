@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import multiprocessing
+import multiprocessing.queues
+import pickle
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
-from edgert import Client
-from edgert.errors import DeadlineExceeded
+from edgert import AsyncClient, Client
+from edgert.client.blocking import Session
+from edgert.errors import DeadlineExceeded, SessionLost
 from tests.support.clients import ITEM
 from tests.support.devices import Device, a_device
 
@@ -61,3 +67,64 @@ def test_an_answer_that_comes_too_late_is_an_error_in_time(device: Device) -> No
         with pytest.raises(DeadlineExceeded):
             client.infer("echo", ITEM, timeout_s=RUN_S / 5, cache=False)
         assert time.monotonic() - began_s >= RUN_S / 5
+
+
+@pytest.fixture(scope="module")
+def quick() -> Iterator[Device]:
+    with a_device() as device:
+        device.put()
+        yield device
+
+
+def wrong_answers(client: Client, number: int) -> int:
+    """Return how many of many answers are those of another request."""
+    values = [np.full((1, 4), number * 1000 + i, np.float32) for i in range(200)]
+    return sum(not np.array_equal(client.infer("echo", value, cache=False)["y"], value) for value in values)
+
+
+def test_processes_that_are_forked_from_one_get_their_own_answers(quick: Device) -> None:
+    with quick.client() as client:
+        assert not wrong_answers(client, 0)
+        with multiprocessing.get_context("fork").Pool(3, initializer=KEPT.append, initargs=(client,)) as pool:
+            asked = pool.map_async(wrong_answers_of_kept, range(1, 7), chunksize=1)
+            assert not wrong_answers(client, 9)
+            assert asked.get(120) == [0] * 6
+
+
+KEPT: list[Client] = []  # of a child
+
+
+def wrong_answers_of_kept(number: int) -> int:
+    return wrong_answers(KEPT[0], number)
+
+
+def ask_session(stream: Session, told: multiprocessing.queues.Queue[str]) -> None:
+    try:
+        stream.infer(ITEM)
+    except SessionLost as error:
+        told.put(error.message)
+
+
+def test_a_session_stays_with_the_process_that_began_it(quick: Device) -> None:
+    quick.put(model="sums", op="add", state_id="v1")
+    fork = multiprocessing.get_context("fork")
+    told = fork.Queue()
+    with quick.client() as client, client.session("sums") as stream:
+        assert np.array_equal(stream.infer(ITEM)["y"], ITEM)
+        child = fork.Process(target=ask_session, args=(stream, told))
+        child.start()
+        assert "forked this one" in told.get(timeout=60)
+        child.join()
+        assert np.array_equal(stream.infer(ITEM)["y"], 2 * ITEM)
+
+
+def test_a_pickled_client_has_its_settings_and_connections_of_its_own(quick: Device) -> None:
+    with Client(quick.socket, timeout_s=19.0, transport="socket") as client:
+        client.infer("echo", ITEM)
+        for same in (pickle.loads(pickle.dumps(client)), copy.deepcopy(client)):
+            assert (same.path, same.timeout_s, same.transport) == (client.path, 19.0, "socket")
+            client.close_idle()
+            assert not wrong_answers(same, 1)
+            same.close()
+    asyncio_client = pickle.loads(pickle.dumps(AsyncClient(quick.socket, connections_max=3)))
+    assert (asyncio_client.path, asyncio_client.connections_max) == (quick.socket, 3)
