@@ -23,6 +23,7 @@ from edgert_deploy.fleet.reports import NUMBER_END
 from edgert_deploy.fleet.state import FleetState
 from edgert_deploy.fleet.store import merged_rows, schema
 from edgert_deploy.fleet.store import recorder as recorder_module
+from edgert_deploy.fleet.store.query import FleetQuery
 from edgert_deploy.fleet.store.recorder import Recorder
 from edgert_deploy.fleet.store.store import Store
 from edgert_deploy.fleet.stream_limit import WINDOW_S
@@ -214,6 +215,16 @@ def test_a_device_that_makes_up_boots_numbers_and_alarms_takes_little_memory_and
     (device,) = state.devices.values()
     assert len(device.alarms) == model_module.MODELS_PER_DEVICE_MAX
     assert len(device.alarms["digits"]) == model_module.ALARMS_MAX
+
+
+def test_an_event_speaks_of_its_own_device_alone(store_url: str) -> None:
+    event = {"v": 1, "ts": NOW_MS - 5, "boot": "b1", "seq": 1, "event": "rolled_back", "model": "digits", "release": 2}
+    forged = {**event, "site": "plant-b", "device": "honest", "at_ms": "soon"}
+    record(store_url, [("edgert/v1/plant-a/other/event", json.dumps(forged).encode())])
+    fleet = FleetQuery(store_url)
+    (kept,) = fleet.failures(NOW_MS - 1000, NOW_MS)
+    fleet.close()
+    assert (kept["site"], kept["device"], kept["at_ms"]) == ("plant-a", "other", NOW_MS - 5)
 
 
 def columns_of(url: str) -> Sequence[str]:

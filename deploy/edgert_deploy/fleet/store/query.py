@@ -187,7 +187,7 @@ class FleetQuery:
         asked = _of_events(sa.select(*columns), since_ms, until_ms, where or {})
         with self._reading() as connection:
             rows = connection.execute(asked.order_by(table.c.at_ms.desc(), table.c.seq.desc()).limit(limit)).all()
-        return [{"site": row.site, "device": row.device, "at_ms": row.at_ms, **json.loads(row.fields)} for row in rows]
+        return [_event(row) for row in rows]
 
     def failures(self, since_ms: int, until_ms: int) -> list[dict[str, Any]]:
         """Return the newest events of releases that devices went back from or refused, the newest first."""
@@ -203,6 +203,12 @@ class FleetQuery:
 
     def _reading(self) -> AbstractContextManager[sa.Connection]:
         return schema.begun(self._engine)
+
+
+def _event(row: sa.Row[Any]) -> dict[str, Any]:
+    """Return an event with the fields that its device sent; none of them replaces the store's own."""
+    own = {"site": row.site, "device": row.device, "at_ms": row.at_ms}
+    return {**own, **json.loads(row.fields), **own}
 
 
 class _Gathered:
