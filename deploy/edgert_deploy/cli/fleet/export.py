@@ -6,6 +6,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable
+from urllib.parse import unquote
 
 import click
 
@@ -157,11 +158,11 @@ def words_of(by: str) -> tuple[str, ...]:
 
 
 def otlp_headers(text: str) -> dict[str, str]:
-    """Read `name=value,name=value`, the form of OpenTelemetry's own variable. Raises ConfigInvalid."""
+    """Read `name=value,name=value`, percent-encoded as OpenTelemetry has it. Raises ConfigInvalid."""
     pairs = [pair.partition("=") for pair in text.split(",") if pair.strip()]
     if any(not name.strip() or not equals for name, equals, _ in pairs):
         raise ConfigInvalid("$OTEL_EXPORTER_OTLP_HEADERS is not NAME=VALUE,NAME=VALUE")
-    return {name.strip(): value.strip() for name, _, value in pairs}
+    return {unquote(name).strip(): unquote(value).strip() for name, _, value in pairs}
 
 
 def _say(line: str) -> None:

@@ -6,16 +6,30 @@ import http.client
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
 
 from edgert.errors import ConfigInvalid, EdgeRTError
 
 TIMEOUT_S = 10.0
-TOO_MANY_REQUESTS = 429
 _ANSWER_CHARS_MAX = 200
 
 
 class PushFailed(EdgeRTError, code="fleet.push_failed", exit_code=6, retryable=True):
     """The endpoint did not accept the metrics. `retryable`: it may accept them later."""
+
+
+class _NoRedirection(urllib.request.HTTPRedirectHandler):
+    """Follows no redirection.
+
+    It would ask with a GET without the body, and show the credentials to another host.
+    """
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+_opener = urllib.request.build_opener(_NoRedirection)
 
 
 def http_address(option: str, url: str, path: str, example: str) -> str:
@@ -29,15 +43,15 @@ def http_address(option: str, url: str, path: str, example: str) -> str:
 def post(url: str, body: bytes, headers: Mapping[str, str]) -> None:
     """Raises PushFailed."""
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, body, dict(headers)), timeout=TIMEOUT_S) as response:
+        with _opener.open(urllib.request.Request(url, body, dict(headers)), timeout=TIMEOUT_S) as response:
             response.read()
     except urllib.error.HTTPError as error:
         answer = error.read(_ANSWER_CHARS_MAX).decode(errors="replace").strip()
-        failed = PushFailed(
-            f"{url} answered {error.code} {error.reason}{f': {answer}' if answer else ''}; "
-            "check the address and its credentials"
-        )
-        failed.retryable = error.code == TOO_MANY_REQUESTS or error.code >= http.client.INTERNAL_SERVER_ERROR
+        elsewhere = error.headers.get("Location")
+        told = f", which leads to {elsewhere[:_ANSWER_CHARS_MAX]}" if elsewhere else f": {answer}" if answer else ""
+        failed = PushFailed(f"{url} answered {error.code} {error.reason}{told}; check the address and its credentials")
+        ours = HTTPStatus.BAD_REQUEST <= error.code < HTTPStatus.INTERNAL_SERVER_ERROR
+        failed.retryable = not ours or error.code == HTTPStatus.TOO_MANY_REQUESTS
         raise failed from error
     except (OSError, ValueError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from edgert.errors import ConfigInvalid, EdgeRTError
 from edgert.telemetry import messages
 from edgert.telemetry.sketch import Sketch
-from edgert_deploy.cli.fleet.export import export
+from edgert_deploy.cli.fleet.export import export, otlp_headers
 from edgert_deploy.fleet.export.exporter import Exporter
 from tests.support.devices import wait_until
 from tests.support.fleet import NOW_MS, Pi, Sent, publish, scraped
@@ -163,3 +163,10 @@ def test_a_broker_that_is_not_there_is_an_error() -> None:
     error = CliRunner().invoke(export, ["--broker", f"127.0.0.1:{free_port()}", "--listen", "127.0.0.1:0"]).exception
     assert isinstance(error, EdgeRTError)
     assert error.exit_code == 6
+
+
+def test_headers_are_percent_encoded_as_opentelemetry_has_them() -> None:
+    assert otlp_headers("Authorization=Basic%20YTpi, x-scope=a%2Cb=") == {
+        "Authorization": "Basic YTpi",
+        "x-scope": "a,b=",
+    }

@@ -92,3 +92,17 @@ def test_otlp_holds_the_same_histogram_and_what_an_endpoint_missed_comes_with_th
     assert metrics["edgert_errors"].sum.is_monotonic
     (stage,) = metrics["edgert_stage"].exponential_histogram.data_points
     assert (stage.count, {each.key: each.value.string_value for each in stage.attributes}["stage"]) == (2, "queue")
+
+
+def test_a_redirection_is_an_error_that_names_its_aim_and_takes_no_credentials_there() -> None:
+    """A login page that answers 200 would otherwise pass for a collector."""
+    with socket.create_server(("127.0.0.1", 0)) as login:
+        login.settimeout(0.2)
+        aim = f"http://127.0.0.1:{login.getsockname()[1]}/login"
+        for status in (b"301 Moved Permanently", b"302 Found", b"307 Temporary Redirect"):
+            said = b"HTTP/1.1 " + status + b"\r\nLocation: " + aim.encode() + b"\r\nContent-Length: 0\r\n\r\n"
+            with answering(said) as port, pytest.raises(PushFailed, match=f"leads to {aim}") as failed:
+                otlp.push(f"http://127.0.0.1:{port}/v1/metrics", an_exporter(), 2e9, {"Authorization": "secret"})
+            assert failed.value.retryable
+        with pytest.raises(TimeoutError):
+            login.accept()
