@@ -30,6 +30,7 @@ from edgert.names import checked_id
 from edgert.protocol.control import ask
 from edgert.stop import Stop, stop_with_supervisor_or_signal
 from edgert.telemetry import messages
+from edgert.telemetry.held_back import HeldBack
 from edgert.telemetry.home_assistant import discovery, discovery_topic
 from edgert.telemetry.link import CONNECTED, STOPPED, write_link
 from edgert.telemetry.messages import Topics
@@ -44,7 +45,7 @@ from edgert.telemetry.mqtt import (
 )
 from edgert.telemetry.retained import clear
 from edgert.telemetry.sketch import SCALE
-from edgert.telemetry.spool import Spool
+from edgert.telemetry.spool import Spool, Spooled
 
 RATE_PER_S = 200.0
 BURST_MAX = 50
@@ -53,6 +54,7 @@ REFUSED_RETRY_S = 300.0
 LOOK_S = 1.0  # between two looks at the spool
 RETRY_PAUSES_S = doubling(1.0, 60.0)
 STABLE_AFTER_S = 10.0
+PUBLISH_BYTES = 16  # of a packet besides its topic and payload, at most
 # When a broker has certainly dropped a cut connection (1.5 keepalives, MQTT 3.1.2.10) and published `lost`. It publishes
 # `lost` late where the cut connection had another client id, as an older version's has.
 ONLINE_AGAIN_S = 2 * KEEPALIVE_S
@@ -103,6 +105,7 @@ class Forwarder:
         self._log = log
         self._address = settings.address
         self._state = ""
+        self._held = HeldBack()
         self._connection = Connection(
             settings,
             topics.client_id,
@@ -126,6 +129,7 @@ class Forwarder:
                 self._end()
             except EdgeRTError as error:
                 self._connection.abandon()
+                self._suspect()
                 self._note(error.code, f"{error.message}; reports are kept on disk meanwhile")
                 # Two devices with one id disconnect each other at once: they must slow down as well.
                 # Half of the pause is random, so that a fleet does not return in one wave.
@@ -145,8 +149,25 @@ class Forwarder:
         self._sys_due_at = self._clock()
         self._online_again_at: float | None = None
 
+    def _suspect(self) -> None:
+        """Hold back the message that the broker ends each connection at."""
+        message_id = self._held.hung_up(filter(None, self._in_flight.values()), self._clock())
+        self._in_flight = {}
+        if message_id is not None:
+            with contextlib.suppress(StorageFailed):
+                self._hold(*self._spool.take(1, message_id - 1))
+
+    def _hold(self, message: Spooled) -> None:
+        if self._held.add(message.id):
+            self._log(
+                f"telemetry: the broker {self._address} does not take a message of {len(message.payload)} bytes; such "
+                "messages are kept on disk until the daemon starts again: let the broker take 64 KiB "
+                "(mosquitto: max_packet_size, message_size_limit)"
+            )
+
     def _announce(self) -> None:
         self._reset()
+        self._held.connected(self._clock())
         self._connection.publish(self._topics.info, self._payload(self._info), 1, retain=True)
         self._connection.publish(self._topics.status, b"online", 1, retain=True)
         self._online_again_at = self._clock() + ONLINE_AGAIN_S
@@ -231,7 +252,7 @@ class Forwarder:
     def _send(self, now: float) -> bool:
         self._tokens = min(BURST_MAX, self._tokens + (now - self._refilled_at) * self._rate_per_s)
         self._refilled_at = now
-        free = IN_FLIGHT_MAX - len(self._in_flight)
+        free = (1 if self._held.one_at_a_time else IN_FLIGHT_MAX) - len(self._in_flight)
         allowed = min(free, int(self._tokens))
         if allowed < 1:
             return free > 0
@@ -239,7 +260,10 @@ class Forwarder:
         batch = self._spool.take(allowed, self._last_id)
         for message in batch:
             self._last_id = message.id
-            if message.id in in_flight:
+            if message.id in in_flight or message.id in self._held:
+                continue
+            if len(message.topic) + len(message.payload) + PUBLISH_BYTES > self._connection.packet_bytes_max:
+                self._hold(message)
                 continue
             self._tokens -= 1
             clears = not message.payload  # no other message is empty
@@ -267,6 +291,7 @@ class Forwarder:
         if refused_because is None or clears:
             if message_id is not None:  # status, info, sys and retained topics are not in the spool
                 self._acknowledged_ids.append(message_id)
+                self._held.acknowledged(message_id)
         elif self._refused_at is None:
             self._refused_at = self._clock()
             self._log(

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import paho.mqtt.client as paho
-from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
+from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode, MQTTProtocolVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
@@ -42,6 +42,14 @@ HANDED_MAX = 5_000
 # The largest message that a broker may send. A report has at most 64 KiB.
 # With 3.1.1 the broker's own limit counts (mosquitto: message_size_limit), else 256 MB.
 PACKET_BYTES_MAX = 1024 * 1024
+
+PACKET_BYTES_END = 2**28  # MQTT has none as large
+TAKEN_OVER = "Session taken over"
+# What a broker must allow, by the reason of its refusal.
+_ALLOW = {
+    "Retain not supported": "devices need retained messages: allow them there (mosquitto: retain_available true)",
+    "QoS not supported": "reports need QoS 1: allow it there (mosquitto: max_qos 1)",
+}
 
 PROTOCOLS = {"5": MQTTProtocolVersion.MQTTv5, "3.1.1": MQTTProtocolVersion.MQTTv311}
 
@@ -154,6 +162,8 @@ class Connection:
         self._on_acknowledged = on_acknowledged
         self._client: paho.Client | None = None
         self._granted: dict[int, bool] = {}
+        self._parting = ""  # why the broker ended the connection, as MQTT 5 tells it
+        self.packet_bytes_max = PACKET_BYTES_END  # of a message that this broker takes, as MQTT 5 tells it
         self.taken = 0  # messages received so far
         self._handed: deque[tuple[int, int]] = deque()  # (number among those taken, message id), not acknowledged yet
 
@@ -177,7 +187,7 @@ class Connection:
         assert self._client is not None
         info = self._client.publish(topic, payload, qos, retain)
         if info.rc != paho.MQTT_ERR_SUCCESS:
-            raise BrokerUnreachable(f"the broker {self._settings.address} is gone: {paho.error_string(info.rc)}")
+            raise self._gone(info.rc)
         return None if info.is_published() else info.mid
 
     @property
@@ -224,7 +234,7 @@ class Connection:
             taken = self.taken
             code = client.loop_read()
         if code not in (paho.MQTT_ERR_SUCCESS, paho.MQTT_ERR_AGAIN):
-            raise BrokerUnreachable(f"the broker {self._settings.address} is gone: {paho.error_string(code)}")
+            raise self._gone(code)
 
     def close(self) -> None:
         """Disconnect in order, so that the broker drops the will. Does nothing where not connected."""
@@ -250,8 +260,9 @@ class Connection:
     def _open(self, protocol: str, timeout_s: float) -> None:
         client = self._new_client(protocol)
         self._handed.clear()  # the broker hands them out again
-        answer: list[ReasonCode] = []
-        client.on_connect = lambda _client, _data, _flags, reason, _properties: answer.append(reason)
+        self._parting = ""
+        answer: list[tuple[ReasonCode, Properties]] = []
+        client.on_connect = lambda _client, _data, _flags, reason, said: answer.append((reason, said))
         client.connect_timeout = timeout_s
         address = self._settings.address
         try:
@@ -276,8 +287,12 @@ class Connection:
             raise _UnsupportedProtocol(
                 f"{address} answers, but not as an MQTT {protocol} broker; check the port, and TLS or not{also}"
             )
-        if answer[0].is_failure:
-            raise self._refusal(answer[0])
+        reason, said = answer[0]
+        if reason.is_failure:
+            raise self._refusal(reason)
+        self.packet_bytes_max = getattr(said, "MaximumPacketSize", PACKET_BYTES_END)
+        # paho refuses to change it once connected; nothing was sent yet.
+        client._max_inflight_messages = min(IN_FLIGHT_MAX, getattr(said, "ReceiveMaximum", IN_FLIGHT_MAX))
         self._client = client
 
     def _new_client(self, protocol: str) -> paho.Client:
@@ -300,6 +315,7 @@ class Connection:
         client.on_message = self._received
         client.on_publish = self._published
         client.on_subscribe = self._subscribed
+        client.on_disconnect = self._ended
         return client
 
     def _connect_properties(self, protocol: str) -> dict[str, Any]:
@@ -333,6 +349,26 @@ class Connection:
     ) -> None:
         self._granted[message_id] = not any(reason.is_failure for reason in reasons)
 
+    def _ended(
+        self,
+        _client: paho.Client,
+        _data: object,
+        flags: paho.DisconnectFlags,
+        reason: ReasonCode,
+        _properties: Properties | None,
+    ) -> None:
+        if flags.is_disconnect_packet_from_server:
+            self._parting = str(reason)
+
+    def _gone(self, code: MQTTErrorCode) -> BrokerUnreachable:
+        address = self._settings.address
+        if not self._parting:
+            return BrokerUnreachable(f"the broker {address} is gone: {paho.error_string(code).rstrip('.')}")
+        advice = (
+            "; another client has the same id: give each device its own name" if self._parting == TAKEN_OVER else ""
+        )
+        return BrokerUnreachable(f"the broker {address} ended the connection: {self._parting}{advice}")
+
     def _refusal(self, reason: ReasonCode) -> EdgeRTError:
         address, user = self._settings.address, self._settings.username
         if reason.getName() == "Unsupported protocol version":
@@ -342,7 +378,8 @@ class Connection:
             return BrokerRefused(
                 f"the broker {address} refused the login {who}: {reason}; check the user name and the password file"
             )
-        return BrokerRefused(f"the broker {address} refused the connection: {reason}")
+        advice = _ALLOW.get(reason.getName(), "look at the broker's log and its limits")
+        return BrokerRefused(f"the broker {address} refused the connection: {reason}; {advice}")
 
 
 def _tls_advice(address: str, error: ssl.SSLError) -> str:

@@ -474,3 +474,24 @@ def test_a_hint_is_passed_on_once_though_the_broker_sends_it_at_each_connection(
         assert device.hints == 2
     finally:
         device.stop()
+
+
+@pytest.mark.parametrize("protocol", ["5", "3.1.1"])
+@pytest.mark.parametrize("limit", ["max_packet_size", "message_size_limit"])
+def test_a_message_that_is_too_large_for_the_broker_holds_up_no_other(
+    tmp_path: Path, limit: str, protocol: str
+) -> None:
+    with Broker.in_folder(tmp_path / "broker", extra=(f"{limit} 2000",)) as broker:
+        device = ForwardingDevice(tmp_path, replace(broker.settings, protocol=protocol))
+        device.append(3)
+        device.spool.append("hist/digits", HIST, lambda seq: {"v": 1, "seq": seq, "x": "y" * 3000}, 1, "hist")
+        device.append(30)
+        listener = Listener(broker.settings)
+        device.start()
+        wait_until(lambda: set(listener.seqs()) == {*range(1, 35)} - {4}, "all but the large one")
+        wait_until(lambda: device.spool.stats().rows <= 1, "they are acknowledged")
+        device.stop()
+        listener.stop()
+    lost = (limit, protocol) == ("message_size_limit", "3.1.1")  # the broker acknowledges it and drops it
+    assert device.spool.stats().rows == (0 if lost else 1)
+    assert sum("does not take a message of 30" in line for line in device.said) == (0 if lost else 1), device.said

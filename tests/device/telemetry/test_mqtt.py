@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from edgert.errors import ConfigInvalid
-from edgert.telemetry.mqtt import BrokerRefused, BrokerTlsFailed, BrokerUnreachable, Connection, MqttSettings
+from edgert.telemetry.mqtt import BrokerRefused, BrokerTlsFailed, BrokerUnreachable, Connection, MqttSettings, Will
 from tests.support.devices import WAIT_S_MAX
 from tests.support.servers.brokers import Broker
 from tests.support.servers.ports import free_port
@@ -99,3 +100,61 @@ def test_settings_that_cannot_be_used_are_refused(settings: dict[str, object]) -
 def test_a_password_file_that_is_missing_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigInvalid, match="nowhere"):
         MqttSettings("h", username="u", password_file=str(tmp_path / "nowhere")).password()
+
+
+@contextlib.contextmanager
+def answered_by(connack: bytes) -> Iterator[tuple[Connection, socket.socket]]:
+    """A connection to a broker that answers CONNECT so, and the broker's end."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ends: list[socket.socket] = []
+
+        def serve() -> None:
+            ends.append(server.accept()[0])
+            ends[0].recv(1024)
+            ends[0].sendall(connack)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        connection = Connection(MqttSettings("127.0.0.1", server.getsockname()[1], protocol="5"))
+        connection.open()
+        thread.join(WAIT_S_MAX)
+        with ends[0] as broker:
+            broker.settimeout(0.2)
+            yield connection, broker
+        connection.abandon()
+
+
+def test_no_more_messages_wait_for_the_broker_than_it_allows() -> None:
+    with answered_by(b"\x20\x06\x00\x00\x03\x21\x00\x02") as (connection, broker):  # Receive Maximum 2
+        for _ in range(5):
+            connection.publish("abc", b"12345678", 1)
+        for left in (3, 2, 1, 0):
+            connection.pump(0.05)
+            packets = [broker.recv(18)]
+            with contextlib.suppress(TimeoutError):
+                while True:
+                    packets.append(broker.recv(18))
+            assert len(packets) == (2 if left == 3 else 1)
+            broker.sendall(b"\x40\x02" + packets[0][7:9])
+
+
+def test_the_reason_with_which_a_broker_ends_a_connection_is_told() -> None:
+    with answered_by(b"\x20\x03\x00\x00\x00") as (connection, broker):
+        broker.sendall(b"\xe0\x02\x8e\x00")
+
+        def serve() -> None:
+            for _ in range(50):
+                connection.pump(0.1)
+
+        with pytest.raises(BrokerUnreachable, match="Session taken over; another client has the same id"):
+            serve()
+
+
+def test_a_broker_without_retained_messages_or_qos_1_is_told_to_allow_them(tmp_path: Path) -> None:
+    for setting in ("retain_available true", "max_qos 1"):
+        word, value = setting.split()
+        wrong = f"{word} {'false' if value == 'true' else 0}"
+        with Broker.in_folder(tmp_path / word, extra=(wrong,)) as broker:
+            connection = Connection(broker.settings, "pi", will=Will("edgert/v1/s/d/status", b"lost"))
+            with pytest.raises(BrokerRefused, match=setting):
+                connection.open()

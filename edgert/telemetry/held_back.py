@@ -1,0 +1,54 @@
+"""The messages that a broker does not take: they are held back, so that no other waits for them. Pure.
+
+A broker may limit the size of a message. One with MQTT 5 may tell its limit; others just end the connection, and would
+end the next one at the same message again. So a message is held back if several connections in a row end at it soon
+after they began. From the second on, messages are sent one at a time, so that none is blamed for another. A message that
+is held back stays in the spool, and the next start of the daemon sends it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+HANG_UPS_MAX = 4
+SOON_S = 10.0
+
+
+class HeldBack:
+    """Knows messages by their id in the spool. `now` is monotonic seconds."""
+
+    def __init__(self) -> None:
+        self._ids: set[int] = set()
+        self._stuck_at, self._hang_ups = 0, 0  # the message that the last connections ended at, and how many did
+        self._connected_at = 0.0
+
+    def __contains__(self, message_id: int) -> bool:
+        return message_id in self._ids
+
+    @property
+    def one_at_a_time(self) -> bool:
+        return self._hang_ups > 1
+
+    def add(self, message_id: int) -> bool:
+        """Hold a message back; return whether it is the first one."""
+        self._ids.add(message_id)
+        return len(self._ids) == 1
+
+    def connected(self, now: float) -> None:
+        self._connected_at = now
+
+    def acknowledged(self, message_id: int) -> None:
+        if message_id == self._stuck_at:
+            self._hang_ups = 0
+
+    def hung_up(self, in_flight: Iterable[int], now: float) -> int | None:
+        """Note that a connection ended; return the message to hold back, if it is certain enough."""
+        first = min(in_flight, default=None)
+        if first is None or now - self._connected_at > SOON_S:
+            return None
+        self._hang_ups = self._hang_ups + 1 if first == self._stuck_at else 1
+        self._stuck_at = first
+        if self._hang_ups < HANG_UPS_MAX:
+            return None
+        self._hang_ups = 0
+        return first
