@@ -104,7 +104,8 @@ class FleetQuery:
     """One process's connection to the store, for reading. Raises ConfigInvalid or StoreFailed."""
 
     def __init__(self, url: str) -> None:
-        self._engine = schema.open_engine(url, writes=False)
+        self._url, self._engine = url, schema.open_engine(url, writes=False)
+        self._file = schema.file_of(self._engine)
 
     def close(self) -> None:
         self._engine.dispose()
@@ -202,6 +203,9 @@ class FleetQuery:
             return {row[0]: row[1] for row in connection.execute(asked)}
 
     def _reading(self) -> AbstractContextManager[sa.Connection]:
+        if (file := schema.file_of(self._engine)) != self._file:  # removed, or replaced by a backup
+            self._engine.dispose()
+            self._engine, self._file = schema.open_engine(self._url, writes=False), file
         return schema.begun(self._engine)
 
 

@@ -250,6 +250,17 @@ def open_engine(url: str, *, writes: bool, log: Callable[[str], None] = lambda l
     return engine
 
 
+def file_of(engine: sa.Engine) -> tuple[int, int] | None:
+    """Return what tells a SQLite file from one that replaces it; None where there is no file."""
+    if engine.dialect.name != "sqlite":
+        return None
+    try:
+        found = os.stat(engine.url.database or "")
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
 @contextmanager
 def begun(engine: sa.Engine) -> Iterator[sa.Connection]:
     """Give a connection in a transaction. Raises StoreFailed."""

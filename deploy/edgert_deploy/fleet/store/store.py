@@ -40,7 +40,9 @@ class Store:
     """One process's connection to the store, for writing. Raises ConfigInvalid or StoreFailed."""
 
     def __init__(self, url: str, log: Callable[[str], None] = lambda line: None) -> None:
+        self._url, self._log = url, log
         self._engine = schema.open_engine(url, writes=True, log=log)
+        self._file = schema.file_of(self._engine)
         self._devices: dict[tuple[str, str], int] = {}
         self._profiles: dict[tuple[str, str], str] = {}
         self._streams: dict[tuple[str, ...], int] = {}
@@ -83,6 +85,8 @@ class Store:
 
     @contextmanager
     def _transaction(self) -> Iterator[sa.Connection]:
+        if schema.file_of(self._engine) != self._file:
+            self._follow_the_file()
         with schema.begun(self._engine) as connection:
             schema.lock(connection)
             turns = connection.scalar(sa.select(schema.forgotten.c.turns))
@@ -90,6 +94,14 @@ class Store:
                 self._forget_numbers()
                 self._turns = turns
             yield connection
+
+    def _follow_the_file(self) -> None:
+        """Open the file that is there now, or a new one: what was open is removed, and would be lost."""
+        self._engine.dispose()
+        self._engine = schema.open_engine(self._url, writes=True, log=self._log)
+        self._file = schema.file_of(self._engine)
+        self._forget_numbers()
+        self._log(f"the store {self.name} was removed or replaced: reports go to the file that is there now")
 
     def _forget_numbers(self) -> None:
         for remembered in (self._devices, self._profiles, self._streams, self._groups, self._last_hours):

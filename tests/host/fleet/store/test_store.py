@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from edgert.errors import ConfigInvalid
 from edgert.telemetry import messages
 from edgert_deploy.fleet.store.batch import MINUTE_MS
 from edgert_deploy.fleet.store.query import FleetQuery
@@ -162,3 +164,26 @@ def test_a_write_that_fails_writes_nothing_and_is_tried_again(tmp_path: Path) ->
     assert "works again" in said[-1]
     assert (recorder.recorded, recorder.waiting, recorder.failures) == (2, 0, 0)
     store.close()
+
+
+def test_a_file_that_is_removed_under_a_recorder_and_a_reader_is_begun_anew(tmp_path: Path) -> None:
+    """Reports that were written to the removed file would be acknowledged, and lost."""
+    url, said = str(tmp_path / "fleet.db"), list[str]()
+    store = Store(url, said.append)
+    recorder = Recorder(store, lambda: NOW_MS)
+    fleet: FleetQuery | None = None
+    for n in (1, 2, 3):
+        for message in Pi(f"pi-{n}").window(NOW_MS - 1, [1.0]):
+            recorder.apply(*message, False, 0.0)
+        recorder.flush()
+        fleet = fleet or FleetQuery(url)
+        assert [device["device"] for device in fleet.devices()] == [f"pi-{n}"]
+        assert ask(url, 1)[0].latency.count == 1
+        os.unlink(url)
+        with pytest.raises(ConfigInvalid, match="there is no store"):
+            fleet.devices()
+    assert fleet is not None
+    fleet.close()
+    store.close()
+    assert len(said) == 2
+    assert "was removed or replaced" in said[0]
