@@ -43,6 +43,7 @@ SOCKET_PATH_BYTES_MAX = 107  # sun_path of AF_UNIX on Linux, without its termina
 # The ranges that the daemon can work with. A key that is not here may have any value of its type.
 _RANGES: dict[str, tuple[float, float]] = {
     "threads": (0, 1024),
+    "instances": (0, 1024),
     "batch_max": (0, 4096),
     "queue_max": (1, 1_000_000),
     "cache_mb": (0, 1e6),
@@ -388,7 +389,7 @@ def default_socket() -> Path:
 def read_config(state: StateDir) -> DeviceConfig:
     """Read `config.toml`. Raises ConfigInvalid where it is missing, is not TOML or has an unknown key."""
     try:
-        text = state.config.read_text("utf-8")  # whatever the locale
+        text = state.config.read_text("utf-8-sig")  # whatever the locale; Windows' editors begin files with a mark
     except FileNotFoundError as error:
         raise ConfigInvalid(
             f"{state.config} is missing: run edgert bootstrap from the host, or give --state"

@@ -6,6 +6,7 @@ import click
 
 from edgert.checks.trial_preparation import fit_for
 from edgert.cli.claim import claim_option
+from edgert.cli.number import Number
 from edgert.cli.output import emit, json_option, progress
 from edgert.cli.slot_commands import follow, store_of
 from edgert.config import StateDir, read_config
@@ -17,7 +18,7 @@ from edgert.versions.trial_limits import LIMIT_NAMES, WATCH_S, TrialLimits, pars
 @click.argument("model")
 @click.option(
     "--trial-s",
-    type=click.FloatRange(min=1),
+    type=Number(min=1),
     default=60.0,
     show_default=True,
     help="Seconds until the device rolls back without mark-good; with limits, counted from when they held.",
@@ -27,7 +28,7 @@ from edgert.versions.trial_limits import LIMIT_NAMES, WATCH_S, TrialLimits, pars
 )
 @click.option(
     "--watch-s",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Number(min=0, min_open=True),
     help="How many seconds the limits are watched [default: 60 with --limit].",
 )
 @click.option("--unattended", is_flag=True, help="Mark the version good without the host once all limits held.")

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from edgert.cli.number import Number
 from edgert.cli.output import emit, json_option, progress
 from edgert.cli.slot_commands import store_of
 from edgert.config import StateDir, read_config
@@ -24,7 +25,7 @@ CLIENTS_MAX = 64
 @click.option(
     "--model", help="Measure the live version of this model: through the socket, or beside FOLDER, the engine alone."
 )
-@click.option("--seconds", type=click.FloatRange(0, 600), default=5.0, show_default=True, help="How long to measure.")
+@click.option("--seconds", type=Number(0, 600), default=5.0, show_default=True, help="How long to measure.")
 @click.option(
     "--clients",
     type=click.IntRange(1, CLIENTS_MAX),

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
+from edgert.cli.number import Number
 from edgert.cli.output import emit, json_option
 from edgert.config import StateDir, read_config
 from edgert.names import check_model_name
@@ -20,7 +21,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 @click.option("--by", required=True, help="The user and host of the deployment: user@host.")
 @click.option(
     "--for-s",
-    type=click.FloatRange(min=1, max=LASTS_S_MAX),
+    type=Number(min=1, max=LASTS_S_MAX),
     default=180.0,
     show_default=True,
     help="Seconds until the claim ends unless a command uses it again.",

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import click
 
 from edgert.checks.status import DaemonStatus, ServingStatus, ask_daemon
+from edgert.cli.number import Number
 from edgert.config import StateDir
 from edgert.printable import counted, printable
 from edgert.typed_json import FLAT, to_json
@@ -38,9 +39,7 @@ DROPPED = ("MB", "SHED", "ENGINE", "P95 MS", "WAIT", "CLIENTS", "STATE", "ERRORS
 
 
 @click.command()
-@click.option(
-    "--interval", type=click.FloatRange(0.1, 60), default=1.0, show_default=True, help="Seconds between refreshes."
-)
+@click.option("--interval", type=Number(0.1, 60), default=1.0, show_default=True, help="Seconds between refreshes.")
 @click.option("--once", is_flag=True, help="Print one interval and exit.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per refresh.")
 @click.pass_obj

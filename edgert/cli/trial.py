@@ -9,6 +9,7 @@ import click
 
 from edgert.checks.status import ask_daemon
 from edgert.cli.claim import claim_option
+from edgert.cli.number import Number
 from edgert.cli.output import emit, json_option
 from edgert.cli.slot_commands import store_of
 from edgert.config import StateDir
@@ -24,7 +25,7 @@ UNDER_WAY = ("loading", "watching", "filling")
 @click.command()
 @click.argument("model")
 @click.option("--wait", is_flag=True, help="Wait for the end of the trial.")
-@click.option("--wait-s", type=click.FloatRange(min=0), help="Wait at most so many seconds.")
+@click.option("--wait-s", type=Number(min=0), help="Wait at most so many seconds.")
 @click.option("--digest", default="", help="The digest of the version [default: the live one].")
 @claim_option
 @json_option

@@ -17,6 +17,7 @@ from edgert.config import (
     read_config,
 )
 from edgert.errors import ConfigInvalid
+from edgert.toml_file import read_toml
 from tests.support.accounts import as_nobody
 
 BASE = 'device = "pi-07"\nprofile = "raspberry-pi-5"\n'
@@ -27,6 +28,12 @@ def test_a_short_configuration_has_defaults_for_the_rest(tmp_path: Path) -> None
     config = read_config(StateDir(tmp_path))
     assert (config.device, config.site, config.serving.queue_max, config.mqtt.port) == ("pi-07", "default", 256, 1883)
     assert config.machine, "this machine's, where none is configured"
+
+
+def test_a_file_that_begins_with_a_mark_of_utf_8_is_read(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text(BASE, "utf-8-sig")
+    assert read_config(StateDir(tmp_path)).device == "pi-07"
+    assert read_toml(tmp_path / "config.toml")["device"] == "pi-07"
 
 
 def test_every_table_is_read() -> None:
@@ -46,6 +53,7 @@ def test_every_table_is_read() -> None:
         (BASE + "colour = 1", "unknown key 'colour'"),
         (BASE + "[serving]\nthreads = true", "serving.threads is True, not of type int"),
         (BASE + "[serving]\nthreads = -1", "threads is -1; give 0 to 1024"),
+        (BASE + "[serving]\ninstances = -1", "instances is -1; give 0 to 1024"),
         (BASE + '[serving]\nobjective = "speed"', "objective is 'speed'"),
         (BASE + '[serving]\nallow_uids = ["root"]', r"allow_uids\[0\] is 'root'"),
         (BASE + "[alarms]\nerror_share = 2.0", "error_share is 2.0"),

@@ -16,6 +16,7 @@ from edgert.bundle.rules import Classify, Ctc, Detect, Preprocess
 from edgert.bundle.signal_rules import Series, Sound, check_smoothing
 from edgert.bundle.signing import read_signing_key
 from edgert.bundle.text_rules import Embed, Text
+from edgert.cli.number import Number
 from edgert.cli.output import emit, json_option
 from edgert.errors import ConfigInvalid
 from edgert.processing.preprocessors import InputRule
@@ -104,12 +105,12 @@ def _read_model_argument(ctx: click.Context, param: click.Parameter, path: Path)
 )
 @click.option(
     "--max-drop",
-    type=click.FloatRange(0),
+    type=Number(0),
     default=0.01,
     show_default=True,
     help="How much an artifact may lose, in the metric's unit.",
 )
-@click.option("--max-class-drop", type=click.FloatRange(0), help="How much any class or slice may lose.")
+@click.option("--max-class-drop", type=Number(0), help="How much any class or slice may lose.")
 @click.option(
     "--precision",
     type=click.Choice(["auto", "int8", "fp16", "fp32"]),

@@ -31,6 +31,14 @@ def test_every_command_explains_itself_with_an_example(words: list[str]) -> None
     assert "Example" in shown.output, words
 
 
+@pytest.mark.parametrize(
+    "words", [["top", "--interval", "nan"], ["bench", "--seconds", "nan", "."], ["activate", "m", "--trial-s", "NaN"]]
+)
+def test_what_is_no_number_is_within_no_limits(words: list[str]) -> None:
+    shown = CliRunner().invoke(edgertd, words)
+    assert (shown.exit_code, "is not a number" in shown.output) == (2, True)
+
+
 def test_commands_for_programs_are_hidden() -> None:
     shown = CliRunner().invoke(edgertd, ["--help"]).output
     listed = {line.split()[0] for line in shown.partition("Commands:")[2].splitlines() if line.strip()}
