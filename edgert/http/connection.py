@@ -117,6 +117,8 @@ class HttpConnection:
         except HttpError as error:
             response = error.response()
         keep_alive = request.keep_alive and not (self._place.must_end or response.stream or response.closes)
+        if keep_alive and request.version == "1.0":  # its client waits for the end of the connection otherwise
+            response = response._replace(headers=(*response.headers, ("Connection", "keep-alive")))
         self._send(response, keep_alive, with_body=request.method != "HEAD")
         return keep_alive
 

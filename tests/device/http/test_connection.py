@@ -93,6 +93,15 @@ def test_requests_sent_together_are_answered_in_their_order() -> None:
     assert bodies == [b"0", b"1", b"2"]
 
 
+def test_a_client_of_http_1_0_is_told_that_the_connection_stays() -> None:
+    """ab -k waits for the end of a connection that does not say so."""
+    asked = HEAD.replace(b"HTTP/1.1", b"HTTP/1.0") + b"Connection: Keep-Alive\r\nContent-Length: 2\r\n\r\nok"
+    with served() as sock:
+        sock.sendall(asked + asked)
+        sock.shutdown(socket.SHUT_WR)
+        assert all_of(sock).count(b"\r\nConnection: keep-alive\r\n\r\nok") == 2
+
+
 def test_an_error_of_the_handler_leaves_the_connection_usable() -> None:
     with served() as sock:
         sock.sendall(HEAD.replace(b"/echo", b"/refused") + b"\r\n" + HEAD + b"Content-Length: 2\r\n\r\nok")
