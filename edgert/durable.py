@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import hashlib
 import os
 import stat
 import time
@@ -78,6 +79,15 @@ def replacing(path: Path, *, durable: bool = True, mode: int = PRIVATE, shared: 
         raise
     if durable:
         sync_folder(path.parent)
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file's content, as hex. Raises OSError."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1024**2):
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 def sync_file(file: BinaryIO) -> None:

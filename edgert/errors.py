@@ -269,6 +269,11 @@ def by_wire_code(wire_code: int) -> type[EdgeRTError]:
     return _BY_WIRE_CODE.get(wire_code, EdgeRTError)
 
 
+def by_code(code: str) -> type[EdgeRTError]:
+    """Return the class that states `code`; the root class for an unknown code."""
+    return next((cls for cls in _descendants(EdgeRTError) if vars(cls).get("code") == code), EdgeRTError)
+
+
 def _descendants(cls: type[EdgeRTError]) -> list[type[EdgeRTError]]:
     found: list[type[EdgeRTError]] = []
     for child in cls.__subclasses__():

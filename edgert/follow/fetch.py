@@ -20,15 +20,13 @@ from edgert.bundle.expiry import check_expiry
 from edgert.bundle.manifest import FileEntry, Manifest
 from edgert.bundle.signing import PublicKey
 from edgert.config import DeviceConfig, StateDir
-from edgert.durable import replacing, storing
+from edgert.durable import replacing, sha256_of, storing
 from edgert.errors import BundleError, ChannelMismatch, ReleaseTooOld, StorageFailed
 from edgert.follow.pace import Pace
 from edgert.registry.artifacts import file_blob
 from edgert.registry.client import Blob, Registry
 from edgert.versions.install import SPARE_BYTES, fetched_path, held_files
 from edgert.versions.slots import SlotState
-
-_CHUNK_BYTES = 1024**2
 
 
 class ReleaseFetcher:
@@ -131,11 +129,7 @@ def _check_fits(manifest: Manifest, config: DeviceConfig, slots: SlotState, now_
 
 
 def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
     try:
-        with path.open("rb") as file:
-            while chunk := file.read(_CHUNK_BYTES):
-                digest.update(chunk)
+        return sha256_of(path)
     except OSError:
         return ""
-    return digest.hexdigest()

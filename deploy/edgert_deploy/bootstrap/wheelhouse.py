@@ -26,14 +26,13 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
 import edgert
-from edgert.durable import replacing
+from edgert.durable import replacing, sha256_of
 from edgert.errors import ConfigInvalid, EngineMissing
 from edgert_deploy.bootstrap.locked_wheels import MACHINES, Lock
 from edgert_deploy.bootstrap.own_wheel import content_digest, own_wheel
 from edgert_deploy.bootstrap.pip import run_pip
 from edgert_deploy.common import sbom
 from edgert_deploy.common.folders import cache_folder
-from edgert_deploy.devices.transports import sha256_of
 
 ROUNDS_MAX = 6  # each adds the requirements of the last round's wheels
 KEY_FORMAT = "4"

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from edgert.checks.status import DeviceStatus
-from edgert.errors import DaemonUnreachable, DeviceError, EdgeRTError, NotBootstrapped, RuntimeBroken
+from edgert.errors import DaemonUnreachable, DeviceError, EdgeRTError, NotBootstrapped, RuntimeBroken, by_code
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.transports import LineSink, Result, Transport
 
@@ -65,7 +65,7 @@ class RemoteDaemon:
             return DaemonUnreachable(
                 f"{name}: its daemon does not run: see why with edgert logs {name}, and start it with edgert bootstrap {name}"
             )
-        return error_class(str(reported["code"]))(f"{name}: {message}")
+        return by_code(str(reported["code"]))(f"{name}: {message}")
 
 
 def edgertd(device: Device) -> list[str]:
@@ -77,16 +77,6 @@ def edgertd(device: Device) -> list[str]:
 def script_path(device: Device) -> str:
     """Return the path of the script on the device that changes its runtime."""
     return f"{device.home}/runtime.sh"
-
-
-def error_class(code: str) -> type[EdgeRTError]:
-    """Return the class with `code`; the root class for an unknown code."""
-    found: list[type[EdgeRTError]] = [EdgeRTError]
-    for cls in found:
-        if vars(cls).get("code") == code:
-            return cls
-        found += cls.__subclasses__()
-    return EdgeRTError
 
 
 def _object(text: str) -> dict[str, Any] | None:

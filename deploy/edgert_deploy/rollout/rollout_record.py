@@ -14,10 +14,9 @@ from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from typing import Any
 
-from edgert.errors import ConfigInvalid, EdgeRTError
+from edgert.errors import ConfigInvalid, EdgeRTError, by_code
 from edgert.typed_json import from_json
 from edgert.versions.trial_limits import TrialLimits
-from edgert_deploy.devices.remote import error_class
 from edgert_deploy.rollout.deployment import Result
 from edgert_deploy.rollout.waves import Strategy
 
@@ -79,7 +78,7 @@ class Rollout(Head):
     def errors(self) -> list[EdgeRTError | None]:
         """The error of each device's last attempt, in the order of the devices."""
         found = [self.outcomes.get(device, {}).get("error") for device in self.devices]
-        return [None if error is None else error_class(error["code"])(error["message"]) for error in found]
+        return [None if error is None else by_code(error["code"])(error["message"]) for error in found]
 
     def result(self, device: str) -> Result:
         """Return the result of the device's last attempt; `held` for a device that was not tried."""

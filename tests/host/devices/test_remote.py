@@ -9,9 +9,9 @@ from typing import cast
 
 import pytest
 
-from edgert.errors import DeviceError, EdgeRTError, NotBootstrapped, ReleaseTooOld
+from edgert.errors import DeviceError, EdgeRTError, NotBootstrapped, ReleaseTooOld, by_code
 from edgert_deploy.devices.inventory import Device
-from edgert_deploy.devices.remote import RemoteDaemon, edgertd, error_class
+from edgert_deploy.devices.remote import RemoteDaemon, edgertd
 from edgert_deploy.devices.transports import Result, Transport
 
 BOARD = Device("board", "ssh", "pi@board", "p", "/state", "/home")
@@ -57,7 +57,7 @@ def test_errors_arrive_as_their_classes(answers: Answers, error: type[EdgeRTErro
 
 
 def test_each_class_is_found_by_its_code() -> None:
-    assert (error_class("bundle.release_too_old"), error_class("of.tomorrow")) == (ReleaseTooOld, EdgeRTError)
+    assert (by_code("bundle.release_too_old"), by_code("of.tomorrow")) == (ReleaseTooOld, EdgeRTError)
 
 
 def test_a_device_without_a_runtime_of_its_own_uses_this_interpreter() -> None:

@@ -5,8 +5,7 @@ A new transport is one file here, one entry in `TRANSPORTS` and one case in `tes
 
 from __future__ import annotations
 
-import hashlib
-import importlib
+import pkgutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -101,22 +100,12 @@ class Transport(Protocol):
 
 def open_transport(device: Device) -> Transport:
     """Return the transport of `device`, not connected yet. Raises ConfigInvalid for an unknown one."""
-    module, _, cls = device.kind.implementation.partition(":")
-    return cast(Transport, getattr(importlib.import_module(module), cls)(device))
+    return cast(Transport, pkgutil.resolve_name(device.kind.implementation)(device))
 
 
 def sha256_command(*paths: str) -> list[str]:
     """Return a command that prints each file's SHA-256 as hex, one a line; an unreadable one fails it."""
     return ["sh", "-c", _SHA256, "sh", *paths]
-
-
-def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a file of this host, as hex. Raises OSError."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(1024**2):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 def in_folder(folder: str, argv: Sequence[str], *, make: bool = False) -> list[str]:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import IO, BinaryIO
 
+from edgert.durable import sha256_of
 from edgert.errors import DeviceError, StorageFailed
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.transports import (
@@ -25,7 +26,6 @@ from edgert_deploy.devices.transports import (
     Result,
     in_folder,
     sha256_command,
-    sha256_of,
 )
 
 _ERROR_CHARS_MAX = 2000

@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 import fabric
 import paramiko
 
+from edgert.durable import sha256_of
 from edgert.errors import DeviceError, DeviceUnreachable, HostKeyMismatch, StorageFailed
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.transports import (
@@ -38,7 +39,6 @@ from edgert_deploy.devices.transports import (
     Result,
     in_folder,
     sha256_command,
-    sha256_of,
 )
 from edgert_deploy.devices.transports.ssh_login import LinkLimits, log_in
 

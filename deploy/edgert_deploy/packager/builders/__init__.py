@@ -6,7 +6,7 @@ To add an engine, write its builder in a file here, name it in `BUILDERS`, and g
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -210,8 +210,7 @@ def builder_for(engine: str) -> Builder:
     """Return the builder of `engine`'s artifacts. Raises ConfigInvalid for an engine without one."""
     if engine not in BUILDERS:
         raise ConfigInvalid(f"no builder makes artifacts for engine {engine!r}; known: {', '.join(BUILDERS)}")
-    module, _, cls = BUILDERS[engine].partition(":")
-    return cast(Builder, getattr(importlib.import_module(module), cls)())
+    return cast(Builder, pkgutil.resolve_name(BUILDERS[engine])())
 
 
 def first_engine(source: SourceModel, engines: Sequence[str]) -> str:

@@ -7,10 +7,10 @@ answers are JSON and arrays, so that a child that a hostile model took over cann
 from __future__ import annotations
 
 import atexit
-import importlib
 import mmap
 import os
 import pickle
+import pkgutil
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
@@ -58,8 +58,7 @@ def arrays_in_child(request: dict[str, Any], payload: bytes, progress: Progress)
     put_temporary_files_into(folder)
     pickled, given = pickle.loads(payload)
     kept = pickle.loads(pickled, buffers=_mapped(Path(request["held"]), request["places"]))
-    module, _, name = request["call"].partition(":")
-    arrays = getattr(importlib.import_module(module), name)(kept, *given)
+    arrays = pkgutil.resolve_name(request["call"])(kept, *given)
     for i, array in enumerate(arrays):
         np.save(folder / f"{i}.npy", array, allow_pickle=False)
     return {"arrays": len(arrays)}, b""

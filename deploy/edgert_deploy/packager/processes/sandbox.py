@@ -8,9 +8,9 @@ time before it touches a request. It ends with its parent, however that ends: it
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import os
+import pkgutil
 import queue
 import resource
 import signal
@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from edgert.errors import EdgeRTError
+from edgert.errors import EdgeRTError, by_code
 from edgert.extras import missing_package
 from edgert.printable import in_short
 
@@ -140,9 +140,7 @@ def serve() -> None:
     while True:
         head, payload = requests.get()
         restrict(Limits(**head["limits"]))
-        module, _, name = head["call"].partition(":")
-        function = getattr(importlib.import_module(module), name)
-        answer = answered(function, head["with"], payload, progress)
+        answer = answered(pkgutil.resolve_name(head["call"]), head["with"], payload, progress)
         del payload
         write_frame(answers, *answer)
         del answer
@@ -161,12 +159,12 @@ def answered(function: Function, request: dict[str, Any], payload: bytes, progre
     try:
         return function(request, payload, progress)
     except EdgeRTError as error:
-        return {"error": error.message, "class": type(error).__name__}, b""
+        return {"error": error.message, "code": error.code}, b""
     except MemoryError:
         return {"memory": True}, b""
     except Exception as error:  # noqa: BLE001 - an unforeseen error of a hostile file is still one clear message
         if (missing := missing_package(error)) is not None:
-            return {"error": missing.message, "class": type(missing).__name__}, b""
+            return {"error": missing.message, "code": missing.code}, b""
         return {"error": in_short(error)}, b""
 
 
@@ -174,10 +172,8 @@ def checked(answer: dict[str, Any], payload: bytes) -> Answer:
     """Return a good answer, or raise the error that it reports."""
     if "memory" in answer:
         raise ChildFailed("memory", "")
-    if "class" in answer:
-        raise next((one for one in _errors(EdgeRTError) if one.__name__ == answer["class"]), EdgeRTError)(
-            str(answer["error"])
-        )
+    if "code" in answer:
+        raise by_code(str(answer["code"]))(str(answer["error"]))
     if "error" in answer:
         raise ChildFailed("error", str(answer["error"]))
     return answer, payload
@@ -232,7 +228,3 @@ def _exactly(file: IO[bytes], count: int) -> bytes:
     if len(data) != count:
         raise EOFError
     return data
-
-
-def _errors(base: type[EdgeRTError]) -> list[type[EdgeRTError]]:
-    return [base, *(one for child in base.__subclasses__() for one in _errors(child))]

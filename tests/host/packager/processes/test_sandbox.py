@@ -88,9 +88,9 @@ def test_the_end_of_a_child_has_a_cause(code: int, printed: str, cause: str) -> 
 
 def test_only_edgerts_errors_come_out_of_a_child() -> None:
     with pytest.raises(BuildFailed, match="text"):
-        checked({"class": "BuildFailed", "error": "text"}, b"")
+        checked({"code": "build.failed", "error": "text"}, b"")
     with pytest.raises(Exception, match="text") as raised:
-        checked({"class": "SystemExit", "error": "text"}, b"")
+        checked({"code": "SystemExit", "error": "text"}, b"")
     assert type(raised.value).__name__ == "EdgeRTError"
 
 
