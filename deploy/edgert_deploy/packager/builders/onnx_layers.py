@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from edgert_deploy.packager.builders.artifact_layers import ArtifactLayer, Shape, product
-from edgert_deploy.packager.sources.onnx_graph.nodes import nodes_of
+from edgert_deploy.packager.sources.onnx_graph.nodes import graphs_inside
 from edgert_deploy.packager.sources.onnx_graph.structure import structure_of
 
 # Operators that move or convert values, but compute nothing.
@@ -72,13 +72,12 @@ def _inner_layers(node: Any, shapes: Mapping[str, list[int]]) -> Iterator[Artifa
 
     Nobody knows how often they run: each of their weights counts once.
     """
-    for attribute in node.attribute:
-        for graph in (attribute.g, *attribute.graphs):
-            own = {tensor.name: list(tensor.dims) for tensor in graph.initializer}
-            for inner in nodes_of(graph):
-                if inner.op_type in WEIGHTED:
-                    weights = own.get(inner.input[1], shapes.get(inner.input[1]))
-                    yield ArtifactLayer(inner.op_type, "fp32", product(weights))
+    for graph in graphs_inside(node):
+        own = {tensor.name: list(tensor.dims) for tensor in graph.initializer}
+        for inner in graph.node:
+            if inner.op_type in WEIGHTED:
+                weights = own.get(inner.input[1], shapes.get(inner.input[1]))
+                yield ArtifactLayer(inner.op_type, "fp32", product(weights))
 
 
 @dataclass(frozen=True)

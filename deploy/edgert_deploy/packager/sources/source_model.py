@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -127,36 +126,18 @@ def load_source(path: Path, how: Conversion | None = None) -> SourceModel:
     probed = probe(kind, Given(path.name, path.parent, shapes, wanted), data, beside_bytes)
     if beside:
         sha256, size_bytes = _digest_of_all(path, data, beside)
+    proto, tflite, quantised = None, b"", probed.quantised
     if kind == "tflite":
-        return SourceModel(
-            path,
-            None,
-            sha256,
-            size_bytes,
-            probed.inputs,
-            probed.outputs,
-            kind,
-            probed.data,
-            quantised=probed.quantised,
-            remarks=probed.remarks,
-        )
-    from onnx import ModelProto
+        tflite = probed.data
+    else:
+        from onnx import ModelProto
 
-    proto = ModelProto()
-    proto.ParseFromString(probed.data)
-    quantised = is_quantised(proto)
-    proto = proto if quantised else _with_float_weights(proto)
-    return SourceModel(
-        path,
-        proto,
-        sha256,
-        size_bytes,
-        probed.inputs,
-        probed.outputs,
-        quantised=quantised,
-        remarks=probed.remarks,
-        buckets=probed.buckets,
-    )
+        proto = ModelProto()
+        proto.ParseFromString(probed.data)
+        quantised = is_quantised(proto)
+        proto = proto if quantised else _with_float_weights(proto)
+    known = (path, proto, sha256, size_bytes, probed.inputs, probed.outputs, kind, tflite)
+    return SourceModel(*known, quantised=quantised, remarks=probed.remarks, buckets=probed.buckets)
 
 
 def reference_engine(source: SourceModel) -> str:
@@ -204,7 +185,7 @@ def _digest_of_all(path: Path, data: bytes, beside: list[str]) -> tuple[str, int
     """The SHA-256 and the bytes of the model's file and of the files beside it that hold its weights."""
     digest, size = hashlib.sha256(data), len(data)
     for location in beside:
-        with os.fdopen(open_file(path.name, path.parent, location), "rb") as file:
+        with open_file(path.name, path.parent, location) as file:
             while chunk := file.read(1 << 20):
                 digest.update(chunk)
                 size += len(chunk)

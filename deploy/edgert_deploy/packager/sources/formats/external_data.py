@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from edgert.errors import SourceInvalid
 from edgert_deploy.packager.sources.formats.git_lfs import pointer_problem
@@ -39,16 +40,16 @@ def embed(name: str, folder: Path, proto_tensors: Iterator[Any]) -> int:
 
     All places are checked before anything is read: a model that is too large costs no memory.
     """
-    places, opened = list[tuple[Any, int, int, int]](), dict[str, int]()
-    try:
+    places, opened = list[tuple[Any, BinaryIO, int, int]](), dict[str, BinaryIO]()
+    with ExitStack() as files:
         for tensor in proto_tensors:
             if not _is_external(tensor):
                 continue
             entries = _entries(tensor)
             location = entries["location"]
             if location not in opened:
-                opened[location] = open_file(name, folder, location)
-            size = os.fstat(opened[location]).st_size
+                opened[location] = files.enter_context(open_file(name, folder, location))
+            size = os.fstat(opened[location].fileno()).st_size
             places.append((tensor, opened[location], *_range(name, tensor, entries, size)))
         total = sum(length for *_, length in places)
         if total > BYTES_MAX:
@@ -56,13 +57,10 @@ def embed(name: str, folder: Path, proto_tensors: Iterator[Any]) -> int:
                 f"{name} has {total} bytes of weights; a model has at most {BYTES_MAX}, for every engine (one protobuf "
                 "message): export it with FP16 weights, or a smaller variant"
             )
-        for tensor, descriptor, offset, length in places:
-            tensor.raw_data = _read(name, descriptor, offset, length)
+        for tensor, file, offset, length in places:
+            tensor.raw_data = _read(name, file, offset, length)  # no second copy stays in a variable
             del tensor.external_data[:]
             tensor.data_location = tensor.DEFAULT
-    finally:
-        for descriptor in opened.values():
-            os.close(descriptor)
     return total
 
 
@@ -70,14 +68,13 @@ def size_of(name: str, folder: Path, locations: Sequence[str]) -> int:
     """Return how many bytes the files have together. Raises SourceInvalid for one that cannot be read."""
     total = 0
     for location in locations:
-        descriptor = open_file(name, folder, location)
-        total += os.fstat(descriptor).st_size
-        os.close(descriptor)
+        with open_file(name, folder, location) as file:
+            total += os.fstat(file.fileno()).st_size
     return total
 
 
-def open_file(name: str, folder: Path, location: str) -> int:
-    """Open a regular file below `folder` for reading; the caller closes it. Raises SourceInvalid."""
+def open_file(name: str, folder: Path, location: str) -> BinaryIO:
+    """Open a regular file below `folder` for reading. Raises SourceInvalid."""
     path = folder / location
     try:
         if not path.resolve().is_relative_to(folder.resolve()):
@@ -93,20 +90,15 @@ def open_file(name: str, folder: Path, location: str) -> int:
     if problem := pointer_problem(path):
         os.close(descriptor)
         raise SourceInvalid(problem)
-    return descriptor
+    return os.fdopen(descriptor, "rb")
 
 
-def _read(name: str, descriptor: int, offset: int, length: int) -> bytes:
-    """Read all `length` bytes: one call returns at most 2 GB less a page."""
-    data = os.pread(descriptor, length, offset)
-    if len(data) == length:
-        return data
-    parts = [data]
-    while (missing := length - sum(map(len, parts))) > 0:
-        if not (more := os.pread(descriptor, missing, offset + length - missing)):
-            raise SourceInvalid(f"a file with weights of {name} became shorter while it was read: try again")
-        parts.append(more)
-    return b"".join(parts)
+def _read(name: str, file: BinaryIO, offset: int, length: int) -> bytes:
+    file.seek(offset)
+    data = file.read(length)
+    if len(data) < length:
+        raise SourceInvalid(f"a file with weights of {name} became shorter while it was read: try again")
+    return data
 
 
 def _is_external(tensor: Any) -> bool:

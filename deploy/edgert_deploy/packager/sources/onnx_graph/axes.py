@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from edgert.errors import SourceInvalid
+from edgert_deploy.packager.sources.onnx_graph.nodes import nodes_of
 from edgert_deploy.packager.sources.onnx_graph.structure import opset_of
 
 OPSET_OF_AXES = 13  # from here on Unsqueeze reads its axes from an input
@@ -190,11 +191,8 @@ def open_batch_axes(proto: Any) -> Iterator[Any]:
 
 def rename(graph: Any, old: str, new: str) -> None:
     """Let every node, also of graphs inside nodes, read `new` in place of `old`."""
-    for node in graph.node:
+    for node in nodes_of(graph):
         node.input[:] = [new if name == old else name for name in node.input]
-        for attribute in node.attribute:
-            for inside in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
-                rename(inside, old, new)
 
 
 def model_inputs(proto: Any) -> Iterator[Any]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from edgert.engines.onnxruntime import sdk
 from edgert_deploy.packager.sources.onnx_graph.axes import open_batch_axes, rename
-from edgert_deploy.packager.sources.onnx_graph.nodes import nodes_of
+from edgert_deploy.packager.sources.onnx_graph.nodes import graphs_inside
 
 CONTROL_FLOW = ("If", "Loop", "Scan")
 END = "/edgert_condition"
@@ -44,7 +44,7 @@ def inline_known_branches(proto: Any) -> bool:
             proto.graph.node.extend(_branch(proto.graph, node, known[node.input[0]]) if inlined else [node])
         changed = True
     if changed:
-        _remove_unused(proto.graph)
+        remove_unused(proto.graph)
     return changed
 
 
@@ -68,7 +68,7 @@ def _folded(proto: Any, conditions: Iterable[str], batch: int) -> dict[str, bool
     for name in conditions:  # the folding keeps whatever makes an output, so it gets one beside the condition
         copy.graph.node.append(helper.make_node("Identity", [name], [f"{name}{END}"]))
         copy.graph.output.append(helper.make_tensor_value_info(f"{name}{END}", onnx.TensorProto.BOOL, None))
-    _remove_unused(copy.graph)  # ONNX Runtime 1.32 crashes as it folds the branches of Silero VAD 5
+    remove_unused(copy.graph)  # ONNX Runtime 1.32 crashes as it folds the branches of Silero VAD 5
     try:
         folded = optimized(copy)
     except MemoryError:
@@ -122,18 +122,17 @@ def _branch(graph: Any, node: Any, condition: bool) -> list[Any]:
     return [*branch.node, *ends]
 
 
-def _remove_unused(graph: Any) -> None:
-    """Remove nodes and constants that no output needs: what computed the conditions."""
+def remove_unused(graph: Any) -> None:
+    """Remove nodes and constants that no output needs: a runtime would compute them."""
     needed = {value.name for value in graph.output}
     kept = []
     for node in reversed(graph.node):
         if needed.intersection(node.output):
             kept.append(node)
             needed.update(node.input)
-            for attribute in node.attribute:
-                for inside in (attribute.g, *attribute.graphs):
-                    needed.update(name for one in nodes_of(inside) for name in one.input)
-                    needed.update(value.name for value in inside.output)
+            for inside in graphs_inside(node):
+                needed.update(name for one in inside.node for name in one.input)
+                needed.update(value.name for value in inside.output)
     needed.update(value.name for value in graph.input)  # where an input has a default
     constants = [tensor for tensor in graph.initializer if tensor.name in needed]
     del graph.node[:]

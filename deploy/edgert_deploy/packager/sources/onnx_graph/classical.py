@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from edgert_deploy.packager.sources.onnx_graph.nodes import inner_nodes, nodes_of
+from edgert_deploy.packager.sources.onnx_graph.branches import remove_unused
+from edgert_deploy.packager.sources.onnx_graph.nodes import nodes_of
 from edgert_deploy.packager.sources.onnx_graph.structure import opset_of
 
 DOMAIN = "ai.onnx.ml"
@@ -73,7 +74,7 @@ def _without_text(proto: Any, classes: str) -> tuple[str, ...]:
     for value in texts:
         proto.graph.output.remove(value)
     if texts:
-        _drop_unread(proto.graph)
+        remove_unused(proto.graph)
     named = f", which are, in order: {classes}" if classes else ""
     return tuple(
         f"output {value.name!r} is text, and is left out: apps read the largest score, and --labels gives the names of "
@@ -86,13 +87,3 @@ def _class_names(zip_map: Any) -> str:
     names = next((one.strings for one in zip_map.attribute if one.name == "classlabels_strings"), ())
     shown = ", ".join(name.decode(errors="replace") for name in names[:CLASSES_SHOWN_MAX])
     return f"{shown}, ..." if len(names) > CLASSES_SHOWN_MAX else shown
-
-
-def _drop_unread(graph: Any) -> None:
-    """Remove the nodes that no output needs: the runtime would compute them."""
-    read = {value.name for value in graph.output}
-    for node in reversed(list(graph.node)):
-        if not read.intersection(node.output):
-            graph.node.remove(node)
-        else:
-            read.update(name for one in (node, *inner_nodes(node)) for name in one.input)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from edgert_deploy.packager.sources.onnx_graph.nodes import nodes_of, tensors
+from edgert_deploy.packager.sources.onnx_graph.nodes import graphs_of, nodes_of, tensors
 
 TYPE_ATTRIBUTES = ("to", "dtype")  # of Cast, EyeLike and the random operators: the type of what a node makes
 
@@ -29,18 +29,12 @@ def widen_half(proto: Any) -> tuple[str, ...]:
             for attribute in node.attribute:
                 if attribute.name in TYPE_ATTRIBUTES and attribute.i == TensorProto.FLOAT16:
                     attribute.i = TensorProto.FLOAT
-    for value in _values(proto.graph):
-        if _is_half(value):
-            value.type.tensor_type.elem_type = TensorProto.FLOAT
+    for graph in graphs_of(proto.graph):
+        for value in (*graph.input, *graph.output, *graph.value_info):
+            if _is_half(value):
+                value.type.tensor_type.elem_type = TensorProto.FLOAT
     remarks = ["the model computes in FP16; it is built from the same weights in FP32"]
     return (*remarks, *(f"{value.name!r} is FP32, not FP16: send and read it as float32" for value in outer))
-
-
-def _values(graph: Any) -> list[Any]:
-    """Return what a graph and the graphs inside its nodes state of their values."""
-    inner = [g for node in graph.node for a in node.attribute for g in (a.g, *a.graphs) if g.node or g.output]
-    own = [*graph.input, *graph.output, *graph.value_info]
-    return own + [value for one in inner for value in _values(one)]
 
 
 def _is_half(value: Any) -> bool:

@@ -31,20 +31,18 @@ def nodes_of(graph: Any) -> Iterator[Any]:
         yield from each.node
 
 
-def inner_nodes(node: Any) -> Iterator[Any]:
-    """Yield every node of the graphs inside `node`."""
-    for attribute in node.attribute:
-        for graph in [attribute.g, *attribute.graphs]:
-            yield from nodes_of(graph)
-
-
 def graphs_of(graph: Any) -> Iterator[Any]:
-    """Yield `graph` and every graph inside its nodes, such as the branches of an `If`."""
+    """Yield `graph` and every graph inside its nodes."""
     yield graph
     for node in graph.node:
-        for attribute in node.attribute:
-            for inner in [attribute.g, *attribute.graphs]:
-                yield from graphs_of(inner)
+        yield from graphs_inside(node)
+
+
+def graphs_inside(node: Any) -> Iterator[Any]:
+    """Yield every graph inside `node`, such as the branches of an `If`."""
+    for attribute in node.attribute:
+        for graph in [attribute.g] if attribute.HasField("g") else attribute.graphs:
+            yield from graphs_of(graph)
 
 
 class Constants:

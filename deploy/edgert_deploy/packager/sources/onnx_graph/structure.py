@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from edgert_deploy.packager.sources.onnx_graph.nodes import graphs_of
+
 ONNX_DOMAINS = ("", "ai.onnx")  # both name ONNX's own operators
 SHAPE_VALUES_MAX = 1024  # a larger constant is no shape
 
@@ -42,20 +44,12 @@ def forget_inner_shapes(proto: Any) -> None:
 
     They are notes: ONNX Runtime runs a model whose notes are wrong, and its own inference finds the shapes.
     """
-    del proto.graph.value_info[:]
-    for node in proto.graph.node:
-        _forget_inside(node)
-
-
-def _forget_inside(node: Any) -> None:
-    for attribute in node.attribute:
-        for graph in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
-            del graph.value_info[:]
-            for value in graph.output:
-                if value.type.HasField("tensor_type"):
-                    value.type.tensor_type.ClearField("shape")
-            for inner in graph.node:
-                _forget_inside(inner)
+    outer, *inner = graphs_of(proto.graph)
+    for graph in (outer, *inner):
+        del graph.value_info[:]
+    for value in (value for graph in inner for value in graph.output):
+        if value.type.HasField("tensor_type"):
+            value.type.tensor_type.ClearField("shape")
 
 
 def _copy(source: Any, to: Any, field: str) -> None:
