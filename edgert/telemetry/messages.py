@@ -33,36 +33,12 @@ QOS = {"status": 1, "info": 1, "sys": 0, "metrics": 0, "hist": 1, "event": 1, "d
 Scalar = str | int | float
 
 
-@dataclass(frozen=True)
 class Topics:
     """The topics of one device. Raises ConfigInvalid for an id that cannot be part of a topic."""
 
-    site: str
-    device: str
-
-    def __post_init__(self) -> None:
-        checked_id("site", self.site)
-        checked_id("device", self.device)
-
-    @property
-    def status(self) -> str:
-        return self._of_device("status")
-
-    @property
-    def info(self) -> str:
-        return self._of_device("info")
-
-    @property
-    def sys(self) -> str:
-        return self._of_device("sys")
-
-    @property
-    def event(self) -> str:
-        return self._of_device("event")
-
-    @property
-    def deploy(self) -> str:
-        return self._of_device("deploy")
+    def __init__(self, site: str, device: str) -> None:
+        self.site, self.device = checked_id("site", site), checked_id("device", device)
+        self.status, self.info, self.sys, self.event, self.deploy = map(self._of_device, DEVICE_KINDS)
 
     def metrics(self, model: str) -> str:
         return self._of_device(f"m/{checked_id('model', model)}/metrics")
