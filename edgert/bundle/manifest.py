@@ -159,6 +159,9 @@ class Manifest:
     def file(self, path: str) -> FileEntry:
         return next(f for f in self.files if f.path == path)
 
+    def artifact_bytes(self, artifact: ArtifactEntry) -> int:
+        return sum(self.file(path).size_bytes for path in artifact.files)
+
     def files_for(self, target: TargetEntry) -> list[FileEntry]:
         """Return the files that a device of `target` keeps: artifacts, reference, and their golden samples."""
         paths = {*self.golden_inputs, self.golden_raw, "" if self.text is None else self.text.tokenizer}

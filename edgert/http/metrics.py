@@ -116,9 +116,11 @@ def _family(lines: list[str], name: str, kind: str, help_text: str, samples: Ite
     title = f"{name}_total" if kind == "counter" else name
     lines += [f"# HELP {title} {help_text}", f"# TYPE {title} {kind}"]
     for suffix, labels, value in samples:
-        text = ",".join(f'{key}="{_escaped(label)}"' for key, label in labels.items())
-        lines.append(f"{name}{suffix}{f'{{{text}}}' if text else ''} {round(value, 9)!r}")
+        lines.append(f"{name}{suffix}{labels_text(labels)} {round(value, 9)!r}")
 
 
-def _escaped(label: str) -> str:
-    return label.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+def labels_text(labels: Mapping[str, str]) -> str:
+    """Return labels as text has them, `{site="a",device="b"}`; nothing for none."""
+    escaped = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
+    text = ",".join(f'{key}="{value.translate(escaped)}"' for key, value in labels.items())
+    return f"{{{text}}}" if text else ""

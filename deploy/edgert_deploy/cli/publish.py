@@ -18,7 +18,7 @@ from edgert_deploy.cli.shared.channel_options import (
     signing_options,
 )
 from edgert_deploy.cli.shared.types import BundlePath
-from edgert_deploy.cli.shared.upload_progress import UploadProgress
+from edgert_deploy.cli.shared.upload_progress import upload_progress
 from edgert_deploy.common.quantities import size_text
 from edgert_deploy.rollout.publish import publish as put
 from edgert_deploy.rollout.request import read_offer
@@ -54,7 +54,7 @@ def publish(bundle: Path, channel: str | None, chosen: Chosen, signing: Signing,
     trial = chosen.trial(offer.manifest.model)
     key = signing.key() if channel else None
     with reach.opened() as client:
-        with UploadProgress(str(client.repository)) as progress:
+        with upload_progress(str(client.repository)) as progress:
             release = put(client, bundle, progress)
         sent = f"sent {size_text(release.sent_bytes)} of {size_text(release.size_bytes)}"
         text = f"{release.tag} in {client.repository}: {sent if release.sent_bytes else 'it was there'}"

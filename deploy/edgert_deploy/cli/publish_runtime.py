@@ -27,7 +27,7 @@ from edgert_deploy.cli.shared.channel_options import (
 )
 from edgert_deploy.cli.shared.options import profiles_option
 from edgert_deploy.cli.shared.output import say
-from edgert_deploy.cli.shared.upload_progress import UploadProgress
+from edgert_deploy.cli.shared.upload_progress import upload_progress
 from edgert_deploy.common.quantities import size_text
 from edgert_deploy.devices.profiles import load_profile
 
@@ -87,7 +87,7 @@ def publish_runtime(
     key = signing.key()
     with reach.opened() as client:
         made, files = collect_runtime(release, profiles, pythons, options, lambda text: say("", text))
-        with UploadProgress(str(client.repository)) as progress:
+        with upload_progress(str(client.repository)) as progress:
             published = put(client, made, files, key, progress)
         text = f"{published.tag} in {client.repository}: edgert {made.edgert}, sent {size_text(published.sent_bytes)}"
         runtimes = [target.id for target in made.targets]

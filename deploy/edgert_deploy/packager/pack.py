@@ -78,11 +78,11 @@ def build_bundle(
         for warning in warnings:
             progress(f"warning: {warning}")
         builder = CandidateBuilder(evaluation, cache, work, progress)
-        builder.build_ahead(certain_orders(evaluation, targets), request.jobs)
+        builder.processes.ahead(certain_orders(evaluation, targets), cache, progress, request.jobs)
         choices = _choose_all(builder, targets, request, report)
         check_gate(choices)
         golden = golden_samples(evaluation, choices, progress)
-        ranges = builder.activations()
+        ranges = builder.processes.activations(progress)
         receipt_bytes = receipt(
             choices, builder.built, ranges, request.licence, request.notes, model=request.model, release=request.release
         )

@@ -17,7 +17,6 @@ from edgert.cli.output import emit, json_option
 from edgert.printable import counted, some_of
 from edgert_deploy.cli.shared.types import BundlePath
 from edgert_deploy.common.quantities import difference_text, size_text
-from edgert_deploy.packager.report import artifact_bytes
 from edgert_deploy.packager.report.compare import Change, Comparison, compare
 
 SHOWN_LETTERS_MAX = 60
@@ -102,7 +101,7 @@ def _artifact(artifact_id: str, before: Manifest, after: Manifest) -> Iterator[s
     if one is None or other is None:
         yield f"artifact  {artifact_id}: {'new' if one is None else 'removed'}"
         return
-    sizes = artifact_bytes(before, one), artifact_bytes(after, other)
+    sizes = before.artifact_bytes(one), after.artifact_bytes(other)
     a, b = one.accuracy, other.accuracy
     same_content = _contents(before, one) == _contents(after, other)
     yield f"artifact  {artifact_id}: {'the same content' if same_content else 'changed'}"

@@ -94,7 +94,7 @@ def _lines(report: Report) -> Iterator[str]:
 
 def _artifact(report: Report, artifact: ArtifactEntry, candidate: Mapping[str, Any]) -> Iterator[str]:
     accuracy = artifact.accuracy
-    yield f"artifact  {artifact.id}: {artifact.engine} {artifact.precision}, {report.artifact_bytes(artifact)} bytes"
+    yield f"artifact  {artifact.id}: {artifact.engine} {artifact.precision}, {report.manifest.artifact_bytes(artifact)} bytes"
     yield (
         f"          {accuracy.metric} {accuracy.fp32:.4f} -> {accuracy.artifact:.4f} on {counted(accuracy.samples, 'sample')}, "
         f"limit {accuracy.max_drop:g} ({'pass' if accuracy.passed else 'FAIL'})"

@@ -14,6 +14,7 @@ from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
+from edgert.http.metrics import labels_text
 from edgert.telemetry.sketch import INDEX_MIN, PER_OCTAVE, SCALE, Sketch
 from edgert_deploy.fleet.export.exporter import Exporter, Labels
 from edgert_deploy.fleet.export.families import Family, Histograms, families, histograms
@@ -48,11 +49,12 @@ class Exposition:
             for each in histograms(self._exporter):
                 lines += [f"# HELP {each.name} {each.help}", f"# TYPE {each.name} histogram"]
                 for labels, sketch, _ in each.samples:
-                    lines += _classic(each, list(zip(each.names, labels, strict=True)), sketch)
+                    lines += _classic(each, dict(zip(each.names, labels, strict=True)), sketch)
             for family in families(self._exporter):
                 lines += [f"# HELP {family.name} {family.help}", f"# TYPE {family.name} {family.type}"]
                 for values, value in family.samples:
-                    lines.append(f"{family.name}{_braces(list(zip(family.names, values, strict=True)))} {value!r}")
+                    named = dict(zip(family.names, values, strict=True))
+                    lines.append(f"{family.name}{labels_text(named)} {value!r}")
         return "\n".join(lines) + "\n"
 
     def _native(self, family: Histograms, drawn: dict[tuple[str, Labels], tuple[int, bytes]]) -> Iterator[bytes]:
@@ -91,26 +93,17 @@ def fill_native(histogram: Any, sketch: Sketch) -> None:
         histogram.positive_span.add(offset=0, length=0)
 
 
-def _classic(family: Histograms, labels: list[tuple[str, str]], sketch: Sketch) -> Iterator[str]:
+def _classic(family: Histograms, labels: dict[str, str], sketch: Sketch) -> Iterator[str]:
     name, counts, seen = family.name, sorted(sketch.buckets.items()), sketch.zero
     position = 0
     for octave in range(family.octave, OCTAVES_END):
         while position < len(counts) and counts[position][0] < octave * PER_OCTAVE:
             seen += counts[position][1]
             position += 1
-        yield f"{name}_bucket{_braces([*labels, ('le', repr(math.pow(2, octave)))])} {seen}"
-    yield f"{name}_bucket{_braces([*labels, ('le', '+Inf')])} {sketch.count}"
-    yield f"{name}_sum{_braces(labels)} {sketch.sum!r}"
-    yield f"{name}_count{_braces(labels)} {sketch.count}"
-
-
-def _braces(labels: list[tuple[str, str]]) -> str:
-    inner = ",".join(f'{name}="{_escaped(value)}"' for name, value in labels)
-    return f"{{{inner}}}" if inner else ""
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+        yield f"{name}_bucket{labels_text(labels | {'le': repr(math.pow(2, octave))})} {seen}"
+    yield f"{name}_bucket{labels_text(labels | {'le': '+Inf'})} {sketch.count}"
+    yield f"{name}_sum{labels_text(labels)} {sketch.sum!r}"
+    yield f"{name}_count{labels_text(labels)} {sketch.count}"
 
 
 def _samples(family: Family) -> Iterator[bytes]:

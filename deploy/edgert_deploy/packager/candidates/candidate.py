@@ -7,14 +7,12 @@ in float ("mixed"), FP16, FP32. choice.py decides which of them is packed.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from edgert.errors import BuildFailed
 from edgert.printable import counted
 from edgert_deploy.packager.accuracy.accuracy_gate import GateResult, artifact_outputs, judge
-from edgert_deploy.packager.accuracy.activation_ranges import Activation
 from edgert_deploy.packager.accuracy.reference import Outputs
 from edgert_deploy.packager.build_cache import BuildCache, CachedBuilder
 from edgert_deploy.packager.builders import FIRST_RECIPE, Artifact, Order
@@ -75,14 +73,6 @@ class CandidateBuilder:
     def built(self) -> tuple[Candidate, ...]:
         """Every candidate so far, sorted by id."""
         return tuple(self._built[key] for key in sorted(self._built))
-
-    def build_ahead(self, orders: Sequence[Order], jobs: int) -> None:
-        """Build `orders` into the cache, `jobs` at once (0: as many as fit)."""
-        self.processes.ahead(orders, self.cache, self.progress, jobs)
-
-    def activations(self) -> tuple[Activation, ...]:
-        """Return the range of each layer's answer on the calibration samples."""
-        return self.processes.activations(self.progress)
 
     def build(self, order: Order) -> Candidate:
         """Return the candidate of `order`.

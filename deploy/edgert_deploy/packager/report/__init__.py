@@ -71,9 +71,6 @@ class Report:
             "receipt": self.receipt,
         }
 
-    def artifact_bytes(self, artifact: ArtifactEntry) -> int:
-        return artifact_bytes(self.manifest, artifact)
-
     def candidates(self) -> list[dict[str, Any]]:
         """Return what was built, packed or not; where the receipt does not tell, the manifest's artifacts."""
         if found := self.receipt.get("candidates"):
@@ -83,7 +80,7 @@ class Report:
                 "id": a.id,
                 "engine": a.engine,
                 "kind": a.precision,
-                "size_bytes": self.artifact_bytes(a),
+                "size_bytes": self.manifest.artifact_bytes(a),
                 "packed": True,
                 "passed": a.accuracy.passed,
                 "accuracy": {**asdict(a.accuracy), "drop": a.accuracy.drop},
@@ -107,10 +104,6 @@ class Report:
     def worst_activations(self, count: int) -> list[dict[str, Any]]:
         """Return the layers whose own answers lose most to 8 bits."""
         return sorted(self.receipt.get("activations", []), key=lambda one: float(one["sqnr_db"]))[:count]
-
-
-def artifact_bytes(manifest: Manifest, artifact: ArtifactEntry) -> int:
-    return sum(manifest.file(path).size_bytes for path in artifact.files)
 
 
 def gather(bundle: Bundle, size_bytes: int) -> Report:

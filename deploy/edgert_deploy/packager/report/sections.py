@@ -46,7 +46,7 @@ def _artifact(report: Report, name: str) -> str:
     accuracy = artifact.accuracy
     return (
         f"{code(name)}: {escape(artifact.engine)}, {escape(artifact.precision.upper())}, "
-        f"{size_text(report.artifact_bytes(artifact))}, {escape(accuracy.metric)} {accuracy.artifact:.4f}"
+        f"{size_text(report.manifest.artifact_bytes(artifact))}, {escape(accuracy.metric)} {accuracy.artifact:.4f}"
     )
 
 
@@ -123,7 +123,7 @@ def _groups(candidate: dict[str, Any], groups: list[dict[str, Any]], heading: st
 
 def _sizes(report: Report) -> str:
     source = report.manifest.source_size_bytes
-    sizes = [("source", source), *((a.id, report.artifact_bytes(a)) for a in report.manifest.artifacts)]
+    sizes = [("source", source), *((a.id, report.manifest.artifact_bytes(a)) for a in report.manifest.artifacts)]
     largest = max(size for _, size in sizes)
     rows = [
         [

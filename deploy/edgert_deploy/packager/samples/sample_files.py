@@ -16,7 +16,6 @@ import csv
 import math
 import re
 import zipfile
-import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -311,24 +310,15 @@ def _as_samples(path: Path, what: str, advice: str) -> Iterator[None]:
         raise CalibrationInvalid(problem)
     try:
         yield
+    except CalibrationInvalid:
+        raise
     except FileNotFoundError as error:
         raise CalibrationInvalid(f"there is no {path}: {advice}") from error
     except OSError as error:
         raise CalibrationInvalid(f"cannot read {path}: {error.strerror or error}") from error
-    except (
-        csv.Error,
-        zipfile.BadZipFile,
-        zlib.error,
-        ValueError,
-        TypeError,
-        KeyError,
-        EOFError,
-        NotImplementedError,
-        RuntimeError,
-        SyntaxError,
-    ) as error:
-        raise CalibrationInvalid(f"{path} is no {what} ({in_short(error)}); {advice}") from error
     except MemoryError as error:
         raise CalibrationInvalid(
             f"{path} holds an array larger than this machine's memory; give fewer samples"
         ) from error
+    except Exception as error:
+        raise CalibrationInvalid(f"{path} is no {what} ({in_short(error)}); {advice}") from error
