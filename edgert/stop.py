@@ -35,10 +35,9 @@ class Stop:
 def stop_with_supervisor_or_signal(stop_s_max: float = STOP_S_MAX) -> Stop:
     """Return a `Stop` that SIGTERM, SIGINT or the end of standard input sets.
 
-    The supervisor holds the other end of that input.
-
-    A thread waits for them, as a name look-up may keep the main thread from running a signal handler for many seconds;
-    the kernel's handler itself writes into the pipe. The process ends `stop_s_max` later in any case.
+    The supervisor holds the other end of that input. A thread waits for them, as a name look-up may keep the main
+    thread from running a signal handler for many seconds; the kernel's handler itself writes into the pipe. The process
+    ends `stop_s_max` later in any case.
     """
     stop, stdin = Stop(), sys.stdin.fileno()
     signals, wakeup = os.pipe()

@@ -88,10 +88,9 @@ class Smooth(Closed):
 class Classify(Closed):
     """The output `output` holds class scores along its last axis.
 
-    Answers hold the best `top_k`, named by `labels`.
-
-    A class is answered if its score is at least its `threshold` (one number, or one for each class; empty: always) and
-    above the scores of the classes whose labels are in `none`. If no class is answered, the answer has class -1.
+    Answers hold the best `top_k`, named by `labels`. A class is answered if its score is at least its `threshold` (one
+    number, or one for each class; empty: always) and above the scores of the classes whose labels are in `none`. If no
+    class is answered, the answer has class -1.
     """
 
     output: str

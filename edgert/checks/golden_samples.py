@@ -43,9 +43,8 @@ def check(
 ) -> list[float]:
     """Pass every golden sample, as `samples`, to `ask`; return the largest absolute difference per output.
 
-    With `as_sent`, `ask` answers the outputs that apps get.
-
-    Raises HealthCheckFailed where one is beyond the signed tolerance, and what `ask` raises.
+    With `as_sent`, `ask` answers the outputs that apps get. Raises HealthCheckFailed where one is beyond the signed
+    tolerance, and what `ask` raises.
     """
     answers = [ask(sample) for sample in samples(version, as_sent=as_sent)]
     wanted = list(_golden_outputs(version, artifact))

@@ -26,10 +26,8 @@ Arrays = dict[str, NDArray[Any]]
 def read_inputs(source: Path) -> NDArray[Any] | Arrays:
     """Return the array of an .npy file, or the arrays of an .npz by name.
 
-    Nothing is unpickled. Raises InputError.
-
-    A JPEG, PNG or WAV file becomes the array of its bytes, UINT8 [bytes], for a model with `decode`. A CSV file becomes
-    FP32 [lines, columns], and a .txt file its text.
+    Nothing is unpickled. Raises InputError. A JPEG, PNG or WAV file becomes the array of its bytes, UINT8 [bytes], for
+    a model with `decode`. A CSV file becomes FP32 [lines, columns], and a .txt file its text.
     """
     advice = "give a .npy array (numpy.save), an .npz with one array per input (numpy.savez), or a JPEG, PNG, WAV, CSV or .txt file"
     try:

@@ -56,11 +56,10 @@ os.register_at_fork(after_in_child=_leave_to_the_parent)
 class Client(BaseClient):
     """Sends requests to the daemon at `path`.
 
-    Without `path` it is $EDGERT_SOCKET, else where this machine's daemon listens.
-
-    `timeout_s` bounds every call, including the time to connect and to wait for a worker that restarts. `transport`
-    "auto" sends large tensors through memory shared with the daemon where both sides can; "socket" never does. The
-    requests of a `probe`, such as a check or a benchmark, are counted apart from those of apps.
+    Without `path` it is $EDGERT_SOCKET, else where this machine's daemon listens. `timeout_s` bounds every call,
+    including the time to connect and to wait for a worker that restarts. `transport` "auto" sends large tensors through
+    memory shared with the daemon where both sides can; "socket" never does. The requests of a `probe`, such as a check
+    or a benchmark, are counted apart from those of apps.
     """
 
     def __init__(
@@ -128,10 +127,9 @@ class Client(BaseClient):
     def session(self, model: str) -> Session:
         """Begin a session of `model`, whose requests continue each other.
 
-        Close it, or use it in a `with` block.
-
-        From one of them to the next the daemon keeps the model's state, and the values that the next window needs.
-        Raises Overloaded (too many sessions), RequestError (the model keeps nothing), Unavailable, DeadlineExceeded.
+        Close it, or use it in a `with` block. From one of them to the next the daemon keeps the model's state, and the
+        values that the next window needs. Raises Overloaded (too many sessions), RequestError (the model keeps
+        nothing), Unavailable, DeadlineExceeded.
         """
         deadline = time.monotonic() + self.timeout_s
         return Session(self, self._connected(model, deadline, session=True), model)

@@ -146,9 +146,7 @@ def build_plan(
 ) -> bytes:
     """Parse an ONNX model and build its plan. `configure` may change the builder's configuration.
 
-    One plan with one copy of the weights serves all `buckets`.
-
-    Raises EngineFailed with TensorRT's reason.
+    One plan with one copy of the weights serves all `buckets`. Raises EngineFailed with TensorRT's reason.
     """
     log = _log(tensorrt)
     builder = tensorrt.Builder(log)

@@ -166,9 +166,8 @@ class RuntimeFollower:
     def try_out(self, entry: Entry, trusted: tuple[PublicKey, ...]) -> None:
         """Make the environment, test it and begin its trial.
 
-        The script `runtime.sh` decides, and restarts the daemon twice at most.
-
-        Raises DeployUnderWay, EngineMissing, RolledBack where the test failed, DaemonUnreachable and DeviceError.
+        The script `runtime.sh` decides, and restarts the daemon twice at most. Raises DeployUnderWay, EngineMissing,
+        RolledBack where the test failed, DaemonUnreachable and DeviceError.
         """
         home = self._own_home()
         with self._alone(home):

@@ -64,10 +64,9 @@ class WireTensor(NamedTuple):
 class Frame(NamedTuple):
     """One received frame.
 
-    `arg` is the time-out in us (INFER), the batch (RESULT), or retry-after in ms (ERROR).
-
-    `tensors` is the same object as in the frame before while descriptors and place do not change: arrays that were made
-    over it may be kept. `stages` are the header's bytes: see `stage_times`.
+    `arg` is the time-out in us (INFER), the batch (RESULT), or retry-after in ms (ERROR). `tensors` is the same object
+    as in the frame before while descriptors and place do not change: arrays that were made over it may be kept.
+    `stages` are the header's bytes: see `stage_times`.
     """
 
     kind: int

@@ -37,9 +37,8 @@ def discovery(
 ) -> tuple[str, bytes]:
     """Return the topic and the payload to publish, retained.
 
-    `prefix` is Home Assistant's, usually `homeassistant`.
-
-    A model that is no longer named disappears with the next message.
+    `prefix` is Home Assistant's, usually `homeassistant`. A model that is no longer named disappears with the next
+    message.
     """
     node = node_id(topics)
     # A device `b_c` with a model `d` must differ from a device `b` with a model `c_d`.

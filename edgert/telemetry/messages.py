@@ -143,9 +143,8 @@ def metrics_fields(
 ) -> dict[str, object]:
     """Return the `metrics` payload without its envelope.
 
-    A figure of no request is None, which `dump` leaves out.
-
-    `host` may hold clock_synced, rss_bytes, temp_c and throttled.
+    A figure of no request is None, which `dump` leaves out. `host` may hold clock_synced, rss_bytes, temp_c and
+    throttled.
     """
     totals, latency = report.totals, report.latency
     return {

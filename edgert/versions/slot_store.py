@@ -147,10 +147,9 @@ class SlotStore:
     def fail(self, digest: str, reason: str, distrusted: Container[str] = (), *, of_trial: bool = False) -> bool:
         """Roll back from the version `digest`; return False where it is not live (any more).
 
-        With `of_trial`, also return False where it is not on trial: a command has kept it.
-
-        Raises SlotsBusy at once where another process works on the slots, TransitionRefused where no good version is left
-        whose digest is not in `distrusted`.
+        With `of_trial`, also return False where it is not on trial: a command has kept it. Raises SlotsBusy at once
+        where another process works on the slots, TransitionRefused where no good version is left whose digest is not in
+        `distrusted`.
         """
 
         def why(before: SlotState) -> str | None:

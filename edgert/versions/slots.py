@@ -156,9 +156,7 @@ class SlotState:
     def from_json(cls, value: dict[str, Any]) -> SlotState:
         """Read `as_json`, ignoring what a newer runtime added.
 
-        After the trial of that runtime failed, this one must read the file.
-
-        Raises ValueError, KeyError or TypeError.
+        After the trial of that runtime failed, this one must read the file. Raises ValueError, KeyError or TypeError.
         """
         if value["format"] != FORMAT:
             raise ValueError(f"format {value['format']!r}, this version reads {FORMAT}")

@@ -87,9 +87,8 @@ class WheelTarget:
 class Wheelhouse:
     """Wheels for one kind of device.
 
-    `pins` holds their SHA-256 by file name; `digest` identifies their content.
-
-    `engines` are those whose wheels are included; `lacking` says why another requested one is not.
+    `pins` holds their SHA-256 by file name; `digest` identifies their content. `engines` are those whose wheels are
+    included; `lacking` says why another requested one is not.
     """
 
     wheels: tuple[Path, ...]

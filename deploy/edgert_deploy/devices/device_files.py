@@ -62,9 +62,8 @@ class Broker:
     ) -> Broker:
         """Parse HOST[:PORT] and read the files.
 
-        A certificate authority turns TLS on; with TLS the default port is 8883.
-
-        Raises ConfigInvalid, also for a file that cannot be read.
+        A certificate authority turns TLS on; with TLS the default port is 8883. Raises ConfigInvalid, also for a file
+        that cannot be read.
         """
         tls = tls or ca is not None
         address = host_and_port(text, PORT_TLS if tls else PORT_PLAIN)

@@ -15,9 +15,8 @@ HOST = "host"
 class Finding:
     """The result of one check on `where`, "host" or a device.
 
-    `next_step` repairs a fault; it is "" without one.
-
-    `exit_code` is that of `edgert doctor` if this is the first finding that failed.
+    `next_step` repairs a fault; it is "" without one. `exit_code` is that of `edgert doctor` if this is the first
+    finding that failed.
     """
 
     where: str

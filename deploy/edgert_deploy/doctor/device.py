@@ -64,9 +64,8 @@ def check_device(
 ) -> list[Finding]:
     """Run every check on one device.
 
-    `keys` maps the ids of this host's keys to names; `clock` is its wall clock.
-
-    It stops without a connection or an installation, because later checks would only repeat the fault.
+    `keys` maps the ids of this host's keys to names; `clock` is its wall clock. It stops without a connection or an
+    installation, because later checks would only repeat the fault.
     """
     report = _Report(device, open_transport(device), keys)
     try:

@@ -231,9 +231,7 @@ class _Deployment:
     def _roll_back(self, plan: Plan, claim: HeldClaim) -> DeviceStatus:
         """Roll back what is on trial or staged, and return the device's facts then.
 
-        The model may be gone by now.
-
-        Raises StorageFailed if its slots cannot be read.
+        The model may be gone by now. Raises StorageFailed if its slots cannot be read.
         """
         facts = self.daemon.status()
         model = facts.model(plan.model)

@@ -20,9 +20,8 @@ OnBytes = Callable[[int, int], object]  # those sent so far, and all
 class Release:
     """A release of a model, or of the runtime, in a registry.
 
-    `sent_bytes` are what the registry lacked of its `files`.
-
-    `digest` is that of the signed content; `envelope` and `oci_manifest` are the SHA-256 of blobs there.
+    `sent_bytes` are what the registry lacked of its `files`. `digest` is that of the signed content; `envelope` and
+    `oci_manifest` are the SHA-256 of blobs there.
     """
 
     model: str

@@ -21,9 +21,8 @@ from edgert_deploy.rollout.plan import Offer
 class DeployRequest:
     """One bundle for devices.
 
-    `limits` are what they watch on trial; `bytes_per_s` bounds a transfer, 0 does not.
-
-    Several threads call `on_bytes` with a device's name, the bytes sent so far and their total.
+    `limits` are what they watch on trial; `bytes_per_s` bounds a transfer, 0 does not. Several threads call `on_bytes`
+    with a device's name, the bytes sent so far and their total.
     """
 
     bundle: Path

@@ -50,10 +50,9 @@ class Share:
 class Strategy:
     """The order of a rollout.
 
-    `canary` devices go first; each wave then ends with that share of all devices.
-
-    Between two waves the rollout waits `pause_s`. It stops if more than `failures_max` of the devices in the waves so
-    far failed; None never stops. `parallel` devices are deployed to at a time.
+    `canary` devices go first; each wave then ends with that share of all devices. Between two waves the rollout waits
+    `pause_s`. It stops if more than `failures_max` of the devices in the waves so far failed; None never stops.
+    `parallel` devices are deployed to at a time.
     """
 
     canary: int = 0

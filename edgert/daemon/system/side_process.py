@@ -25,9 +25,8 @@ STOP_S_MAX = 5.0
 class SideProcess:
     """Keeps `command` running until `stop`. `clock` is monotonic seconds.
 
-    With `rest_s` the command makes rounds: the next one begins `rest_s()` after a good end. Its output is not kept.
-
-    All methods run on the supervisor's thread. It learns of an end through `selector` or, without a pidfd, `tick`.
+    With `rest_s` the command makes rounds: the next one begins `rest_s()` after a good end. Its output is not kept. All
+    methods run on the supervisor's thread. It learns of an end through `selector` or, without a pidfd, `tick`.
     """
 
     def __init__(

@@ -30,9 +30,8 @@ class Classifier:
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """Return classes and their scores.
 
-        Items are smoothed if `windows` counts those of each signal, in order.
-
-        `before` holds the shares of the last windows before those of the one signal.
+        Items are smoothed if `windows` counts those of each signal, in order. `before` holds the shares of the last
+        windows before those of the one signal.
         """
         rule = self._rule
         if self._always and rule.smooth is None:

@@ -55,10 +55,9 @@ class Preprocessor:
     ) -> tuple[NDArray[Any], list[Placement] | None]:
         """Return the model's tensor and the placement of each image.
 
-        The placement is None where the model's own tensor was given.
-
-        Raises RequestError for images that cannot be decoded or are too large, DeadlineExceeded where `deadline_s`
-        (monotonic) passes while other requests' images are decoded.
+        The placement is None where the model's own tensor was given. Raises RequestError for images that cannot be
+        decoded or are too large, DeadlineExceeded where `deadline_s` (monotonic) passes while other requests' images
+        are decoded.
         """
         if not self.wants(array):
             return array, None

@@ -30,10 +30,8 @@ MOVED = wire.json_frame(wire.MOVED, {})
 class Connections:
     """Serves clients with `pipeline`.
 
-    `reactor_cap` is the reactor's batch; None: the model does not answer quickly.
-
-    `recorder` takes the requests of apps, `probes` those of checks. `final_frame` is what the clients get when they are
-    sent away.
+    `reactor_cap` is the reactor's batch; None: the model does not answer quickly. `recorder` takes the requests of
+    apps, `probes` those of checks. `final_frame` is what the clients get when they are sent away.
     """
 
     def __init__(

@@ -20,9 +20,8 @@ from edgert.worker.loading.learning import Circumstances, Learned, LearnedFile, 
 class LoadedModel:
     """The artifact that a worker serves.
 
-    `tried` names the preferred artifacts that failed, each with its reason.
-
-    `more_sessions` run beside `session` if several runs at once answer more: the same one if threads may share it.
+    `tried` names the preferred artifacts that failed, each with its reason. `more_sessions` run beside `session` if
+    several runs at once answer more: the same one if threads may share it.
     """
 
     version: InstalledVersion

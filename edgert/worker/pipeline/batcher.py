@@ -146,9 +146,8 @@ class Batcher:
     ) -> list[EngineAnswer]:
         """Answer requests (inputs, items) in one run.
 
-        Several have at most `cap` items together. Only one thread may call this.
-
-        Raises what `infer` raises, for all of them.
+        Several have at most `cap` items together. Only one thread may call this. Raises what `infer` raises, for all of
+        them.
         """
         if len(requests) == 1:
             return [self.infer(*requests[0], deadline_s)]

@@ -22,10 +22,8 @@ Arrays = list[NDArray[Any]]
 class Memory(NamedTuple):
     """The model's state, in the manifest's order, and the values that the next window needs.
 
-    Each array of the state is one item.
-
-    The first `skip` values to come belong to no window. `shares` are the class scores of the last windows, if answers
-    are smoothed.
+    Each array of the state is one item. The first `skip` values to come belong to no window. `shares` are the class
+    scores of the last windows, if answers are smoothed.
     """
 
     state: tuple[NDArray[Any], ...]
@@ -47,9 +45,8 @@ class Memory(NamedTuple):
 class MemoryForm:
     """The form of a memory: what a model's sessions keep.
 
-    With `in_turn`, the items of a request run one after the other.
-
-    `first` is the memory that a session begins with, `size_bytes` the most that one takes.
+    With `in_turn`, the items of a request run one after the other. `first` is the memory that a session begins with,
+    `size_bytes` the most that one takes.
     """
 
     def __init__(self, manifest: Manifest, pre: InputPreprocessor | None) -> None:

@@ -111,9 +111,8 @@ def sha256_command(*paths: str) -> list[str]:
 def in_folder(folder: str, argv: Sequence[str], *, make: bool = False) -> list[str]:
     """Return a command that runs `argv` in `folder`; `make` makes a missing one.
 
-    `argv` names files relative to it.
-
-    Root acts as the owner there and follows no link that another user could have made.
+    `argv` names files relative to it. Root acts as the owner there and follows no link that another user could have
+    made.
     """
     script = (files("edgert_deploy") / "devices" / "on_device" / "in_folder.sh").read_text()
     return ["sh", "-c", script, "sh", "yes" if make else "no", folder, *argv]

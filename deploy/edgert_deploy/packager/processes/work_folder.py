@@ -35,9 +35,8 @@ def free_bytes(folder: Path) -> int:
 def work_folder(needed: int = 0, free: Callable[[Path], int] = free_bytes) -> Iterator[Path]:
     """Lend a temporary folder, and remove it afterwards, also when SIGTERM ends the build.
 
-    Until then, all temporary files of this process and of those that it starts are made in it.
-
-    Raises BuildFailed where its disk has less than `needed` bytes free, or becomes full.
+    Until then, all temporary files of this process and of those that it starts are made in it. Raises BuildFailed where
+    its disk has less than `needed` bytes free, or becomes full.
     """
     _remove_abandoned(Path(tempfile.gettempdir()))
     with _sigterm_interrupts(), tempfile.TemporaryDirectory(prefix=PREFIX) as name, _locked(folder := Path(name)):

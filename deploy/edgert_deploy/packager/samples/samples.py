@@ -66,9 +66,8 @@ class CalibrationSet:
     windows [samples, length(, channels)] of the signals, or the texts UINT8 [samples, bytes], from which inputs were made.
 
     `transcripts` holds the text that a model should write for each sample. `recordings` numbers the recording that each
-    window is from: equal numbers that follow each other are windows of one signal, in order.
-
-    Of a model with `buckets`, every row of `inputs` is padded to the largest, and `lengths` (int64) holds its own.
+    window is from: equal numbers that follow each other are windows of one signal, in order. Of a model with `buckets`,
+    every row of `inputs` is padded to the largest, and `lengths` (int64) holds its own.
     """
 
     inputs: dict[str, NDArray[Any]]
