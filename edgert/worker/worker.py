@@ -27,6 +27,7 @@ from edgert.checks.status import LoadedStatus, WorkerFigures
 from edgert.config import DeviceConfig, StateDir, read_config
 from edgert.errors import EdgeRTError, Moved, ShuttingDown
 from edgert.log import log
+from edgert.machine import prefer_for_oom
 from edgert.protocol import wire
 from edgert.telemetry.alarms import Alarms
 from edgert.telemetry.messages import Topics, release_id
@@ -83,7 +84,7 @@ def _serve(end: socket.socket) -> int:
         return 0
     order, page = from_json(LoadOrder, received[0]), RunPage(received[1][0])
     state = StateDir(Path(order.state))
-    _prefer_for_oom()
+    prefer_for_oom(500)  # not the supervisor
     with contextlib.suppress(OSError):  # `ps` and `top` show the model
         Path("/proc/self/comm").write_text(order.model)
     try:
@@ -388,12 +389,6 @@ def _answers_quickly(model: LoadedModel, batcher: Batcher) -> bool:
         and model.version.manifest.input_rule is None
     )
     return plain and run_us <= QUICK_US_MAX
-
-
-def _prefer_for_oom() -> None:
-    """When memory runs out, let the kernel end a worker, not the supervisor."""
-    with contextlib.suppress(OSError):  # some sandboxes refuse
-        Path("/proc/self/oom_score_adj").write_text("500")
 
 
 if __name__ == "__main__":

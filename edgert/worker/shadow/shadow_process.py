@@ -14,6 +14,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
+from edgert.machine import prefer_for_oom
 from edgert.worker_link import channel
 
 # The functions below import the heavy modules, so that these imports run at idle priority.
@@ -35,8 +36,7 @@ def _lower_priority() -> None:
     os.nice(19)
     with contextlib.suppress(OSError):  # some sandboxes refuse; nice remains
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000")
+    prefer_for_oom(1000)
 
 
 def _serve(end: socket.socket) -> None:

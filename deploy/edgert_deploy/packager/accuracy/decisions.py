@@ -99,7 +99,7 @@ def judgements(
         left = [i for i in left if i != stated]
     for i in left:
         name = _recognized(reference[i], classes_named and _first_scores(reference) == i)
-        found.append(Judgement(name, (names[i],), _score_of(i, name), _share_of(i, name)))
+        found.append(_of_one(i, names[i], name))
     return tuple(found)
 
 
@@ -128,15 +128,14 @@ def _recognized(reference: Array, named: bool) -> str:
     return "values"
 
 
-def _score_of(i: int, name: str) -> Score:
-    if (score := SCORES.get(name)) is not None:
-        return lambda answers, reference: score(answers[i], reference[i])
-    return lambda answers, reference: float(SHARES[name](answers[i], reference[i]).mean())
-
-
-def _share_of(i: int, name: str) -> Callable[[Outputs, Outputs], Array] | None:
-    share = SHARES.get(name)
-    return None if share is None else lambda answers, reference: share(answers[i], reference[i])
+def _of_one(i: int, output: str, name: str) -> Judgement:
+    share, score = SHARES.get(name), SCORES.get(name) or (lambda a, b: float(SHARES[name](a, b).mean()))
+    return Judgement(
+        name,
+        (output,),
+        lambda answers, reference: score(answers[i], reference[i]),
+        None if share is None else lambda answers, reference: share(answers[i], reference[i]),
+    )
 
 
 def _stated_texts(rule: Ctc, i: int) -> Judgement:
@@ -182,15 +181,14 @@ def _are_embeddings(reference: Array) -> bool:
 
 
 def _stated_detector(names: list[str], detect: Detect | None, size: tuple[int, int] | None) -> Judgement | None:
-    if detect is None:
-        return None
-    chosen = [names.index(name) for name in detect.outputs]
-    shown = size or ANYWHERE
-    return Judgement(
-        "boxes",
-        detect.outputs,
-        lambda a, b: box_agreement(detect, [a[i] for i in chosen], [b[i] for i in chosen], shown),
-    )
+    return None if detect is None else _boxes(detect, [names.index(name) for name in detect.outputs], size or ANYWHERE)
+
+
+def _boxes(rule: Detect, chosen: Sequence[int], size: tuple[int, int]) -> Judgement:
+    def score(answers: Outputs, reference: Outputs) -> float:
+        return box_agreement(rule, [answers[i] for i in chosen], [reference[i] for i in chosen], size)
+
+    return Judgement("boxes", rule.outputs, score)
 
 
 def _detector(names: list[str], reference: Outputs, left: Sequence[int]) -> Judgement | None:
@@ -232,11 +230,7 @@ def _boxes_or_anchors(rule: Detect, chosen: tuple[int, ...], reference: Outputs)
     boxes, scores = _parts(rule, [reference[i] for i in chosen])
     confident = boxes[scores >= SCORE_MIN]
     if rule.scores == "" and len(confident) and float((confident[:, 2:4] > 0).all(axis=1).mean()) > 0.99:
-        return Judgement(
-            "boxes",
-            rule.outputs,
-            lambda a, b: box_agreement(rule, [a[i] for i in chosen], [b[i] for i in chosen], ANYWHERE),
-        )
+        return _boxes(rule, chosen, ANYWHERE)
 
     def score(answers: Outputs, reference: Outputs) -> float:
         got, want = (_parts(rule, [outputs[i] for i in chosen]) for outputs in (answers, reference))

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from edgert.errors import BuildFailed, EdgeRTError
+from edgert.machine import mem_available_bytes
 from edgert.typed_json import from_json, to_json
 from edgert_deploy.packager.accuracy.activation_ranges import Activation, activations
 from edgert_deploy.packager.accuracy.sensitivity import Harm, Sensitivity
@@ -144,17 +145,14 @@ class BuildProcesses:
 
 def free_memory_bytes() -> int:
     """Return the memory free without swapping: MemAvailable, or a control group's lower limit."""
-    found = []
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        found += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    found = [mem_available_bytes() or 0]
     for limit, used in (
         ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
         ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
     ):
         with contextlib.suppress(OSError, ValueError):  # absent, or "max"
             found.append(int(Path(limit).read_text()) - int(Path(used).read_text()))
-    return max(0, min(found, default=0))
+    return max(0, min(found))
 
 
 def _processes(source: SourceModel, calibration: CalibrationSet) -> int:

@@ -20,11 +20,11 @@ import tempfile
 import threading
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import IO, Any, Literal
 
 from edgert.errors import EdgeRTError, by_code
 from edgert.extras import missing_package
+from edgert.machine import prefer_for_oom
 from edgert.printable import in_short
 
 LENGTH_BYTES = 8
@@ -129,8 +129,7 @@ def serve() -> None:
     """Answer the requests of stdin until it closes: the program of a child."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what libraries print goes to stderr
-    with contextlib.suppress(OSError):  # without memory, the kernel ends this process before its parent
-        Path("/proc/self/oom_score_adj").write_text("1000")
+    prefer_for_oom(1000)
     requests: queue.SimpleQueue[Answer] = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(requests,), daemon=True).start()
 
