@@ -48,7 +48,7 @@ KNOWN = (
     r"|(latest_time|revoked_keys)\.json|\.(latest_time|revoked_keys)\.json\.new|follow"
 )
 _SET_UP = "/setup"  # no model has this name
-_TAKEN, _FOREIGN, _RUNTIME_TRIAL = 75, 73, 76  # exit codes of the script
+_TAKEN, _FOREIGN, _RUNTIME_TRIAL, _UNWRITABLE = 75, 73, 76, 77  # exit codes of the script
 _NOT_SET_UP = "none"
 
 
@@ -176,6 +176,11 @@ def _script(device: Device, transport: Transport, words: Sequence[str]) -> Resul
         raise DeviceError(
             f"{device.name}: {printed}, and EdgeRT needs a folder of its own. Nothing was changed. Run edgert device "
             f"remove {device.name}, then add it again with another --home and --state"
+        )
+    if result.exit_code == _UNWRITABLE:
+        raise DeviceError(
+            f"{device.name}: {printed}: it is read-only or another user's. Nothing was sent. Make it writable; or run edgert "
+            f"device remove {device.name}, then add it again with another --home and --state"
         )
     if not result.ok:
         raise DeviceError(f"{device.name}: its folder {device.home} cannot be used: {result.stderr.strip()[-300:]}")

@@ -200,8 +200,30 @@ def test_a_claim_does_not_outlast_the_restart_of_a_container(
     assert int(found[1]) <= 1000
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a file system")
 @pytest.mark.parametrize("place", ["home", "state"])
-def test_folders_that_hold_other_things_are_left_alone(
+def test_folders_that_cannot_be_written_are_told_before_anything_is_sent(
+    device: Device, on_host: Callable[[str], None], tmp_path: Path, place: str
+) -> None:
+    """As on a read-only root: a bootstrap sent 39 MB and failed at the state folder."""
+    on_host("one")
+    there = tmp_path / "read-only"
+    there.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", there], check=True)
+    try:
+        device = Device(**{**vars(device), place: str(there / "deep" / "edgert")})
+        with (
+            pytest.raises(DeviceError, match=f"{there} cannot be written by root: .*--home and --state"),
+            setting_up(device, LocalTransport(device)),
+        ):
+            pass
+    finally:
+        subprocess.run(["umount", there], check=True)
+    assert not Path(device.home).exists()
+
+
+@pytest.mark.parametrize("place", ["home", "state"])
+def test_folders_that_hold_that_hold_other_things_are_left_alone(
     device: Device, on_host: Callable[[str], None], tmp_path: Path, place: str
 ) -> None:
     """--state /var/lib would give all of it to the daemon's user, and remove `cache` one day."""

@@ -6,8 +6,8 @@
 #   free HOME TOKEN              release the claim; remove HOME if nothing was set up
 #   look HOME OLD                check whether another token than OLD has the claim, or a new runtime is on trial
 #   note HOME PATH...            write the folders that PATH still lacks into the receipt
-# Exits with 75 if another host has the claim, 73 if a folder holds other things than EdgeRT's, and 76 if a new runtime is
-# on trial. The output tells which host or folder it is, and how many seconds are left.
+# Exits with 75 if another host has the claim, 73 if a folder holds other things than EdgeRT's, 76 if a new runtime is on
+# trial, and 77 if a folder cannot be written. The output tells which host or folder it is, and how many seconds are left.
 #
 # HOME/setup is the claim. It runs out, so a host that vanished blocks nobody for long. A reboot ends it, too.
 # The commands that make an environment lock HOME/working: such a command may go on after its host has gone.
@@ -44,6 +44,12 @@ refuse_foreign() {
     echo "$state has $name in it"
     exit 73
   done || exit 73
+}
+
+refuse_unwritable() { # before the minutes of a transfer
+  path=$1
+  while ! test -e "$path"; do path=$(dirname "$path"); done
+  test -w "$path" || { echo "$path cannot be written by $(id -un)"; exit 77; }
 }
 
 note() { # FOLDER...; an uninstall removes only folders of the receipt
@@ -97,6 +103,8 @@ take() {
   state=$1 token=$2 seconds=$3 by=$4 old=$5 make=$6 known=$7
   if test "$make" = yes; then
     refuse_foreign
+    refuse_unwritable "$home"
+    refuse_unwritable "$state"
     test -d "$home" || note "$home" || exit 1
   fi
   test -d "$home" || { echo none && exit 0; }
