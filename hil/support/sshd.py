@@ -100,9 +100,9 @@ def running_sshd(folder: Path, path: str = "/usr/local/bin:/usr/bin:/bin") -> It
 
 
 def start_sshd(
-    folder: Path, path: str = "/usr/local/bin:/usr/bin:/bin", port: int | None = None, more: str = ""
+    folder: Path, path: str = "/usr/local/bin:/usr/bin:/bin", port: int | None = None, more: str = "", text: str = ""
 ) -> SshDevice:
-    """Start a server with the keys in `folder`, on the given port if there is one."""
+    """Start a server with the keys in `folder`, on the given port if there is one; `text` replaces its configuration."""
     program = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:/usr/bin")
     if program is None:
         raise ConfigInvalid(f"no sshd is installed here; install it with: sudo {INSTALL}")
@@ -110,7 +110,7 @@ def start_sshd(
         Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # sshd does not start as root without it
     port = port or free_port()
     (folder / "sshd_config").write_text(
-        _CONFIG.format(folder=folder, port=port, home=folder / "home", path=path) + more
+        text or _CONFIG.format(folder=folder, port=port, home=folder / "home", path=path) + more
     )
     with (folder / "log").open("ab") as log:
         process = subprocess.Popen(

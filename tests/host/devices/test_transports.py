@@ -388,6 +388,25 @@ def test_nobody_there_is_unreachable(sshd: SshDevice) -> None:
         SshTransport(sshd.device(port=free_port()), QUICK).run(["true"], WAIT_S_MAX)
 
 
+def test_a_server_that_takes_no_more_connections_is_told_from_one_that_is_off(tmp_path: Path) -> None:
+    """sshd drops them without a word, as a firewall's rule or another service does."""
+    with running_sshd(tmp_path) as server:
+        server.stop()
+        written = (server.folder / "sshd_config").read_text()
+        assert "MaxStartups 100:30:200" in written
+        few = written.replace("MaxStartups 100:30:200", "MaxStartups 1:100:1")
+        again = start_sshd(server.folder, port=server.port, text=few)
+        try:
+            waits = socket.create_connection(("127.0.0.1", server.port))
+            while waits.recv(4) != b"SSH-":  # the look whether the server had started may still count
+                waits.close()
+                waits = socket.create_connection(("127.0.0.1", server.port))
+            with waits, pytest.raises(DeviceUnreachable, match=r"does not greet as SSH does\..*MaxStartups"):
+                SshTransport(again.device(), QUICK).run(["true"], WAIT_S_MAX)
+        finally:
+            again.stop()
+
+
 def test_a_server_that_says_nothing_is_unreachable_in_time(sshd: SshDevice) -> None:
     limits = LinkLimits(connect_s=1)
     with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(DeviceUnreachable):

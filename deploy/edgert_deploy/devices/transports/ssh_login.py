@@ -45,6 +45,7 @@ _PROXY_END_S_MAX = 5.0
 _RSA = ("rsa-sha2-512", "rsa-sha2-256")  # the signatures of keys that are called ssh-rsa
 SAID_LINES_MAX, SAID_S_MAX = 50, 0.5  # kept of what ssh says; the wait for the rest of it
 KEY_REFUSED = "Host key verification failed"  # by OpenSSH's ssh
+NO_GREETING = "Error reading SSH protocol banner"  # by paramiko, as the next
 NO_KEY = "No authentication methods available"
 
 
@@ -357,6 +358,11 @@ def _proxy(command: str, hop: _Hop) -> Iterator[socket.socket]:
 def _reason(error: BaseException) -> str:
     if isinstance(error, NoValidConnectionsError):  # it has one error for each address of the host
         error = next(iter(error.errors.values()))
+    if NO_GREETING in str(error):
+        return (
+            "it accepts the connection, but does not greet as SSH does. Another service may have this port, or the server "
+            "refuses new connections for now (MaxStartups, PerSourcePenalties, fail2ban): look at its log, or wait a minute"
+        )
     reason = error.strerror if isinstance(error, OSError) else ""
     text = reason or str(error) or type(error).__name__
     return f"{text}. Check that it is on and that the address is right"
