@@ -207,6 +207,12 @@ class Inventory:
 
     def _check_new(self, device: Device, present: list[Device]) -> None:
         _check_words(device, f"device {device.name}")
+        for path in (device.state, device.home) if device.kind.uses_ssh else ():
+            if odd := next((c for c in path if not c.isprintable() or c in "'\"\\`$"), ""):  # as in a shebang line
+                raise ConfigInvalid(
+                    f"device {device.name}: the folder {path!r} has {odd!r} in its name, which programs there cannot have "
+                    "in their path: give others with --state and --home"
+                )
         if device.name in {d.name for d in present}:
             raise ConfigInvalid(
                 f"{self.path} already has a device {device.name}: change it with edgert device set {device.name}, or "

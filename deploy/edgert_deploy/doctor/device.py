@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -157,7 +158,7 @@ def _state(report: _Report, facts: MachineFacts, clock: Callable[[], float]) -> 
         report.warn(
             "service",
             "no systemd: edgertd's own monitor keeps the daemon running, until a reboot",
-            f"edgert bootstrap {device.name} after a reboot, or cron: @reboot sh {script_path(device)} start {device.state}",
+            f"edgert bootstrap {device.name} after a reboot, or cron: {crontab_line(device)}",
         )
     elif lingers and lingers != "yes":
         report.warn(
@@ -181,6 +182,11 @@ def _clock_agrees(report: _Report, now: int | None, before: float, after: float)
     off = abs(skew) > SKEW_S_WARN
     text = f"{abs(skew):.0f} s {'behind' if skew < 0 else 'ahead of'} this host" if off else "as this host's"
     report.graded("clock", text, next_step, fails=abs(skew) > SKEW_S_FAIL, warns=off)
+
+
+def crontab_line(device: Device) -> str:
+    """Return the line of a crontab that starts the monitor; a plain % would end it."""
+    return f"@reboot {shlex.join(['sh', script_path(device), 'start', device.state])}".replace("%", r"\%")
 
 
 def clock_skew_s(now: int, before: float, after: float) -> float:

@@ -193,6 +193,15 @@ def test_what_no_device_may_be_changes_nothing(inventory: Inventory, changes: di
     assert inventory.path.read_bytes() == before
 
 
+@pytest.mark.parametrize("path", ["/home/o'brien/edgert", '/srv/"edgert"', "/srv/$x", "/srv/a\nb", "/srv/a\\b"])
+@pytest.mark.parametrize("which", ["state", "home"])
+def test_folders_that_no_program_may_be_in_are_refused(inventory: Inventory, which: str, path: str) -> None:
+    """A bootstrap failed there with a syntax error of a shell, after all wheels had been sent."""
+    with pytest.raises(ConfigInvalid, match="--state and --home"):
+        inventory.add(Device(**{**vars(inventory.device("kitchen")), "name": "other", which: path}))
+    inventory.add(Device(**{**vars(inventory.device("kitchen")), "name": "other", which: "/srv/my é folder%h"}))
+
+
 @pytest.mark.parametrize("name", ["all", "Kitchen", "a/b", "", "a b", "a+b", "x" * 64])
 def test_names_that_no_topic_or_file_may_bear_are_refused(inventory: Inventory, name: str) -> None:
     with pytest.raises(ConfigInvalid, match="name"):

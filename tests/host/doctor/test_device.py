@@ -17,7 +17,7 @@ from edgert_deploy.cli import main
 from edgert_deploy.common.keys import key_paths
 from edgert_deploy.devices.inventory import Device, Inventory
 from edgert_deploy.doctor import FAIL, OK, WARN
-from edgert_deploy.doctor.device import check_device, clock_skew_s
+from edgert_deploy.doctor.device import check_device, clock_skew_s, crontab_line
 from hil.support.keys import new_ssh_key
 from hil.support.sshd import SshDevice
 from tests.support import devices
@@ -165,3 +165,8 @@ def test_the_duration_of_the_question_is_no_skew_of_the_clock(
     now: int, before: float, after: float, skew: float
 ) -> None:
     assert clock_skew_s(now, before, after) == skew
+
+
+def test_the_line_for_cron_names_any_folder() -> None:
+    device = Device("board", "ssh", "pi@board", "p", "/srv/my state", home="/srv/100%")
+    assert crontab_line(device) == r"@reboot sh /srv/100\%/runtime.sh start '/srv/my state'"
