@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from edgert.errors import DeviceError, DeviceUnreachable, EdgeRTError, HostKeyMismatch, StorageFailed
+from edgert.errors import DeviceError, DeviceUnreachable, EdgeRTError, HostKeyMismatch, LoginRefused, StorageFailed
 from edgert_deploy.devices.inventory import Device, SshAddress
 from edgert_deploy.devices.transports import TRANSPORTS, Pace, PutOptions, Transport, open_transport
 from edgert_deploy.devices.transports.ssh import SshTransport
@@ -230,7 +230,7 @@ def test_a_command_may_be_longer_than_dropbear_takes(tmp_path: Path, become: str
     [
         ("echo 'sudo: a password is required' >&2; exit 1", "a password is required"),
         ("echo 'Sorry, user pi is not allowed to execute this' >&2; exit 1", "Sorry, user pi"),
-        ("echo 'sudo: unable to resolve host board' >&2; shift 2; exec \"$@\"", ""),
+        ("echo 'sudo: unable to resolve host board' >&2; umask 077; shift 2; exec \"$@\"", ""),
         ("", "sudo: not found"),
     ],
 )
@@ -251,8 +251,8 @@ def test_what_sudo_says_is_told_from_what_its_command_says(sudo: str, said: str,
                     transport.run(["cat"], WAIT_S_MAX)
                 return
             assert transport.run(["cat"], WAIT_S_MAX, input=b"in").stdout == "in"
-            done = transport.run(["sh", "-c", "echo out; echo err >&2; exit 1"], WAIT_S_MAX)
-            assert (done.exit_code, done.stdout) == (1, "out\n")
+            done = transport.run(["sh", "-c", "umask; echo err >&2; exit 1"], WAIT_S_MAX)
+            assert (done.exit_code, done.stdout) == (1, "0022\n")
             assert transport.run(["no-such-program-7"], WAIT_S_MAX).exit_code == 127
 
 
@@ -322,6 +322,19 @@ def test_a_user_who_is_not_let_in_is_told_what_to_do(
     stranger = Device(**{**vars(sshd.device()), "identity": str(tmp_path / "stranger")})
     with pytest.raises(DeviceUnreachable, match=r"[^.]\. Copy your public key there \(ssh-copy-id\)"):
         SshTransport(stranger).run(["true"], WAIT_S_MAX)
+
+
+def test_a_refused_login_is_not_tried_again(sshd: SshDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An upload tries again after a lost link; a server or fail2ban would lock this host out."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    new_ssh_key(tmp_path / "stranger")
+    before = sshd.log.count("Connection from")
+    with pytest.raises(LoginRefused):
+        SshTransport(replace(sshd.device(), identity=str(tmp_path / "stranger")), QUICK).put(
+            tmp_path / "stranger", str(tmp_path / "there"), PutOptions(resumable=True)
+        )
+    assert sshd.log.count("Connection from") == before + 1
 
 
 def test_user_port_and_identity_come_from_the_users_ssh_config(

@@ -52,7 +52,7 @@ _MOVED_BYTES = 256 * 1024  # an attempt that moved so much does not count as fai
 _PAUSE_S_MAX = 30.0
 _SAID_CHARS_MAX = 300
 _BEGIN = "edgert-command-begins"
-_AS_ROOT = ("sh", "-c", 'echo "$0"; exec "$@"', _BEGIN)
+_AS_ROOT = ("sh", "-c", f'umask 022; echo {_BEGIN}; exec "$@"', "sh")  # sudo may have a umask of its own
 LINE_BYTES_MAX = 8000  # of a command's line: dropbear closes the connection at 9000
 _LINE_FROM_INPUT = ("sh", "-c", 'line=$(cat); exec sh -c "$line" </dev/null')
 SUDO = ("sudo", "-n", "--")  # it cannot ask for a password
@@ -225,6 +225,8 @@ class SshTransport:
                 with self._translated():
                     return work()
             except DeviceUnreachable as error:
+                if not error.retryable:  # a refused login: more of them could lock this host out
+                    raise
                 self.close()
                 left = left - 1 if upload.arrived < arrived + _MOVED_BYTES else self.limits.attempts - 1
                 arrived = max(arrived, upload.arrived)
