@@ -5,15 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 from edgert.cli.output import progress
-from edgert.config import StateDir
+from edgert.config import StateDir, read_config
 from edgert.errors import DaemonEnded, DaemonUnreachable, ModelNotFound
 from edgert.protocol.control import SYNC_S_MAX, ask
 from edgert.versions.slot_store import SlotStore
 
 
 def store_of(state: StateDir, model: str) -> SlotStore:
-    """Return the slots of an installed model. Raises ModelNotFound."""
+    """Return the slots of an installed model.
+
+    Raises ModelNotFound, and ConfigInvalid if the folder is no device's.
+    """
     names = state.model_names()
+    if not names and not state.config.is_file():
+        read_config(state)  # raises: the folder was mistyped
     if model not in names:
         raise ModelNotFound(f"unknown model {model!r}; this device has: {', '.join(names) or 'none'}")
     return SlotStore(state.models / model)
