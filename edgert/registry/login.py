@@ -55,6 +55,8 @@ def read_credentials(file: Path | None, host: str) -> Credentials | None:
         helper = value.get("credHelpers", {}).get(host) or value.get("credsStore")
         auths = value.get("auths", {})
         found = auths.get(host) or auths.get(f"https://{host}")
+        if found is not None and found.get("identitytoken"):
+            raise ConfigInvalid(_identity_token(f"{file}", host))
         if found is not None and found.get("auth"):
             user, _, secret = base64.b64decode(found["auth"], validate=True).decode().partition(":")
             return Credentials(user, secret)
@@ -83,11 +85,20 @@ def _ask_helper(helper: str, host: str, file: Path) -> Credentials | None:
                 return None
             raise ConfigInvalid(f"{program} gives no login for {host}: {done.stdout.decode(errors='replace')[:200]}")
         value = json.loads(done.stdout)
+        if value["Username"] == "<token>":
+            raise ConfigInvalid(_identity_token(program, host))
         return Credentials(str(value["Username"]), str(value["Secret"]))
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ConfigInvalid(f"{file} names the credential helper {program}, which cannot be run: {error}") from error
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigInvalid(f"{program} gives no login for {host} that can be read") from error
+
+
+def _identity_token(source: str, host: str) -> str:
+    return (
+        f"{source} has an identity token for {host}, as of a login by a web page, which EdgeRT cannot use: log in with a "
+        f"user and a password or access token (docker login --username USER {host})"
+    )
 
 
 class Login:

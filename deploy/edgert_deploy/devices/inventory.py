@@ -22,11 +22,12 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
+import posixpath
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -208,7 +209,9 @@ class Inventory:
     def _check_new(self, device: Device, present: list[Device]) -> None:
         _check_words(device, f"device {device.name}")
         for path in (device.state, device.home) if device.kind.uses_ssh else ():
-            if odd := next((c for c in path if not c.isprintable() or c in "'\"\\`$"), ""):  # as in a shebang line
+            if odd := next(
+                (c for c in path if not c.isprintable() or c in "'\"\\`$*?[]|"), ""
+            ):  # for shebang lines, find and sed
                 raise ConfigInvalid(
                     f"device {device.name}: the folder {path!r} has {odd!r} in its name, which programs there cannot have "
                     "in their path: give others with --state and --home"
@@ -307,6 +310,9 @@ def _device(name: str, table: Any, path: Path) -> Device:
             raise ConfigInvalid(f"{where} has an unknown key 'name': the table's own name is the device's")
         table = {**table, "name": name}
     device = from_table(Device, table, where)
+    # The daemon, its unit and the scripts compare them as text, and a shell completes a folder with a slash.
+    paths = {key: posixpath.normpath(path) for key in ("state", "home") if (path := getattr(device, key))}
+    device = replace(device, **paths)
     _check_device(device, where)
     return device
 

@@ -53,3 +53,15 @@ def test_a_credential_helper_is_asked(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_helper_that_cannot_run_is_named(tmp_path: Path, helper: str) -> None:
     with pytest.raises(ConfigInvalid, match=r"credential"):
         read_credentials(write(tmp_path, {"credsStore": helper}), HOST)
+
+
+def test_an_identity_token_is_refused_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `az acr login` writes it; the user and the password beside it are none."""
+    file = write(tmp_path, {"auths": {HOST: {"auth": "MDAwMDo=", "identitytoken": "eyJ"}}})
+    with pytest.raises(ConfigInvalid, match=f"{file} has an identity token .*docker login --username USER {HOST}"):
+        read_credentials(file, HOST)
+    (tmp_path / "docker-credential-safe").write_text('#!/bin/sh\necho \'{"Username": "<token>", "Secret": "eyJ"}\'\n')
+    (tmp_path / "docker-credential-safe").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    with pytest.raises(ConfigInvalid, match="docker-credential-safe has an identity token"):
+        read_credentials(write(tmp_path, {"credsStore": "safe"}), HOST)

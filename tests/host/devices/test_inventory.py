@@ -193,7 +193,16 @@ def test_what_no_device_may_be_changes_nothing(inventory: Inventory, changes: di
     assert inventory.path.read_bytes() == before
 
 
-@pytest.mark.parametrize("path", ["/home/o'brien/edgert", '/srv/"edgert"', "/srv/$x", "/srv/a\nb", "/srv/a\\b"])
+def test_folders_are_compared_without_a_slash_at_their_end(inventory: Inventory) -> None:
+    """With one, a bootstrap did not see the monitor that runs, and edgertd stop not the unit."""
+    inventory.add(replace(inventory.device("kitchen"), name="other", state="/var/lib/edgert/", home="/opt//edgert/"))
+    other = inventory.device("other")
+    assert (other.state, other.home) == ("/var/lib/edgert", "/opt/edgert")
+
+
+@pytest.mark.parametrize(
+    "path", ["/home/o'brien/edgert", '/srv/"edgert"', "/srv/$x", "/srv/a\nb", "/srv/a\\b", "/srv/[1]", "/srv/*"]
+)
 @pytest.mark.parametrize("which", ["state", "home"])
 def test_folders_that_no_program_may_be_in_are_refused(inventory: Inventory, which: str, path: str) -> None:
     """A bootstrap failed there with a syntax error of a shell, after all wheels had been sent."""
