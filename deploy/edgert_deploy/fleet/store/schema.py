@@ -329,6 +329,8 @@ def failed(url: sa.URL, error: SQLAlchemyError) -> StoreFailed:
         )
     is_other = "not a database" in reason or os.path.isdir(url.database or "")
     advice = "it is no store: give another file" if is_other else "check that it exists, is writable and has room"
+    if "malformed" in reason:
+        advice = "the file is damaged: move it away, and a new one begins; or restore a copy (docs/sql.md)"
     return StoreFailed(f"the store {shown(url)} cannot be used: {reason}; {advice}")
 
 

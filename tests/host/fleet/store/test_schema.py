@@ -24,6 +24,16 @@ def cli(url: str, *words: str) -> Result:
     return CliRunner().invoke(query, ["--store", url, *words])
 
 
+def test_a_damaged_store_is_told_from_one_that_lacks_room(tmp_path: Path) -> None:
+    url = str(tmp_path / "fleet.db")
+    Store(url).close()
+    whole = Path(url).read_bytes()
+    Path(url).write_bytes(whole[: len(whole) // 2])
+    for use in (Store, FleetQuery):
+        with pytest.raises(StoreFailed, match="the file is damaged: move it away"):
+            use(url)
+
+
 @pytest.mark.parametrize(
     ("store", "said"),
     [
