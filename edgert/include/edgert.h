@@ -23,7 +23,8 @@
  *     edgert_close(client);
  *
  * Ownership
- *   - A client is one connection. Only one thread at a time may use it; give each thread its own client.
+ *   - A client is one connection. Only one thread at a time may use it; give each thread, and each process that you
+ *     fork, its own client.
  *   - Inputs are read during the call only, from their own memory, which may have any address.
  *   - On Linux, large inputs and outputs go through memory that the daemon shares with this client. Define
  *     EDGERT_NO_SHARED_MEMORY first to turn that off.

@@ -45,6 +45,7 @@ PACKET_BYTES_MAX = 1024 * 1024
 
 PACKET_BYTES_END = 2**28  # MQTT has none as large
 TAKEN_OVER = "Session taken over"
+SOON_S = 10.0
 # What a broker must allow, by the reason of its refusal.
 _ALLOW = {
     "Retain not supported": "devices need retained messages: allow them there (mosquitto: retain_available true)",
@@ -162,6 +163,7 @@ class Connection:
         self._on_acknowledged = on_acknowledged
         self._client: paho.Client | None = None
         self._granted: dict[int, bool] = {}
+        self._opened_at = 0.0
         self._parting = ""  # why the broker ended the connection, as MQTT 5 tells it
         self.packet_bytes_max = PACKET_BYTES_END  # of a message that this broker takes, as MQTT 5 tells it
         self.taken = 0  # messages received so far
@@ -293,7 +295,7 @@ class Connection:
         self.packet_bytes_max = getattr(said, "MaximumPacketSize", PACKET_BYTES_END)
         # paho refuses to change it once connected; nothing was sent yet.
         client._max_inflight_messages = min(IN_FLIGHT_MAX, getattr(said, "ReceiveMaximum", IN_FLIGHT_MAX))
-        self._client = client
+        self._client, self._opened_at = client, time.monotonic()
 
     def _new_client(self, protocol: str) -> paho.Client:
         client = paho.Client(
@@ -361,13 +363,12 @@ class Connection:
             self._parting = str(reason)
 
     def _gone(self, code: MQTTErrorCode) -> BrokerUnreachable:
-        address = self._settings.address
-        if not self._parting:
-            return BrokerUnreachable(f"the broker {address} is gone: {paho.error_string(code).rstrip('.')}")
-        advice = (
-            "; another client has the same id: give each device its own name" if self._parting == TAKEN_OVER else ""
-        )
-        return BrokerUnreachable(f"the broker {address} ended the connection: {self._parting}{advice}")
+        said = f"ended the connection: {self._parting}" if self._parting else "is gone: " + paho.error_string(code)
+        # Two clients of one id end each other's connections, which not every broker tells.
+        soon = bool(self._client_id) and time.monotonic() - self._opened_at < SOON_S
+        twice = self._parting == TAKEN_OVER or (soon and not self._parting)
+        advice = "; if this repeats, another client has the same id: give each device and each --session its own name"
+        return BrokerUnreachable(f"the broker {self._settings.address} {said.rstrip('.')}{advice if twice else ''}")
 
     def _refusal(self, reason: ReasonCode) -> EdgeRTError:
         address, user = self._settings.address, self._settings.username

@@ -146,8 +146,24 @@ def test_the_reason_with_which_a_broker_ends_a_connection_is_told() -> None:
             for _ in range(50):
                 connection.pump(0.1)
 
-        with pytest.raises(BrokerUnreachable, match="Session taken over; another client has the same id"):
+        with pytest.raises(
+            BrokerUnreachable, match="Session taken over; if this repeats, another client has the same id"
+        ):
             serve()
+
+
+def test_two_clients_of_one_id_are_told_of_each_other_whatever_the_broker_says(broker: Broker) -> None:
+    first, second = Connection(broker.settings, "pi"), Connection(broker.settings, "pi")
+    first.open()
+    second.open()
+
+    def serve() -> None:
+        for _ in range(50):
+            first.pump(0.1)
+
+    with pytest.raises(BrokerUnreachable, match="another client has the same id"):
+        serve()
+    second.close()
 
 
 def test_a_broker_without_retained_messages_or_qos_1_is_told_to_allow_them(tmp_path: Path) -> None:
