@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -153,6 +154,25 @@ def test_sections_that_cannot_be_judged_here_do_not_apply(config: Path) -> None:
     )
     found = read_ssh_config().lookup("board")
     assert (found.get("user"), found["port"]) == (None, "7")
+
+
+def test_a_command_of_the_configuration_takes_nothing_from_stdin(config: Path) -> None:
+    """The answer to a question, or an input of edgert infer, lost its first byte."""
+    config.write_text('Match host board exec "cat; exit 0"\n User one\nMatch host board exec "exit 3"\n Port 7\n')
+    program = (
+        "import sys; from edgert_deploy.devices.transports.ssh_config import read_ssh_config; "
+        "found = read_ssh_config().lookup('board'); print(found['user'], found.get('port'), sys.stdin.read())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], input="yes\n", capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("one None yes\n\n", "")
+
+
+def test_files_of_fabric_change_nothing(board: SshDevice, config: Path, tmp_path: Path) -> None:
+    """Another program's settings chose the user and the port, and a broken file was a fault in edgert."""
+    for text in ("user: nobody-else\nport: 9\n", "user: [\n"):
+        (tmp_path / ".fabric.yml").write_text(text)
+        config.write_text(f"Host board\n HostName 127.0.0.1\n Port {board.port}\n")
+        assert says(replace(board.device(), address="board")) == "in\n"
 
 
 def test_lines_that_openssh_reads_otherwise_are_in_no_ones_way(board: SshDevice, config: Path) -> None:

@@ -9,8 +9,10 @@ import glob
 import os
 import shlex
 import socket
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import paramiko
@@ -24,6 +26,18 @@ CONFIG_BYTES_MAX = 1024**2
 _NEVER = "Host !*"
 _UNKNOWN_CRITERIA = {"localnetwork", "tagged", "version", "sessiontype", "command"}  # paramiko takes them for true
 _KEY_HEAD_BYTES = 256  # they include "-----BEGIN OPENSSH PRIVATE KEY-----" and the like
+
+
+class _Exec:
+    """Runs the commands of `Match exec`: paramiko's own way, invoke, takes bytes from stdin."""
+
+    @staticmethod
+    def run(command: str, **_: object) -> Any:
+        done = subprocess.run(["/bin/sh", "-c", command], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        return SimpleNamespace(ok=done.returncode == 0)
+
+
+paramiko.config.invoke = _Exec
 
 
 def read_ssh_config() -> SSHConfig:

@@ -163,7 +163,7 @@ class _Hop:
                 port=jump.address.port,
                 gateway=False,
                 forward_agent=False,  # no command of EdgeRT's logs in elsewhere
-                config=fabric.Config(ssh_config=self.config),
+                config=fabric.Config(lazy=True, ssh_config=self.config),  # no file of Fabric's
             )
         except (paramiko.SSHException, KeyError, ValueError) as error:  # such as CanonicalizeHostname without domains
             raise ConfigInvalid(
