@@ -80,6 +80,26 @@ def test_the_agent_that_the_configuration_names_is_asked(
         assert says(device) == "in\n"
 
 
+def test_an_agent_with_more_keys_than_the_server_hears_of_is_told(config: Path, tmp_path: Path) -> None:
+    """The server ends the connection: it was called unreachable, and an upload tried again and again."""
+    with running_sshd(tmp_path / "server") as server:
+        server.stop()
+        again = start_sshd(server.folder, port=server.port, more="MaxAuthTries 2\n")
+        for name in ("one", "two", "three", "four"):
+            new_ssh_key(tmp_path / name)
+        try:
+            with an_agent(tmp_path / "one", tmp_path / "agent"):
+                environment = {**os.environ, "SSH_AUTH_SOCK": str(tmp_path / "agent")}
+                for name in ("two", "three", "four"):
+                    subprocess.run(["ssh-add", "-q", tmp_path / name], check=True, env=environment)
+                config.write_text("Host *\n IdentityAgent ~/agent\n")
+                with pytest.raises(LoginRefused, match=r"after several keys\. Offer one key: --identity"):
+                    says(replace(again.device(), identity=""))
+                assert says(again.device()) == "in\n"
+        finally:
+            again.stop()
+
+
 @pytest.mark.parametrize("by", ["file", "agent"])
 def test_a_user_is_let_in_by_a_certificate(config: Path, tmp_path: Path, by: str) -> None:
     """The server knows the authority alone. paramiko finds a certificate beside its key alone."""

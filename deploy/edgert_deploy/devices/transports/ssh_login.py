@@ -47,6 +47,7 @@ SAID_LINES_MAX, SAID_S_MAX = 50, 0.5  # kept of what ssh says; the wait for the 
 KEY_REFUSED = "Host key verification failed"  # by OpenSSH's ssh
 NO_GREETING = "Error reading SSH protocol banner"  # by paramiko, as the next
 NO_KEY = "No authentication methods available"
+TOO_MANY = "No existing session"  # the server closed the connection during the login
 
 
 @dataclass(frozen=True)
@@ -283,9 +284,10 @@ def _translated(hop: _Hop) -> Iterator[None]:
         ) from error
     except (OSError, EOFError, paramiko.SSHException) as error:
         # paramiko has no error class for a user without any key.
-        if isinstance(error, paramiko.AuthenticationException) or NO_KEY in str(error):
+        if isinstance(error, paramiko.AuthenticationException) or NO_KEY in str(error) or TOO_MANY in str(error):
+            why = str(error).rstrip(".") if TOO_MANY not in str(error) else "it ended the connection after several keys"
             raise LoginRefused(
-                f"{hop.called} refuses the login of {hop.connection.user}: {str(error).rstrip('.')}. {_key_advice(error)}"
+                f"{hop.called} refuses the login of {hop.connection.user}: {why}. {_key_advice(error)}"
             ) from error
         hop.check_jump_key(error)
         way = "; ~/.ssh/config leads there, and what its ssh said is above" if hop.proxy_command() else ""
@@ -298,6 +300,8 @@ def _again(hop: _Hop) -> str:
 
 
 def _key_advice(error: BaseException) -> str:
+    if TOO_MANY in str(error):
+        return "Offer one key: --identity FILE, or IdentityFile with IdentitiesOnly yes in ~/.ssh/config"
     if isinstance(error, _SecondFactor):
         return "Let this user log in by a key alone: AuthenticationMethods publickey in sshd_config there"
     if isinstance(error, paramiko.PasswordRequiredException):
