@@ -16,7 +16,7 @@ from edgert_deploy.bootstrap.runtime import TRIAL_S, RuntimePlan, Runtimes, Runt
 from edgert_deploy.bootstrap.wheelhouse import Wheelhouse, WheelTarget
 from edgert_deploy.devices import service
 from edgert_deploy.devices.device_files import Broker, DeviceFile, Following, broker_doubt, holds, wanted_files
-from edgert_deploy.devices.facts import MachineFacts, describe, misfits, probe
+from edgert_deploy.devices.facts import NO_GLIBC, MachineFacts, describe, misfits, probe
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.profiles import DeviceProfile
 from edgert_deploy.devices.remote import QUICK_S_MAX, script_path
@@ -202,6 +202,8 @@ def _check_machine(device: Device, profile: DeviceProfile, facts: MachineFacts) 
             "with its venv module (apt-get install python3-venv), or upgrade the system first (Debian and Raspberry Pi OS "
             "from 12, Ubuntu from 22.04). Then bootstrap again"
         )
+    if facts.lacks_glibc:
+        raise DeviceError(f"{device.name} ({facts.distribution or 'an unknown Linux'}) {NO_GLIBC}")
     if facts.python_lacks:
         raise DeviceError(
             f"{facts.python_path} on {device.name} was built without {facts.python_lacks}. Install the packages that bring "

@@ -14,6 +14,10 @@ PROBE_S_MAX = 30.0
 PYTHON_MIN = (3, 10)
 PYTHON_MAX = (3, 13)
 LOCAL_PROFILE = "this-machine"
+NO_GLIBC = (
+    "has no glibc (Alpine has musl instead), and the engines have no wheels for that. Use a system with glibc, such as "
+    "Debian; a container of one will do"
+)
 MEMORY_SLACK = 0.85  # a "4 GB" board reports less: firmware and GPU take their part first
 
 # `uname -m` tells the kernel's word size; a 32-bit system may run on a 64-bit kernel, so Python is asked as well.
@@ -109,6 +113,11 @@ class MachineFacts:
     engines: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @property
+    def lacks_glibc(self) -> bool:
+        """Whether its C library is another one; without a Python to ask, that is not known."""
+        return bool(self.python and not self.glibc)
+
+    @property
     def default_state(self) -> str:
         return "/var/lib/edgert" if self.uid == 0 else f"{self.home}/.local/state/edgert"
 
@@ -187,6 +196,8 @@ def pick_profile(profiles: Sequence[DeviceProfile], facts: MachineFacts, *, loca
 
     Raises ConfigInvalid with the reasons if none fits, and with the candidates if several fit.
     """
+    if facts.lacks_glibc:
+        raise ConfigInvalid(f"this machine ({facts.distribution or 'an unknown Linux'}) {NO_GLIBC}")
     fitting = [p for p in profiles if not misfits(p, facts) and (local or p.name != LOCAL_PROFILE)]
     if local and (mine := [p for p in fitting if p.name == LOCAL_PROFILE]):
         return mine[0]

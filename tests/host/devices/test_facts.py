@@ -59,6 +59,8 @@ def test_this_host_gets_its_own_profile() -> None:
         (replace(PI_4, machine="riscv64"), "is for aarch64"),
         (replace(PI_4, python="", python_path=""), "needs Python 3.10"),
         (replace(PI_4, glibc="2.31"), "needs glibc 2.34"),
+        (replace(PI_4, glibc="", distribution="Alpine Linux"), r"\(Alpine Linux\) has no glibc .* such as Debian"),
+        (replace(PI_4, glibc="", python="", python_path=""), "needs Python 3.10"),
         (replace(PI_4, memory_mb=400), "MB of memory"),
         (replace(ORIN_7, l4t="38.4.0", machine="armv7l"), "is for L4T 39"),
         (replace(PI_4, machine="armv7l", python="3.13"), "needs Python 3.11 or lower"),
