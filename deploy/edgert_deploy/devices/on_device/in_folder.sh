@@ -1,8 +1,9 @@
 # Runs COMMAND in FOLDER, and never with root's rights where another user could have laid a link. Run as `sh -c` with
 #   MAKE (yes: make FOLDER if it is missing)  FOLDER  COMMAND...
 #
-# Root enters one folder after the other. It follows links only out of folders that nobody else can change. In a folder of
-# another user it acts as that user. COMMAND names its files relative to the folder, which cannot be exchanged any more.
+# Root goes there at once where no link is on the way. Else it enters one folder after the other, and follows links only out
+# of folders that nobody else can change. In a folder of another user it acts as that user. COMMAND names its files relative
+# to the folder, which cannot be exchanged any more.
 set -u
 make=$1 folder=$2
 shift 2
@@ -18,12 +19,17 @@ look() { # at the present folder: its owner's id; `shared` is yes if others than
   case $1 in ????????w*) shared=yes ;; ?????w*) test "$4" = 0 || shared=yes ;; esac
 }
 
+look_for_name() { # of the owner of the present folder: not every `id` takes a number
+  set -- $(ls -ld .)
+  user=$3
+}
+
 as_owner() {
   if test "$uid" = 0; then
     "$@"
     return
   fi
-  user=$(ls -ld . | awk '{print $3}') # by name: not every `id` takes a number
+  look_for_name
   gid=$(id -g "$user" 2>/dev/null) || gid=65534
   if setpriv --reuid "$uid" --regid "$gid" --clear-groups true 2>/dev/null; then
     setpriv --reuid "$uid" --regid "$gid" --clear-groups "$@"
@@ -34,29 +40,37 @@ as_owner() {
   fi
 }
 
+walk() {
+  case $folder in /*) cd / ;; *) cd -P . ;; esac
+  rest=$folder
+  while test -n "$rest"; do
+    next=${rest%%/*}
+    case $rest in */*) rest=${rest#*/} ;; *) rest= ;; esac
+    test -n "$next" || continue
+    look
+    here=$PWD
+    if test "$make" = yes && test ! -e "./$next" && test ! -L "./$next"; then
+      as_owner mkdir "./$next" || test -d "./$next" || exit 1
+    fi
+    cd -P "./$next" || exit 1
+    if test "$uid" = 0 && test $shared = no; then continue; fi
+    if test "$PWD" != "${here%/}/$next"; then
+      fail "${here%/}/$next is a link that another user could have made: root does not follow it. Remove it"
+    fi
+  done
+}
+
 if test "$(id -u)" != 0; then
   test "$make" = no || mkdir -p "$folder" || exit 1
   cd "$folder" && exec "$@"
   exit 1
 fi
 
-case $folder in /*) cd / ;; esac
-rest=$folder
-while test -n "$rest"; do
-  next=${rest%%/*}
-  case $rest in */*) rest=${rest#*/} ;; *) rest= ;; esac
-  test -n "$next" || continue
-  look
-  here=$(pwd -P)
-  if test "$make" = yes && test ! -e "./$next" && test ! -L "./$next"; then
-    as_owner mkdir "./$next" || test -d "./$next" || exit 1
-  fi
-  cd -P "./$next" || exit 1
-  if test "$uid" = 0 && test $shared = no; then continue; fi
-  if test "$(pwd -P)" != "${here%/}/$next"; then
-    fail "${here%/}/$next is a link that another user could have made: root does not follow it. Remove it"
-  fi
-done
+# After cd -P, PWD is where the shell really is.
+case $folder in
+  /*) cd -P "$folder" 2>/dev/null && test "$PWD" = "$folder" || walk ;;
+  *) walk ;;
+esac
 look
 if test "$uid" = 0 && test $shared = yes; then
   fail "$folder is root's, and other users can change it. Run there, as root: chmod go-w $folder"

@@ -42,12 +42,21 @@ TRANSPORTS = {
 }
 OUTPUT_BYTES_MAX = 16 * 1024**2  # a command that prints more is ended
 INPUT_BYTES_MAX = 1024**2
+OTHER_BYTES = "other bytes"
 EOF_GRACE_S = 2.0  # a child that a command leaves behind keeps the pipes open; the answer is complete without it
 
 # From stdin, sha256sum prints no file name, which could be escaped.
-_SHA256 = """\
-command -v sha256sum >/dev/null || { echo "sha256sum is missing: install coreutils" >&2; exit 127; }
-for path in "$@"; do line=$(sha256sum <"$path") && echo "${line%% *}" || exit 1; done"""
+_HAS_SHA256 = 'command -v sha256sum >/dev/null || { echo "sha256sum is missing: install coreutils" >&2; exit 127; }\n'
+_SHA256 = f"""{_HAS_SHA256}\
+for path in "$@"; do line=$(sha256sum <"$path") && echo "${{line%% *}}" || exit 1; done"""
+# Without its partial file, an upload may have its name already: the link was lost right after the rename.
+_NAME = f"""{_HAS_SHA256}\
+test -e "$1" && here=$1 || here=$2
+line=$(sha256sum <"$here") || exit 1
+test "${{line%% *}}" = "$3" || {{ echo {OTHER_BYTES}; exit; }}
+test "$here" = "$2" && exit
+test ! -d "$2" || {{ echo "$2 is a folder" >&2; exit 1; }}
+exec mv -f "$1" "$2\""""
 
 LineSink = Callable[[str], None]
 ByteProgress = Callable[[int, int], None]  # bytes so far, bytes in total
@@ -106,6 +115,11 @@ def open_transport(device: Device) -> Transport:
 def sha256_command(*paths: str) -> list[str]:
     """Return a command that prints each file's SHA-256 as hex, one a line; an unreadable one fails it."""
     return ["sh", "-c", _SHA256, "sh", *paths]
+
+
+def name_command(partial: str, name: str, digest: str) -> list[str]:
+    """Return a command that renames `partial` if it has this SHA-256, and prints OTHER_BYTES if not."""
+    return ["sh", "-c", _NAME, "sh", partial, name, digest]
 
 
 def in_folder(folder: str, argv: Sequence[str], *, make: bool = False) -> list[str]:

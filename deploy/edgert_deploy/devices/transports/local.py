@@ -18,6 +18,7 @@ from edgert.errors import DeviceError, StorageFailed
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.transports import (
     EOF_GRACE_S,
+    OTHER_BYTES,
     OUTPUT_BYTES_MAX,
     PLAIN,
     LineBuffer,
@@ -25,7 +26,7 @@ from edgert_deploy.devices.transports import (
     PutOptions,
     Result,
     in_folder,
-    sha256_command,
+    name_command,
 )
 
 _ERROR_CHARS_MAX = 2000
@@ -69,14 +70,15 @@ class LocalTransport:
         try:
             with local.open("rb") as source:
                 _in_folder(folder, ["sh", "-c", _RECEIVE, "sh", partial, f"{how.mode:o}"], doing, source)
-            if _in_folder(folder, sha256_command(partial), doing) != sha256_of(local):
+            named = _in_folder(folder, name_command(partial, f"./{target.name}", sha256_of(local)), doing)
+            if named == OTHER_BYTES:
                 raise StorageFailed(f"{target} reads back different bytes: the disk may be failing")
-            _in_folder(folder, ["mv", "-fT", partial, f"./{target.name}"], doing)
-        except OSError as error:
-            raise StorageFailed(f"cannot {doing}: {error.strerror or error}") from error
-        finally:
+        except BaseException as error:
             with contextlib.suppress(StorageFailed):
                 _in_folder(folder, ["rm", "-f", partial], doing)
+            if isinstance(error, OSError):
+                raise StorageFailed(f"cannot {doing}: {error.strerror or error}") from error
+            raise
         if how.progress is not None:
             size = local.stat().st_size
             how.progress(size, size)

@@ -30,6 +30,7 @@ from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.transports import (
     EOF_GRACE_S,
     INPUT_BYTES_MAX,
+    OTHER_BYTES,
     OUTPUT_BYTES_MAX,
     PLAIN,
     LineBuffer,
@@ -38,7 +39,7 @@ from edgert_deploy.devices.transports import (
     PutOptions,
     Result,
     in_folder,
-    sha256_command,
+    name_command,
 )
 from edgert_deploy.devices.transports.ssh_login import LinkLimits, log_in
 
@@ -67,7 +68,10 @@ T = TypeVar("T")
 
 @dataclass
 class _Upload:
-    """An upload into the file `partial` of `folder`, of which `arrived` bytes were there at the last look."""
+    """An upload into the file `partial` of `folder`, of which `arrived` bytes were there at the last look.
+
+    `may_be_there`: some bytes may have arrived earlier.
+    """
 
     local: Path
     folder: str
@@ -76,6 +80,7 @@ class _Upload:
     size: int
     how: PutOptions
     pace: Pace
+    may_be_there: bool
     arrived: int = 0
 
 
@@ -123,9 +128,8 @@ class SshTransport:
         digest, target = sha256_of(local), PurePosixPath(remote)
         # Two uploads into one name write the same bytes to the same places. The name of a secret shows no hash.
         partial = f"./.{target.name}.{digest[:32] if how.resumable else uuid.uuid4().hex}.part"
-        upload = _Upload(
-            local, str(target.parent), f"./{target.name}", partial, local.stat().st_size, how, Pace(how.bytes_per_s)
-        )
+        size, pace = local.stat().st_size, Pace(how.bytes_per_s)
+        upload = _Upload(local, str(target.parent), f"./{target.name}", partial, size, how, pace, how.resumable)
         remove = in_folder(upload.folder, ["rm", "-f", partial])
         try:
             for _ in range(_UPLOADS_MAX if how.resumable else 1):
@@ -236,12 +240,15 @@ class SshTransport:
 
     def _upload(self, upload: _Upload) -> None:
         """Send the part of the file that `partial` lacks."""
-        look = in_folder(upload.folder, ["sh", "-c", _SIZE, "sh", upload.partial], make=True)
-        there = self._must(look).stdout.strip()
+        there = ""
+        if upload.may_be_there:
+            look = in_folder(upload.folder, ["sh", "-c", _SIZE, "sh", upload.partial], make=True)
+            there = self._must(look).stdout.strip()
+        upload.may_be_there = True
         blocks = min(int(there or 0), upload.size) // _CHUNK_BYTES
         upload.arrived = done = blocks * _CHUNK_BYTES
         words = [upload.partial, f"{upload.how.mode:o}", str(_CHUNK_BYTES), str(blocks)]
-        argv = in_folder(upload.folder, ["sh", "-c", _RECEIVE, "sh", *words])
+        argv = in_folder(upload.folder, ["sh", "-c", _RECEIVE, "sh", *words], make=True)
         with upload.local.open("rb") as source, contextlib.closing(self._channel(self._line(argv))) as channel:
             source.seek(done)
             while chunk := source.read(_CHUNK_BYTES):
@@ -261,14 +268,8 @@ class SshTransport:
 
     def _name(self, upload: _Upload, digest: str) -> bool:
         """Give an upload its final name; return False if its content is wrong."""
-        found = self.run(in_folder(upload.folder, sha256_command(upload.partial)), HASH_S_MAX)
-        if not found.ok:  # the link may have been lost right after the rename
-            found = self._must(in_folder(upload.folder, sha256_command(upload.name)), HASH_S_MAX)
-            return found.stdout.strip() == digest
-        if found.stdout.strip() != digest:
-            return False
-        self._must(in_folder(upload.folder, ["mv", "-f", upload.partial, upload.name]))
-        return True
+        named = self._must(in_folder(upload.folder, name_command(upload.partial, upload.name, digest)), HASH_S_MAX)
+        return named.stdout.strip() != OTHER_BYTES
 
     def _end(self, channel: Any, argv: Sequence[str], doing: str) -> None:
         """Wait for the end of a command that writes a file. Raises StorageFailed with its message."""
