@@ -3,12 +3,13 @@
 A work folder has `bench.json`, the artifacts, and one `.npy` file with one sample per input.
 
     {"format": 1, "inputs": [{"name", "datatype", "shape"}], "outputs": [the same], "samples": [path],
-     "artifacts": [{"id", "engine", "path", "sha256"}], "buckets": null, or as in a manifest}
+     "artifacts": [{"id", "engine", "path", "sha256"}], "buckets": null, or as in a manifest, "error_share_max": 0.005}
 
 Other `Piece`s, such as the live version, may be measured beside those of a folder.
 
 Each artifact first runs alone on 1, 2, 4 ... threads, to find its best number of threads. Then all run in turn, round
 after round, so that other work of the machine affects all of them alike. A figure is the median of the rounds' medians.
+The rounds end early once its error is below `error_share_max` of it for each artifact; without that key they do not.
 """
 
 from __future__ import annotations
@@ -44,10 +45,12 @@ SPEC_BYTES_MAX = 1024**2
 FORMAT = 1
 ARTIFACTS_MAX = 64
 ROUNDS_MIN = 5
+EARLY_ROUNDS_MIN = 10  # fewer say little of how much they differ
 ROUND_RUNS_MIN = 3
 ROUND_S = 0.02  # of one artifact, in one round
 TRIAL_S = 0.2  # of one number of threads
 WARM_RUNS = 3
+ERROR_OF_MEDIAN = 0.93  # of a normal distribution: the standard error of its median in quartile distances, over sqrt(n)
 
 Clock = Callable[[], float]
 Arrays = list[NDArray[Any]]
@@ -55,11 +58,12 @@ Arrays = list[NDArray[Any]]
 
 @dataclass(frozen=True)
 class Piece:
-    """An artifact to measure, its name in the report, and its sample."""
+    """An artifact to measure, its name in the report, its sample, and the error that its figure may have."""
 
     name: str
     artifact: LocalArtifact
     sample: Arrays
+    error_share_max: float = 0.0
 
 
 def read_work(folder: Path) -> list[Piece]:
@@ -78,6 +82,7 @@ def read_work(folder: Path) -> list[Piece]:
             path = _inside(folder, one["path"])
             local = LocalArtifact(str(one["engine"]), path, inputs, outputs, str(one["sha256"]), buckets)
             artifacts.append((str(one["id"]), local))
+        error_share_max = float(value.get("error_share_max", 0.0))
         sample = [np.ascontiguousarray(np.load(_inside(folder, name), allow_pickle=False)) for name in value["samples"]]
     except OSError as error:
         raise ConfigInvalid(
@@ -88,7 +93,7 @@ def read_work(folder: Path) -> list[Piece]:
         if isinstance(error, ConfigInvalid):
             raise
         raise ConfigInvalid(f"{folder / SPEC} is not valid: {type(error).__name__}: {error}") from error
-    return [Piece(name, local, sample) for name, local in artifacts]
+    return [Piece(name, local, sample, error_share_max) for name, local in artifacts]
 
 
 def live_piece(version: InstalledVersion, artifact_id: str) -> Piece:
@@ -108,7 +113,7 @@ def bench(
 ) -> dict[str, Any]:
     """Measure for about `seconds`, or longer if a run takes long; report a piece that cannot run."""
     results: list[dict[str, Any]] = []
-    sessions: list[tuple[dict[str, Any], Session, Arrays]] = []
+    sessions: list[tuple[dict[str, Any], Session, Piece]] = []
     before_c = host.temp_c()
     try:
         for piece in work:
@@ -117,11 +122,12 @@ def bench(
             results.append(result)
             try:
                 session = _opened(piece.artifact, piece.sample, cache_dir, result, progress, clock)
-                sessions.append((result, session, piece.sample))
+                sessions.append((result, session, piece))
             except EdgeRTError as error:
                 result["error"] = error.as_json()
                 progress(f"{piece.name}: {error.message}")
-        progress(f"measuring {counted(len(sessions), 'artifact')} in turn for {seconds:g} s")
+        at_most = "up to " if all(piece.error_share_max for piece in work) else ""
+        progress(f"measuring {counted(len(sessions), 'artifact')} in turn for {at_most}{seconds:g} s")
         _in_turn(sessions, seconds, clock)
     finally:
         for _, session, _ in sessions:
@@ -181,23 +187,36 @@ def _opened(
     return session
 
 
-def _in_turn(sessions: Sequence[tuple[dict[str, Any], Session, Arrays]], seconds: float, clock: Clock) -> None:
+def _in_turn(sessions: Sequence[tuple[dict[str, Any], Session, Piece]], seconds: float, clock: Clock) -> None:
     medians: list[list[float]] = [[] for _ in sessions]
     runs: list[list[float]] = [[] for _ in sessions]
     until = clock() + seconds
     rounds = 0
     while sessions and (rounds < ROUNDS_MIN or clock() < until):
-        for i, (_, session, sample) in enumerate(sessions):
-            found = _runs(session, sample, ROUND_S, clock)
+        for i, (_, session, piece) in enumerate(sessions):
+            found = _runs(session, piece.sample, ROUND_S, clock)
             medians[i].append(statistics.median(found))
             runs[i] += found
         rounds += 1
+        if all(_is_known(found, piece.error_share_max) for found, (_, _, piece) in zip(medians, sessions, strict=True)):
+            break
     for (result, _, _), rounds_s, runs_s in zip(sessions, medians, runs, strict=True):
         result["p50_ms"] = round(1e3 * statistics.median(rounds_s), 5)
         for share in (90, 95, 99):
             result[f"p{share}_ms"] = round(1e3 * float(np.percentile(runs_s, share)), 5)
         result["per_s"] = round(len(runs_s) / sum(runs_s), 2) if sum(runs_s) else 0.0
         result["runs"] = len(runs_s)
+
+
+def _is_known(rounds_s: Sequence[float], error_share_max: float) -> bool:
+    """Return whether the standard error of the median is below that share of it.
+
+    It comes from the quartiles, which a few slow rounds do not move.
+    """
+    if len(rounds_s) < EARLY_ROUNDS_MIN:
+        return False
+    low, median, high = np.percentile(rounds_s, (25, 50, 75))
+    return bool(ERROR_OF_MEDIAN * (high - low) / len(rounds_s) ** 0.5 < error_share_max * median)
 
 
 def _runs(session: Session, sample: Arrays, s_max: float, clock: Clock) -> list[float]:

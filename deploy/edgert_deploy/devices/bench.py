@@ -79,8 +79,12 @@ def write_spec(
     samples: Sequence[npt.NDArray[Any]],
     artifacts: Sequence[Mapping[str, str]],
     buckets: Buckets | None = None,
+    error_share_max: float = 0.0,
 ) -> None:
-    """Write what `edgertd bench` reads beside the files of `artifacts` (id, engine, path, sha256)."""
+    """Write what `edgertd bench` reads beside the files of `artifacts` (id, engine, path, sha256).
+
+    It ends early once the errors of all figures are below `error_share_max` of them.
+    """
     names = [f"input-{i}.npy" for i in range(len(samples))]
     for name, sample in zip(names, samples, strict=True):
         np.save(folder / name, sample, allow_pickle=False)
@@ -91,6 +95,7 @@ def write_spec(
         "samples": names,
         "artifacts": list(artifacts),
         "buckets": to_json(buckets),
+        "error_share_max": error_share_max,
     }
     (folder / SPEC).write_text(json.dumps(value))
 

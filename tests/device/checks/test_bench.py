@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("onnxruntime")
 
-from edgert.checks.bench import ROUND_S, ROUNDS_MIN, SPEC, bench, read_work
+from edgert.checks.bench import EARLY_ROUNDS_MIN, ROUND_S, ROUNDS_MIN, SPEC, bench, read_work
 from edgert.errors import ConfigInvalid
 
 RUN_S = 2e-6
@@ -55,6 +55,23 @@ def test_runs_of_microseconds_are_counted_one_by_one(tmp_path: Path) -> None:
     (found,) = bench(work, 0.0, tmp_path / "cache", lambda line: None, lambda: next(ticks))["results"]
     assert found["runs"] == pytest.approx(ROUNDS_MIN * ROUND_S / RUN_S, rel=0.01)
     assert (found["p50_ms"], found["p99_ms"]) == (1e3 * RUN_S, 1e3 * RUN_S)
+
+
+@pytest.mark.parametrize("steady", [True, False])
+def test_measuring_ends_early_once_the_figure_is_known_and_not_while_it_differs(tmp_path: Path, steady: bool) -> None:
+    now_s, run_s, early_s = 0.0, 2e-4, 2 * EARLY_ROUNDS_MIN * ROUND_S
+
+    def clock() -> float:
+        nonlocal now_s
+        slow = not steady and int(now_s / early_s * 4) % 2
+        now_s += (1 + slow) * run_s
+        return now_s
+
+    spec = json.loads((folder_of_null(tmp_path) / SPEC).read_text())
+    (tmp_path / SPEC).write_text(json.dumps({**spec, "error_share_max": 0.005}))
+    bench(read_work(tmp_path), 10 * early_s, tmp_path / "cache", lambda line: None, clock)
+    assert (now_s < 4 * early_s) == steady
+    assert (now_s > 10 * early_s) != steady
 
 
 def folder_of_null(folder: Path, *before: dict[str, str]) -> Path:

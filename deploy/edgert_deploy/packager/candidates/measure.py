@@ -24,7 +24,8 @@ from edgert_deploy.packager.candidates.candidate import Candidate
 from edgert_deploy.packager.candidates.evaluation import Evaluation
 
 FASTER_SHARE = 0.05
-SECONDS = 5.0
+SECONDS = 5.0  # at most
+ERROR_SHARE_MAX = 0.005  # of a median: a tenth of what displaces a candidate
 
 Progress = Callable[[str], None]
 
@@ -149,7 +150,8 @@ def _write_candidates(folder: Path, evaluation: Evaluation, candidates: Sequence
         entry = {"id": candidate.id, "engine": artifact.engine, "path": f"{candidate.id}/{artifact.path.name}"}
         entries.append({**entry, "sha256": hashlib.sha256(artifact.path.read_bytes()).hexdigest()})
     source = evaluation.source
-    write_spec(folder, source.inputs, source.outputs, evaluation.golden_inputs(1), entries, source.buckets)
+    inputs = evaluation.golden_inputs(1)
+    write_spec(folder, source.inputs, source.outputs, inputs, entries, source.buckets, ERROR_SHARE_MAX)
 
 
 def _timing(where: str, one: dict[str, Any]) -> Timing:
