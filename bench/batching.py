@@ -196,11 +196,11 @@ def dense_model() -> bytes:
         helper.make_node("Relu", ["h"], ["r"]),
         helper.make_node("MatMul", ["r", "w2"], ["y"]),
     ]
-    return _serialised(nodes, [wide, narrow], ("x", TensorProto.FLOAT, ["n", DENSE[0]]), [wide, narrow])
+    return _serialized(nodes, [wide, narrow], ("x", TensorProto.FLOAT, ["n", DENSE[0]]), [wide, narrow])
 
 
 def conv_model() -> bytes:
-    """Return convolutions as the packager quantises them: QLinearConv, UINT8 activations, INT8 weights."""
+    """Return convolutions as the packager quantizes them: QLinearConv, UINT8 activations, INT8 weights."""
     from onnx import TensorProto, helper, numpy_helper
 
     rng = np.random.default_rng(2)
@@ -220,10 +220,10 @@ def conv_model() -> bytes:
     nodes.append(helper.make_node("DequantizeLinear", [last, "s", "z"], ["f"]))
     nodes.append(helper.make_node("GlobalAveragePool", ["f"], ["g"]))
     nodes.append(helper.make_node("Flatten", ["g"], ["y"]))
-    return _serialised(nodes, values, ("x", TensorProto.UINT8, ["n", 3, CONV_SIZE, CONV_SIZE]), values)
+    return _serialized(nodes, values, ("x", TensorProto.UINT8, ["n", 3, CONV_SIZE, CONV_SIZE]), values)
 
 
-def _serialised(
+def _serialized(
     nodes: list[Any], values: list[Any], given: tuple[str, int, list[Any]], initializer: list[Any]
 ) -> bytes:
     from onnx import TensorProto, helper

@@ -169,7 +169,7 @@ def _olive(python: Path, paths: tuple[Path, Path, Path], folder: Path) -> list[s
         "post_process_data_config": {"type": "skip_post_process"},
         "dataloader_config": {"type": "default_dataloader", "batch_size": 1},
     }
-    quantise = {
+    quantize = {
         "type": "OnnxStaticQuantization",
         "data_config": "samples",
         "quant_format": "QDQ",
@@ -179,7 +179,7 @@ def _olive(python: Path, paths: tuple[Path, Path, Path], folder: Path) -> list[s
     workflow = {
         "input_model": {"type": "ONNXModel", "model_path": str(paths[0])},
         "data_configs": [data],
-        "passes": {"quantise": quantise},
+        "passes": {"quantize": quantize},
         "output_dir": "olive",
         "cache_dir": "olive-cache",
     }

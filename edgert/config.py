@@ -32,9 +32,9 @@ from edgert.names import ID, checked_id
 from edgert.toml_file import about, from_table, parse_toml
 from edgert.typed_json import Closed
 
-SYSTEM_SOCKET = Path("/run/edgert/edgert.sock")  # of the system's service
+SYSTEM_SOCKET = Path("/run/edgert/edgert.sock")  # the socket of the system's service
 ROOTS_STATE, USERS_STATE = Path("/var/lib/edgert"), "~/.local/state/edgert"
-UNIT = "edgertd.service"  # where systemd runs the daemon
+UNIT = "edgertd.service"  # the unit with which systemd runs the daemon
 OBJECTIVES = ("latency", "throughput")
 # systemd passes the broker's password and the registry's login under these names (LoadCredential).
 PASSWORD_CREDENTIAL, LOGIN_CREDENTIAL = "mqtt-password", "registry-login"
@@ -75,7 +75,7 @@ class BrokerLogin(Closed):
     @property
     def login(self) -> dict[str, Any]:
         """The fields of this class alone, by name."""
-        return {one.name: getattr(self, one.name) for one in fields(BrokerLogin)}
+        return {field.name: getattr(self, field.name) for field in fields(BrokerLogin)}
 
 
 @dataclass(frozen=True)
@@ -225,9 +225,9 @@ class FollowConfig(Closed):
     @property
     def minutes(self) -> tuple[int, int] | None:
         """The minutes of the day at which the window begins and ends; None for no window."""
-        if (found := re.fullmatch(r"(\d\d):(\d\d)-(\d\d):(\d\d)", self.window)) is None:
+        if (match := re.fullmatch(r"(\d\d):(\d\d)-(\d\d):(\d\d)", self.window)) is None:
             return None
-        hours = [int(text) for text in found.groups()]
+        hours = [int(text) for text in match.groups()]
         begin, end = hours[0] * 60 + hours[1], hours[2] * 60 + hours[3]
         whole = max(hours[0], hours[2]) < 24 and max(hours[1], hours[3]) < 60 and begin != end
         return (begin, end) if whole else None
@@ -347,10 +347,10 @@ class StateDir:
 def _belongs(folder: Path, root: Path) -> bool:
     """Return whether `folder` exists and only the owner of `root` can write there."""
     try:
-        found = folder.lstat()
+        status = folder.lstat()
     except FileNotFoundError:
         return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == root.stat().st_uid and not found.st_mode & 0o022
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == root.stat().st_uid and not status.st_mode & 0o022
 
 
 def credential(name: str, configured: str) -> str:

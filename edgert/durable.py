@@ -114,16 +114,16 @@ def sync_folders(path: Path) -> None:
 def make_private(folder: Path) -> None:
     """Create `folder` and its missing parents, and let only its owner in. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True, mode=PRIVATE_FOLDER)
-    found = folder.stat()
-    if stat.S_IMODE(found.st_mode) != PRIVATE_FOLDER and found.st_uid == os.geteuid():
+    status = folder.stat()
+    if stat.S_IMODE(status.st_mode) != PRIVATE_FOLDER and status.st_uid == os.geteuid():
         folder.chmod(PRIVATE_FOLDER)
 
 
 def only_owner_writes(path: Path) -> None:
     """Take write access to `path` from everybody but its owner. Raises OSError."""
-    found = path.stat()
-    mode = stat.S_IMODE(found.st_mode)
-    if mode & 0o022 and found.st_uid == os.geteuid():
+    status = path.stat()
+    mode = stat.S_IMODE(status.st_mode)
+    if mode & 0o022 and status.st_uid == os.geteuid():
         path.chmod(mode & ~0o022)
 
 
@@ -137,8 +137,8 @@ def locked(path: Path, wait_s: float = LOCK_S_MAX) -> FileIO:
     file = FileIO(os.open(path, flags, PRIVATE), "r+b")
     gives_up_at = time.monotonic() + wait_s
     try:
-        found = os.fstat(file.fileno())
-        if stat.S_IMODE(found.st_mode) != PRIVATE and found.st_uid == os.geteuid():
+        status = os.fstat(file.fileno())
+        if stat.S_IMODE(status.st_mode) != PRIVATE and status.st_uid == os.geteuid():
             os.fchmod(file.fileno(), PRIVATE)
         while not _try_lock(file, fcntl.LOCK_EX):
             if time.monotonic() >= gives_up_at:

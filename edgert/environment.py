@@ -27,7 +27,7 @@ INSTALLED_FACTOR = 1.2  # byte code and file system blocks on top of the files; 
 SPARE_BYTES = 32 * 1024**2  # stays free
 ID_LENGTH = 16
 TAIL_CHARS = 800
-_NOEXEC = "failed to map segment from shared object"  # of glibc
+_NOEXEC = "failed to map segment from shared object"  # a message of glibc
 TENSORRT_HINT = "; TensorRT comes with JetPack: apt-get install tensorrt"
 _PIP = ("--isolated", "--disable-pip-version-check", "--no-input")
 _INSTALL = (
@@ -259,16 +259,16 @@ def _remove_packages(run: Run, new: Environment) -> None:
 def _make_venv(run: Run, new: Environment) -> None:
     """Make an environment without pip, which comes as a wheel: Debian's Python cannot put it into one."""
     options = ["--system-site-packages"] if needs_system_site(new.engines) else []
-    made = run([new.python, "-m", "venv", "--clear", "--without-pip", *options, new.folder], VENV_S_MAX)
-    if made.ok:
+    result = run([new.python, "-m", "venv", "--clear", "--without-pip", *options, new.folder], VENV_S_MAX)
+    if result.ok:
         return
-    if "No module named venv" in made.stdout + made.stderr:
+    if "No module named venv" in result.stdout + result.stderr:
         version = new.about.get("python", "3")
         raise DeviceError(
             f"{new.python} on {new.device} cannot make virtual environments. Run there, as root: "
             f"apt-get install python{version}-venv. Then repeat this"
         )
-    raise DeviceError(f"{new.device}: {made.complaint()}")
+    raise DeviceError(f"{new.device}: {result.complaint()}")
 
 
 def _pip_install(run: Run, new: Environment) -> None:

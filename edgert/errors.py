@@ -275,10 +275,10 @@ def by_code(code: str) -> type[EdgeRTError]:
 
 
 def _descendants(cls: type[EdgeRTError]) -> list[type[EdgeRTError]]:
-    found: list[type[EdgeRTError]] = []
+    classes: list[type[EdgeRTError]] = []
     for child in cls.__subclasses__():
-        found += [child, *_descendants(child)]
-    return found
+        classes += [child, *_descendants(child)]
+    return classes
 
 
 # On the wire, a class that inherits its parent's wire_code becomes its parent.

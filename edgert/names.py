@@ -8,7 +8,7 @@ from edgert.errors import ConfigInvalid
 
 ID_CHARS_MAX = 64
 ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*\Z")
-NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}")  # of models, devices and groups
+NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}")  # the names of models, devices and groups
 CHANNEL_NAME = re.compile(r"[a-z][a-z0-9-]{0,39}")  # a part of a registry's tag
 # The two in messages.
 NAME_RULE = "use one of a-z, then at most 62 of a-z 0-9 _ -"

@@ -20,7 +20,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 from edgert.errors import EdgeRTError
 
 TEXT_LENGTH_MAX = 64 * 1024
-ENTRIES_MAX = 100_000  # of a list or an object; a model may have as many labels
+ENTRIES_MAX = 100_000  # entries of a list or an object; a model may have as many labels
 INTEGER_MAX = 2**63 - 1
 # In the metadata of a field that holds a dataclass or None: its fields are beside the others in JSON.
 FLAT = "flat"
@@ -43,11 +43,11 @@ class Closed:
 def to_json(value: Any) -> Any:
     """Return `value`, a dataclass or what its fields may hold, as JSON values."""
     if is_dataclass(value) and not isinstance(value, type):
-        found: dict[str, Any] = {}
+        entries: dict[str, Any] = {}
         for field in fields(value):
             entry = to_json(getattr(value, field.name))
-            found |= (entry or {}) if FLAT in field.metadata else {field.name: entry}
-        return found
+            entries |= (entry or {}) if FLAT in field.metadata else {field.name: entry}
+        return entries
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, Mapping):
@@ -59,8 +59,8 @@ def to_json(value: Any) -> Any:
 
 def from_json(cls: type[T], value: Any) -> T:
     """Return the dataclass `cls` made of JSON values. Raises Mistyped."""
-    made: T = _read(cls, value, "")
-    return made
+    instance: T = _read(cls, value, "")
+    return instance
 
 
 def read_json(cls: type[T], path: Path) -> T | None:
@@ -96,20 +96,20 @@ def _read(wanted: Any, value: Any, where: str) -> Any:
 
 def _dataclass(cls: Any, value: Any, where: str) -> Any:
     given = _bounded(value, dict, where, "an object")
-    found, known = {}, _fields(cls)
+    values, known = {}, _fields(cls)
     if issubclass(cls, Closed) and (unknown := sorted(set(given) - set(known))):
-        raise UnknownKey(f"{_shown(where)} has an unknown key {unknown[0][:80]!r}; known: {', '.join(known)}")
+        raise UnknownKey(f"{_field_text(where)} has an unknown key {unknown[0][:80]!r}; known: {', '.join(known)}")
     for name, (kind, required, flat) in known.items():
         if flat:
-            found[name] = _read(kind, given if _has(kind, given) else None, where)
+            values[name] = _read(kind, given if _has(kind, given) else None, where)
         elif name in given:
-            found[name] = _read(kind, given[name], f"{where}.{name}")
+            values[name] = _read(kind, given[name], f"{where}.{name}")
         elif required:
-            raise Mistyped(f"{_shown(where)} lacks {name!r}")
+            raise Mistyped(f"{_field_text(where)} lacks {name!r}")
     try:
-        return cls(**found)
+        return cls(**values)
     except EdgeRTError as error:  # the class checks its values
-        raise Mistyped(f"{_shown(where)}: {error.message}" if where else error.message) from error
+        raise Mistyped(f"{_field_text(where)}: {error.message}" if where else error.message) from error
 
 
 @cache
@@ -137,7 +137,7 @@ def _tuple(kinds: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
     if kinds[1:] == (...,):
         kinds = kinds[:1] * len(given)
     if len(kinds) != len(given):
-        raise Mistyped(f"{_shown(where)} has {len(given)} entries, not {len(kinds)}")
+        raise Mistyped(f"{_field_text(where)} has {len(given)} entries, not {len(kinds)}")
     return tuple(_read(kind, entry, f"{where}[{i}]") for i, (kind, entry) in enumerate(zip(kinds, given, strict=True)))
 
 
@@ -147,17 +147,17 @@ def _key(kind: type, key: str, where: str) -> Any:
     try:
         return int(key[:20])
     except ValueError as error:
-        raise Mistyped(f"{_shown(where)} has the key {key[:80]!r}, not a number") from error
+        raise Mistyped(f"{_field_text(where)} has the key {key[:80]!r}, not a number") from error
 
 
 def _plain(kind: type, value: Any, where: str) -> Any:
     if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
         if (isinstance(value, int) and abs(value) > INTEGER_MAX) or not math.isfinite(value):
-            raise Mistyped(f"{_shown(where)} is not a finite number")
+            raise Mistyped(f"{_field_text(where)} is not a finite number")
         return float(value)
     if kind is int and isinstance(value, int) and not isinstance(value, bool):
         if abs(value) > INTEGER_MAX:
-            raise Mistyped(f"{_shown(where)} is beyond {INTEGER_MAX}")
+            raise Mistyped(f"{_field_text(where)} is beyond {INTEGER_MAX}")
         return value
     if kind is bool and isinstance(value, bool):
         return value
@@ -166,20 +166,20 @@ def _plain(kind: type, value: Any, where: str) -> Any:
         try:
             return kind(text)  # a member, where `kind` is an Enum
         except ValueError as error:
-            raise Mistyped(f"{_shown(where)} is {text[:80]!r}") from error
-    raise Mistyped(f"{_shown(where)} is {_excerpt(value)}, not of type {kind.__name__}")
+            raise Mistyped(f"{_field_text(where)} is {text[:80]!r}") from error
+    raise Mistyped(f"{_field_text(where)} is {_excerpt(value)}, not of type {kind.__name__}")
 
 
 def _bounded(value: Any, kind: type[Any], where: str, name: str) -> Any:
     if not isinstance(value, kind):
-        raise Mistyped(f"{_shown(where)} is {_excerpt(value)}, not {name}")
+        raise Mistyped(f"{_field_text(where)} is {_excerpt(value)}, not {name}")
     size, most = len(value), TEXT_LENGTH_MAX if kind is str else ENTRIES_MAX
     if size > most:
-        raise Mistyped(f"{_shown(where)} has {size} entries; at most {most} are read")
+        raise Mistyped(f"{_field_text(where)} has {size} entries; at most {most} are read")
     return value
 
 
-def _shown(where: str) -> str:
+def _field_text(where: str) -> str:
     return where.removeprefix(".") or "it"
 
 

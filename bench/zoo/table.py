@@ -23,11 +23,11 @@ TIMED = ("tflite", "openvino", "onnxruntime")
 CELL_LETTERS_MAX = 100
 INT8_SHARE_MIN = 0.9  # of the work; below it the build says "mixed", too
 CODE_LETTERS = 8
-FOLDERS = ("accuracy", "builders", "tflite_lowering")  # the code of the packager that quantises and judges
+FOLDERS = ("accuracy", "builders", "tflite_lowering")  # the code of the packager that quantizes and judges
 
 
 def measured_by() -> dict[str, str]:
-    """Return a row's origin: the day, the machine, and a digest of the code that quantises and judges."""
+    """Return a row's origin: the day, the machine, and a digest of the code that quantizes and judges."""
     digests = "".join(code_digest(CODE / folder) for folder in FOLDERS)
     code = hashlib.sha256(digests.encode()).hexdigest()[:CODE_LETTERS]
     host = f"{processor_name()}, {os.cpu_count()} cores"

@@ -58,7 +58,7 @@ class Buckets(Closed):
     @property
     def form(self) -> str:
         """The axis, its sizes and what pads them, as people read them: `tokens: 32, 64, 128; pads ids with 1`."""
-        pads = [f"{one.name} with {one.value:g}" for one in self.inputs if one.value]
+        pads = [f"{place.name} with {place.value:g}" for place in self.inputs if place.value]
         return f"{self.axis}: {', '.join(map(str, self.sizes))}" + (f"; pads {', '.join(pads)}" if pads else "")
 
     def size_for(self, length: int) -> int:
@@ -74,9 +74,9 @@ class Buckets(Closed):
     def at(self, spec: TensorSpec, length: int) -> TensorSpec:
         """Return an input or output as it is for inputs of `length`."""
         shape = list(spec.shape)
-        for one in self.inputs:
-            if one.name == spec.name:
-                shape[one.axis] = length
+        for place in self.inputs:
+            if place.name == spec.name:
+                shape[place.axis] = length
         for cut in self.outputs:
             if cut.name == spec.name:
                 shape[cut.axis] = cut.length(length)
@@ -91,7 +91,7 @@ def check_buckets(buckets: Buckets, inputs: tuple[TensorSpec, ...], outputs: tup
     if sizes[-1] > LENGTH_MAX:
         raise BundleError(f"bucket {sizes[-1]}: a bucket has at most {LENGTH_MAX} elements")
     for kind, specs, places in (("input", inputs, buckets.inputs), ("output", outputs, buckets.outputs)):
-        stated = sorted((one.name, one.axis) for one in places)
+        stated = sorted((place.name, place.axis) for place in places)
         if stated != sorted((s.name, axis) for s in specs for axis, n in enumerate(s.shape) if n == -1 and axis):
             raise BundleError(f"the buckets of {buckets.axis!r} do not name the open axis of every {kind}")
     if any(cut.divisor < 1 for cut in buckets.outputs):

@@ -21,7 +21,7 @@ from edgert.errors import BundleCorrupt, ChannelExpired, ChannelInvalid, Channel
 from edgert.names import CHANNEL_NAME, CHANNEL_NAME_RULE, NAME, NAME_RULE
 from edgert.typed_json import Closed
 
-STATEMENT_BYTES_MAX = 256 * 1024  # of the envelope
+STATEMENT_BYTES_MAX = 256 * 1024  # the envelope's limit
 ENTRIES_MAX = 256
 SELECTED_MAX = 64  # sites, profiles or tags of an entry; keys of a statement
 LIMITS_MAX = 16

@@ -35,8 +35,8 @@ from edgert.errors import BundleCorrupt
 MAGIC = b"EDGERTP1"
 HEADER_BYTES_MAX = 4 * 1024**2
 HOWS = ("raw", "zstd", "patch")
-WINDOW_BYTES_MAX = 2**27  # of a zstd frame; memory is used only up to the signed size
-PATCH_BYTES_MAX = WINDOW_BYTES_MAX // 2  # of each of a patch's two files: the window spans both
+WINDOW_BYTES_MAX = 2**27  # a zstd frame's window; memory is used only up to the signed size
+PATCH_BYTES_MAX = WINDOW_BYTES_MAX // 2  # each of a patch's two files: the window spans both
 _LENGTH = struct.Struct("<I")
 _CHUNK_BYTES = 1024**2
 _SHA256_DIGITS = 64
@@ -185,12 +185,12 @@ def _header(file: BinaryIO) -> tuple[int, list[Part]]:
         envelope_bytes = header["envelope"]
         if type(envelope_bytes) is not int or not 0 < envelope_bytes <= ENVELOPE_BYTES_MAX:
             raise ValueError("the envelope's size")
-        return envelope_bytes, [_part(value) for value in header["parts"]]
+        return envelope_bytes, [_read_part(value) for value in header["parts"]]
     except (struct.error, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise BundleCorrupt(f"the delta's header cannot be read ({error}): send it again") from error
 
 
-def _part(value: Mapping[str, object]) -> Part:
+def _read_part(value: Mapping[str, object]) -> Part:
     sha256, how, size, base = value["sha256"], value["how"], value["bytes"], value["base"]
     if not (isinstance(sha256, str) and isinstance(base, str) and type(size) is int and size >= 0 and how in HOWS):
         raise ValueError("a part")

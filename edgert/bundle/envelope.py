@@ -17,11 +17,15 @@ from edgert.errors import BundleCorrupt, SignatureInvalid
 if TYPE_CHECKING:
     from edgert.bundle.signing import PublicKey, SigningKey
 
-ENVELOPE_NAME = "manifest.dsse.json"  # in a bundle and in a slot
+ENVELOPE_NAME = "manifest.dsse.json"  # the file's name in a bundle and in a slot
 PAYLOAD_TYPE = "application/vnd.edgert.manifest+json"
 CHANNEL_PAYLOAD_TYPE = "application/vnd.edgert.channel+json"
 RUNTIME_PAYLOAD_TYPE = "application/vnd.edgert.runtime+json"
-_WHAT = {PAYLOAD_TYPE: "bundle", CHANNEL_PAYLOAD_TYPE: "channel", RUNTIME_PAYLOAD_TYPE: "runtime"}  # in messages
+_WHAT = {
+    PAYLOAD_TYPE: "bundle",
+    CHANNEL_PAYLOAD_TYPE: "channel",
+    RUNTIME_PAYLOAD_TYPE: "runtime",
+}  # what messages call the content
 
 
 def sign(payload: bytes, key: SigningKey, payload_type: str = PAYLOAD_TYPE) -> bytes:

@@ -11,10 +11,10 @@ FORM = "%Y-%m-%dT%H:%M:%SZ"
 
 def expiry_time(text: str) -> float:
     """Return the seconds since 1970 of `2027-02-19T08:00:00Z`. Raises ValueError for every other form."""
-    found = datetime.strptime(text, FORM).replace(tzinfo=timezone.utc)
-    if found.strftime(FORM) != text:  # strptime accepts other forms of the same time
+    expiry = datetime.strptime(text, FORM).replace(tzinfo=timezone.utc)
+    if expiry.strftime(FORM) != text:  # strptime accepts other forms of the same time
         raise ValueError(f"{text[:40]!r} is not of the form 2027-02-19T08:00:00Z")
-    return found.timestamp()
+    return expiry.timestamp()
 
 
 def time_text(time_s: float) -> str:

@@ -140,8 +140,8 @@ class Manifest:
     @property
     def sent_inputs(self) -> tuple[str, ...]:
         """The inputs of a request whose input devices preprocess: a text stands for several of the model's."""
-        made = self.text.inputs[1:] if self.text is not None else ()
-        return tuple(spec.name for spec in self.app_inputs if spec.name not in made)
+        from_text = self.text.inputs[1:] if self.text is not None else ()
+        return tuple(spec.name for spec in self.app_inputs if spec.name not in from_text)
 
     @property
     def app_inputs(self) -> tuple[TensorSpec, ...]:

@@ -15,7 +15,7 @@ from edgert.tensors import TensorSpec
 from edgert.typed_json import Closed
 
 LABELS_MAX = 100_000
-IMAGE_SIDE_MAX = 8192  # of what a model takes
+IMAGE_SIDE_MAX = 8192  # the longer side of images that a model takes
 DETECTIONS_MAX = 1000
 LAYOUTS = ("nchw", "nhwc")
 COLOURS = ("rgb", "bgr", "gray")
@@ -177,8 +177,8 @@ def check_rules(
         image = preprocess.input if preprocess is not None else inputs[0].name
         if not any(spec.name == image and len(spec.shape) == 4 for spec in inputs):
             raise BundleError(f"detection needs a model of images; input {image!r} has not 4 axes")
-    made = {name for rule in (classify, detect, ctc) if rule is not None for name in rule.added}
-    if taken := sorted({spec.name for spec in outputs} & made):
+    added = {name for rule in (classify, detect, ctc) if rule is not None for name in rule.added}
+    if taken := sorted({spec.name for spec in outputs} & added):
         raise BundleError(
             f"output {taken[0]!r} has the name of an output that post-processing adds: rename it in the model"
         )

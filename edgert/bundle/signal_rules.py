@@ -17,7 +17,7 @@ from edgert.tensors import TensorSpec
 from edgert.typed_json import Closed
 
 RATE_HZ_MIN, RATE_HZ_MAX = 1_000, 384_000  # of sound
-WINDOW_VALUES_MAX = 16 * 1024**2  # of one window, over all channels
+WINDOW_VALUES_MAX = 16 * 1024**2  # the values of one window, over all channels
 FFT_MAX = 65_536
 BINS_MAX = 4096  # mel bands, frequency bands
 CHANNELS_MAX = 1024
@@ -199,16 +199,16 @@ def _input_of(what: str, name: str, inputs: Sequence[TensorSpec]) -> TensorSpec:
     return spec
 
 
-def _check_shape(spec: TensorSpec, made: tuple[int, ...]) -> None:
-    """Raise BundleError if `spec` cannot take features `made`; axes of 1 are ignored, others may be flat."""
+def _check_shape(spec: TensorSpec, shape: tuple[int, ...]) -> None:
+    """Raise BundleError if `spec` cannot take features `shape`; axes of 1 are ignored, others may be flat."""
     item = spec.item_shape
     wanted = [n for n in item if n != 1]
-    if wanted in ([n for n in made if n != 1], [math.prod(made)]):
+    if wanted in ([n for n in shape if n != 1], [math.prod(shape)]):
         return
-    axes = [n for n in made if n != 1]
+    axes = [n for n in shape if n != 1]
     if -1 in wanted and len(wanted) == len(axes) and all(w in (-1, n) for w, n in zip(wanted, axes, strict=True)):
         return
-    raise BundleError(f"the rule makes {list(made)} for each item, and input {spec.name!r} takes {list(item)}")
+    raise BundleError(f"the rule makes {list(shape)} for each item, and input {spec.name!r} takes {list(item)}")
 
 
 def _check_window(what: str, length: int, step: int, channels: int) -> None:

@@ -12,7 +12,7 @@ from edgert.errors import BundleError
 from edgert.tensors import ITEM_BYTES, TensorSpec
 from edgert.typed_json import Closed
 
-STATE_BYTES_MAX = 16 * 1024**2  # of one session, over all tensors
+STATE_BYTES_MAX = 16 * 1024**2  # the state of one session, over all tensors
 STATE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
@@ -28,8 +28,10 @@ def app_specs(
     state: Sequence[State], inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
 ) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
     """Return the inputs and the outputs that apps see: those that are no state."""
-    given, made = {one.input for one in state}, {one.output for one in state}
-    return tuple(spec for spec in inputs if spec.name not in given), tuple(s for s in outputs if s.name not in made)
+    bound_inputs, bound_outputs = {binding.input for binding in state}, {binding.output for binding in state}
+    return tuple(spec for spec in inputs if spec.name not in bound_inputs), tuple(
+        s for s in outputs if s.name not in bound_outputs
+    )
 
 
 def check_state(
@@ -39,21 +41,24 @@ def check_state(
     if state_id and not (state and STATE_ID.fullmatch(state_id)):
         raise BundleError(f"state_id {state_id[:80]!r}: give letters, digits and . _ - with a state that it names")
     pairs = [
-        (spec_of("state", "input", one.input, inputs), spec_of("state", "output", one.output, outputs)) for one in state
+        (spec_of("state", "input", binding.input, inputs), spec_of("state", "output", binding.output, outputs))
+        for binding in state
     ]
     for kind, names, count in (
-        ("input", [one.input for one in state], len(inputs)),
-        ("output", [one.output for one in state], len(outputs)),
+        ("input", [binding.input for binding in state], len(inputs)),
+        ("output", [binding.output for binding in state], len(outputs)),
     ):
         if len(set(names)) < len(names):
             raise BundleError(f"state names the same {kind} twice")
         if state and len(names) == count:
             raise BundleError(f"every {kind} of the model is state: it needs one more, for the app")
-    for one, (before, after) in zip(state, pairs, strict=True):
+    for binding, (before, after) in zip(state, pairs, strict=True):
         if (before.datatype, before.shape) != (after.datatype, after.shape):
-            raise BundleError(f"state {one.input!r} is {before.form}, and output {one.output!r} is {after.form}")
+            raise BundleError(
+                f"state {binding.input!r} is {before.form}, and output {binding.output!r} is {after.form}"
+            )
         if before.shape[:1] not in ((-1,), (1,)) or -1 in before.item_shape:
-            raise BundleError(f"state {one.input!r} is {before.form}: only its first axis, the batch, may be open")
+            raise BundleError(f"state {binding.input!r} is {before.form}: only its first axis, the batch, may be open")
     if state and (flat := [spec.name for spec in outputs if not spec.shape]):
         raise BundleError(f"output {flat[0]!r} has no axes, so that it cannot hold an item for each that runs in turn")
     if (size := state_bytes(state, inputs)) > STATE_BYTES_MAX:
@@ -62,11 +67,11 @@ def check_state(
 
 def state_text(state: Sequence[State], state_id: str) -> str:
     """Return what is bound in one line, for people."""
-    bound = ", ".join(f"{one.output} becomes {one.input}" for one in state)
+    bound = ", ".join(f"{binding.output} becomes {binding.input}" for binding in state)
     return f"{bound}; sessions go on in versions of state_id {state_id}" if state_id else bound
 
 
 def state_bytes(state: Sequence[State], inputs: Sequence[TensorSpec]) -> int:
     """Return the bytes of a session's state."""
-    names = {one.input for one in state}
+    names = {binding.input for binding in state}
     return sum(math.prod(spec.item_shape) * ITEM_BYTES[spec.datatype] for spec in inputs if spec.name in names)

@@ -15,7 +15,7 @@ from edgert.tensors import TensorSpec
 from edgert.typed_json import Closed
 
 TOKENIZER = "tokenizer.json"  # its name in a bundle
-TOKENS_MAX = 2**20  # of one text
+TOKENS_MAX = 2**20  # tokens of one text
 TRUNCATIONS = ("right", "left", "none")
 POOLINGS = ("mean", "cls", "none")
 DATATYPES = ("INT64", "INT32")
@@ -95,11 +95,11 @@ def check_embed(rule: Embed, inputs: Sequence[TensorSpec], outputs: Sequence[Ten
     if len(spec.shape) != axes or not spec.datatype.startswith("FP"):
         form = "[N, D]" if axes == 2 else "[N, T, D]"
         raise BundleError(f"pooling {rule.pooling!r} needs floats {form}; output {spec.name!r} is {spec.form}")
-    if rule.name in {one.name for one in outputs}:
+    if rule.name in {tensor.name for tensor in outputs}:
         raise BundleError(f"the model has an output {rule.name!r} already: leave the embedding's rule out")
     if rule.pooling != "mean":
         return
-    mask = next((one for one in inputs if one.name == rule.mask), None)
+    mask = next((tensor for tensor in inputs if tensor.name == rule.mask), None)
     if mask is None or len(mask.shape) != 2 or mask.shape[1] != spec.shape[1]:
         raise BundleError(
             f"pooling 'mean' needs the model's attention mask [N, T], an input; {rule.mask[:80]!r} is none of output "
@@ -127,7 +127,7 @@ def _open_length(rule: Text, buckets: Buckets | None) -> int:
         raise BundleError(
             f"input {rule.input!r} has an open length: build with --buckets AXIS=SIZES, or fix it with --input"
         )
-    pads = {one.name: one.value for one in buckets.inputs}
+    pads = {place.name: place.value for place in buckets.inputs}
     if set(pads) != set(rule.inputs):
         raise BundleError(
             f"the buckets of {buckets.axis!r} are those of {', '.join(pads)}, and a text becomes {', '.join(rule.inputs)}: "

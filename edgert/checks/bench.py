@@ -47,8 +47,8 @@ ARTIFACTS_MAX = 64
 ROUNDS_MIN = 5
 EARLY_ROUNDS_MIN = 10  # fewer say little of how much they differ
 ROUND_RUNS_MIN = 3
-ROUND_S = 0.02  # of one artifact, in one round
-TRIAL_S = 0.2  # of one number of threads
+ROUND_S = 0.02  # how long one artifact runs in one round
+TRIAL_S = 0.2  # how long one number of threads is tried
 WARM_RUNS = 3
 ERROR_OF_MEDIAN = 0.93  # of a normal distribution: the standard error of its median in quartile distances, over sqrt(n)
 
@@ -221,14 +221,14 @@ def _is_known(rounds_s: Sequence[float], error_share_max: float) -> bool:
 
 def _runs(session: Session, sample: Arrays, s_max: float, clock: Clock) -> list[float]:
     """Return the seconds of single runs: at least ROUND_RUNS_MIN, for about `s_max`."""
-    found: list[float] = []
+    times: list[float] = []
     spent_s = 0.0
-    while len(found) < ROUND_RUNS_MIN or spent_s < s_max:
+    while len(times) < ROUND_RUNS_MIN or spent_s < s_max:
         began = clock()
         session.run(sample)
-        found.append(clock() - began)
-        spent_s += found[-1]
-    return found
+        times.append(clock() - began)
+        spent_s += times[-1]
+    return times
 
 
 def _threads(engine: str) -> tuple[int, ...]:

@@ -45,9 +45,9 @@ def bench_live(
     version = load_live(store, config)
     before_c = host.temp_c()
     progress(f"{model}: one client for {seconds / 2:g} s")
-    alone_s, _ = _asked(version, state, config, 1, seconds / 2)
+    alone_s, _ = _answer_times(version, state, config, 1, seconds / 2)
     progress(f"{model}: {counted(clients, 'client')} for {seconds / 2:g} s")
-    together_s, took_s = _asked(version, state, config, clients, seconds / 2)
+    together_s, took_s = _answer_times(version, state, config, clients, seconds / 2)
     serving = serving_of(model, state)
     loaded = serving.loaded
     result = {
@@ -67,7 +67,7 @@ def bench_live(
     return {"mode": "as-served", "machine": machine(), "temp_c": temperatures, "results": [result]}
 
 
-def _asked(
+def _answer_times(
     version: InstalledVersion, state: StateDir, config: DeviceConfig, clients: int, seconds: float
 ) -> tuple[list[float], float]:
     """Return the time of each answer and of all, in seconds; each client gets at least one answer."""

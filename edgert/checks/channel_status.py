@@ -67,9 +67,9 @@ def read_channel_status(state: StateDir, config: DeviceConfig) -> ChannelStatus:
     follow = config.follow
     if not follow.registry:
         return ChannelStatus()
-    found = read_json(ChannelStatus, _path(state))
-    if found is not None and (found.registry, found.channel) == (follow.registry, follow.channel):
-        return found
+    status = read_json(ChannelStatus, _path(state))
+    if status is not None and (status.registry, status.channel) == (follow.registry, follow.channel):
+        return status
     return ChannelStatus(follow.registry, follow.channel)
 
 

@@ -17,7 +17,7 @@ from edgert.config import DeviceConfig, StateDir
 from edgert.errors import EdgeRTError
 from edgert.versions.installed import InstalledVersion
 
-ASK_S_MAX = 60.0  # for one golden sample
+ASK_S_MAX = 60.0  # the longest wait for the answer to one golden sample
 
 
 class GoldenClient:

@@ -20,8 +20,8 @@ from edgert.typed_json import FLAT, Mistyped, from_json, to_json
 from edgert.versions.slots import ON_TRIAL, RolledBackVersion, Version
 from edgert.versions.trial_limits import Readings, TrialLimits
 
-DELTA_FORMAT = 1  # of the deltas that `edgertd install` takes
-LIMITS_FORMAT = 1  # of the trial limits that `edgertd activate` takes
+DELTA_FORMAT = 1  # the form of the deltas that `edgertd install` takes
+LIMITS_FORMAT = 1  # the form of the trial limits that `edgertd activate` takes
 DAMAGED = "damaged"  # the state of a model whose slots cannot be read
 SERVES = ("ready", "degraded")
 WILL_SERVE = (*SERVES, "unloaded", "waiting", "loading")

@@ -67,7 +67,7 @@ def bench(state: StateDir, folder: Path | None, model: str | None, seconds: floa
             loaded = serving_of(model, state).loaded
             work.append(live_piece(version, loaded.artifact if loaded else version.artifacts[0].id))
         measured = measure(work, seconds, state.cache, progress)
-    emit(measured, "\n".join(_line(one) for one in measured["results"]), as_json)
+    emit(measured, "\n".join(_line(result) for result in measured["results"]), as_json)
 
 
 def _refuse_watched(model: str, store: SlotStore) -> None:
@@ -80,8 +80,8 @@ def _refuse_watched(model: str, store: SlotStore) -> None:
         )
 
 
-def _line(one: dict[str, Any]) -> str:
-    if "error" in one:
-        return f"{one['id']:28} {one['error']['message']}"
-    times = "   ".join(f"{name} {one[f'{name}_ms']:10.4f} ms" for name in ("p50", "p95", "p99"))
-    return f"{one['id']:28} {times}   {one['per_s']:10.1f} /s   {counted(one['threads'], 'thread')}"
+def _line(result: dict[str, Any]) -> str:
+    if "error" in result:
+        return f"{result['id']:28} {result['error']['message']}"
+    times = "   ".join(f"{name} {result[f'{name}_ms']:10.4f} ms" for name in ("p50", "p95", "p99"))
+    return f"{result['id']:28} {times}   {result['per_s']:10.1f} /s   {counted(result['threads'], 'thread')}"

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 EXIT_INTERNAL = 1
 EXIT_OS_ERROR = 4
 EXIT_INTERRUPTED = 130
-EXIT_NO_READER = 141  # as of a program that SIGPIPE ended
+EXIT_NO_READER = 141  # a shell's exit code for a program that SIGPIPE ended
 
 
 class BrokenPipe(Exception):

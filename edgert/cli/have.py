@@ -15,7 +15,8 @@ from edgert.machine import mem_available_bytes
 from edgert.names import check_model_name
 from edgert.versions.install import held_files
 
-MEMORY_SHARE = 6  # of the free memory: a patch needs the old file, the window and buffers
+# A file may take one part in so many of the free memory: a patch needs the old file, the window and buffers.
+MEMORY_SHARE = 6
 
 
 @click.command(hidden=True)

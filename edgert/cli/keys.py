@@ -61,11 +61,11 @@ def remove(state: StateDir, key: str, force: bool, as_json: bool) -> None:
     """
     read_config(state)
     ring = trusted_keys(state)
-    going = [path for path, held in ring.keys.items() if key in (held.key_id, path.name)]
+    going = [path for path, trusted in ring.keys.items() if key in (trusted.key_id, path.name)]
     staying = [path for path in ring.keys if path not in going]
     going += [path for path in ring.damaged if path.name == key]
     if not going:
-        known = ", ".join(sorted({held.key_id for held in ring.keys.values()})) or "none"
+        known = ", ".join(sorted({trusted.key_id for trusted in ring.keys.values()})) or "none"
         raise ConfigInvalid(f"unknown key {key[:80]!r}; this device trusts: {known}")
     if ring.keys and not staying and not force:
         raise TransitionRefused(

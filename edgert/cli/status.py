@@ -77,7 +77,7 @@ def device_status(state: StateDir, config: DeviceConfig) -> DeviceStatus:
         temp_c=temp_c(),
         disk_free_bytes=shutil.disk_usage(state.root).free,
         memory_total_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        engines={name: found for name, found in engine_versions(state.learned / "engines.json").items() if found},
+        engines={name: version for name, version in engine_versions(state.learned / "engines.json").items() if version},
         text=has_tokenizers(),
         keys=tuple(dict.fromkeys(key.key_id for key in ring.trusted)),
         damaged_keys=tuple(ring.complaints),
@@ -91,7 +91,9 @@ def device_status(state: StateDir, config: DeviceConfig) -> DeviceStatus:
 
 def _claims(state: StateDir, config: DeviceConfig) -> tuple[ClaimStatus, ...]:
     claims = Claims(state.root, config.device)
-    return tuple(ClaimStatus(one.model, one.by, one.since, round(claims.left_s(one), 1)) for one in claims.under_way())
+    return tuple(
+        ClaimStatus(claim.model, claim.by, claim.since, round(claims.left_s(claim), 1)) for claim in claims.under_way()
+    )
 
 
 def _http(config: DeviceConfig) -> HttpStatus:
@@ -162,8 +164,10 @@ def _channel_lines(channel: ChannelStatus) -> list[str]:
     if not channel.registry:
         return []
     asked = f"last asked {time_text(channel.asked_at)}" if channel.asked_at else "never asked with success"
-    kept = f"statement {channel.counter}, which expires {channel.expires}" if channel.counter else "no statement yet"
-    lines = [f"channel  {channel.channel} in {channel.registry}: {kept}; {asked}"]
+    statement = (
+        f"statement {channel.counter}, which expires {channel.expires}" if channel.counter else "no statement yet"
+    )
+    lines = [f"channel  {channel.channel} in {channel.registry}: {statement}; {asked}"]
     lines += [f"channel  the last question failed: {channel.error}"] if channel.error else []
     lines += [f"channel  alarm {STALE}: {channel.stale}"] if channel.stale else []
     return [*lines, *(f"channel  {step}" for step in channel.steps)]

@@ -46,13 +46,13 @@ def trial(
     store = store_of(state, model)
     until = None if wait and wait_s is None else time.monotonic() + (wait_s or 0.0)
     with under_claim(state, token):
-        found = trial_of(state, store, digest)
-        while found["state"] in UNDER_WAY and (until is None or time.monotonic() < until):
+        answer = trial_of(state, store, digest)
+        while answer["state"] in UNDER_WAY and (until is None or time.monotonic() < until):
             time.sleep(POLL_S)
-            found = trial_of(state, store, digest or found["digest"])
-    if found["state"] == "rolled-back":
-        raise RolledBack(f"release {found['release']} of {model} was rolled back: {found['reason']}")
-    emit(found, _text(model, found), as_json)
+            answer = trial_of(state, store, digest or answer["digest"])
+    if answer["state"] == "rolled-back":
+        raise RolledBack(f"release {answer['release']} of {model} was rolled back: {answer['reason']}")
+    emit(answer, _text(model, answer), as_json)
 
 
 def trial_of(state: StateDir, store: SlotStore, digest: str) -> dict[str, Any]:
@@ -100,17 +100,17 @@ def _measured(state: StateDir, model: str) -> dict[str, Any] | None:
     return {} if serving is None or serving.trial is None else dict(to_json(serving.trial))
 
 
-def _text(model: str, found: dict[str, Any]) -> str:
+def _text(model: str, answer: dict[str, Any]) -> str:
     texts = {
         "loading": "is not watched yet",
-        "open": f"is on trial without limits for {found.get('trial_left_s', 0):.0f} s more",
+        "open": f"is on trial without limits for {answer.get('trial_left_s', 0):.0f} s more",
         "held": "kept all limits; mark it good with: edgertd mark-good " + model,
         "kept": "is good",
         "none": "has no trial",
     }
-    release = f"release {found['release']} of {model}" if found["release"] is not None else model
-    if found["state"] in texts:
-        return f"{release} {texts[found['state']]}" + (f": {found['text']}" if found.get("text") else "")
-    if "text" not in found:
+    release = f"release {answer['release']} of {model}" if answer["release"] is not None else model
+    if answer["state"] in texts:
+        return f"{release} {texts[answer['state']]}" + (f": {answer['text']}" if answer.get("text") else "")
+    if "text" not in answer:
         return f"{release} is watched; the daemon is too busy to report figures"
-    return f"{release} is watched for {found['left_s']:.0f} s more: {found['text']}"
+    return f"{release} is watched for {answer['left_s']:.0f} s more: {answer['text']}"

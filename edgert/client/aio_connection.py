@@ -30,7 +30,7 @@ from edgert.protocol.local_socket import SEND_BUFFER_BYTES, dial
 from edgert.protocol.sharing import receive_with_descriptor
 from edgert.tensors import InferResponse
 
-DIAL_PAUSE_S = 0.005  # between attempts while the daemon's queue of new connections is full
+DIAL_PAUSE_S = 0.005  # the pause between attempts while the daemon's queue of new connections is full
 
 
 class Pool:

@@ -30,8 +30,8 @@ class ModelInterface:
         # A model with preprocessing also takes frames, a signal, text or files for one of its inputs.
         self._forms = [TensorSpec.from_json(pre[key]) for key in ("input", "integers", "files", "text") if key in pre]
         # A text stands for all inputs that are made of it.
-        made = [name for name in pre.get("text_for", ()) if name != self._forms[0].name]
-        self._with_text = tuple(spec for spec in self.inputs if spec.name not in made) if made else ()
+        from_text = [name for name in pre.get("text_for", ()) if name != self._forms[0].name]
+        self._with_text = tuple(spec for spec in self.inputs if spec.name not in from_text) if from_text else ()
         self._numbers = tuple(range(len(self.inputs)))
         self._numbers_with_text = tuple(self.inputs.index(spec) for spec in self._with_text)
         self._has_windows = bool(pre.get("step"))  # one signal may become several items
@@ -103,7 +103,7 @@ def _array(value: ArrayLike) -> NDArray[Any]:
     if isinstance(value, bytes | str):
         return np.frombuffer(_bytes(value), np.uint8)
     if isinstance(value, list | tuple) and value and isinstance(value[0], bytes | bytearray | memoryview | str):
-        return byte_rows([_bytes(one) for one in value])
+        return byte_rows([_bytes(item) for item in value])
     try:
         return np.asarray(value)
     except (ValueError, TypeError) as error:  # rows of different lengths, say

@@ -47,7 +47,9 @@ class DeviceReporter:
         if fields.get("release") is not None:
             flat["model_version"] = release_id(fields["release"])
         topics, ts_ms = Topics(self._config.site, self._config.device), int(time.time() * 1000)
-        self._put(lambda spool: append_event(spool, topics, name, boot=self._boot, ts_ms=ts_ms, model=model, **flat))
+        self._enqueue(
+            lambda spool: append_event(spool, topics, name, boot=self._boot, ts_ms=ts_ms, model=model, **flat)
+        )
 
     def slots(self, models: Iterable[tuple[SlotStore, tuple[str, ...]]], own_alarms: tuple[str, ...]) -> None:
         """Report the state of every model's slots, its alarms and the device's own; the broker retains them."""
@@ -70,7 +72,7 @@ class DeviceReporter:
         if (runtime := release_in_use()) is not None:
             fields[f"{RUNTIME}_active"] = release_id(runtime)
         topic = Topics(self._config.site, self._config.device).deploy
-        self._put(lambda spool: spool.retain(topic, fields))
+        self._enqueue(lambda spool: spool.retain(topic, fields))
 
     def close(self) -> None:
         """Write the pending messages, for at most CLOSE_S_MAX."""
@@ -80,7 +82,7 @@ class DeviceReporter:
             self._queue.put_nowait(None)
         self._thread.join(CLOSE_S_MAX)
 
-    def _put(self, write: Callable[[Spool], object]) -> None:
+    def _enqueue(self, write: Callable[[Spool], object]) -> None:
         if self._thread is None:
             thread = threading.Thread(target=self._run, name="device-reporter", daemon=True)
             try:

@@ -26,7 +26,7 @@ REFUSED_S_MAX = 2.0  # a daemon that fails so soon after its first start will fa
 NOT_STARTED = 126  # a shell's exit code for a command that it cannot run
 LOG_BYTES_MAX = 5_000_000
 VARIABLE = "EDGERT_MONITOR"  # the monitor's process id, in its daemon's environment
-ADOPTED_S = 1.0  # between two looks at an adopted daemon
+ADOPTED_S = 1.0  # the pause between two looks at an adopted daemon
 
 
 def main() -> int:

@@ -52,10 +52,10 @@ from edgert.worker_link.load_order import LoadOrder
 
 STOP_S_MAX = 30.0
 FIRST_ROUND_S_MAX = 60.0  # until the follower's first round
-HINT_PAUSE_S = 60.0  # between two rounds for hints
+HINT_PAUSE_S = 60.0  # the least time between two rounds for hints
 HINT_S_MAX = 10.0  # until the round after a hint, which all devices of a channel get at once
 FORKED_MODELS_MIN = 2  # with one model, the fork server would cost 16 MB and share nothing
-STATE_CHECK_S = 30.0  # between checks whether the state folder still exists
+STATE_CHECK_S = 30.0  # the time between checks whether the state folder still exists
 
 
 class Supervisor:
@@ -121,7 +121,7 @@ class Supervisor:
     def _turn(self) -> None:
         for key, _ in self._selector.select(self._wait_s()):
             key.data()
-        for part in self._parts():
+        for part in self._timed_parts():
             part.tick()
         if self._alarms_now() != self._alarms and self._stop_by_s is None:
             self._report_slots()
@@ -132,11 +132,11 @@ class Supervisor:
     def _wait_s(self) -> float:
         if self._stop_by_s is not None:  # workers end within milliseconds
             return 0.01
-        due_s = soonest_s(self._parts())
+        due_s = soonest_s(self._timed_parts())
         assert due_s is not None  # some of it is regular
         return max(0.0, due_s - self._clock()) + 0.001
 
-    def _parts(self) -> list[Timed]:
+    def _timed_parts(self) -> list[Timed]:
         """Return what acts at a time of its own."""
         sockets = (self._acceptor, self._control_server, self._status_rounds)
         return [*self._services.values(), self._turns, *sockets, *self._side_processes, *self._regular]

@@ -83,9 +83,9 @@ def _session_options(onnxruntime: Any, options: EngineOptions) -> Any:
     return wanted
 
 
-def _expect_names(kind: str, specs: tuple[TensorSpec, ...], found: list[str]) -> None:
-    missing = [spec.name for spec in specs if spec.name not in found]
+def _expect_names(kind: str, specs: tuple[TensorSpec, ...], names: list[str]) -> None:
+    missing = [spec.name for spec in specs if spec.name not in names]
     if missing:
         raise EngineFailed(
-            f"the ONNX model has no {kind} {', '.join(missing)} (it has {', '.join(found)}): build it again"
+            f"the ONNX model has no {kind} {', '.join(missing)} (it has {', '.join(names)}): build it again"
         )

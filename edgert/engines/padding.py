@@ -28,13 +28,13 @@ class Padder:
     def __init__(self, buckets: Buckets, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> None:
         self.buckets = buckets
         names = [spec.name for spec in inputs]
-        self._inputs = [(names.index(one.name), one) for one in buckets.inputs]
+        self._inputs = [(names.index(place.name), place) for place in buckets.inputs]
         names = [spec.name for spec in outputs]
-        self._outputs = [(names.index(one.name), one) for one in buckets.outputs]
+        self._outputs = [(names.index(place.name), place) for place in buckets.outputs]
 
     def length(self, inputs: Sequence[NDArray[Any]]) -> int:
         """Return the length of a request. Raises RequestError where its inputs differ in it."""
-        lengths = [int(inputs[i].shape[one.axis]) for i, one in self._inputs]
+        lengths = [int(inputs[i].shape[place.axis]) for i, place in self._inputs]
         if len(set(lengths)) != 1:
             raise RequestError(f"the inputs differ in length along axis {self.buckets.axis!r}: {lengths}")
         return lengths[0]
@@ -46,27 +46,27 @@ class Padder:
         arrays = list(inputs)
         if size == length:
             return arrays
-        for i, one in self._inputs:
+        for i, place in self._inputs:
             shape = list(arrays[i].shape)
-            shape[one.axis] = size
-            whole = np.full(shape, one.value, arrays[i].dtype)
-            whole[_until(one.axis, length)] = arrays[i]
+            shape[place.axis] = size
+            whole = np.full(shape, place.value, arrays[i].dtype)
+            whole[_until(place.axis, length)] = arrays[i]
             arrays[i] = whole
         return arrays
 
     def trimmed(self, inputs: Sequence[NDArray[Any]], length: int) -> Arrays:
         """Return the first `length` of inputs that are longer."""
         arrays = list(inputs)
-        for i, one in self._inputs:
-            arrays[i] = np.ascontiguousarray(arrays[i][_until(one.axis, length)])
+        for i, place in self._inputs:
+            arrays[i] = np.ascontiguousarray(arrays[i][_until(place.axis, length)])
         return arrays
 
     def cut(self, outputs: Sequence[NDArray[Any]], length: int) -> Arrays:
         """Return the outputs as they belong to inputs of `length`."""
         arrays = list(outputs)
-        for i, one in self._outputs:
-            if arrays[i].shape[one.axis] > (end := one.length(length)):
-                arrays[i] = np.ascontiguousarray(arrays[i][_until(one.axis, end)])
+        for i, place in self._outputs:
+            if arrays[i].shape[place.axis] > (end := place.length(length)):
+                arrays[i] = np.ascontiguousarray(arrays[i][_until(place.axis, end)])
         return arrays
 
 

@@ -29,13 +29,13 @@ def engine_versions(remembered: Path) -> dict[str, str | None]:
         value = json.loads(remembered.read_bytes())
         if value["python"] == python:
             known = {str(name): str(version) for name, version in value["versions"].items()}
-    found = {name: known.get(name) or _version(name) for name in ENGINES}
-    there = {name: version for name, version in found.items() if version is not None}
+    versions = {name: known.get(name) or _version(name) for name in ENGINES}
+    there = {name: version for name, version in versions.items() if version is not None}
     if there != known:
         with contextlib.suppress(OSError):  # on a full disk they are looked for again
             make_private(remembered.parent)  # a host asks for the status before a daemon has run
             replace_file(remembered, json.dumps({"python": python, "versions": there}).encode(), shared=True)
-    return found
+    return versions
 
 
 def _version(name: str) -> str | None:
@@ -50,10 +50,10 @@ def _version(name: str) -> str | None:
 
 def _python() -> list[list[str | int]]:
     """Return what identifies this Python and its installed packages."""
-    found: list[list[str | int]] = [[sys.executable, sys.version]]
+    signature: list[list[str | int]] = [[sys.executable, sys.version]]
     for folder in sys.path:
         if not folder.endswith("-packages"):  # such as the folder of the command
             continue
         with contextlib.suppress(OSError):
-            found.append([folder, os.stat(folder).st_mtime_ns])
-    return found
+            signature.append([folder, os.stat(folder).st_mtime_ns])
+    return signature

@@ -38,8 +38,8 @@ class TensorRTEngine(Engine):
         """Build the plan for this GPU into `options.cache_dir`, if it is missing."""
         tensorrt, cuda = _sdk(), open_cuda()
         try:
-            kept = _kept(tensorrt, cuda, artifact, options)
-            if kept is not None and not kept.is_file():
+            plan_file = _plan_file(tensorrt, cuda, artifact, options)
+            if plan_file is not None and not plan_file.is_file():
                 _plan(tensorrt, cuda, artifact, options, progress)
         finally:
             cuda.close()
@@ -82,9 +82,9 @@ class TensorRTSession(Session):
         if self._context is None:
             raise EngineFailed(f"TensorRT cannot make a context for {artifact.path.name}: {log.reason()}")
         for spec in (*self.inputs, *self.outputs):
-            found = np.dtype(tensorrt.nptype(engine.get_tensor_dtype(spec.name)))
-            if found != spec.dtype:
-                raise EngineFailed(f"TensorRT has {spec.name!r} as {found}, the model's contract has {spec.dtype}")
+            dtype = np.dtype(tensorrt.nptype(engine.get_tensor_dtype(spec.name)))
+            if dtype != spec.dtype:
+                raise EngineFailed(f"TensorRT has {spec.name!r} as {dtype}, the model's contract has {spec.dtype}")
         self._addresses = {spec.name: self._allocate(spec) for spec in (*self.inputs, *self.outputs)}
         self._shaped_for = (0, 0)
 
@@ -180,22 +180,22 @@ def _profile(builder: Any, inputs: tuple[TensorSpec, ...], batch_max: int, bucke
 def _plan(tensorrt: Any, cuda: Cuda, artifact: LocalArtifact, options: EngineOptions, progress: Progress) -> bytes:
     """Return the plan from `cache_dir`; build it and keep it there where it is missing."""
     version, capability = str(tensorrt.__version__), cuda.compute_capability
-    batch_max, kept = max(options.buckets), _kept(tensorrt, cuda, artifact, options)
+    batch_max, plan_file = max(options.buckets), _plan_file(tensorrt, cuda, artifact, options)
     try:
-        if kept is not None and kept.is_file():
-            return kept.read_bytes()
+        if plan_file is not None and plan_file.is_file():
+            return plan_file.read_bytes()
         model = artifact.path.read_bytes()
     except OSError as error:
         raise EngineFailed(f"cannot read {error.filename}: {error.strerror}") from error
     progress(f"TensorRT {version}: building the plan for compute capability {capability}; this takes minutes")
-    if kept is None:
+    if plan_file is None:
         return build_plan(tensorrt, model, artifact.inputs, batch_max, progress, buckets=artifact.buckets)
-    timings = _Timings(kept.parent / f"timing-trt{version}-sm{capability}.cache")
+    timings = _Timings(plan_file.parent / f"timing-trt{version}-sm{capability}.cache")
     plan = build_plan(tensorrt, model, artifact.inputs, batch_max, progress, timings.attach, artifact.buckets)
     timings.keep()
-    _write(kept, plan)
-    for path in kept.parent.glob(f"{artifact.sha256}-trt*.plan"):
-        if path.name != kept.name:  # for another TensorRT or GPU: nothing will load it
+    _write(plan_file, plan)
+    for path in plan_file.parent.glob(f"{artifact.sha256}-trt*.plan"):
+        if path.name != plan_file.name:  # for another TensorRT or GPU: nothing will load it
             path.unlink(missing_ok=True)
     progress(f"TensorRT {version}: the plan is built ({len(plan)} bytes)")
     return plan
@@ -204,14 +204,14 @@ def _plan(tensorrt: Any, cuda: Cuda, artifact: LocalArtifact, options: EngineOpt
 def _engine(tensorrt: Any, runtime: Any, cuda: Cuda, artifact: LocalArtifact, options: EngineOptions) -> Any:
     """Return the plan's engine, None if it fails; a plan that does not load is rebuilt once."""
     engine = runtime.deserialize_cuda_engine(_plan(tensorrt, cuda, artifact, options, options.progress))
-    kept = _kept(tensorrt, cuda, artifact, options)
-    if engine is None and kept is not None:  # damaged on disk, or another driver under the same version
-        kept.unlink(missing_ok=True)
+    plan_file = _plan_file(tensorrt, cuda, artifact, options)
+    if engine is None and plan_file is not None:  # damaged on disk, or another driver under the same version
+        plan_file.unlink(missing_ok=True)
         engine = runtime.deserialize_cuda_engine(_plan(tensorrt, cuda, artifact, options, options.progress))
     return engine
 
 
-def _kept(tensorrt: Any, cuda: Cuda, artifact: LocalArtifact, options: EngineOptions) -> Path | None:
+def _plan_file(tensorrt: Any, cuda: Cuda, artifact: LocalArtifact, options: EngineOptions) -> Path | None:
     if options.cache_dir is None:
         return None
     sizes = () if artifact.buckets is None else artifact.buckets.sizes

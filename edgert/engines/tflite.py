@@ -174,8 +174,8 @@ def _sdk() -> tuple[str, Any, Any]:
     reasons = []
     for distribution, module in _SDKS:
         try:
-            found = importlib.import_module(module)
-            return distribution, found.Interpreter, getattr(found, "OpResolverType", None)
+            sdk = importlib.import_module(module)
+            return distribution, sdk.Interpreter, getattr(sdk, "OpResolverType", None)
         except ImportError as error:
             reasons.append(f"{distribution}: {error}")
     raise EngineMissing(
@@ -186,11 +186,11 @@ def _sdk() -> tuple[str, Any, Any]:
 def _indices(interpreter: Any, kind: str, specs: Sequence[TensorSpec]) -> list[int]:
     """Return the interpreter's index of each of `specs`, by name. Raises ValueError for other tensors."""
     details = interpreter.get_input_details() if kind == "input" else interpreter.get_output_details()
-    found = {detail["name"]: detail for detail in details}
-    missing = [spec.name for spec in specs if spec.name not in found]
-    if missing or len(found) != len(specs):
-        raise ValueError(f"its {kind}s are {', '.join(found)}, expected {', '.join(s.name for s in specs)}")
+    by_name = {detail["name"]: detail for detail in details}
+    missing = [spec.name for spec in specs if spec.name not in by_name]
+    if missing or len(by_name) != len(specs):
+        raise ValueError(f"its {kind}s are {', '.join(by_name)}, expected {', '.join(s.name for s in specs)}")
     for spec in specs:
-        if np.dtype(found[spec.name]["dtype"]) != spec.dtype:
-            raise ValueError(f"{kind} {spec.name} has dtype {np.dtype(found[spec.name]['dtype'])}, not {spec.dtype}")
-    return [int(found[spec.name]["index"]) for spec in specs]
+        if np.dtype(by_name[spec.name]["dtype"]) != spec.dtype:
+            raise ValueError(f"{kind} {spec.name} has dtype {np.dtype(by_name[spec.name]['dtype'])}, not {spec.dtype}")
+    return [int(by_name[spec.name]["index"]) for spec in specs]

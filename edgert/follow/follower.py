@@ -1,8 +1,8 @@
 """The follower of one channel: it asks for the statement, and brings each model a step further.
 
-Theory of operation: `ask` and `work` read everything from disk (the record, the kept statement, the slots) and decide from
-that. So one that was cut off anywhere is repeated and goes on where it was; nothing else has to be restored. Most rounds
-find nothing new, so what fetches and installs is imported where it is used.
+Theory of operation: `ask_registry` and `advance_models` read everything from disk (the record, the kept statement, the
+slots) and decide from that. So a round that was cut off anywhere is repeated, and continues where it was; nothing else has
+to be restored. Most rounds find nothing new, so what fetches and installs is imported where it is used.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from edgert.follow.fetch import ReleaseFetcher
     from edgert.follow.runtime import RuntimeFollower
 
-RESUME_S = 2.0  # at most, before a link that broke is used again
+RESUME_S = 2.0  # the longest pause before a link that broke is used again
 
 Report = Callable[[str, str | None, dict[str, Any]], None]  # an event, its model, and its fields
 T = TypeVar("T")
@@ -99,7 +99,11 @@ class Round:
 
 
 class ChannelFollower:
-    """Follows the channel of `config`; `report` tells telemetry, `home` holds this device's runtimes."""
+    """Follows the channel of `config`.
+
+    `report` tells telemetry. `pace` limits downloads in time and rate, `latest` is the latest time that the device has
+    seen, `jitter` returns 0 ... 1 for pauses. `home` holds this device's runtimes; None: it has none of its own.
+    """
 
     def __init__(
         self,
@@ -126,29 +130,29 @@ class ChannelFollower:
 
         Raises FollowerBusy and StorageFailed.
         """
-        with self._alone():
-            error = self._asked()
-            steps = self.work()
+        with self._locked():
+            error = self._try_to_ask()
+            steps = self.advance_models()
             self._note_steps(steps)
-            self._judge()
+            self._judge_staleness()
         return Round(error, tuple(steps))
 
-    def ask(self) -> None:
+    def ask_registry(self) -> None:
         """Ask the registry for the channel, and keep a new statement.
 
         Raises RegistryError, SignatureInvalid, ChannelInvalid and its subclasses, and StorageFailed; then the statement
         before is kept.
         """
         record, trusted = self._records.read(), self._trusted()
-        kept = self._records.statement(self._channel, trusted)
-        known = record.manifest if kept is not None and record.source == self._source else ""
-        found = read_channel(self._registry, self._channel, known)
-        if found is None:
+        current = self._records.statement(self._channel, trusted)
+        known = record.manifest if current is not None and record.source == self._source else ""
+        answer = read_channel(self._registry, self._channel, known)
+        if answer is None:
             return
-        manifest, envelope = found
+        manifest, envelope = answer
         statement = read_statement(envelope, self._channel, trusted)
         check_next(statement, record.counters.get(self._channel, 0), self._latest.now_s())
-        if kept is not None and kept.counter == statement.counter and kept != statement:
+        if current is not None and current.counter == statement.counter and current != statement:
             raise ChannelTooOld(
                 f"channel {self._channel} has two statements with counter {statement.counter}, and the first was kept: "
                 "publish the channel again"
@@ -162,7 +166,7 @@ class ChannelFollower:
         """Return the statement that is followed; None before the first."""
         return self._records.statement(self._channel, self._trusted())
 
-    def work(self) -> list[Step]:
+    def advance_models(self) -> list[Step]:
         """Bring each model of the kept statement a step further; return the steps."""
         statement = self.statement()
         if statement is None:
@@ -171,10 +175,10 @@ class ChannelFollower:
             return [Step(_expired(statement))]
         # The runtime first: with a model on trial it would wait, and a model waits for the end of its trial.
         models = sorted(statement.models, key=lambda model: model != RUNTIME)
-        return [self._work(model, statement.entry_for(model, self._device)) for model in models]
+        return [self._try_to_advance(model, statement.entry_for(model, self._device)) for model in models]
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _locked(self) -> Iterator[None]:
         """Keep other processes from following meanwhile. Raises FollowerBusy and StorageFailed."""
         busy = FollowerBusy("the follower of this device is at work; see what it does with: edgertd status")
         with storing(f"cannot use {self._state.follow}", busy=busy):
@@ -184,34 +188,34 @@ class ChannelFollower:
         with lock:
             yield
 
-    def _asked(self) -> EdgeRTError | None:
+    def _try_to_ask(self) -> EdgeRTError | None:
         """Ask, and note how it ended; return why it failed."""
         try:
-            self.ask()
+            self.ask_registry()
         except EdgeRTError as error:
-            if not error.retryable and self._status().error != error.message:
+            if not error.retryable and self._read_status().error != error.message:
                 self._report("channel_refused", None, {"code": error.code, "reason": error.message})
-            self._note(error=error.message)
+            self._write_status(error=error.message)
             return error
         statement = self.statement()
         assert statement is not None  # a question that succeeds has kept one
         asked_at = int(self._latest.now_s())
-        self._note(asked_at=asked_at, counter=statement.counter, expires=statement.expires, error="")
+        self._write_status(asked_at=asked_at, counter=statement.counter, expires=statement.expires, error="")
         return None
 
-    def _status(self) -> ChannelStatus:
+    def _read_status(self) -> ChannelStatus:
         return read_channel_status(self._state, self._config)
 
-    def _note(self, **changes: Any) -> None:
+    def _write_status(self, **changes: Any) -> None:
         """Keep what happened for `edgertd status` and the daemon."""
-        before = self._status()
+        before = self._read_status()
         after = replace(before, **changes)
         if after != before:
             write_channel_status(self._state, after)
 
     def _note_steps(self, steps: list[Step]) -> None:
         """Keep each model's result, and log what is new; an expired statement leaves the wanted releases."""
-        before, statement = self._status(), self.statement()
+        before, statement = self._read_status(), self.statement()
         for step in steps:
             if step.text not in before.steps:
                 log(f"channel: {step.text}")
@@ -219,73 +223,73 @@ class ChannelFollower:
         if statement is not None and not statement.expired(self._latest.now_s()):
             entries = [step.wanted for step in steps if step.wanted is not None and step.wanted.model != RUNTIME]
             wanted = {entry.model: WantedRelease(entry.release, entry.digest) for entry in entries}
-        self._note(steps=tuple(step.text for step in steps), wanted=wanted)
+        self._write_status(steps=tuple(step.text for step in steps), wanted=wanted)
 
-    def _judge(self) -> None:
+    def _judge_staleness(self) -> None:
         """Raise the alarm channel_stale, or clear it."""
-        status, statement, now_s = self._status(), self.statement(), self._latest.now_s()
+        status, statement, now_s = self._read_status(), self.statement(), self._latest.now_s()
         begun_at = status.begun_at or int(now_s)
         heard_at, limit_s, stale = status.asked_at or begun_at, self._config.alarms.channel_stale_s, ""
         if statement is not None and statement.expired(now_s):
             heard_at, limit_s, stale = int(expiry_time(statement.expires)), 0.0, _expired(statement)
         elif limit_s and now_s - heard_at > limit_s:
             stale = f"no valid answer of the registry since {time_text(heard_at)}: {status.error}"
-        self._note(begun_at=begun_at, stale=stale)
+        self._write_status(begun_at=begun_at, stale=stale)
         if bool(stale) != bool(status.stale):
             from edgert.telemetry.alarms import CLEARED, RAISED
 
             reading = {"alarm": STALE, "value": round(now_s - heard_at), "limit": limit_s}
             self._report(RAISED if stale else CLEARED, None, {**reading, "reason": stale or "the registry answered"})
 
-    def _work(self, model: str, entry: Entry | None) -> Step:
+    def _try_to_advance(self, model: str, entry: Entry | None) -> Step:
         if entry is None:
             return Step(f"{model} has no release for this device")
         try:
-            return self._bring(entry)
+            return self._advance_model(entry)
         except DeployUnderWay as error:
             return Step(f"release {entry.release} of {model} waits: {error.message}", soon=True, wanted=entry)
         except EdgeRTError as error:
             return Step(f"release {entry.release} of {model} waits: {error.message}", error=error, wanted=entry)
 
-    def _bring(self, entry: Entry) -> Step:
+    def _advance_model(self, entry: Entry) -> Step:
         if entry.model == RUNTIME:
-            return self._bring_runtime(entry)
+            return self._advance_runtime(entry)
         if self._home is not None and trial_of(self._home):
             raise DeployUnderWay("a new runtime is on trial")
         decision = self._decide(entry)
         path = None
         if decision.do is Do.FETCH:
             try:
-                path = self._persist(
+                path = self._fetch_with_retries(
                     lambda: self._fetcher.fetch(entry, self._slots(entry), self._trusted(), self._latest.now_s())
                 )
             except (BundleError, ChannelMismatch) as error:
-                return self._refuse(entry, error)
+                return self._note_refusal(entry, error)
         if decision.do in (Do.FETCH, Do.ACTIVATE):
             from edgert.versions.claims import claiming
 
             with claiming(self._state, entry.model, f"channel {self._channel}"):
-                self._apply(entry, path)
+                self._install_and_activate(entry, path)
             decision = self._decide(entry)
         if decision.do is not Do.FETCH and any(self._state.incoming.iterdir()):
             self._fetcher.remove(entry.model)
         return Step(decision.text, decision.do is not Do.NOTHING, wanted=entry if decision.wanted else None)
 
-    def _bring_runtime(self, entry: Entry) -> Step:
+    def _advance_runtime(self, entry: Entry) -> Step:
         trusted, runtime = self._trusted(), self._runtime
         try:
             decision = runtime.look(entry, trusted)
             if decision.do is Do.FETCH:
-                self._persist(lambda: runtime.fetch(entry, trusted))
+                self._fetch_with_retries(lambda: runtime.fetch(entry, trusted))
                 runtime.try_out(entry, trusted)
                 decision = runtime.look(entry, trusted)
         except (BundleError, ChannelMismatch, ConfigInvalid, EngineMissing, RolledBack) as error:
-            return self._refuse(entry, error)
+            return self._note_refusal(entry, error)
         if decision.do is not Do.FETCH and any(self._state.incoming.iterdir()):
             self._fetcher.remove(RUNTIME)
         return Step(decision.text, soon=decision.do is not Do.NOTHING)
 
-    def _persist(self, fetch: Callable[[], T]) -> T:
+    def _fetch_with_retries(self, fetch: Callable[[], T]) -> T:
         """Fetch. A link that breaks is used again at once, as long as each attempt brings something."""
         while True:
             before = self._pace.fetched_bytes
@@ -296,7 +300,7 @@ class ChannelFollower:
                     raise
                 self._pace.wait(max(RESUME_S * self._jitter(), error.retry_after_s or 0.0))
 
-    def _apply(self, entry: Entry, path: Path | None) -> None:
+    def _install_and_activate(self, entry: Entry, path: Path | None) -> None:
         """Install and activate under the claim; decide again before each, as a deployment may have come."""
         from edgert.versions.install import install
 
@@ -306,7 +310,7 @@ class ChannelFollower:
             if self._decide(entry).do is Do.ACTIVATE:
                 self._activate(entry)
         except (BundleError, ConfigInvalid, EngineFailed, EngineMissing) as error:
-            self._refuse(entry, error)
+            self._note_refusal(entry, error)
 
     def _activate(self, entry: Entry) -> None:
         """Begin the trial; the daemon watches its limits and then keeps the version or rolls it back."""
@@ -324,7 +328,7 @@ class ChannelFollower:
         with contextlib.suppress(EdgeRTError):  # the slots have the result
             ask(self._state.control_socket, {"op": "sync", "model": entry.model}, SYNC_S_MAX)
 
-    def _refuse(self, entry: Entry, error: EdgeRTError) -> Step:
+    def _note_refusal(self, entry: Entry, error: EdgeRTError) -> Step:
         """Note that this release cannot be installed here; it is not tried again until its entry changes."""
         record = self._records.read()
         tried = record.tried_of(entry)
@@ -389,5 +393,5 @@ def open_registry(config: DeviceConfig) -> Registry:
         raise ConfigInvalid(f"[follow] channel is {follow.channel[:80]!r}: a letter, then at most 39 of a-z 0-9 -")
     repository = parse_repository(follow.registry)
     login = credential(LOGIN_CREDENTIAL, follow.credentials)
-    found = read_credentials(Path(login) if login else None, repository.host)
-    return Registry(repository, found, Path(follow.ca) if follow.ca else None)
+    credentials = read_credentials(Path(login) if login else None, repository.host)
+    return Registry(repository, credentials, Path(follow.ca) if follow.ca else None)

@@ -170,7 +170,7 @@ class RuntimeFollower:
         RolledBack where the test failed, DaemonUnreachable and DeviceError.
         """
         home = self._own_home()
-        with self._alone(home):
+        with self._claimed(home):
             base = _installed(home, self._here(home).current)
             target = self._target(entry, trusted, base)
             if not _complete(home, target.id):
@@ -228,10 +228,10 @@ class RuntimeFollower:
     def _check_space(self, home: Path, wheels: Sequence[Wheel]) -> None:
         there = sum(path.stat().st_size for wheel in wheels if (path := self._fetched(wheel)).is_file())
         sent = sum(wheel.size_bytes for wheel in wheels)
-        made = int(sum(wheel.unpacked_bytes for wheel in wheels) * INSTALLED_FACTOR)
-        need = {self._state.root: sent - there, home: sent + made}
+        new_bytes = int(sum(wheel.unpacked_bytes for wheel in wheels) * INSTALLED_FACTOR)
+        need = {self._state.root: sent - there, home: sent + new_bytes}
         if self._state.root.stat().st_dev == home.stat().st_dev:
-            need = {home: sent - there + made}  # the wheels are linked
+            need = {home: sent - there + new_bytes}  # the wheels are linked
         for folder, count in need.items():
             free = shutil.disk_usage(folder).free
             if free < count + SPARE_BYTES:
@@ -241,7 +241,7 @@ class RuntimeFollower:
                 )
 
     @contextmanager
-    def _alone(self, home: Path) -> Iterator[None]:
+    def _claimed(self, home: Path) -> Iterator[None]:
         """Keep bootstraps and deployments out, as `edgert bootstrap` does. Raises DeployUnderWay."""
         with storing(f"cannot use {home}", busy=DeployUnderWay("a bootstrap is at work on this device")):
             lock = locked(home / "working", wait_s=0)
@@ -250,8 +250,8 @@ class RuntimeFollower:
             until = float(claim["until"]) if claim.get("until", "").isdecimal() else 0.0
             if BootClock().left_s(claim.get("boot", ""), until) > 0:
                 raise DeployUnderWay(f"a bootstrap is under way on this device, by {claim.get('who')}")
-            for held in Claims(self._state.root, self._config.device).under_way():
-                raise DeployUnderWay(f"a deployment of {held.model} is under way, by {held.by}")
+            for deployment in Claims(self._state.root, self._config.device).under_way():
+                raise DeployUnderWay(f"a deployment of {deployment.model} is under way, by {deployment.by}")
             for model in self._state.model_names():
                 if SlotStore(self._state.models / model).read().on_trial:
                     raise DeployUnderWay(f"{model} is on trial")

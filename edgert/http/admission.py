@@ -100,15 +100,15 @@ class Admission:
     def _evict(self, newcomer: Place, *, only_with_bytes: bool = False) -> bool:
         """End the connection that goes before all others; return whether there is one."""
         now_s = self._clock()
-        held = Counter(place.address for place in self._places if place is not newcomer)
+        by_address = Counter(place.address for place in self._places if place is not newcomer)
         late = [
-            (held[place.address], now_s - place.due_s, place)
+            (by_address[place.address], now_s - place.due_s, place)
             for place in self._places
             if place is not newcomer
             and place.due_s is not None
             and place.due_s <= now_s
             # No address takes a place from one that holds fewer.
-            and held[place.address] >= held[newcomer.address]
+            and by_address[place.address] >= by_address[newcomer.address]
             and (place.taken_bytes or not only_with_bytes)
         ]
         if not late:

@@ -24,7 +24,7 @@ from edgert.protocol.local_socket import timeval
 
 RECEIVE_BYTES = 64 * 1024
 KEPT_BODY_BYTES_MAX = 2 * 1024**2  # what a connection keeps for its next body
-INFLATE_BYTES = 256 * 1024  # at a time
+INFLATE_BYTES = 256 * 1024  # bytes that are unpacked at a time
 LINGER_S = 1.0
 LINGER_BYTES_MAX = 16 * 1024**2
 SEND_PARTS_MAX = 64

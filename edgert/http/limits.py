@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 HEAD_BYTES_MAX = 32 * 1024
 HEADERS_MAX = 100
-HEAD_S_MAX = 10.0  # for the first byte of a connection, and from the first byte of a request to the end of its head
-STALL_S = 5.0  # for the next bytes of a body, or until the client reads some of an answer
+# The wait for a connection's first byte, and the time from a request's first byte to the end of its head.
+HEAD_S_MAX = 10.0
+STALL_S = 5.0  # the wait for the next bytes of a body, or until the client reads some of an answer
 BODY_S_MIN = 10.0
 BODY_BYTES_PER_S_MIN = 256 * 1024
-IDLE_S_MAX = 75.0  # between two requests
+IDLE_S_MAX = 75.0  # the wait for the next request
 # When others need the place: the time in which a client that was answered sends the head of its next request, and the
 # longest time for which a body or an answer that moved fast may stand still.
 NEXT_HEAD_S = 0.1

@@ -35,7 +35,7 @@ from edgert.tensors import DATATYPES, MAX_RANK, NUMPY_NAMES
 
 LENGTH_HEADER = "Inference-Header-Content-Length"
 JSON_BYTES_MAX = 4 * 1024**2
-JSON_VALUES_MAX = 1024**2  # in one answer
+JSON_VALUES_MAX = 1024**2  # values in one answer
 SHORT_JSON = 16 * 1024  # bytes to read or values to write that take no lock
 KEPT_JSON_BYTES_MAX, KEPT_MAX = 2048, 64  # the longest JSON that is kept, and how many of questions and of answers
 ID_LENGTH_MAX = 1024
@@ -43,7 +43,7 @@ CLASSES_MAX = 10_000
 FILES_MAX = 1024
 # Files are rows of one array, padded to the longest: this many bytes, or as many times what was sent.
 PADDED_BYTES_MIN, PADDED_TIMES_MAX = 1024**2, 8
-VALUES_MAX = 2**32  # of a shape, where an axis of 0 counts as 1
+VALUES_MAX = 2**32  # values of a shape, where an axis of 0 counts as 1
 # In long JSON. They count before it is parsed, because each list and each string is an object of its own.
 LISTS_MAX = 256 * 1024
 STRINGS_MAX = 2048
@@ -175,7 +175,7 @@ def answer(
     if values > JSON_VALUES_MAX:
         raise RequestError(f"the answer has {values} values, in JSON at most {JSON_VALUES_MAX}: ask for binary_data")
     with _long_json if values > SHORT_JSON else contextlib.nullcontext():
-        told = [_told(want, outputs[want.name], labels) for want in wanted]
+        told = [_output_json(want, outputs[want.name], labels) for want in wanted]
         head = _head(question.id, model, release, [entry for entry, _ in told])
     return _response([head, *(data for _, data in told if data is not None)])
 
@@ -337,7 +337,7 @@ def _wanted(entries: Any, binary: bool) -> tuple[WantedOutput, ...] | None:
     return tuple(wanted)
 
 
-def _told(
+def _output_json(
     want: WantedOutput, array: NDArray[Any], labels: Sequence[str]
 ) -> tuple[dict[str, Any], bytes | memoryview | None]:
     """Return the JSON of an output, and its binary data if it has any."""
@@ -382,9 +382,9 @@ def _classified(
 
 def _object(value: dict[str, Any], key: str, where: str) -> dict[str, Any]:
     """Return the JSON object at `key` of `value`; empty if there is none."""
-    found = value.get(key, {})
-    _check(isinstance(found, dict), f"{key!r} of {where} must be an object")
-    return dict(found)
+    member = value.get(key, {})
+    _check(isinstance(member, dict), f"{key!r} of {where} must be an object")
+    return dict(member)
 
 
 def _whole(value: Any, what: str) -> int:

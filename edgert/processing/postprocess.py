@@ -90,8 +90,8 @@ class Postprocessor:
         shares = self._classifier.shares(outputs[self._classified])
         smooth = self._classify.smooth if self._classify is not None else None
         assert smooth is not None  # only it has scores before
-        kept = np.concatenate((before, shares)) if len(before) else shares
-        return np.array(kept[max(0, len(kept) - smooth.windows + 1) :], np.float32)
+        joined = np.concatenate((before, shares)) if len(before) else shares
+        return np.array(joined[max(0, len(joined) - smooth.windows + 1) :], np.float32)
 
     def sent(self, raw: bool) -> list[int]:
         """Return the positions of the outputs in an answer.

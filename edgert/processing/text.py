@@ -21,7 +21,7 @@ from edgert.extras import check_tokenizers
 from edgert.tensors import TensorSpec
 
 TEXT_BYTES_MAX = 256 * 1024
-REQUEST_BYTES_MAX = 4 * 1024**2  # of all texts of a request
+REQUEST_BYTES_MAX = 4 * 1024**2  # bytes of all texts of a request
 
 Tokens = dict[str, NDArray[Any]]
 
@@ -63,21 +63,21 @@ class TextPreprocessor:
                     f"{'shorten it' if row.ids else 'send a text that is not empty'}"
                 )
         shape = (len(rows), max(len(row.ids) for row in rows) if self._length == -1 else self._length)
-        made = {name: np.zeros(shape, spec.dtype) for name, spec in self._specs.items()}
-        made[rule.input][:] = rule.pad_id
+        arrays = {name: np.zeros(shape, spec.dtype) for name, spec in self._specs.items()}
+        arrays[rule.input][:] = rule.pad_id
         for i, row in enumerate(rows):
-            made[rule.input][i, : len(row.ids)] = row.ids
+            arrays[rule.input][i, : len(row.ids)] = row.ids
             if rule.mask:
-                made[rule.mask][i, : len(row.ids)] = 1
+                arrays[rule.mask][i, : len(row.ids)] = 1
             if rule.types:
-                made[rule.types][i, : len(row.ids)] = row.type_ids
-        return made
+                arrays[rule.types][i, : len(row.ids)] = row.type_ids
+        return arrays
 
     def _encoded(self, texts: list[str]) -> list[Any]:
         try:
             rows: list[Any] = self._tokenizer.encode_batch_fast(texts, add_special_tokens=self._rule.special_tokens)
         except BaseException as error:
-            raise RequestError(f"the tokenizer cannot read the text: {_said(error)}") from error
+            raise RequestError(f"the tokenizer cannot read the text: {_reason_of(error)}") from error
         return rows
 
 
@@ -123,7 +123,7 @@ def _tokenizer(rule: Text, content: bytes) -> Any:
             tokenizer.enable_truncation(rule.max_tokens, direction=rule.truncation)
     except BaseException as error:
         raise BundleError(
-            f"the library tokenizers {tokenizers.__version__} cannot use the tokenizer: {_said(error)}"
+            f"the library tokenizers {tokenizers.__version__} cannot use the tokenizer: {_reason_of(error)}"
         ) from error
     if rule.max_tokens <= special:
         raise BundleError(
@@ -132,7 +132,7 @@ def _tokenizer(rule: Text, content: bytes) -> Any:
     return tokenizer
 
 
-def _said(error: BaseException) -> str:
+def _reason_of(error: BaseException) -> str:
     """Return what the library says. A panic of its Rust code is no Exception; others that are none go on."""
     if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
         raise error

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from edgert.protocol import wire
 from edgert.tensors import DATATYPES, NUMPY_NAMES
 
-FILE_STARTS = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"RIFF")  # of JPEG, PNG and WAV files
+FILE_STARTS = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"RIFF")  # how JPEG, PNG and WAV files begin
 COPY_BYTES_MAX = 4096  # below this, one copy is cheaper than another buffer in the system call
 
 # The same few shapes are sent again and again.

@@ -12,7 +12,7 @@ from edgert.errors import DaemonBusy, DaemonEnded, DaemonUnreachable, DeviceErro
 
 LINE_BYTES_MAX = 256 * 1024
 ASK_S_MAX = 5.0
-SYNC_S_MAX = 240.0  # of "sync": longer than a worker may take to load
+SYNC_S_MAX = 240.0  # the wait for "sync", longer than a worker may take to load
 
 
 def ask(path: Path, request: dict[str, Any], timeout_s: float = ASK_S_MAX) -> dict[str, Any]:

@@ -112,8 +112,8 @@ class KeptFrame:
 
 def _places(arrays: Arrays, memory: bytearray | memoryview) -> list[NDArray[Any]]:
     """Return views of `memory`, which holds a frame of these arrays: where each array is in it."""
-    found, at = [], wire.HEADER_BYTES + wire.DESCRIPTOR_BYTES * len(arrays)
+    places, at = [], wire.HEADER_BYTES + wire.DESCRIPTOR_BYTES * len(arrays)
     for array in arrays:
-        found.append(np.frombuffer(memory, array.dtype, array.size, at).reshape(array.shape))
+        places.append(np.frombuffer(memory, array.dtype, array.size, at).reshape(array.shape))
         at += wire.aligned(array.nbytes)
-    return found
+    return places

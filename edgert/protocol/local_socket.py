@@ -12,7 +12,7 @@ from pathlib import Path
 from edgert.errors import DaemonUnreachable
 from edgert.protocol import wire
 
-WAIT_S_MAX = 24 * 86400.0  # of any one wait, as `poll` takes no longer time-out: such a one is cut to this
+WAIT_S_MAX = 24 * 86400.0  # `poll` takes no longer time-out, so longer waits are cut to this
 SEND_BUFFER_BYTES = 1024**2  # a large frame then leaves in one system call
 
 

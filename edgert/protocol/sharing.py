@@ -16,7 +16,7 @@ import os
 import socket
 from dataclasses import dataclass
 
-SHARE_BYTES_MIN = 16 * 1024  # for smaller frames, the socket's copies cost less
+SHARE_BYTES_MIN = 16 * 1024  # below this, the socket's copies cost less
 HALF_BYTES_MAX = 16 * 1024**2
 DESCRIPTOR_SPACE = socket.CMSG_SPACE(array.array("i").itemsize)
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -98,8 +98,8 @@ def receive_with_descriptor(sock: socket.socket, room: memoryview) -> tuple[int,
 
 def descriptors_in(attached: list[tuple[int, int, bytes]]) -> list[int]:
     """Return the descriptors in the ancillary data of a message."""
-    found = array.array("i")
+    descriptors = array.array("i")
     for level, kind, content in attached:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-            found.frombytes(content[: len(content) - len(content) % found.itemsize])
-    return list(found)
+            descriptors.frombytes(content[: len(content) - len(content) % descriptors.itemsize])
+    return list(descriptors)

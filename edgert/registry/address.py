@@ -41,9 +41,9 @@ class Repository:
 
 def parse_repository(text: str) -> Repository:
     """Return the repository of `oci://HOST[:PORT]/NAME` (`oci+http://`: no TLS). Raises ConfigInvalid."""
-    scheme, found, rest = text.partition("://")
+    scheme, separator, rest = text.partition("://")
     host, _, name = rest.partition("/")
-    if len(text) > ADDRESS_CHARS_MAX or not found or scheme not in _SCHEMES:
+    if len(text) > ADDRESS_CHARS_MAX or not separator or scheme not in _SCHEMES:
         raise ConfigInvalid(
             f"{text[:80]!r} is not the address of a repository: write oci://HOST/REPOSITORY, without TLS oci+http://"
         )

@@ -147,7 +147,7 @@ class Registry:
         with self._request("POST", "/blobs/uploads/", {"Content-Length": "0"}) as response:
             if response.status == 404:
                 raise NotInRegistry(
-                    f"{self.repository} takes no upload{self._said(response)}: check its name. Some registries want a "
+                    f"{self.repository} takes no upload{self._reason_of(response)}: check its name. Some registries want a "
                     "repository or a project to be made first"
                 )
             self._expect(response, what, 202)
@@ -254,7 +254,7 @@ class Registry:
         status = response.status
         if status in wanted:
             return
-        said = self._said(response)
+        said = self._reason_of(response)
         if status in (401, 403):
             raise RegistryLoginRefused(f"{self._login.refused()}{said}")
         if status == 404:
@@ -275,7 +275,7 @@ class Registry:
         advice = said or ": check that the address is a registry's"
         raise RegistryError(f"{self.repository} answers {status} for {what}{advice}")
 
-    def _said(self, response: urllib3.BaseHTTPResponse) -> str:
+    def _reason_of(self, response: urllib3.BaseHTTPResponse) -> str:
         """Return the registry's own reason as the end of a sentence, "" if it gives none.
 
         The form: https://github.com/opencontainers/distribution-spec/blob/v1.1.1/spec.md#error-codes

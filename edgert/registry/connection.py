@@ -31,8 +31,8 @@ from edgert.bundle.expiry import time_text
 from edgert.errors import ConfigInvalid, RegistryError, RegistryUnreachable
 
 CONNECT_S_MAX = 20.0
-STALL_S_MAX = 30.0  # for the next bytes
-ANSWER_S_MAX = 60.0  # for the head of an answer, or for all of a small one
+STALL_S_MAX = 30.0  # the longest wait for the next bytes
+ANSWER_S_MAX = 60.0  # the longest wait for the head of an answer, or for all of a small one
 REDIRECTS_MAX = 5
 _BY_THE_CLOCK = (9, 10)  # of OpenSSL: a certificate is not yet valid, or has expired
 _REDIRECTS = (301, 302, 303, 307, 308)
@@ -209,7 +209,10 @@ def _host(url: str) -> str:
 def _reason(url: str, error: BaseException) -> str:
     inner: BaseException | None = error
     while isinstance(inner, HTTPError):  # urllib3 keeps what it wraps as the cause, or among the arguments
-        error, inner = inner, inner.__cause__ or next((one for one in inner.args if isinstance(one, Exception)), None)
+        error, inner = (
+            inner,
+            inner.__cause__ or next((cause for cause in inner.args if isinstance(cause, Exception)), None),
+        )
     inner = inner or error
     text = str(inner) or type(inner).__name__
     if isinstance(inner, ssl.SSLCertVerificationError):

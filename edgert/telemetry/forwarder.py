@@ -51,7 +51,7 @@ RATE_PER_S = 200.0
 BURST_MAX = 50
 ACK_TIMEOUT_S = 60.0
 REFUSED_RETRY_S = 300.0
-LOOK_S = 1.0  # between two looks at the spool
+LOOK_S = 1.0  # the pause between two looks at the spool
 RETRY_PAUSES_S = doubling(1.0, 60.0)
 STABLE_AFTER_S = 10.0
 PUBLISH_BYTES = 16  # of a packet besides its topic and payload, at most
@@ -394,8 +394,8 @@ def _cleared(state: StateDir, *, remove: bool) -> str:
 
 def _retained_topics(topics: Topics, home_assistant: str) -> list[str]:
     """Return the topics that the broker retains of a device."""
-    found = [topics.status, topics.info, topics.deploy]
-    return [*found, discovery_topic(topics, home_assistant)] if home_assistant else found
+    retained = [topics.status, topics.info, topics.deploy]
+    return [*retained, discovery_topic(topics, home_assistant)] if home_assistant else retained
 
 
 def broker_settings(config: DeviceConfig) -> MqttSettings:

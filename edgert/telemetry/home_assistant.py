@@ -13,7 +13,7 @@ from typing import Any
 
 from edgert.telemetry.messages import Topics
 
-STALE_WINDOWS = 2.5  # after so many windows without a report, a value is shown as not available
+STALE_WINDOWS = 2.5  # a value is shown as not available after so many windows without a report
 
 # Of each model: key in `metrics`, name, unit, device class, state class
 _OF_MODEL: tuple[tuple[str, str, str | None, str | None, str | None], ...] = (

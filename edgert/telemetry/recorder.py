@@ -43,7 +43,7 @@ _QUEUE, _CACHE, _ENGINE = (_COLUMNS.index(name) for name in ("queue", "cache", "
 _BOUNDS_US = np.asarray(LOWER_BOUNDS_US, np.int64)
 _SLO_BOUNDS_US = np.asarray(SLO_BOUNDS_MS, np.int64) * 1000
 _PLACES = len(LOWER_BOUNDS_US) + 1  # zero, then the buckets from INDEX_MIN
-_NOWHERE = _PLACES * len(_COLUMNS)  # where values go that are not counted
+_NOWHERE = _PLACES * len(_COLUMNS)  # the place for values that are not counted
 _FIRST_PLACES = (np.arange(len(_COLUMNS)) * _PLACES)[:, np.newaxis]
 # The place of each short time, as a search takes ten times as long: 64 KiB, shared by workers that are forks.
 _SHORT_PLACES = np.searchsorted(_BOUNDS_US, np.arange(32768)).astype(np.int16)
@@ -221,15 +221,15 @@ class _Window:
         return [self._sketch(column) for column in range(len(_COLUMNS))]
 
     def _sketch(self, column: int) -> Sketch:
-        made, counts = Sketch(), self._counts[column * _PLACES : (column + 1) * _PLACES]
-        made.count = int(counts.sum())
-        if made.count:
-            found = np.flatnonzero(counts[1:])
-            made.zero = int(counts[0])
-            made.buckets = dict(zip((found + INDEX_MIN).tolist(), counts[found + 1].tolist(), strict=True))
-            made.sum = int(self._sums_us[column]) / 1000
-            made.min, made.max = int(self._least_us[column]) / 1000, int(self._most_us[column]) / 1000
-        return made
+        sketch, counts = Sketch(), self._counts[column * _PLACES : (column + 1) * _PLACES]
+        sketch.count = int(counts.sum())
+        if sketch.count:
+            filled = np.flatnonzero(counts[1:])
+            sketch.zero = int(counts[0])
+            sketch.buckets = dict(zip((filled + INDEX_MIN).tolist(), counts[filled + 1].tolist(), strict=True))
+            sketch.sum = int(self._sums_us[column]) / 1000
+            sketch.min, sketch.max = int(self._least_us[column]) / 1000, int(self._most_us[column]) / 1000
+        return sketch
 
 
 def _take(pending: deque[bytes], limit: int) -> list[bytes]:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # the daemon imports this module for its events, and has no N
 
 WINDOW_S = 60.0
 FOLD_EVERY_S = 1.0
-SLICE_PAUSE_S = 0.0005  # between two slices of folding, for the serving threads
+SLICE_PAUSE_S = 0.0005  # the pause between two slices of folding, in which the serving threads run
 STOP_TIMEOUT_S = 5.0
 
 

@@ -281,7 +281,7 @@ CREATE TABLE IF NOT EXISTS usage (rows INTEGER NOT NULL, size INTEGER NOT NULL, 
 
 def _connect(path: Path, first_seq: int) -> sqlite3.Connection:
     """Open and check the file; create what is missing. Raises sqlite3.DatabaseError."""
-    # Autocommit mode, with explicit transactions. The spool's lock serialises the calls.
+    # Autocommit mode, with explicit transactions. The spool's lock serializes the calls.
     database = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
     try:
         database.execute("PRAGMA journal_mode = WAL")

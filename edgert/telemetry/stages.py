@@ -22,7 +22,9 @@ from edgert.telemetry.sketch import INDEX_MAX, INDEX_MIN, Sketch
 NUMBERED = ("decode", "preprocess", "cache", "queue", "engine", "postprocess", "encode")
 CELLS = INDEX_MAX - INDEX_MIN + 2
 CELLS_END = len(NUMBERED) * CELLS
-_COUNTS_END = 2**32  # of all cells together: so the text of all cells stays below 32,000 characters
+_COUNTS_END = (
+    2**32
+)  # the limit on the counts of all cells together: the text of all cells stays below 32,000 characters
 _RECORD_BYTES = 2 + 4
 
 
@@ -66,11 +68,11 @@ def pack(cells: Sequence[int], counts: Sequence[int]) -> bytes:
 
 def sketches(cells: Iterable[int], counts: Iterable[int]) -> dict[str, Sketch]:
     """Return the sketch of each stage that has a filled cell."""
-    found: dict[str, dict[int, int]] = {}
+    by_stage: dict[str, dict[int, int]] = {}
     for cell, count in zip(cells, counts, strict=True):
         number, place = divmod(cell, CELLS)
-        found.setdefault(NUMBERED[number], {})[place + INDEX_MIN - 1] = count
-    return {name: Sketch.of_counts(buckets, zero=buckets.pop(INDEX_MIN - 1, 0)) for name, buckets in found.items()}
+        by_stage.setdefault(NUMBERED[number], {})[place + INDEX_MIN - 1] = count
+    return {name: Sketch.of_counts(buckets, zero=buckets.pop(INDEX_MIN - 1, 0)) for name, buckets in by_stage.items()}
 
 
 def _halves(records: bytes) -> tuple[tuple[int, ...], tuple[int, ...]]:

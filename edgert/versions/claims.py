@@ -85,8 +85,8 @@ class Claims:
 
     def under_way(self) -> list[Claim]:
         """Return the claims that last at this moment."""
-        found = [self._read(path.stem) for path in sorted(self.folder.glob("[!.]*.json"))]
-        return [claim for claim in found if claim is not None and self.left_s(claim)]
+        claims = [self._read(path.stem) for path in sorted(self.folder.glob("[!.]*.json"))]
+        return [claim for claim in claims if claim is not None and self.left_s(claim)]
 
     def left_s(self, claim: Claim) -> float:
         """Return how long it lasts if nobody shows it again."""

@@ -64,7 +64,7 @@ def install(
     trusted = ring.trusted
     if not trusted:
         raise ConfigInvalid(f"{state.keys} holds no public key: run edgert bootstrap from the host")
-    with open_delivery(path, trusted, lambda manifest: _there(state, manifest)) as bundle:
+    with open_delivery(path, trusted, lambda manifest: _present_files(state, manifest)) as bundle:
         manifest = bundle.manifest
         target = manifest.target_for(config.profile, config.machine)
         if manifest.text is not None:
@@ -98,7 +98,7 @@ def held_files(state: StateDir, model: str) -> dict[str, Path]:
 
     The files are not hashed here: a reader compares the hash.
     """
-    store, found = SlotStore(state.models / model), dict[str, Path]()
+    store, files = SlotStore(state.models / model), dict[str, Path]()
     slots = store.read()
     for slot in dict.fromkeys((slots.live_slot or slots.spare_slot, *SLOT_NAMES)):
         if slots.version(slot) is None:
@@ -111,11 +111,11 @@ def held_files(state: StateDir, model: str) -> dict[str, Path]:
         for entry in manifest.files:
             path = folder / entry.path
             if path.is_file() and path.stat().st_size == entry.size_bytes:
-                found.setdefault(entry.sha256, path)
-    return found
+                files.setdefault(entry.sha256, path)
+    return files
 
 
-def _there(state: StateDir, manifest: Manifest) -> dict[str, Path]:
+def _present_files(state: StateDir, manifest: Manifest) -> dict[str, Path]:
     """Return the files of `manifest` that were fetched, and else those of the model's versions."""
     found = held_files(state, manifest.model)
     for entry in manifest.files:

@@ -59,8 +59,8 @@ class LatestTime:
 
     def _written_s(self) -> list[float]:
         """Return when the files of a bootstrap were written."""
-        found = [0.0]
+        times = [0.0]
         for path in (self._state.config, *self._state.keys.glob("*.pem")):
             with contextlib.suppress(OSError):  # removed meanwhile
-                found.append(path.lstat().st_mtime)
-        return found
+                times.append(path.lstat().st_mtime)
+        return times

@@ -162,8 +162,8 @@ class SlotState:
             raise ValueError(f"format {value['format']!r}, this version reads {FORMAT}")
         if value["live_slot"] not in (None, *SLOT_NAMES):
             raise ValueError(f"live_slot is {value['live_slot']!r}")
-        found, limits = from_json(cls, {**value, "limits": None}), value["limits"]
-        return found if limits is None else replace(found, limits=_limits(limits))
+        slots, limits = from_json(cls, {**value, "limits": None}), value["limits"]
+        return slots if limits is None else replace(slots, limits=_limits(limits))
 
 
 def step(

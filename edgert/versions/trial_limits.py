@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from edgert.errors import ConfigInvalid
 from edgert.printable import counted
 
-WATCH_S = 60.0  # where limits are given without a time
-WATCH_S_MAX = 23 * 3600.0  # with loading and confirmation, still below the longest trial
-REQUESTS_MIN = 100  # with fewer, a p99 or a share of errors means nothing; golden samples fill up to it
-COMPARED_MIN = 20  # with fewer answers compared, their agreement means nothing
-LOOKS_TO_BREAK = 3  # in a row, so that one hiccup breaks nothing
-FILL_S_MAX = 60.0  # for golden samples at the end of a watch with too little traffic
+WATCH_S = 60.0  # the watch of limits that are given without a time
+WATCH_S_MAX = 23 * 3600.0  # the longest watch: with loading and confirmation, it is still below the longest trial
+REQUESTS_MIN = 100  # a p99 or a share of errors of fewer requests means nothing; golden samples fill up to it
+COMPARED_MIN = 20  # the agreement of fewer compared answers means nothing
+LOOKS_TO_BREAK = 3  # looks in a row that find it broken, so that one hiccup breaks nothing
+FILL_S_MAX = 60.0  # the time for golden samples at the end of a watch with too little traffic
 OFF = "off"
 
 # name -> (whether a value above it breaks it, whether it is a share, its unit, its meaning)
@@ -149,7 +149,7 @@ class Broken:
 
 def broken(limits: TrialLimits, readings: Readings, *, at_end: bool) -> list[Broken]:
     """Return the limits that do not hold; during the watch only the certain ones, at the end all."""
-    found = []
+    reasons = []
     for name, limit in limits.bounds.items():
         above, share, unit, _ = _KINDS[name]
         value = readings.value(name)
@@ -157,10 +157,10 @@ def broken(limits: TrialLimits, readings: Readings, *, at_end: bool) -> list[Bro
             if (value > limit) if above else (value < limit):
                 bound = "at most" if above else "at least"
                 text = f"{name} is {_text(value, share)}{unit}, the limit is {bound} {_text(limit, share)}{unit}"
-                found.append(Broken(name, value, limit, f"{text} ({readings.described()})"))
+                reasons.append(Broken(name, value, limit, f"{text} ({readings.described()})"))
         elif at_end:
-            found.append(Broken(name, None, limit, _not_measured(name, readings)))
-    return found
+            reasons.append(Broken(name, None, limit, _not_measured(name, readings)))
+    return reasons
 
 
 def parse_limits(words: Iterable[str]) -> dict[str, float | None]:

@@ -53,9 +53,9 @@ from edgert.worker_link import channel
 from edgert.worker_link.load_order import LoadOrder
 from edgert.worker_link.run_page import RunPage
 
-DRAIN_S = 20.0  # for the engine runs under way; nothing else is waited for
-RECORDED_S_MAX = 2.0  # for the last golden samples that the worker asks to be recorded
-TRIAL_SHARE = 0.25  # of the requests on trial, as far as the previous version keeps up at idle priority
+DRAIN_S = 20.0  # the longest wait for engine runs under way; nothing else is waited for
+RECORDED_S_MAX = 2.0  # the longest wait until the last golden samples are recorded
+TRIAL_SHARE = 0.25  # the share of the requests on trial that the previous version answers too, as far as it keeps up at idle priority
 
 
 def main() -> None:

@@ -44,7 +44,7 @@ from edgert_deploy.devices.service import Unit
 from edgert_deploy.devices.transports import LineSink, Transport, in_folder
 
 ANSWER_S_MAX = 60.0  # until the daemon of the previous runtime answers again
-BROKER_S_MAX = 15.0  # for the first connection of the new daemon
+BROKER_S_MAX = 15.0  # the longest wait for the first connection of the new daemon
 
 
 @dataclass
@@ -80,27 +80,27 @@ def bootstrap(
     Raises DeviceError (with what to install by hand), ConfigInvalid, EngineMissing, StorageFailed, RolledBack if a new
     runtime failed its trial, and DeployUnderWay if another host works on the device.
     """
-    with setting_up(device, transport) as held:
-        plan = plan_bootstrap(device, profile, options, held, progress)
-        return _Work(device, held, progress).apply(plan)
+    with setting_up(device, transport) as claim:
+        plan = plan_bootstrap(device, profile, options, claim, progress)
+        return _Work(device, claim, progress).apply(plan)
 
 
 def use_previous_runtime(
     device: Device, options: BootstrapOptions, transport: Transport, progress: LineSink = lambda _: None
 ) -> BootstrapResult:
     """Change to the previous runtime, on trial like any change. Raises DeviceError if there is none."""
-    with setting_up(device, transport, make=False) as held:
-        facts, work = probe(held, device.name), _Work(device, held, progress)
-        there = work.runtimes.look() if device.kind.needs_runtime else RuntimeThere()
-        check_no_trial(device, there)
-        if not there.previous or there.previous == there.in_use.id:
+    with setting_up(device, transport, make=False) as claim:
+        facts, work = probe(claim, device.name), _Work(device, claim, progress)
+        runtimes = work.runtimes.look() if device.kind.needs_runtime else RuntimeThere()
+        check_no_trial(device, runtimes)
+        if not runtimes.previous or runtimes.previous == runtimes.in_use.id:
             raise DeviceError(f"{device.name} has no previous runtime: nothing was changed")
-        unit = service.chosen_unit(device, facts, options.service, held)
+        unit = service.chosen_unit(device, facts, options.service, claim)
         done = BootstrapResult(device.name, device.profile, "systemd" if unit else "monitor")
-        done.runtime = {"action": "rollback", "current": there.in_use.id, "id": there.previous}
-        work.try_out(there.previous, work.runtimes.live_models(), unit, options.trial_s)
+        done.runtime = {"action": "rollback", "current": runtimes.in_use.id, "id": runtimes.previous}
+        work.try_out(runtimes.previous, work.runtimes.live_models(), unit, options.trial_s)
         done.changed.append("runtime")
-        done.status = RemoteDaemon(held, device).status()
+        done.status = RemoteDaemon(claim, device).status()
         done.engines = list(done.status.engines)
         return done
 

@@ -50,9 +50,9 @@ class Lock:
         name = canonicalize_name(requirement.name)
         pins = [pin for pin in self.pins.get(name, ()) if pin.marker is None or pin.marker.evaluate(environment)]
         if len(pins) != 1 or not requirement.specifier.contains(pins[0].version, prereleases=True):
-            found = ", ".join(pin.version for pin in pins) or "nothing"
+            versions = ", ".join(pin.version for pin in pins) or "nothing"
             raise ConfigInvalid(
-                f"the locked wheels have {found} where {requirement} is needed: run make lock, or use --unlocked"
+                f"the locked wheels have {versions} where {requirement} is needed: run make lock, or use --unlocked"
             )
         return f"{name}=={pins[0].version} {' '.join(pins[0].hashes)}"
 
@@ -60,8 +60,8 @@ class Lock:
 def read_lock(text: str) -> Lock:
     """Return the lock in a requirements file as uv writes it."""
     pins: dict[str, tuple[Pin, ...]] = {}
-    kept = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
-    for entry in kept.replace("\\\n", " ").splitlines():
+    pins_text = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
+    for entry in pins_text.replace("\\\n", " ").splitlines():
         head, *hashes = entry.split(" --hash=")
         requirement = Requirement(head.strip())
         (version,) = (each.version for each in requirement.specifier)

@@ -26,7 +26,7 @@ from edgert_deploy.bootstrap.pip import run_module, run_pip
 from edgert_deploy.common.folders import cache_folder
 
 OWN_PACKAGES = ("edgert", "edgert_deploy")
-WHEEL_TIME = (2020, 2, 2, 0, 0, 0)  # of every file
+WHEEL_TIME = (2020, 2, 2, 0, 0, 0)  # every file in the wheel has this time
 WHEEL = "Wheel-Version: 1.0\nGenerator: edgert\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 
 
@@ -66,12 +66,12 @@ def source_tree() -> Path | None:
 
 def installed_distribution() -> Distribution:
     """Return the installed package of this code. Raises ConfigInvalid if there is none."""
-    here = Path(edgert.__file__).resolve()
-    for found in distributions(name="edgert"):
-        if Path(str(found.locate_file("edgert/__init__.py"))).resolve() == here:
-            return found
+    package = Path(edgert.__file__).resolve()
+    for distribution in distributions(name="edgert"):
+        if Path(str(distribution.locate_file("edgert/__init__.py"))).resolve() == package:
+            return distribution
     raise ConfigInvalid(
-        f"edgert runs from {here.parent}, which is not an installed package: pip install 'edgert[host]'"
+        f"edgert runs from {package.parent}, which is not an installed package: pip install 'edgert[host]'"
     )
 
 

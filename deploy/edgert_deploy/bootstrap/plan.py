@@ -50,7 +50,7 @@ class BootstrapOptions:
     def __post_init__(self) -> None:
         """Raise ConfigInvalid for an engine that does not exist."""
         if self.engines not in (ALL_ENGINES, FIRST_ENGINE):
-            for name in self._named():
+            for name in self._engine_names():
                 engine_by_name(name)
 
     @property
@@ -63,9 +63,9 @@ class BootstrapOptions:
             return profile.engines
         if self.engines == FIRST_ENGINE:
             return profile.engines[:1]
-        return self._named()
+        return self._engine_names()
 
-    def _named(self) -> tuple[str, ...]:
+    def _engine_names(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(name.strip() for name in self.engines.split(",") if name.strip()))
 
 

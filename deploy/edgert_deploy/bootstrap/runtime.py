@@ -245,7 +245,7 @@ class Runtimes:
             },
         )
         try:
-            lacking = make_environment(self._alone, new)
+            lacking = make_environment(self._run_claimed, new)
         except EngineMissing as error:
             before = "; the old runtime stays in use" if plan.current else ""
             raise EngineMissing(f"{error.message}{before}") from error
@@ -315,6 +315,6 @@ class Runtimes:
             return "", "", ""
         return lines[0], lines[1], lines[2]
 
-    def _alone(self, argv: Sequence[str], timeout_s: float) -> Result:
+    def _run_claimed(self, argv: Sequence[str], timeout_s: float) -> Result:
         result = self.transport.run(["sh", "-c", _ALONE, "sh", f"{self.device.home}/working", *argv], timeout_s)
         return replace(result, argv=tuple(argv))

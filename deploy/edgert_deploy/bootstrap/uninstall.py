@@ -47,8 +47,8 @@ def uninstall(
     if dry_run:
         shown = _removal(device, _run("show", device, purge, transport))
         return replace(shown, removed=(*_retained(device, transport, "show").removed, *shown.removed))
-    with setting_up(device, transport, make=False) as held:
-        return _uninstall(device, held, purge, progress)
+    with setting_up(device, transport, make=False) as claim:
+        return _uninstall(device, claim, purge, progress)
 
 
 def _uninstall(device: Device, transport: Transport, purge: bool, progress: LineSink) -> Removal:

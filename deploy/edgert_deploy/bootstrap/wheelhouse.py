@@ -302,11 +302,11 @@ def _direct_requirements(wheel: Path, engines: Sequence[str], order: _Order) -> 
     """Return what edgert, its extras and `engines` need there. Raises EngineMissing without wheels."""
     target = order.target
     # pip is included: the Python of many systems comes without it.
-    found = [Requirement("pip"), *_needs(wheel, "", target)]
+    requirements = [Requirement("pip"), *_needs(wheel, "", target)]
     for extra in (*EXTRAS_ALONG, *order.extras):
         if extra in WITHOUT_EXTRAS.get(target.machine, ()):
             continue
-        found += _needs(wheel, extra, target)
+        requirements += _needs(wheel, extra, target)
     known = _metadata(wheel).get_all("Provides-Extra") or []
     for engine in engines:
         if engine in ENGINES_WITHOUT_WHEELS:
@@ -319,22 +319,22 @@ def _direct_requirements(wheel: Path, engines: Sequence[str], order: _Order) -> 
                 f"engine {engine} has no wheels for Python {target.python} on {target.machine}: "
                 "give the device another engine (--engines) or another Python"
             )
-        found = found + more
-    return sorted({str(requirement): requirement for requirement in found}.values(), key=str)
+        requirements = requirements + more
+    return sorted({str(requirement): requirement for requirement in requirements}.values(), key=str)
 
 
 def _needs(wheel: Path, extra: str, target: WheelTarget) -> list[Requirement]:
     """Return the requirements of a wheel on `target`; with `extra`, only those that the extra adds."""
-    found: list[Requirement] = []
+    requirements: list[Requirement] = []
     if parse_wheel_filename(wheel.name)[0] in ALONE:
-        return found
+        return requirements
     for line in _metadata(wheel).get_all("Requires-Dist") or []:
         requirement = Requirement(line)
         holds = requirement.marker is None or requirement.marker.evaluate(target.environment(extra))
         always = requirement.marker is None or requirement.marker.evaluate(target.environment(""))
         if holds and (not extra or not always):
-            found.append(requirement)
-    return found
+            requirements.append(requirement)
+    return requirements
 
 
 def _metadata(wheel: Path) -> email.message.Message:

@@ -65,18 +65,23 @@ def _table(rows: list[Row]) -> str:
     errors = []
     for row in rows:
         results = row.get("results", [])
-        live = next((one["p50_ms"] for one in results if one["id"].startswith("live") and "p50_ms" in one), None)
-        cells += [_cells(row, one, live if len(results) > 1 else None) for one in results]
-        failed = [one for one in results if "error" in one]
-        errors += [(f"{row['device']} {one['id']}", one["error"]["code"], one["error"]["message"]) for one in failed]
+        live = next(
+            (result["p50_ms"] for result in results if result["id"].startswith("live") and "p50_ms" in result), None
+        )
+        cells += [_cells(row, result, live if len(results) > 1 else None) for result in results]
+        failed = [result for result in results if "error" in result]
+        errors += [
+            (f"{row['device']} {result['id']}", result["error"]["code"], result["error"]["message"])
+            for result in failed
+        ]
     return f"{columns(cells)}\n{error_lines(errors)}".rstrip("\n")
 
 
-def _cells(row: Row, one: dict[str, Any], live_ms: float | None) -> tuple[str, ...]:
+def _cells(row: Row, result: dict[str, Any], live_ms: float | None) -> tuple[str, ...]:
     heat = "-" if row["temp_c"]["after"] is None else f"{row['temp_c']['before']} -> {row['temp_c']['after']}"
-    if "error" in one:
-        return (row["device"], one["id"], one["engine"], "-", "-", "-", "-", "-", "-", heat)
-    times = [f"{one[name]:.3f}" for name in ("p50_ms", "p95_ms", "p99_ms")]
-    ratio = f"{one['p50_ms'] / live_ms:.2f}x" if live_ms else "-"
-    memory = "-" if one.get("memory_mb") is None else f"{one['memory_mb']:.1f}"
-    return (row["device"], one["id"], one["engine"] or "-", *times, f"{one['per_s']:.1f}", ratio, memory, heat)
+    if "error" in result:
+        return (row["device"], result["id"], result["engine"], "-", "-", "-", "-", "-", "-", heat)
+    times = [f"{result[name]:.3f}" for name in ("p50_ms", "p95_ms", "p99_ms")]
+    ratio = f"{result['p50_ms'] / live_ms:.2f}x" if live_ms else "-"
+    memory = "-" if result.get("memory_mb") is None else f"{result['memory_mb']:.1f}"
+    return (row["device"], result["id"], result["engine"] or "-", *times, f"{result['per_s']:.1f}", ratio, memory, heat)

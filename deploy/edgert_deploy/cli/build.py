@@ -81,22 +81,29 @@ def _read_model_argument(ctx: click.Context, param: click.Parameter, path: Path)
 @click.option(
     "--allow-overlap", is_flag=True, help="Accept hold-out samples that are calibration samples: the gate proves less."
 )
-@click.option("--target", "targets", multiple=True, type=ProfileName(), help="A device profile; repeatable.")
-@click.option("--out", type=NewBundlePath(), help="The bundle to write (default: NAME.edgert).")
-@click.option("--name", help="The model's name on devices (default: the file's).")
+@click.option("--target", "targets", multiple=True, type=ProfileName(), help="A device profile. May be repeated.")
+@click.option("--out", type=NewBundlePath(), help="The bundle to write [default: NAME.edgert].")
+@click.option("--name", help="The model's name on devices [default: the file's].")
 @click.option(
-    "--release", type=click.IntRange(1, 2**53 - 1), default=1, show_default=True, help="Must grow with every deploy."
+    "--release",
+    type=click.IntRange(1, 2**53 - 1),
+    default=1,
+    show_default=True,
+    help="The release's number; it grows with every deployment.",
 )
 @click.option(
     "--downgrade-from",
     type=click.IntRange(2, 2**53 - 1),
     metavar="RELEASE",
-    help="Let devices go back to this release from higher ones, up to RELEASE; expires in 30 days unless given.",
+    help="Let devices go back to this bundle from releases up to RELEASE. It expires in 30 days, unless --expires is given.",
 )
 @click.option(
-    "--expires", default="", metavar="TIME", help="Devices install it until then: 90d, 12h, 2027-02-19 (UTC)."
+    "--expires",
+    default="",
+    metavar="TIME",
+    help="When the bundle expires: 90d, 12h, 2027-02-19 (UTC). Devices install it until then.",
 )
-@click.option("--key", type=FILE, help="Private key to sign with (default: default.key.pem of your keys).")
+@click.option("--key", type=FILE, help="Private key to sign with [default: default.key.pem of your keys].")
 @click.option(
     "--metric",
     default="auto",
@@ -108,13 +115,13 @@ def _read_model_argument(ctx: click.Context, param: click.Parameter, path: Path)
     type=Number(0),
     default=0.01,
     show_default=True,
-    help="How much an artifact may lose, in the metric's unit.",
+    help="The most that an artifact may lose, in the metric's unit.",
 )
 @click.option("--max-class-drop", type=Number(0), help="How much any class or slice may lose.")
 @click.option(
     "--precision",
     type=click.Choice(["auto", "int8", "fp16", "fp32"]),
-    help="For all targets (default: each profile's own); auto takes the fastest of int8, fp16, fp32 that passes.",
+    help="The precision for all targets [default: each profile's own]; auto takes the fastest of int8, fp16, fp32 that passes.",
 )
 @click.option(
     "--engines",
@@ -125,19 +132,21 @@ def _read_model_argument(ctx: click.Context, param: click.Parameter, path: Path)
 )
 @click.option("--with-reference", is_flag=True, help="Add FP32 artifacts that devices compare live answers with.")
 @click.option(
-    "--preprocess", type=FILE, help="From images, signals or text to the model's input: imagenet, yolo or a .toml."
+    "--preprocess",
+    type=FILE,
+    help="The rule that turns images, signals or text into the model's input: imagenet, yolo or a .toml.",
 )
 @click.option("--fold-preprocess", is_flag=True, help="Make preprocessing part of the model: it takes UINT8 frames.")
-@click.option("--postprocess", type=FILE, help="From the model's outputs to results: yolo or a .toml.")
+@click.option("--postprocess", type=FILE, help="The rule that turns the model's outputs into answers: yolo or a .toml.")
 @click.option("--labels", type=FILE, help="Names of the classes, one a line.")
 @click.option("--licence", default="", help="The model's licence, for those who inspect the bundle.")
-@click.option("--notes", default="", help="More for them: origin of the data, what changed.")
+@click.option("--notes", default="", help="Notes for the same readers: the origin of the data, what changed.")
 @click.option(
     "--input",
     "inputs",
     multiple=True,
     metavar="NAME=SHAPE",
-    help="The lengths of an input's axes, where the model leaves them open or fixes others: images=1,3,640,640, ids=int64:1,128.",
+    help="The lengths of an input's axes, if the model leaves them open or fixes others: images=1,3,640,640, ids=int64:1,128.",
 )
 @click.option(
     "--buckets",
@@ -149,15 +158,15 @@ def _read_model_argument(ctx: click.Context, param: click.Parameter, path: Path)
     "pads",
     multiple=True,
     metavar="INPUT=NUMBER",
-    help="With --buckets: the number that pads an input (default: 0).",
+    help="With --buckets: the number that pads an input [default: 0].",
 )
-@click.option("--convert-with", metavar="PYTHON", help="The Python that has Keras or PyTorch (default: this one).")
+@click.option("--convert-with", metavar="PYTHON", help="The Python that has Keras or PyTorch [default: this one].")
 @profiles_option
 @click.option(
     "--recipe",
     default="",
     metavar="NAME",
-    help="Quantize with this recipe only, in engines that have it: min-max, percentile, ... (default: try them in turn).",
+    help="Quantize with this recipe only, in engines that have it: min-max, percentile, ... [default: try them in turn].",
 )
 @click.option(
     "--budget",
@@ -168,14 +177,14 @@ def _read_model_argument(ctx: click.Context, param: click.Parameter, path: Path)
     help="How many artifacts to build in search of the fewest layers in float if INT8 does not pass; 0: no search.",
 )
 @click.option("--measure", is_flag=True, help="Time the candidates on this machine; the fastest that passes is packed.")
-@click.option("--measure-on", metavar="SELECTOR", help="Time them on a device of the inventory.")
+@click.option("--measure-on", metavar="SELECTOR", help="Time the candidates on a device of the inventory.")
 @inventory_option
 @click.option("--no-cache", is_flag=True, help="Build all artifacts anew, and keep none for the next build.")
 @click.option(
     "--jobs",
     type=click.IntRange(0, 64),
     default=0,
-    help="Artifacts built at once (default: as cores and memory allow).",
+    help="Artifacts that are built at once [default: as many as cores and memory allow].",
 )
 @json_option
 def build(

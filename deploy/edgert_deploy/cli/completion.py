@@ -18,6 +18,6 @@ def completion(shell: str) -> None:
       edgert completion fish > ~/.config/fish/completions/edgert.fish
     """
     root = click.get_current_context().find_root()
-    found = get_completion_class(shell)
-    assert found is not None  # the shells above are click's own
-    click.echo(found(root.command, {}, "edgert", "_EDGERT_COMPLETE").source())
+    completer = get_completion_class(shell)
+    assert completer is not None  # the shells above are click's own
+    click.echo(completer(root.command, {}, "edgert", "_EDGERT_COMPLETE").source())

@@ -60,7 +60,7 @@ ROWS_MAX = 40  # devices; beyond, results are counted and errors are grouped
 @click.option(
     "--unattended/--attended",
     default=None,
-    help="Devices keep the version by themselves once all limits held [default: only this host marks it good].",
+    help="Let devices keep the version by themselves once all limits held [default: only this host marks it good].",
 )
 @click.option(
     "--canary",

@@ -63,8 +63,8 @@ def doctor(
     keys = signing_keys()
     if devices:
         say("", f"asking {counted(len(devices), 'device')}")
-        for found in for_each(devices, lambda device: check_device(device, keys, profiles_dir), Stop()):
-            findings += found or []
+        for of_device in for_each(devices, lambda device: check_device(device, keys, profiles_dir), Stop()):
+            findings += of_device or []
     failed = [finding for finding in findings if finding.level == FAIL]
     shown = [finding for finding in findings if not quiet or finding.level != OK]
     value = {"ok": not failed, "findings": [_as_json(finding) for finding in shown]}

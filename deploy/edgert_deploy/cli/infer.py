@@ -99,7 +99,9 @@ def ask_device(device: Device, model: str, source: Path) -> Arrays:
         transport.put(source, f"{incoming}/{given}")  # the daemon may run as another user
         words = ("infer", model, "--input", f"{incoming}/{given}")
         answered = RemoteDaemon(transport, device).call(*words, timeout_s=ASK_S_MAX)["outputs"]
-        return {name: np.array(one["values"], one["dtype"]).reshape(one["shape"]) for name, one in answered.items()}
+        return {
+            name: np.array(array["values"], array["dtype"]).reshape(array["shape"]) for name, array in answered.items()
+        }
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DeviceError(f"{device.name}: the answer of `edgertd infer` cannot be read: {error!r}") from error
     finally:

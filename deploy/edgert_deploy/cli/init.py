@@ -71,7 +71,7 @@ def init(folder: Path, as_json: bool) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         above = find_root(folder.parent)
         files = {FILE_NAME: PROJECT, INVENTORY: FLEET, ".gitignore": "\n".join((*IGNORED, ""))}
-        made = [name for name, text in files.items() if _written(folder / name, text)]
+        written = [name for name, text in files.items() if _write_new(folder / name, text)]
         lines = (folder / ".gitignore").read_text(errors="replace").split()
     except OSError as error:
         raise ConfigInvalid(f"cannot make {folder} a project: {error.filename}: {error.strerror}") from error
@@ -80,16 +80,16 @@ def init(folder: Path, as_json: bool) -> None:
     shared = project.public_keys / public.name
     if not private.exists() and not public.exists() and not shared.exists():
         write_key_pair(new_key(), private, public)
-        made.append(str(private))
+        written.append(str(private))
     if public.exists() and publish(public, project):
-        made.append(f"{KEYS}/{shared.name}")
-    stayed = [name for name in files if name not in made]
-    text = f"{folder} is a project; made: {', '.join(made) or 'nothing, everything existed'}"
-    emit({"project": str(folder), "made": made, "stayed": stayed, "key": str(shared)}, text, as_json)
+        written.append(f"{KEYS}/{shared.name}")
+    stayed = [name for name in files if name not in written]
+    text = f"{folder} is a project; made: {', '.join(written) or 'nothing, everything existed'}"
+    emit({"project": str(folder), "made": written, "stayed": stayed, "key": str(shared)}, text, as_json)
     if above is not None:
         say("", f"note: {folder} is inside the project {above}; its own {FILE_NAME} applies here")
     users = config_folder() / INVENTORY
-    if INVENTORY in made and users.exists():
+    if INVENTORY in written and users.exists():
         say("", f"note: your devices so far are in {users}: copy it here, or pass --inventory")
     if lacking := [line for line in IGNORED if line not in lines]:
         say("", f"note: .gitignore existed; it lacks {', '.join(lacking)}")
@@ -100,7 +100,7 @@ def init(folder: Path, as_json: bool) -> None:
     say("", "next: edgert device add NAME USER@HOST, then edgert doctor")
 
 
-def _written(path: Path, text: str) -> bool:
+def _write_new(path: Path, text: str) -> bool:
     """Write a file that does not exist yet; return whether it did not."""
     try:
         with path.open("x") as file:

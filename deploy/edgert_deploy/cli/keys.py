@@ -35,7 +35,7 @@ def keys() -> None:
 @keys.command()
 @click.option("--name", default="default", show_default=True, help="The key's name.")
 @click.option(
-    "--dir", "folder", type=click.Path(path_type=Path), help="The folder to write to (default: your configuration)."
+    "--dir", "folder", type=click.Path(path_type=Path), help="The folder to write to [default: your configuration]."
 )
 @json_option
 def new(name: str, folder: Path | None, as_json: bool) -> None:
@@ -75,12 +75,12 @@ def list_(selector: str | None, inventory: Inventory, as_json: bool) -> None:
     if selector is not None:
         _on_devices(selector, inventory, as_json, "list")
         return
-    found = {}  # by key and name: of a key that both have, the user's files are shown
+    by_key = {}  # by key and name: of a key that both have, the user's files are shown
     for public in public_keys():
         private, _ = key_paths(public.parent, public.name.removesuffix(PUBLIC_SUFFIX))
         key_id = read_public_key(public).key_id
-        found[key_id, public.name] = {"key_id": key_id, "public": str(public), "can_sign": private.exists()}
-    rows = list(found.values())
+        by_key[key_id, public.name] = {"key_id": key_id, "public": str(public), "can_sign": private.exists()}
+    rows = list(by_key.values())
     lines = [f"{r['key_id']}  {r['public']}  {'can sign' if r['can_sign'] else 'public key only'}" for r in rows]
     if rows or as_json:
         emit({"keys": rows}, "\n".join(lines), as_json)
@@ -118,5 +118,5 @@ def _on_devices(selector: str, inventory: Inventory, as_json: bool, *words: str)
     results = run_on_each(inventory.select(selector), ask)
     cells = [("DEVICE", "TRUSTED KEYS")]
     cells += [(row["device"], "-" if "error" in row else ", ".join(row["keys"]) or "none") for row in results.rows]
-    damaged = [(row["device"], "damaged", one) for row in results.rows for one in row.get("damaged", ())]
+    damaged = [(row["device"], "damaged", file_name) for row in results.rows for file_name in row.get("damaged", ())]
     results.show(columns(cells), as_json, below=error_lines(damaged).rstrip("\n"))

@@ -47,10 +47,10 @@ def logs(selector: str, follow: bool, lines: int, since: str, model: str, invent
         _follow(device, request, as_json)
         return
     with closing(open_transport(device)) as transport:
-        found = read_log(transport, device, request)
-    if found or as_json:
-        emit({"device": device.name, "lines": found}, "\n".join(found), as_json)
-    if not found:
+        log = read_log(transport, device, request)
+    if log or as_json:
+        emit({"device": device.name, "lines": log}, "\n".join(log), as_json)
+    if not log:
         say("", f"{device.name} has no such lines")
 
 

@@ -36,8 +36,8 @@ def promote(
 ) -> None:
     """Offer the newest release of MODEL in one channel to the devices of another, or to more of the same.
 
-    No byte of the release is sent: it is in the registry. Its limits stay as they were, unless you give others; within
-    one channel so do the sites, profiles and tags. A higher --share only adds devices. A release that is halted is not
+    No byte of the release is sent: it is in the registry. Its limits stay as they were, unless you give others. Within
+    one channel the sites, profiles and tags stay, too. A higher --share only adds devices. A release that is halted is not
     promoted.
 
     \b

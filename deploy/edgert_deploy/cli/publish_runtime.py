@@ -35,9 +35,14 @@ from edgert_deploy.devices.profiles import load_profile
 @click.command("publish-runtime")
 @click.argument("release", type=click.IntRange(1, 2**53 - 1))
 @click.argument("address", metavar="[REGISTRY]", required=False)
-@click.option("--python", "pythons", multiple=True, required=True, help="The devices' Python, 3.11. May be repeated.")
 @click.option(
-    "--engines", default=ALL_ENGINES, show_default=True, help="As for bootstrap: all of the profile, first, or names."
+    "--python", "pythons", multiple=True, required=True, help="The devices' Python, such as 3.11. May be repeated."
+)
+@click.option(
+    "--engines",
+    default=ALL_ENGINES,
+    show_default=True,
+    help="The engines to install: all of the profile, first, or names.",
 )
 @click.option(
     "--with",

@@ -49,13 +49,13 @@ def list_rollouts(as_json: bool) -> None:
     """List the rollouts of this project, the newest first."""
     store = open_rollouts()
     rows = [("ROLLOUT", "MODEL", "RELEASE", "STATE", "DONE", "STARTED", "BY")]
-    found = [_seen(store, rollout) for rollout in store.all()]
-    for rollout in found:
+    rollouts = [_with_present_state(store, rollout) for rollout in store.all()]
+    for rollout in rollouts:
         done = f"{len(rollout.devices) - len(rollout.left)} of {len(rollout.devices)}"
         started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(rollout.started_at))
         rows.append((rollout.id, rollout.model, str(rollout.release), _state_text(rollout), done, started, rollout.by))
-    text = columns(rows) if found else "no rollouts: edgert deploy starts one"
-    emit({"ok": True, "rollouts": [rollout_json(rollout) for rollout in found]}, text, as_json)
+    text = columns(rows) if rollouts else "no rollouts: edgert deploy starts one"
+    emit({"ok": True, "rollouts": [rollout_json(rollout) for rollout in rollouts]}, text, as_json)
 
 
 @rollout.command()
@@ -64,7 +64,7 @@ def list_rollouts(as_json: bool) -> None:
 def status(id: str | None, as_json: bool) -> None:
     """Show the result for each device of rollout ID (default: the newest)."""
     store = open_rollouts()
-    rollout = _seen(store, store.find(id) if id else store.last())
+    rollout = _with_present_state(store, store.find(id) if id else store.last())
     emit({"ok": True, **rollout_json(rollout)}, f"{rollout.id}\n{rollout_table(rollout)}", as_json)
 
 
@@ -91,9 +91,9 @@ def resume_rollout(id: str | None, bundle: Path | None, yes: bool, verbose: bool
     bundle, offer = _bundle_of(rollout, bundle)
     request = request_for(bundle, offer, rollout.trial_s, rollout.bytes_per_s, rollout.limits)
     inventory = find_project().path_of(rollout.inventory)
-    found = {device.name: device for device in Inventory(inventory).devices()}
+    by_name = {device.name: device for device in Inventory(inventory).devices()}
     # A device that was removed from the inventory since is no longer part of the rollout.
-    devices = [found[name] for name in rollout.devices if name in found]
+    devices = [by_name[name] for name in rollout.devices if name in by_name]
     if not devices:
         raise ConfigInvalid(f"no device of rollout {rollout.id} is in {inventory} any more")
     rollout = replace(rollout, devices=tuple(device.name for device in devices))
@@ -151,7 +151,7 @@ def _state_text(rollout: Rollout) -> str:
     return f"ended, {', '.join(f'{count} {result}' for result, count in results.items())}"
 
 
-def _seen(store: RolloutStore, rollout: Rollout) -> Rollout:
+def _with_present_state(store: RolloutStore, rollout: Rollout) -> Rollout:
     """Return the rollout; one that is marked as running and that no process works on was cut off."""
     if rollout.state is not RolloutState.RUNNING:
         return rollout

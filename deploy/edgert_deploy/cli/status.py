@@ -54,13 +54,13 @@ def status(selector: str, check: bool, inventory: Inventory, as_json: bool) -> N
 
     def ask(device: Device, transport: Transport) -> Row:
         """Return the device's `status`, whether it `drifts`, and what does: its own `drift`, and `models`."""
-        found = RemoteDaemon(transport, device).status()
-        models, own = model_drifts(found, wanted.get(device.name, {})), device_drifts(found)
+        status = RemoteDaemon(transport, device).status()
+        models, own = model_drifts(status, wanted.get(device.name, {})), device_drifts(status)
         return {
             "drifts": bool(own) or any(model.drift for model in models),
             "drift": to_json(own),
             "models": to_json(models),
-            "status": found.as_json(),
+            "status": status.as_json(),
         }
 
     results = run_on_each(inventory.select(selector), ask)
@@ -80,9 +80,9 @@ def status(selector: str, check: bool, inventory: Inventory, as_json: bool) -> N
 def _reasons(rows: list[Row]) -> list[str]:
     lines = []
     for row in rows:
-        lines += [f"{row['device']}: {one['text']}" for one in row["drift"]]
+        lines += [f"{row['device']}: {drift['text']}" for drift in row["drift"]]
         for model in row["models"]:
-            lines += [f"{row['device']} {model['model']}: {one['text']}" for one in model["drift"]]
+            lines += [f"{row['device']} {model['model']}: {drift['text']}" for drift in model["drift"]]
     return lines
 
 
@@ -104,13 +104,17 @@ def _cells(row: Row) -> list[tuple[str, ...]]:
         return [(name, "-", "not known", "-", "-", "-", "-", "-", _UNASKED.get(row["error"]["code"], "no answer"))]
     value = row["status"]
     daemon = "runs" if value["daemon"]["running"] else "does not run"
-    there = {model["model"]: model for model in value["models"]}
-    own = [one["kind"] for one in row["drift"]]
+    by_model = {model["model"]: model for model in value["models"]}
+    own = [kind["kind"] for kind in row["drift"]]
     lines: list[tuple[str, ...]] = []
     for model in row["models"]:
-        found = there.get(model["model"], {})
+        reported = by_model.get(model["model"], {})
         live = (
-            "not known" if found.get("damaged") else "nothing" if model["live"] is None else f"release {model['live']}"
+            "not known"
+            if reported.get("damaged")
+            else "nothing"
+            if model["live"] is None
+            else f"release {model['live']}"
         )
         wanted = (
             "-"
@@ -119,9 +123,9 @@ def _cells(row: Row) -> list[tuple[str, ...]]:
             if by["channel"]
             else str(by["release"])
         )
-        engine = (found.get("serving") or {}).get("engine", "-")
-        drift = ", ".join([*own, *(one["kind"] for one in model["drift"])]) or "-"
+        engine = (reported.get("serving") or {}).get("engine", "-")
+        drift = ", ".join([*own, *(kind["kind"] for kind in model["drift"])]) or "-"
         lines.append(
-            (name, value["profile"], daemon, model["model"], live, wanted, found.get("state", "-"), engine, drift)
+            (name, value["profile"], daemon, model["model"], live, wanted, reported.get("state", "-"), engine, drift)
         )
     return lines or [(name, value["profile"], daemon, "none", "-", "-", "-", "-", ", ".join(own) or "-")]

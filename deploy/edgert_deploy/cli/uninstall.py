@@ -61,6 +61,6 @@ def _agreed(devices: list[Device], purge: bool) -> bool:
 
 def _lines(row: Row, dry_run: bool) -> list[str]:
     removed, left = ("would remove", "would leave") if dry_run else ("removed", "left")
-    lines = [f"{row['device']}: {removed} {one}" for one in row["removed"]]
-    lines += [f"{row['device']}: {left} {one}" for one in row["left"]]
+    lines = [f"{row['device']}: {removed} {path}" for path in row["removed"]]
+    lines += [f"{row['device']}: {left} {path}" for path in row["left"]]
     return lines or [f"{row['device']}: nothing of EdgeRT is there"]

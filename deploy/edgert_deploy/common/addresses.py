@@ -7,7 +7,7 @@ from ipaddress import IPv6Address
 
 from edgert.errors import ConfigInvalid
 
-PORT_PLAIN = 1883  # of MQTT
+PORT_PLAIN = 1883  # MQTT's port without TLS
 PORT_TLS = 8883
 PORT_MAX = 65535
 
@@ -18,8 +18,8 @@ def host_and_port(text: str, default_port: int, *, port_min: int = 1) -> tuple[s
     mqtts:// is refused: it asks for TLS, which only the caller's own option turns on, and a login would go in the clear.
     """
     plain = text.removeprefix("mqtt://")
-    scheme, found, _ = plain.partition("://")
-    if found:
+    scheme, separator, _ = plain.partition("://")
+    if separator:
         tls = "; --tls, --mqtt-tls or `tls = true` turns TLS on" if scheme == "mqtts" else ""
         raise ConfigInvalid(f"{text!r} is not an address: give HOST[:PORT] without {scheme}://{tls}")
     if plain.startswith("["):

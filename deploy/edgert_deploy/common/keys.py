@@ -39,8 +39,8 @@ def public_keys() -> list[Path]:
     """Return the public halves of the project's keys and the user's, sorted by name."""
     project = find_project()
     places = dict.fromkeys((project.public_keys.resolve(), project.keys.resolve()))
-    found = [path for folder in places for path in folder.glob(f"*{PUBLIC_SUFFIX}")]
-    return sorted((path for path in found if not path.name.endswith(PRIVATE_SUFFIX)), key=lambda path: path.name)
+    paths = [path for folder in places for path in folder.glob(f"*{PUBLIC_SUFFIX}")]
+    return sorted((path for path in paths if not path.name.endswith(PRIVATE_SUFFIX)), key=lambda path: path.name)
 
 
 def check_new_key(name: str, folder: Path) -> None:

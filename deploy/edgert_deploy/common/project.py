@@ -133,13 +133,13 @@ class Project:
             "selector": {"selector": self.selector},
             "profiles": {"profiles_dir": str(self.profiles or "")},
         }
-        found: dict[str, Any] = {}
+        defaults: dict[str, Any] = {}
         for command, takes in _TAKES.items():
-            table = found
+            table = defaults
             for word in command.split():
                 table = table.setdefault(word, {})
             table.update({name: value for kind in takes.split() for name, value in kinds[kind].items() if value})
-        return found
+        return defaults
 
 
 def takes_default(command: str, kind: str) -> bool:
@@ -204,9 +204,9 @@ def _project(file: Path, value: dict[str, Any]) -> Project:
     if unknown := sorted(set(value) - set(known)):
         shown = ", ".join((*known, *(f"[{table}]" for table in tables)))
         raise ConfigInvalid(f"{file} has an unknown key {unknown[0]!r}; known: {shown}")
-    for key, given in value.items():
-        if not isinstance(given, str) or not given:
-            raise ConfigInvalid(f"{file}: {key} must be text, got {given!r}")
+    for key, setting in value.items():
+        if not isinstance(setting, str) or not setting:
+            raise ConfigInvalid(f"{file}: {key} must be text, got {setting!r}")
 
     def path(key: str) -> Path | None:
         return _path(root, value[key]) if key in value else None

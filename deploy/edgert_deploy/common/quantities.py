@@ -22,10 +22,10 @@ def duration_s(text: str) -> float:
     """Return the seconds of `10s`, `5m`, `1.5h` or `7d`; `0` needs no unit. Raises ConfigInvalid."""
     if text == "0":
         return 0.0
-    found = re.fullmatch(rf"{_NUMBER}([smhd])", text.strip())
-    if found is None:
+    match = re.fullmatch(rf"{_NUMBER}([smhd])", text.strip())
+    if match is None:
         raise ConfigInvalid(f"{text[:40]!r} is not a duration: write a number and s, m, h or d, such as 90s, 10m or 2h")
-    return float(found[1]) * UNITS_S[found[2]]
+    return float(match[1]) * UNITS_S[match[2]]
 
 
 def duration_text(seconds: float) -> str:
@@ -38,10 +38,10 @@ def duration_text(seconds: float) -> str:
 
 def size_bytes(text: str) -> int:
     """Return the bytes of `500KB`, `2MB` or `1.5GB`. Raises ConfigInvalid."""
-    found = re.fullmatch(rf"{_NUMBER}([KMGT]?B)", text.strip(), re.IGNORECASE)
-    if found is None:
+    match = re.fullmatch(rf"{_NUMBER}([KMGT]?B)", text.strip(), re.IGNORECASE)
+    if match is None:
         raise ConfigInvalid(f"{text[:40]!r} is not a size: write a number and KB, MB or GB, such as 500KB or 2GB")
-    return round(float(found[1]) * UNITS_BYTES[found[2].upper()])
+    return round(float(match[1]) * UNITS_BYTES[match[2].upper()])
 
 
 def rate_bytes_per_s(text: str) -> float:

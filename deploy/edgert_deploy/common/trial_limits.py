@@ -38,17 +38,17 @@ def limits_for(
 
     The result is None if there is no limit and no watch. Raises ConfigInvalid.
     """
-    given = {**_merged(table, model), **limits}
+    merged = {**_merged(table, model), **limits}
     if watch_s is not None:
-        given["watch"] = watch_s
+        merged["watch"] = watch_s
     if unattended is not None:
-        given["unattended"] = unattended
-    kept = {name: value for name, value in given.items() if name in LIMIT_NAMES and value is not None}
-    if not kept and "watch" not in given:
-        if given.get("unattended"):
+        merged["unattended"] = unattended
+    known = {name: value for name, value in merged.items() if name in LIMIT_NAMES and value is not None}
+    if not known and "watch" not in merged:
+        if merged.get("unattended"):
             raise ConfigInvalid("unattended needs a watch: give a limit or a time to watch as well")
         return None
-    return TrialLimits(kept, given.get("watch", WATCH_S), bool(given.get("unattended", False)), trial_s)
+    return TrialLimits(known, merged.get("watch", WATCH_S), bool(merged.get("unattended", False)), trial_s)
 
 
 def check_table(table: Any) -> dict[str, Any]:
@@ -62,21 +62,21 @@ def check_table(table: Any) -> dict[str, Any]:
 
 def _merged(table: Mapping[str, Any], model: str) -> dict[str, Any]:
     """Return the lines of `[trial]`, overridden by those of `[trial.MODEL]`."""
-    general = {key: one for key, one in table.items() if not isinstance(one, dict)}
+    general = {key: limit for key, limit in table.items() if not isinstance(limit, dict)}
     return {**_read(general, "[trial]"), **_read(table.get(model, {}), f"[trial.{model}]")}
 
 
 def _read(table: Mapping[str, Any], where: str) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    limits: dict[str, Any] = {}
     with about(where):
-        for key, given in table.items():
-            if key == "unattended" and isinstance(given, bool):
-                found[key] = given
-            elif key == "watch" and isinstance(given, str):
-                found[key] = duration_s(given)
-            elif key in LIMIT_NAMES and isinstance(given, (int, float, str)) and not isinstance(given, bool):
-                found[key] = limit_value(key, given)
+        for key, limit in table.items():
+            if key == "unattended" and isinstance(limit, bool):
+                limits[key] = limit
+            elif key == "watch" and isinstance(limit, str):
+                limits[key] = duration_s(limit)
+            elif key in LIMIT_NAMES and isinstance(limit, (int, float, str)) and not isinstance(limit, bool):
+                limits[key] = limit_value(key, limit)
             else:
                 known = ", ".join((*LIMIT_NAMES, *_OTHER_KEYS))
-                raise ConfigInvalid(f"{key} = {given!r} is invalid; known: {known}")
-    return found
+                raise ConfigInvalid(f"{key} = {limit!r} is invalid; known: {known}")
+    return limits

@@ -107,7 +107,7 @@ def _write_bundle(bundle: Bundle, target: TargetEntry, facts: DeviceStatus, fold
     chosen = [artifact for artifact in artifacts if artifact.engine in facts.engines]
     if not chosen:
         raise EngineMissing(f"{facts.device} has none of the engines {', '.join(a.engine for a in artifacts)}")
-    bundle.unpack(folder, frozenset({*manifest.golden_inputs, *(path for one in chosen for path in one.files)}))
+    bundle.unpack(folder, frozenset({*manifest.golden_inputs, *(path for entry in chosen for path in entry.files)}))
     samples = []
     for path in manifest.golden_inputs:
         try:
@@ -116,7 +116,7 @@ def _write_bundle(bundle: Bundle, target: TargetEntry, facts: DeviceStatus, fold
             raise BundleCorrupt(f"the golden inputs {path} cannot be read: {error}") from error
         (folder / path).unlink()
     entries = [
-        {"id": one.id, "engine": one.engine, "path": one.entry, "sha256": manifest.file(one.entry).sha256}
-        for one in chosen
+        {"id": entry.id, "engine": entry.engine, "path": entry.entry, "sha256": manifest.file(entry.entry).sha256}
+        for entry in chosen
     ]
     write_spec(folder, manifest.inputs, manifest.outputs, samples, entries, manifest.buckets)

@@ -36,8 +36,8 @@ from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.remote import QUICK_S_MAX, RemoteDaemon
 from edgert_deploy.devices.transports import PLAIN, LineSink, PutOptions, Result, Transport
 
-LASTS_S = 60.0  # of a model's claim: commands on the device renew it while they run
-SPARE_S = 240.0  # of a set-up's claim, beyond its longest command: others wait so long for a host that vanished
+LASTS_S = 60.0  # how long a model's claim lasts: commands on the device renew it while they run
+SPARE_S = 240.0  # how long a set-up's claim outlasts its longest command: others wait so long for a host that vanished
 SLOW_LINK_BYTES_PER_S = 50_000  # a transfer under a claim may be as slow as this
 TOKEN_BYTES_MAX = 200
 # What EdgeRT makes in STATE and in HOME, which may be the same folder; `grep -xE` reads it.

@@ -150,12 +150,12 @@ def config_text(state: str, transport: Transport) -> str:
     Root reads it as the owner of STATE, who could have made it a link to a file of root's.
     """
     words = ["sh", "-c", 'test ! -e "$1" || exec head -c "$2" "$1"', "sh", "./config.toml", str(CONFIG_BYTES_MAX)]
-    found = transport.run(in_folder(state, words), QUICK_S_MAX)
-    if found.ok:
-        return found.stdout
+    answer = transport.run(in_folder(state, words), QUICK_S_MAX)
+    if answer.ok:
+        return answer.stdout
     if not transport.run(["test", "-d", state], QUICK_S_MAX).ok:
         return ""
-    raise StorageFailed(f"{state}/config.toml cannot be read: {found.complaint()}")
+    raise StorageFailed(f"{state}/config.toml cannot be read: {answer.complaint()}")
 
 
 def check_settings(settings: dict[str, Any]) -> None:

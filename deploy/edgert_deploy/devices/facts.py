@@ -132,23 +132,23 @@ def probe(transport: Transport, name: str, own_python: str = "") -> MachineFacts
     Raises DeviceError if it is no Linux machine with a shell.
     """
     result = transport.run(["sh", "-c", _PROBE, "sh", own_python], PROBE_S_MAX)
-    found: dict[str, list[str]] = {}
+    answers: dict[str, list[str]] = {}
     for key, _, value in (line.partition("=") for line in result.stdout.splitlines()):
-        found.setdefault(key, []).append(value.strip())
+        answers.setdefault(key, []).append(value.strip())
 
     def fact(key: str) -> str:
-        return found.get(key, [""])[0]
+        return answers.get(key, [""])[0]
 
     if not result.ok or not fact("machine"):
         raise DeviceError(f"{name} does not look like a Linux machine with a shell: {result.complaint()}")
-    pythons = [value.split(" ", 3) for value in found.get("python", [])]
+    pythons = [value.split(" ", 3) for value in answers.get("python", [])]
     usable = [words for words in pythons if len(words) == 4 and version(words[0]) >= PYTHON_MIN]
     usable.sort(
         key=lambda words: (version(words[0]) > PYTHON_MAX, words[2] != "-")
     )  # a newer one only where it is alone
     python, bits, lacks, path = usable[0] if usable else ("", "64", "-", "")
     machine = fact("machine")
-    engines = [words.partition(" ") for words in found.get("engine", [])]
+    engines = [words.partition(" ") for words in answers.get("engine", [])]
     return MachineFacts(
         machine=_32_BIT.get(machine, machine) if bits == "32" else machine,
         python=python,
@@ -159,14 +159,14 @@ def probe(transport: Transport, name: str, own_python: str = "") -> MachineFacts
         uid=_whole(fact("uid")),
         home=fact("home"),
         model=fact("model"),
-        systemd="systemd" in found,
+        systemd="systemd" in answers,
         cpu=fact("cpu"),
         cpus=_whole(fact("cpus")),
         distribution=fact("distribution"),
         disk_free_mb=_whole(fact("disk_kb")) // 1024,
         l4t=fact("l4t"),
         accelerators=tuple(
-            dict.fromkeys(_ACCELERATORS[raw] for raw in found.get("accelerator", []) if raw in _ACCELERATORS)
+            dict.fromkeys(_ACCELERATORS[raw] for raw in answers.get("accelerator", []) if raw in _ACCELERATORS)
         ),
         engines={engine: release for engine, _, release in engines},
     )

@@ -20,7 +20,7 @@ from edgert_deploy.devices.transports import Transport
 
 READ_S_MAX = 60.0
 LINES_MAX = 50_000
-LINES_SEARCHED = 20_000  # for those of one model
+LINES_SEARCHED = 20_000  # how far back the lines of one model are searched
 _NO_LOG = 66
 
 # $1 state folder, $2 lines, $3 since: empty, -SECONDS or @EPOCH, $4 not empty: follow the log,

@@ -65,8 +65,8 @@ def load_profile(name: str, profiles_dir: Path | None = None) -> DeviceProfile:
 def list_profiles(profiles_dir: Path | None = None) -> list[DeviceProfile]:
     """Return all profiles of the first folder in the look-up order that has some. Raises ConfigInvalid."""
     for folder in _folders(profiles_dir):
-        if found := sorted(folder.glob("*.toml"), key=lambda path: path.stem):
-            return [_checked(path) for path in found]
+        if paths := sorted(folder.glob("*.toml"), key=lambda path: path.stem):
+            return [_checked(path) for path in paths]
     return []
 
 

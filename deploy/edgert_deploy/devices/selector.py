@@ -39,10 +39,10 @@ def select(devices: list[Device], selector: str, path: Path, *, groups: bool = T
 
 
 def _matched(devices: list[Device], word: str, path: Path, groups: bool) -> set[str]:
-    found = {d.name for d in devices if (_matches(d, word) if groups else d.name == word)}
-    if not found:
-        raise ConfigInvalid(f"{path} has no {_what(word, groups)}; it has {_known(devices, word)}")
-    return found
+    names = {d.name for d in devices if (_matches(d, word) if groups else d.name == word)}
+    if not names:
+        raise ConfigInvalid(f"{path} has no {_kind_of(word, groups)}; it has {_suggestions(devices, word)}")
+    return names
 
 
 def _matches(device: Device, word: str) -> bool:
@@ -54,13 +54,13 @@ def _matches(device: Device, word: str) -> bool:
     return value == {"site": device.site, "profile": device.profile}.get(kind)
 
 
-def _what(word: str, groups: bool) -> str:
+def _kind_of(word: str, groups: bool) -> str:
     if not groups:
         return f"device {word!r}"
     return f"device with {word!r}" if ":" in word else f"device or group {word!r}"
 
 
-def _known(devices: list[Device], word: str) -> str:
+def _suggestions(devices: list[Device], word: str) -> str:
     """List what `word` could have been, shortened."""
     kind = word.partition(":")[0] if ":" in word else ""
     if kind == "tag":

@@ -66,13 +66,13 @@ def check_host(inventory: Inventory) -> list[Finding]:
 
 def signing_keys() -> dict[str, str]:
     """Return the ids of the keys that this host knows -> their names. `check_host` reports damaged files."""
-    found = {}
+    keys = {}
     for path in public_keys():
         try:
-            found[read_public_key(path).key_id] = path.name.removesuffix(PUBLIC_SUFFIX)
+            keys[read_public_key(path).key_id] = path.name.removesuffix(PUBLIC_SUFFIX)
         except EdgeRTError:
             continue
-    return found
+    return keys
 
 
 def _python(report: Report) -> None:
@@ -153,17 +153,17 @@ def _ssh(report: Report) -> None:
     except ConfigInvalid as error:
         report.fail("ssh", error.message, "repair that file; ssh -G HOST checks it")
     keys = [path for path in Path("~/.ssh").expanduser().glob("id_*") if path.suffix != ".pub"]
-    held = 0
+    in_agent = 0
     if sock := os.environ.get("SSH_AUTH_SOCK", ""):
         try:
             with socket.socket(socket.AF_UNIX) as agent:
                 agent.connect(sock)
-            held = len(paramiko.Agent().get_keys())
+            in_agent = len(paramiko.Agent().get_keys())
         except (OSError, paramiko.SSHException) as error:
             next_step = 'eval "$(ssh-agent)" && ssh-add'
             report.warn("ssh", f"no agent answers at SSH_AUTH_SOCK ({sock}): {error}", next_step)
-    if held or keys:
-        report.ok("ssh", f"{counted(held, 'key')} in the agent, {len(keys)} in ~/.ssh")
+    if in_agent or keys:
+        report.ok("ssh", f"{counted(in_agent, 'key')} in the agent, {len(keys)} in ~/.ssh")
     else:
         report.warn("ssh", "no key in an agent or in ~/.ssh", "ssh-keygen -t ed25519, or add devices with --identity")
 

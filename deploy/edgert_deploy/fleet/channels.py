@@ -19,7 +19,7 @@ from edgert.versions.slots import State
 TOOK, TRIAL, BACK, WAITS, SILENT = STATES = ("took", "trial", "back", "waits", "silent")
 SILENT_MS = 15 * 60_000
 EVENTS_MS = 90 * 86_400_000  # how far back events count
-FAILED_SHOWN_MAX = 200  # of each release
+FAILED_SHOWN_MAX = 200  # so many failed devices of a release are named
 _ACTIVE = "_active"  # the end of the field of `deploy` that names a model's live release
 
 
@@ -42,22 +42,22 @@ class Progress:
 
     @property
     def counts(self) -> dict[str, int]:
-        found = Counter(one.state for one in self.standings)
-        return {state: found[state] for state in STATES}
+        by_state = Counter(standing.state for standing in self.standings)
+        return {state: by_state[state] for state in STATES}
 
     @property
     def failed(self) -> list[Standing]:
-        return [one for one in self.standings if one.state == BACK]
+        return [standing for standing in self.standings if standing.state == BACK]
 
     @property
     def begun(self) -> int:
         """How many devices began with the release."""
-        return sum(one.state in (TOOK, TRIAL, BACK) for one in self.standings)
+        return sum(standing.state in (TOOK, TRIAL, BACK) for standing in self.standings)
 
     @property
     def done(self) -> bool:
         """Whether every device that is heard of has decided."""
-        return not any(one.state in (TRIAL, WAITS) for one in self.standings)
+        return not any(standing.state in (TRIAL, WAITS) for standing in self.standings)
 
 
 def progress_of(
@@ -65,7 +65,7 @@ def progress_of(
 ) -> list[Progress]:
     """Return the progress of each entry, by FleetQuery's `devices` and `events` (newest first)."""
     failed = _newest_failures(events)
-    found: dict[int, list[Standing]] = {i: [] for i in range(len(statement.entries))}
+    standings: dict[int, list[Standing]] = {i: [] for i in range(len(statement.entries))}
     for device in devices:
         if device["info"].get("channel") != statement.channel:
             continue
@@ -74,8 +74,8 @@ def progress_of(
             entry = statement.entry_for(model, follower)
             if entry is not None:
                 reason = failed.get((follower.site, follower.device, model, entry.release))
-                found[statement.entries.index(entry)].append(_standing(device, follower, entry, reason, now_ms))
-    return [Progress(entry, tuple(found[i])) for i, entry in enumerate(statement.entries)]
+                standings[statement.entries.index(entry)].append(_standing(device, follower, entry, reason, now_ms))
+    return [Progress(entry, tuple(standings[i])) for i, entry in enumerate(statement.entries)]
 
 
 def releases_of(
@@ -86,13 +86,13 @@ def releases_of(
     `silent` counts devices that have it and were not heard of. `failed` names at most FAILED_SHOWN_MAX devices.
     """
     followers = {(each["site"], each["device"]): each for each in devices if each["info"].get("channel")}
-    found: dict[tuple[str, str, str], dict[str, Any]] = {}
+    releases: dict[tuple[str, str, str], dict[str, Any]] = {}
 
     def row(device: Mapping[str, Any], model: str, version: str) -> dict[str, Any]:
         channel = str(device["info"]["channel"])
         named = {"channel": channel, "model": model, "version": version}
         counts = {TOOK: 0, TRIAL: 0, BACK: 0, SILENT: 0}
-        return found.setdefault((channel, model, version), {**named, **counts, "failed": []})
+        return releases.setdefault((channel, model, version), {**named, **counts, "failed": []})
 
     for device in followers.values():
         for key, version in device["deploy"].items():
@@ -108,7 +108,7 @@ def releases_of(
             failed[BACK] += 1
             if len(failed["failed"]) < FAILED_SHOWN_MAX:
                 failed["failed"].append({"site": site, "device": name, "reason": reason})
-    return [found[key] for key in sorted(found, key=lambda key: (*key[:2], -_number(key[2])))]
+    return [releases[key] for key in sorted(releases, key=lambda key: (*key[:2], -_number(key[2])))]
 
 
 def _number(version: str) -> int:

@@ -67,8 +67,8 @@ def check(kind: str, fields: Mapping[str, Scalar]) -> None:
         if rule is not None:
             good = rule.holds(value)
         else:
-            found = [each for pattern, each in patterns if pattern.search(name)]
-            good = all(each.holds(value) for each in found) if found else any(each.holds(value) for each in _ANY)
+            schemas = [each for pattern, each in patterns if pattern.search(name)]
+            good = all(each.holds(value) for each in schemas) if schemas else any(each.holds(value) for each in _ANY)
         if not good:
             raise ProtocolError(f"{name[:80]} is {value!r:.80}, which docs/telemetry.md does not allow in {kind!r}")
 

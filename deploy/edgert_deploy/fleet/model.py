@@ -17,7 +17,7 @@ from edgert_deploy.fleet.listener import FleetListener
 from edgert_deploy.fleet.reports import PROFILE_UNKNOWN, storable
 
 MODELS_PER_DEVICE_MAX = 64
-ALARMS_MAX = 32  # of one model; a device names them as it likes
+ALARMS_MAX = 32  # alarms of one model; a device names them as it likes
 STALE_AFTER_WINDOWS = 2.5
 P99S_KEPT = 3
 P99_REQUESTS_MIN = 20
@@ -183,12 +183,12 @@ def alarms_of(deploy: Mapping[str, Scalar]) -> dict[str, tuple[str, ...]]:
 
     A device names them as it likes, so there is a limit.
     """
-    found: dict[str, tuple[str, ...]] = {}
+    alarms: dict[str, tuple[str, ...]] = {}
     for key, value in deploy.items():
         named = key == _OWN_ALARMS or key.endswith(_ALARMS)
-        if named and isinstance(value, str) and len(found) < MODELS_PER_DEVICE_MAX:
+        if named and isinstance(value, str) and len(alarms) < MODELS_PER_DEVICE_MAX:
             names = {intern(name) for name in value[:_ALARMS_CHARS_MAX].split(",") if ID.match(name)}
             if names:
                 model = "" if key == _OWN_ALARMS else key.removesuffix(_ALARMS)
-                found[intern(model)] = tuple(sorted(names)[:ALARMS_MAX])
-    return found
+                alarms[intern(model)] = tuple(sorted(names)[:ALARMS_MAX])
+    return alarms

@@ -18,7 +18,7 @@ from edgert.telemetry.sketch import INDEX_MAX, INDEX_MIN, Sketch
 
 WINDOW = np.dtype([("index", "<i2"), ("count", "<u4")])
 MERGED = np.dtype([("index", "<i2"), ("count", "<u8")])
-_CELL = np.dtype([("distance", "<u2"), ("count", "<u8")])  # of stage times
+_CELL = np.dtype([("distance", "<u2"), ("count", "<u8")])  # a cell of stage times
 WINDOW_COUNT_MAX = 2**32 - 1
 _WIDTH = INDEX_MAX - INDEX_MIN + 1
 

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 
 BOOTS_KEPT_MAX = 16
-GAPS_MAX = 1_000  # of one stream, in memory; a number from an older gap counts as repeated
+GAPS_MAX = 1_000  # gaps of one stream in memory; a number from an older gap counts as repeated
 # A longer jump is a counter that restarted after a lost spool, not that many lost messages.
 SEQ_JUMP_MAX = 2**31
 

@@ -127,9 +127,9 @@ class CachedBuilder:
         self, order: Order, source: SourceModel, calibration: CalibrationSet, out_dir: Path, progress: Progress
     ) -> Artifact:
         key = cache_key(order, source, calibration)
-        if (found := self._cache.get(key, out_dir)) is not None:
+        if (cached := self._cache.get(key, out_dir)) is not None:
             progress(f"{order.engine}: unchanged, taken from the build cache")
-            return found
+            return cached
         artifact = self._build(order, source, calibration, out_dir, progress)
         self._cache.put(key, artifact)
         return artifact

@@ -51,67 +51,44 @@ class Contents:
 
 def golden_samples(evaluation: Evaluation, choices: Sequence[Choice], progress: Callable[[str], None]) -> Golden:
     """Answer the golden samples in every way that each packed artifact's engine can."""
-    samples, found = evaluation.golden_set, {}
+    samples, files = evaluation.golden_set, {}
     for name, candidate in all_packed(choices).items():
         progress(f"{name}: comparing its answers between the ways to compute them")
         answers = evaluation.answers
-        found[name] = tolerances(candidate.artifact, evaluation.source, samples, candidate.golden, answers)
-    return Golden(evaluation.golden_inputs(), found, samples.raw, samples.lengths)
+        files[name] = tolerances(candidate.artifact, evaluation.source, samples, candidate.golden, answers)
+    return Golden(evaluation.golden_inputs(), files, samples.raw, samples.lengths)
 
 
 def write_contents(
     request: BuildRequest, choices: Sequence[Choice], golden: Golden, receipt_bytes: bytes, work: Path
 ) -> Contents:
     """Write the receipt and the golden samples into `work`, and describe every file of the bundle."""
-    files = {receipt.PATH: work / receipt.PATH}
-    files[receipt.PATH].write_bytes(receipt_bytes)
-
-    def save(name: str, array: NDArray[Any]) -> str:
-        """Write an .npy file; the same array gives the same bytes."""
-        files[name] = work / "files" / name
-        files[name].parent.mkdir(parents=True, exist_ok=True)
-        with files[name].open("wb") as file:
-            np.save(file, np.ascontiguousarray(array), allow_pickle=False)
-        return name
-
-    def entry(name: str, candidate: Candidate) -> ArtifactEntry:
-        artifact = candidate.artifact
-        paths = {path: f"artifacts/{name}/{path.name}" for path in (artifact.path, *artifact.companions)}
-        files.update({inside: path for path, inside in paths.items()})
-        return ArtifactEntry(
-            id=name,
-            engine=artifact.engine,
-            precision=artifact.kind,
-            entry=paths[artifact.path],
-            files=tuple(sorted(paths.values())),
-            golden_outputs=tuple(save(f"golden/{name}/{i}.npy", array) for i, array in enumerate(candidate.golden)),
-            golden_atol=golden.tolerances[name],
-            accuracy=candidate.result.accuracy,
-            tools={"edgert": __version__, **artifact.tools},
-        )
-
-    before = request.preprocess
-    if isinstance(before, Text):
-        files[TOKENIZER] = Path(before.tokenizer)
-        before = replace(before, tokenizer=TOKENIZER)
-    inputs = tuple(save(f"golden/inputs/{i}.npy", array) for i, array in enumerate(golden.inputs))
-    raw = "" if golden.raw is None else save("golden/raw.npy", golden.raw)
-    artifacts = tuple(entry(name, candidate) for name, candidate in all_packed(choices).items())
+    files = _Files(work)
+    files.paths[receipt.PATH] = work / receipt.PATH
+    files.paths[receipt.PATH].write_bytes(receipt_bytes)
+    rule = request.preprocess
+    if isinstance(rule, Text):
+        files.paths[TOKENIZER] = Path(rule.tokenizer)
+        rule = replace(rule, tokenizer=TOKENIZER)
+    inputs = tuple(files.save(f"golden/inputs/{i}.npy", array) for i, array in enumerate(golden.inputs))
+    raw = "" if golden.raw is None else files.save("golden/raw.npy", golden.raw)
+    packed = all_packed(choices).items()
+    artifacts = tuple(files.add(name, candidate, golden.tolerances[name]) for name, candidate in packed)
     manifest = Manifest(
         model=request.model,
         release=request.release,
         inputs=request.source.inputs,
         outputs=request.source.outputs,
-        files=tuple(_file_entry(name, files[name]) for name in sorted(files)),
+        files=files.entries(),
         artifacts=artifacts,
         targets=tuple(_target(choice) for choice in choices),
         golden_inputs=inputs,
         source_sha256=request.source.sha256,
         source_size_bytes=request.source.size_bytes,
-        preprocess=before if isinstance(before, Preprocess) else None,
-        sound=before if isinstance(before, Sound) else None,
-        series=before if isinstance(before, Series) else None,
-        text=before if isinstance(before, Text) else None,
+        preprocess=rule if isinstance(rule, Preprocess) else None,
+        sound=rule if isinstance(rule, Sound) else None,
+        series=rule if isinstance(rule, Series) else None,
+        text=rule if isinstance(rule, Text) else None,
         golden_raw=raw,
         classify=request.classify,
         detect=request.detect,
@@ -124,7 +101,46 @@ def write_contents(
         state=request.source.state,
         state_id=request.state_id,
     )
-    return Contents(manifest, files)
+    return Contents(manifest, files.paths)
+
+
+class _Files:
+    """The files of a bundle: `paths` maps each name in the bundle to the file on this host."""
+
+    def __init__(self, work: Path) -> None:
+        self._folder = work / "files"
+        self.paths: dict[str, Path] = {}
+
+    def save(self, name: str, array: NDArray[Any]) -> str:
+        """Write an .npy file and return its name; the same array gives the same bytes."""
+        path = self.paths[name] = self._folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("wb") as file:
+            np.save(file, np.ascontiguousarray(array), allow_pickle=False)
+        return name
+
+    def add(self, name: str, candidate: Candidate, tolerance: tuple[float, ...]) -> ArtifactEntry:
+        """Add the files of an artifact and its golden answers; return its entry in the manifest."""
+        artifact = candidate.artifact
+        names = {path: f"artifacts/{name}/{path.name}" for path in (artifact.path, *artifact.companions)}
+        self.paths.update({inside: path for path, inside in names.items()})
+        return ArtifactEntry(
+            id=name,
+            engine=artifact.engine,
+            precision=artifact.kind,
+            entry=names[artifact.path],
+            files=tuple(sorted(names.values())),
+            golden_outputs=tuple(
+                self.save(f"golden/{name}/{i}.npy", array) for i, array in enumerate(candidate.golden)
+            ),
+            golden_atol=tolerance,
+            accuracy=candidate.result.accuracy,
+            tools={"edgert": __version__, **artifact.tools},
+        )
+
+    def entries(self) -> tuple[FileEntry, ...]:
+        """Return size and hash of every file, by name."""
+        return tuple(_file_entry(name, self.paths[name]) for name in sorted(self.paths))
 
 
 def _buckets(source: SourceModel, golden: Golden) -> Buckets | None:

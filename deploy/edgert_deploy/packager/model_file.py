@@ -74,7 +74,7 @@ def _value(path: Path, key: str, value: Any) -> Any:
     elif key in FLAGS:
         _check(path, key, value, isinstance(value, bool), "true or false")
     elif key in LISTS:
-        is_list = isinstance(value, list) and bool(value) and all(isinstance(one, str) for one in value)
+        is_list = isinstance(value, list) and bool(value) and all(isinstance(item, str) for item in value)
         _check(path, key, value, is_list, 'a list of text, as ["one", "two"]')
     else:
         near = difflib.get_close_matches(key, KEYS, n=1)

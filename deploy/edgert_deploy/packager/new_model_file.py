@@ -68,8 +68,8 @@ def model_file_text(source: SourceModel, given: Mapping[str, Any]) -> str:
         _line("expires", "90d", "devices install it until then", unset=True),
         "",
         f"# Samples: .npz or folders with arrays {_arrays(source)}; folders of images; or module:function.",
-        _line("calibration", _found(folder, "calibration"), "to quantize with: at least 10"),
-        _line("holdout", _found(folder, "holdout"), "to judge by: at least 8, none of them used for training"),
+        _line("calibration", _existing_file(folder, "calibration"), "to quantize with: at least 10"),
+        _line("holdout", _existing_file(folder, "holdout"), "to judge by: at least 8, none of them used for training"),
         "",
         *_processing_lines(source, detector, classes),
         "",
@@ -123,7 +123,7 @@ def _quoted(text: str) -> str:
     return f'"{escaped}"'
 
 
-def _found(folder: Path, name: str) -> str:
+def _existing_file(folder: Path, name: str) -> str:
     return next((path for path in (f"{name}.npz", name) if (folder / path).exists()), f"{name}.npz")
 
 
@@ -166,7 +166,9 @@ def _is_detector(source: SourceModel) -> bool:
         assert isinstance(rule, Detect)
         boxes = next(spec for spec in source.outputs if spec.name in rule.outputs)
         anchors = max(boxes.shape[1:])
-        if any(one is not boxes and len(one.shape) == 3 and anchors in one.shape[1:] for one in source.outputs):
+        if any(
+            output is not boxes and len(output.shape) == 3 and anchors in output.shape[1:] for output in source.outputs
+        ):
             return False  # boxes and scores apart, which count from anchors that the model does not hold
         height, width = image.shape[2:] if _layout(image) == "nchw" else image.shape[1:3]
         cells = [sum(-(-height // side) * -(-width // side) for side in grid) for grid in GRIDS]

@@ -141,21 +141,21 @@ def _overlap_warnings(request: BuildRequest) -> list[str]:
 
 def _constant_warnings(request: BuildRequest) -> list[str]:
     """Return a sentence for each input whose samples are all the same: they prove no more than one."""
-    found = []
+    texts = []
     for kind, samples in (("calibration", request.calibration), ("hold-out", request.holdout)):
         for name in constant_inputs(samples):
             values = samples.inputs[name][0]
             same = f"is {values.flat[0]} everywhere" if values.size and values.min() == values.max() else "is the same"
-            found.append(
+            texts.append(
                 f"input {name!r} {same} in all {len(samples)} {kind} samples, which prove no more than one: "
                 "check how they are made, and give samples that differ as the field's do"
             )
-    return found
+    return texts
 
 
 def _space_needed(request: BuildRequest, targets: tuple[TargetRequest, ...]) -> int:
     """Return about how many bytes a build writes to its temporary folder."""
     artifacts = sum(len(target.engines) + target.with_reference for target in targets)
-    samples = sum(array.nbytes for one in (request.calibration, request.holdout) for array in one.inputs.values())
+    samples = sum(array.nbytes for arrays in (request.calibration, request.holdout) for array in arrays.inputs.values())
     copies = COPIES_ON_THE_WAY + COPIES_OF_ARTIFACT * artifacts
     return max(SPACE_BYTES_MIN, samples + copies * request.source.size_bytes)

@@ -86,8 +86,8 @@ def _target(choice: Choice) -> dict[str, Any]:
     return {
         "profile": choice.profile.name,
         "artifacts": [candidate.id for candidate in choice.packed],
-        "left_out": [vars(one) for one in choice.left_out],
-        "not_built": [vars(one) for one in choice.not_built],
+        "left_out": [vars(entry) for entry in choice.left_out],
+        "not_built": [vars(entry) for entry in choice.not_built],
         "warnings": list(choice.warnings),
         "mixed_precision": [{"engine": engine, **_search(search)} for engine, search in choice.searches],
         "times": [{"id": name, **vars(choice.timings[name])} for name in sorted(choice.timings)],

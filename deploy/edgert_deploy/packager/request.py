@@ -114,7 +114,7 @@ def target_requests(request: BuildRequest) -> tuple[TargetRequest, ...]:
 
 
 def _precisions(asked: str) -> tuple[Precision, ...]:
-    return tuple(one for one in ALL_PRECISIONS if asked in ("auto", one))
+    return tuple(precision for precision in ALL_PRECISIONS if asked in ("auto", precision))
 
 
 def _check_recipe(request: BuildRequest) -> None:
@@ -123,7 +123,7 @@ def _check_recipe(request: BuildRequest) -> None:
     if request.recipe and not any(request.recipe in names for names in known.values()):
         listed = "; ".join(f"{engine}: {', '.join(names)}" for engine, names in known.items())
         raise ConfigInvalid(f"--recipe {request.recipe[:80]}: no engine of the targets has it. Known are {listed}")
-    if request.recipe and request.source.quantised:
+    if request.recipe and request.source.quantized:
         raise ConfigInvalid(
             f"--recipe {request.recipe}: the model is quantized already and keeps its own scales: leave it out"
         )
@@ -149,9 +149,9 @@ def check_request(request: BuildRequest, out: Path) -> None:
     _check_recipe(request)
     shared = overlap(request.calibration, request.holdout)
     if shared and not request.allow_overlap:
-        one, other = shared[0]
+        holdout_row, calibration_row = shared[0]
         raise CalibrationInvalid(
-            f"hold-out sample {one} is also calibration sample {other} ({len(shared)} of "
+            f"hold-out sample {holdout_row} is also calibration sample {calibration_row} ({len(shared)} of "
             f"{counted(len(request.holdout), 'hold-out sample')}): remove it from one of them. With --allow-overlap the gate accepts it, and proves less"
         )
 

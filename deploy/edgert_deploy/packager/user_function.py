@@ -24,8 +24,8 @@ def is_function(text: str) -> bool:
 
 def in_folder(folder: Path, text: str) -> str:
     """Return the name of a function that is searched in `folder` first, unless it names a folder itself."""
-    found = NAME.fullmatch(text)
-    return text if found is None else str(folder / text)
+    match = NAME.fullmatch(text)
+    return text if match is None else str(folder / text)
 
 
 def plain_name(name: str) -> str:
@@ -35,10 +35,10 @@ def plain_name(name: str) -> str:
 
 def user_function(name: str) -> Callable[..., Any]:
     """Return the function called `name`. Raises ConfigInvalid, and what the module itself raises."""
-    found = NAME.fullmatch(name)
-    assert found is not None  # `is_function` has looked
-    module, attribute = found["module"], found["function"]
-    folders = list(dict.fromkeys([str(Path(found["folder"] or ".").resolve()), str(Path.cwd())]))
+    match = NAME.fullmatch(name)
+    assert match is not None  # `is_function` has looked
+    module, attribute = match["module"], match["function"]
+    folders = list(dict.fromkeys([str(Path(match["folder"] or ".").resolve()), str(Path.cwd())]))
     sys.path[:0] = folders
     try:
         function: Any = importlib.import_module(module)

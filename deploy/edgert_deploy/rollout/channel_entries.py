@@ -58,10 +58,10 @@ def without_model(entries: Entries, model: str) -> Entries:
 
 def newest_of(entries: Entries, model: str, channel: str) -> Entry:
     """Return the entry of the newest release of `model`. Raises ConfigInvalid where there is none."""
-    found = next((entry for entry in entries if entry.model == model), None)
-    if found is None:
+    newest = next((entry for entry in entries if entry.model == model), None)
+    if newest is None:
         raise ConfigInvalid(f"channel {channel} has no model {model}: it has {_models(entries)}")
-    return found
+    return newest
 
 
 def _first_of_each(entries: Entries) -> list[Entry]:

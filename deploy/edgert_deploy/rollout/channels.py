@@ -45,11 +45,11 @@ class Seen:
 
     def keep(self, repository: Repository, channel: str, counter: int) -> None:
         """Raises StorageFailed."""
-        found = self._read()
-        if found.get(f"{repository} {channel}", 0) < counter:
+        current = self._read()
+        if current.get(f"{repository} {channel}", 0) < counter:
             with storing(f"cannot write {self._path}"):
                 self._path.parent.mkdir(parents=True, exist_ok=True)
-                text = json.dumps(found | {f"{repository} {channel}": counter}, indent=1, sort_keys=True)
+                text = json.dumps(current | {f"{repository} {channel}": counter}, indent=1, sort_keys=True)
                 replace_file(self._path, text.encode(), shared=True)
 
     def _read(self) -> dict[str, int]:
@@ -120,11 +120,11 @@ class Channels:
         return statement
 
     def _read(self, channel: str) -> tuple[str, Statement]:
-        found = read_channel(self.registry, channel)
-        assert found is not None  # no digest was known
+        current = read_channel(self.registry, channel)
+        assert current is not None  # no digest was known
         repository = self.registry.repository
         try:
-            statement = read_statement(found[1], channel, self._trusted)
+            statement = read_statement(current[1], channel, self._trusted)
         except SignatureInvalid as error:
             known = ", ".join(key.key_id for key in self._trusted) or "none"
             raise SignatureInvalid(
@@ -137,7 +137,7 @@ class Channels:
                 "registry was restored from a copy, or is hostile"
             )
         self._seen.keep(repository, channel, statement.counter)
-        return found[0], statement
+        return current[0], statement
 
     def _next(
         self, channel: str, before: Statement | None, entries: Entries, lasts_s: float, revoked: tuple[str, ...]

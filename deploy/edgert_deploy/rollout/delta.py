@@ -29,9 +29,9 @@ from edgert_deploy.rollout.object_cache import ObjectCache
 
 FORMAT = 1
 PATCH_LEVEL = 9  # lower levels do not search; 19 takes many times as long and finds no more (docs/decisions/0010)
-WINDOW_LOG_MIN = 10  # of zstd
+WINDOW_LOG_MIN = 10  # zstd's least window
 WHOLE_LEVEL = 9
-_GOOD_PATCH_SHARE = 0.5  # of the file: below it, compression of the whole file is not tried
+_GOOD_PATCH_SHARE = 0.5  # a patch of a smaller share of the file is good: compression of the whole file is not tried
 _COMPRESSED_SHARE_MAX = 0.98  # else decompression is not worth it
 
 
@@ -128,8 +128,8 @@ class Deltas:
             bases = self._bases(new, has)
             key = _key(bundle, new, bases, has)
             with self._making[key]:
-                made = ObjectCache(self.folder / "deltas")
-                file = made.find(key) or self._make(bundle, new, bases, has, made, key)
+                deltas = ObjectCache(self.folder / "deltas")
+                file = deltas.find(key) or self._make(bundle, new, bases, has, deltas, key)
         files = bundle.manifest.files_for(target)
         patched = sum(part.how == "patch" for part in parts_of(file))
         whole = sum(entry.size_bytes for entry in files)
@@ -155,10 +155,10 @@ class Deltas:
         new: Sequence[FileEntry],
         bases: Mapping[str, str],
         has: DeviceFiles,
-        made: ObjectCache,
+        deltas: ObjectCache,
         key: str,
     ) -> Path:
-        with made.workshop() as shop:
+        with deltas.workshop() as shop:
             unpacked = Path(shop) / "files"
             unpacked.mkdir()
             bundle.unpack(unpacked, frozenset(entry.path for entry in new))
@@ -171,7 +171,7 @@ class Deltas:
             with (Path(shop) / "delta").open("wb") as out:
                 write_delta(out, bundle.envelope.raw, parts)
             self.objects.keep_files(new, unpacked)
-            return made.keep(key, Path(shop) / "delta")
+            return deltas.keep(key, Path(shop) / "delta")
 
 
 def make_patch(new: bytes, old: bytes) -> bytes:

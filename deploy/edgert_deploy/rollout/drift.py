@@ -55,34 +55,36 @@ class ModelDrift:
 
 def wanted_of(rollouts: Iterable[Rollout], inventory: str) -> dict[str, dict[str, Wanted]]:
     """Return the wanted releases by device and model, from `rollouts`, the newest first."""
-    found: dict[str, dict[str, Wanted]] = {}
+    by_device: dict[str, dict[str, Wanted]] = {}
     for rollout in rollouts:
         if rollout.inventory != inventory:  # the same names mean other devices there
             continue
         for device in rollout.devices:
             if rollout.has_release(device) or not (rollout.state is RolloutState.ABORTED or rollout.refused(device)):
                 wanted = Wanted(rollout.release, rollout.digest, rollout.id)
-                found.setdefault(device, {}).setdefault(rollout.model, wanted)
-    return found
+                by_device.setdefault(device, {}).setdefault(rollout.model, wanted)
+    return by_device
 
 
 def model_drifts(status: DeviceStatus, wanted: Mapping[str, Wanted]) -> list[ModelDrift]:
     """Return each model that the device has, or that is `wanted` there by rollouts or its channel."""
-    there, channel = {model.model: model for model in status.models}, status.channel
-    followed = {name: Wanted(one.release, one.digest, channel=channel.channel) for name, one in channel.wanted.items()}
+    by_model, channel = {model.model: model for model in status.models}, status.channel
+    followed = {
+        name: Wanted(entry.release, entry.digest, channel=channel.channel) for name, entry in channel.wanted.items()
+    }
     wanted = {**wanted, **followed}
-    return [_model(name, there.get(name), wanted.get(name)) for name in dict.fromkeys((*there, *wanted))]
+    return [_model(name, by_model.get(name), wanted.get(name)) for name in dict.fromkeys((*by_model, *wanted))]
 
 
 def device_drifts(status: DeviceStatus, own_version: str = __version__) -> list[Drift]:
     """Return the drift of the device itself: its daemon, its version of edgert."""
-    found = []
+    drifts = []
     if not status.daemon.running:
-        found.append(Drift("stopped", "the daemon is not running"))
+        drifts.append(Drift("stopped", "the daemon is not running"))
     if status.edgert != own_version:
         how = "older than" if numbers(status.edgert) < numbers(own_version) else "different from"
-        found.append(Drift("runtime", f"its edgert is {status.edgert}, {how} this host's {own_version}"))
-    return found
+        drifts.append(Drift("runtime", f"its edgert is {status.edgert}, {how} this host's {own_version}"))
+    return drifts
 
 
 def _model(name: str, there: ModelStatus | None, wanted: Wanted | None) -> ModelDrift:

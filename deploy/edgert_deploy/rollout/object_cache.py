@@ -71,13 +71,13 @@ class ObjectCache:
         return tempfile.TemporaryDirectory(prefix=".", dir=self.folder)
 
     def _evict(self, but: Path) -> None:
-        found = []
+        objects = []
         for path in self.folder.iterdir():
             with contextlib.suppress(OSError):
                 if path.is_file():
-                    found.append((path.stat().st_mtime, path.stat().st_size, path))
-        left = sum(size for _, size, _ in found)
-        for _, size, path in sorted(found):
-            if left > self.bytes_max and path != but:
+                    objects.append((path.stat().st_mtime, path.stat().st_size, path))
+        bytes_left = sum(size for _, size, _ in objects)
+        for _, size, path in sorted(objects):
+            if bytes_left > self.bytes_max and path != but:
                 path.unlink(missing_ok=True)
-                left -= size
+                bytes_left -= size

@@ -137,7 +137,7 @@ def _refuse_during_trial(found: str, model: str, facts: DeviceStatus) -> None:
 
     A roll-back is refused as long as a deployment has the model's claim.
     """
-    claim = next((one for one in facts.claims if one.model == model), None)
+    claim = next((each for each in facts.claims if each.model == model), None)
     if claim is not None:
         raise DeployUnderWay(f"{found}, deployed by {claim.by} since {claim.since}: wait for its end, then try again")
     raise TransitionRefused(f"{found}: wait for its end, or end it with: edgert rollback {model} {facts.device}")

@@ -126,11 +126,11 @@ class Record:
     @classmethod
     def read(cls, lines: Iterable[str]) -> Record:
         """Read the lines of a record, in any order. Raises ValueError, KeyError, TypeError or ConfigInvalid."""
-        found = [(json.loads(line), line) for line in set(lines)]
-        heads = [value["rollout"] for value, _ in found if "rollout" in value]
+        parsed = [(json.loads(line), line) for line in set(lines)]
+        heads = [value["rollout"] for value, _ in parsed if "rollout" in value]
         if len(heads) != 1:
             raise ValueError(f"{len(heads)} of its lines name the rollout; one must")
-        events = sorted((int(value["n"]), line, value) for value, line in found if "rollout" not in value)
+        events = sorted((int(value["n"]), line, value) for value, line in parsed if "rollout" not in value)
         return cls(_after(_head_from_json(heads[0]), (event for *_, event in events)), events[-1][0] if events else 0)
 
     def to(self, rollout: Rollout) -> tuple[Record, list[str]]:
@@ -201,7 +201,7 @@ class _Event:
 
 def _head_as_json(rollout: Rollout) -> dict[str, Any]:
     limits = None if rollout.limits is None else vars(rollout.limits)
-    plain = {one.name: getattr(rollout, one.name) for one in fields(Head)}
+    plain = {entry.name: getattr(rollout, entry.name) for entry in fields(Head)}
     return {**plain, "devices": list(rollout.devices), "strategy": rollout.strategy.as_json(), "limits": limits}
 
 

@@ -77,13 +77,13 @@ class RolloutStore:
 
     def all(self) -> list[Rollout]:
         """Return the rollouts, the newest first. One that cannot be read is left out, with a note."""
-        found = []
+        rollouts = []
         for id in self.ids():
             try:
-                found.append(self.read(id))
+                rollouts.append(self.read(id))
             except ConfigInvalid as error:
                 self._note(f"left out: {error.message}")
-        return sorted(found, key=lambda rollout: rollout.order, reverse=True)
+        return sorted(rollouts, key=lambda rollout: rollout.order, reverse=True)
 
     def read(self, id: str) -> Rollout:
         """Return one rollout. Raises ConfigInvalid."""
@@ -91,17 +91,17 @@ class RolloutStore:
 
     def find(self, beginning: str) -> Rollout:
         """Return the one rollout whose id is, or begins with, `beginning`. Raises ConfigInvalid."""
-        found = [id for id in self.ids() if id.startswith(beginning)]
-        if beginning not in found and len(found) > 1:
-            raise ConfigInvalid(f"{beginning!r} begins the ids of {', '.join(found[:5])}: write more of it")
-        return self.read(found[0] if len(found) == 1 else beginning)
+        matching = [id for id in self.ids() if id.startswith(beginning)]
+        if beginning not in matching and len(matching) > 1:
+            raise ConfigInvalid(f"{beginning!r} begins the ids of {', '.join(matching[:5])}: write more of it")
+        return self.read(matching[0] if len(matching) == 1 else beginning)
 
     def last(self) -> Rollout:
         """Return the newest rollout. Raises ConfigInvalid if there is none."""
-        found = self.all()
-        if not found:
+        rollouts = self.all()
+        if not rollouts:
             raise ConfigInvalid(f"there is no rollout in {self.folder}; start one with: edgert deploy")
-        return found[0]
+        return rollouts[0]
 
     def begin(self, rollout: Rollout) -> Rollout:
         """Give a new rollout its number and its id, and write it. Raises ConfigInvalid."""
@@ -148,16 +148,16 @@ class RolloutStore:
         Raises ConfigInvalid if another process holds it.
         """
         taken = ConfigInvalid(f"rollout {id} is running in another process; follow it with: edgert rollout status {id}")
-        with ExitStack() as held:
+        with ExitStack() as locks:
             try:
                 self._make()
                 # `is_at_work` holds the lock for an instant, too.
-                held.enter_context(locked(self.path(id, _LOCK), LOCK_S_MAX))
+                locks.enter_context(locked(self.path(id, _LOCK), LOCK_S_MAX))
             except BlockingIOError as error:
                 raise taken from error
             except OSError as error:
                 raise self._unusable("lock a rollout in", error) from error
-            if self._team is not None and not held.enter_context(self._team.locked(id)):
+            if self._team is not None and not locks.enter_context(self._team.locked(id)):
                 raise taken
             self.sync()  # its last holder may have written since
             yield
@@ -193,8 +193,8 @@ class RolloutStore:
 
         Raises OSError.
         """
-        found = self.path(id).stat()
-        return found.st_ino, found.st_mtime_ns, found.st_size
+        stat = self.path(id).stat()
+        return stat.st_ino, stat.st_mtime_ns, stat.st_size
 
     @property
     def has_team(self) -> bool:
@@ -239,11 +239,11 @@ class RolloutStore:
         """Return the mark of this host's copy of a record."""
         if not self.path(id).exists():
             return 0, 0
-        stamp, kept = self.stamp(id), self._marks.get(id)
-        if kept is None or kept[0] != stamp:
+        stamp, known = self.stamp(id), self._marks.get(id)
+        if known is None or known[0] != stamp:
             digests = [digest_of(line) for line in set(self._lines(id))]
-            kept = self._marks[id] = stamp, (len(digests), sum(digest % 2**31 for digest in digests))
-        return kept[1]
+            known = self._marks[id] = stamp, (len(digests), sum(digest % 2**31 for digest in digests))
+        return known[1]
 
     def _write(self, rollout: Rollout) -> list[str]:
         """Write what changed, and return its lines."""
@@ -319,8 +319,8 @@ def _newest(ids: Iterable[str]) -> list[str]:
 
 def _number(id: str) -> int:
     """Return the number in an id that `begin` made."""
-    found = _NUMBER.search(id)
-    return int(found[1]) if found else 0
+    match = _NUMBER.search(id)
+    return int(match[1]) if match else 0
 
 
 def _cut_unfinished(file: int) -> None:

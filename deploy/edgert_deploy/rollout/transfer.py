@@ -47,7 +47,7 @@ class Transfer:
     def send(self, facts: DeviceStatus) -> None:
         """Send what the device lacks to its incoming folder."""
         begun = time.monotonic()
-        self._put(self._chosen(facts))
+        self._upload(self._chosen(facts))
         self.send_s = time.monotonic() - begun
 
     def install(self, claim: HeldClaim) -> None:
@@ -58,7 +58,7 @@ class Transfer:
             if self.sent_bytes >= self.request.offer.size_bytes:
                 raise
             self.progress(f"{error.message}; sending the whole bundle instead")
-            self._put(self.request.bundle)
+            self._upload(self.request.bundle)
             self._install(claim)
 
     def remove(self) -> None:
@@ -86,7 +86,7 @@ class Transfer:
         self.progress(f"sending {delta.described()}")
         return delta.path
 
-    def _put(self, path: Path) -> None:
+    def _upload(self, path: Path) -> None:
         tenths = _byte_progress(self.progress, self.request.stop)
 
         def on_bytes(done: int, total: int) -> None:

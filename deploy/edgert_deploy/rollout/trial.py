@@ -18,8 +18,8 @@ from edgert_deploy.rollout.plan import Plan, Step
 SLICE_S = 5.0  # how long one question waits on the device; between two of them Ctrl-C takes effect
 RETRY_S = 2.0
 QUESTION_S_MAX = 60.0
-REPORT_SHARE = 0.25  # of the watch, between two lines of progress
-GRACE_S = 60.0  # for a slow device to report its decision after the end of the trial
+REPORT_SHARE = 0.25  # the share of the watch between two lines of progress
+GRACE_S = 60.0  # a slow device may report its decision so long after the end of the trial
 
 
 def watch_trial(
@@ -40,17 +40,17 @@ def watch_trial(
             raise Interrupted(f"interrupted in the middle of {Step.WATCH.value}")
         try:
             words = ("trial", plan.model, "--digest", plan.digest, "--wait-s", f"{SLICE_S:g}")
-            found = claim.call(*words, timeout_s=SLICE_S + QUESTION_S_MAX)
+            result = claim.call(*words, timeout_s=SLICE_S + QUESTION_S_MAX)
         except DeviceUnreachable as error:
             if clock() >= until:
                 raise
             progress(f"{error.message}; the trial goes on there, trying again")
             time.sleep(RETRY_S)
             continue
-        state = str(found.get("state"))
+        state = str(result.get("state"))
         if state in ("held", "kept"):
-            progress(f"all limits held: {found.get('text', '')}")
-            return {key: found[key] for key in ("state", "readings", "text") if key in found}
+            progress(f"all limits held: {result.get('text', '')}")
+            return {key: result[key] for key in ("state", "readings", "text") if key in result}
         if state not in ("loading", "watching", "filling"):
             raise RolledBack(f"{name}: release {plan.release} of {plan.model} is no longer on trial")
         if clock() >= until + GRACE_S:
@@ -58,7 +58,7 @@ def watch_trial(
                 f"{name} has not judged release {plan.release} of {plan.model} by the end of its trial. Its daemon may "
                 f"hang: look with edgert logs {name}, then edgert doctor {name}"
             )
-        left_s = float(found.get("left_s", limits.watch_s))
+        left_s = float(result.get("left_s", limits.watch_s))
         if left_s <= report_at_s:
             report_at_s -= limits.watch_s * REPORT_SHARE
-            progress(f"{left_s:.0f} s left: {found.get('text', '')}")
+            progress(f"{left_s:.0f} s left: {result.get('text', '')}")

@@ -41,7 +41,12 @@ from edgert.versions.slots import SlotState, Version
 from edgert.worker_link import channel
 from edgert.worker_link.load_order import LoadOrder
 
-ALARMING = ("degraded", "restarting", "quarantined", "failed")  # of the states that `edgertd status` shows
+ALARMING = (
+    "degraded",
+    "restarting",
+    "quarantined",
+    "failed",
+)  # the states, as `edgertd status` shows them, that are alarms
 
 Settled = Callable[[EdgeRTError | None], None]
 
@@ -107,7 +112,7 @@ class ModelService:
             self.workers.abandon()
         if slots.live is None:
             self.workers.retire()
-            self._rest(ModelState.STOPPED)
+            self._serve_none(ModelState.STOPPED)
         elif serving is not None and serving.runs(slots.live):
             self._settle(None)
         elif self.workers.loading is None:
@@ -245,7 +250,7 @@ class ModelService:
     def _bring_up(self, slots: SlotState, version: Version) -> None:
         """Load `version` if it is wanted and there is memory."""
         if self.asked_at_s is None and not (self.trial.in_progress or self.workers.serving):
-            self._rest(ModelState.UNLOADED)
+            self._serve_none(ModelState.UNLOADED)
             return
         self._restarts.starts(version.digest)
         try:
@@ -272,7 +277,7 @@ class ModelService:
             self._report("no_room", {"release": version.release, "reason": fault.message})
         self._settle(fault)
 
-    def _rest(self, idle: ModelState) -> None:
+    def _serve_none(self, idle: ModelState) -> None:
         """Serve no version for now; if a fault is the reason, that is what clients are told."""
         self._idle = ModelState.FAILED if self.fault else idle
         self._settle(None)

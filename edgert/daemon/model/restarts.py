@@ -8,7 +8,7 @@ from edgert.backoff import STABLE_S, Backoff
 
 CRASHES_MAX = 3
 RESTART_PAUSES_S = (0.1, 0.5)
-QUARANTINE_PAUSES_S = (30.0, 60.0, 120.0, 300.0, 600.0)  # from CRASHES_MAX on
+QUARANTINE_PAUSES_S = (30.0, 60.0, 120.0, 300.0, 600.0)  # the pauses from CRASHES_MAX crashes on
 
 
 class Restarts:

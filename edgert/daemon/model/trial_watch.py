@@ -22,10 +22,10 @@ from edgert.versions.slots import SlotState
 from edgert.versions.trial_limits import FILL_S_MAX, LOOKS_TO_BREAK, REQUESTS_MIN, Broken, Readings, TrialLimits, broken
 from edgert.worker_link import channel
 
-PERIOD_SHARE = 1 / 60  # of the watch
+PERIOD_SHARE = 1 / 60  # the time between two looks, as a share of the watch
 PERIOD_S_MIN, PERIOD_S_MAX = 0.2, 5.0
-SILENT_S_MAX = 15.0  # for a worker that reports no figures
-FILL_GRACE_S = 30.0  # for the last golden sample
+SILENT_S_MAX = 15.0  # a worker that reports no figures for longer fails the watch
+FILL_GRACE_S = 30.0  # the time that the last golden sample may take beyond the watch
 
 
 class Phase(str, Enum):
@@ -112,10 +112,10 @@ class TrialWatch:
         if ended and self._too_few():
             self._fill()
             return
-        found = broken(self.limits, self.readings, at_end=ended)
-        self._streak = self._streak + 1 if found else 0
-        if found and (ended or self._streak >= LOOKS_TO_BREAK):
-            self._break(found[0])
+        reasons = broken(self.limits, self.readings, at_end=ended)
+        self._streak = self._streak + 1 if reasons else 0
+        if reasons and (ended or self._streak >= LOOKS_TO_BREAK):
+            self._break(reasons[0])
         elif ended:
             self.phase = Phase.HELD
 

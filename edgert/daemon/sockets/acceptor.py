@@ -100,9 +100,9 @@ class Acceptor:
             oldest = next(iter(self._pending.values()))
             self._drop(oldest, Overloaded("too many connections that send no hello", retry_after_s=0.5))
         self._pending[pending.sock] = pending
-        self._selector.register(pending.sock, selectors.EVENT_READ, lambda: self._more(pending))
+        self._selector.register(pending.sock, selectors.EVENT_READ, lambda: self._receive_more(pending))
 
-    def _more(self, pending: _PendingHello) -> None:
+    def _receive_more(self, pending: _PendingHello) -> None:
         if pending.sock in self._pending:  # else it was dropped earlier in this turn
             self._read(pending)
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from edgert import machine as host
 from edgert.log import log
 
-PARTIAL_S_MAX = 7 * 86400.0  # after the last byte of an interrupted transfer
-LEFT_S_MAX = 86400.0  # for complete files and folders: an install, a bench
+PARTIAL_S_MAX = 7 * 86400.0  # how long an interrupted transfer is kept after its last byte
+LEFT_S_MAX = 86400.0  # how long complete files and folders are kept: those of an install, of a bench
 WATCHED_S_MIN = 6 * 3600.0
 CHECK_S = 3600.0
 
@@ -38,14 +38,14 @@ class IncomingFolder:
         wall_s, may_remove, seen = self.wall_clock(), self.clock_synced() is not False, {}
         for path in self._entries():
             try:
-                found = path.lstat()
+                stat = path.lstat()
             except OSError:  # its command has just removed it
                 continue
-            known = (path.name, found.st_size, found.st_mtime)
+            known = (path.name, stat.st_size, stat.st_mtime)
             seen[known] = self._seen.get(known, now_s)
             limit_s = PARTIAL_S_MAX if path.name.endswith(".part") else LEFT_S_MAX
             watched = now_s - seen[known] >= WATCHED_S_MIN
-            if may_remove and watched and wall_s - found.st_mtime > limit_s:
+            if may_remove and watched and wall_s - stat.st_mtime > limit_s:
                 self._remove(path)
         self._seen = seen
 

@@ -39,8 +39,8 @@ def sole_daemon(state: StateDir) -> Iterator[int | None]:
             raise DeviceError(f"a daemon runs on {state.root} already; stop it with: edgertd stop") from error
         except OSError as error:
             raise StorageFailed(f"cannot lock {state.pid}: {error.strerror}") from error
-        found = os.fstat(descriptor)
-        yield found.st_ino if stat.S_ISREG(found.st_mode) else None
+        status = os.fstat(descriptor)
+        yield status.st_ino if stat.S_ISREG(status.st_mode) else None
 
 
 def raise_descriptor_limit() -> None:

@@ -48,8 +48,8 @@ def _keeps(manager: str, state: Path, active: bool) -> bool:
         done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=ANSWER_S_MAX)
     except (OSError, subprocess.TimeoutExpired):
         return False
-    found = dict(line.partition("=")[::2] for line in done.stdout.splitlines())
-    used = found.get("ActiveState") not in ("inactive", "failed")
+    properties = dict(line.partition("=")[::2] for line in done.stdout.splitlines())
+    used = properties.get("ActiveState") not in ("inactive", "failed")
     if not active:
-        used = used or found.get("UnitFileState", "").startswith("enabled")
-    return used and f" --state {state} serve " in found.get("ExecStart", "")
+        used = used or properties.get("UnitFileState", "").startswith("enabled")
+    return used and f" --state {state} serve " in properties.get("ExecStart", "")

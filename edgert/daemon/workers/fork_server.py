@@ -19,7 +19,7 @@ from typing import Protocol
 from edgert.log import log
 from edgert.worker_link import channel
 
-ANSWER_S_MAX = 5.0  # for an exit code; a fork takes milliseconds
+ANSWER_S_MAX = 5.0  # the longest wait for an exit code; a fork takes milliseconds
 
 
 class Process(Protocol):

@@ -12,9 +12,9 @@ from edgert.daemon.workers.worker_process import WorkerProcess
 from edgert.daemon.workers.worker_set import WorkerSet
 from edgert.errors import EngineFailed
 
-CHECK_S_MAX = 30.0  # between checks of a worker; the length of a run is exact all the same
+CHECK_S_MAX = 30.0  # the time between checks of a worker; the length of a run is exact all the same
 MEMORY_CHECK_S = 2.0  # while a worker's memory is limited
-MEMORY_HARD_SHARE = 1.25  # of the limit: a worker beyond it is killed instead of replaced
+MEMORY_HARD_SHARE = 1.25  # a worker beyond so many times its limit is killed instead of replaced
 RECYCLE_PAUSE_S = 60.0
 
 

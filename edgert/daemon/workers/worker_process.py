@@ -21,8 +21,8 @@ from edgert.worker_link.run_page import RunPage
 
 STOP_S_MAX = 25.0
 LOAD_S_MAX = 180.0
-PROGRESS_S_MAX = 900.0  # between two progress lines of an engine, such as TensorRT building a plan
-EXIT_S_MAX = 1.0  # from the end of the channel to the end of the process
+PROGRESS_S_MAX = 900.0  # the longest time between two progress lines of an engine, such as TensorRT building a plan
+EXIT_S_MAX = 1.0  # the longest time from the end of the channel to the end of the process
 
 
 @dataclass(eq=False)

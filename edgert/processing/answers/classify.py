@@ -40,8 +40,8 @@ class Classifier:
         if rule.smooth is None or windows is None:
             return self._decided(shares)
         ends = np.cumsum(windows)[:-1]
-        found = [self.smoothed(signal, before) for signal in np.split(shares, ends)]
-        return np.concatenate([classes for classes, _ in found]), np.concatenate([shares for _, shares in found])
+        smoothed = [self.smoothed(signal, before) for signal in np.split(shares, ends)]
+        return np.concatenate([classes for classes, _ in smoothed]), np.concatenate([shares for _, shares in smoothed])
 
     def shares(self, scores: NDArray[Any]) -> NDArray[np.float32]:
         """Return the scores that thresholds and smoothing are about: probabilities where the rule says so."""
@@ -62,15 +62,15 @@ class Classifier:
         there = np.minimum(np.arange(1, len(shares) + 1), smooth.windows)[:, None]
         mean = np.divide(_running_sum(shares, smooth.windows), there, dtype=np.float32)
         if smooth.rule == "mean":
-            classes, found = self._decided(mean)
-            return classes[known:], found[known:]
+            classes, scores = self._decided(mean)
+            return classes[known:], scores[known:]
         needed = smooth.windows if smooth.rule == "all" else smooth.windows // 2 + 1
         votes = _running_sum(self._decided(shares)[0] == np.arange(shares.shape[1]), smooth.windows)
         best = votes.argmax(axis=1, keepdims=True)
         enough = np.take_along_axis(votes, best, axis=1) >= needed
         classes = np.where(enough, best, NONE).astype(np.int64)
-        found = np.where(enough, np.take_along_axis(mean, best, axis=1), np.float32(0))
-        return classes[known:], found[known:]
+        scores = np.where(enough, np.take_along_axis(mean, best, axis=1), np.float32(0))
+        return classes[known:], scores[known:]
 
     def _decided(self, shares: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         if self._always:
@@ -78,9 +78,9 @@ class Classifier:
         allowed = shares >= self._least
         if self._none:
             allowed &= shares > shares[:, self._none].max(axis=1, keepdims=True)
-        classes, found = top_k(np.where(allowed, shares, np.float32(-np.inf)), self._rule.top_k)
-        none = np.isneginf(found)
-        return np.where(none, NONE, classes), np.where(none, np.float32(0), found)
+        classes, scores = top_k(np.where(allowed, shares, np.float32(-np.inf)), self._rule.top_k)
+        none = np.isneginf(scores)
+        return np.where(none, NONE, classes), np.where(none, np.float32(0), scores)
 
 
 def _running_sum(rows: NDArray[Any], count: int) -> NDArray[np.float32]:

@@ -44,7 +44,7 @@ def detections(
     those of the model's image.
     """
     images, room = len(outputs[0]), rule.detections_max
-    found = Detections(
+    detected = Detections(
         np.zeros((images, room, 4), np.float32),
         np.zeros((images, room), np.float32),
         np.full((images, room), -1, np.int64),
@@ -54,11 +54,11 @@ def detections(
         boxes, scores, classes = candidates(rule, [array[i] for array in outputs], size)
         placement = Placement(size[1], size[0]) if placements is None else placements[i]
         boxes = in_source(boxes, placement)
-        kept = suppress(boxes, classes, rule.iou_threshold, room)
-        count = found.counts[i] = len(kept)
-        found.boxes[i, :count], found.scores[i, :count] = boxes[kept], scores[kept]
-        found.classes[i, :count] = classes[kept]
-    return found
+        rows = suppress(boxes, classes, rule.iou_threshold, room)
+        count = detected.counts[i] = len(rows)
+        detected.boxes[i, :count], detected.scores[i, :count] = boxes[rows], scores[rows]
+        detected.classes[i, :count] = classes[rows]
+    return detected
 
 
 def candidates(
@@ -68,7 +68,7 @@ def candidates(
 
     Corners are in the model's pixels. Best first, at most CANDIDATES_MAX, without values that are not finite.
     """
-    boxes, objectness, scores = _parts(rule, arrays)
+    boxes, objectness, scores = _boxes_and_scores(rule, arrays)
     axis = 0 if rule.form == "channels_first" else 1
     with np.errstate(over="ignore", invalid="ignore"):
         best = scores.max(axis=axis)
@@ -140,7 +140,7 @@ def in_source(boxes: NDArray[np.float32], placement: Placement) -> NDArray[np.fl
     return np.asarray(((boxes - offset) / scale).clip(0, limit), np.float32)
 
 
-def _parts(rule: Detect, arrays: Sequence[Array]) -> tuple[Array, Array | None, Array]:
+def _boxes_and_scores(rule: Detect, arrays: Sequence[Array]) -> tuple[Array, Array | None, Array]:
     """Return views of the boxes, objectness and scores of one image."""
     first = rule.form == "channels_first"
     if rule.scores:

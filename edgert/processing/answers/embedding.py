@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from edgert.bundle.text_rules import Embed
 
-LENGTH_MIN = 1e-12  # of a vector that is divided by its length, as in PyTorch's normalize
+LENGTH_MIN = 1e-12  # a shorter vector is divided by this length, as in PyTorch's normalize
 
 
 def embedded(rule: Embed, states: NDArray[Any], mask: NDArray[Any] | None) -> NDArray[np.float32]:

@@ -25,10 +25,10 @@ from edgert.bundle.rules import Preprocess, Resize
 from edgert.errors import DeadlineExceeded, EngineMissing, RequestError
 from edgert.processing.images.placement import Placement, plan
 
-STORED_PIXELS_MAX = 64 * 1024**2  # in a file's header
+STORED_PIXELS_MAX = 64 * 1024**2  # pixels that a file's header may state
 PIXELS_MAX = 16 * 1024**2  # decoded, a JPEG at its reduced size: 4 bytes each, twice during conversion
 PROGRESSIVE_PIXELS_MAX = 8 * 1024**2 + 512 * 1024  # 4K: the decoder holds all coefficients of such files
-SCANS_MAX = 64  # of a progressive file: each costs a pass over the whole image
+SCANS_MAX = 64  # scans of a progressive file: each costs a pass over the whole image
 SIDE_MAX = 32_768
 FORMATS = ("JPEG", "PNG")
 REDUCING_GAP = 1.5  # before interpolation, a frame keeps at least this many times the wanted size

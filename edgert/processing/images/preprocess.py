@@ -22,7 +22,7 @@ from edgert.processing.images.normalise import Normaliser
 from edgert.processing.images.placement import Placement
 from edgert.tensors import TensorSpec, fits
 
-EXPANDED_BYTES_MAX = 64 * 1024**2  # of what one request becomes, images or windows: a small file may hold a large image
+EXPANDED_BYTES_MAX = 64 * 1024**2  # the images or windows that one request becomes: a small file may hold a large image
 
 _TO_NCHW, _TO_NHWC = (0, 3, 1, 2), (0, 2, 3, 1)
 

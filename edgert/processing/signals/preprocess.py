@@ -27,7 +27,7 @@ from edgert.processing.signals.sound_features import SoundFeatures
 from edgert.processing.signals.wav import read_wav
 from edgert.tensors import TensorSpec, fits
 
-WINDOWS_MAX = 1024  # of one request
+WINDOWS_MAX = 1024  # windows of one request
 
 Floats = NDArray[np.float32]
 
@@ -76,11 +76,11 @@ class SignalPreprocessor:
     def windows(self, array: NDArray[Any]) -> tuple[Floats, list[int]]:
         """Return all windows [items, length(, channels)], and each signal's number. Raises RequestError."""
         rule = self._rule
-        found = [self._cut(signal, rule.lead) for signal in self._signals(array)]
-        if sum(map(len, found)) > WINDOWS_MAX:
-            raise RequestError(f"the request has {sum(map(len, found))} windows, at most {WINDOWS_MAX}: split it")
-        counts = [len(one) for one in found]
-        return self._bounded(found[0] if len(found) == 1 else np.concatenate(found)), counts
+        cut = [self._cut(signal, rule.lead) for signal in self._signals(array)]
+        if sum(map(len, cut)) > WINDOWS_MAX:
+            raise RequestError(f"the request has {sum(map(len, cut))} windows, at most {WINDOWS_MAX}: split it")
+        counts = [len(part) for part in cut]
+        return self._bounded(cut[0] if len(cut) == 1 else np.concatenate(cut)), counts
 
     @property
     def nothing_held(self) -> Floats:
@@ -88,24 +88,24 @@ class SignalPreprocessor:
         shape = (self._rule.lead,) if isinstance(self._rule, Sound) else (0, self._rule.channels)
         return np.zeros(shape, np.float32)
 
-    def next_windows(self, array: NDArray[Any], held: Floats, skip: int) -> tuple[Floats, Floats, int]:
-        """Return the windows that `array` completes after the values `held`, and what a session holds then.
+    def next_windows(self, array: NDArray[Any], rest: Floats, skip: int) -> tuple[Floats, Floats, int]:
+        """Return the windows that `array` completes after the values `rest`, and what a session holds then.
 
         `array` is one signal. The first `skip` values are left out, and as many as the last number says of those to
         come. Raises RequestError.
         """
         rule = self._rule
         if not rule.step:
-            return self.windows(array)[0], held, skip
+            return self.windows(array)[0], rest, skip
         if len(array) != 1 or array.dtype == np.uint8:
             raise RequestError("a session takes one signal in a request, and values, not a file: send [1, time]")
         signal = next(self._signals(array))
         allowed = isinstance(rule, Series) and rule.missing != "refuse"
         if np.isinf(signal).any() or (not allowed and np.isnan(signal).any()):  # held values would spoil later requests
             raise RequestError("the signal has values that are not finite: send it without them")
-        values = np.concatenate((held, signal[skip:]))
+        values = np.concatenate((rest, signal[skip:]))
         if len(values) < rule.length:
-            return np.empty((0, rule.length, *held.shape[1:]), np.float32), values, max(0, skip - len(signal))
+            return np.empty((0, rule.length, *rest.shape[1:]), np.float32), values, max(0, skip - len(signal))
         windows = self._bounded(self._cut(values, 0))
         begin = len(windows) * rule.step  # of the next window
         return windows, values[begin:].copy(), max(0, begin - len(values))
@@ -122,14 +122,14 @@ class SignalPreprocessor:
 
     def features(self, windows: Floats) -> Floats:
         """Return the model's tensor for `windows`. Raises RequestError for values that are not finite."""
-        made = self._features(windows)
+        features = self._features(windows)
         if isinstance(self._rule, Sound):
-            made = (made - self._mean) / self._std
-            if not np.isfinite(made).all():
+            features = (features - self._mean) / self._std
+            if not np.isfinite(features).all():
                 raise RequestError("the sound has values that are not finite; send samples from -1 to 1")
-        if made.shape[1:] != self._made:
-            made = made.transpose(0, 2, 1)
-        return np.ascontiguousarray(made).reshape(-1, *self._item_shape)
+        if features.shape[1:] != self._made:
+            features = features.transpose(0, 2, 1)
+        return np.ascontiguousarray(features).reshape(-1, *self._item_shape)
 
     def _signals(self, array: NDArray[Any]) -> Iterator[Floats]:
         """Yield each signal as [time] or [time, channels], in the rule's rate."""
@@ -187,9 +187,9 @@ def _alike(own: tuple[int, ...], signal: tuple[int, ...]) -> bool:
     return len(own) == len(signal) and all(-1 in (a, b) or a == b for a, b in zip(own, signal, strict=True))
 
 
-def _item_shape(item: tuple[int, ...], made: tuple[int, ...]) -> tuple[int, ...]:
+def _item_shape(item: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return the shape of the model's item, its open axes filled from those that the rule makes."""
     if -1 not in item:
         return item
-    lengths = iter(n for n in made if n != 1)
+    lengths = iter(n for n in shape if n != 1)
     return tuple(1 if n == 1 else next(lengths) for n in item)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from edgert.errors import RequestError
 
-FACTOR_MAX = 1000  # of the rates' ratio in lowest terms: 44,100 to 16,000 Hz is 160 / 441
+FACTOR_MAX = 1000  # each side of the rates' ratio in lowest terms: 44,100 to 16,000 Hz is 160 / 441
 _KAISER_BETA = 5.0
 _BLOCK = 16_384  # outputs at once, to bound the memory
 

@@ -38,8 +38,8 @@ class SeriesFeatures:
         values = completed(windows.transpose(0, 2, 1).astype(np.float64), rule.missing)
         mean, std = (np.asarray(v, np.float64)[:, None] for v in (rule.mean, rule.std))
         values = (values * rule.scale - mean) / std
-        made = list(self._made(values))
-        joined = made[0] if len(made) == 1 else np.concatenate(made, axis=2)
+        parts = list(self._features_of(values))
+        joined = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=2)
         joined = (joined - np.asarray(rule.feature_mean)) / np.asarray(rule.feature_std)
         with np.errstate(over="ignore"):
             out = np.asarray(joined, np.float32)
@@ -47,7 +47,7 @@ class SeriesFeatures:
             raise RequestError("the series gives features that are not finite: its values are too large")
         return out
 
-    def _made(self, values: Values) -> Iterator[Values]:
+    def _features_of(self, values: Values) -> Iterator[Values]:
         """Yield each of the rule's features of values [windows, channels, length]."""
         rule = self._rule
         energy: Values | None = None

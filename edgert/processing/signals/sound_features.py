@@ -44,10 +44,10 @@ class SoundFeatures:
 
     def _log(self, mel: NDArray[np.float64]) -> NDArray[np.float64]:
         rule = self._rule
-        held = np.maximum(mel, rule.floor) + rule.offset
+        bounded = np.maximum(mel, rule.floor) + rule.offset
         if rule.log == "ln":
-            return np.log(held)
-        logs = np.log10(held)
+            return np.log(bounded)
+        logs = np.log10(bounded)
         if rule.log == "log10":
             return logs
         decibels = 10.0 * logs

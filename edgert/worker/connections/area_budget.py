@@ -18,9 +18,9 @@ from edgert.config import ServingConfig
 from edgert.protocol.sharing import SharedArea
 
 AREAS_BYTES_MAX = 256 * 1024**2
-MACHINE_SHARE = 1 / 8  # of the machine's memory
-LIMIT_SHARE = 1 / 4  # of `worker_mb_max`, where it is set
-USER_SHARE = 1 / 2  # of the budget, so that one user cannot take all of it
+MACHINE_SHARE = 1 / 8  # as a share of the machine's memory
+LIMIT_SHARE = 1 / 4  # as a share of `worker_mb_max`, where it is set
+USER_SHARE = 1 / 2  # one user's share of the budget
 UNREAD_S = 10.0
 
 
@@ -56,11 +56,11 @@ class AreaBudget:
                 return None
             if size_bytes > self._size_bytes_max * USER_SHARE - self._by_user[uid]:
                 return None
-            made = SharedArea.made(half_bytes)
-            if made is not None:
-                self._users[made[0]] = uid
+            area = SharedArea.made(half_bytes)
+            if area is not None:
+                self._users[area[0]] = uid
                 self._by_user[uid] += size_bytes
-            return made
+            return area
 
     def end(self, area: SharedArea, *, unread: bool) -> None:
         """Free an area; later if its client may still copy an answer out of it."""

@@ -24,7 +24,7 @@ from edgert.worker.pipeline.pipeline import Answer, Pipeline
 
 FIRST_BUFFER_BYTES = 8192
 BUFFERS_BYTES_MAX = 256 * 1024**2  # the receive buffers of all connections of a worker together
-KEPT_SHARE = 1 / 2  # of them, until buffers are given back after each answer
+KEPT_SHARE = 1 / 2  # beyond this share of them, buffers are given back after each answer
 REACTOR_FRAME_BYTES_MAX = 1024**2  # a connection with larger frames keeps its thread, which can wait
 # A client that stops inside a frame for this long is disconnected; one that is silent between frames loses its buffer.
 STALL_S = 10.0
@@ -102,12 +102,12 @@ class Connection:
         self.session = session
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval(min(STALL_S, session.idle_s)))
 
-    def greet(self, welcome: bytes, made: tuple[SharedArea, int] | None) -> None:
+    def greet(self, welcome: bytes, shared: tuple[SharedArea, int] | None) -> None:
         """Send the frame `welcome`, with shared memory and its descriptor, which is closed, if there is some."""
-        if made is None:
+        if shared is None:
             self.sock.sendall(welcome)
             return
-        area, descriptor = made
+        area, descriptor = shared
         self.area = area
         self.frames.shared = area.request
         self.reply = KeptFrame(wire.RESULT, shared=area.response)
@@ -132,7 +132,7 @@ class Connection:
         )
         first = None  # a frame that had begun to come in the reactor
         began_ns = now()
-        if frames.missing() and (first := self._rest()) is None:
+        if frames.missing() and (first := self._rest_of_frame()) is None:
             return False
         while True:
             if budget.scarce:
@@ -152,11 +152,11 @@ class Connection:
                 began_ns = now()
                 if not count:
                     return False
-                request = frames.feed(count) or self._rest()
+                request = frames.feed(count) or self._rest_of_frame()
                 if request is None:
                     return False
             if request.kind != wire.INFER:
-                self._take(request)
+                self._handle_other(request)
                 continue
             try:
                 deadline_s = clock() + request.arg * 1e-6 if request.arg else None
@@ -239,7 +239,7 @@ class Connection:
         high = request.flags & wire.FLAG_HIGH_PRIORITY
         return not (self.frames.more or high or self.frames.size_bytes > REACTOR_FRAME_BYTES_MAX)
 
-    def _take(self, frame: wire.Frame) -> None:
+    def _handle_other(self, frame: wire.Frame) -> None:
         """Handle a frame that is no request. Raises ProtocolError, SessionLost."""
         if frame.kind == wire.RESUME and self.session is not None:
             self.session.resume(frame)
@@ -262,7 +262,7 @@ class Connection:
                 f"the session had no request for {idle_s:g} s, the limit ([serving] session_idle_s): begin a new session"
             )
 
-    def _rest(self) -> wire.Frame | None:
+    def _rest_of_frame(self) -> wire.Frame | None:
         """Return the frame whose beginning has come, or None if the client ends inside it."""
         frames = self.frames
         while True:

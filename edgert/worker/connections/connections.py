@@ -21,7 +21,8 @@ from edgert.worker.connections.reactor import Departure, Reactor
 from edgert.worker.connections.sessions import Sessions
 from edgert.worker.pipeline.pipeline import Pipeline
 
-PROTOCOL_ERROR_PAUSE_S = 0.025  # before the answer: a client cannot break the protocol more than 40 times a second
+# The pause before the answer: a client cannot break the protocol more than 40 times a second.
+PROTOCOL_ERROR_PAUSE_S = 0.025
 MANY_MIN = 2  # connections (decision 17)
 DRAIN_STEP_S = 0.002
 MOVED = wire.json_frame(wire.MOVED, {})

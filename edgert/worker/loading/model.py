@@ -82,13 +82,13 @@ def _open(
     check_files(version, artifact)
     engine_version = engine_by_name(artifact.engine).version()
     circumstances = Circumstances.of(artifact.engine, engine_version, config.serving)
-    kept = LearnedFile(state.learned, version.manifest.file(artifact.entry).sha256)
+    learned_file = LearnedFile(state.learned, version.manifest.file(artifact.entry).sha256)
 
     def load(threads: int) -> Session:
         options = EngineOptions(threads=threads, cache_dir=state.cache, progress=progress)
         return load_session(version.local(artifact), options)
 
-    known = kept.read(circumstances)
+    known = learned_file.read(circumstances)
     learned = None if known is None or known.doubtful else known
     sessions = [load(learned.threads if learned else circumstances.threads_to_try[0])]
     try:
@@ -111,7 +111,7 @@ def _open(
         _close_to(sessions, 0)
         raise
     if learned != known:
-        kept.write(circumstances, learned)
+        learned_file.write(circumstances, learned)
     if artifact.engine in CONCURRENT:
         sessions *= learned.instances  # the same one
     return engine_version, sessions, learned

@@ -65,7 +65,7 @@ class AppTensors:
         self.sent = [i for i, name in enumerate(names) if name in manifest.sent_inputs]
         computed = manifest.outputs if post is None else post.outputs
         self._labels = () if post is None else post.labels
-        states = {one.output for one in manifest.state}
+        states = {binding.output for binding in manifest.state}
         places = [i for i, spec in enumerate(computed) if spec.name not in states]
         self.outputs = tuple(self._any_number(computed[i]) for i in places)
         sent = [places if post is None else post.sent(raw) for raw in (False, True)]

@@ -107,7 +107,7 @@ class Batcher:
         self.is_open = any(-1 in spec.item_shape for spec in session.inputs)
         self._queue_max = queue_max
         self._clock, self._sleep = clock, sleep
-        self._idle = [_Instance(one) for one in (*more_sessions, session)]
+        self._idle = [_Instance(each) for each in (*more_sessions, session)]
         self.instances = len(self._idle)
         self._last = self._idle[-1]
         self._arena: Arrays = []  # of `infer_together`
@@ -266,7 +266,7 @@ class Batcher:
             reason = "idle"
             if cap > 1:
                 reason = self._linger(instance, own, cap)
-                batch += self._take(cap - own.items, own.shapes)
+                batch += self._take_waiting(cap - own.items, own.shapes)
             self.closed["cap" if _items(batch) >= cap > 1 else reason] += 1
             self._run(instance, batch)
         finally:
@@ -290,7 +290,7 @@ class Batcher:
             self._sleep(LINGER_STEP_S)
         return reason
 
-    def _take(self, room: int, shapes: tuple[tuple[int, ...], ...]) -> list[_Waiting]:
+    def _take_waiting(self, room: int, shapes: tuple[tuple[int, ...], ...]) -> list[_Waiting]:
         """Take waiting requests of `shapes` that fit into `room` items: high priority first, then the oldest.
 
         Requests of other shapes keep their places.
@@ -321,7 +321,11 @@ class Batcher:
         items = _items(batch)
         try:
             several = len(batch) > 1
-            inputs = self._gather(instance.arena, [one.inputs for one in batch], items) if several else batch[0].inputs
+            inputs = (
+                self._gather(instance.arena, [waiting.inputs for waiting in batch], items)
+                if several
+                else batch[0].inputs
+            )
             outputs = instance.run(inputs)
         except EdgeRTError as error:
             self._fail(batch, error)
@@ -332,7 +336,7 @@ class Batcher:
         ended_ns = time.perf_counter_ns()
         engine_ns = ended_ns - start_ns
         self._count_run(instance, len(batch), items, engine_ns)
-        shares = _shares(outputs, [one.items for one in batch]) if several else [outputs]
+        shares = _shares(outputs, [waiting.items for waiting in batch]) if several else [outputs]
         for request, own in zip(batch, shares, strict=True):
             request.answer = EngineAnswer(own, start_ns - request.waits_since_ns, engine_ns, items)
         for request in batch[1:]:

@@ -26,7 +26,7 @@ from edgert.tensors import TensorSpec
 from edgert.worker.shadow.agreement import compare
 
 GRID = 16
-SAMPLES_PER_CELL = 4  # in each direction
+SAMPLES_PER_CELL = 4  # samples in each direction
 ENTRIES_MAX = 16
 SAMPLE_EVERY = 50
 PROBATION = 10
@@ -109,11 +109,11 @@ class NearCache:
 
     def keep(self, lookup: NearLookup, outputs: Sequence[NDArray[Any]]) -> None:
         """Keep the engine's answer to a frame that was near to none."""
-        kept = [array.copy() for array in outputs]
-        for array in kept:
+        copies = [array.copy() for array in outputs]
+        for array in copies:
             array.flags.writeable = False
         with self._mutex:
-            self._entries.append(_Entry(lookup.signature, kept, self._clock()))
+            self._entries.append(_Entry(lookup.signature, copies, self._clock()))
 
     def compared(self, lookup: NearLookup, outputs: Sequence[NDArray[Any]]) -> None:
         """Compare the kept answer with the engine's."""

@@ -163,11 +163,11 @@ class Pipeline:
         EdgeRTError, which is then the answer to all of them.
         """
         began_ns = time.perf_counter_ns()
-        engines = self._batcher.infer_together([(one.arrays, one.items) for one in requests], deadline_s)
+        engines = self._batcher.infer_together([(request.arrays, request.items) for request in requests], deadline_s)
         answers = []
-        for one, engine, (came_ns, read_ns) in zip(requests, engines, times_ns, strict=True):
+        for request, engine, (came_ns, read_ns) in zip(requests, engines, times_ns, strict=True):
             for shadow in self._shadows:
-                shadow.offer(one.arrays, engine.outputs)
+                shadow.offer(request.arrays, engine.outputs)
             queue_us = (began_ns - read_ns + engine.queue_ns) // 1000
             answers.append(self._bare_answer(engine, (read_ns - came_ns) // 1000, queue_us))
         return answers
@@ -200,9 +200,9 @@ class Pipeline:
             request.memory = memory._replace(state=state)
         if len(answers) == 1:
             return answers[0]
-        outputs = [np.concatenate(parts) for parts in zip(*(one.outputs for one in answers), strict=True)]
-        queue_ns, engine_ns = sum(one.queue_ns for one in answers), sum(one.engine_ns for one in answers)
-        return EngineAnswer(outputs, queue_ns, engine_ns, max(one.batch for one in answers))
+        outputs = [np.concatenate(parts) for parts in zip(*(answer.outputs for answer in answers), strict=True)]
+        queue_ns, engine_ns = sum(answer.queue_ns for answer in answers), sum(answer.engine_ns for answer in answers)
+        return EngineAnswer(outputs, queue_ns, engine_ns, max(answer.batch for answer in answers))
 
     def _ask_engine(
         self, arrays: Arrays, items: int, deadline_s: float | None, high: bool, came_ns: int
@@ -224,21 +224,21 @@ class Pipeline:
         began_ns = time.perf_counter_ns()
         inputs, ruled = self.tensors.inputs, self._ruled
         given = dict(zip(self.tensors.sent, request.arrays, strict=True))
-        made: dict[int, NDArray[Any]] = {}
+        arrays: dict[int, NDArray[Any]] = {}
         if isinstance(self._pre, TextPreprocessor):
             tokens = self._pre(given[ruled])
-            made = {i: tokens[spec.name] for i, spec in enumerate(inputs) if spec.name in tokens}
+            arrays = {i: tokens[spec.name] for i, spec in enumerate(inputs) if spec.name in tokens}
         elif request.memory is not None and (signals := self.memory_form.pre) is not None:
-            made[ruled] = self._next_windows(request, signals)
+            arrays[ruled] = self._next_windows(request, signals)
         elif isinstance(self._pre, Preprocessor):
-            made[ruled], request.placements = self._pre(given[ruled], request.deadline_s)
+            arrays[ruled], request.placements = self._pre(given[ruled], request.deadline_s)
         else:
-            made[ruled], request.windows = self._pre(given[ruled], request.deadline_s)
+            arrays[ruled], request.windows = self._pre(given[ruled], request.deadline_s)
             if self.memory_form.first.state and len(request.windows or ()) > 1:
                 raise RequestError("a request of this model takes one signal, as its state goes from window to window")
-        request.arrays = [made[i] if i in made else given[i] for i in range(len(inputs))]
+        request.arrays = [arrays[i] if i in arrays else given[i] for i in range(len(inputs))]
         # A signal may hold several windows; in a session also none that is complete.
-        request.items = self.tensors.items(request.arrays) if len(made[ruled]) else 0
+        request.items = self.tensors.items(request.arrays) if len(arrays[ruled]) else 0
         request.preprocess_ns = time.perf_counter_ns() - began_ns
 
     def _next_windows(self, request: _Request, signals: SignalPreprocessor) -> NDArray[Any]:

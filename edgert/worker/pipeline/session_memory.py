@@ -52,15 +52,15 @@ class MemoryForm:
     def __init__(self, manifest: Manifest, pre: InputPreprocessor | None) -> None:
         inputs = {spec.name: (i, spec) for i, spec in enumerate(manifest.inputs)}
         outputs = [spec.name for spec in manifest.outputs]
-        self._inputs = [inputs[one.input][0] for one in manifest.state]
-        self._outputs = [outputs.index(one.output) for one in manifest.state]
+        self._inputs = [inputs[binding.input][0] for binding in manifest.state]
+        self._outputs = [outputs.index(binding.output) for binding in manifest.state]
         self.pre = pre if isinstance(pre, SignalPreprocessor) and pre.step else None
         self.in_turn = bool(manifest.state) or (self.pre is not None and not batchable(manifest.inputs))
-        specs = [inputs[one.input][1] for one in manifest.state]
+        specs = [inputs[binding.input][1] for binding in manifest.state]
         zeros = tuple(np.zeros((1, *spec.item_shape), spec.dtype) for spec in specs)
-        held = np.zeros(0, np.float32) if self.pre is None else self.pre.nothing_held
+        rest = np.zeros(0, np.float32) if self.pre is None else self.pre.nothing_held
         held_max = 0 if self.pre is None else self.pre.held_max
-        self.first, self._lengths = Memory(zeros, held), [*(1 for _ in zeros), held_max]
+        self.first, self._lengths = Memory(zeros, rest), [*(1 for _ in zeros), held_max]
         if (rule := manifest.classify) is not None and rule.smooth is not None and self.pre is not None:
             classes = next(spec.shape[-1] for spec in manifest.outputs if spec.name == rule.output)
             if classes == -1:

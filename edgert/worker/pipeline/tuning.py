@@ -16,8 +16,8 @@ from edgert.checks.status import TunerStatus
 WINDOW = 100  # answers between two decisions
 SETTLE = 32  # answers ignored after a change: they were queued before it
 SHRINK = 0.75
-GROW_BELOW = 0.9  # of the target
-HELPS_BELOW = 0.98  # of the p95 before: a cut that gains less did not help
+GROW_BELOW = 0.9  # the share of the target below which cap and linger grow
+HELPS_BELOW = 0.98  # a cut helped if the p95 fell below this share of the one before
 HOLD_WINDOWS = 20
 LINGER_SHARE = 0.1
 LINGER_STEP = 0.01

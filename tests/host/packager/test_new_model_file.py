@@ -45,7 +45,7 @@ def test_the_example_has_everything_that_a_build_needs(tmp_path: Path) -> None:
     assert (values["name"], values["targets"], values["release"]) == ("digits", ["this-machine"], 1)
 
 
-def test_a_model_from_elsewhere_is_recognised_as_an_image_classifier(tmp_path: Path) -> None:
+def test_a_model_from_elsewhere_is_recognized_as_an_image_classifier(tmp_path: Path) -> None:
     shutil.copy(SHUFFLENET, tmp_path / "Shuffle Net.onnx")
     path = write_model_file(load_source(tmp_path / "Shuffle Net.onnx"), force=False)
     text = path.read_text()

@@ -47,13 +47,13 @@ def diff(before: Path, after: Path, as_json: bool) -> None:
       edgert bundle diff digits-1.edgert digits-2.edgert
       edgert bundle diff digits-1.edgert digits-2.edgert --json | jq '.fetches'
     """
-    with open_bundle(before, trusted=None) as one, open_bundle(after, trusted=None) as other:
-        found, same = compare(one, other), one.digest == other.digest
-        text = "the same content" if same else "\n".join(_lines(one.manifest, other.manifest, found))
-        emit({"same": same, **asdict(found)}, text, as_json)
+    with open_bundle(before, trusted=None) as old, open_bundle(after, trusted=None) as new:
+        comparison, same = compare(old, new), old.digest == new.digest
+        text = "the same content" if same else "\n".join(_lines(old.manifest, new.manifest, comparison))
+        emit({"same": same, **asdict(comparison)}, text, as_json)
 
 
-def _lines(before: Manifest, after: Manifest, found: Comparison) -> Iterator[str]:
+def _lines(before: Manifest, after: Manifest, comparison: Comparison) -> Iterator[str]:
     lower = " (lower: devices take it only if signed as a downgrade)" if after.release < before.release else ""
     same = (
         " (the same: a release is immutable, devices that have BEFORE refuse AFTER)"
@@ -66,11 +66,11 @@ def _lines(before: Manifest, after: Manifest, found: Comparison) -> Iterator[str
     yield from _labels(before, after)
     for artifact_id in dict.fromkeys(a.id for a in (*before.artifacts, *after.artifacts)):
         yield from _artifact(artifact_id, before, after)
-    for change in found.changes:
+    for change in comparison.changes:
         if not change.field.startswith((*SHOWN_APART, "source_", "tools", "golden")):
-            yield f"changed   {_shown(change)}"
-    yield from _receipts(found.receipts)
-    for fetch in found.fetches:
+            yield f"changed   {_change_text(change)}"
+    yield from _receipts(comparison.receipts)
+    for fetch in comparison.fetches:
         yield (
             f"fetch     {fetch.target}: {size_text(fetch.compressed_bytes)} sent for {counted(fetch.files, 'file')} of "
             f"{size_text(fetch.size_bytes)}; the target needs {size_text(fetch.whole_bytes)} in all"
@@ -83,7 +83,7 @@ def _receipts(changes: Sequence[Change]) -> Iterator[str]:
     classes = [(change, _drop(change)) for change in changes if _CLASS.fullmatch(change.field)]
     worst = sorted((pair for pair in classes if pair[1] > 0), key=lambda pair: -pair[1])[:CLASSES_SHOWN_MAX]
     for change in shown:
-        yield f"receipt   {_shown(change)}"
+        yield f"receipt   {_change_text(change)}"
     for change, drop in worst:
         yield f"receipt   {change.field.removesuffix('.artifact')}: {change.before:.4f} -> {change.after:.4f} ({difference_text(-drop)})"
     if rest := len(changes) - len(shown) - len(worst):
@@ -97,13 +97,13 @@ def _drop(change: Change) -> float:
 
 
 def _artifact(artifact_id: str, before: Manifest, after: Manifest) -> Iterator[str]:
-    one, other = _find(before, artifact_id), _find(after, artifact_id)
-    if one is None or other is None:
-        yield f"artifact  {artifact_id}: {'new' if one is None else 'removed'}"
+    old, new = _find(before, artifact_id), _find(after, artifact_id)
+    if old is None or new is None:
+        yield f"artifact  {artifact_id}: {'new' if old is None else 'removed'}"
         return
-    sizes = before.artifact_bytes(one), after.artifact_bytes(other)
-    a, b = one.accuracy, other.accuracy
-    same_content = _contents(before, one) == _contents(after, other)
+    sizes = before.artifact_bytes(old), after.artifact_bytes(new)
+    a, b = old.accuracy, new.accuracy
+    same_content = _contents(before, old) == _contents(after, new)
     yield f"artifact  {artifact_id}: {'the same content' if same_content else 'changed'}"
     if sizes[0] != sizes[1]:
         yield f"          {size_text(sizes[0])} -> {size_text(sizes[1])} ({sizes[1] - sizes[0]:+,} bytes)"
@@ -116,9 +116,9 @@ def _artifact(artifact_id: str, before: Manifest, after: Manifest) -> Iterator[s
         )
         fp32 = f"FP32 {a.fp32:.4f} -> {b.fp32:.4f}"
         yield f"          {a.metric} {a.artifact:.4f} -> {after_text} on {counted(b.samples, 'sample')}, {fp32}"
-    if one.precision != other.precision:
-        yield f"          {one.precision} -> {other.precision}"
-    tools = {name: (one.tools.get(name), other.tools.get(name)) for name in {**one.tools, **other.tools}}
+    if old.precision != new.precision:
+        yield f"          {old.precision} -> {new.precision}"
+    tools = {name: (old.tools.get(name), new.tools.get(name)) for name in {**old.tools, **new.tools}}
     if changed := [f"{name} {x or '-'} -> {y or '-'}" for name, (x, y) in sorted(tools.items()) if x != y]:
         yield f"          {', '.join(changed)}"
 
@@ -148,7 +148,7 @@ def labels_of(manifest: Manifest) -> tuple[str, ...]:
     return after.labels if after is not None else ()
 
 
-def _shown(change: Change) -> str:
+def _change_text(change: Change) -> str:
     return f"{change.field}: {_value(change.before)} -> {_value(change.after)}"
 
 

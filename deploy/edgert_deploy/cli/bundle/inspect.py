@@ -78,15 +78,15 @@ def _lines(report: Report) -> Iterator[str]:
     if (ctc := manifest.ctc) is not None:
         yield f"after     {ctc.output}: text by CTC, {len(ctc.labels)} classes, blank {ctc.blank}"
     yield f"golden    {counted(report.golden_samples, 'sample')} with each artifact's answers"
-    built = {one["profile"]: one for one in receipt.get("targets", [])}
+    built = {entry["profile"]: entry for entry in receipt.get("targets", [])}
     for target in manifest.targets:
         machines = ", ".join(target.machines) or "any processor"
         yield f"target    {target.profile} ({machines}): {', else '.join(target.artifacts)}"
         if target.reference:
             yield f"          devices can compare live answers with {target.reference}"
         left_out = built.get(target.profile, {}).get("left_out", [])
-        yield from (f"          without {one['engine']}: {one['reason']}" for one in left_out)
-    candidates = {one["id"]: one for one in report.candidates()}
+        yield from (f"          without {entry['engine']}: {entry['reason']}" for entry in left_out)
+    candidates = {entry["id"]: entry for entry in report.candidates()}
     for artifact in manifest.artifacts:
         yield from _artifact(report, artifact, candidates.get(artifact.id, {}))
     yield from _receipt(report)
@@ -124,19 +124,19 @@ def _artifact(report: Report, artifact: ArtifactEntry, candidate: Mapping[str, A
 
 def _receipt(report: Report) -> Iterator[str]:
     """Yield what the build found out beside the artifacts."""
-    for one in report.candidates():
-        if not one["packed"]:
-            accuracy = one["accuracy"]
+    for candidate in report.candidates():
+        if not candidate["packed"]:
+            accuracy = candidate["accuracy"]
             yield (
-                f"candidate {one['id']}, not packed: {size_text(one['size_bytes'])}, {accuracy['metric']} "
-                f"{accuracy['fp32']:.4f} -> {accuracy['artifact']:.4f} ({'pass' if one['passed'] else 'FAIL'})"
+                f"candidate {candidate['id']}, not packed: {size_text(candidate['size_bytes'])}, {accuracy['metric']} "
+                f"{accuracy['fp32']:.4f} -> {accuracy['artifact']:.4f} ({'pass' if candidate['passed'] else 'FAIL'})"
             )
-    for profile, one in report.times():
+    for profile, candidate in report.times():
         time = (
-            one["error"]
-            or f"{one['p50_ms']:.3g} ms, p90 {one['p90_ms']:.3g} ms, on {counted(one['threads'], 'thread')}"
+            candidate["error"]
+            or f"{candidate['p50_ms']:.3g} ms, p90 {candidate['p90_ms']:.3g} ms, on {counted(candidate['threads'], 'thread')}"
         )
-        yield f"latency   {profile}: {one['id']} {time} ({one['where']})"
+        yield f"latency   {profile}: {candidate['id']} {time} ({candidate['where']})"
     for engine, layers in report.harms():
         yield f"harm      {engine}: {_decibels(layers[:WORST_SHOWN_MAX], 'name')}"
     if worst := report.worst_activations(WORST_SHOWN_MAX):
@@ -149,7 +149,7 @@ def _receipt(report: Report) -> Iterator[str]:
 
 
 def _decibels(layers: Sequence[Mapping[str, Any]], name: str) -> str:
-    return ", ".join(f"{one[name]} {one['sqnr_db']:.1f} dB" for one in layers)
+    return ", ".join(f"{layer[name]} {layer['sqnr_db']:.1f} dB" for layer in layers)
 
 
 def _classify(rule: Classify) -> Iterator[str]:

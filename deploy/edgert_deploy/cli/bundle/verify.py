@@ -20,7 +20,7 @@ from edgert_deploy.common.keys import public_key
     "key_files",
     multiple=True,
     type=FILE,
-    help="Public key to trust; repeatable (default: default.pem of the project, else of your keys).",
+    help="Public key to trust. May be repeated [default: default.pem of the project, else of your keys].",
 )
 @json_option
 def verify(bundle: Path, key_files: tuple[Path, ...], as_json: bool) -> None:

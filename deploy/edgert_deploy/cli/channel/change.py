@@ -42,7 +42,7 @@ def halt(name: str, model: str, reach: Reach, signing: Signing, as_json: bool) -
 @click.command()
 @click.argument("name", type=ChannelName())
 @click.argument("model", required=False, default="")
-@click.option("--retry", is_flag=True, help="Devices that went back from it, or refused it, try it once more.")
+@click.option("--retry", is_flag=True, help="Let devices that went back from it, or refused it, try it once more.")
 @reach_options
 @signing_options
 @json_option
@@ -64,7 +64,7 @@ def resume(name: str, model: str, retry: bool, reach: Reach, signing: Signing, a
     "revoked",
     multiple=True,
     metavar="KEY",
-    help="Devices no longer trust this key, by its id. May be repeated.",
+    help="Revoke this key, by its id: devices no longer trust it. May be repeated.",
 )
 @reach_options
 @signing_options

@@ -34,7 +34,7 @@ def show(name: str, fleet: bool, store_url: str, reach: Reach, as_json: bool) ->
         statement = channels_of(client).read(name)
     value, text = {"ok": True, "channel": to_json(statement)}, statement_table(statement)
     if fleet:
-        found = read_progress(statement, store_url)
-        value |= progress_json(found)
-        text += f"\n\n{progress_table(found)}"
+        progress = read_progress(statement, store_url)
+        value |= progress_json(progress)
+        text += f"\n\n{progress_table(progress)}"
     emit(value, text, as_json)

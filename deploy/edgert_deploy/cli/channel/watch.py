@@ -102,14 +102,16 @@ class _Watching:
     def look(self) -> bool:
         """Look once, and halt what failed too often; return whether nothing is left to watch."""
         statement = self._channels.read(self._name)
-        found = [one for one in read_progress(statement, self._store) if self._model in ("", one.entry.model)]
-        self.found = found
-        self._say(found)
-        newest = {one.entry.model: one for one in reversed(found)}
-        for model, one in newest.items():
-            if not one.entry.halted and self._limit.exceeded(len(one.failed), one.begun):
-                self._halt(model, one)
-        return all(one.done or one.entry.halted or model in self.halted for model, one in newest.items())
+        releases = [
+            release for release in read_progress(statement, self._store) if self._model in ("", release.entry.model)
+        ]
+        self.found = releases
+        self._print_changes(releases)
+        newest = {release.entry.model: release for release in reversed(releases)}
+        for model, release in newest.items():
+            if not release.entry.halted and self._limit.exceeded(len(release.failed), release.begun):
+                self._halt(model, release)
+        return all(release.done or release.entry.halted or model in self.halted for model, release in newest.items())
 
     def _halt(self, model: str, progress: Progress) -> None:
         self._channels.change(
@@ -118,9 +120,9 @@ class _Watching:
         self.halted.append(model)
         say("", f"halted release {progress.entry.release} of {model}: more than {self._limit} of the devices went back")
 
-    def _say(self, found: Sequence[Progress]) -> None:
+    def _print_changes(self, releases: Sequence[Progress]) -> None:
         """Print a line for each release whose progress changed."""
-        lines = [_line(one) for one in found if not one.entry.halted]
+        lines = [_line(release) for release in releases if not release.entry.halted]
         for line in lines:
             if line not in self._said:
                 say("", line)
@@ -136,37 +138,41 @@ def read_progress(statement: Statement, store_url: str) -> list[Progress]:
         return progress_of(statement, fleet.devices(), fleet.failures(now_ms - EVENTS_MS, now_ms), now_ms)
 
 
-def progress_json(found: Sequence[Progress]) -> dict[str, Any]:
+def progress_json(releases: Sequence[Progress]) -> dict[str, Any]:
     return {
         "releases": [
             {
-                **to_json(one.entry),
-                **one.counts,
-                "failed": [{"device": f"{each.site}/{each.device}", "reason": each.reason} for each in one.failed],
+                **to_json(release.entry),
+                **release.counts,
+                "failed": [{"device": f"{each.site}/{each.device}", "reason": each.reason} for each in release.failed],
             }
-            for one in found
+            for release in releases
         ]
     }
 
 
-def progress_table(found: Sequence[Progress]) -> str:
+def progress_table(releases: Sequence[Progress]) -> str:
     """Return how many devices of each release are in each state, and why devices went back."""
     rows = [("MODEL", "RELEASE", "DEVICES", *(state.upper() for state in STATES))]
-    for one in found:
-        state = ", halted" if one.entry.halted else ""
-        counts = [str(count) for count in one.counts.values()]
-        rows.append((one.entry.model, f"r{one.entry.release}", devices_text(one.entry) + state, *counts))
+    for release in releases:
+        state = ", halted" if release.entry.halted else ""
+        counts = [str(count) for count in release.counts.values()]
+        rows.append((release.entry.model, f"r{release.entry.release}", devices_text(release.entry) + state, *counts))
     errors = [
-        (f"{each.site}/{each.device}", f"{one.entry.model} r{one.entry.release}", each.reason or "no reason reported")
-        for one in found
-        for each in one.failed
+        (
+            f"{each.site}/{each.device}",
+            f"{release.entry.model} r{release.entry.release}",
+            each.reason or "no reason reported",
+        )
+        for release in releases
+        for each in release.failed
     ]
     return f"{columns(rows)}\n{errors_by_cause(errors)}".rstrip()
 
 
-def _line(one: Progress) -> str:
-    counts = ", ".join(f"{count} {state}" for state, count in one.counts.items() if count) or "no device yet"
-    return f"release {one.entry.release} of {one.entry.model} ({devices_text(one.entry)}): {counts}"
+def _line(release: Progress) -> str:
+    counts = ", ".join(f"{count} {state}" for state, count in release.counts.items() if count) or "no device yet"
+    return f"release {release.entry.release} of {release.entry.model} ({devices_text(release.entry)}): {counts}"
 
 
 def _pause(seconds: float, stopped: Callable[[], bool]) -> bool:

@@ -64,16 +64,16 @@ def probe_(
         devices = inventory.select(selector)
     profiles = list_profiles(profiles_dir)
     results = run_on_each(devices, lambda device, transport: _ask(device, transport, profiles))
-    found = results.good
-    changed = {row["device"]: row["profile"] for row in found if row["profile"] not in (None, row["in_inventory"])}
+    rows = results.good
+    changed = {row["device"]: row["profile"] for row in rows if row["profile"] not in (None, row["in_inventory"])}
     saved = []
     if save:
         after = inventory.change(list(changed), lambda device: replace(device, profile=changed[device.name]))
         saved = [device.name for device in after]
     elif changed and not is_address:
         say("", f"next: edgert device probe {','.join(changed)} --save records these profiles")
-    unfit = any(row["profile"] is None for row in found)
-    text = "\n".join(_text(row) for row in found)
+    unfit = any(row["profile"] is None for row in rows)
+    text = "\n".join(_text(row) for row in rows)
     results.show(text, as_json, code=ConfigInvalid.exit_code if unfit else 0, saved=saved)
 
 
@@ -104,7 +104,9 @@ def _text(row: Row) -> str:
     engines = ", ".join(f"{name} {release}" for name, release in sorted(facts.engines.items()))
     other = row["in_inventory"] not in (None, row["profile"])
     recorded = f"; the inventory has {row['in_inventory']}" if other else ""
-    misses = [f"    {one['profile']} {', '.join(one['misses'])}" for one in row["profiles"] if one["misses"]]
+    misses = [
+        f"    {profile['profile']} {', '.join(profile['misses'])}" for profile in row["profiles"] if profile["misses"]
+    ]
     return "\n".join(
         [
             f"{row['device']}: {facts.model or 'an unnamed machine'}",

@@ -107,12 +107,18 @@ def export(
         then = f"up to {WAITING_MAX} points wait; what the server refuses is dropped"
         pushes.append(_Pushes(writer.flush, WRITE_EVERY_S, then))
     subscriber = FleetSubscriber(
-        settings, listeners, site, client_id=client_id, session=session, settled=lambda: exporter.applied, log=_say
+        settings,
+        listeners,
+        site,
+        client_id=client_id,
+        session=session,
+        settled=lambda: exporter.applied,
+        log=_print_status,
     )
     server = ScrapeServer(Exposition(exporter), *host_and_port(listen, PORT, port_min=0))
     try:
         subscriber.open()
-        _say(f"exporting {settings.address}; Prometheus reads port {server.port}, path /metrics")
+        _print_status(f"exporting {settings.address}; Prometheus reads port {server.port}, path /metrics")
         stop = stopping(for_s)
         while not stop():
             subscriber.listen(POLL_S)
@@ -144,9 +150,9 @@ class _Pushes:
         except PushFailed as error:
             self._failure = error.message
         if self._failure and self._failure != before:
-            _say(f"{self._failure}; {self._then}")
+            _print_status(f"{self._failure}; {self._then}")
         elif before and not self._failure:
-            _say("the endpoint accepts metrics again")
+            _print_status("the endpoint accepts metrics again")
 
 
 def words_of(by: str) -> tuple[str, ...]:
@@ -165,5 +171,5 @@ def otlp_headers(text: str) -> dict[str, str]:
     return {unquote(name).strip(): unquote(value).strip() for name, _, value in pairs}
 
 
-def _say(line: str) -> None:
+def _print_status(line: str) -> None:
     say("", f"export: {line}")

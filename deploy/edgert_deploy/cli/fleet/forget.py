@@ -23,7 +23,7 @@ from edgert_deploy.cli.shared.output import say
 from edgert_deploy.fleet.store.query import FleetQuery
 from edgert_deploy.fleet.store.store import Store
 
-SETTLE_S = 1.0  # after the last retained message
+SETTLE_S = 1.0  # the broker has sent all once none came for this long
 
 EPILOG = """\b
 Examples:
@@ -48,7 +48,7 @@ Exit codes: 0 done (also where nothing was left), 4 refused or misconfigured, 6 
 @click.option(
     "--store", "store_url", metavar="URL", envvar="EDGERT_STORE", help="Also remove its rows from this store."
 )
-@click.option("--force", is_flag=True, help="Also if its status is online: it died while the broker did.")
+@click.option("--force", is_flag=True, help="Forget it even if its status is online: it died while the broker did.")
 @json_option
 def forget(
     settings: MqttSettings, site: str | None, device: str, store_url: str | None, force: bool, as_json: bool
@@ -57,35 +57,35 @@ def forget(
     checked_id("device", device)
     if store_url:
         FleetQuery(store_url).close()  # a wrong store is found before anything is cleared, and none is made
-    held = _retained(settings, site, device)
-    sites = _sites(held, site)
+    retained = _retained(settings, site, device)
+    sites = _sites(retained, site)
     if len(sites) > 1:
         raise ConfigInvalid(f"there is a {device} at {', '.join(sites)}: choose with --site")
-    if any(payload == b"online" for payload in held.values()) and not force:
+    if any(payload == b"online" for payload in retained.values()) and not force:
         raise DeviceError(f"{device} is online: uninstall it first, or pass --force if it died while the broker did")
-    if held:
-        clear(settings, held)
+    if retained:
+        clear(settings, retained)
         if left := _retained(settings, site, device):
             raise BrokerRefused(
                 f"the broker {settings.address} still retains {', '.join(left)}: it does not let this user write them "
                 "(an access list: docs/telemetry.md), or the device publishes again"
             )
     rows = _rows_removed(store_url, sites, device) if store_url else 0
-    text = f"{device}: {counted(len(held), 'retained message')} cleared" + (
+    text = f"{device}: {counted(len(retained), 'retained message')} cleared" + (
         f", {counted(rows, 'row')} removed" if store_url else ""
     )
-    emit({"device": device, "site": next(iter(sites), None), "topics": sorted(held), "rows": rows}, text, as_json)
+    emit({"device": device, "site": next(iter(sites), None), "topics": sorted(retained), "rows": rows}, text, as_json)
 
 
 def _retained(settings: MqttSettings, site: str | None, device: str) -> dict[str, bytes]:
     """Return what the broker retains of the device, by topic: at any site where `site` is None."""
-    held: dict[str, bytes] = {}
+    retained_by_topic: dict[str, bytes] = {}
     heard_at = time.monotonic()
 
     def received(topic: str, payload: bytes, retained: bool) -> None:
         nonlocal heard_at
         if retained and payload:
-            held[topic], heard_at = payload, time.monotonic()
+            retained_by_topic[topic], heard_at = payload, time.monotonic()
 
     def listen(topic_filter: str) -> None:
         nonlocal heard_at
@@ -97,9 +97,9 @@ def _retained(settings: MqttSettings, site: str | None, device: str) -> dict[str
     with closing(Connection(settings, on_message=received)) as connection:
         connection.open()
         listen(f"{messages.ROOT}/{site or '+'}/{device}/#")
-        for found in _sites(held, site):
-            listen(discovery_topic(Topics(found, device), "+"))
-    return held
+        for its_site in _sites(retained_by_topic, site):
+            listen(discovery_topic(Topics(its_site, device), "+"))
+    return retained_by_topic
 
 
 def _sites(topics: Iterable[str], site: str | None) -> list[str]:

@@ -79,27 +79,33 @@ def record(
     """Write windows, metrics, events and devices' descriptions to a store, each once."""
     windows_h, minutes_h, hours_h = (int(kept_s // HOUR_S) for kept_s in (keep_windows, keep_minutes, keep_hours))
     retention = Retention(windows_h, minutes_h, hours_h, size_bytes)
-    store = Store(store_url, _say)
+    store = Store(store_url, _print_status)
     recorder = Recorder(store, lambda: time.time_ns() // 1_000_000, retention)
     client_id, session = named_session("record", session_name)
     subscriber = FleetSubscriber(
-        settings, [recorder], site, client_id=client_id, session=session, settled=lambda: recorder.settled, log=_say
+        settings,
+        [recorder],
+        site,
+        client_id=client_id,
+        session=session,
+        settled=lambda: recorder.settled,
+        log=_print_status,
     )
     subscriber.open()
-    _say(f"recording from {settings.address} to {store.name}")
+    _print_status(f"recording from {settings.address} to {store.name}")
     stop = stopping(for_s)
     try:
         while not stop():
             subscriber.listen(FLUSH_EVERY_S)
-            recorder.flush_or_wait(_say)
-            recorder.prune_when_due(_say)
+            recorder.flush_or_wait(_print_status)
+            recorder.prune_when_due(_print_status)
     finally:
         try:
             recorder.flush()
         finally:
             subscriber.close()
             store.close()
-            _say(_summary(recorder))
+            _print_status(_summary(recorder))
 
 
 def _summary(recorder: Recorder) -> str:
@@ -109,5 +115,5 @@ def _summary(recorder: Recorder) -> str:
     return f"{line}; the last: {recorder.last_refusal}" if recorder.refused else line
 
 
-def _say(line: str) -> None:
+def _print_status(line: str) -> None:
     say("", f"record: {line}")

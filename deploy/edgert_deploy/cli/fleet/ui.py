@@ -90,7 +90,7 @@ def _web_address(_context: click.Context, _option: click.Parameter, text: str | 
     "--token-file",
     type=FILE_NAME,
     metavar="FILE",
-    help="File whose first line is the token (default: a new one at each start).",
+    help="File whose first line is the token [default: a new one at each start].",
 )
 @click.option(
     "--size",
@@ -119,7 +119,7 @@ def ui(
     """Show the fleet as a web page: map, latency by version, stages, heat-map, alarms, rollouts. Live."""
     access = access_for(host, names, token_file)
     path = store_url or own_store(settings)
-    own = None if store_url else Store(path, _say)
+    own = None if store_url else Store(path, _print_status)
     recorder = own and Recorder(own, _wall_ms, Retention(size_bytes_max=size_bytes))
     query = FleetQuery(path)
     targets = find_project().p99_target_ms
@@ -129,7 +129,7 @@ def ui(
     hub = Hub(board, Rollouts(rollouts.without_team()), time.monotonic, _wall_ms)
 
     def note(line: str) -> None:
-        _say(line)
+        _print_status(line)
         hub.trouble = "" if line == CONNECTED_AGAIN else line
 
     subscriber = FleetSubscriber(settings, [board, *([recorder] if recorder else [])], site, log=note)
@@ -138,11 +138,11 @@ def ui(
     address = address_of(access, host, server.port)
     emit({"url": address, "own_store": own and path}, address, as_json)
     sys.stdout.flush()
-    _say(f"listening to {settings.address}; Ctrl-C ends it")
+    _print_status(f"listening to {settings.address}; Ctrl-C ends it")
     if own:
-        _say(f"no --store given: recording to {path} (at most {size_text(size_bytes)})")
+        _print_status(f"no --store given: recording to {path} (at most {size_text(size_bytes)})")
     if not is_loopback(host):
-        _say(
+        _print_status(
             f"warning: the network can reach {host}, and the connection is not encrypted: anybody who has the token can read it"
         )
     stop = stopping(for_s)
@@ -155,8 +155,8 @@ def ui(
         while not stop():
             subscriber.listen(TICK_S)
             if recorder:
-                recorder.flush_or_wait(_say)
-                recorder.prune_when_due(_say)
+                recorder.flush_or_wait(_print_status)
+                recorder.prune_when_due(_print_status)
             hub.tick()
     finally:
         hub.close()
@@ -164,7 +164,7 @@ def ui(
         server.close()
         query.close()
         if own and recorder:
-            recorder.flush_or_wait(_say)
+            recorder.flush_or_wait(_print_status)
             own.close()
 
 
@@ -225,5 +225,5 @@ def _wall_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def _say(line: str) -> None:
+def _print_status(line: str) -> None:
     say("", f"ui: {line}")

@@ -55,7 +55,7 @@ SORTS: dict[str, Callable[[Row], Any]] = {
     "alarms": lambda row: (-len(row.alarms), row.site, row.device),
 }
 STATES = ("online", "offline", "lost", "stale", "unknown")
-LINES_KEPT = 6  # of a terminal, for the heading, the fleet's lines and a note
+LINES_KEPT = 6  # a terminal's lines for the heading, the fleet's lines and a note
 
 EPILOG = """\b
 Examples:

@@ -39,7 +39,7 @@ _OPTIONS = (
         required=True,
         type=_BrokerWord(),
         metavar="HOST[:PORT]",
-        help="The MQTT broker (default port 1883, with TLS 8883).",
+        help="The MQTT broker [default port: 1883, with TLS 8883].",
     ),
     click.option("--tls", is_flag=True, help="Use TLS; the broker's certificate and name are always checked."),
     click.option(
@@ -58,7 +58,7 @@ _OPTIONS = (
         "--password-file", type=FILE_NAME, metavar="FILE", default="", help="File whose first line is the password."
     ),
     click.option(
-        "--protocol", type=click.Choice(["auto", *PROTOCOLS]), default="auto", help="MQTT version (default: auto)."
+        "--protocol", type=click.Choice(["auto", *PROTOCOLS]), default="auto", help="MQTT version [default: auto]."
     ),
 )
 _SITE = click.option("--site", metavar="SITE", help="Only this site.")

@@ -117,9 +117,9 @@ def _target(choice: Choice, source_size_bytes: int) -> dict[str, Any]:
         "target": choice.profile.name,
         **artifacts[0],
         "artifacts": artifacts,
-        "left_out": [vars(one) for one in choice.left_out],
+        "left_out": [vars(entry) for entry in choice.left_out],
         "candidates": candidates,
-        "not_built": [vars(one) for one in choice.not_built],
+        "not_built": [vars(entry) for entry in choice.not_built],
     }
 
 

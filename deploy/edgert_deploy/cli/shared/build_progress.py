@@ -88,9 +88,9 @@ class _Bars:
         self._progress.start()
 
     def show(self, line: str) -> None:
-        found = STAGE.fullmatch(line)
-        if found and found[1] in self._tasks:
-            self._enter(found[1], line)
+        match = STAGE.fullmatch(line)
+        if match and match[1] in self._tasks:
+            self._enter(match[1], line)
         target = line.partition(": ")[0]
         if line.startswith("warning: "):
             self.print_above(line)
@@ -109,7 +109,7 @@ class _Bars:
 
     def fill(self, target: str) -> None:
         task = self._tasks[target]
-        total = next(one.total for one in self._progress.tasks if one.id == task)
+        total = next(each.total for each in self._progress.tasks if each.id == task)
         self._progress.start_task(task)
         self._progress.update(task, completed=total, stage="done", refresh=True)
 
@@ -122,5 +122,5 @@ class _Bars:
         self._file.close()
 
 
-def _is_one_terminal(one: int, other: int) -> bool:
-    return os.isatty(one) and os.isatty(other) and os.fstat(one).st_rdev == os.fstat(other).st_rdev
+def _is_one_terminal(descriptor: int, other: int) -> bool:
+    return os.isatty(descriptor) and os.isatty(other) and os.fstat(descriptor).st_rdev == os.fstat(other).st_rdev

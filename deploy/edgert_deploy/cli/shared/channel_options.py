@@ -83,8 +83,8 @@ class Chosen:
                     "a runtime has no trial limits, only a time to serve: give --watch in place of --limit"
                 )
             return {} if self.watch_s is None else {"watch_s": self.watch_s}
-        found = limits_for(model, find_project().trial, parse_limits(self.limits), self.watch_s)
-        return {} if found is None else {"limits": found.bounds, "watch_s": found.watch_s}
+        limits = limits_for(model, find_project().trial, parse_limits(self.limits), self.watch_s)
+        return {} if limits is None else {"limits": limits.bounds, "watch_s": limits.watch_s}
 
 
 def _gathered(name: str, cls: type[Any], *options: Callable[[F], F]) -> Callable[[F], F]:
@@ -114,7 +114,7 @@ _FILES = (
     click.option(
         "--login",
         type=FILE,
-        help="Login file [default: config.json in $DOCKER_CONFIG or ~/.docker, as docker login writes it].",
+        help="The login file [default: config.json in $DOCKER_CONFIG or ~/.docker, as docker login writes it].",
     ),
 )
 # The registry, given as `reach`; a command with an argument `address` takes the first.
@@ -147,7 +147,7 @@ entry_options = _gathered(
         "--share",
         type=DeviceShare(),
         default=1.0,
-        help="This share of the devices, such as 5%; a higher one later only adds devices [default: 100%].",
+        help="Offer it to this share of the devices, such as 5%; a higher one later only adds devices [default: 100%].",
     ),
     click.option("--site", "sites", multiple=True, help="Only devices of this site. May be repeated."),
     click.option("--profile", "profiles", multiple=True, help="Only devices of this profile. May be repeated."),

@@ -61,8 +61,8 @@ def run_on_each(
     """
     answers = _answers(devices, work, one_first)
     rows = [
-        {"device": device.name, **({"error": one.as_json()} if isinstance(one, EdgeRTError) else one)}
-        for device, one in zip(devices, answers, strict=True)
+        {"device": device.name, **({"error": row.as_json()} if isinstance(row, EdgeRTError) else row)}
+        for device, row in zip(devices, answers, strict=True)
     ]
     return Results(rows, [answer for answer in answers if isinstance(answer, EdgeRTError)])
 

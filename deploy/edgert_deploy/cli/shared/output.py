@@ -15,7 +15,7 @@ import click
 from edgert.printable import counted, printable, some_of
 
 CELL_CHARS_MAX = 300
-NAMES_MAX = 5  # of the devices that failed for one cause
+NAMES_MAX = 5  # so many devices that failed for one cause are named
 _NUMBER = re.compile(r"\d+(?:\.\d+)*")
 _LINE = threading.Lock()
 
@@ -54,8 +54,8 @@ def errors_by_cause(errors: Sequence[tuple[str, str, str]]) -> str:
         cause = _NUMBER.sub("#", own.sub("DEVICE", message))
         causes.setdefault((code, cause), []).append((name, message.removeprefix(f"{name}: ")))
     lines = []
-    for (code, _), found in sorted(causes.items(), key=lambda cause: -len(cause[1])):
-        names = some_of([name for name, _ in found], NAMES_MAX)
-        devices = counted(len(found), "device")
-        lines.append(f"{devices} [{code}]: {found[0][1]}\n  {names}\n")
+    for (code, _), failures in sorted(causes.items(), key=lambda cause: -len(cause[1])):
+        names = some_of([name for name, _ in failures], NAMES_MAX)
+        devices = counted(len(failures), "device")
+        lines.append(f"{devices} [{code}]: {failures[0][1]}\n  {names}\n")
     return "".join(lines)

@@ -26,7 +26,7 @@ FIRST = "stopping at the next step: devices that are not done roll back. Ctrl-C 
 SECOND = "detached: a device in the middle rolls back on its own when the trial ends"
 STEPS = frozenset(step.value for step in Step)
 DRAWN_PER_S = 4
-LINES_KEPT = 8  # of the terminal: for the headings, the last lines, and the user's own above
+LINES_KEPT = 8  # the terminal's lines for the headings, the last lines, and the user's own above
 ROWS_MIN = 3
 
 

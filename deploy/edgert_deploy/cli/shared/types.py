@@ -82,10 +82,10 @@ class DeviceShare(click.ParamType):  # type: ignore[type-arg]
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         if isinstance(value, float):
             return value
-        found = re.fullmatch(r"(\d{1,3}(?:\.\d{1,6})?)%", value.strip())
-        if found is None or not 0 < float(found[1]) <= 100:
+        match = re.fullmatch(r"(\d{1,3}(?:\.\d{1,6})?)%", value.strip())
+        if match is None or not 0 < float(match[1]) <= 100:
             self.fail(f"{value!r} is not a share of the devices: write 5%, 50% or 100%", param, ctx)
-        return float(found[1]) / 100
+        return float(match[1]) / 100
 
 
 class ChannelName(click.types.StringParamType):
@@ -164,7 +164,11 @@ class ProfileName(click.types.StringParamType):
             profiles = list_profiles(ctx.params.get("profiles_dir") or find_project().profiles)
         except EdgeRTError:
             return []
-        return [CompletionItem(one.name, help=one.description) for one in profiles if one.name.startswith(incomplete)]
+        return [
+            CompletionItem(profile.name, help=profile.description)
+            for profile in profiles
+            if profile.name.startswith(incomplete)
+        ]
 
 
 class BundlePath(click.Path):
@@ -202,8 +206,12 @@ def _selectable(ctx: click.Context) -> list[str]:
         devices = [] if inventory is None else inventory.devices()
     except EdgeRTError:
         return []
-    words = [word for one in devices for word in (one.name, *one.groups, f"site:{one.site}", f"profile:{one.profile}")]
-    tags = [f"tag:{tag}" for one in devices for tag in one.tags]
+    words = [
+        word
+        for device in devices
+        for word in (device.name, *device.groups, f"site:{device.site}", f"profile:{device.profile}")
+    ]
+    tags = [f"tag:{tag}" for device in devices for tag in device.tags]
     return [*words, *tags, *([ALL] if devices else [])]
 
 

@@ -48,7 +48,7 @@ _CHUNK_BYTES = 32 * 1024  # a channel packet of OpenSSH; an upload continues at 
 # byte: the file may be a secret.
 _RECEIVE = 'umask 077; : >>"$1" && chmod "$2" "$1" && exec dd of="$1" bs="$3" seek="$4" conv=notrunc'
 _SIZE = 'test ! -e "$1" || wc -c <"$1"'
-_UPLOADS_MAX = 2  # of one file: the first may have continued damaged bytes
+_UPLOADS_MAX = 2  # attempts for one file: the first may have continued damaged bytes
 _MOVED_BYTES = 256 * 1024  # an attempt that moved so much does not count as failed: the link is lost now and then
 _PAUSE_S_MAX = 30.0
 _SAID_CHARS_MAX = 300

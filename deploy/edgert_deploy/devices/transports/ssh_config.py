@@ -67,7 +67,7 @@ def login_keys(settings: Any, identity: str) -> dict[str, Any]:
     if settings.get("identitiesonly", "no").lower() != "yes":
         return keys
     # Servers refuse a login after a few wrong keys: offer only these, from the agent if it has one.
-    if not certified and (held := _held(agent(settings), files)):
+    if not certified and (held := _key_in_agent(agent(settings), files)):
         keys["pkey"] = held
     return {**keys, "allow_agent": False, "look_for_keys": False}
 
@@ -124,7 +124,7 @@ def _check_identity(path: Path) -> None:
     raise ConfigInvalid(f"identity {path} is {'a public' if path.suffix == '.pub' else 'no private'} key{hint}")
 
 
-def _held(by: paramiko.Agent, files: list[str]) -> paramiko.PKey | None:
+def _key_in_agent(by: paramiko.Agent, files: list[str]) -> paramiko.PKey | None:
     """Return a key of the agent that one of the files names; a file may hold the public half alone."""
     blobs = {_public_blob(Path(f"{file.removesuffix('.pub')}.pub")) for file in files} - {b""}
     return next((key for key in by.get_keys() if key.asbytes() in blobs), None)

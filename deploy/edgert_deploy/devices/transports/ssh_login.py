@@ -98,11 +98,11 @@ def scan_host_key(address: SshAddress, wanted: str | None = None, jump: Jump | N
     DeviceUnreachable, and HostKeyMismatch if the server has no key with that fingerprint.
     """
     shown: list[str] = []
-    while (key := _shown_key(address, jump, [one.split()[0] for one in shown])) is not None:
+    while (key := _shown_key(address, jump, [line.split()[0] for line in shown])) is not None:
         if wanted in (None, fingerprint(key)):
             return key
         shown.append(key)
-    keys = ", ".join(f"{fingerprint(one)} ({one.split()[0]})" for one in shown)
+    keys = ", ".join(f"{fingerprint(line)} ({line.split()[0]})" for line in shown)
     raise HostKeyMismatch(
         f"{address.host} shows {keys}, not {wanted}: another machine answers, or the fingerprint belongs to another key. "
         "Read it on the device's own console: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub"

@@ -19,7 +19,7 @@ from edgert_deploy.devices.inventory import Device, SshAddress
 DEVICE_ALIAS = "edgert-device"
 JUMP_ALIAS = "edgert-jump-host"
 CONNECT_S_MAX = 10
-EXIT_FAILED = 255  # of ssh itself, if it cannot connect
+EXIT_FAILED = 255  # ssh's own exit code if it cannot connect
 
 # Options on the command line take precedence over those in files.
 _ONLY_PINNED = (

@@ -45,11 +45,11 @@ class Counting:
 
     def missing_by_device(self) -> dict[tuple[str, str], int]:
         """Return the same for each (site, device) that lacks any."""
-        found: Counter[tuple[str, str]] = Counter()
+        missing: Counter[tuple[str, str]] = Counter()
         for (kind, site, device, _), numbers in self._numbers.items():
             if kind != "metrics" and (lost := numbers.lost_min):
-                found[site, device] += lost
-        return found
+                missing[site, device] += lost
+        return missing
 
     @property
     def streams(self) -> int:
@@ -59,7 +59,7 @@ class Counting:
         """Return whether this report did not come before; remembers it."""
         # Events of a device are numbered together, whatever model they concern.
         model = "" if isinstance(report, EventMessage) else topic.model or ""
-        numbers = _kept(self._numbers, (topic.kind, topic.site, topic.device, model), Numbers)
+        numbers = _value_of(self._numbers, (topic.kind, topic.site, topic.device, model), Numbers)
         new = numbers.is_new(report.boot, report.seq)
         self.duplicates += not new
         return new
@@ -68,7 +68,7 @@ class Counting:
         """Return what the counters grew by, for a new report. A late one is part of a later one's increase."""
         counters = counters_of(report)
         key = (topic.site, topic.device, topic.model or "")
-        last = _kept(self._counters, key, lambda: _Counted("", -1, ()))
+        last = _value_of(self._counters, key, lambda: _Counted("", -1, ()))
         known = last.boot == report.boot
         anew = known and begun_anew(report.seq, last.seq)
         if known and report.seq <= last.seq and not anew:
@@ -78,13 +78,13 @@ class Counting:
         return grown
 
 
-def _kept(found: OrderedDict[Key, Value], key: Key, make: Callable[[], Value]) -> Value:
+def _value_of(values: OrderedDict[Key, Value], key: Key, make: Callable[[], Value]) -> Value:
     """Return the value of `key`, made if it is missing, as the one used last."""
-    value = found.get(key)
+    value = values.get(key)
     if value is None:
-        value = found[key] = make()
-        if len(found) > STREAMS_MAX:
-            found.popitem(last=False)
+        value = values[key] = make()
+        if len(values) > STREAMS_MAX:
+            values.popitem(last=False)
     else:
-        found.move_to_end(key)
+        values.move_to_end(key)
     return value

@@ -38,8 +38,8 @@ def push(url: str, exporter: Exporter, now: float, headers: Mapping[str, str]) -
 
 def request(exporter: Exporter, now: float) -> Any:
     """Return the message with all of the exporter's series at `now`."""
-    asked = ExportMetricsServiceRequest()
-    resource = asked.resource_metrics.add()
+    message = ExportMetricsServiceRequest()
+    resource = message.resource_metrics.add()
     service = {"service.name": "edgert-exporter", "service.instance.id": exporter.name}
     resource.resource.attributes.extend(_attributes(service.items()))
     scope = resource.scope_metrics.add()
@@ -59,7 +59,7 @@ def request(exporter: Exporter, now: float) -> Any:
             for values, value in family.samples:
                 point = points.add(as_double=value, **times)
                 point.attributes.extend(_attributes(zip(family.names, values, strict=True)))
-    return asked
+    return message
 
 
 def _points(metric: Metric, counter: bool) -> Any:

@@ -25,7 +25,7 @@ JOB = "edgert-reports"
 BY = ("site", "device", "model", "version", "profile")
 WAITING_MAX = 100_000
 POINTS_AT_ONCE = 2_000
-BATCHES_MAX = 50  # of one flush
+BATCHES_MAX = 50  # one flush sends so many batches
 REFUSED_AT_ONCE = 16
 HEADERS = {
     "Content-Type": "application/x-protobuf",
@@ -37,7 +37,7 @@ _LITERAL_MAX = 65_536
 
 @dataclass(frozen=True)
 class _Point:
-    """A value of one series at `at_ms` since 1970: a counter, or a serialised histogram."""
+    """A value of one series at `at_ms` since 1970: a counter, or a serialized histogram."""
 
     name: str
     labels: Labels
@@ -138,15 +138,15 @@ def request(points: list[_Point]) -> bytes:
     """Return a WriteRequest; the points of one series stand together, in the order of time."""
     series: dict[tuple[str, Labels], Any] = {}
     for point in points:
-        one = series.get((point.name, point.labels))
-        if one is None:
+        entry = series.get((point.name, point.labels))
+        if entry is None:
             named = {"__name__": point.name, "job": JOB, **dict(zip(BY, point.labels, strict=True))}
             labels = [message("LabelPair", name=name, value=value) for name, value in sorted(named.items())]
-            one = series[point.name, point.labels] = message("TimeSeries", label=labels)
+            entry = series[point.name, point.labels] = message("TimeSeries", label=labels)
         if isinstance(point.value, bytes):
-            one.histogram.add().ParseFromString(point.value)
+            entry.histogram.add().ParseFromString(point.value)
         else:
-            one.sample.add(value=point.value, timestamp=point.at_ms)
+            entry.sample.add(value=point.value, timestamp=point.at_ms)
     body: bytes = message("WriteRequest", timeseries=list(series.values())).SerializeToString()
     return body
 

@@ -45,14 +45,14 @@ class Gap(NamedTuple):
 def note(connection: sa.Connection, reports: Sequence[tuple[int, int, int]]) -> None:
     """Store the gaps before new reports (stream, seq, minute, as they came); close those they fill."""
     minutes = {(stream, seq): minute for stream, seq, minute in reports}
-    came: dict[int, list[int]] = {}
+    arrived: dict[int, list[int]] = {}
     for stream, seq, _ in reports:
-        came.setdefault(stream, []).append(seq)
-    known = _streams(connection, list(came))
+        arrived.setdefault(stream, []).append(seq)
+    known = _streams(connection, list(arrived))
     newest = _newest_of_others(connection, [row for row in known.values() if row["hist_seq"] < 0])
-    found: list[Gap] = []
+    gaps: list[Gap] = []
     late: list[tuple[int, str, int]] = []
-    for stream, seqs in came.items():
+    for stream, seqs in arrived.items():
         row = known[stream]
         model = (row["device_id"], row["model"])
         own, at = row["hist_seq"], row["hist_minute"]
@@ -60,9 +60,9 @@ def note(connection: sa.Connection, reports: Sequence[tuple[int, int, int]]) -> 
         for seq in in_order(seqs):
             minute = minutes[stream, seq]
             if last >= 0 and begun_anew(seq, last):
-                found.append(Gap(stream, seq - 1, seq, last_at, minute))
+                gaps.append(Gap(stream, seq - 1, seq, last_at, minute))
             elif 0 <= last < seq - 1:
-                found.append(Gap(stream, last + 1, seq, last_at, minute))
+                gaps.append(Gap(stream, last + 1, seq, last_at, minute))
             elif seq <= last:
                 late.append((*model, seq))
             if own < 0 or seq > own or begun_anew(seq, own):
@@ -72,8 +72,8 @@ def note(connection: sa.Connection, reports: Sequence[tuple[int, int, int]]) -> 
         if at >= newest.get(model, (-1, 0))[1]:
             newest[model] = own, at
     _remember(connection, known)
-    if found:
-        connection.execute(schema.gap.insert(), [gap._asdict() for gap in found])
+    if gaps:
+        connection.execute(schema.gap.insert(), [gap._asdict() for gap in gaps])
     if late:
         _close(connection, late)
 
@@ -81,15 +81,15 @@ def note(connection: sa.Connection, reports: Sequence[tuple[int, int, int]]) -> 
 def overlapping(connection: sa.Connection, first: int, end: int) -> Iterator[Gap]:
     """Yield the gaps that may hold reports of the minutes from `first` to before `end`."""
     table = schema.gap
-    asked = sa.select(table).where(table.c.until_minute >= first, table.c.from_minute < end)
-    return (Gap(*row) for row in connection.execute(asked))
+    query = sa.select(table).where(table.c.until_minute >= first, table.c.from_minute < end)
+    return (Gap(*row) for row in connection.execute(query))
 
 
 def _streams(connection: sa.Connection, ids: Sequence[int]) -> dict[int, dict[str, Any]]:
     table = schema.stream
     names = ("id", "device_id", "model", "hist_seq", "hist_minute")
-    asked = sa.select(*(table.c[name] for name in names))
-    rows = (row for few in chunks(ids) for row in connection.execute(asked.where(table.c.id.in_(few))))
+    query = sa.select(*(table.c[name] for name in names))
+    rows = (row for few in chunks(ids) for row in connection.execute(query.where(table.c.id.in_(few))))
     return {row[0]: dict(zip(names, row, strict=True)) for row in rows}
 
 
@@ -100,7 +100,7 @@ def _newest_of_others(
     table = schema.stream
     newest_first = (table.c.hist_minute.desc(), table.c.hist_seq.desc())
     order = sa.func.row_number().over(partition_by=(table.c.device_id, table.c.model), order_by=newest_first)
-    found: dict[tuple[int, str], tuple[int, int]] = {}
+    newest: dict[tuple[int, str], tuple[int, int]] = {}
     for few in chunks(sorted({row["device_id"] for row in begun})):
         numbered = (
             sa.select(table.c.device_id, table.c.model, table.c.hist_seq, table.c.hist_minute, order.label("place"))
@@ -108,8 +108,8 @@ def _newest_of_others(
             .subquery()
         )
         for row in connection.execute(sa.select(numbered).where(numbered.c.place == 1)):
-            found[row.device_id, row.model] = row.hist_seq, row.hist_minute
-    return found
+            newest[row.device_id, row.model] = row.hist_seq, row.hist_minute
+    return newest
 
 
 def _remember(connection: sa.Connection, known: Mapping[int, Mapping[str, Any]]) -> None:
@@ -125,8 +125,8 @@ def _close(connection: sa.Connection, late: Sequence[tuple[int, str, int]]) -> N
     table, owner = schema.gap, schema.stream
     open_gaps: dict[tuple[int, str], list[Gap]] = {}
     for few in chunks(sorted({device for device, _, _ in late})):
-        asked = sa.select(owner.c.device_id, owner.c.model, table).join(owner, owner.c.id == table.c.stream)
-        for device, model, *numbers in connection.execute(asked.where(owner.c.device_id.in_(few))):
+        query = sa.select(owner.c.device_id, owner.c.model, table).join(owner, owner.c.id == table.c.stream)
+        for device, model, *numbers in connection.execute(query.where(owner.c.device_id.in_(few))):
             open_gaps.setdefault((device, model), []).append(Gap(*numbers))
     before = {gap for gaps in open_gaps.values() for gap in gaps}
     for device, model, seq in late:
@@ -139,5 +139,5 @@ def _close(connection: sa.Connection, late: Sequence[tuple[int, str, int]]) -> N
     same = (table.c.stream == sa.bindparam("_stream"), table.c.first_seq == sa.bindparam("_first"))
     if gone := [{"_stream": gap.stream, "_first": gap.first_seq} for gap in before - after]:
         connection.execute(table.delete().where(*same), gone)
-    if made := [gap._asdict() for gap in after - before]:
-        connection.execute(table.insert(), made)
+    if new := [gap._asdict() for gap in after - before]:
+        connection.execute(table.insert(), new)

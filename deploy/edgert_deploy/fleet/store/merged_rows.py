@@ -76,9 +76,9 @@ class MergedRows:
         slots: dict[tuple[int, ...], list[int]] = {}
         for slot, of_slot in owners.items():
             slots.setdefault(tuple(of_slot), []).append(slot)
-        asked = sa.select(*(table.c[name] for name in ("slot", "owner", *names)))
+        query = sa.select(*(table.c[name] for name in ("slot", "owner", *names)))
         for of_slots, alike in slots.items():
-            yield from self._connection.execute(asked.where(table.c.slot.in_(alike), table.c.owner.in_(of_slots)))
+            yield from self._connection.execute(query.where(table.c.slot.in_(alike), table.c.owner.in_(of_slots)))
 
     def _write(self, table: sa.Table, rows: Mapping[tuple[int, int], _Row]) -> None:
         there = []

@@ -30,7 +30,7 @@ from edgert_deploy.fleet.store.store import FINE_HOURS
 FAILED = ("rolled_back", "refused")  # events of releases
 STEPS_MAX = 2_000
 EVENTS_MAX = 10_000
-GROUPS_MAX = 100_000  # of an answer, steps included: each has 8 KB while it is merged
+GROUPS_MAX = 100_000  # groups of an answer, steps included: each has 8 KB while it is merged
 STAGE_GROUPS_MAX = 12_500  # the same with stages: each has 54 KB more
 _FETCHED_AT_ONCE = 20_000
 # More than these are filtered here: for a long list a database would look each one up.
@@ -139,13 +139,13 @@ class FleetQuery:
         """Return the devices (SITE/DEVICE) whose kept windows are placed by their time of receipt."""
         first, end = _stretch(question, now_ms)
         table = schema.hist_window
-        asked = (
+        query = (
             sa.select(table.c.stream)
             .distinct()
             .where(table.c.clock_synced == 0, table.c.minute >= first, table.c.minute < end)
         )
         with self._reading() as connection:
-            streams = list(connection.scalars(asked))
+            streams = list(connection.scalars(query))
             named = _keys(connection, replace(question, by=("site", "device")), True) if streams else {}
         return sorted({"/".join(named[stream]) for stream in streams if stream in named})
 
@@ -169,12 +169,12 @@ class FleetQuery:
     def groups_reporting(self, where: Mapping[str, str], now_ms: int) -> int:
         """Count the groups that fit `where` and reported this hour or the last: the rows of one minute."""
         table, hour = schema.group_hour, now_ms // MINUTE_MS // HOUR_MIN
-        asked = sa.select(sa.func.count(sa.distinct(table.c.owner))).where(table.c.slot >= hour - 1)
-        asked = asked.join(schema.group, schema.group.c.id == table.c.owner)
+        query = sa.select(sa.func.count(sa.distinct(table.c.owner))).where(table.c.slot >= hour - 1)
+        query = query.join(schema.group, schema.group.c.id == table.c.owner)
         for name, value in where.items():
-            asked = asked.where(schema.group.c[name] == value)
+            query = query.where(schema.group.c[name] == value)
         with self._reading() as connection:
-            return int(connection.scalar(asked) or 0)
+            return int(connection.scalar(query) or 0)
 
     def events(
         self, since_ms: int, until_ms: int, limit: int = EVENTS_MAX, where: Mapping[str, str] | None = None
@@ -185,22 +185,22 @@ class FleetQuery:
         """
         table, owner = schema.event, schema.device
         columns = (owner.c.site, owner.c.device, table.c.at_ms, table.c.fields)
-        asked = _of_events(sa.select(*columns), since_ms, until_ms, where or {})
+        query = _of_events(sa.select(*columns), since_ms, until_ms, where or {})
         with self._reading() as connection:
-            rows = connection.execute(asked.order_by(table.c.at_ms.desc(), table.c.seq.desc()).limit(limit)).all()
+            rows = connection.execute(query.order_by(table.c.at_ms.desc(), table.c.seq.desc()).limit(limit)).all()
         return [_event(row) for row in rows]
 
     def failures(self, since_ms: int, until_ms: int) -> list[dict[str, Any]]:
         """Return the newest events of releases that devices went back from or refused, the newest first."""
-        found = [event for kind in FAILED for event in self.events(since_ms, until_ms, where={"event": kind})]
-        return sorted(found, key=lambda event: -event["at_ms"])
+        events = [event for kind in FAILED for event in self.events(since_ms, until_ms, where={"event": kind})]
+        return sorted(events, key=lambda event: -event["at_ms"])
 
     def event_types(self, since_ms: int, until_ms: int, where: Mapping[str, str]) -> dict[str, int]:
         """Return how many events of each type there are, by name. `where` is that of `events`."""
         kind = schema.event.c.event
-        asked = _of_events(sa.select(kind, sa.func.count()), since_ms, until_ms, where).group_by(kind).order_by(kind)
+        query = _of_events(sa.select(kind, sa.func.count()), since_ms, until_ms, where).group_by(kind).order_by(kind)
         with self._reading() as connection:
-            return {row[0]: row[1] for row in connection.execute(asked)}
+            return {row[0]: row[1] for row in connection.execute(query)}
 
     def _reading(self) -> AbstractContextManager[sa.Connection]:
         if (file := schema.file_of(self._engine)) != self._file:  # removed, or replaced by a backup
@@ -282,8 +282,8 @@ class _Gathered:
         ]
 
 
-def _of_events(asked: sa.Select[Any], since_ms: int, until_ms: int, where: Mapping[str, str]) -> sa.Select[Any]:
-    """Return `asked` with the events of a period that fit `where`."""
+def _of_events(query: sa.Select[Any], since_ms: int, until_ms: int, where: Mapping[str, str]) -> sa.Select[Any]:
+    """Return `query` with the events of a period that fit `where`."""
     table, owner = schema.event, schema.device
     profile = sa.case((owner.c.profile == "", PROFILE_UNKNOWN), else_=owner.c.profile)
     of_name = {
@@ -293,12 +293,12 @@ def _of_events(asked: sa.Select[Any], since_ms: int, until_ms: int, where: Mappi
         "profile": profile,
         "event": table.c.event,
     }
-    asked = asked.join(owner, owner.c.id == table.c.device_id).where(
+    query = query.join(owner, owner.c.id == table.c.device_id).where(
         table.c.at_ms >= since_ms, table.c.at_ms < until_ms
     )
     for name, value in where.items():
-        asked = asked.where(of_name[name] == value)
-    return asked
+        query = query.where(of_name[name] == value)
+    return query
 
 
 def _add_up(counted: Counter[int], groups: Sequence[int], values: Sequence[int]) -> None:
@@ -350,14 +350,14 @@ def _read(connection: sa.Connection, question: Question, part: _Part, gathered: 
     stages = [(table if kept_apart is None else kept_apart).c.stages] if histogram and question.stages else []
     counters = [table.c[name] for name in COUNTERS] if "requests" in table.c else []
     columns = (part.slot, key, *stages, *histogram, *counters)
-    asked = sa.select(*columns).where(part.slot >= part.first, part.slot < part.end)
+    query = sa.select(*columns).where(part.slot >= part.first, part.slot < part.end)
     if stages and kept_apart is not None:
         same = (kept_apart.c.slot == table.c.slot) & (kept_apart.c.owner == table.c.owner)
-        asked = asked.select_from(table.outerjoin(kept_apart, same))
+        query = query.select_from(table.outerjoin(kept_apart, same))
     if question.where and len(keys) <= _KEYS_MAX:
-        asked = asked.where(key.in_(keys))
+        query = query.where(key.in_(keys))
     form, width = (MERGED if part.minutes > 1 or not per_stream else WINDOW), len(histogram)
-    result = connection.execution_options(stream_results=True).execute(asked)
+    result = connection.execution_options(stream_results=True).execute(query)
     while block := result.fetchmany(_FETCHED_AT_ONCE):
         mine = [row for row in block if row[1] in keys]
         if not mine:
@@ -373,11 +373,11 @@ def _read(connection: sa.Connection, question: Question, part: _Part, gathered: 
 
 
 def _read_gaps(connection: sa.Connection, question: Question, first: int, end: int, gathered: _Gathered) -> None:
-    found = list(gaps.overlapping(connection, first, end))
-    if found:
+    overlapping = list(gaps.overlapping(connection, first, end))
+    if overlapping:
         keys = _keys(connection, question, True)
         devices = _keys(connection, replace(question, by=("site", "device")), True)
-        for gap in found:
+        for gap in overlapping:
             if gap.stream in keys:
                 gathered.add_gap(gap, keys[gap.stream], "/".join(devices[gap.stream]))
 
@@ -388,12 +388,12 @@ def _keys(connection: sa.Connection, question: Question, per_stream: bool) -> di
     if per_stream:
         profile = sa.case((device.profile == "", PROFILE_UNKNOWN), else_=device.profile)
         columns: tuple[Any, ...] = (device.site, device.device, stream.model, stream.version, profile)
-        named: sa.Select[Any] = sa.select(stream.id).join(schema.device, device.id == stream.device_id)
+        query: sa.Select[Any] = sa.select(stream.id).join(schema.device, device.id == stream.device_id)
     else:
         columns = (group.site, sa.null(), group.model, group.version, group.profile)
-        named = sa.select(group.id)
+        query = sa.select(group.id)
     of_name = dict(zip(DIMENSIONS, columns, strict=True))
-    named = named.add_columns(*(of_name[name] for name in question.by))
+    query = query.add_columns(*(of_name[name] for name in question.by))
     for name, value in question.where.items():
-        named = named.where(of_name[name] == value)
-    return {row[0]: tuple(row[1:]) for row in connection.execute(named).all()}
+        query = query.where(of_name[name] == value)
+    return {row[0]: tuple(row[1:]) for row in connection.execute(query).all()}

@@ -21,7 +21,7 @@ from edgert_deploy.fleet.store.merged_rows import chunks
 KEEP_MINUTES_H = 31 * 24
 KEEP_HOURS_H = 400 * 24
 SIZE_BYTES_MAX = 20 * 10**9
-FORGOTTEN_AT_ONCE = 5_000  # of each table, in one turn
+FORGOTTEN_AT_ONCE = 5_000  # rows of each table that one turn removes
 REMEMBERED_MAX = 200_000
 _TRIMMED_AT_ONCE = 0.1
 _OWNERS = ((schema.stream_heard, schema.stream), (schema.group_heard, schema.group))
@@ -109,10 +109,10 @@ def forget(connection: sa.Connection, now_hour: int, kept_h: int, at_once: int =
 def forget_device(connection: sa.Connection, site: str, name: str) -> int:
     """Remove every row of one device; return their number."""
     device = schema.device
-    found = connection.scalar(sa.select(device.c.id).where(device.c.site == site, device.c.device == name))
-    if found is None:
+    device_id = connection.scalar(sa.select(device.c.id).where(device.c.site == site, device.c.device == name))
+    if device_id is None:
         return 0
-    streams = sa.select(schema.stream.c.id).where(schema.stream.c.device_id == found)
+    streams = sa.select(schema.stream.c.id).where(schema.stream.c.device_id == device_id)
     owned = (
         schema.hist_window.c.stream,
         schema.metrics_window.c.stream,
@@ -122,8 +122,10 @@ def forget_device(connection: sa.Connection, site: str, name: str) -> int:
         schema.stream_heard.c.owner,
     )
     doomed = [column.table.delete().where(column.in_(streams)) for column in owned]
-    doomed += [table.delete().where(table.c.device_id == found) for table in (schema.stream, schema.event)]
-    removed = sum(connection.execute(each).rowcount for each in (*doomed, device.delete().where(device.c.id == found)))
+    doomed += [table.delete().where(table.c.device_id == device_id) for table in (schema.stream, schema.event)]
+    removed = sum(
+        connection.execute(each).rowcount for each in (*doomed, device.delete().where(device.c.id == device_id))
+    )
     connection.execute(schema.forgotten.update().values(turns=schema.forgotten.c.turns + 1))
     return removed
 

@@ -59,7 +59,7 @@ class StoredRollouts:
                 yield bool(taken)
             return
         try:
-            lock = locked(self._made(id), LOCK_S_MAX)  # `is_locked` holds it for an instant, too
+            lock = locked(self._locks_of(id), LOCK_S_MAX)  # `is_locked` holds it for an instant, too
         except BlockingIOError:
             yield False
             return
@@ -75,13 +75,13 @@ class StoredRollouts:
                 return is_locked(file)
         except OSError as error:
             raise self._unusable(error) from error
-        held = sa.text(
+        query = sa.text(
             "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted AND classid = CAST(:all AS oid) "
             "AND objid = CAST(CAST(:one AS bigint) AS oid) "
             "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
         )
         with schema.begun(self._engine) as connection:
-            return bool(connection.scalar(held, {"all": _LOCKS, "one": _number(id)}))
+            return bool(connection.scalar(query, {"all": _LOCKS, "one": _number(id)}))
 
     def close(self) -> None:
         self._engine.dispose()
@@ -92,7 +92,7 @@ class StoredRollouts:
             return None
         return Path(f"{self._engine.url.database}-rollouts") / f"{id}.lock"
 
-    def _made(self, id: str) -> Path:
+    def _locks_of(self, id: str) -> Path:
         file = self._file(id)
         assert file is not None  # the caller asked
         file.parent.mkdir(exist_ok=True)

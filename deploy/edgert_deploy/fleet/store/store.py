@@ -135,8 +135,8 @@ class Store:
             connection.execute(schema.insert(connection, table).on_conflict_do_nothing(), rows)
             for few in chunks(unknown):
                 sites, devices = ({key[place] for key in few} for place in (0, 1))
-                asked = sa.select(table.c.id, table.c.site, table.c.device, table.c.profile)
-                for row in connection.execute(asked.where(table.c.site.in_(sites), table.c.device.in_(devices))):
+                query = sa.select(table.c.id, table.c.site, table.c.device, table.c.profile)
+                for row in connection.execute(query.where(table.c.site.in_(sites), table.c.device.in_(devices))):
                     self._devices[row.site, row.device] = row.id
                     self._profiles[row.site, row.device] = row.profile or PROFILE_UNKNOWN
         for key, fields in batch.devices.items():
@@ -203,8 +203,8 @@ class Store:
             for (stream, _), (origin, hist) in by_key.items()
         ]
         new = self._insert_new(connection, schema.hist_window, rows)
-        came = set(new)
-        gaps.note(connection, [(*key, minute_of(*by_key[key])) for key in by_key if key in came])
+        arrived = set(new)
+        gaps.note(connection, [(*key, minute_of(*by_key[key])) for key in by_key if key in arrived])
         blobs = {(row["stream"], row["seq"]): row["buckets"] for row in rows}
         for key in new:
             merged.add_hist(key[0], *by_key[key], blobs[key])
@@ -242,14 +242,14 @@ class Store:
         """Store each counter's growth since the last report; a late report is part of a later one's."""
         table = schema.stream
         known: dict[int, Any] = {}
-        came: dict[int, list[int]] = {}
+        arrived: dict[int, list[int]] = {}
         for stream, seq in new:
-            came.setdefault(stream, []).append(seq)
-        for few in chunks(sorted(came)):
+            arrived.setdefault(stream, []).append(seq)
+        for few in chunks(sorted(arrived)):
             for row in connection.execute(sa.select(table).where(table.c.id.in_(few))):
                 known[row.id] = row._asdict()
         increases = []
-        for stream, seq in [(each, seq) for each in sorted(came) for seq in in_order(came[each])]:
+        for stream, seq in [(each, seq) for each in sorted(arrived) for seq in in_order(arrived[each])]:
             origin, report = new[stream, seq]
             last = known[stream]
             anew = last["last_seq"] >= 0 and begun_anew(seq, last["last_seq"])
@@ -264,8 +264,8 @@ class Store:
                 increases.append({"_stream": stream, "_seq": seq, **grown})
         if known:
             state: dict[str, Any] = {name: sa.bindparam(name) for name in ("last_seq", *COUNTERS)}
-            told = [{"_id": row["id"], **{name: row[name] for name in state}} for row in known.values()]
-            connection.execute(table.update().where(table.c.id == sa.bindparam("_id")).values(**state), told)
+            updates = [{"_id": row["id"], **{name: row[name] for name in state}} for row in known.values()]
+            connection.execute(table.update().where(table.c.id == sa.bindparam("_id")).values(**state), updates)
         if increases:
             window = schema.metrics_window
             same = (window.c.stream == sa.bindparam("_stream"), window.c.seq == sa.bindparam("_seq"))

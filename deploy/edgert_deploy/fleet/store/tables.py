@@ -99,10 +99,10 @@ def answer_row(answer: Answer, shares: Shares, *, stepped: bool = False) -> dict
 
 def stage_rows(answer: Answer, shares: Shares, *, stepped: bool = False) -> Iterator[tuple[dict[str, Any], Sketch]]:
     """Yield a row and its sketch for each stage with times; `share` is that of all stages' time."""
-    found = answer.stages.sketches() if answer.stages else {}
-    total_ms = sum(sketch.sum for sketch in found.values())
+    sketches = answer.stages.sketches() if answer.stages else {}
+    total_ms = sum(sketch.sum for sketch in sketches.values())
     for stage in STAGES:
-        if sketch := found.get(stage):
+        if sketch := sketches.get(stage):
             share = {"share": round(sketch.sum / total_ms, 4) if total_ms else 0.0}
             row = {**_name(answer, stepped), "stage": stage, "answered": sketch.count, **share}
             yield {**row, **_percentiles(sketch, shares)}, sketch
@@ -130,8 +130,8 @@ def _name(answer: Answer, stepped: bool) -> dict[str, Any]:
 
 
 def _percentiles(sketch: Sketch, shares: Shares) -> dict[str, float | None]:
-    found = {name: round(sketch.quantile(share), 4) if sketch.count else None for name, share in shares}
-    return {**found, "max_ms": round(sketch.max, 4) if sketch.count else None}
+    values = {name: round(sketch.quantile(share), 4) if sketch.count else None for name, share in shares}
+    return {**values, "max_ms": round(sketch.max, 4) if sketch.count else None}
 
 
 def _histogram(latency: Sketch) -> dict[str, Any]:

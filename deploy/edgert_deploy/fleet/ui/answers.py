@@ -26,11 +26,11 @@ SORTS: dict[str, Callable[[Seen], Any]] = {
     "state": lambda seen: (
         STATES.index(seen.state),
         -seen.since_ms if seen.state in ATTENTION else 0,
-        seen.held.site,
-        seen.held.device,
+        seen.device.site,
+        seen.device.device,
     ),
-    "device": lambda seen: (seen.held.site, seen.held.device),
-    "p99": lambda seen: -max((line.p99_ms or 0.0 for line in list(seen.held.models.values())), default=0.0),
+    "device": lambda seen: (seen.device.site, seen.device.device),
+    "p99": lambda seen: -max((line.p99_ms or 0.0 for line in list(seen.device.models.values())), default=0.0),
     "since": lambda seen: -seen.since_ms,
 }
 
@@ -87,10 +87,10 @@ class Answers:
         if path == "query":
             return list(self.query(asked)["groups"])
         if path == "events":
-            found = self.history.events(Span.parse(asked), self._events_where(asked), EVENTS_EXPORTED_MAX)["events"]
-            return [{**_moment(each, "at_ms"), **each} for each in found]
+            events = self.history.events(Span.parse(asked), self._events_where(asked), EVENTS_EXPORTED_MAX)["events"]
+            return [{**_moment(each, "at_ms"), **each} for each in events]
         if path == "devices":
-            return [row for seen in self._found(asked) for row in _device_rows(seen)]
+            return [row for seen in self._matching(asked) for row in _device_rows(seen)]
         if path == "rollouts":
             return [_flat({**_moment(each, "started_ms"), **each}) for each in self.hub.rollouts.shown]
         if path == "channels":
@@ -140,11 +140,11 @@ class Answers:
 
         `state` is one of STATES, `attention` (all but online) or ""; `q` is part of a name.
         """
-        found = self._found(asked)
-        pages = max(1, -(-len(found) // A_PAGE))
+        matching = self._matching(asked)
+        pages = max(1, -(-len(matching) // A_PAGE))
         page = _number(asked, "page", 1, pages)
-        rows = [_row(seen) for seen in found[(page - 1) * A_PAGE : page * A_PAGE]]
-        return {"total": len(found), "page": page, "pages": pages, "devices": rows}
+        rows = [_row(seen) for seen in matching[(page - 1) * A_PAGE : page * A_PAGE]]
+        return {"total": len(matching), "page": page, "pages": pages, "devices": rows}
 
     def device(self, asked: Asking) -> dict[str, Any]:
         """Return everything that is known of one device."""
@@ -152,10 +152,10 @@ class Answers:
         seen = self.hub.board.seen_device(site, device, self.hub.clock())
         if seen is None:
             raise NotHere(f"no device {site[:64]}/{device[:64]} is known here")
-        fields = {name: dict(seen.held.fields.get(name, {})) for name in ("info", "sys", "deploy")}
-        return {**_row(seen), "late_s": round(seen.held.late_s), "window_s": seen.held.window_s, **fields}
+        fields = {name: dict(seen.device.fields.get(name, {})) for name in ("info", "sys", "deploy")}
+        return {**_row(seen), "late_s": round(seen.device.late_s), "window_s": seen.device.window_s, **fields}
 
-    def _found(self, asked: Asking) -> list[Seen]:
+    def _matching(self, asked: Asking) -> list[Seen]:
         state, part, sort = asked.get("state", ""), asked.get("q", "")[:SEARCH_CHARS_MAX].lower(), asked.get("sort", "state")  # fmt: skip
         if state not in ("", "attention", *STATES):
             raise ConfigInvalid(
@@ -164,12 +164,12 @@ class Answers:
         if sort not in SORTS:
             raise ConfigInvalid(f"sort={sort[:20]!r} is unknown; known: {', '.join(SORTS)}")
         states = ATTENTION if state == "attention" else (state,) if state else STATES
-        found = [
+        matching = [
             seen
             for seen in self.hub.board.seen(self.filter(asked), self.hub.clock())
-            if seen.state in states and part in f"{seen.held.site}/{seen.held.device}".lower()
+            if seen.state in states and part in f"{seen.device.site}/{seen.device.device}".lower()
         ]
-        return sorted(found, key=SORTS[sort])
+        return sorted(matching, key=SORTS[sort])
 
     def _where(self, asked: Asking) -> dict[str, str]:
         device = _name(asked, "device")
@@ -216,25 +216,25 @@ def _stage_rows(answer: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 def _device_rows(seen: Seen) -> Iterator[dict[str, Any]]:
     """Yield a row for each model of a device, or one without a model."""
     row = _flat(_row(seen))
-    for model in _models(seen.held) or [{}]:
+    for model in _models(seen.device) or [{}]:
         yield {**row, **_flat(model), "alarms": " ".join(model.get("alarms", seen.alarms))}
 
 
 def _row(seen: Seen) -> dict[str, Any]:
-    held = seen.held
+    device = seen.device
     return {
-        "site": held.site,
-        "device": held.device,
-        "profile": held.profile,
+        "site": device.site,
+        "device": device.device,
+        "profile": device.profile,
         "state": seen.state,
         "why": seen.why,
         "since_ms": seen.since_ms,
         "alarms": list(seen.alarms),
-        "models": _models(held),
+        "models": _models(device),
     }
 
 
-def _models(held: DeviceState) -> list[dict[str, Any]]:
+def _models(device: DeviceState) -> list[dict[str, Any]]:
     return [
         {
             "model": model,
@@ -247,8 +247,8 @@ def _models(held: DeviceState) -> list[dict[str, Any]]:
             "errors": line.errors,
             "batch_mean": line.batch_mean,
             "rss_bytes": line.rss_bytes,
-            "alarms": list(held.alarms.get(model, ())),
+            "alarms": list(device.alarms.get(model, ())),
         }
-        for model, line in sorted(held.models.items())
+        for model, line in sorted(device.models.items())
         if line.version
     ]

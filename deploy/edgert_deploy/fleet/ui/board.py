@@ -46,7 +46,7 @@ class Filter:
 class Seen:
     """A device's state, why, and since when (ms since 1970; 0 if unknown)."""
 
-    held: DeviceState
+    device: DeviceState
     state: str
     why: str
     since_ms: int
@@ -74,14 +74,14 @@ class Board(Fleet):
             for row in devices:
                 if row["status"] == REMOVED:
                     continue
-                held = self.device(Topic(row["site"], row["device"], "status"), now)
-                held.status = row["status"]
+                device = self.device(Topic(row["site"], row["device"], "status"), now)
+                device.status = row["status"]
                 if row["heard_ms"]:
-                    held.heard_at = now - max(0, self._wall_ms() - row["heard_ms"]) / 1000
+                    device.heard_at = now - max(0, self._wall_ms() - row["heard_ms"]) / 1000
                 for kind in ("info", "sys", "deploy"):
                     if row[kind]:
                         self.on_fields(Topic(row["site"], row["device"], kind), row[kind], now)
-                held.profile = row["profile"]
+                device.profile = row["profile"]
 
     def remember_versions(self, seen: Iterable[tuple[str, str, int]]) -> None:
         """Take (model, version, time of its first report) from a store."""
@@ -107,15 +107,15 @@ class Board(Fleet):
     def on_metrics(self, topic: Topic, metrics: MetricsMessage, now: float) -> None:
         self.reports += 1
         super().on_metrics(topic, metrics, now)
-        name, held, wall_ms = topic.model or "", self.device(topic, now), self._wall_ms()
-        if held.models[name].ts_ms != metrics.ts_ms:
+        name, device, wall_ms = topic.model or "", self.device(topic, now), self._wall_ms()
+        if device.models[name].ts_ms != metrics.ts_ms:
             return  # a late report
-        gone_ms = metrics.ts_ms - GONE_AFTER_WINDOWS * held.window_s * 1000
-        for other in [n for n, model in held.models.items() if 0 < model.ts_ms < gone_ms]:
-            del held.models[other]
-        on_time = held.late_s < LATE_S and metrics.fields.get("clock_synced", 1)
+        gone_ms = metrics.ts_ms - GONE_AFTER_WINDOWS * device.window_s * 1000
+        for other in [n for n, model in device.models.items() if 0 < model.ts_ms < gone_ms]:
+            del device.models[other]
+        on_time = device.late_s < LATE_S and metrics.fields.get("clock_synced", 1)
         at_ms = trusted_ms(metrics.ts_ms, wall_ms) if on_time else wall_ms
-        self._note_version(name, held.models[name].version, at_ms)
+        self._note_version(name, device.models[name].version, at_ms)
 
     def _note_version(self, model: str, version: str, at_ms: int) -> None:
         seen = self._versions.setdefault(model, {})
@@ -130,38 +130,38 @@ class Board(Fleet):
             self._pace.compare(self.devices.values(), now)
             newest = self._newest(now)
             ordered = [self.devices[key] for key in sorted(self.devices)]
-            return [self._seen(held, newest, now) for held in ordered if _fits(held, chosen)]
+            return [self._state_of(device, newest, now) for device in ordered if _device_fits(device, chosen)]
 
     def seen_device(self, site: str, device: str, now: float) -> Seen | None:
         """Return one device with its state, None if it is unknown."""
         with self._lock:
             self._pace.compare(self.devices.values(), now)
-            held = self.devices.get((site, device))
-            return None if held is None else self._seen(held, self._newest(now), now)
+            state = self.devices.get((site, device))
+            return None if state is None else self._state_of(state, self._newest(now), now)
 
     def words(self) -> dict[str, list[str]]:
         """Return every value that may be filtered by."""
         with self._lock:
-            held = list(self.devices.values())
+            devices = list(self.devices.values())
             versions = {
-                (model, line.version) for each in held for model, line in list(each.models.items()) if line.version
+                (model, line.version) for each in devices for model, line in list(each.models.items()) if line.version
             }
         return {
-            "site": sorted({each.site for each in held}),
-            "profile": sorted({each.profile for each in held}),
+            "site": sorted({each.site for each in devices}),
+            "profile": sorted({each.profile for each in devices}),
             "model": sorted({model for model, _ in versions}),
             "version": sorted({version for _, version in versions}, key=release, reverse=True),
         }
 
     def device_names(self) -> set[str]:
         with self._lock:
-            return {held.device for held in self.devices.values()}
+            return {device.device for device in self.devices.values()}
 
     def lines(self, chosen: Filter) -> int:
         """Count the models on devices that fit."""
         with self._lock:
-            fitting = (held for held in self.devices.values() if _fits(held, chosen))
-            return sum(line_fits(model, line, chosen) for held in fitting for model, line in held.models.items())
+            fitting = (device for device in self.devices.values() if _device_fits(device, chosen))
+            return sum(line_fits(model, line, chosen) for device in fitting for model, line in device.models.items())
 
     def numbers(self, model: str) -> dict[str, int]:
         """Return a number for each version of `model`. A version's colour follows it, whatever the filter."""
@@ -173,36 +173,36 @@ class Board(Fleet):
     def _newest(self, now: float) -> dict[str, tuple[str, int]]:
         """Return each model's newest version on a device that reports, and the time of its first report."""
         newest: dict[str, str] = {}
-        for held in self.devices.values():
-            if held.status in ("lost", "offline") or held.is_stale(now):
+        for device in self.devices.values():
+            if device.status in ("lost", "offline") or device.is_stale(now):
                 continue  # others do not lack a version that was rolled back
-            for model, line in held.models.items():
+            for model, line in device.models.items():
                 if line.version and release(line.version) > release(newest.get(model, "")):
                     newest[model] = line.version
         return {model: (version, self._versions.get(model, {}).get(version, 0)) for model, version in newest.items()}
 
-    def _seen(self, held: DeviceState, newest: Mapping[str, tuple[str, int]], now: float) -> Seen:
+    def _state_of(self, device: DeviceState, newest: Mapping[str, tuple[str, int]], now: float) -> Seen:
         wall_ms = self._wall_ms()
-        alarms = tuple(sorted(set().union(*held.alarms.values())))
-        heard_ms = 0 if held.heard_at is None else wall_ms - int((now - held.heard_at) * 1000)
-        if held.status == "lost":
-            return Seen(held, "lost", "its connection broke", heard_ms, alarms)
-        if held.status == "offline":
-            return Seen(held, "offline", "stopped", heard_ms, alarms)
-        if held.is_stale(now):
-            return Seen(held, "stale", "online, but sends nothing", heard_ms, alarms)
+        alarms = tuple(sorted(set().union(*device.alarms.values())))
+        heard_ms = 0 if device.heard_at is None else wall_ms - int((now - device.heard_at) * 1000)
+        if device.status == "lost":
+            return Seen(device, "lost", "its connection broke", heard_ms, alarms)
+        if device.status == "offline":
+            return Seen(device, "offline", "stopped", heard_ms, alarms)
+        if device.is_stale(now):
+            return Seen(device, "stale", "online, but sends nothing", heard_ms, alarms)
         if alarms:
-            return Seen(held, "alarmed", ", ".join(alarms), held.alarms_ms, alarms)
-        if slow := self._pace.slow(held, wall_ms):
-            return Seen(held, "slow", *slow, alarms)
-        for model, line in sorted(held.models.items()):
+            return Seen(device, "alarmed", ", ".join(alarms), device.alarms_ms, alarms)
+        if slow := self._pace.slow(device, wall_ms):
+            return Seen(device, "slow", *slow, alarms)
+        for model, line in sorted(device.models.items()):
             version, since_ms = newest.get(model, ("", 0))
             if line.version and release(line.version) < release(version):
-                return Seen(held, "behind", f"{model} is {line.version}, newest {version}", since_ms, alarms)
-        if held.late_s > max(LATE_S, 5 * held.window_s):
-            why = f"its reports are {held.late_s / 60:.0f} min late"
-            return Seen(held, "behind", why, wall_ms - int(held.late_s * 1000), alarms)
-        return Seen(held, "online", "", heard_ms, alarms)
+                return Seen(device, "behind", f"{model} is {line.version}, newest {version}", since_ms, alarms)
+        if device.late_s > max(LATE_S, 5 * device.window_s):
+            why = f"its reports are {device.late_s / 60:.0f} min late"
+            return Seen(device, "behind", why, wall_ms - int(device.late_s * 1000), alarms)
+        return Seen(device, "online", "", heard_ms, alarms)
 
 
 def release(version: str) -> tuple[int, str]:
@@ -211,12 +211,12 @@ def release(version: str) -> tuple[int, str]:
     return (int(number) if number.isdecimal() else -1, version)
 
 
-def _fits(held: DeviceState, chosen: Filter) -> bool:
-    if (chosen.site and held.site != chosen.site) or (chosen.profile and held.profile != chosen.profile):
+def _device_fits(device: DeviceState, chosen: Filter) -> bool:
+    if (chosen.site and device.site != chosen.site) or (chosen.profile and device.profile != chosen.profile):
         return False
     if not chosen.model and not chosen.version:
         return True
-    return any(line_fits(model, line, chosen) for model, line in held.models.items())
+    return any(line_fits(model, line, chosen) for model, line in device.models.items())
 
 
 def line_fits(model: str, line: ModelState, chosen: Filter) -> bool:

@@ -57,13 +57,13 @@ def _row(answer: Answer, whole: Sketch, target_ms: float | None) -> dict[str, An
     rest_ms = rest.quantile(0.99) if rest.count else None
     distance = round(latency.quantile(0.99) / rest_ms, 3) if rest_ms and latency.count else None
     target = {} if target_ms is None else {"within_target": share_within(latency, target_ms)}
-    found = {
+    row = {
         **answer_row(answer, DEFAULT_SHARES),
         "rest_p99_ms": None if rest_ms is None else round(rest_ms, 4),
         "distance": distance,
         **target,
     }
-    return {key: value for key, value in found.items() if key != "model"}
+    return {key: value for key, value in row.items() if key != "model"}
 
 
 def _without(whole: Sketch, part: Sketch) -> Sketch:

@@ -29,7 +29,7 @@ from edgert_deploy.fleet.ui.stages import stages_of
 PERCENTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 MODELS_MAX = 6
 VERSIONS_MAX = 6
-INDICES_A_ROW = 8  # of the heat-map: a quarter of an octave, 19 %
+INDICES_A_ROW = 8  # buckets in a row of the heat-map: a quarter of an octave, 19 %
 KEPT_MAX = 128
 NEWEST_FRESH_S = 5.0
 BREAKDOWN_FRESH_S = 20.0
@@ -125,15 +125,15 @@ class History:
             for answer in self._query.answer(replace(question, step_min=0, stages=True), now_ms):
                 models.setdefault(answer.group["model"], []).append(answer)
             busiest = sorted(models, key=lambda name: (-sum(each.latency.count for each in models[name]), name))
-            found = []
+            result = []
             for name in busiest[:MODELS_MAX]:  # one at a time, which bounds the memory
                 of_model = replace(question, by=(), where={**where, "model": name}, stages=True)
                 curve = self._query.answer(of_model, now_ms)
-                found.append(stages_of(name, models[name], curve, question.since_ms, step_ms, steps))
-            return {"since_ms": question.since_ms, "step_ms": step_ms, "steps": steps, "models": found}
+                result.append(stages_of(name, models[name], curve, question.since_ms, step_ms, steps))
+            return {"since_ms": question.since_ms, "step_ms": step_ms, "steps": steps, "models": result}
 
-        found: dict[str, Any] = self._fresh(("stages", span, *sorted(where.items())), BREAKDOWN_FRESH_S, asked)
-        return found
+        result: dict[str, Any] = self._fresh(("stages", span, *sorted(where.items())), BREAKDOWN_FRESH_S, asked)
+        return result
 
     def ask(self, asked: Asked, devices: int) -> dict[str, Any]:
         """Return what `edgert fleet query --json` prints. `devices` is how many fit. Raises ConfigInvalid."""
@@ -165,12 +165,12 @@ class History:
         def asked() -> tuple[list[dict[str, Any]], dict[str, int]]:
             since_ms, until_ms = span.bounds_ms(self._wall_ms())
             until_ms += AHEAD_MAX_MS if span.window_ms else 0
-            found = self._query.events(since_ms, until_ms, limit + 1, named)
-            found = [report for report in found if where.get("version") in (None, report.get("model_version"))]
-            return found, self._query.event_types(since_ms, until_ms, untyped)
+            events = self._query.events(since_ms, until_ms, limit + 1, named)
+            events = [report for report in events if where.get("version") in (None, report.get("model_version"))]
+            return events, self._query.event_types(since_ms, until_ms, untyped)
 
-        found, types = self._fresh(("events", span, limit, *sorted(where.items())), 1.0, asked)
-        return {"events": found[:limit], "more": len(found) > limit, "types": types}
+        events, types = self._fresh(("events", span, limit, *sorted(where.items())), 1.0, asked)
+        return {"events": events[:limit], "more": len(events) > limit, "types": types}
 
     def _stepped(self, span: Span, where: Mapping[str, str]) -> tuple[Question, int]:
         """Return the question for curves, and the time now."""
@@ -199,17 +199,17 @@ class History:
 
     def _fresh(self, key: object, fresh_s: float, ask: Callable[[], T]) -> T:
         with self._lock:
-            kept = self._kept.setdefault(key, _Kept())
+            entry = self._kept.setdefault(key, _Kept())
             while len(self._kept) > KEPT_MAX:
                 del self._kept[next(iter(self._kept))]
-        with kept.lock:
-            if time.monotonic() >= kept.until:
+        with entry.lock:
+            if time.monotonic() >= entry.until:
                 began = time.monotonic()
                 with self._turn:
-                    kept.value = ask()
+                    entry.value = ask()
                 # A slow query runs less often: charts take at most a fifth of the time.
-                kept.until = time.monotonic() + max(fresh_s, 4 * (time.monotonic() - began))
-            value: T = kept.value
+                entry.until = time.monotonic() + max(fresh_s, 4 * (time.monotonic() - began))
+            value: T = entry.value
             return value
 
 
@@ -229,12 +229,12 @@ def baselines(query: FleetQuery, now_ms: int) -> dict[tuple[str, str], float]:
     step_ms = BASELINE_STEP_MIN * MINUTE_MS
     until_ms = (now_ms // step_ms + 1) * step_ms
     question = Question(until_ms - BASELINE_STEPS * step_ms, until_ms, ("model", "profile"), {}, BASELINE_STEP_MIN)
-    found: dict[tuple[str, str], list[float]] = {}
+    recent: dict[tuple[str, str], list[float]] = {}
     for each in query.answer(question, now_ms):
         if each.latency.count >= BASELINE_REQUESTS_MIN:
             key = each.group["model"], each.group["profile"]
-            found.setdefault(key, []).append(each.latency.quantile(0.99))
-    return {key: median_low(p99s) for key, p99s in found.items() if len(p99s) >= BASELINE_STEPS_MIN}
+            recent.setdefault(key, []).append(each.latency.quantile(0.99))
+    return {key: median_low(p99s) for key, p99s in recent.items() if len(p99s) >= BASELINE_STEPS_MIN}
 
 
 def curves_of(

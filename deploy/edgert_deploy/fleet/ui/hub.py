@@ -121,12 +121,12 @@ class Hub:
         counts: Counter[str] = Counter()
         rates: list[float] = []
         for seen in self.board.seen(chosen, self.clock()):
-            held = seen.held
-            names.setdefault(held.site, []).append(held.device)
-            letters.setdefault(held.site, []).append(LETTERS[seen.state])
+            device = seen.device
+            names.setdefault(device.site, []).append(device.device)
+            letters.setdefault(device.site, []).append(LETTERS[seen.state])
             counts[seen.state] += 1
             if seen.state in ("online", "alarmed", "slow", "behind"):
-                lines = [line for model, line in list(held.models.items()) if line_fits(model, line, chosen)]
+                lines = [line for model, line in list(device.models.items()) if line_fits(model, line, chosen)]
                 rates += [line.per_s for line in lines if line.per_s is not None]
         return View(
             at_ms=wall_ms,

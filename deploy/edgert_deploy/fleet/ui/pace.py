@@ -32,27 +32,27 @@ class Pace:
         if now - self._compared_at < COMPARED_EVERY_S:
             return
         self._compared_at = now
-        found: dict[tuple[str, str], list[float]] = {}
-        for held in devices:
-            for model, line in held.models.items():
+        recent: dict[tuple[str, str], list[float]] = {}
+        for device in devices:
+            for model, line in device.models.items():
                 if line.p99s:
-                    found.setdefault((model, held.profile), []).append(line.p99s[-1])
-        self._middle_ms = {key: median_low(p99s) for key, p99s in found.items() if len(p99s) >= PEERS_MIN}
+                    recent.setdefault((model, device.profile), []).append(line.p99s[-1])
+        self._middle_ms = {key: median_low(p99s) for key, p99s in recent.items() if len(p99s) >= PEERS_MIN}
 
-    def slow(self, held: DeviceState, wall_ms: int) -> tuple[str, int] | None:
+    def slow(self, device: DeviceState, wall_ms: int) -> tuple[str, int] | None:
         """Return why a device is slow and since when (ms since 1970), None if it is not."""
-        why = next((why for model in sorted(held.models) if (why := self._why(held, model))), None)
-        key = (held.site, held.device)
+        why = next((why for model in sorted(device.models) if (why := self._why(device, model))), None)
+        key = (device.site, device.device)
         if why is None:
             self._since_ms.pop(key, None)
             return None
         return why, self._since_ms.setdefault(key, wall_ms)
 
-    def _why(self, held: DeviceState, model: str) -> str | None:
-        p99s, target_ms = held.models[model].p99s, self._targets.get(model)
+    def _why(self, device: DeviceState, model: str) -> str | None:
+        p99s, target_ms = device.models[model].p99s, self._targets.get(model)
         if len(p99s) < P99S_KEPT:
             return None
-        key = (model, held.profile)
+        key = (model, device.profile)
         known = [each[key] for each in (self.usual_ms, self._middle_ms) if key in each]
         text = f"{model} p99 {p99s[-1]:.3g} ms"
         if target_ms is not None:

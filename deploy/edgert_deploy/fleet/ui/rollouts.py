@@ -11,7 +11,7 @@ from edgert_deploy.rollout.rollout_record import Rollout, RolloutState
 from edgert_deploy.rollout.rollout_store import RolloutStore, Stamp
 
 SHOWN_MAX = 20
-DEVICES_SHOWN_MAX = 200  # of those that failed
+DEVICES_SHOWN_MAX = 200  # so many devices that failed are listed
 
 
 class Rollouts:
@@ -31,17 +31,17 @@ class Rollouts:
         read = {}
         for id in self._store.ids():
             with contextlib.suppress(OSError, ConfigInvalid):  # it was removed, or is invalid
-                stamp, kept = self._store.stamp(id), self._read.get(id)
-                if kept is None or kept[0] != stamp:
+                stamp, known = self._store.stamp(id), self._read.get(id)
+                if known is None or known[0] != stamp:
                     rollout = self._store.read(id)
-                    kept = stamp, rollout, _rollout(rollout)
-                read[id] = kept
+                    known = stamp, rollout, _rollout(rollout)
+                read[id] = known
         self._read = read
         here = [each for each in read.values() if not devices.isdisjoint(each[1].devices)]
         newest = sorted(here, key=lambda each: each[1].order, reverse=True)[:SHOWN_MAX]
-        found = [{**value, "state": self._state(stamp, rollout)} for stamp, rollout, value in newest]
-        if found != self.shown:
-            self.shown = found
+        shown = [{**value, "state": self._state(stamp, rollout)} for stamp, rollout, value in newest]
+        if shown != self.shown:
+            self.shown = shown
             self.revision += 1
 
     def _state(self, stamp: Stamp, rollout: Rollout) -> str:

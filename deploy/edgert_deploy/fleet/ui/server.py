@@ -81,7 +81,7 @@ class PageServer:
         except ValueError:
             return _text(HTTPStatus.BAD_REQUEST, "invalid address, or too many fields in it")
         if self._access.is_token(asked.get("token", "")):
-            return self._let_in(url.path)
+            return self._accept_token(url.path)
         if not self._access.knows_token(headers):
             return _text(HTTPStatus.UNAUTHORIZED, "open the address that `edgert fleet ui` printed: it holds the token")
         parts = [unquote(part) for part in url.path.split("/")[1:]]
@@ -118,7 +118,7 @@ class PageServer:
             )
             return _json(code, {"error": error.as_json()})
 
-    def _let_in(self, path: str) -> HttpResponse:
+    def _accept_token(self, path: str) -> HttpResponse:
         """Make the token a cookie and remove it from the address, which people copy and browsers remember."""
         cookie = f"{self._access.cookie}={self._access.token}; Path=/; HttpOnly; SameSite=Lax; Max-Age=2592000"
         here = "/" + path.lstrip("/\\")

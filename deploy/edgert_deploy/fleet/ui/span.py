@@ -15,7 +15,7 @@ WINDOW_DEFAULT = "1h"
 LEAST_S, MOST_S = 300, 400 * 86_400
 STEPS_MIN = (1, 5, 15, 60, 240, 720, 1440, 4320)  # minutes
 STEPS_MAX = 180
-FRESH_SHARE = 1 / 30  # of a step: how old an answer may be
+FRESH_SHARE = 1 / 30  # the age that an answer may have, as a share of a step
 
 
 @dataclass(frozen=True)

@@ -18,16 +18,16 @@ def stages_of(
     model: str, versions: Sequence[Answer], curve: Sequence[Answer], since_ms: int, step_ms: int, steps: int
 ) -> dict[str, Any]:
     """Return each stage's percentiles in each step of `curve`, and of the newest `versions` overall."""
-    found: dict[str, dict[str, list[float | None]]] = {}
+    curves: dict[str, dict[str, list[float | None]]] = {}
     for answer in curve:
         step = (answer.start_ms - since_ms) // step_ms
         for row, _ in stage_rows(answer, _SHARES):
-            stage = found.setdefault(row["stage"], {"p50": [None] * steps, "p99": [None] * steps})
+            stage = curves.setdefault(row["stage"], {"p50": [None] * steps, "p99": [None] * steps})
             stage["p50"][step], stage["p99"][step] = row["p50_ms"], row["p99_ms"]
     newest = sorted(versions, key=lambda answer: release(answer.group["version"]))[-VERSIONS_MAX:]
     return {
         "model": model,
-        "stages": [{"stage": stage, **found[stage]} for stage in STAGES if stage in found],
+        "stages": [{"stage": stage, **curves[stage]} for stage in STAGES if stage in curves],
         "versions": [
             {"version": answer.group["version"], "stages": [_of_version(row) for row, _ in stage_rows(answer, _SHARES)]}
             for answer in newest

@@ -101,12 +101,12 @@ class GateResult:
         A bucket is an artifact of its own on some engines, so it has the limit of the whole.
         """
         limit = {"bucket": self.limits.max_drop}
-        found = []
+        failed = []
         for group in self.groups:
-            most = limit.get(group.kind, self.limits.max_class_drop)
-            if most is not None and group.samples >= GROUP_SAMPLES_MIN and group.drop > most + 1e-9:
-                found.append(group)
-        return tuple(found)
+            allowed = limit.get(group.kind, self.limits.max_class_drop)
+            if allowed is not None and group.samples >= GROUP_SAMPLES_MIN and group.drop > allowed + 1e-9:
+                failed.append(group)
+        return tuple(failed)
 
     def loss(self) -> str:
         """Return in one line what the artifact lost."""
@@ -209,8 +209,10 @@ def _run_lengths(session: Session, samples: CalibrationSet, buckets: Buckets, le
     whole: Outputs = []
     for length in np.unique(lengths).tolist():
         rows = np.flatnonzero(lengths == length)
-        one = samples.rows(rows).cut(length)
-        for i, answer in enumerate(run_samples(session, [one.inputs[spec.name] for spec in session.inputs], batch=1)):
+        same_length = samples.rows(rows).cut(length)
+        for i, answer in enumerate(
+            run_samples(session, [same_length.inputs[spec.name] for spec in session.inputs], batch=1)
+        ):
             for cut in buckets.outputs:
                 if cut.name == session.outputs[i].name:
                     missing = cut.length(buckets.largest) - answer.shape[cut.axis]
@@ -247,10 +249,10 @@ def judge(metric: Metric, reference: Reference, answers: Outputs, limits: Limits
 def warnings(metric: Metric, reference: Reference, limits: Limits) -> list[str]:
     """Return why the gate may prove less than it seems to, one sentence each."""
     judged = reference.as_judged()
-    found = _meaning_warnings(metric, judged)
-    if not found or _is_similarity(metric):  # chance says the same of labels, and why
-        found += _alike_warnings(metric, judged, limits)
-    return [*found, *_count_warnings(metric, reference, limits)]
+    texts = _meaning_warnings(metric, judged)
+    if not texts or _is_similarity(metric):  # chance says the same of labels, and why
+        texts += _alike_warnings(metric, judged, limits)
+    return [*texts, *_count_warnings(metric, reference, limits)]
 
 
 def _alike_warnings(metric: Metric, reference: Reference, limits: Limits) -> list[str]:
@@ -258,8 +260,8 @@ def _alike_warnings(metric: Metric, reference: Reference, limits: Limits) -> lis
     rows = reference.all_rows
     if isinstance(metric, UserMetric) or len(rows) < 2:
         return []
-    one = [np.median(a, axis=0).astype(a.dtype) if a.dtype.kind == "f" else a[0] for a in reference.answers]
-    same = [np.broadcast_to(each, a.shape) for each, a in zip(one, reference.answers, strict=True)]
+    median = [np.median(a, axis=0).astype(a.dtype) if a.dtype.kind == "f" else a[0] for a in reference.answers]
+    same = [np.broadcast_to(each, a.shape) for each, a in zip(median, reference.answers, strict=True)]
     if metric.score(reference.answers, rows) - metric.score(same, rows) > min(limits.max_drop, ALIKE_DROP_MAX):
         return []
     return [

@@ -55,8 +55,8 @@ def activations(source: SourceModel, calibration: CalibrationSet) -> tuple[Activ
             answers = _answers(proto, [layer.values[-1] for layer in layers], calibration)
     except BuildFailed:
         return ()
-    found = [(layer, answers[layer.values[-1]]) for layer in layers if layer.values[-1] in answers]
-    return tuple(seen.of(layer.name, layer.op) for layer, seen in found if seen.count)
+    by_layer = [(layer, answers[layer.values[-1]]) for layer in layers if layer.values[-1] in answers]
+    return tuple(seen.of(layer.name, layer.op) for layer, seen in by_layer if seen.count)
 
 
 class _Seen:

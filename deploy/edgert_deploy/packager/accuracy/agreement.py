@@ -17,11 +17,11 @@ Outputs = list[Array]
 IOU_MIN = 0.5
 SCORE_MIN = 0.25
 MAP_THRESHOLDS = (0.3, 0.5, 0.7)  # apps differ: text detectors take 0.3, most others 0.5
-NEIGHBOUR_TOLERANCE = 0.01  # of cosine, and
-NEIGHBOUR_SHARE = 0.05  # of how much nearer the nearest sample is than the mean one
+NEIGHBOUR_TOLERANCE = 0.01  # in cosine, and
+NEIGHBOUR_SHARE = 0.05  # as a share of how much nearer the nearest sample is than the mean one
 NEIGHBOUR_BLOCK = 512  # samples that are compared with all others at once
 ITSELF = -2.0  # below every cosine
-ANCHOR_TOLERANCE = 0.15  # of a box value's own spread; of a box's longer side for a point in it
+ANCHOR_TOLERANCE = 0.15  # as a share of a box value's own spread, and for a point of the box's longer side
 WORST_CHANNELS = 0.1  # the share of channels that `values` averages over
 
 
@@ -66,15 +66,15 @@ def value_agreement(answers: Array, reference: Array) -> float:
 
 def box_agreement(rule: Detect, answers: Outputs, reference: Outputs, size: tuple[int, int]) -> float:
     """Return the F1 score of `rule`'s boxes against FP32's: same class, IoU of at least 0.5."""
-    got, want = (detections(rule, outputs, size, None) for outputs in (answers, reference))
-    hits = found = wanted = 0
-    for i in range(len(want.counts)):
-        g, w = int(got.counts[i]), int(want.counts[i])
-        ious = _ious(got.boxes[i, :g], want.boxes[i, :w])
-        ious[got.classes[i, :g, None] != want.classes[i, None, :w]] = 0.0
+    boxes, true_boxes = (detections(rule, outputs, size, None) for outputs in (answers, reference))
+    hits = answered = expected = 0
+    for i in range(len(true_boxes.counts)):
+        g, w = int(boxes.counts[i]), int(true_boxes.counts[i])
+        ious = _ious(boxes.boxes[i, :g], true_boxes.boxes[i, :w])
+        ious[boxes.classes[i, :g, None] != true_boxes.classes[i, None, :w]] = 0.0
         hits += _matched(ious)
-        found, wanted = found + g, wanted + w
-    return 2 * hits / (found + wanted) if found + wanted else 1.0
+        answered, expected = answered + g, expected + w
+    return 2 * hits / (answered + expected) if answered + expected else 1.0
 
 
 def anchor_agreement(boxes: Array, scores: Array, true_boxes: Array, true_scores: Array) -> float:

@@ -14,8 +14,8 @@ from typing import Any
 from numpy.typing import NDArray
 
 LEVEL = 0.95
-Z = 1.959964  # of the normal distribution, for LEVEL on both sides
-STEPS = 50  # of the bisection; one halves the error
+Z = 1.959964  # the normal distribution's bound for LEVEL on both sides
+STEPS = 50  # steps of the bisection; each halves the error
 
 
 def drop_interval(drops: NDArray[Any]) -> tuple[float, float]:

@@ -51,7 +51,7 @@ ANCHORS_MIN = 100  # fewer rows are no detector's
 CLASSES_MAX = 2000
 VECTOR_SIZE_MIN = 16
 MAP_POSITIONS_MIN = 64
-MINORITY_MIN = 0.01  # where fewer values are on one side of 0.5, that side decides nothing
+MINORITY_MIN = 0.01  # if a smaller share of values is on one side of 0.5, that side decides nothing
 NEIGHBOUR_SAMPLES_MIN = 8
 ALIKE_MAX = 0.7  # mean cosine between different samples' embeddings
 PROBABILITY_TOLERANCE = 1e-3
@@ -87,20 +87,22 @@ def judgements(
 ) -> tuple[Judgement, ...]:
     """Recognize each output by shape, FP32's values and what the user stated: one judgement or more."""
     names = [spec.name for spec in specs]
-    left = [i for i in range(len(specs)) if np.issubdtype(reference[i].dtype, np.number) or reference[i].dtype == bool]
-    found: list[Judgement] = []
-    detector = _stated_detector(names, detect, image_size) or _detector(names, reference, left)
+    unjudged = [
+        i for i in range(len(specs)) if np.issubdtype(reference[i].dtype, np.number) or reference[i].dtype == bool
+    ]
+    judged: list[Judgement] = []
+    detector = _stated_detector(names, detect, image_size) or _detector(names, reference, unjudged)
     if detector is not None:
-        found.append(detector)
-        left = [i for i in left if names[i] not in detector.outputs]
+        judged.append(detector)
+        unjudged = [i for i in unjudged if names[i] not in detector.outputs]
     if ctc is not None:
         stated = names.index(ctc.output)
-        found.append(_stated_texts(ctc, stated))
-        left = [i for i in left if i != stated]
-    for i in left:
+        judged.append(_stated_texts(ctc, stated))
+        unjudged = [i for i in unjudged if i != stated]
+    for i in unjudged:
         name = _recognized(reference[i], classes_named and _first_scores(reference) == i)
-        found.append(_of_one(i, names[i], name))
-    return tuple(found)
+        judged.append(_of_one(i, names[i], name))
+    return tuple(judged)
 
 
 def _recognized(reference: Array, named: bool) -> str:

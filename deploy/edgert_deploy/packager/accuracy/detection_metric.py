@@ -40,11 +40,11 @@ class MeanAveragePrecision(Metric):
         _coco()  # a missing package is an error before anything is built
 
     def score(self, answers: Outputs, rows: Rows, of_class: str = "") -> float:
-        found = detections(self._rule, [answers[i][rows] for i in self._at], self._size, None)
+        detected = detections(self._rule, [answers[i][rows] for i in self._at], self._size, None)
         truth = self._truth[rows]
         if of_class:  # the boxes of other classes become padding
             truth = np.where(self._is(truth[..., 0], of_class)[..., None], truth, -1.0)
-        return average_precision(truth, found)
+        return average_precision(truth, detected)
 
     def classes(self) -> dict[str, Rows]:
         """Return the samples that show an object of each class."""
@@ -59,14 +59,14 @@ class MeanAveragePrecision(Metric):
         return values == (self._names.index(name) if name in self._names else int(name))
 
 
-def average_precision(truth: Any, found: Detections) -> float:
+def average_precision(truth: Any, detected: Detections) -> float:
     """Return COCO's AP over all classes in `truth` [N, M, 5]; 0 if it shows none."""
     coco, evaluation = _coco()
     boxes = [(i, row) for i, rows in enumerate(truth) for row in rows.astype(float) if row[0] >= 0]
     answers = [
-        {**_annotation(i, found.classes[i, j], found.boxes[i, j]), "score": float(found.scores[i, j])}
+        {**_annotation(i, detected.classes[i, j], detected.boxes[i, j]), "score": float(detected.scores[i, j])}
         for i in range(len(truth))
-        for j in range(int(found.counts[i]))
+        for j in range(int(detected.counts[i]))
     ]
     if not boxes or not answers:
         return 0.0
@@ -75,7 +75,7 @@ def average_precision(truth: Any, found: Detections) -> float:
         dataset = coco()
         dataset.dataset = {
             "images": [{"id": i} for i in range(len(truth))],
-            "annotations": [{**one, "id": number} for number, one in enumerate(annotations, start=1)],
+            "annotations": [{**annotation, "id": number} for number, annotation in enumerate(annotations, start=1)],
             "categories": [{"id": c} for c in sorted({int(row[0]) for _, row in boxes})],
         }
         dataset.createIndex()

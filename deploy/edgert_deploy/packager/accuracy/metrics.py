@@ -34,7 +34,7 @@ from edgert_deploy.packager.accuracy.window_metrics import AnswerF1
 from edgert_deploy.packager.user_function import is_function, plain_name, user_function
 
 NAMES = ("auto", "top1", "top5", "map", "wer", "cer", "window_f1", "event_f1", "decisions", "cosine")
-SQNR_DB_MAX = 200.0  # of equal answers
+SQNR_DB_MAX = 200.0  # the value for equal answers
 
 
 def metric_for(name: str, reference: Reference) -> Metric:
@@ -80,7 +80,9 @@ class TopK(Metric):
 
     def drops(self, answers: Outputs) -> NDArray[np.float64]:
         rows = self._reference.all_rows
-        fp32, artifact = (self._right(one, rows).astype(np.float64) for one in (self._reference.answers, answers))
+        fp32, artifact = (
+            self._right(outputs, rows).astype(np.float64) for outputs in (self._reference.answers, answers)
+        )
         return fp32 - artifact
 
     def _right(self, answers: Outputs, rows: Rows) -> NDArray[np.bool_]:
@@ -149,13 +151,16 @@ class Decisions(Metric):
         """Return those of the judgement with the least score."""
         if not self.counts_samples:
             return None
-        share = min(self.judgements, key=lambda one: one.score(answers, self._reference)).share
+        share = min(self.judgements, key=lambda outputs: outputs.score(answers, self._reference)).share
         return None if share is None else 1.0 - share(answers, self._reference)
 
     def parts(self, answers: Outputs, rows: Rows) -> list[tuple[str, float]]:
         """Return each judgement's score, as `boxes of output0`."""
         got, want = ([array[rows] for array in arrays] for arrays in (answers, self._reference))
-        return [(f"{one.name} of {', '.join(one.outputs)}", one.score(got, want)) for one in self.judgements]
+        return [
+            (f"{judgement.name} of {', '.join(judgement.outputs)}", judgement.score(got, want))
+            for judgement in self.judgements
+        ]
 
 
 class Cosine(Metric):

@@ -33,7 +33,7 @@ from edgert_deploy.packager.processes.vendor_output import quiet
 from edgert_deploy.packager.samples.samples import CalibrationSet
 
 SAMPLES_MAX, SAMPLES_MIN = 32, 8
-RUNS_MAX = 2000  # of one sample, for all layers together: a model with many layers is run on fewer samples
+RUNS_MAX = 2000  # runs of one sample for all layers together: a model with many layers is run on fewer samples
 
 
 @dataclass(frozen=True)

@@ -37,9 +37,9 @@ class ErrorRate(Metric):
 
     def score(self, answers: Outputs, rows: Rows, of_class: str = "") -> float:
         texts, _ = self._read(answers[self._at][rows])
-        found = [self._split(text_of(text)) for text in texts]
+        answered = [self._split(text_of(text)) for text in texts]
         truth = [self._truth[row] for row in rows]
-        errors = sum(edits(one, other) for one, other in zip(found, truth, strict=True))
+        errors = sum(edits(one, other) for one, other in zip(answered, truth, strict=True))
         return 1.0 - errors / max(1, sum(map(len, truth)))
 
 

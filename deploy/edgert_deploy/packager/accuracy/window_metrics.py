@@ -86,8 +86,8 @@ class AnswerF1(Metric):
         if not self._events:
             right = (answered == truth) & (truth != NONE)
             return Counts(int(right.sum()), int((answered != NONE).sum()), int((truth != NONE).sum()))
-        found = [matched(events(answered[part]), events(truth[part]), self._late) for part in self._parts(rows)]
-        return Counts(*(sum(column) for column in zip(*found, strict=True)))
+        matches = [matched(events(answered[part]), events(truth[part]), self._late) for part in self._parts(rows)]
+        return Counts(*(sum(column) for column in zip(*matches, strict=True)))
 
     def classes(self) -> dict[str, Rows]:
         """Return the windows of each class."""
@@ -121,16 +121,16 @@ def events(classes: NDArray[Any]) -> list[Event]:
 
 def matched(answered: list[Event], true: list[Event], late: int) -> Counts:
     """Return the counts of a recording's events; a true one may be answered `late` windows later."""
-    left = list(true)
+    unmatched = list(true)
     for event in answered:
         hit = next(
             (
                 one
-                for one in left
+                for one in unmatched
                 if one.label == event.label and event.begin < one.end + late and one.begin < event.end
             ),
             None,
         )
         if hit is not None:
-            left.remove(hit)
-    return Counts(len(true) - len(left), len(answered), len(true))
+            unmatched.remove(hit)
+    return Counts(len(true) - len(unmatched), len(answered), len(true))

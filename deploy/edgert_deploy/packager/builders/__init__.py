@@ -19,7 +19,7 @@ from edgert_deploy.packager.builders.layers import Layer
 from edgert_deploy.packager.processes.sandbox import Progress
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.onnx_graph.classical import classical_operators
-from edgert_deploy.packager.sources.onnx_graph.dynamic_quantisation import is_dynamic
+from edgert_deploy.packager.sources.onnx_graph.dynamic_quantization import is_dynamic
 from edgert_deploy.packager.sources.onnx_graph.qat import float_of
 from edgert_deploy.packager.sources.source_model import Kind, SourceModel
 
@@ -98,7 +98,7 @@ class Artifact:
     @classmethod
     def from_json(cls, value: dict[str, Any], folder: Path) -> Artifact:
         """Return the artifact whose files are in `folder`. Raises KeyError or TypeError for other JSON."""
-        values = {key: tuple(one) if isinstance(one, list) else one for key, one in value.items()}
+        values = {key: tuple(entry) if isinstance(entry, list) else entry for key, entry in value.items()}
         companions = tuple(folder / name for name in values["companions"])
         return cls(**{**values, "path": folder / value["path"], "companions": companions})
 
@@ -140,7 +140,7 @@ class Builder(Protocol):
         ...
 
     def recipe(self, source: SourceModel, profile: DeviceProfile) -> Recipe:
-        """Return how the engine quantises, as near as a Q/DQ graph comes to it."""
+        """Return how the engine quantizes, as near as a Q/DQ graph comes to it."""
         ...
 
     def recipes(self, source: SourceModel, profile: DeviceProfile) -> tuple[str, ...]:
@@ -172,7 +172,7 @@ class Builder(Protocol):
             self.judged_by,
             tools,
             tuple(layer.name for layer in order.float_layers),
-            qat=keeps_quantisation(order, source),
+            qat=keeps_quantization(order, source),
             int8_share=self._int8_share(path),
         )
 
@@ -184,26 +184,26 @@ class Builder(Protocol):
         return None if share is None else round(share, 3)
 
 
-def keeps_quantisation(order: Order, source: SourceModel) -> bool:
+def keeps_quantization(order: Order, source: SourceModel) -> bool:
     """Whether the artifact takes over the scales that the source came with."""
     return is_kept(source, order.engine) and order.precision.startswith("int8")
 
 
 def is_kept(source: SourceModel, engine: str) -> bool:
-    """Whether `engine` takes the source's own quantisation."""
-    return source.quantised and (
+    """Whether `engine` takes the source's own quantization."""
+    return source.quantized and (
         builder_for(engine).finds_ranges or source.proto is None or not is_dynamic(source.proto)
     )
 
 
 def as_taken(source: SourceModel, engine: str) -> SourceModel:
-    """Return the source as `engine` takes it, in float if its quantisation is not kept.
+    """Return the source as `engine` takes it, in float if its quantization is not kept.
 
     Raises BuildFailed if it cannot be turned into float.
     """
-    if not source.quantised or is_kept(source, engine):
+    if not source.quantized or is_kept(source, engine):
         return source
-    return replace(source, proto=float_of(source.proto), quantised=False)
+    return replace(source, proto=float_of(source.proto), quantized=False)
 
 
 def builder_for(engine: str) -> Builder:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-SHARE_MIN = 0.9  # of the multiply-accumulates; an artifact with less of them in INT8 is "mixed"
+SHARE_MIN = 0.9  # an artifact with a smaller share of its multiply-accumulates in INT8 is "mixed"
 
 Shape = Sequence[int] | None  # None: the file does not tell it
 

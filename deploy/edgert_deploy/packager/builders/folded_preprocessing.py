@@ -36,14 +36,14 @@ def folded(source: SourceModel, rule: Preprocess) -> tuple[SourceModel, Preproce
     )
     item = (channels, height, width) if layout == "nchw" else (height, width, channels)
     frame = TensorSpec(spec.name, "UINT8", (spec.shape[0], *item))
-    inputs = tuple(frame if one is spec else one for one in source.inputs)
+    inputs = tuple(frame if tensor is spec else tensor for tensor in source.inputs)
     colour = rule.colour if rule.frame_colour == "model" else rule.frame_colour
     turns = colour != rule.colour
     fold = Fold(source.proto, spec.name, layout, rule.model_layout, turns, rule.scale, rule.mean, rule.std)
-    left = Preprocess(
+    rest = Preprocess(
         spec.name, layout="model", model_layout=layout, colour=colour, resize=rule.resize, decode=rule.decode
     )
-    return replace(source, proto=_with_head(source.proto, frame, fold), inputs=inputs, fold=fold), left
+    return replace(source, proto=_with_head(source.proto, frame, fold), inputs=inputs, fold=fold), rest
 
 
 def _is_plain(proto: Any, name: str) -> bool:

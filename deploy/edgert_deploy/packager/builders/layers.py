@@ -1,4 +1,4 @@
-"""The layers of a model, which mixed precision quantises or keeps in float as a whole.
+"""The layers of a model, which mixed precision quantizes or keeps in float as a whole.
 
 A layer is one operator with weights or several inputs (Conv, Gemm, MatMul, Add, ...) and the operators after it that
 only reshape its result or apply an element-wise function (Relu, Clip, Reshape, ...): every engine fuses these. Layers

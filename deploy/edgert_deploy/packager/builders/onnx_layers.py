@@ -36,10 +36,10 @@ MOVES = frozenset(["Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Un
 UINT8, INT8 = 2, 3  # of TensorProto
 
 
-def onnx_layers(path: Path, *, needs_quantised_result: bool = False) -> Iterator[ArtifactLayer]:
+def onnx_layers(path: Path, *, needs_quantized_result: bool = False) -> Iterator[ArtifactLayer]:
     """Yield the layers of the artifact at `path`: INT8 where both factors come out of a DequantizeLinear.
 
-    `needs_quantised_result`: the engine computes a convolution in INT8 only if its result is quantised, too.
+    `needs_quantized_result`: the engine computes a convolution in INT8 only if its result is quantized, too.
     """
     import onnx
 
@@ -61,7 +61,7 @@ def onnx_layers(path: Path, *, needs_quantised_result: bool = False) -> Iterator
         if is_half:
             half.update(node.output)
         macs = _macs(node, shapes) if node.op_type in WEIGHTED else 0
-        if graph.is_int8(node, needs_quantised_result):
+        if graph.is_int8(node, needs_quantized_result):
             yield ArtifactLayer(node.op_type, "int8", macs)
         else:
             yield ArtifactLayer(node.op_type, "fp16" if is_half else "fp32", macs)
@@ -99,17 +99,17 @@ class _Graph:
         types = {tensor.name: tensor.data_type for tensor in graph.initializer}
         return cls(types, makers, readers, frozenset(value.name for value in graph.output))
 
-    def is_int8(self, node: Any, needs_quantised_result: bool) -> bool:
+    def is_int8(self, node: Any, needs_quantized_result: bool) -> bool:
         if node.op_type in INT8_OPS:
             return True
         if node.op_type in RECURRENT or not node.input:
             return False  # no engine computes these from a Q/DQ graph
         factors = node.input[:2] if node.op_type in WEIGHTED else node.input[:1]
-        if not all(self._is_dequantised(name) for name in factors):
+        if not all(self._is_dequantized(name) for name in factors):
             return False
-        return not (needs_quantised_result and node.op_type == "Conv") or self._is_quantised(node.output[0])
+        return not (needs_quantized_result and node.op_type == "Conv") or self._is_quantized(node.output[0])
 
-    def _is_dequantised(self, name: str) -> bool:
+    def _is_dequantized(self, name: str) -> bool:
         maker = self.makers.get(name)
         while maker is not None and maker.op_type in MOVES:
             maker = self.makers.get(maker.input[0])
@@ -118,14 +118,14 @@ class _Graph:
         # Its zero point has the type of its data. Without one, and for data that is computed, ONNX's default is uint8.
         return self.types.get(maker.input[2] if len(maker.input) > 2 else maker.input[0], UINT8) in (UINT8, INT8)
 
-    def _is_quantised(self, name: str) -> bool:
-        """Whether all that reads a value quantises it first; a ReLU between the two becomes part of the layer."""
+    def _is_quantized(self, name: str) -> bool:
+        """Whether all that reads a value quantizes it first; a ReLU between the two becomes part of the layer."""
         readers = self.readers.get(name, ())
         if name in self.outputs or not readers:
             return False
         return all(
             reader.op_type == "QuantizeLinear"
-            or (reader.op_type in ("Clip", "Relu") and self._is_quantised(reader.output[0]))
+            or (reader.op_type in ("Clip", "Relu") and self._is_quantized(reader.output[0]))
             for reader in readers
         )
 
@@ -134,7 +134,7 @@ def _shapes(model: Any) -> dict[str, list[int]]:
     """Return the shape of each value that shape inference finds for one sample."""
     import onnx
 
-    found = {tensor.name: list(tensor.dims) for tensor in model.graph.initializer}
+    shapes = {tensor.name: list(tensor.dims) for tensor in model.graph.initializer}
     model = structure_of(model)
     graph = model.graph
     del graph.value_info[:]  # stated shapes with named axes would hide the inferred lengths
@@ -148,8 +148,8 @@ def _shapes(model: Any) -> dict[str, list[int]]:
     for value in (*inferred.input, *inferred.value_info, *inferred.output):
         tensor = value.type.tensor_type
         if tensor.HasField("shape") and all(dim.HasField("dim_value") for dim in tensor.shape.dim):
-            found[value.name] = [dim.dim_value for dim in tensor.shape.dim]
-    return found
+            shapes[value.name] = [dim.dim_value for dim in tensor.shape.dim]
+    return shapes
 
 
 def _macs(node: Any, shapes: Mapping[str, list[int]]) -> int | None:

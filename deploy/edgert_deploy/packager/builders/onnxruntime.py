@@ -1,7 +1,7 @@
 """ONNX Runtime artifacts: U8S8 Q/DQ for x86, S8S8 for ARM.
 
 The INT8 instructions of x86 multiply unsigned by signed: U8S8 ran 3.2x faster than FP32 there, S8S8 1.4x. Those of
-ARM multiply signed by signed. A model that is quantised already stays as it is. FP16 halves the file; processors
+ARM multiply signed by signed. A model that is quantized already stays as it is. FP16 halves the file; processors
 without FP16 arithmetic compute it in FP32.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from edgert_deploy.devices.profiles import DeviceProfile
-from edgert_deploy.packager.builders import Artifact, Builder, Order, keeps_quantisation, qdq
+from edgert_deploy.packager.builders import Artifact, Builder, Order, keeps_quantization, qdq
 from edgert_deploy.packager.builders.artifact_layers import ArtifactLayer
 from edgert_deploy.packager.builders.onnx_layers import onnx_layers
 from edgert_deploy.packager.processes.sandbox import Progress
@@ -38,12 +38,12 @@ class ONNXRuntimeBuilder(Builder):
     def build(
         self, order: Order, source: SourceModel, calibration: CalibrationSet, out_dir: Path, progress: Progress
     ) -> Artifact:
-        if keeps_quantisation(order, source):
-            progress("onnxruntime: keeping the model's own quantisation")
+        if keeps_quantization(order, source):
+            progress("onnxruntime: keeping the model's own quantization")
             proto = source.proto
         elif order.precision == "int8":
             recipe = qdq.varied(self.recipe(source, order.profile), order.recipe)
-            progress(f"onnxruntime: quantising ({recipe.activations} activations)")
+            progress(f"onnxruntime: quantizing ({recipe.activations} activations)")
             proto = qdq.quantize(source, calibration, recipe, order.float_layers)
         else:
             proto = float_proto(source)
@@ -65,7 +65,7 @@ class ONNXRuntimeBuilder(Builder):
         return "-arm" if order.precision == "int8" and _is_for_arm(order.profile) else ""
 
     def layers(self, path: Path) -> Iterator[ArtifactLayer]:
-        return onnx_layers(path, needs_quantised_result=True)
+        return onnx_layers(path, needs_quantized_result=True)
 
 
 def _is_for_arm(profile: DeviceProfile) -> bool:

@@ -1,4 +1,4 @@
-"""OpenVINO artifacts: NNCF post-training quantisation of the model as OpenVINO itself reads it.
+"""OpenVINO artifacts: NNCF post-training quantization of the model as OpenVINO itself reads it.
 
 `Core.read_model` reads the ONNX file: for ONNX, `convert_model` adds only notes on how it was called. The notes of the
 converter and of NNCF are removed from the IR's XML.
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from edgert.engines.openvino import sdk
 from edgert.errors import BuildFailed
 from edgert_deploy.devices.profiles import DeviceProfile
-from edgert_deploy.packager.builders import Artifact, Builder, Order, as_taken, keeps_quantisation
+from edgert_deploy.packager.builders import Artifact, Builder, Order, as_taken, keeps_quantization
 from edgert_deploy.packager.builders.artifact_layers import ArtifactLayer
 from edgert_deploy.packager.builders.layers import belongs, layers_of
 from edgert_deploy.packager.builders.openvino_layers import WEIGHTED, openvino_layers
@@ -44,21 +44,21 @@ class OpenVINOBuilder(Builder):
     judged_by = "openvino"
     libraries = ("nncf", "numpy", "onnx", "onnxruntime", "openvino", "scipy", "sympy")
     all_recipes = ("min-max", "nncf", "float-tail", "nncf-transformer")
-    ways = ((1, {}), (0, {}), (1, {"LP_TRANSFORMS_MODE": "NO"}))  # the last: fake quantisation, in float
+    ways = ((1, {}), (0, {}), (1, {"LP_TRANSFORMS_MODE": "NO"}))  # the last: fake quantization, in float
 
     def build(
         self, order: Order, source: SourceModel, calibration: CalibrationSet, out_dir: Path, progress: Progress
     ) -> Artifact:
         source = as_taken(source, self.engine)
-        quantises = order.precision == "int8" and not keeps_quantisation(order, source)
-        progress(f"openvino: {'quantising with NNCF' if quantises else 'converting'}")
+        quantizes = order.precision == "int8" and not keeps_quantization(order, source)
+        progress(f"openvino: {'quantizing with NNCF' if quantizes else 'converting'}")
         path = out_dir / "model.xml"
         advice = "build this target with --precision fp32, or export the model with opset 17"
         try:
             with vendor_tool(f"openvino could not build {source.path.name}", advice):
                 versions = _write(order, source, calibration, path)
         except BuildFailed as error:
-            if quantises and (nodes := control_flow(source.proto)):  # NNCF takes some of them
+            if quantizes and (nodes := control_flow(source.proto)):  # NNCF takes some of them
                 raise BuildFailed(only_in_float(source, nodes, "NNCF fails on it")) from error
             raise
         _strip_notes(path)
@@ -85,7 +85,7 @@ def _write(order: Order, source: SourceModel, calibration: CalibrationSet, path:
     model = openvino.Core().read_model(proto.SerializeToString(deterministic=True))
     if source.fold is not None:
         model = _folded(openvino, model, source.fold)
-    if order.precision == "int8" and not source.quantised:
+    if order.precision == "int8" and not source.quantized:
         nncf = _nncf()
         versions["nncf"] = nncf.__version__
         _fold_constants(model)
@@ -115,7 +115,7 @@ def _fold_constants(model: Any) -> None:
     """Compute what depends on constants alone.
 
     The reader of ONNX reshapes the weights of a grouped convolution by a shape that it computes. OpenVINO computes such a
-    layer in float, whatever is quantised around it.
+    layer in float, whatever is quantized around it.
     """
     from openvino.passes import ConstantFolding, Manager
 
@@ -140,14 +140,14 @@ def _ignored(nncf: Any, model: Any, source: SourceModel, order: Order) -> Any:
 
 def _tail(model: Any) -> list[str]:
     """Return the operators between the last weights and the outputs: a detector's head joins there."""
-    found: set[str] = set()
+    names: set[str] = set()
     waiting = [result.input_value(0).get_node() for result in model.get_results()]
     while waiting:
         node = waiting.pop()
-        if node.get_friendly_name() not in found and node.get_type_name() not in WEIGHTED | set(NO_OPERATORS):
-            found.add(node.get_friendly_name())
-            waiting += [one.get_source_output().get_node() for one in node.inputs()]
-    return sorted(found)
+        if node.get_friendly_name() not in names and node.get_type_name() not in WEIGHTED | set(NO_OPERATORS):
+            names.add(node.get_friendly_name())
+            waiting += [port.get_source_output().get_node() for port in node.inputs()]
+    return sorted(names)
 
 
 def _quantized(nncf: Any, model: Any, source: SourceModel, calibration: CalibrationSet, order: Order) -> Any:

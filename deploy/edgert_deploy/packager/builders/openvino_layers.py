@@ -32,11 +32,11 @@ MOVES = frozenset(
 # The steps from weights in a file to the numbers that they stand for.
 UNPACKS = frozenset(["Convert", "Multiply", "Reshape", "Subtract", "Transpose"])
 INT8_TYPES = ("i8", "u8")
-LEVELS_MAX = 256  # of a FakeQuantize to 8 bits
+LEVELS_MAX = 256  # a FakeQuantize to 8 bits has at most so many levels
 
 
 def openvino_layers(path: Path) -> Iterator[ArtifactLayer]:
-    """Yield the layers that compute: INT8 where data and weights are quantised."""
+    """Yield the layers that compute: INT8 where data and weights are quantized."""
     ir = _IR.read(path)
     for number, layer in ir.layers.items():
         kind = str(layer.get("type"))
@@ -44,10 +44,10 @@ def openvino_layers(path: Path) -> Iterator[ArtifactLayer]:
             continue
         data, *others = ir.reads[number]
         weights = [others[i - 1] for i in RECURRENT.get(kind, (1,))] if kind in WEIGHTED else []
-        if ir.is_quantised(data) and all(ir.are_int8(one, kind) for one in weights):
+        if ir.is_quantized(data) and all(ir.are_int8(node, kind) for node in weights):
             precision = "int8"
         else:
-            precision = "fp16" if any(ir.holds(one, ("f16",)) for one in others) else "fp32"
+            precision = "fp16" if any(ir.holds(node, ("f16",)) for node in others) else "fp32"
         yield ArtifactLayer(kind, precision, _macs(kind, layer) if kind in WEIGHTED else 0)
 
 
@@ -70,12 +70,12 @@ class _IR:
     def kind(self, number: str) -> str:
         return str(self.layers[number].get("type"))
 
-    def is_quantised(self, number: str) -> bool:
+    def is_quantized(self, number: str) -> bool:
         """Whether a value comes out of a FakeQuantize to 8 bits."""
         while (self.kind(number) in MOVES and self.kind(number) != "Concat") or self.is_unpacked(number):
             number = self.reads[number][0]
         if self.kind(number) == "Concat":
-            return all(self.is_quantised(one) for one in self.reads[number])
+            return all(self.is_quantized(one) for one in self.reads[number])
         data = self.layers[number].find("data")
         return self.kind(number) == "FakeQuantize" and data is not None and int(data.get("levels", "0")) <= LEVELS_MAX
 
@@ -89,15 +89,15 @@ class _IR:
         return False
 
     def are_int8(self, number: str, kind: str) -> bool:
-        """Whether a layer's weights, or the second matrix of a product, are quantised.
+        """Whether a layer's weights, or the second matrix of a product, are quantized.
 
-        OpenVINO computes a grouped convolution in float if its weights are more than a constant before they are quantised.
+        OpenVINO computes a grouped convolution in float if its weights are more than a constant before they are quantized.
         """
         if self.holds(number, INT8_TYPES):
             return True
         if kind.startswith("Group") and self.kind(number) == "FakeQuantize":
             return self.kind(self.reads[number][0]) == "Const"
-        return self.is_quantised(number)
+        return self.is_quantized(number)
 
     def holds(self, number: str, types: Sequence[str]) -> bool:
         """Whether a weight, or the constant that it is unpacked from, is stored in one of `types`."""

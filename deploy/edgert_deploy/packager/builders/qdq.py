@@ -1,6 +1,6 @@
-"""Q/DQ quantisation of an ONNX graph by ONNX Runtime's tools, for onnxruntime and tensorrt.
+"""Q/DQ quantization of an ONNX graph by ONNX Runtime's tools, for onnxruntime and tensorrt.
 
-It is static post-training quantisation with weights per channel and min-max ranges over the calibration set. Only the
+It is static post-training quantization with weights per channel and min-max ranges over the calibration set. Only the
 recipe differs between the engines. By "dynamic-range" ONNX Runtime finds the ranges of activations as it runs.
 """
 
@@ -31,7 +31,7 @@ LIBRARIES = ("numpy", "onnx", "onnxruntime", "sympy")
 FLOATS = (1, 10)  # FP32 and FP16, as onnx.TensorProto numbers them
 CALIBRATION_SAMPLES_MAX = 300
 INT8_NODES = frozenset({"QuantizeLinear", "DynamicQuantizeLinear"})
-PERCENTILE = 99.99  # of an activation's values, that its range covers
+PERCENTILE = 99.99  # the share of an activation's values that its range covers, in %
 ATTENTION_OPS = ("Attention", "LayerNormalization", "MultiHeadAttention", "SkipLayerNormalization")
 # Operators that may be between the softmax of an attention head and its product with the values.
 PASS_THROUGH_OPS = ("Cast", "Dropout", "Identity", "Reshape", "Transpose")
@@ -39,7 +39,7 @@ PASS_THROUGH_OPS = ("Cast", "Dropout", "Identity", "Reshape", "Transpose")
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to quantise: `activations` in "uint8" or "int8", weights in int8; `ops` None: every operator.
+    """How to quantize: `activations` in "uint8" or "int8", weights in int8; `ops` None: every operator.
 
     `ranges` is how the range of an activation follows from the samples: "MinMax", "Percentile" or "Entropy". With
     DYNAMIC_RANGE the engine computes it from each sample.
@@ -55,7 +55,7 @@ DYNAMIC_RANGE = "dynamic-range"
 # The operators with most of the work. With these alone in INT8, additions, activations and the concatenated outputs of a detector's head,
 # whose coordinates and scores would share one scale, stay in float.
 HEAVY_OPS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
-HEAVY_RECIPES = ("heavy-only", DYNAMIC_RANGE)  # the recipes of all engines that quantise these alone
+HEAVY_RECIPES = ("heavy-only", DYNAMIC_RANGE)  # the recipes of all engines that quantize these alone
 # Operators that are faster this way; ConvInteger is slower than a convolution in float.
 DYNAMIC_OPS = ("Gemm", "MatMul")
 
@@ -86,13 +86,13 @@ def quantize(
     """Return the source as an INT8 Q/DQ ModelProto, with `float_layers` in float. Raises BuildFailed."""
     excluded = [name for layer in float_layers for name in layer.nodes]
     advice = "build this target with --precision fp32, or export the model with opset 17"
-    failure = f"onnxruntime's quantiser failed on {source.path.name}"
+    failure = f"onnxruntime's quantizer failed on {source.path.name}"
     with tempfile.TemporaryDirectory(prefix="edgert-qdq-") as folder, vendor_tool(failure, advice):
         return _quantize(source, calibration, recipe, excluded, Path(folder))
 
 
 def prepared(source: SourceModel) -> Any:
-    """Return the source folded, with shapes and node names, for the quantiser. Raises BuildFailed."""
+    """Return the source folded, with shapes and node names, for the quantizer. Raises BuildFailed."""
     failure = f"onnxruntime's tools cannot prepare {source.path.name}"
     with tempfile.TemporaryDirectory(prefix="edgert-qdq-") as folder, vendor_tool(failure, "export it with opset 17"):
         return _prepared(source, Path(folder))
@@ -113,7 +113,7 @@ def vendor_tool(failure: str, advice: str) -> Iterator[None]:
 def only_in_float(source: SourceModel, nodes: Sequence[str], why: str) -> str:
     """Return what to tell of a model whose If, Loop or Scan `nodes` prevent INT8."""
     return (
-        f"{source.path.name} cannot be quantised: {', '.join(nodes[:3])} runs by the data, and {why}. "
+        f"{source.path.name} cannot be quantized: {', '.join(nodes[:3])} runs by the data, and {why}. "
         "Build it with --precision auto, which takes FP16 or FP32, or export the model without it"
     )
 
@@ -228,13 +228,13 @@ def _complete_types(proto: Any) -> None:
 
 
 def _without_ranges(proto: Any) -> list[str]:
-    """Return the Softmax nodes without a range, as they are not FP32: the quantiser fails there."""
+    """Return the Softmax nodes without a range, as they are not FP32: the quantizer fails there."""
     values = {value.name: value.type.tensor_type.elem_type for value in (*proto.graph.value_info, *proto.graph.output)}
     return [n.name for n in proto.graph.node if n.op_type == "Softmax" and values.get(n.output[0]) not in FLOATS]
 
 
 def _flatten_biases(proto: Any) -> None:
-    """Make a Gemm's bias `[1, C]` a `[C]`: ONNX Runtime's quantiser fails on the former."""
+    """Make a Gemm's bias `[1, C]` a `[C]`: ONNX Runtime's quantizer fails on the former."""
     biases = {node.input[2] for node in proto.graph.node if node.op_type == "Gemm" and len(node.input) > 2}
     others = {name for node in proto.graph.node for name in node.input[: 2 if node.op_type == "Gemm" else None]}
     for tensor in proto.graph.initializer:
@@ -243,7 +243,7 @@ def _flatten_biases(proto: Any) -> None:
 
 
 def _separate_biases(proto: Any) -> None:
-    """Give each layer its own bias: ONNX Runtime's quantiser may name a copy like another value."""
+    """Give each layer its own bias: ONNX Runtime's quantizer may name a copy like another value."""
     tensors = {tensor.name: tensor for tensor in proto.graph.initializer}
     taken = {*tensors, *(name for node in proto.graph.node for name in (*node.input, *node.output))}
     seen = set()
@@ -296,7 +296,7 @@ def _quantize(
         )
     proto = onnx.load(folder / "int8.onnx")
     if (inside := control_flow(proto)) and not INT8_NODES & {node.op_type for node in proto.graph.node}:
-        raise BuildFailed(only_in_float(source, inside, "onnxruntime's quantiser leaves what is inside in float"))
+        raise BuildFailed(only_in_float(source, inside, "onnxruntime's quantizer leaves what is inside in float"))
     # Inferred shapes only cost bytes on every device.
     del proto.graph.value_info[:]
     return proto

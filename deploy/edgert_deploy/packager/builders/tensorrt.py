@@ -15,13 +15,13 @@ import numpy as np
 
 from edgert.errors import BuildFailed
 from edgert_deploy.devices.profiles import DeviceProfile
-from edgert_deploy.packager.builders import Artifact, Builder, Order, as_taken, keeps_quantisation, qdq
+from edgert_deploy.packager.builders import Artifact, Builder, Order, as_taken, keeps_quantization, qdq
 from edgert_deploy.packager.builders.artifact_layers import ArtifactLayer
 from edgert_deploy.packager.builders.onnx_layers import onnx_layers
 from edgert_deploy.packager.processes.sandbox import Progress
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.onnx_graph.nodes import Constants, nodes_of
-from edgert_deploy.packager.sources.onnx_graph.qat import QUANTISED_ARITHMETIC
+from edgert_deploy.packager.sources.onnx_graph.qat import QUANTIZED_ARITHMETIC
 from edgert_deploy.packager.sources.source_model import SourceModel, float_proto
 
 HALF_OPSET = 19  # the first whose QuantizeLinear and DequantizeLinear take FP16
@@ -32,7 +32,7 @@ OPTIONS = {
     "QuantizeBias": False,  # TensorRT takes a bias only in float
     "AddQDQPairToWeight": False,  # stores weights as INT8, not as FP32
     # TensorRT's kernels write floats, and the next layer's Q is fused into them. Source: NVIDIA TensorRT documentation,
-    # "Working with Quantized Types", Q/DQ placement: by default, do not quantise the outputs of weighted operations.
+    # "Working with Quantized Types", Q/DQ placement: by default, do not quantize the outputs of weighted operations.
     "OpTypesToExcludeOutputQuantization": list(qdq.HEAVY_OPS),
 }
 
@@ -52,11 +52,11 @@ class TensorRTBuilder(Builder):
         self, order: Order, source: SourceModel, calibration: CalibrationSet, out_dir: Path, progress: Progress
     ) -> Artifact:
         source = as_taken(source, self.engine)
-        if keeps_quantisation(order, source):
-            progress("tensorrt: auditing the model's own quantisation")
+        if keeps_quantization(order, source):
+            progress("tensorrt: auditing the model's own quantization")
             proto = source.proto
         elif order.precision.startswith("int8"):
-            progress("tensorrt: quantising (int8 activations, zero point 0)")
+            progress("tensorrt: quantizing (int8 activations, zero point 0)")
             recipe = qdq.varied(self.recipe(source, order.profile), order.recipe)
             proto = qdq.quantize(source, calibration, recipe, order.float_layers)
         else:
@@ -78,13 +78,13 @@ class TensorRTBuilder(Builder):
 
 
 def audit(proto: Any) -> None:
-    """Raise BuildFailed for a node of `proto` whose quantisation TensorRT would refuse or misread."""
+    """Raise BuildFailed for a node of `proto` whose quantization TensorRT would refuse or misread."""
     constants = Constants(proto)
     for node in nodes_of(proto.graph):
         if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
             problem = _problem(node, constants)
-        elif node.op_type in QUANTISED_ARITHMETIC:
-            problem = "TensorRT quantises with QuantizeLinear and DequantizeLinear only"
+        elif node.op_type in QUANTIZED_ARITHMETIC:
+            problem = "TensorRT quantizes with QuantizeLinear and DequantizeLinear only"
         else:
             continue
         if problem:
@@ -100,7 +100,7 @@ def _problem(node: Any, constants: Constants) -> str | None:
     data, scale, zero_point = (constants.get(name) for name in names)
     if node.op_type == "DequantizeLinear" and data is not None and data.dtype != np.int8:
         what = "an int32 bias" if data.dtype == np.int32 else f"{data.dtype} data"
-        return f"it dequantises {what}; only int8 is allowed"
+        return f"it dequantizes {what}; only int8 is allowed"
     if scale is None:
         return "its scale is computed while the model runs; it must be a constant"
     if not (np.isfinite(scale).all() and (scale > 0).all()):

@@ -1,7 +1,7 @@
-"""TFLite artifacts: ONNX lowered to a float .tflite, quantised to INT8, and run once.
+"""TFLite artifacts: ONNX lowered to a float .tflite, quantized to INT8, and run once.
 
 INT8 is full INT8 with calibrated ranges or, by the recipe "dynamic-range", INT8 weights with float activations that the
-kernels quantise as they run.
+kernels quantize as they run.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from edgert.engines.tflite import path_for
 from edgert.errors import BuildFailed
 from edgert.printable import counted
 from edgert_deploy.devices.profiles import DeviceProfile
-from edgert_deploy.packager.builders import FIRST_RECIPE, Artifact, Builder, Order, as_taken, keeps_quantisation
+from edgert_deploy.packager.builders import FIRST_RECIPE, Artifact, Builder, Order, as_taken, keeps_quantization
 from edgert_deploy.packager.builders.artifact_layers import ArtifactLayer
 from edgert_deploy.packager.builders.layers import Layer, belongs, layers_of
 from edgert_deploy.packager.builders.qdq import DYNAMIC_RANGE, Recipe, is_transformer, prepared, vendor_tool
@@ -30,7 +30,7 @@ from edgert_deploy.packager.sources.source_model import SourceModel, at_length, 
 
 FILE_NAME = "model.tflite"
 PERCENTILE = "percentile"
-CUT = 0.001  # of an activation's values at either end, by the recipe "percentile"
+CUT = 0.001  # the share of an activation's values that the recipe "percentile" cuts off at either end
 # It runs tflite-runtime 2.14, whose FULLY_CONNECTED takes no scale for each channel of INT8 weights beside float data.
 OLD_RUNTIME_MACHINE = "armv7l"
 TOOLS = ("ai-edge-litert", "onnx", "onnxruntime")
@@ -62,9 +62,9 @@ class TFLiteBuilder(Builder):
         from edgert_deploy.packager.tflite_lowering.quantize import quantize_int8
         from edgert_deploy.packager.tflite_lowering.tables import with_shared_weights
 
-        if source.tflite and source.quantised and order.precision != "int8":
+        if source.tflite and source.quantized and order.precision != "int8":
             raise BuildFailed(
-                f"{source.path.name} is quantised, so it holds no {order.precision} weights: "
+                f"{source.path.name} is quantized, so it holds no {order.precision} weights: "
                 "build it with --precision int8, or give the float model"
             )
         if order.recipe == DYNAMIC_RANGE and OLD_RUNTIME_MACHINE in order.profile.machines:
@@ -79,23 +79,23 @@ class TFLiteBuilder(Builder):
             if source.kind == "onnx":
                 progress("tflite: lowering the ONNX graph")
             content = source.tflite or lower(float_proto(source))
-            if order.precision == "int8" and not (source.tflite and source.quantised):
+            if order.precision == "int8" and not (source.tflite and source.quantized):
                 with vendor_tool(
-                    f"TFLite's tools cannot quantise {source.path.name}", "build it with --precision auto"
+                    f"TFLite's tools cannot quantize {source.path.name}", "build it with --precision auto"
                 ):
                     content = with_plain_weights(content) if source.tflite else content
                 if order.recipe == DYNAMIC_RANGE:
-                    progress("tflite: quantising the weights")
+                    progress("tflite: quantizing the weights")
                     content = with_int8_weights(content, is_float)
                 else:
-                    progress(f"tflite: quantising with {counted(min(len(calibration), SAMPLES_MAX), 'sample')}")
-                    own = ranges_of(source.proto) if keeps_quantisation(order, source) else {}
+                    progress(f"tflite: quantizing with {counted(min(len(calibration), SAMPLES_MAX), 'sample')}")
+                    own = ranges_of(source.proto) if keeps_quantization(order, source) else {}
                     content = quantize_int8(content, _runs(source, calibration), is_float, own, cut)
             elif order.precision == "fp16":
                 content = with_half_weights(content)
             path.write_bytes(content if source.tflite else with_shared_weights(content))
             progress("tflite: running the artifact once")
-            _try(path)
+            _run_on_zeros(path)
 
         path = out_dir / FILE_NAME
         if source.buckets is None:
@@ -106,7 +106,7 @@ class TFLiteBuilder(Builder):
         for size, own_path in paths.items():
             progress(f"tflite: bucket {size}")
             write(at_length(source, size), calibration.rows(calibration.sizes == size).cut(size), own_path)
-        return self.made(order, source, path, tools, tuple(one for one in paths.values() if one != path))
+        return self.made(order, source, path, tools, tuple(other for other in paths.values() if other != path))
 
     def recipe(self, source: SourceModel, profile: DeviceProfile) -> Recipe:
         return Recipe("uint8")
@@ -146,7 +146,7 @@ def _runs(source: SourceModel, calibration: CalibrationSet) -> Iterator[list[NDA
         yield [calibration.inputs[spec.name][start : start + batch] for spec in source.inputs]
 
 
-def _try(path: Path) -> None:
+def _run_on_zeros(path: Path) -> None:
     """Run the file on zeros as a device would: an operator or a scale may be refused only then."""
     try:
         for batch in TRIAL_BATCHES:

@@ -28,7 +28,7 @@ PRECISIONS = {"float32": "fp32", "float16": "fp16", "uint8": "int8"}
 def tflite_layers(path: Path) -> Iterator[ArtifactLayer]:
     """Yield the layers by the type of what each writes.
 
-    Float data beside INT8 weights is INT8, too: the operator quantises the data itself, and multiplies in INT8.
+    Float data beside INT8 weights is INT8, too: the operator quantizes the data itself, and multiplies in INT8.
     """
     from ai_edge_litert import schema_py_generated as schema
 
@@ -43,19 +43,19 @@ def tflite_layers(path: Path) -> Iterator[ArtifactLayer]:
             kind = kinds[max(code.builtinCode, code.deprecatedBuiltinCode)]
             if kind in PASSIVE_OPERATORS:
                 continue
-            made = graph.tensors[operator.outputs[0]]
+            result = graph.tensors[operator.outputs[0]]
             read = [graph.tensors[i] for i in operator.inputs]  # -1, for an input that is left out, gives any tensor
-            precision = types[made.type].lower()
+            precision = types[result.type].lower()
             if kind in FACTORS and precision == "float32" and types[read[FACTORS[kind][1]].type] == "INT8":
                 precision = "int8"
-            yield ArtifactLayer(kind, PRECISIONS.get(precision, precision), _macs(kind, operator, read, made))
+            yield ArtifactLayer(kind, PRECISIONS.get(precision, precision), _macs(kind, operator, read, result))
 
 
-def _macs(kind: str, operator: Any, read: Sequence[Any], made: Any) -> int | None:
+def _macs(kind: str, operator: Any, read: Sequence[Any], result: Any) -> int | None:
     if kind not in FACTORS:
         return 0
     data, weights = (_shape(read[i]) for i in FACTORS[kind])
-    out = _shape(made)
+    out = _shape(result)
     if kind in RECURRENT:
         each = (product(_shape(read[i])) for i in RECURRENT[kind] if operator.inputs[i] >= 0)
         return (product(data[:2]) or 0) * sum(one or 0 for one in each)

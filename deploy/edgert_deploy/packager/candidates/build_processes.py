@@ -133,11 +133,11 @@ class BuildProcesses:
         with ThreadPoolExecutor(processes) as pool:
             builds = [pool.submit(build, order) for order in missing.values()]
             try:
-                for one in builds:
-                    one.result()
+                for future in builds:
+                    future.result()
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
-                running = [one for one in builds if not one.cancelled()]
+                running = [future for future in builds if not future.cancelled()]
                 while wait(running, timeout=0.1).not_done:
                     children.kill_busy_children()  # their threads then end
                 raise

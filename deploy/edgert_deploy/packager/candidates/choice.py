@@ -30,7 +30,7 @@ from edgert_deploy.packager.candidates.mixed_precision import Budget, Search, se
 from edgert_deploy.packager.request import TargetRequest
 from edgert_deploy.packager.sources.source_model import SourceModel
 
-# EngineFailed: a quantiser may write a file that its own engine does not load.
+# EngineFailed: a quantizer may write a file that its own engine does not load.
 CANNOT_BE_BUILT = (BuildFailed, EngineFailed, OperatorUnsupported)
 # INT8 for less of the arithmetic saves little: "auto" then takes FP16, which halves the file.
 WORTH_SHARE_MIN = 0.25
@@ -81,7 +81,7 @@ class Choice:
             for candidate in self.tried
             if candidate.artifact.engine == engine
         ]
-        words += [f"{one.how} (not built)" for one in self.not_built if one.engine == engine]
+        words += [f"{form.how} (not built)" for form in self.not_built if form.engine == engine]
         return ", ".join(words) if len(words) > 1 else ""
 
 
@@ -97,40 +97,40 @@ def choose(builder: CandidateBuilder, target: TargetRequest, budget: Budget, mea
 
     Raises OperatorUnsupported, BuildFailed, EngineMissing or ConfigInvalid if the first engine takes none.
     """
-    found = _Findings(target.profile, builder.progress)
-    measure = _measurer(builder, target, measure, found.warn)
+    findings = _Findings(target.profile, builder.progress)
+    measure = _measurer(builder, target, measure, findings.warn)
     passed: list[list[Candidate]] = []  # by engine
     first = first_engine(builder.evaluation.source, target.engines)
     for engine in target.engines:
         is_first = engine == first
         try:
             check_source(builder.evaluation.source, engine, target.profile.name)
-            candidates = _candidates(builder, target, engine, budget, found, until_passed=measure is None)
+            candidates = _candidates(builder, target, engine, budget, findings, until_passed=measure is None)
             if good := [candidate for candidate in candidates if candidate.passed]:
                 passed.append(worth_first(good))
                 continue
             nearest = min(candidates, key=lambda candidate: candidate.result.accuracy.drop)
-            failed = found.choice((nearest,))
+            failed = findings.choice((nearest,))
             if is_first:  # the accuracy gate fails: more engines would not help
                 return failed
             raise AccuracyTooLow(_loss_text(failed, nearest))
         except (*CANNOT_BE_BUILT, AccuracyTooLow, ConfigInvalid, EngineMissing) as error:
             if is_first:
                 raise
-            found.leave_out(engine, error)
+            findings.leave_out(engine, error)
     timings: Timings = {}
     if measure is not None:
         timings = measure(
-            target.profile, builder.evaluation, [one for good in passed for one in good], builder.progress
+            target.profile, builder.evaluation, [each for good in passed for each in good], builder.progress
         )
     packed = _sorted([fastest(good, timings) if timings else good[0] for good in passed], timings)
     for candidate in packed:
         if target.is_auto and not candidate.is_int8:
-            found.warn(f"{target.profile.name}: {_why_not_int8(candidate, found.tried, timings)}")
+            findings.warn(f"{target.profile.name}: {_why_not_int8(candidate, findings.tried, timings)}")
     reference = None
     if target.with_reference and packed[0].artifact.precision != "fp32":
         reference = builder.build(Order(packed[0].artifact.engine, "fp32", target.profile))
-    return found.choice(packed, timings, reference)
+    return findings.choice(packed, timings, reference)
 
 
 @dataclass
@@ -184,10 +184,13 @@ def certain_orders(evaluation: Evaluation, targets: Iterable[TargetRequest]) -> 
 
 def check_gate(choices: Sequence[Choice]) -> None:
     """Raise AccuracyTooLow if an artifact of any target did not pass."""
-    failed = [(choice, one) for choice in choices for one in choice.packed if not one.passed]
+    failed = [(choice, candidate) for choice in choices for candidate in choice.packed if not candidate.passed]
     if not failed:
         return
-    parts = [f"target {choice.profile.name}: {one.artifact.engine} {_loss_text(choice, one)}" for choice, one in failed]
+    parts = [
+        f"target {choice.profile.name}: {candidate.artifact.engine} {_loss_text(choice, candidate)}"
+        for choice, candidate in failed
+    ]
     parts += [warning for choice, _ in failed for warning in choice.warnings]
     first = failed[0][1]
     limits = first.result.limits
@@ -231,7 +234,7 @@ def _candidates(
     target: TargetRequest,
     engine: str,
     budget: Budget,
-    found: _Findings,
+    findings: _Findings,
     *,
     until_passed: bool,
 ) -> list[Candidate]:
@@ -247,7 +250,7 @@ def _candidates(
         try:
             order = Order(engine, precision, target.profile)
             if precision == "int8":
-                for candidate in _int8_candidates(builder, target, order, budget, found, until_passed=until_passed):
+                for candidate in _int8_candidates(builder, target, order, budget, findings, until_passed=until_passed):
                     tried.append(candidate)  # what is built stays, even if a later one cannot be built
             else:
                 tried.append(builder.build(order))
@@ -255,13 +258,13 @@ def _candidates(
             builder.progress(f"{name}: no {engine} {precision}: {error.message}")
             failures.append(error)
             if precision != "int8":
-                found.not_built.append(NotBuilt(engine, precision.upper(), error.message))
+                findings.not_built.append(NotBuilt(engine, precision.upper(), error.message))
             continue
         if until_passed and any(candidate.passed and _is_worth_it(candidate) for candidate in tried):
             break
     if not tried:
         raise failures[0]
-    found.tried += tried
+    findings.tried += tried
     return tried
 
 
@@ -270,18 +273,18 @@ def _int8_candidates(
     target: TargetRequest,
     order: Order,
     budget: Budget,
-    found: _Findings,
+    findings: _Findings,
     *,
     until_passed: bool,
 ) -> Iterator[Candidate]:
     """Build INT8 by its recipes; if none passes, also with the most harmful layers in float."""
-    best, others = _best_recipe(builder, order, target.recipe, found.not_built)
+    best, others = _best_recipe(builder, order, target.recipe, findings.not_built)
     yield from (best, *others)
     if not best.passed and not budget.spent:
         search = search_float_layers(builder, best, budget, WORTH_SHARE_MIN if target.is_auto else 0.0)
         if search is not None:
-            found.searches.append((order.engine, search))
-            found.warn(f"{target.profile.name}: {_search_text(order.engine, search)}")
+            findings.searches.append((order.engine, search))
+            findings.warn(f"{target.profile.name}: {_search_text(order.engine, search)}")
             if search.found is not None:
                 best = search.found
                 yield best
@@ -302,7 +305,7 @@ def _best_recipe(
     failures: list[EdgeRTError] = []
     for recipe in _recipes(builder.evaluation.source, order.engine, order.profile, pinned):
         try:
-            built.append(builder.build(_by(order, recipe)))
+            built.append(builder.build(_with_recipe(order, recipe)))
         except CANNOT_BE_BUILT as error:
             builder.progress(f"{name}: no {order.engine} int8 ({recipe}): {error.message}")
             failures.append(error)
@@ -342,24 +345,26 @@ def _recipes(source: SourceModel, engine: str, profile: DeviceProfile, pinned: s
     return (pinned,) if pinned in maker.all_recipes else maker.recipes(source, profile)
 
 
-def _by(order: Order, recipe: str) -> Order:
+def _with_recipe(order: Order, recipe: str) -> Order:
     return replace(order, recipe="" if recipe == FIRST_RECIPE else recipe)
 
 
 def _first_order(source: SourceModel, engine: str, target: TargetRequest) -> Order:
     order = Order(engine, target.precisions[0], target.profile)
     return (
-        _by(order, _recipes(source, engine, target.profile, target.recipe)[0]) if order.precision == "int8" else order
+        _with_recipe(order, _recipes(source, engine, target.profile, target.recipe)[0])
+        if order.precision == "int8"
+        else order
     )
 
 
 def _sorted(candidates: Sequence[Candidate], timings: Timings) -> tuple[Candidate, ...]:
     """Sort by speed, the fastest first, if there are times; else keep the profile's order."""
-    left, found = list(candidates), list[Candidate]()
-    while left and timings:
-        found.append(fastest(left, timings))
-        left = [candidate for candidate in left if candidate is not found[-1]]
-    return tuple(found or left)
+    waiting, ordered = list(candidates), list[Candidate]()
+    while waiting and timings:
+        ordered.append(fastest(waiting, timings))
+        waiting = [candidate for candidate in waiting if candidate is not ordered[-1]]
+    return tuple(ordered or waiting)
 
 
 def _search_text(engine: str, search: Search) -> str:

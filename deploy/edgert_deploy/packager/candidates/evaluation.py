@@ -76,9 +76,16 @@ def evaluate_source(request: BuildRequest) -> Evaluation:
         image_size=_image_size(request),
     )
     metric = metric_for(request.metric, reference.as_judged())
-    golden = _golden(reference.answers, holdout)
+    golden = _golden_rows_of(reference.answers, holdout)
     return Evaluation(
-        source, request.calibration, answers, reference, metric, request.limits, golden, _first_ones(request, golden)
+        source,
+        request.calibration,
+        answers,
+        reference,
+        metric,
+        request.limits,
+        golden,
+        _as_first_items(request, golden),
     )
 
 
@@ -94,13 +101,13 @@ def _answers(source: SourceModel, samples: CalibrationSet) -> Outputs:
         raise CalibrationInvalid(f"the model cannot answer the hold-out samples: {why}. {advice}") from error
 
 
-def _first_ones(request: BuildRequest, rows: Rows) -> CalibrationSet:
+def _as_first_items(request: BuildRequest, rows: Rows) -> CalibrationSet:
     """Return golden samples as first items of sessions: zero state, a signal's leading zeros before."""
     holdout, rule = request.holdout, request.preprocess
     samples = holdout.rows(rows)
     inputs = {name: array.copy() for name, array in samples.inputs.items()}
-    for one in holdout.state:
-        inputs[one.input][:] = 0
+    for binding in holdout.state:
+        inputs[binding.input][:] = 0
     raw = None if holdout.raw is None else holdout.raw[rows]
     if raw is not None and isinstance(rule, Sound) and rule.lead:
         raw = raw.copy()
@@ -109,7 +116,7 @@ def _first_ones(request: BuildRequest, rows: Rows) -> CalibrationSet:
     return replace(samples, inputs=inputs, raw=raw)
 
 
-def _golden(answers: Outputs, holdout: CalibrationSet) -> Rows:
+def _golden_rows_of(answers: Outputs, holdout: CalibrationSet) -> Rows:
     """Return the hold-out's rows that become golden samples, at least one of each bucket."""
     rows = golden_rows(answers)
     if holdout.buckets is None:
@@ -163,8 +170,8 @@ def _check_rows_are_independent(source: SourceModel, holdout: CalibrationSet, an
     if source.inputs[0].shape[0] != -1:
         return
     for i in (0, len(holdout) - 1):
-        one = holdout.rows(slice(i, i + 1))
-        for spec, want, got in zip(source.outputs, answers, _answers(source, one), strict=True):
+        single = holdout.rows(slice(i, i + 1))
+        for spec, want, got in zip(source.outputs, answers, _answers(source, single), strict=True):
             if not np.allclose(want[i], got[0], rtol=1e-2, atol=1e-2 * (float(want.max()) - float(want.min()) or 1.0)):
                 raise SourceInvalid(
                     f"output {spec.name!r} of a sample depends on the other samples in its batch; "

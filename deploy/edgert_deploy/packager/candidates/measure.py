@@ -114,18 +114,20 @@ def _measured(
         results = _results(daemon, evaluation, candidates, progress)
     except DaemonCrashed as error:
         progress(f"{error.message}; each artifact is timed alone")
-        results = [one for candidate in candidates for one in _alone(daemon, evaluation, candidate, progress)]
+        results = [
+            result for candidate in candidates for result in _measured_alone(daemon, evaluation, candidate, progress)
+        ]
     finally:
         daemon.transport.close()
     try:
-        return {str(one["id"]): _timing(where, one) for one in results}
+        return {str(result["id"]): _timing(where, result) for result in results}
     except (KeyError, TypeError, ValueError) as error:
         raise DeviceError(
             f"the answer of edgertd bench on {where} has no times: bootstrap the device again (edgert bootstrap)"
         ) from error
 
 
-def _alone(daemon: RemoteDaemon, evaluation: Evaluation, candidate: Candidate, progress: Progress) -> Any:
+def _measured_alone(daemon: RemoteDaemon, evaluation: Evaluation, candidate: Candidate, progress: Progress) -> Any:
     try:
         return _results(daemon, evaluation, [candidate], progress)
     except DaemonCrashed as error:
@@ -154,14 +156,16 @@ def _write_candidates(folder: Path, evaluation: Evaluation, candidates: Sequence
     write_spec(folder, source.inputs, source.outputs, inputs, entries, source.buckets, ERROR_SHARE_MAX)
 
 
-def _timing(where: str, one: dict[str, Any]) -> Timing:
-    if "error" in one:
-        return Timing(where, engine_version=str(one.get("engine_version", "")), error=str(one["error"]["message"]))
+def _timing(where: str, result: dict[str, Any]) -> Timing:
+    if "error" in result:
+        return Timing(
+            where, engine_version=str(result.get("engine_version", "")), error=str(result["error"]["message"])
+        )
     return Timing(
         where,
-        float(one["p50_ms"]),
-        float(one["p90_ms"]),
-        int(one["threads"]),
-        int(one["runs"]),
-        str(one["engine_version"]),
+        float(result["p50_ms"]),
+        float(result["p90_ms"]),
+        int(result["threads"]),
+        int(result["runs"]),
+        str(result["engine_version"]),
     )

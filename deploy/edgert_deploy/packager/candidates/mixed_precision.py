@@ -83,7 +83,7 @@ def search_float_layers(
     More layers are not tried once less than `share_min` of the work is in INT8.
     """
     source = builder.evaluation.source
-    if source.proto is None or source.quantised:  # the user's own quantization stays as it is
+    if source.proto is None or source.quantized:  # the user's own quantization stays as it is
         return None
     layers = builder.processes.layers()
     saved = _Saved(builder, plain.order)
@@ -125,7 +125,7 @@ def _fewest(
             return None, False
         else:
             count = min(max(1, 2 * fails), most)
-        attempt = next((one for one in saved.attempts if one.count == count), None)
+        attempt = next((known for known in saved.attempts if known.count == count), None)
         if attempt is None:
             if budget.spent:
                 break
@@ -178,7 +178,7 @@ class _Saved:
         self.harms = {str(k): float(v) for k, v in _read(self._harms_file).items()}
         # A metric of the user's own may have changed since.
         kept = [] if is_function(metric) else _read(self._attempts_file).get("attempts", [])
-        self.attempts = [Attempt(**one) for one in kept]
+        self.attempts = [Attempt(**entry) for entry in kept]
 
     def add_harm(self, harm: Harm) -> None:
         self.harms[harm.layer.name] = round(harm.sqnr_db, 4) if harm.sqnr_db < SQNR_DB_MAX else SQNR_DB_MAX
@@ -186,7 +186,7 @@ class _Saved:
 
     def add_attempt(self, attempt: Attempt) -> None:
         self.attempts.append(attempt)
-        _write(self._attempts_file, {"attempts": [asdict(one) for one in self.attempts]})
+        _write(self._attempts_file, {"attempts": [asdict(each) for each in self.attempts]})
 
 
 def _read(path: Path) -> dict[str, Any]:

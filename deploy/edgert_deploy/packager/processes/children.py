@@ -40,12 +40,12 @@ def ask(function: str, request: dict[str, Any], payload: bytes = b"", progress: 
         return child.ask(function, request, payload, LIMITS, progress)
 
 
-def arrays_of(function: str, kept: Any, *given: Any) -> list[NDArray[Any]]:
+def arrays_of(function: str, value: Any, *given: Any) -> list[NDArray[Any]]:
     """Return the arrays that `function(kept, *given)` ("module:name") returns in a child.
 
-    Raises as `ask` does. The arrays in `kept` may be larger than the memory. They are written to a file, once for the same object.
+    Raises as `ask` does. The arrays in `value` may be larger than the memory. They are written to a file, once for the same object.
     """
-    held = _held(kept)
+    held = _held_for(value)
     with tempfile.TemporaryDirectory(prefix="edgert-run-") as folder:
         request = {"call": function, "folder": folder, "held": str(held.path), "places": held.places}
         answer, _ = ask(f"{__name__}:arrays_in_child", request, pickle.dumps((held.pickled, given)))
@@ -77,15 +77,17 @@ class _Held:
 _helds: list[_Held] = []  # the last one first
 
 
-def _held(value: Any) -> _Held:
-    found = next((one for one in _helds if one.value is value and one.path.exists()), None) or _written(value)
-    _helds[:] = [found, *(one for one in _helds if one is not found)]
+def _held_for(value: Any) -> _Held:
+    held_value = next((held for held in _helds if held.value is value and held.path.exists()), None) or _write_held(
+        value
+    )
+    _helds[:] = [held_value, *(held for held in _helds if held is not held_value)]
     while len(_helds) > HELD_MAX:
         _helds.pop().path.unlink(missing_ok=True)
-    return found
+    return held_value
 
 
-def _written(value: Any) -> _Held:
+def _write_held(value: Any) -> _Held:
     buffers: list[pickle.PickleBuffer] = []
     pickled, places = pickle.dumps(value, protocol=5, buffer_callback=buffers.append), []
     # The folder of the build, which removes it.

@@ -28,7 +28,7 @@ from edgert.machine import prefer_for_oom
 from edgert.printable import in_short
 
 LENGTH_BYTES = 8
-STDERR_BYTES_MAX = 64 * 1024  # of what a child printed last
+STDERR_BYTES_MAX = 64 * 1024  # the end of a child's output that is kept
 # A child that computes nothing for so many times its limit waits for something that never comes.
 WAIT_TIMES = 20
 

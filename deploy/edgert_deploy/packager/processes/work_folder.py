@@ -23,7 +23,7 @@ from edgert_deploy.common.quantities import size_text
 
 PREFIX, LOCK = "edgert-build-", "lock"
 FULL = (errno.ENOSPC, errno.EDQUOT)
-FULL_TEXTS = ("No space left on device", "Disk quota exceeded")  # in what a vendor's tool raised
+FULL_TEXTS = ("No space left on device", "Disk quota exceeded")  # parts of messages of vendors' tools
 
 
 def free_bytes(folder: Path) -> int:
@@ -56,17 +56,17 @@ def _locked(folder: Path) -> FileIO:
 
     The lock has its name once it is held, so that no other build takes it for abandoned.
     """
-    held = locked(folder / f"{LOCK}.new")
+    lock = locked(folder / f"{LOCK}.new")
     (folder / f"{LOCK}.new").rename(folder / LOCK)
-    return held
+    return lock
 
 
 def _remove_abandoned(temporary: Path) -> None:
     """Remove this user's folders of builds that were killed."""
     for folder in temporary.glob(f"{PREFIX}*"):
         with suppress(OSError):  # its build has just removed it
-            found = (folder / LOCK).lstat()
-            if found.st_uid == os.geteuid() and not is_locked(folder / LOCK):
+            lock = (folder / LOCK).lstat()
+            if lock.st_uid == os.geteuid() and not is_locked(folder / LOCK):
                 shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -73,8 +73,8 @@ class Report:
 
     def candidates(self) -> list[dict[str, Any]]:
         """Return what was built, packed or not; where the receipt does not tell, the manifest's artifacts."""
-        if found := self.receipt.get("candidates"):
-            return list(found)
+        if entries := self.receipt.get("candidates"):
+            return list(entries)
         return [
             {
                 "id": a.id,
@@ -91,15 +91,15 @@ class Report:
     def times(self) -> list[tuple[str, dict[str, Any]]]:
         """Return (target, times of a candidate, or the error that prevented them)."""
         targets = self.receipt.get("targets", [])
-        return [(target["profile"], one) for target in targets for one in target.get("times", [])]
+        return [(target["profile"], timing) for target in targets for timing in target.get("times", [])]
 
     def harms(self) -> list[tuple[str, list[dict[str, Any]]]]:
         """Return by engine the layers that a search for mixed precision measured, the most harmed first."""
-        found = {}
+        by_engine = {}
         for target in self.receipt.get("targets", []):
             for search in target.get("mixed_precision", []):
-                found[search["engine"]] = sorted(search["layers"], key=lambda layer: layer["sqnr_db"])
-        return sorted(found.items())
+                by_engine[search["engine"]] = sorted(search["layers"], key=lambda layer: layer["sqnr_db"])
+        return sorted(by_engine.items())
 
     def worst_activations(self, count: int) -> list[dict[str, Any]]:
         """Return the layers whose own answers lose most to 8 bits."""
@@ -140,7 +140,7 @@ def _checked(receipt: Receipt) -> Receipt:
 
 
 def _agreement(manifest: Manifest, one: ArtifactEntry, other: ArtifactEntry, folder: Path) -> GoldenAgreement:
-    found = []
+    cells = []
     for i, spec in enumerate(manifest.outputs):
         a, b = _load(folder / one.golden_outputs[i]), _load(folder / other.golden_outputs[i])
         if a.shape != b.shape:
@@ -148,8 +148,8 @@ def _agreement(manifest: Manifest, one: ArtifactEntry, other: ArtifactEntry, fol
         difference = float(np.abs(a.astype(np.float64) - b.astype(np.float64)).max()) if a.size else 0.0
         scores = a.ndim == 2 and a.shape[1] > 1 and a.dtype.kind == "f"
         same = float((a.argmax(axis=1) == b.argmax(axis=1)).mean()) if scores else None
-        found.append(GoldenAgreement(one.id, other.id, spec.name, difference, one.golden_atol[i], same))
-    return max(found, key=lambda agreement: agreement.difference / max(agreement.tolerance, 1e-12))
+        cells.append(GoldenAgreement(one.id, other.id, spec.name, difference, one.golden_atol[i], same))
+    return max(cells, key=lambda agreement: agreement.difference / max(agreement.tolerance, 1e-12))
 
 
 def _layer_precisions(engine: str, path: Path) -> dict[str, dict[str, int]]:
@@ -157,14 +157,14 @@ def _layer_precisions(engine: str, path: Path) -> dict[str, dict[str, int]]:
 
     Empty for an engine without a builder, and for a file that its reader does not understand.
     """
-    found: dict[str, Counter[str]] = {}
+    counts: dict[str, Counter[str]] = {}
     try:
         for kind, precision, _ in builder_for(engine).layers(path) if engine in BUILDERS else ():
-            found.setdefault(kind, Counter())[precision] += 1
+            counts.setdefault(kind, Counter())[precision] += 1
     except Exception:  # noqa: BLE001 - a file from anywhere, read by four parsers; its content is checked elsewhere
         return {}
-    ordered = sorted(found, key=lambda kind: (-sum(found[kind].values()), kind))
-    return {kind: dict(found[kind].most_common()) for kind in ordered}
+    ordered = sorted(counts, key=lambda kind: (-sum(counts[kind].values()), kind))
+    return {kind: dict(counts[kind].most_common()) for kind in ordered}
 
 
 def _load(path: Path) -> NDArray[Any]:

@@ -58,7 +58,7 @@ class Comparison:
 
 def compare(before: Bundle, after: Bundle) -> Comparison:
     """Compare two open bundles. Raises BundleCorrupt for a file that was not signed so."""
-    changes = tuple(_changes("", _named(_value(before.manifest)), _named(_value(after.manifest))))
+    changes = tuple(_changes("", _by_name(_value(before.manifest)), _by_name(_value(after.manifest))))
     with tempfile.TemporaryDirectory(prefix="edgert-diff-") as folder:
         old, new = Path(folder) / "before", Path(folder) / "after"
         for bundle, unpacked in ((before, old), (after, new)):
@@ -66,7 +66,7 @@ def compare(before: Bundle, after: Bundle) -> Comparison:
             bundle.unpack(unpacked, frozenset(entry.path for entry in bundle.manifest.files))
         fetches = tuple(fetch(before.manifest, after.manifest, target, old, new) for target in after.manifest.targets)
     one, other = read_receipt(before), read_receipt(after)
-    receipts = () if one is None or other is None else tuple(_changes("", _named(one), _named(other)))
+    receipts = () if one is None or other is None else tuple(_changes("", _by_name(one), _by_name(other)))
     return Comparison(changes, fetches, receipts)
 
 
@@ -78,8 +78,8 @@ def fetch(before: Manifest, after: Manifest, target: TargetEntry, old: Path, new
     with tempfile.TemporaryDirectory(prefix="edgert-diff-") as folder:
         sent = 0
         for entry in lacks:
-            found = predecessors(entry, [(each.path, each.sha256) for each in has.values()])
-            base = has[found[0]] if found else None
+            bases = predecessors(entry, [(each.path, each.sha256) for each in has.values()])
+            base = has[bases[0]] if bases else None
             content = None
             if base is not None and 0 < base.size_bytes <= PATCH_BYTES_MAX and 0 < entry.size_bytes <= PATCH_BYTES_MAX:
                 content = (base.sha256, (old / base.path).read_bytes())
@@ -97,14 +97,14 @@ def _value(manifest: Manifest) -> dict[str, Any]:
     return dict(json.loads(manifest.to_bytes()))
 
 
-def _named(value: Any) -> Any:
+def _by_name(value: Any) -> Any:
     """Return `value` with each list of named objects as an object by these names."""
     if isinstance(value, dict):
-        return {key: _named(inner) for key, inner in value.items()}
+        return {key: _by_name(inner) for key, inner in value.items()}
     if isinstance(value, list) and value and all(isinstance(entry, dict) for entry in value):
         by = next((name for name in NAMED_BY if all(name in entry for entry in value)), None)
         if by is not None:
-            return {entry[by]: _named({k: v for k, v in entry.items() if k != by}) for entry in value}
+            return {entry[by]: _by_name({k: v for k, v in entry.items() if k != by}) for entry in value}
     return value
 
 

@@ -36,9 +36,9 @@ def page(report: Report) -> str:
 
 
 def _tiles(report: Report) -> str:
-    packed = [one for one in report.candidates() if one["packed"]]
-    worst = max(packed, key=lambda one: one["accuracy"]["drop"])["accuracy"]
-    passed = all(one["passed"] for one in packed)
+    packed = [candidate for candidate in report.candidates() if candidate["packed"]]
+    worst = max(packed, key=lambda candidate: candidate["accuracy"]["drop"])["accuracy"]
+    passed = all(candidate["passed"] for candidate in packed)
     tiles = {
         "Accuracy gate": f'<span class="{"good" if passed else "bad"}">{"passed" if passed else "not passed"}</span>',
         f"Worst {worst['metric']}": f"{worst['artifact']:.4f} <span class=soft>({signed(-worst['drop'])})</span>",

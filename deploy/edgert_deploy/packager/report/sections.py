@@ -30,7 +30,7 @@ def _targets(report: Report) -> str:
         built = receipts.get(target.profile, {})
         machines = ", ".join(target.machines) or "any processor"
         artifacts = "".join(f"<li>{_artifact(report, name)}</li>" for name in target.artifacts)
-        notes = [f"Goes without {one['engine']}: {one['reason']}" for one in built.get("left_out", [])]
+        notes = [f"Goes without {engine['engine']}: {engine['reason']}" for engine in built.get("left_out", [])]
         notes += [warning for warning in built.get("warnings", []) if "goes without" not in warning]
         if target.reference:
             notes.append(f"Devices can compare live answers with {target.reference}.")
@@ -52,20 +52,20 @@ def _artifact(report: Report, name: str) -> str:
 
 def _candidates(report: Report) -> str:
     rows = []
-    for one in report.candidates():
-        accuracy, also = one["accuracy"], sorted(one.get("also", {}).items())
+    for candidate in report.candidates():
+        accuracy, also = candidate["accuracy"], sorted(candidate.get("also", {}).items())
         others = ", ".join(f"{escape(name)} {both['artifact']:.4g}" for name, both in also)
         rows.append(
             [
-                code(one["id"]),
-                escape(one["kind"].upper()),
-                escape(one.get("recipe", "")),
-                share_text(one.get("int8_share")),
+                code(candidate["id"]),
+                escape(candidate["kind"].upper()),
+                escape(candidate.get("recipe", "")),
+                share_text(candidate.get("int8_share")),
                 f"{accuracy['fp32']:.4f}",
                 f"{accuracy['artifact']:.4f}",
                 signed(-accuracy["drop"]),
-                '<span class="good">pass</span>' if one["passed"] else '<span class="bad">fail</span>',
-                "packed" if one["packed"] else "not packed",
+                '<span class="good">pass</span>' if candidate["passed"] else '<span class="bad">fail</span>',
+                "packed" if candidate["packed"] else "not packed",
                 f'<span class="soft">{others}</span>',
             ]
         )
@@ -82,17 +82,17 @@ def _candidates(report: Report) -> str:
 
 def _by_group(report: Report, key: str, heading: str) -> str:
     """Show the artifact of which a group lost most, and fold the others away."""
-    found = [one for one in report.candidates() if one["packed"] and one.get(key)]
-    found.sort(key=lambda one: (min(map(_group_change, one[key])), one["id"]))
-    if not found:
+    candidates = [candidate for candidate in report.candidates() if candidate["packed"] and candidate.get(key)]
+    candidates.sort(key=lambda candidate: (min(map(_group_change, candidate[key])), candidate["id"]))
+    if not candidates:
         return ""
     parts = [legend([("fp32", "FP32 source"), ("int8", "artifact")])]
-    for number, one in enumerate(found):
-        groups, worst = _groups(one, one[key], heading), min(one[key], key=_group_change)
+    for number, candidate in enumerate(candidates):
+        groups, worst = _groups(candidate, candidate[key], heading), min(candidate[key], key=_group_change)
         change = _group_change(worst)
         lost = f"{escape(worst['name'])} lost most, {signed(change)}" if change < 0 else "none lost"
-        folded = f"<details><summary>{code(one['id'])}: {lost}</summary>{groups}</details>"
-        parts.append(folded if number else f"<h3>{code(one['id'])}</h3>{groups}")
+        folded = f"<details><summary>{code(candidate['id'])}: {lost}</summary>{groups}</details>"
+        parts.append(folded if number else f"<h3>{code(candidate['id'])}</h3>{groups}")
     return "".join(parts)
 
 
@@ -139,14 +139,14 @@ def _sizes(report: Report) -> str:
 
 def _latency(report: Report) -> str:
     times = report.times()
-    slowest = max((one["p50_ms"] for _, one in times), default=0.0) or 1.0
+    slowest = max((timing["p50_ms"] for _, timing in times), default=0.0) or 1.0
     rows = []
-    for profile, one in times:
-        cells = [f'<span class="bad">{escape(one["error"])}</span>', "", "", ""]
-        if not one["error"]:
-            bar = bars([("int8", one["p50_ms"] / slowest)])
-            cells = [bar, f"{one['p50_ms']:.3g}", f"{one['p90_ms']:.3g}", str(one["threads"])]
-        rows.append([escape(profile), code(one["id"]), escape(one["where"]), *cells])
+    for profile, timing in times:
+        cells = [f'<span class="bad">{escape(timing["error"])}</span>', "", "", ""]
+        if not timing["error"]:
+            bar = bars([("int8", timing["p50_ms"] / slowest)])
+            cells = [bar, f"{timing['p50_ms']:.3g}", f"{timing['p90_ms']:.3g}", str(timing["threads"])]
+        rows.append([escape(profile), code(timing["id"]), escape(timing["where"]), *cells])
     columns = "Target|Candidate|Measured on|~|p50, ms#|p90, ms#|Threads#"
     return table("Time of one inference", columns, rows) if rows else ""
 
@@ -161,9 +161,9 @@ def _harm(report: Report) -> str:
             "rounded to 8 bits; the accuracy above includes what later layers make of that noise.</p>"
         )
     floats = [
-        f"<li>{code(one['id'])}: {escape(', '.join(one['float_layers']))}</li>"
-        for one in report.candidates()
-        if one.get("float_layers")
+        f"<li>{code(candidate['id'])}: {escape(', '.join(candidate['float_layers']))}</li>"
+        for candidate in report.candidates()
+        if candidate.get("float_layers")
     ]
     if floats:
         parts.append(f'<h3>In float for accuracy</h3><ul class="plain">{"".join(floats)}</ul>')
@@ -173,27 +173,32 @@ def _harm(report: Report) -> str:
 def _harm_table(caption: str, layers: Sequence[dict[str, Any]], name: str) -> str:
     # 0 dB: as much noise as signal. The bar's length is what is missing to 60 dB.
     rows = [
-        [code(one[name]), escape(one["op"]), bars([("bad", 1 - one["sqnr_db"] / 60)]), _decibels(one["sqnr_db"])]
-        for one in layers
+        [
+            code(layer[name]),
+            escape(layer["op"]),
+            bars([("bad", 1 - layer["sqnr_db"] / 60)]),
+            _decibels(layer["sqnr_db"]),
+        ]
+        for layer in layers
     ]
     return table(caption, "Layer|Kind|Harm~|SQNR, dB#", rows)
 
 
 def _ranges(report: Report) -> str:
-    found = report.receipt.get("activations", [])
-    if not found:
+    ranges = report.receipt.get("activations", [])
+    if not ranges:
         return ""
-    scale = Scale.over([value for one in found for value in (one["low"], one["high"])])
+    scale = Scale.over([value for activation in ranges for value in (activation["low"], activation["high"])])
     rows = [
         [
-            code(one["layer"]),
-            escape(one["op"]),
-            spread(scale, one["low"], one["high"], one["quantiles"]),
-            f"{one['low']:.3g}",
-            f"{one['high']:.3g}",
-            _decibels(one["sqnr_db"]),
+            code(activation["layer"]),
+            escape(activation["op"]),
+            spread(scale, activation["low"], activation["high"], activation["quantiles"]),
+            f"{activation['low']:.3g}",
+            f"{activation['high']:.3g}",
+            _decibels(activation["sqnr_db"]),
         ]
-        for one in found
+        for activation in ranges
     ]
     lead = (
         "<p>The values between the layers of the FP32 model on calibration samples, in the order of the graph. All share "
@@ -218,14 +223,14 @@ def _layers(report: Report) -> str:
 def _goldens(report: Report) -> str:
     rows = [
         [
-            code(one.artifact),
-            code(one.other),
-            escape(one.output),
-            f"{one.difference:.3g}",
-            f"{one.tolerance:.3g}",
-            "" if one.same_class is None else f"{one.same_class:.0%}",
+            code(golden.artifact),
+            code(golden.other),
+            escape(golden.output),
+            f"{golden.difference:.3g}",
+            f"{golden.tolerance:.3g}",
+            "" if golden.same_class is None else f"{golden.same_class:.0%}",
         ]
-        for one in report.goldens
+        for golden in report.goldens
     ]
     tolerances = [
         [code(a.id), escape(spec.name), f"{atol:.3g}"]

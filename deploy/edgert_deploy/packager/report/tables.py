@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 
-ROWS_SHOWN_MAX = 20  # of a long table; the rest is folded away
+ROWS_SHOWN_MAX = 20  # rows of a long table; the rest is folded away
 ROWS_MAX = 2000
 CLASSES = {"#": "n", "~": "p"}  # numbers, plots
 
@@ -28,16 +28,16 @@ def table(caption: str, columns: str, rows: Sequence[Sequence[Cell]]) -> str:
     `columns` are headings with `|` between them; `#` behind one means numbers, `~` plots.
     """
     parsed = [(name.rstrip("#~"), CLASSES.get(name[-1:], "")) for name in columns.split("|")]
-    first = _one(caption, parsed, rows[:ROWS_SHOWN_MAX])
+    first = _table_of(caption, parsed, rows[:ROWS_SHOWN_MAX])
     rest = rows[ROWS_SHOWN_MAX:ROWS_MAX]
     if not rest:
         return first
     left = f" ({len(rows) - ROWS_MAX} more are left out)" if len(rows) > ROWS_MAX else ""
-    folded = _one(f"{caption}, the rest", parsed, rest)
+    folded = _table_of(f"{caption}, the rest", parsed, rest)
     return f"{first}<details><summary>{len(rest)} more{left}</summary>{folded}</details>"
 
 
-def _one(caption: str, columns: Sequence[tuple[str, str]], rows: Sequence[Sequence[Cell]]) -> str:
+def _table_of(caption: str, columns: Sequence[tuple[str, str]], rows: Sequence[Sequence[Cell]]) -> str:
     classes = [f' class="{kind}"' if kind else "" for _, kind in columns]
     head = "".join(
         f'<th scope="col"{kind}>{escape(name)}</th>' if name else f"<td{kind}></td>"

@@ -59,8 +59,8 @@ def labels_of_windows(
     """
     path = folder / LABELS_TABLE
     if not path.is_file():
-        found = labels_of(folder, files, class_names)
-        return {name: np.repeat(array, counts) for name, array in found.items()}
+        of_files = labels_of(folder, files, class_names)
+        return {name: np.repeat(array, counts) for name, array in of_files.items()}
     whole, spans = read_label_spans(path, class_names)
     labels = np.repeat(np.array(_of_files(path, files, whole), np.int64), counts)
     first = dict(zip([file.relative_to(folder).as_posix() for file in files], np.cumsum([0, *counts]), strict=False))

@@ -21,16 +21,16 @@ def stack_all(
 ) -> Arrays:
     """Return each input's items, of any lengths, as arrays with `lengths`. Raises CalibrationInvalid."""
     arrays: Arrays = {}
-    found: dict[str, list[int]] = {}
+    lengths_of: dict[str, list[int]] = {}
     for spec, items in zip(specs, rows, strict=True):
         arrays[spec.name], lengths = _stacked(where, spec, items, buckets)
         if lengths:
-            found[spec.name] = lengths
-    for name, lengths in found.items():
-        if lengths != (first := next(iter(found.values()))):
+            lengths_of[spec.name] = lengths
+    for name, lengths in lengths_of.items():
+        if lengths != (first := next(iter(lengths_of.values()))):
             i = next(i for i, (one, other) in enumerate(zip(lengths, first, strict=True)) if one != other)
             raise CalibrationInvalid(f"the inputs of sample {i} of {where} differ in length: {name!r} has {lengths[i]}")
-    return arrays | {"lengths": np.array(next(iter(found.values()), []), np.int64)}
+    return arrays | {"lengths": np.array(next(iter(lengths_of.values()), []), np.int64)}
 
 
 def check_lengths(where: str, lengths: Sequence[int], buckets: Buckets) -> None:
@@ -51,38 +51,38 @@ def in_buckets(
     The values beyond a sample's length become padding. Raises CalibrationInvalid.
     """
     count = len(next(iter(inputs.values())))
-    given = {one.name: inputs[one.name].shape[one.axis] for one in buckets.inputs}
-    if len(set(given.values())) > 1:
-        raise CalibrationInvalid(f"the inputs of {path} differ in length along axis {buckets.axis!r}: {given}")
-    most = next(iter(given.values()))
-    lengths = np.full(count, most, np.int64) if stated is None else np.asarray(stated)
-    if lengths.shape != (count,) or lengths.dtype.kind not in "iu" or (count and int(lengths.max()) > most):
+    lengths_of = {place.name: inputs[place.name].shape[place.axis] for place in buckets.inputs}
+    if len(set(lengths_of.values())) > 1:
+        raise CalibrationInvalid(f"the inputs of {path} differ in length along axis {buckets.axis!r}: {lengths_of}")
+    longest = next(iter(lengths_of.values()))
+    lengths = np.full(count, longest, np.int64) if stated is None else np.asarray(stated)
+    if lengths.shape != (count,) or lengths.dtype.kind not in "iu" or (count and int(lengths.max()) > longest):
         raise CalibrationInvalid(
             f"lengths of {path} are {lengths.dtype} of shape {list(lengths.shape)}; give one whole number per sample, "
-            f"at most the {most} of the arrays: [{count}]"
+            f"at most the {longest} of the arrays: [{count}]"
         )
     check_lengths(str(path), lengths.tolist(), buckets)
     arrays = dict(inputs)
-    for one in buckets.inputs:
-        given_array = arrays[one.name]
+    for place in buckets.inputs:
+        given_array = arrays[place.name]
         shape = list(given_array.shape)
-        shape[one.axis] = buckets.largest
-        kept = min(most, buckets.largest)
-        array = np.full(shape, one.value, given_array.dtype)
-        first = tuple(slice(0, kept) if axis == one.axis else slice(None) for axis in range(len(shape)))
+        shape[place.axis] = buckets.largest
+        copied = min(longest, buckets.largest)
+        array = np.full(shape, place.value, given_array.dtype)
+        first = tuple(slice(0, copied) if axis == place.axis else slice(None) for axis in range(len(shape)))
         array[first] = given_array[first]
         for row, length in zip(array, lengths, strict=True):
             row[
-                tuple(slice(int(length), None) if axis == one.axis else slice(None) for axis in range(1, len(shape)))
-            ] = one.value
-        arrays[one.name] = array
+                tuple(slice(int(length), None) if axis == place.axis else slice(None) for axis in range(1, len(shape)))
+            ] = place.value
+        arrays[place.name] = array
     return arrays, lengths.astype(np.int64)
 
 
 def _stacked(
     where: str, spec: TensorSpec, rows: Sequence[NDArray[Any]], buckets: Buckets
 ) -> tuple[NDArray[Any], list[int]]:
-    places = [one for one in buckets.inputs if one.name == spec.name]
+    places = [place for place in buckets.inputs if place.name == spec.name]
     if not places:
         return np.stack(rows) if rows else np.empty((0, *spec.item_shape), spec.dtype), []
     lengths = [int(row.shape[places[0].axis - 1]) for row in rows]

@@ -37,7 +37,7 @@ LISTS = ("mean", "std", "feature_mean", "feature_std", "threshold")  # where a n
 PREPROCESS_PRESETS = ("imagenet", "yolo")
 POSTPROCESS_PRESETS = ("yolo",)
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-IMAGENET_MARGIN = 256 / 224  # of the shorter side, before the crop
+IMAGENET_MARGIN = 256 / 224  # the shorter side before the crop, relative to the crop
 
 
 def read_preprocess(path: Path, source: SourceModel) -> InputRule | None:
@@ -105,9 +105,9 @@ def read_classify(path: Path, source: SourceModel) -> Classify:
     for spec in scores:
         if spec.shape[1] == len(labels):
             return Classify(spec.name, labels)
-    found = ", ".join(f"{spec.name} has {spec.shape[1]}" for spec in scores) or "it has no output of class scores"
+    offers = ", ".join(f"{spec.name} has {spec.shape[1]}" for spec in scores) or "it has no output of class scores"
     raise ConfigInvalid(
-        f"{path} has {counted(len(labels), 'label')}, and no output of the model has as many classes ({found}); give one label per class"
+        f"{path} has {counted(len(labels), 'label')}, and no output of the model has as many classes ({offers}); give one label per class"
     )
 
 
@@ -267,13 +267,13 @@ def _checked(name: str, preprocess: Preprocess, source: SourceModel) -> Preproce
 def _checked_detect(name: str, detect: Detect, source: SourceModel) -> Detect:
     with about(name):
         check_detect(detect, source.outputs)
-    held = detect.scores or detect.boxes
-    shape = next(spec.shape for spec in source.outputs if spec.name == held)
+    scored = detect.scores or detect.boxes
+    shape = next(spec.shape for spec in source.outputs if spec.name == scored)
     values = shape[1 if detect.form == "channels_first" else 2]
     classes = values if detect.scores else values - 4 - detect.objectness
     if detect.labels and values != -1 and classes != len(detect.labels):
         raise ConfigInvalid(
-            f"{name}: output {held!r} has {classes} classes, and --labels gives "
+            f"{name}: output {scored!r} has {classes} classes, and --labels gives "
             f"{counted(len(detect.labels), 'label')}: give one for each class"
         )
     return detect

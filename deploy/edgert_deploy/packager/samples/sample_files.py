@@ -113,7 +113,7 @@ def read_npy_folder(
     else:
         listed = list(_files_of(folder, specs, beside))
         check_size(folder, sum(path.stat().st_size for _, files in listed for path in files))
-        rows = [[_one(spec, path) for path in files] for spec, files in listed]
+        rows = [[_read_item(spec, path) for path in files] for spec, files in listed]
         arrays = stack_all(str(folder), [spec for spec, _ in listed], rows, buckets)
     return arrays | {name: _mapped(path) for name, path in beside.items() if name not in arrays and path.is_file()}
 
@@ -198,15 +198,15 @@ _NPY_ADVICE = "write it with numpy.save(path, samples)"
 _open_memmap: Callable[..., NDArray[Any]] = np.lib.format.open_memmap
 
 
-def _check_names(path: Path, found: Collection[str], specs: Sequence[TensorSpec], more: Collection[str]) -> None:
+def _check_names(path: Path, names: Collection[str], specs: Sequence[TensorSpec], more: Collection[str]) -> None:
     for spec in specs:
-        if spec.name not in found:
-            listed = ", ".join(repr(name) for name in found) or "none"
+        if spec.name not in names:
+            listed = ", ".join(repr(name) for name in names) or "none"
             raise CalibrationInvalid(
                 f"{path} has no array {spec.name!r}; name an array after each input (found: {listed})"
             )
     known = {*(spec.name for spec in specs), *more}
-    if unknown := sorted(set(found) - known):
+    if unknown := sorted(set(names) - known):
         raise CalibrationInvalid(
             f"{path} has arrays that are not inputs of the model: {', '.join(map(repr, unknown))}; "
             f"remove them (known: {', '.join(sorted(known))})"
@@ -271,21 +271,21 @@ def _one_by_one(spec: TensorSpec, files: Sequence[Path]) -> NDArray[Any]:
         check_size(files[0].parent, item * len(files))
     array = np.empty((len(files), *spec.item_shape), spec.dtype)
     for row, path in zip(array, files, strict=True):
-        row[...] = _one(spec, path)
+        row[...] = _read_item(spec, path)
     return array
 
 
-def _one(spec: TensorSpec, path: Path) -> NDArray[Any]:
+def _read_item(spec: TensorSpec, path: Path) -> NDArray[Any]:
     """Return the item in a file of one sample, with or without a batch axis of length 1."""
     with _as_samples(path, ".npy file of plain values", _NPY_ADVICE):
-        one = _open_memmap(path, mode="r")
-        shape = one.shape if len(one.shape) == len(spec.shape) else (1, *one.shape)
+        array = _open_memmap(path, mode="r")
+        shape = array.shape if len(array.shape) == len(spec.shape) else (1, *array.shape)
         if shape[:1] != (1,):
             raise CalibrationInvalid(
                 f"{path} holds {counted(shape[0], 'sample')}; give one per file, or all in {spec.name}.npy"
             )
-        check_form(str(path), spec, shape, one.dtype)
-        return np.asarray(one.reshape(shape[1:]))
+        check_form(str(path), spec, shape, array.dtype)
+        return np.asarray(array.reshape(shape[1:]))
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Samples that quantise a model (calibration) and judge it (hold-out)."""
+"""Samples that quantize a model (calibration) and judge it (hold-out)."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ PER_SAMPLE: dict[str, tuple[str, Any, str]] = {
 NAMES = (*PER_SAMPLE, BOXES)
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png")
 IMAGE_BYTES_MAX = 64 * 1024**2
-RUN_BYTES_MAX = 2 * 1024**2  # of the inputs that run at once: activations are hundreds of times as large
+RUN_BYTES_MAX = 2 * 1024**2  # the size of the inputs that run at once: activations are hundreds of times as large
 
 
 @dataclass(frozen=True)
@@ -107,14 +107,14 @@ class CalibrationSet:
         """Return the inputs cut to `length` along the axis of the buckets: samples of a model of that length."""
         assert self.buckets is not None
         inputs = dict(self.inputs)
-        for one in self.buckets.inputs:
-            inputs[one.name] = np.ascontiguousarray(inputs[one.name].take(range(length), axis=one.axis))
+        for place in self.buckets.inputs:
+            inputs[place.name] = np.ascontiguousarray(inputs[place.name].take(range(length), axis=place.axis))
         return CalibrationSet(inputs, None)
 
     def served(self, row: int) -> dict[str, NDArray[Any]]:
         """Return one sample as a device's engine gets it: padded to its bucket."""
-        one = self.rows(slice(row, row + 1))
-        return one.inputs if one.buckets is None else one.cut(int(one.sizes[0])).inputs
+        single = self.rows(slice(row, row + 1))
+        return single.inputs if single.buckets is None else single.cut(int(single.sizes[0])).inputs
 
 
 def load_samples(

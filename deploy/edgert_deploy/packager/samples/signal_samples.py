@@ -26,7 +26,7 @@ from edgert_deploy.packager.samples.sample_files import (
 )
 
 FILE_BYTES_MAX = 256 * 1024**2
-_ROWS = 64  # of features at once
+_ROWS = 64  # windows whose features are computed at once
 
 Rule = Sound | Series
 
@@ -41,16 +41,16 @@ def features_of(path: Path, inputs: Sequence[TensorSpec], rule: Rule, windows: N
     spec = next(spec for spec in inputs if spec.name == rule.input)
     check_form(str(path), _window_spec(spec, rule), windows.shape, windows.dtype)
     preprocessor = SignalPreprocessor(rule, spec)
-    made = []
+    batches = []
     for begin in range(0, len(windows), _ROWS):
         block = np.ascontiguousarray(windows[begin : begin + _ROWS])
         try:
-            made.append(preprocessor.features(block))
+            batches.append(preprocessor.features(block))
         except RequestError as error:
             raise CalibrationInvalid(
                 f"samples {begin} to {begin + len(block) - 1} of {path}: {error.message}"
             ) from error
-    return np.concatenate(made) if made else np.empty((0, *spec.item_shape), np.float32)
+    return np.concatenate(batches) if batches else np.empty((0, *spec.item_shape), np.float32)
 
 
 def read_signal_files(
@@ -73,14 +73,14 @@ def read_signal_files(
         raise CalibrationInvalid(f"{folder} holds neither .npy nor {suffix} files; give one file for each recording")
     texts = labels_of(folder, files, class_names, transcripts) if transcripts else {}
     preprocessor = SignalPreprocessor(rule, inputs[0])
-    found = [_windows(preprocessor, rule, file) for file in files]
-    count = sum(map(len, found))
+    of_files = [_windows(preprocessor, rule, file) for file in files]
+    count = sum(map(len, of_files))
     if count < at_least:
         raise CalibrationInvalid(
             f"{folder} has {counted(count, 'window')} in {counted(len(files), 'file')}; at least {at_least} are needed: add more"
         )
-    check_size(folder, sum(windows.nbytes for windows in found))
-    counts = [len(windows) for windows in found]
+    check_size(folder, sum(windows.nbytes for windows in of_files))
+    counts = [len(windows) for windows in of_files]
     if texts and (several := [file for file, n in zip(files, counts, strict=True) if n > 1]):
         raise CalibrationInvalid(
             f"{several[0]} has several windows, and {LABELS_TABLE} one text for all ({len(several)} of {len(files)} files): "
@@ -88,7 +88,7 @@ def read_signal_files(
         )
     timing = Timing(*(value / rule.rate_hz for value in (-rule.lead, rule.step, rule.length)))
     labels = texts if transcripts else labels_of_windows(folder, files, class_names, counts, timing)
-    return {rule.input: np.concatenate(found), RECORDINGS: np.repeat(np.arange(len(files)), counts), **labels}
+    return {rule.input: np.concatenate(of_files), RECORDINGS: np.repeat(np.arange(len(files)), counts), **labels}
 
 
 def _window_spec(spec: TensorSpec, rule: Rule) -> TensorSpec:

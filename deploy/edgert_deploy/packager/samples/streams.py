@@ -55,7 +55,7 @@ def with_state(path: Path, source: SourceModel, inputs: Arrays, recordings: NDAr
             f"{path}: the model cannot answer these samples one after another: {reference_engine(source)} "
             f"{cause_text(error)}. Check that they hold what the model takes"
         ) from error
-    return {**inputs, **{one.input: array for one, array in zip(source.state, met, strict=True)}}
+    return {**inputs, **{binding.input: array for binding, array in zip(source.state, met, strict=True)}}
 
 
 def states_met(inputs: Arrays, source: SourceModel, recordings: NDArray[np.int64]) -> list[NDArray[Any]]:
@@ -68,7 +68,7 @@ def states_met(inputs: Arrays, source: SourceModel, recordings: NDArray[np.int64
             _, met = run_in_turn(session, inputs, recordings, source.state)
         finally:
             session.close()
-    return [met[one.input] for one in source.state]
+    return [met[binding.input] for binding in source.state]
 
 
 def run_in_turn(

@@ -67,7 +67,7 @@ def _pad_id(file: Path, content: str) -> int:
         value = json.loads(content)
         if isinstance(value.get("padding"), dict):
             return int(value["padding"]["pad_id"])
-        added = {one["content"]: int(one["id"]) for one in value.get("added_tokens") or ()}
+        added = {entry["content"]: int(entry["id"]) for entry in value.get("added_tokens") or ()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigInvalid(
             f"{file} is not a tokenizer of the library tokenizers: give the tokenizer.json that the model came with"

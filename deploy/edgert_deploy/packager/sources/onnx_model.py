@@ -4,7 +4,7 @@
 to crash them or to exhaust the machine must not end the command.
 
 Runtimes on devices are older than exporters: ONNX Runtime 1.22 takes opset 22 and IR 10, TensorRT 10.3 less. So a
-model of a newer opset is lowered to OPSET_MAX, and one from before quantisation is raised, where ONNX's converter can
+model of a newer opset is lowered to OPSET_MAX, and one from before quantization is raised, where ONNX's converter can
 do so and the answers stay the same. Else the model stays as it is.
 """
 
@@ -36,7 +36,7 @@ from edgert_deploy.packager.sources.onnx_graph.axes import (
 from edgert_deploy.packager.sources.onnx_graph.branches import inline_known_branches
 from edgert_deploy.packager.sources.onnx_graph.bucket_axis import WantedBuckets, cut_outputs, find_axis, probed_lengths
 from edgert_deploy.packager.sources.onnx_graph.classical import unwrap_maps
-from edgert_deploy.packager.sources.onnx_graph.dynamic_quantisation import is_dynamic
+from edgert_deploy.packager.sources.onnx_graph.dynamic_quantization import is_dynamic
 from edgert_deploy.packager.sources.onnx_graph.half import widen_half
 from edgert_deploy.packager.sources.onnx_graph.infinite_bounds import drop_infinite_bounds
 from edgert_deploy.packager.sources.onnx_graph.nodes import nodes_of, tensors
@@ -81,7 +81,7 @@ def _examined(
 
     `no_batch` says why the model takes one sample only, though its batch is open. Raises OneSampleOnly to be told.
     """
-    name, given = str(request["name"]), True
+    name, unchanged = str(request["name"]), True
     proto = parse(name, data)
     changed = _with_weights(name, proto, request)
     resized, remarks = set_lengths(proto, request.get("shapes") or {})
@@ -90,21 +90,9 @@ def _examined(
     remarks += unwrap_maps(proto) + widen_half(proto) + move_input_batches(proto)
     progress(f"onnxruntime {sdk().__version__} computed the conditions of the model's If nodes")
     changed |= drop_infinite_bounds(proto) | inline_known_branches(proto)
-    if is_dynamic(proto) and fix_batch(proto):
-        remarks += (
-            "the model quantises activations as it runs, by a range that all items of a batch share: its batch is fixed to 1, "
-            "so that no answer depends on another request",
-        )
-    if (ones := fixed_batches(proto)) and fix_batch(proto):
-        remarks += (
-            f"the batch of {', '.join(map(repr, ones))} is 1 in the model, so that of its other inputs is fixed to 1, too",
-        )
-    if no_batch and fix_batch(proto):
-        remarks += (
-            f"the model leaves its batch open and takes one sample only, so its batch is fixed to 1: {no_batch}",
-        )
+    remarks += _fix_batch_where_needed(proto, no_batch)
     buckets = _buckets(proto, request)
-    inputs = input_specs(proto, () if buckets is None else tuple((one.name, one.axis) for one in buckets.inputs))
+    inputs = input_specs(proto, () if buckets is None else tuple((place.name, place.axis) for place in buckets.inputs))
     changed |= buckets is not None
     stripped = _strip_notes(proto)
     progress("onnx checked the model")
@@ -117,8 +105,8 @@ def _examined(
     changed |= keep_zero_pads(translated or proto)
     if changed or remarks or stripped or translated is not None:
         data = (translated or proto).SerializeToString(deterministic=True)
-        given = False
-    # The runtime needs room for two copies of the weights: only the serialised model stays beside them.
+        unchanged = False
+    # The runtime needs room for two copies of the weights: only the serialized model stays beside them.
     del proto, translated
     progress(f"onnxruntime {sdk().__version__} loaded the model and ran it on one sample")
     session, runs = _run_once_and_twice(data, _at_largest(inputs, buckets))
@@ -127,7 +115,7 @@ def _examined(
         remarks += moved
         proto = parse(name, data)
         move_output_batches(proto, *shapes)
-        data, given = proto.SerializeToString(deterministic=True), False
+        data, unchanged = proto.SerializeToString(deterministic=True), False
         session, runs = _run_once_and_twice(data, _at_largest(inputs, buckets))
     outputs = _output_specs([value.name for value in session.get_outputs()], runs, inputs)
     if buckets is not None:
@@ -135,7 +123,26 @@ def _examined(
         buckets = replace(buckets, outputs=cuts)
     answer = {"inputs": [spec.as_json() for spec in inputs], "outputs": [spec.as_json() for spec in outputs]}
     stated = None if buckets is None else to_json(buckets)
-    return {**answer, "remarks": remarks, "buckets": stated}, b"" if given else data
+    return {**answer, "remarks": remarks, "buckets": stated}, b"" if unchanged else data
+
+
+def _fix_batch_where_needed(proto: Any, no_batch: str) -> tuple[str, ...]:
+    """Fix the batch to 1 in a model that cannot answer several samples; return a remark with the reason."""
+    remarks: tuple[str, ...] = ()
+    if is_dynamic(proto) and fix_batch(proto):
+        remarks += (
+            "the model quantizes activations as it runs, by a range that all items of a batch share: its batch is fixed to 1, "
+            "so that no answer depends on another request",
+        )
+    if (ones := fixed_batches(proto)) and fix_batch(proto):
+        remarks += (
+            f"the batch of {', '.join(map(repr, ones))} is 1 in the model, so that of its other inputs is fixed to 1, too",
+        )
+    if no_batch and fix_batch(proto):
+        remarks += (
+            f"the model leaves its batch open and takes one sample only, so its batch is fixed to 1: {no_batch}",
+        )
+    return remarks
 
 
 def external_files(request: dict[str, Any], data: bytes, progress: Progress) -> Answer:
@@ -267,11 +274,11 @@ def _strip_notes(proto: Any) -> bool:
     """Remove exporters' notes for debugging, which may hold paths. Return whether there were any."""
     notes = [proto.graph, *proto.graph.node, *proto.graph.value_info, *proto.graph.input, *proto.graph.output]
     notes += [*proto.functions, *(node for function in proto.functions for node in function.node)]
-    found = [message for message in notes if message.doc_string or message.metadata_props]
-    for message in found:
+    noted = [message for message in notes if message.doc_string or message.metadata_props]
+    for message in noted:
         message.ClearField("doc_string")
         message.ClearField("metadata_props")
-    return bool(found)
+    return bool(noted)
 
 
 def _translated(proto: Any, inputs: tuple[TensorSpec, ...]) -> Any:

@@ -22,10 +22,10 @@ EXAMINERS = {
     "tflite": "edgert_deploy.packager.sources.tflite_model:examine",
 }
 GIB = 1024**3
-MEMORY_BYTES_MIN = 4 * GIB  # of address space: the libraries alone map more than one
+MEMORY_BYTES_MIN = 4 * GIB  # the limit on address space: the libraries alone map more than one
 MEMORY_PER_BYTE = 6  # the file, its parsed forms and the runtime's copies of the weights
 TIME_S_MIN = 60
-BYTES_PER_S = 10_000_000  # of weights: what the slowest machine that we know of checks and runs
+BYTES_PER_S = 10_000_000  # bytes of weights that the slowest machine that we know of checks and runs
 # Threads reserve address space each, and one run needs none.
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
@@ -37,7 +37,7 @@ class Probed:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     data: bytes
-    quantised: bool
+    quantized: bool
     remarks: tuple[str, ...] = ()
     buckets: Buckets | None = None
 
@@ -63,7 +63,7 @@ def probe(kind: str, given: Given, data: bytes, more_bytes: int = 0, limits: Lim
     inputs, outputs = (tuple(TensorSpec.from_json(spec) for spec in answer[key]) for key in ("inputs", "outputs"))
     remarks = tuple(str(remark) for remark in answer.get("remarks") or ())
     buckets = None if answer.get("buckets") is None else from_json(Buckets, answer["buckets"])
-    return Probed(inputs, outputs, translated or data, bool(answer.get("quantised")), remarks, buckets)
+    return Probed(inputs, outputs, translated or data, bool(answer.get("quantized")), remarks, buckets)
 
 
 def external_files(name: str, data: bytes) -> list[str]:

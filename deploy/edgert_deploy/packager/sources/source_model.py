@@ -25,7 +25,7 @@ from edgert_deploy.packager.sources.formats.external_data import open_file, size
 from edgert_deploy.packager.sources.formats.git_lfs import pointer_problem
 from edgert_deploy.packager.sources.formats.other_formats import other_format
 from edgert_deploy.packager.sources.onnx_graph.axes import forget_shapes
-from edgert_deploy.packager.sources.onnx_graph.qat import float_of, is_quantised
+from edgert_deploy.packager.sources.onnx_graph.qat import float_of, is_quantized
 from edgert_deploy.packager.sources.probe import Given, external_files, probe
 from edgert_deploy.packager.sources.tflite_model import is_tflite
 
@@ -66,7 +66,7 @@ class SourceModel:
 
     The batch axis (axis 0) is -1 where the model leaves it open; every other axis has a fixed length. `proto` is the
     ModelProto of an ONNX model, in an opset that every runtime takes; `tflite` is the file of a TFLite model.
-    `sha256` and `size_bytes` are those of the given file. `quantised`: the user's training or converter quantised it,
+    `sha256` and `size_bytes` are those of the given file. `quantized`: the user's training or converter quantized it,
     and that is kept. `fold`: its first layers are preprocessing that was folded in. `remarks`: how its
     contract differs from the file. `buckets`: one axis besides the batch stays open, for these lengths. `state`: outputs
     that become inputs of the next item, so that apps see neither.
@@ -80,7 +80,7 @@ class SourceModel:
     outputs: tuple[TensorSpec, ...]
     kind: Kind = "onnx"
     tflite: bytes = b""
-    quantised: bool = False
+    quantized: bool = False
     fold: Fold | None = None
     remarks: tuple[str, ...] = ()
     buckets: Buckets | None = None
@@ -102,42 +102,58 @@ def load_source(path: Path, how: Conversion | None = None) -> SourceModel:
     batch, no static type, no input or output, a datatype that EdgeRT does not carry, more memory or time than a model
     of its size may take. Raises ConfigInvalid where the framework that would convert it is not installed.
     """
-    framework = framework_of(path)
-    for file in sorted(path.rglob("*")) if path.is_dir() and framework else [path]:
-        if problem := pointer_problem(file):
-            raise SourceInvalid(problem)
-    if problem := other_format(path):
-        raise SourceInvalid(problem)
+    framework, how = framework_of(path), how or Conversion()
+    _check_is_model(path, framework)
     if framework is not None:
-        data = converted(path, framework, how or Conversion())
+        data = converted(path, framework, how)
         sha256, size_bytes = digest_and_size(path)
     else:
         data = _read(path)
         sha256, size_bytes = hashlib.sha256(data).hexdigest(), len(data)
     kind: Kind = "tflite" if is_tflite(data) else "onnx"
-    beside = external_files(path.name, data) if kind == "onnx" and framework is None else []
-    shapes = {} if how is None else how.shapes
+    if kind == "tflite" and how.buckets is not None:
+        raise SourceInvalid(f"{path.name} is a TFLite model, whose axes are fixed: give the ONNX model for --buckets")
+    shapes = how.shapes
     if framework == "torch":  # TorchScript was run with these shapes, in a batch of any length
         shapes = {name: [1, *lengths[1:]] for name, lengths in shapes.items()}
-    wanted = None if how is None else how.buckets
-    if kind == "tflite" and wanted is not None:
-        raise SourceInvalid(f"{path.name} is a TFLite model, whose axes are fixed: give the ONNX model for --buckets")
+    beside = external_files(path.name, data) if kind == "onnx" and framework is None else []
     beside_bytes = size_of(path.name, path.parent, beside)
-    probed = probe(kind, Given(path.name, path.parent, shapes, wanted), data, beside_bytes)
+    probed = probe(kind, Given(path.name, path.parent, shapes, how.buckets), data, beside_bytes)
     if beside:
         sha256, size_bytes = _digest_of_all(path, data, beside)
-    proto, tflite, quantised = None, b"", probed.quantised
-    if kind == "tflite":
-        tflite = probed.data
-    else:
-        from onnx import ModelProto
+    proto, quantized = (None, probed.quantized) if kind == "tflite" else _parsed(probed.data)
+    return SourceModel(
+        path,
+        proto,
+        sha256,
+        size_bytes,
+        probed.inputs,
+        probed.outputs,
+        kind,
+        tflite=probed.data if kind == "tflite" else b"",
+        quantized=quantized,
+        remarks=probed.remarks,
+        buckets=probed.buckets,
+    )
 
-        proto = ModelProto()
-        proto.ParseFromString(probed.data)
-        quantised = is_quantised(proto)
-        proto = proto if quantised else _with_float_weights(proto)
-    known = (path, proto, sha256, size_bytes, probed.inputs, probed.outputs, kind, tflite)
-    return SourceModel(*known, quantised=quantised, remarks=probed.remarks, buckets=probed.buckets)
+
+def _check_is_model(path: Path, framework: str | None) -> None:
+    """Raise SourceInvalid for a pointer of Git LFS, a pipe, and a file of another format."""
+    for file in sorted(path.rglob("*")) if path.is_dir() and framework else [path]:
+        if problem := pointer_problem(file):
+            raise SourceInvalid(problem)
+    if problem := other_format(path):
+        raise SourceInvalid(problem)
+
+
+def _parsed(data: bytes) -> tuple[Any, bool]:
+    """Return the ModelProto of a probed ONNX model, and whether its activations are quantized."""
+    from onnx import ModelProto
+
+    proto = ModelProto()
+    proto.ParseFromString(data)
+    quantized = is_quantized(proto)
+    return (proto if quantized else _with_float_weights(proto)), quantized
 
 
 def reference_engine(source: SourceModel) -> str:
@@ -161,16 +177,16 @@ def at_length(source: SourceModel, length: int) -> SourceModel:
     proto = ModelProto()
     proto.CopyFrom(source.proto)
     specs = [tuple(source.buckets.at(spec, length) for spec in specs) for specs in (source.inputs, source.outputs)]
-    for one in source.buckets.inputs:
-        value = next(value for value in proto.graph.input if value.name == one.name)
-        value.type.tensor_type.shape.dim[one.axis].dim_value = length  # replaces the name
+    for place in source.buckets.inputs:
+        value = next(value for value in proto.graph.input if value.name == place.name)
+        value.type.tensor_type.shape.dim[place.axis].dim_value = length  # replaces the name
     forget_shapes(proto)
     return replace(source, proto=proto, inputs=specs[0], outputs=specs[1], buckets=None)
 
 
 def float_proto(source: SourceModel) -> Any:
-    """Return the ONNX model in float, without the Q/DQ of a quantised one. Raises BuildFailed."""
-    return float_of(source.proto) if source.quantised else source.proto
+    """Return the ONNX model in float, without the Q/DQ of a quantized one. Raises BuildFailed."""
+    return float_of(source.proto) if source.quantized else source.proto
 
 
 def _with_float_weights(proto: Any) -> Any:

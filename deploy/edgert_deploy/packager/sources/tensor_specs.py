@@ -70,24 +70,24 @@ def output_spec(name: str, datatype: str, shapes: list[tuple[int, ...]], inputs:
         )
     if datatype not in DATATYPES:
         raise SourceInvalid(f"output {name!r} is of type {datatype!r}; EdgeRT carries {', '.join(DATATYPES)}")
-    one, most = shapes[0], shapes[-1]
-    if 0 in one[1:]:
+    first, last = shapes[0], shapes[-1]
+    if 0 in first[1:]:
         raise SourceInvalid(
-            f"output {name!r} has shape {list(one)} for a sample of zeros: it is empty, or its length depends on the values; "
+            f"output {name!r} has shape {list(first)} for a sample of zeros: it is empty, or its length depends on the values; "
             "leave it out of the export, or export the model with a fixed length"
         )
     if inputs[0].shape[0] != -1:
-        if not one or one[0] != 1:
+        if not first or first[0] != 1:
             raise SourceInvalid(
-                f"output {name!r} has shape {list(one)}; axis 0 must be the batch, of length 1 as the input's"
+                f"output {name!r} has shape {list(first)}; axis 0 must be the batch, of length 1 as the input's"
             )
-        return TensorSpec(name, DATATYPES[datatype], one)
-    if not one or (one[0], most[0]) != (1, 2) or one[1:] != most[1:]:
+        return TensorSpec(name, DATATYPES[datatype], first)
+    if not first or (first[0], last[0]) != (1, 2) or first[1:] != last[1:]:
         raise OneSampleOnly(
-            f"output {name!r} has shape {list(one)} for one sample and {list(most)} for two; axis 0 of every output must "
+            f"output {name!r} has shape {list(first)} for one sample and {list(last)} for two; axis 0 of every output must "
             "count the samples: change that output, or export the model with batch fixed to 1"
         )
-    return TensorSpec(name, DATATYPES[datatype], (-1, *one[1:]))
+    return TensorSpec(name, DATATYPES[datatype], (-1, *first[1:]))
 
 
 def _spec(value: Any, open_axes: Collection[tuple[str, int]]) -> TensorSpec:

@@ -20,7 +20,7 @@ from edgert_deploy.packager.sources.tensor_specs import (
     output_spec,
 )
 
-IDENTIFIER = b"TFL3"  # at byte 4 of the file
+IDENTIFIER = b"TFL3"  # stands at byte 4 of the file
 
 
 def is_tflite(data: bytes) -> bool:
@@ -28,7 +28,7 @@ def is_tflite(data: bytes) -> bool:
 
 
 def examine(request: dict[str, Any], data: bytes, progress: Progress) -> Answer:
-    """Return inputs and outputs of the model in `data`, if it is quantised, and its bytes if changed.
+    """Return inputs and outputs of the model in `data`, if it is quantized, and its bytes if changed.
 
     Raises SourceInvalid.
     """
@@ -59,10 +59,11 @@ def _examined(name: str, data: bytes) -> dict[str, Any]:
     if len({*names, *(spec.name for spec in inputs)}) != len(names) + len(inputs):
         raise SourceInvalid(f"{name} has two inputs or outputs of one name; convert it again with a name for each")
     outputs = [
-        output_spec(one, runs[0][i].dtype.name, [run[i].shape for run in runs], inputs) for i, one in enumerate(names)
+        output_spec(output, runs[0][i].dtype.name, [run[i].shape for run in runs], inputs)
+        for i, output in enumerate(names)
     ]
     answer = {"inputs": [spec.as_json() for spec in inputs], "outputs": [spec.as_json() for spec in outputs]}
-    return {**answer, "quantised": _is_quantised(interpreter)}
+    return {**answer, "quantized": _is_quantized(interpreter)}
 
 
 def _with_batch_of_one(data: bytes) -> bytes:
@@ -142,8 +143,8 @@ def _run(interpreter: Any, inputs: tuple[TensorSpec, ...], count: int) -> list[A
         raise kind(f"the model does not run on a batch of {count}: {_first_line(error)}; convert it again") from error
 
 
-def _is_quantised(interpreter: Any) -> bool:
-    """Whether any tensor is 8-bit with a scale: the converter then quantised the model."""
+def _is_quantized(interpreter: Any) -> bool:
+    """Whether any tensor is 8-bit with a scale: the converter then quantized the model."""
     return any(
         detail["dtype"] in (np.int8, np.uint8) and len(detail["quantization_parameters"]["scales"])
         for detail in interpreter.get_tensor_details()

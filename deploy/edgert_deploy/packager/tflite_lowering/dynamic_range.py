@@ -1,7 +1,7 @@
 """INT8 weights with float activations in a .tflite file: "dynamic range".
 
 The kernels of FULLY_CONNECTED and CONV_2D take float data with INT8 weights: each run they find the range of the data,
-quantise it, and multiply in INT8. So no range is calibrated, and none is wrong for a sample: what suits transformers,
+quantize it, and multiply in INT8. So no range is calibrated, and none is wrong for a sample: what suits transformers,
 whose activations have outliers. Weights have a scale for each output channel. A table of embeddings has one for each
 row: the rows that are read are cast to float and multiplied by their scales.
 """
@@ -19,7 +19,7 @@ from edgert.errors import BuildFailed
 from edgert_deploy.packager.tflite_lowering.tables import code_of, packed, unpacked
 from edgert_deploy.packager.tflite_lowering.writer import operator_code
 
-# Smaller weights save little, and quantising the data each time costs more than it saves.
+# Smaller weights save little, and quantizing the data each time costs more than it saves.
 ELEMENTS_MIN = 1024
 LEVELS = 127
 # The operators with such kernels, and the version of theirs that takes a scale for each channel.
@@ -30,13 +30,13 @@ def with_int8_weights(content: bytes, is_float: Callable[[str], bool] = lambda n
     """Return the float32 model `content` with its large weights in INT8. Deterministic.
 
     An operator stays in float where `is_float` is true for the name of its output. Raises BuildFailed where there is
-    nothing to quantise.
+    nothing to quantize.
     """
     return packed(_Rewriting(unpacked(content), is_float).done())
 
 
 class _Rewriting:
-    """The model while its operators are replaced. A weight that several operators read is quantised once."""
+    """The model while its operators are replaced. A weight that several operators read is quantized once."""
 
     def __init__(self, model: Any, is_float: Callable[[str], bool]) -> None:
         self._model, self._graph, self._is_float = model, model.subgraphs[0], is_float
@@ -49,7 +49,7 @@ class _Rewriting:
             operators += self._rewritten(operator)
         if not self._scales:
             raise BuildFailed(
-                f"no convolution, matrix product or table of the model has {ELEMENTS_MIN} weights or more: quantising them "
+                f"no convolution, matrix product or table of the model has {ELEMENTS_MIN} weights or more: quantizing them "
                 "would save nothing; take another recipe or --precision fp16"
             )
         self._graph.operators = operators
@@ -73,7 +73,7 @@ class _Rewriting:
         return [operator]
 
     def _quantized(self, index: int) -> bool:
-        """Quantise a constant in place, symmetrically along axis 0. Returns whether it is in INT8 now."""
+        """Quantize a constant in place, symmetrically along axis 0. Returns whether it is in INT8 now."""
         tensor = self._graph.tensors[index]
         data = self._model.buffers[tensor.buffer].data
         if index in self._scales:
@@ -90,9 +90,9 @@ class _Rewriting:
 
     def _gathered(self, gather: Any) -> list[Any]:
         """Return operators that read INT8 rows and their scales, and multiply them."""
-        table, made = gather.inputs[0], self._graph.tensors[gather.outputs[0]]
-        signature = made.shape if made.shapeSignature is None else made.shapeSignature
-        name, shape = made.name, (list(made.shape), list(signature))
+        table, result = gather.inputs[0], self._graph.tensors[gather.outputs[0]]
+        signature = result.shape if result.shapeSignature is None else result.shapeSignature
+        name, shape = result.name, (list(result.shape), list(signature))
         ones = ([*shape[0][: -self._rank(table) + 1], *[1] * (self._rank(table) - 1)],
                 [*shape[1][: -self._rank(table) + 1], *[1] * (self._rank(table) - 1)])  # fmt: skip
         buffer = schema.BufferT()

@@ -98,8 +98,8 @@ def _product(links: Links, op_type: str, first: Node, last: Node) -> Changes:
     product = links.only_user(last)
     if product is None or product.op_type != "Mul" or first.inputs[0] not in product.inputs:
         return {}
-    made = Node(op_type, "", product.name, first.inputs, product.outputs)
-    return {first.outputs[0]: None, last.outputs[0]: None, product.outputs[0]: made}
+    replacement = Node(op_type, "", product.name, first.inputs, product.outputs)
+    return {first.outputs[0]: None, last.outputs[0]: None, product.outputs[0]: replacement}
 
 
 def _rsqrt(links: Links, root: Node) -> Changes:

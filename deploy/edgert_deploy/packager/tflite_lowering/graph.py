@@ -136,24 +136,24 @@ def read_graph(model: onnx.ModelProto, lowered: Collection[str]) -> Graph:
 
     Raises OperatorUnsupported or BuildFailed.
     """
-    one = folded(model, 1, lowered)
-    two = folded(model, 2, lowered) if any(open_batch_axes(model)) else one
-    constants, other = _constants(one), _constants(two)
-    shapes_one, shapes_two = static_shapes(one), static_shapes(two)
+    at_one = folded(model, 1, lowered)
+    two = folded(model, 2, lowered) if any(open_batch_axes(model)) else at_one
+    constants, other = _constants(at_one), _constants(two)
+    shapes_one, shapes_two = static_shapes(at_one), static_shapes(two)
     pairs = {name: (dims, shapes_two.get(name, dims)) for name, dims in shapes_one.items()}
     shapes = {name: _batch_shape(*pair) for name, pair in pairs.items() if len(pair[0]) == len(pair[1])}
     shapes |= {name: BatchShape.fixed(*array.shape) for name, array in constants.items()}
     return Graph(
-        opset=opset_of(one),
-        nodes=tuple(_node(proto) for proto in one.graph.node),
+        opset=opset_of(at_one),
+        nodes=tuple(_node(proto) for proto in at_one.graph.node),
         constants=constants,
         batch_constants=frozenset(n for n, array in constants.items() if n in other and _differs(array, other[n])),
         expanded_constants=frozenset(n for n, array in constants.items() if n in other and _expands(array, other[n])),
         repeated_constants=frozenset(n for n, array in constants.items() if n in other and _repeats(array, other[n])),
         shapes=shapes,
-        dtypes=_dtypes(one) | {name: array.dtype for name, array in constants.items()},
-        inputs=tuple(v.name for v in one.graph.input if v.name not in constants),
-        outputs=tuple(v.name for v in one.graph.output),
+        dtypes=_dtypes(at_one) | {name: array.dtype for name, array in constants.items()},
+        inputs=tuple(v.name for v in at_one.graph.input if v.name not in constants),
+        outputs=tuple(v.name for v in at_one.graph.output),
     )
 
 

@@ -1,6 +1,6 @@
 """FP16 weights in a .tflite file: half the size, the same FP32 arithmetic.
 
-The form is that of TFLite's own converter (post-training float16 quantisation): each float constant is stored as
+The form is that of TFLite's own converter (post-training float16 quantization): each float constant is stored as
 FLOAT16, followed by a DEQUANTIZE. XNNPACK converts it once, when the file is loaded.
 """
 

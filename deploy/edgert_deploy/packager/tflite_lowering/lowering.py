@@ -131,7 +131,7 @@ class Lowering:
         name = node.inputs[index]
         if not self.is_constant(name):
             return self._value(name, layout, self.tensor(name, layout), _result_name(node))
-        array = self._known(name)
+        array = self._constant(name)
         return self.constant_of(node, name, in_layout(array, rank or array.ndim, layout))
 
     def constant_of(self, node: Node, name: str, array: NDArray[Any]) -> Value:
@@ -145,8 +145,8 @@ class Lowering:
 
     def layout_in_order(self, name: str) -> Layout:
         """Return a layout with the elements in ONNX's order, for a reader that only reshapes."""
-        held = self.layout(name)
-        return held if held is Layout.NATIVE or _same_order(self.shape(name).dims) else Layout.NATIVE
+        layout = self.layout(name)
+        return layout if layout is Layout.NATIVE or _same_order(self.shape(name).dims) else Layout.NATIVE
 
     def result(self, node: Node, value: Value, layout: Layout = Layout.NATIVE, index: int = 0) -> None:
         """Make `value`, computed in `layout`, output `index` of `node`."""
@@ -171,7 +171,7 @@ class Lowering:
     def define_input(self, name: str) -> None:
         """Make the tensor of a model's input.
 
-        An operator that may stay in float32 beside INT8 reads a copy: the quantiser puts a DEQUANTIZE before such a
+        An operator that may stay in float32 beside INT8 reads a copy: the quantizer puts a DEQUANTIZE before such a
         reader of any other tensor, but gives it the INT8 tensor of an input as it is.
         """
         self._inputs[name] = self.define(name)
@@ -230,7 +230,7 @@ class Lowering:
             if 0 in self.shape(name).dims:
                 raise Uncovered(f"output {name!r} has no elements, and TFLite holds no empty tensor; drop that output")
             constant = self.is_constant(name)
-            tensor = self.constant(self._known(name), name) if constant else self.tensor(name, Layout.NATIVE)
+            tensor = self.constant(self._constant(name), name) if constant else self.tensor(name, Layout.NATIVE)
             if constant or tensor in self._inputs.values() or tensor in outputs.values():
                 tensor = self._value(name, Layout.NATIVE, tensor).copied(self.shape(name)).tensor
             outputs[name] = tensor
@@ -238,7 +238,7 @@ class Lowering:
             self.writer.rename(tensor, name)
         return self.writer.finish(self._inputs, outputs)
 
-    def _known(self, name: str) -> NDArray[Any]:
+    def _constant(self, name: str) -> NDArray[Any]:
         """Return a constant, of a dtype that TFLite has."""
         self.dtype(name)
         return self.value(name, f"{name!r}")
@@ -248,16 +248,16 @@ class Lowering:
 
     def _converted(self, name: str, layout: Layout) -> Value:
         """Return the value in the layout that it was not made in."""
-        shape, made = self.shape(name), self._layouts[name]
-        held = self._value(name, made, self._tensors[name, made])
+        shape, layout_ = self.shape(name), self._layouts[name]
+        value = self._value(name, layout_, self._tensors[name, layout_])
         if not _same_order(shape.dims):
-            if made is Layout.NATIVE:
-                held = held.turned(CHANNELS_LAST_ORDERS[shape.rank])
+            if layout_ is Layout.NATIVE:
+                value = value.turned(CHANNELS_LAST_ORDERS[shape.rank])
             elif shape.rank == 3:
-                held = held.reshaped(shape.permuted((0, 2, 1))).turned((0, 2, 1))
+                value = value.reshaped(shape.permuted((0, 2, 1))).turned((0, 2, 1))
             else:
-                held = held.turned(CHANNELS_FIRST_ORDERS[shape.rank])
-        return held.reshaped(self.laid_out(shape, layout))
+                value = value.turned(CHANNELS_FIRST_ORDERS[shape.rank])
+        return value.reshaped(self.laid_out(shape, layout))
 
 
 def _result_name(node: Node) -> str:

@@ -1,6 +1,6 @@
 """A .tflite file whose weights are plain FP32: FP16 and sparse ones are computed at the build.
 
-Published models often store weights in FP16 (DEQUANTIZE) or sparse (DENSIFY). TFLite's quantiser crashes on these, and
+Published models often store weights in FP16 (DEQUANTIZE) or sparse (DENSIFY). TFLite's quantizer crashes on these, and
 weights that an operator computes could not become INT8.
 """
 

@@ -46,15 +46,15 @@ def _round_down(node: onnx.NodeProto, dims: list[int]) -> None:
     """Give `node` the same windows without rounding up, by more padding, for the inference only."""
     windows, attributes = _windows(node, dims[2:]), _attributes(node)
     begins = attributes.get("pads", [0] * 2 * len(windows))[: len(windows)]
-    kept = [a for a in node.attribute if a.name not in ("ceil_mode", "pads")]
+    others = [a for a in node.attribute if a.name not in ("ceil_mode", "pads")]
     del node.attribute[:]
-    node.attribute.extend(kept)
+    node.attribute.extend(others)
     node.attribute.append(helper.make_attribute("pads", [*begins, *(behind for _, behind in windows)]))
 
 
 def _windows(node: onnx.NodeProto, sizes: list[int]) -> list[tuple[int, int]]:
     """Return each axis's number of windows, and the padding at the end that gives this number."""
-    attributes, rank, found = _attributes(node), len(sizes), []
+    attributes, rank, windows = _attributes(node), len(sizes), []
     ones, pads = [1] * rank, attributes.get("pads", [0] * 2 * rank)
     strides, dilations = attributes.get("strides", ones), attributes.get("dilations", ones)
     for i, size in enumerate(sizes):
@@ -62,8 +62,8 @@ def _windows(node: onnx.NodeProto, sizes: list[int]) -> list[tuple[int, int]]:
         count = -(-(size + pads[i] + pads[i + rank] - reach) // strides[i]) + 1
         count -= (count - 1) * strides[i] >= size + pads[i]
         behind = (count - 1) * strides[i] + reach - size - pads[i]
-        found.append((count, max(behind, 0)))
-    return found
+        windows.append((count, max(behind, 0)))
+    return windows
 
 
 def _attributes(node: onnx.NodeProto) -> dict[str, list[int]]:

@@ -1,9 +1,9 @@
-"""Full-INT8 post-training quantisation of a float .tflite, by TFLite's own quantiser.
+"""Full-INT8 post-training quantization of a float .tflite, by TFLite's own quantizer.
 
-The quantiser ships inside ai-edge-litert as a private module; TensorFlow's TFLiteConverter uses the same code.
+The quantizer ships inside ai-edge-litert as a private module; TensorFlow's TFLiteConverter uses the same code.
 Weights have a scale per channel, activations one per tensor over the range of the samples. Inputs and outputs keep
-their dtypes: the file itself quantises and dequantises. An operator without an INT8 kernel stays float32 between a
-DEQUANTIZE and a QUANTIZE. The quantiser is native code and crashes on some models, so builders run in child
+their dtypes: the file itself quantizes and dequantizes. An operator without an INT8 kernel stays float32 between a
+DEQUANTIZE and a QUANTIZE. The quantizer is native code and crashes on some models, so builders run in child
 processes.
 """
 
@@ -40,7 +40,7 @@ COMPARISONS = frozenset(
     getattr(schema.BuiltinOperator, name)
     for name in ("EQUAL", "NOT_EQUAL", "GREATER", "GREATER_EQUAL", "LESS", "LESS_EQUAL")
 )
-# The quantiser has no INT8 form of this operator, so that it leaves all operators of that code in float.
+# The quantizer has no INT8 form of this operator, so that it leaves all operators of that code in float.
 LEFT_ALONE = "CEIL"
 
 
@@ -53,7 +53,7 @@ def quantize_int8(
 ) -> bytes:
     """Return `float_model` in INT8, calibrated with `samples` (one array per input, in model order).
 
-    `own_ranges` are the ranges of tensors whose scale is known (a model trained with quantisation). An operator stays
+    `own_ranges` are the ranges of tensors whose scale is known (a model trained with quantization). An operator stays
     in float where `is_float` is true for the name of its first output. `cut` is the share of an activation's values
     that its range leaves out at either end. Deterministic. Raises BuildFailed.
     """
@@ -75,10 +75,10 @@ def quantize_int8(
         )
     except (RuntimeError, ValueError, TypeError) as error:
         raise BuildFailed(
-            f"TFLite's quantiser refused the model: {error}; it was tried in ai-edge-litert {KNOWN_GOOD}. "
+            f"TFLite's quantizer refused the model: {error}; it was tried in ai-edge-litert {KNOWN_GOOD}. "
             "Build this target with --precision fp32, or for another engine"
         ) from error
-    return _shown(quantized, hidden)
+    return _undisguised(quantized, hidden)
 
 
 def _calibrated(wrapper: Any, float_model: bytes, samples: Iterable[Sequence[NDArray[Any]]], cut: float) -> bytearray:
@@ -101,7 +101,7 @@ def _calibrated(wrapper: Any, float_model: bytes, samples: Iterable[Sequence[NDA
 def _hidden(calibrated: bytes, is_float: Callable[[str], bool]) -> tuple[bytes, dict[str, tuple[Any, int, Any]]]:
     """Return the model with the operators that stay float disguised as LEFT_ALONE, and those operators.
 
-    TFLite's quantiser takes no list of exceptions (only its successor does, which needs TensorFlow). But it leaves
+    TFLite's quantizer takes no list of exceptions (only its successor does, which needs TensorFlow). But it leaves
     every operator without an INT8 form in float, between a DEQUANTIZE and a QUANTIZE where these are needed.
     """
     model = unpacked(calibrated)
@@ -122,8 +122,8 @@ def _hidden(calibrated: bytes, is_float: Callable[[str], bool]) -> tuple[bytes, 
     return packed(model), hidden
 
 
-def _shown(quantized: bytes, hidden: dict[str, tuple[Any, int, Any]]) -> bytes:
-    """Return the quantised model with the operators that `_hidden` disguised."""
+def _undisguised(quantized: bytes, hidden: dict[str, tuple[Any, int, Any]]) -> bytes:
+    """Return the quantized model with the operators that `_hidden` disguised."""
     if not hidden:
         return quantized
     model = unpacked(quantized)
@@ -143,7 +143,7 @@ def _shown(quantized: bytes, hidden: dict[str, tuple[Any, int, Any]]) -> bytes:
 def _usable(calibrated: bytearray, own_ranges: Mapping[str, tuple[float, float]]) -> bytearray:
     """Make the ranges of `calibrated` fit for INT8, in place. Raises BuildFailed on overflow.
 
-    `own_ranges` replace recorded ranges: the quantiser makes exactly the scales of them that they came from. A tensor
+    `own_ranges` replace recorded ranges: the quantizer makes exactly the scales of them that they came from. A tensor
     that is always zero gets a range, since TFLite aborts at a scale of zero. Masked scores saturate at MASKED_SCORE, so
     that the 255 steps are left for the other scores.
     """
@@ -178,13 +178,13 @@ def _masked_scores(model: Any) -> set[int]:
     codes = [model.OperatorCodes(i).BuiltinCode() for i in range(model.OperatorCodesLength())]
     softmaxes = [o for o in operators if codes[o.OpcodeIndex()] == schema.BuiltinOperator.SOFTMAX]
     waiting = [int(operator.Inputs(0)) for operator in softmaxes]
-    found: set[int] = set()
+    scores: set[int] = set()
     while waiting:
         tensor = waiting.pop()
-        if tensor not in found and (_lows(model, tensor) < LOW_SCORE).any():
-            found.add(tensor)
+        if tensor not in scores and (_lows(model, tensor) < LOW_SCORE).any():
+            scores.add(tensor)
             waiting += [int(i) for i in producers[tensor].InputsAsNumpy() if i >= 0] if tensor in producers else []
-    return found
+    return scores
 
 
 def _lows(model: Any, index: int) -> NDArray[np.float32]:
@@ -211,5 +211,5 @@ def _calibration_wrapper() -> Any:
 
 
 def _number(dtype: str) -> int:
-    """Return NumPy's type number, as the quantiser takes it."""
+    """Return NumPy's type number, as the quantizer takes it."""
     return int(np.dtype(dtype).num)

@@ -117,7 +117,7 @@ class Value:
         return self.reduced("MEAN", axes)
 
     def total(self, axes: Sequence[int], *, keep: bool = True) -> Value:
-        """Write the sum; of floats as mean times number, because the quantiser would clip SUM.
+        """Write the sum; of floats as mean times number, because the quantizer would clip SUM.
 
         It gives that result the scale of the elements.
         """

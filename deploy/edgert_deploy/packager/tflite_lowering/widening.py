@@ -1,6 +1,6 @@
 """Casts around arithmetic of small integers: TFLite has it for wider integers only.
 
-TFLite takes 8 and 16-bit integers for quantised values. Its kernels then read a scale, which plain integers do not
+TFLite takes 8 and 16-bit integers for quantized values. Its kernels then read a scale, which plain integers do not
 have, and abort without it. The cast back drops the upper bits, which is ONNX's wrap-around.
 """
 

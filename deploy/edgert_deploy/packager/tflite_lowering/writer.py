@@ -80,7 +80,7 @@ class Writer:
     def constant(self, array: NDArray[Any], name: str) -> int:
         """Add a tensor with a value.
 
-        Equal integers (axes, shapes, permutations) are written once. Floats are not shared: the quantiser gives each a
+        Equal integers (axes, shapes, permutations) are written once. Floats are not shared: the quantizer gives each a
         scale from the operator that reads it, and rewrites it in place.
         """
         key = (array.tobytes(), array.shape, array.dtype.str)

@@ -1,4 +1,4 @@
-"""Greedy CTC decoding: equal to the definition, and to what rapidocr reads from its own recogniser."""
+"""Greedy CTC decoding: equal to the definition, and to what rapidocr reads from its own recognizer."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ def test_one_disagreement_among_many_is_borne() -> None:
         ((-1, 3, -1, 8), None),
     ],
 )
-def test_images_are_recognised_by_their_channels(shape: tuple[int, ...], axis: int | None) -> None:
+def test_images_are_recognized_by_their_channels(shape: tuple[int, ...], axis: int | None) -> None:
     assert image_axes(TensorSpec("x", "FP32", shape)) == axis
 
 

@@ -60,7 +60,7 @@ def test_a_model_that_was_taken_away_is_forgotten_and_one_that_cannot_serve_is_a
     feed(board, pi.window(NOW_MS + 11 * MINUTE_MS, [1.0]), wall_ms=NOW_MS + 11 * MINUTE_MS)
     seen = board.seen_device("plant-a", "pi-1", NOW)
     assert seen is not None
-    assert (sorted(seen.held.models), seen.state, seen.why) == (["digits"], "alarmed", "quarantined")
+    assert (sorted(seen.device.models), seen.state, seen.why) == (["digits"], "alarmed", "quarantined")
 
 
 def test_an_alarm_of_the_device_itself_alarms_it() -> None:
@@ -90,11 +90,11 @@ def test_late_viewers_of_500_devices_see_every_alarm_that_stands() -> None:
         board.apply(*message, True, NOW)
         terminal.apply(*message, True, NOW)
     alarmed = [each for each in board.seen(Filter(), NOW) if each.state == "alarmed"]
-    assert [(each.held.device, each.alarms, each.since_ms) for each in alarmed] == [
+    assert [(each.device.device, each.alarms, each.since_ms) for each in alarmed] == [
         (f"pi-{number:03}", ("temp_c",), NOW_MS - 7000) for number in (0, 125, 250, 375)
     ]
     assert [row.device for row in terminal.rows(NOW) if row.device and row.alarms] == [
-        each.held.device for each in alarmed
+        each.device.device for each in alarmed
     ]
 
 
@@ -103,7 +103,7 @@ def test_an_idle_device_has_no_percentile_in_any_list() -> None:
     feed(board, pi.info() + pi.window(NOW_MS, []))
     seen = board.seen_device("plant-a", "pi-1", NOW)
     assert seen is not None
-    line = seen.held.models["digits"]
+    line = seen.device.models["digits"]
     assert (line.p50_ms, line.p99_ms, line.batch_mean) == (None, None, None)
 
 

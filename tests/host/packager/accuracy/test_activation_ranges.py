@@ -34,7 +34,7 @@ def test_extremes_and_quantiles_are_those_of_the_answer(tmp_path: Path) -> None:
     assert found.quantiles == pytest.approx((-2 + 0.008, 2, 6 - 0.008), abs=1e-2)
 
 
-def test_noise_is_that_of_a_uniform_quantiser_and_an_outlier_raises_it(tmp_path: Path) -> None:
+def test_noise_is_that_of_a_uniform_quantizer_and_an_outlier_raises_it(tmp_path: Path) -> None:
     x = np.random.default_rng(0).uniform(-1, 1, (16, 64))
     even = doubled(x, tmp_path)
     # Signal 1/3 of the amplitude squared, noise step^2 / 12 with 255 steps: 20 log10(255) decibels.

@@ -56,7 +56,7 @@ def test_int8_keeps_the_accuracy_and_takes_less_room(
     reference = Reference(digits_source.outputs, want, digits_holdout)
     accuracy = judge(metric_for("top1", reference), reference, got, Limits(0.01)).accuracy
     assert (accuracy.metric, accuracy.passed, accuracy.fp32 >= 0.98) == ("top1", True, True)
-    assert not np.array_equal(want[0], got[0])  # it is quantised indeed
+    assert not np.array_equal(want[0], got[0])  # it is quantized indeed
 
 
 @pytest.mark.parametrize("engine", ENGINE_NAMES)
@@ -168,11 +168,11 @@ def test_every_opset_is_built_for_every_engine(
     assert 13 <= opset_of(source.proto) <= 21  # what runtimes on devices take
     assert source.proto.ir_version <= 10
     np.testing.assert_allclose(reference_outputs(source, samples)[0], want, rtol=1e-5, atol=1e-6)
-    quantised = opset in (7, 13, newest_opset())
+    quantized = opset in (7, 13, newest_opset())
     for engine in ENGINE_NAMES:
-        artifact = build(engine, source, samples, "int8" if quantised else "fp32", tmp_path / engine)
+        artifact = build(engine, source, samples, "int8" if quantized else "fp32", tmp_path / engine)
         got = artifact_outputs(artifact, source, samples)[0]
-        np.testing.assert_allclose(got, want, atol=0.05 if quantised else 1e-4, err_msg=engine)
+        np.testing.assert_allclose(got, want, atol=0.05 if quantized else 1e-4, err_msg=engine)
 
 
 def test_an_engine_that_nothing_is_built_for_is_named() -> None:

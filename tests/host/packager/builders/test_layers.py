@@ -1,4 +1,4 @@
-"""Layers: what is quantised together, and how engines' operators are matched to it."""
+"""Layers: what is quantized together, and how engines' operators are matched to it."""
 
 from __future__ import annotations
 

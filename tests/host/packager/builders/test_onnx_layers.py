@@ -74,7 +74,7 @@ def test_a_convolution_whose_result_stays_float_is_float_in_onnx_runtime_alone(t
     conv = next(node for node in proto.graph.node if node.op_type == "Conv")
     proto.graph.output.append(onnx.ValueInfoProto(name=conv.output[0]))
     path.write_bytes(proto.SerializeToString())
-    in_onnxruntime = onnx_layers(path, needs_quantised_result=True)
+    in_onnxruntime = onnx_layers(path, needs_quantized_result=True)
     assert next(layer.precision for layer in in_onnxruntime if layer.kind == "Conv") == "fp32"
     assert next(layer.precision for layer in onnx_layers(path) if layer.kind == "Conv") == "int8"
     assert "QLinearConv" not in _operators(path, tmp_path)

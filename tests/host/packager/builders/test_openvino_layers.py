@@ -64,7 +64,7 @@ def test_a_depthwise_convolution_runs_in_int8(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="OpenVINO computes in INT8 on x86 processors")
-def test_a_graph_whose_activations_were_quantised_with_a_zero_point_runs_in_int8(tmp_path: Path) -> None:
+def test_a_graph_whose_activations_were_quantized_with_a_zero_point_runs_in_int8(tmp_path: Path) -> None:
     """As ONNX Runtime's quantizer writes it: it was reported with 0 % of the work in INT8."""
     import openvino
 
@@ -77,7 +77,7 @@ def test_a_graph_whose_activations_were_quantised_with_a_zero_point_runs_in_int8
     weights: dict[str, Any] = {"s": np.float32(0.03), "z": np.uint8(117), "w8": w8, "w0": np.int8(0)}
     proto = models.model("float[1,16,8,8] x) => (float[1,16,8,8] y", body, weights)
     source = load_source(models.write(proto, tmp_path / "m.onnx"))
-    assert source.quantised
+    assert source.quantized
     artifact = build("openvino", source, samples_for(source), "int8", tmp_path / "out")
     assert artifact.int8_share == 1.0
     compiled = openvino.Core().compile_model(str(artifact.path), "CPU")

@@ -1,4 +1,4 @@
-"""Q/DQ graphs: which operators are quantised, FP16, and the precision of each layer."""
+"""Q/DQ graphs: which operators are quantized, FP16, and the precision of each layer."""
 
 from __future__ import annotations
 
@@ -63,17 +63,17 @@ def test_preparing_a_model_leaves_nothing_in_the_working_folder(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_bias_with_a_leading_axis_of_one_is_quantised_like_a_plain_one(tmp_path: Path) -> None:
+def test_a_bias_with_a_leading_axis_of_one_is_quantized_like_a_plain_one(tmp_path: Path) -> None:
     weights = {"w": models.random(4, 8), "b": models.random(1, 8)}
     proto = models.model("float[N,4] x) => (float[N,8] y", "y = Gemm(x, w, b)", weights)
     source = load_source(models.write(proto, tmp_path / "m.onnx"))
     calibration = CalibrationSet({"x": models.random(12, 4)}, None)
-    quantised = qdq.quantize(source, calibration, qdq.Recipe("uint8"))
-    assert "QuantizeLinear" in {node.op_type for node in quantised.graph.node}
+    quantized = qdq.quantize(source, calibration, qdq.Recipe("uint8"))
+    assert "QuantizeLinear" in {node.op_type for node in quantized.graph.node}
 
 
-def test_layers_that_share_a_bias_are_quantised_whatever_other_values_are_called(tmp_path: Path) -> None:
-    """ONNX Runtime's quantiser calls the second copy of the bias `b0`, too."""
+def test_layers_that_share_a_bias_are_quantized_whatever_other_values_are_called(tmp_path: Path) -> None:
+    """ONNX Runtime's quantizer calls the second copy of the bias `b0`, too."""
     import onnxruntime
 
     body = "b0 = Conv(x, v, b) n = Neg(b0) y = Conv(n, w, b)"
@@ -91,7 +91,7 @@ def test_layers_that_share_a_bias_are_quantised_whatever_other_values_are_called
 
 
 def test_layers_behind_an_operator_of_another_domain_become_int8(tmp_path: Path) -> None:
-    """ONNX's shape inference stops at scikit-learn's Scaler, and the quantiser failed at the Softmax of a network."""
+    """ONNX's shape inference stops at scikit-learn's Scaler, and the quantizer failed at the Softmax of a network."""
     body = """
         s = ai.onnx.ml.Scaler <offset = [0.5, 0.5, 0.5, 0.5], scale = [2.0, 2.0, 2.0, 2.0]> (x)
         a = MatMul (s, w1) r = Relu (a) b = MatMul (r, w2) y = Softmax (b)

@@ -115,7 +115,7 @@ def test_the_graph_for_x86_is_refused(
         audit(onnx.load(artifact.path))
 
 
-def test_other_quantised_operators_are_refused() -> None:
+def test_other_quantized_operators_are_refused() -> None:
     proto = models.model(
         "float[N,4] x) => (float[N,4] y", "q, s, z = DynamicQuantizeLinear(x) y = DequantizeLinear(q, s, z)"
     )

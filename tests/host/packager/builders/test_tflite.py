@@ -48,7 +48,7 @@ def test_too_few_samples_for_a_fixed_batch_fail_the_build(tmp_path: Path) -> Non
 def test_an_artifact_that_the_interpreter_refuses_fails_the_build(tmp_path: Path) -> None:
     (tmp_path / "model.tflite").write_bytes(b"no model")
     with pytest.raises(BuildFailed, match="interpreter refuses the artifact"):
-        tflite._try(tmp_path / "model.tflite")
+        tflite._run_on_zeros(tmp_path / "model.tflite")
 
 
 def test_int8_weights_with_float_activations_are_the_first_recipe_of_a_transformer(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_a_32_bit_arm_does_not_get_what_its_old_runtime_cannot_load(tmp_path: Pa
 
 
 def test_a_custom_operator_that_cannot_be_run_fails_int8_with_the_way_to_a_float_build(tmp_path: Path) -> None:
-    half = with_half_weights(lower(models.mlp()))  # its weights are dequantised, which takes a run
+    half = with_half_weights(lower(models.mlp()))  # its weights are dequantized, which takes a run
     (tmp_path / "m.tflite").write_bytes(half)
     model = unpacked(half)
     for code in model.operatorCodes:
@@ -79,5 +79,5 @@ def test_a_custom_operator_that_cannot_be_run_fails_int8_with_the_way_to_a_float
             custom = schema.BuiltinOperator.CUSTOM
             code.builtinCode, code.deprecatedBuiltinCode, code.customCode = custom, custom, "Unknown"
     source = replace(load_source(tmp_path / "m.tflite"), tflite=packed(model))
-    with pytest.raises(BuildFailed, match=r"TFLite's tools cannot quantise m\.tflite: .*Unknown.*--precision auto"):
+    with pytest.raises(BuildFailed, match=r"TFLite's tools cannot quantize m\.tflite: .*Unknown.*--precision auto"):
         build("tflite", source, samples_for(source), "int8", tmp_path / "out")

@@ -133,7 +133,7 @@ def test_no_process_and_no_file_outlives_an_interrupted_build(
     words += ["--target", "intel-nuc", "--target", "jetson-orin-nano", "--target", "raspberry-pi-4"]
     build = subprocess.Popen([*EDGERT, *words], cwd=shell.folder, env=shell.env, stderr=subprocess.PIPE, text=True)
     assert build.stderr is not None
-    assert any("quantising" in line for line in build.stderr)  # a child prints it
+    assert any("quantizing" in line for line in build.stderr)  # a child prints it
     children = _children(build.pid)
     assert children
     build.send_signal(signal_number)

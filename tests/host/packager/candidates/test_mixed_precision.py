@@ -55,7 +55,7 @@ def test_in_every_engine_the_layers_around_an_outlier_stay_in_float_and_the_othe
     for _, one in result.packed:
         assert one.artifact.kind == "mixed"
         assert one.passed
-        # The answers of conv1 hold the outlier, too; TensorRT computes with them before they are quantised.
+        # The answers of conv1 hold the outlier, too; TensorRT computes with them before they are quantized.
         assert one.artifact.float_layers == (("conv2",) if one.artifact.engine == "tensorrt" else ("conv2", "conv1"))
         assert one.size_bytes < request_.source.size_bytes * 1.1  # the classifier, most of the weights, is still INT8
     with open_bundle(result.path, None) as bundle:

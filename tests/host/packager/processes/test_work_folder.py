@@ -90,7 +90,7 @@ def test_too_little_space_is_refused_before_the_build_begins(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    "error", [OSError(errno.ENOSPC, "full"), BuildFailed("onnxruntime's quantiser failed: No space left on device")]
+    "error", [OSError(errno.ENOSPC, "full"), BuildFailed("onnxruntime's quantizer failed: No space left on device")]
 )
 def test_a_disk_that_becomes_full_is_named(error: Exception, tmp_path: Path) -> None:
     free = iter([90 * MB, 1 * MB])

@@ -137,7 +137,7 @@ def test_a_preset_that_does_not_fit_the_model_is_refused(image: tuple[int, ...])
         ((-1, 85, 8400), 80, "channels_first", True),
     ],
 )
-def test_the_usual_detectors_are_recognised(
+def test_the_usual_detectors_are_recognized(
     tmp_path: Path, shape: tuple[int, ...], labels: int, form: str, objectness: bool
 ) -> None:
     names = tuple(f"thing {i}" for i in range(labels))

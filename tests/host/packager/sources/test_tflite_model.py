@@ -38,7 +38,7 @@ def digits_tflite(digits_source: SourceModel, tmp_path_factory: pytest.TempPathF
 
 def test_it_is_described_as_its_onnx_model_is(digits_tflite: Path, digits_source: SourceModel) -> None:
     source = load_source(digits_tflite)
-    assert (source.kind, source.proto, source.quantised) == ("tflite", None, False)
+    assert (source.kind, source.proto, source.quantized) == ("tflite", None, False)
     assert (source.inputs, source.outputs) == (digits_source.inputs, digits_source.outputs)
 
 
@@ -107,17 +107,17 @@ def test_a_target_whose_tflite_is_not_its_first_engine_gets_it_for_tflite(
     assert [one.artifact.engine for _, one in result.packed] == ["tflite"]
 
 
-def test_one_that_is_quantised_already_is_kept(
+def test_one_that_is_quantized_already_is_kept(
     tmp_path: Path, digits_source: SourceModel, digits_calibration: CalibrationSet
 ) -> None:
     made = build("tflite", digits_source, digits_calibration, "int8", tmp_path)
     source = load_source(made.path)
-    assert source.quantised
+    assert source.quantized
     kept = build("tflite", source, digits_calibration, "int8", tmp_path / "out")
     assert kept.path.read_bytes() == made.path.read_bytes()
     want, got = reference_outputs(source, digits_calibration), artifact_outputs(kept, source, digits_calibration)
     np.testing.assert_array_equal(got[0], want[0])
-    with pytest.raises(BuildFailed, match="is quantised, so it holds no fp16 weights"):
+    with pytest.raises(BuildFailed, match="is quantized, so it holds no fp16 weights"):
         build("tflite", source, digits_calibration, "fp16", tmp_path / "out")
 
 

@@ -1,4 +1,4 @@
-"""FP16 and sparse weights of published .tflite files become plain ones, which TFLite's quantiser takes."""
+"""FP16 and sparse weights of published .tflite files become plain ones, which TFLite's quantizer takes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Full-INT8 quantisation of a float model."""
+"""Full-INT8 quantization of a float model."""
 
 from __future__ import annotations
 
@@ -125,6 +125,6 @@ def test_operators_whose_int8_form_older_runtimes_lack_stay_float(op: str) -> No
     assert sqnr_db(wanted, got) >= SQNR_DB_MIN
 
 
-def test_the_quantiser_refusing_a_model_is_a_failed_build() -> None:
+def test_the_quantizer_refusing_a_model_is_a_failed_build() -> None:
     with pytest.raises(BuildFailed, match=r"2\.3\.0"):
         quantize_int8(b"no model", [[random(1, 4)]])

@@ -46,7 +46,7 @@ class Conversion:
     @property
     def shapes(self) -> dict[str, list[int]]:
         """The lengths of each input's axes."""
-        return {name: list(one["shape"]) for name, one in self.inputs.items()}
+        return {name: list(spec["shape"]) for name, spec in self.inputs.items()}
 
 
 def framework_of(path: Path) -> str | None:
@@ -122,13 +122,13 @@ def read_inputs(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Parse example inputs, `NAME=1,3,224,224` or `NAME=int64:1,128`. Raises ConfigInvalid."""
     inputs = {}
     for text in texts:
-        found = INPUT.fullmatch(text)
-        datatype = (found["datatype"] or "float32") if found else ""
-        if found is None or datatype not in INPUT_DATATYPES:
+        match = INPUT.fullmatch(text)
+        datatype = (match["datatype"] or "float32") if match else ""
+        if match is None or datatype not in INPUT_DATATYPES:
             raise ConfigInvalid(
                 f"--input {text!r}: give NAME=1,3,224,224 or NAME=int64:1,128 (one of {', '.join(INPUT_DATATYPES)})"
             )
-        inputs[found["name"]] = {"datatype": datatype, "shape": [int(n) for n in found["shape"].split(",")]}
+        inputs[match["name"]] = {"datatype": datatype, "shape": [int(n) for n in match["shape"].split(",")]}
     return inputs
 
 

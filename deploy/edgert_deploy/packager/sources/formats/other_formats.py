@@ -14,7 +14,7 @@ from edgert.printable import some_of
 from edgert_deploy.packager.sources.formats.convert import HDF5_MAGIC, ZIP_MAGIC, names_in_zip
 
 HEAD_BYTES = 65536
-NAMES_MAX = 4  # of the models in an archive that the message lists
+NAMES_MAX = 4  # models in an archive that the message lists
 TORCH_PICKLE = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"  # torch.save wrote it before 2020
 
 EXPORT = "torch.export.save(torch.export.export(model.eval(), (example,)), 'model.pt2')"

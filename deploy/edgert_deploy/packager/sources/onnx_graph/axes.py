@@ -15,7 +15,7 @@ from edgert_deploy.packager.sources.onnx_graph.nodes import nodes_of
 from edgert_deploy.packager.sources.onnx_graph.structure import opset_of
 
 OPSET_OF_AXES = 13  # from here on Unsqueeze reads its axes from an input
-SUFFIX = "/edgert_batch_inside"  # of the value inside the graph, behind or before the added Transpose
+SUFFIX = "/edgert_batch_inside"  # the end of the name of a value inside the graph, behind or before the added Transpose
 
 
 def set_lengths(proto: Any, shapes: Mapping[str, Sequence[int]]) -> tuple[bool, tuple[str, ...]]:
@@ -281,13 +281,13 @@ def _inner(proto: Any, value: Any, rank: int) -> str:
 
 def _clear_placeholders(proto: Any) -> bool:
     """Clear lengths of -1 and 0, which some exporters write for an open axis, and tools read as a length."""
-    found = False
+    cleared = False
     for value in (*proto.graph.input, *proto.graph.output):
         for dim in value.type.tensor_type.shape.dim:
             if dim.HasField("dim_value") and dim.dim_value <= 0:
                 dim.Clear()
-                found = True
-    return found
+                cleared = True
+    return cleared
 
 
 def _set(dim: Any, length: int) -> None:

@@ -19,7 +19,7 @@ from edgert_deploy.packager.sources.onnx_graph.nodes import graphs_inside
 CONTROL_FLOW = ("If", "Loop", "Scan")
 END = "/edgert_condition"
 BATCHES = (1, 2, 3, 32)
-ROUNDS_MAX = 20  # of branches that hold an `If` themselves
+ROUNDS_MAX = 20  # levels of branches that hold an `If` themselves
 
 
 def control_flow(proto: Any) -> tuple[str, ...]:
@@ -35,7 +35,7 @@ def inline_known_branches(proto: Any) -> bool:
     changed = False
     for _ in range(ROUNDS_MAX):
         conditions = {node.input[0] for node in proto.graph.node if node.op_type == "If"}
-        if not conditions or not (known := _known(proto, sorted(conditions))):
+        if not conditions or not (known := _known_conditions(proto, sorted(conditions))):
             break
         nodes = list(proto.graph.node)
         del proto.graph.node[:]
@@ -48,7 +48,7 @@ def inline_known_branches(proto: Any) -> bool:
     return changed
 
 
-def _known(proto: Any, conditions: Iterable[str]) -> dict[str, bool]:
+def _known_conditions(proto: Any, conditions: Iterable[str]) -> dict[str, bool]:
     """Return the value of each condition that depends on nothing but constants and fixed lengths."""
     first, *others = (_folded(proto, conditions, batch) for batch in (BATCHES if any(open_batch_axes(proto)) else (1,)))
     return {name: value for name, value in first.items() if all(other.get(name) == value for other in others)}
@@ -76,8 +76,8 @@ def _folded(proto: Any, conditions: Iterable[str], batch: int) -> dict[str, bool
     except Exception:  # noqa: BLE001 - native code raises any class; whoever runs the model reports it better
         return {}
     constants = {tensor.name: tensor for tensor in folded.graph.initializer}
-    made = {node.output[0]: node.input[0] for node in folded.graph.node if node.op_type == "Identity"}
-    ends = {name: made.get(f"{name}{END}", f"{name}{END}") for name in conditions}
+    aliases = {node.output[0]: node.input[0] for node in folded.graph.node if node.op_type == "Identity"}
+    ends = {name: aliases.get(f"{name}{END}", f"{name}{END}") for name in conditions}
     return {name: bool(numpy_helper.to_array(constants[end])) for name, end in ends.items() if end in constants}
 
 
@@ -113,9 +113,11 @@ def _branch(graph: Any, node: Any, condition: bool) -> list[Any]:
     for tensor in branch.initializer:
         tensor.name = prefix + tensor.name
     graph.initializer.extend(branch.initializer)
-    made = set(own)
+    own_names = set(own)
     ends = [
-        helper.make_node("Identity", [prefix + inner if inner in made else inner], [outer], name=f"{prefix}{outer}")
+        helper.make_node(
+            "Identity", [prefix + inner if inner in own_names else inner], [outer], name=f"{prefix}{outer}"
+        )
         for inner, outer in zip(results, node.output, strict=True)
         if outer
     ]
@@ -125,10 +127,10 @@ def _branch(graph: Any, node: Any, condition: bool) -> list[Any]:
 def remove_unused(graph: Any) -> None:
     """Remove nodes and constants that no output needs: a runtime would compute them."""
     needed = {value.name for value in graph.output}
-    kept = []
+    used_nodes = []
     for node in reversed(graph.node):
         if needed.intersection(node.output):
-            kept.append(node)
+            used_nodes.append(node)
             needed.update(node.input)
             for inside in graphs_inside(node):
                 needed.update(name for one in inside.node for name in one.input)
@@ -137,5 +139,5 @@ def remove_unused(graph: Any) -> None:
     constants = [tensor for tensor in graph.initializer if tensor.name in needed]
     del graph.node[:]
     del graph.initializer[:]
-    graph.node.extend(reversed(kept))
+    graph.node.extend(reversed(used_nodes))
     graph.initializer.extend(constants)

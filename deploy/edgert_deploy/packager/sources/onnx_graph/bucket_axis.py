@@ -15,7 +15,7 @@ from edgert_deploy.packager.sources.onnx_graph.axes import described, is_open, m
 BUCKETS = re.compile(r"(?P<axis>[^=]+)=(?P<sizes>[0-9]+(?:,[0-9]+)*)")
 PAD = re.compile(r"(?P<name>[^=]+)=(?P<value>-?[0-9]+(?:\.[0-9]*)?(?:e-?[0-9]+)?)", re.IGNORECASE)
 UNNAMED = ("", "?")
-OWN_NAME = "edgert_length"  # of an axis that has none
+OWN_NAME = "edgert_length"  # the name of an axis that has none
 
 
 @dataclass(frozen=True)
@@ -33,18 +33,18 @@ def read_buckets(text: str | None, pads: Sequence[str] = ()) -> WantedBuckets | 
         if pads:
             raise ConfigInvalid("--pad needs --buckets, whose inputs it pads")
         return None
-    found = BUCKETS.fullmatch(text)
-    sizes = tuple(sorted({int(n) for n in found["sizes"].split(",")})) if found else ()
-    if found is None or len(sizes) > SIZES_MAX or not 1 <= sizes[0] <= sizes[-1] <= LENGTH_MAX:
+    match = BUCKETS.fullmatch(text)
+    sizes = tuple(sorted({int(n) for n in match["sizes"].split(",")})) if match else ()
+    if match is None or len(sizes) > SIZES_MAX or not 1 <= sizes[0] <= sizes[-1] <= LENGTH_MAX:
         raise ConfigInvalid(
             f"--buckets {text!r}: give AXIS=32,64,128, at most {SIZES_MAX} lengths of 1 to {LENGTH_MAX}"
         )
     values = {}
     for pad in pads:
-        if (one := PAD.fullmatch(pad)) is None:
+        if (pad_match := PAD.fullmatch(pad)) is None:
             raise ConfigInvalid(f"--pad {pad!r}: give INPUT=NUMBER, as input_ids=1")
-        values[one["name"]] = float(one["value"])
-    return WantedBuckets(found["axis"], sizes, values)
+        values[pad_match["name"]] = float(pad_match["value"])
+    return WantedBuckets(match["axis"], sizes, values)
 
 
 def find_axis(proto: Any, wanted: WantedBuckets) -> Buckets:
@@ -57,7 +57,7 @@ def find_axis(proto: Any, wanted: WantedBuckets) -> Buckets:
     ]
     pointed = [dim for value, axis, dim in places if f"{value.name}:{axis}" == wanted.axis]
     name = pointed[0].dim_param if pointed and pointed[0].dim_param not in UNNAMED else wanted.axis
-    chosen = [one for one in places if one[2] in pointed or (name not in UNNAMED and one[2].dim_param == name)]
+    chosen = [place for place in places if place[2] in pointed or (name not in UNNAMED and place[2].dim_param == name)]
     if not chosen:
         shapes = "; ".join(f"{v.name} {described(v.type.tensor_type.shape.dim)}" for v in model_inputs(proto))
         raise SourceInvalid(
@@ -91,13 +91,13 @@ def cut_outputs(
     for i, spec in enumerate(outputs):
         shape = list(spec.shape)
         for axis in range(1, len(shape)):
-            found = {length: one[i][axis] for length, one in shapes.items()}
-            if len(set(found.values())) == 1:
+            by_length = {length: one[i][axis] for length, one in shapes.items()}
+            if len(set(by_length.values())) == 1:
                 continue
-            divisor = max(1, round(largest / max(1, found[largest])))
+            divisor = max(1, round(largest / max(1, by_length[largest])))
             cut = CutOutput(spec.name, axis, divisor)
-            if any(cut.length(length) != own for length, own in found.items()):
-                listed = ", ".join(f"{own} for {length}" for length, own in found.items())
+            if any(cut.length(length) != own for length, own in by_length.items()):
+                listed = ", ".join(f"{own} for {length}" for length, own in by_length.items())
                 raise SourceInvalid(
                     f"output {spec.name!r} has a length along axis {axis} that is no whole fraction of {axis_name!r}: {listed}. "
                     "An answer to a padded input could not be cut back: fix the axis with --input instead of --buckets"

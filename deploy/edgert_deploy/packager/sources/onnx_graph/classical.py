@@ -13,8 +13,8 @@ from edgert_deploy.packager.sources.onnx_graph.structure import opset_of
 
 DOMAIN = "ai.onnx.ml"
 CLASSES_SHOWN_MAX = 20
-IDENTITY_OPSET = 17  # of a model that uses no operators of ONNX itself
-PRODUCERS = ("skl2onnx", "OnnxMLTools")  # of models that may have no operator of `ai.onnx.ml`, such as k-means
+IDENTITY_OPSET = 17  # the opset given to a model that uses no operators of ONNX itself
+PRODUCERS = ("skl2onnx", "OnnxMLTools")  # converters whose models may have no operator of `ai.onnx.ml`, such as k-means
 # Operators whose arithmetic is worth quantizing; converters write them for neural networks and for distances.
 QUANTIZABLE = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 
@@ -84,6 +84,6 @@ def _without_text(proto: Any, classes: str) -> tuple[str, ...]:
 
 
 def _class_names(zip_map: Any) -> str:
-    names = next((one.strings for one in zip_map.attribute if one.name == "classlabels_strings"), ())
+    names = next((attribute.strings for attribute in zip_map.attribute if attribute.name == "classlabels_strings"), ())
     shown = ", ".join(name.decode(errors="replace") for name in names[:CLASSES_SHOWN_MAX])
     return f"{shown}, ..." if len(names) > CLASSES_SHOWN_MAX else shown

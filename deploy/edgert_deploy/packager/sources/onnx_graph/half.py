@@ -1,4 +1,4 @@
-"""Widens FP16 models to FP32: no builder quantises FP16, and TFLite reads none.
+"""Widens FP16 models to FP32: no builder quantizes FP16, and TFLite reads none.
 
 Every value of FP16 is one of FP32, so the weights stay what they are. `--precision fp16` halves them again.
 """
@@ -9,7 +9,10 @@ from typing import Any
 
 from edgert_deploy.packager.sources.onnx_graph.nodes import graphs_of, nodes_of, tensors
 
-TYPE_ATTRIBUTES = ("to", "dtype")  # of Cast, EyeLike and the random operators: the type of what a node makes
+TYPE_ATTRIBUTES = (
+    "to",
+    "dtype",
+)  # attributes of Cast, EyeLike and the random operators that name the type of the result
 
 
 def widen_half(proto: Any) -> tuple[str, ...]:

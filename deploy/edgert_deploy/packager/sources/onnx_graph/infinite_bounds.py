@@ -1,6 +1,6 @@
 """Clips without a bound.
 
-Exporters write an infinite one, which no engine can quantise, and which looks like a damaged weight.
+Exporters write an infinite one, which no engine can quantize, and which looks like a damaged weight.
 """
 
 from __future__ import annotations

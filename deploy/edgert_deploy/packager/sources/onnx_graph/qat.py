@@ -1,7 +1,7 @@
-"""Models that hold Q/DQ already: trained with quantisation, or quantised when they were exported.
+"""Models that hold Q/DQ already: trained with quantization, or quantized when they were exported.
 
 The scales of the training are kept: ONNX Runtime, OpenVINO and TensorRT get such a graph as it is, and TFLite's
-quantiser gets its ranges. For FP32, `float_of` removes the quantisation of activations; weights keep their rounded
+quantizer gets its ranges. For FP32, `float_of` removes the quantization of activations; weights keep their rounded
 values.
 """
 
@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from edgert.errors import BuildFailed
-from edgert_deploy.packager.sources.onnx_graph.dynamic_quantisation import RANGES_AS_THEY_RUN, undo
+from edgert_deploy.packager.sources.onnx_graph.dynamic_quantization import RANGES_AS_THEY_RUN, undo
 from edgert_deploy.packager.sources.onnx_graph.nodes import Array, Constants, nodes_of
 
-QUANTISE, DEQUANTISE = "QuantizeLinear", "DequantizeLinear"
-# Quantised arithmetic in one operator: it is kept, and what dynamic_quantisation.py does not undo stays so.
-QUANTISED_ARITHMETIC = RANGES_AS_THEY_RUN | {
+QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
+# Quantized arithmetic in one operator: it is kept, and what dynamic_quantization.py does not undo stays so.
+QUANTIZED_ARITHMETIC = RANGES_AS_THEY_RUN | {
     "ConvInteger",
     "MatMulInteger",
     "MatMulIntegerToFloat",
@@ -28,74 +28,74 @@ QUANTISED_ARITHMETIC = RANGES_AS_THEY_RUN | {
 INTEGERS = {"uint8": (0, 255), "int8": (-128, 127), "int16": (-32768, 32767), "uint16": (0, 65535)}
 
 
-def is_quantised(proto: Any) -> bool:
-    """Whether activations are quantised. A graph that only keeps its weights in INT8 is a float model."""
+def is_quantized(proto: Any) -> bool:
+    """Whether activations are quantized. A graph that only keeps its weights in INT8 is a float model."""
     constants = Constants(proto)
     return any(
-        node.op_type in QUANTISED_ARITHMETIC or (node.op_type == QUANTISE and node.input[0] not in constants)
+        node.op_type in QUANTIZED_ARITHMETIC or (node.op_type == QUANTIZE and node.input[0] not in constants)
         for node in proto.graph.node
     )
 
 
 def float_of(proto: Any) -> Any:
-    """Return the graph without Q/DQ: activations in float, weights dequantised.
+    """Return the graph without Q/DQ: activations in float, weights dequantized.
 
-    Raises BuildFailed for quantised arithmetic, and for scales that are computed or given by blocks.
+    Raises BuildFailed for quantized arithmetic, and for scales that are computed or given by blocks.
     """
     copy = type(proto)()
     copy.CopyFrom(proto)
     undo(copy, Constants(proto))
     nodes = list(copy.graph.node)
-    if foreign := sorted({node.op_type for node in nodes} & QUANTISED_ARITHMETIC):
+    if foreign := sorted({node.op_type for node in nodes} & QUANTIZED_ARITHMETIC):
         raise BuildFailed(
             f"the model holds {', '.join(foreign)}, which cannot be turned into float. Export it in the Q/DQ format, or in float"
         )
     constants = Constants(proto)
     del copy.graph.node[:]
-    made: dict[str, Array] = {}  # the results of Q/DQ of constants
-    passed: dict[str, str] = {}  # a value after Q/DQ -> the value before it
+    unpacked: dict[str, Array] = {}  # the results of Q/DQ of constants
+    before: dict[str, str] = {}  # a value after Q/DQ -> the value before it
     unrounded: set[str] = set()  # values that integers were, as a Q before them is gone: behind Transpose, for example
     outputs = {value.name for value in proto.graph.output}
     for node in nodes:
         name = node.output[0] if node.output else ""
-        if node.op_type not in (QUANTISE, DEQUANTISE):
-            kept = copy.graph.node.add()
-            kept.CopyFrom(node)
-            if node.input and (node.input[0] in passed or node.input[0] in unrounded):
+        if node.op_type not in (QUANTIZE, DEQUANTIZE):
+            copied = copy.graph.node.add()
+            copied.CopyFrom(node)
+            if node.input and (node.input[0] in before or node.input[0] in unrounded):
                 unrounded.update(node.output)
-            for i, read in enumerate(kept.input):
-                kept.input[i] = passed.get(read, read)
+            for i, read in enumerate(copied.input):
+                copied.input[i] = before.get(read, read)
             continue
-        source = made.get(node.input[0], constants.get(node.input[0]))
+        source = unpacked.get(node.input[0], constants.get(node.input[0]))
         if source is not None:
-            made[name] = (
-                _quantised(node, source, constants) if node.op_type == QUANTISE else _float(node, source, constants)
+            unpacked[name] = (
+                _quantized(node, source, constants) if node.op_type == QUANTIZE else _float(node, source, constants)
             )
-        elif node.op_type == DEQUANTISE and node.input[0] not in passed and node.input[0] not in unrounded:
+        elif node.op_type == DEQUANTIZE and node.input[0] not in before and node.input[0] not in unrounded:
             # Integers that no Q made: rows that Gather reads from a table, or an input of the model.
-            copy.graph.node.extend(_as_float(node, constants, made))
+            copy.graph.node.extend(_as_float(node, constants, unpacked))
         else:
-            passed[name] = passed.get(node.input[0], node.input[0])
+            before[name] = before.get(node.input[0], node.input[0])
             if name in outputs:
-                copy.graph.node.add(op_type="Identity", input=[passed[name]], output=[name])
-    _put_constants(copy.graph, made)
+                copy.graph.node.add(op_type="Identity", input=[before[name]], output=[name])
+    _put_constants(copy.graph, unpacked)
     del copy.graph.value_info[:]
     return copy
 
 
 def ranges_of(proto: Any) -> dict[str, tuple[float, float]]:
-    """Return each quantised activation's lowest and highest value, by the value's name before its Q."""
+    """Return each quantized activation's lowest and highest value, by the value's name before its Q."""
     constants = Constants(proto)
-    found = {}
+    ranges = {}
     for node in proto.graph.node:
-        if node.op_type != QUANTISE or node.input[0] in constants:
+        if node.op_type != QUANTIZE or node.input[0] in constants:
             continue
         scale, zero_point = _scale(node, constants), _zero_point(node, constants)
         if scale.size == 1 and zero_point.size == 1:
             low, high = INTEGERS[zero_point.dtype.name]
             zero = int(zero_point.flat[0])
-            found[node.input[0]] = (float(scale.flat[0]) * (low - zero), float(scale.flat[0]) * (high - zero))
-    return found
+            ranges[node.input[0]] = (float(scale.flat[0]) * (low - zero), float(scale.flat[0]) * (high - zero))
+    return ranges
 
 
 def _scale(node: Any, constants: Constants) -> Array:
@@ -127,7 +127,7 @@ def _along(node: Any, values: Array, rank: int) -> Array:
     return values.reshape([-1 if i == axis else 1 for i in range(rank)])
 
 
-def _quantised(node: Any, array: Array, constants: Constants) -> Array:
+def _quantized(node: Any, array: Array, constants: Constants) -> Array:
     scale, zero_point = _scale(node, constants), _zero_point(node, constants)
     low, high = INTEGERS[zero_point.dtype.name]
     steps = np.rint(array / _along(node, scale, array.ndim)) + _along(node, zero_point, array.ndim)
@@ -141,7 +141,7 @@ def _float(node: Any, array: Array, constants: Constants) -> Array:
     return np.asarray(exact, np.float32)
 
 
-def _as_float(node: Any, constants: Constants, made: dict[str, Array]) -> Iterator[Any]:
+def _as_float(node: Any, constants: Constants, unpacked: dict[str, Array]) -> Iterator[Any]:
     """Yield nodes that compute what a DequantizeLinear of integers computes.
 
     Scales per channel are refused.
@@ -153,22 +153,22 @@ def _as_float(node: Any, constants: Constants, made: dict[str, Array]) -> Iterat
     zero_point = _zero_point(node, constants) if len(node.input) > 2 and node.input[2] else np.zeros((), np.uint8)
     if scale.size > 1:
         raise BuildFailed(
-            f"{DEQUANTISE} node {(node.name or name)!r} has a scale for each channel of a value that is no constant; export "
+            f"{DEQUANTIZE} node {(node.name or name)!r} has a scale for each channel of a value that is no constant; export "
             "the model with a scale per tensor, or in float"
         )
-    made[f"{name}/zero"] = zero_point.reshape(()).astype(np.float32)
-    made[f"{name}/scale"] = scale.reshape(()).astype(np.float32)
+    unpacked[f"{name}/zero"] = zero_point.reshape(()).astype(np.float32)
+    unpacked[f"{name}/scale"] = scale.reshape(()).astype(np.float32)
     yield helper.make_node("Cast", [node.input[0]], [f"{name}/cast"], to=helper.TensorProto.FLOAT)
     yield helper.make_node("Sub", [f"{name}/cast", f"{name}/zero"], [f"{name}/moved"])
     yield helper.make_node("Mul", [f"{name}/moved", f"{name}/scale"], [name])
 
 
-def _put_constants(graph: Any, made: dict[str, Array]) -> None:
-    """Add `made` to the initializers, and drop those that nothing reads."""
+def _put_constants(graph: Any, unpacked: dict[str, Array]) -> None:
+    """Add `unpacked` to the initializers, and drop those that nothing reads."""
     from onnx import numpy_helper
 
     used = {name for node in nodes_of(graph) for name in node.input} | {value.name for value in graph.output}
     left = [tensor for tensor in graph.initializer if tensor.name in used]
     del graph.initializer[:]
     graph.initializer.extend(left)
-    graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in made.items() if name in used)
+    graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in unpacked.items() if name in used)

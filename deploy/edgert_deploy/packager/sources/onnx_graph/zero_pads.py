@@ -17,7 +17,7 @@ from edgert_deploy.packager.sources.onnx_graph.nodes import Constants, nodes_of
 from edgert_deploy.packager.sources.onnx_graph.structure import structure_of
 
 NEGATIVE_ZERO = "edgert_negative_zero"
-# Operators that an optimisation, or a float build, may take out from between a Pad and its neighbours.
+# Operators that an optimization, or a float build, may take out from between a Pad and its neighbours.
 REMOVABLE = ("DequantizeLinear", "Identity", "QuantizeLinear", "Transpose")
 
 
@@ -44,17 +44,17 @@ def keep_zero_pads(proto: Any) -> bool:
 def _pads(proto: Any) -> list[Any]:
     """Return the Pads with zeros that a MaxPool reads; not those of a Relu, which are right without them."""
     constants, nodes = Constants(proto), list(nodes_of(proto.graph))
-    made = {name: node for node in nodes for name in node.output if name}
+    makers = {name: node for node in nodes for name in node.output if name}
 
     def maker(name: str) -> Any:
-        while (node := made.get(name)) is not None and node.op_type in REMOVABLE:
+        while (node := makers.get(name)) is not None and node.op_type in REMOVABLE:
             name = node.input[0]
         return node
 
     def is_wrong(pad: Any) -> bool:
         if pad is None or pad.op_type != "Pad" or len(pad.input) < 2:  # before opset 11 the value is an attribute
             return False
-        if any(one.name == "mode" and one.s != b"constant" for one in pad.attribute):
+        if any(attribute.name == "mode" and attribute.s != b"constant" for attribute in pad.attribute):
             return False
         value = constants.get(pad.input[2]) if len(pad.input) > 2 and pad.input[2] else np.zeros(())
         before = maker(pad.input[0])

@@ -104,7 +104,7 @@ _KINDS = {
 def activations_of(names: Sequence[str], alphas: Sequence[float], betas: Sequence[float]) -> list[Activation]:
     """Return the activations by name. Each takes the next given parameter of its kind, else its default."""
     given = {"alpha": list(alphas), "beta": list(betas)}
-    found: list[Activation] = []
+    activations: list[Activation] = []
     for name in names:
         kind = _KINDS.get(name.lower())
         if kind is None:
@@ -113,8 +113,8 @@ def activations_of(names: Sequence[str], alphas: Sequence[float], betas: Sequenc
         for parameter, default in (("alpha", kind.alpha), ("beta", kind.beta)):
             takes = default is not None and given[parameter]
             values[parameter] = float(given[parameter].pop(0)) if takes else (default or 0.0)
-        found.append(_bound(kind, **values))
-    return found
+        activations.append(_bound(kind, **values))
+    return activations
 
 
 def _bound(kind: _Kind, alpha: float, beta: float) -> Activation:

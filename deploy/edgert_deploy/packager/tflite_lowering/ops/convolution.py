@@ -72,12 +72,12 @@ def _convolved_3d(kernel: Kernel, x: Value, shape: BatchShape) -> Value:
     if kernel.groups == 1:
         return x.op("CONV_3D", kernel.weights.transpose(2, 3, 4, 1, 0), kernel.bias, shape=shape, **kernel.options)
     parts = zip(np.split(kernel.weights, kernel.groups), np.split(kernel.bias, kernel.groups), strict=True)
-    width, made = kernel.weights.shape[1], []
+    width, slices = kernel.weights.shape[1], []
     for group, (weights, bias) in enumerate(parts):
         part = x.cut([0, 0, 0, 0, group * width], x.shape.with_length(4, width))
-        one = replace(kernel, weights=weights, bias=bias, groups=1)
-        made.append(_convolved_3d(one, part, shape.with_length(4, len(weights))))
-    return made[0].op("CONCATENATION", *made[1:], shape=shape, axis=4)
+        plane = replace(kernel, weights=weights, bias=bias, groups=1)
+        slices.append(_convolved_3d(plane, part, shape.with_length(4, len(weights))))
+    return slices[0].op("CONCATENATION", *slices[1:], shape=shape, axis=4)
 
 
 def as_2d(weights: NDArray[Any]) -> NDArray[Any]:

@@ -128,12 +128,12 @@ def einsum(lowering: Lowering, node: Node) -> None:
     terms = [_term(lowering, node, index, labels).without_repeats() for index, labels in enumerate(equation.operands)]
     # The first one is computed, as are all products then; weights are on the side where FULLY_CONNECTED has them.
     terms = sorted(_without_broadcasts(terms), key=lambda term: isinstance(term.value, np.ndarray))
-    held = terms.pop(0)
+    product = terms.pop(0)
     while terms:
         needed = {label for term in terms[1:] for label in term.labels} | set(equation.result)
-        held = _product(held, terms.pop(0), needed)
-    held = held.summed(set(held.labels) - set(equation.result)).in_order(_present(equation.result, held))
-    lowering.result(node, _computed(held).reshaped(shape))
+        product = _product(product, terms.pop(0), needed)
+    product = product.summed(set(product.labels) - set(equation.result)).in_order(_present(equation.result, product))
+    lowering.result(node, _computed(product).reshaped(shape))
 
 
 def _term(lowering: Lowering, node: Node, index: int, labels: Labels) -> Term:

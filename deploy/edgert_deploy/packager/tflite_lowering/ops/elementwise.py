@@ -35,7 +35,7 @@ def absolute(x: Value, node: Node) -> Value:
 
 
 def negative(x: Value, node: Node) -> Value:
-    """Multiply by -1: the quantiser leaves NEG in float32."""
+    """Multiply by -1: the quantizer leaves NEG in float32."""
     return x * -1 if x.dtype == FLOAT32 else x.op("NEG")
 
 
@@ -82,11 +82,11 @@ def dropout(lowering: Lowering, node: Node) -> None:
 def is_inf(x: Value, node: Node) -> Value:
     """Test that x - x is not a number and x is one, and that x has the wanted sign."""
     difference = x - x
-    held = difference.op("NOT_EQUAL", difference, dtype=BOOL).op("LOGICAL_AND", x.op("EQUAL", x, dtype=BOOL))
+    result = difference.op("NOT_EQUAL", difference, dtype=BOOL).op("LOGICAL_AND", x.op("EQUAL", x, dtype=BOOL))
     for sign_name, opposite in (("positive", "LESS"), ("negative", "GREATER")):
         if not node.attributes.get(f"detect_{sign_name}", 1):
-            held = held.op("LOGICAL_AND", x.op(opposite, 0, dtype=BOOL))
-    return held
+            result = result.op("LOGICAL_AND", x.op(opposite, 0, dtype=BOOL))
+    return result
 
 
 OPS = {

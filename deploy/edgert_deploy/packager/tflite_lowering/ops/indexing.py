@@ -88,8 +88,8 @@ def trilu(lowering: Lowering, node: Node) -> None:
     _require_fixed(x.shape, range(rank - 2, rank), "its triangle includes the batch")
     k = int(lowering.value(node.inputs[1], "k").reshape(())) if node.input(1) else 0
     whole = np.ones((*[1] * (rank - 2), *dims[-2:]), bool)
-    kept = np.triu(whole, k) if node.attributes.get("upper", 1) else np.tril(whole, k)
-    lowering.result(node, select(x.constant(kept, BOOL), x, x.constant(0)))
+    mask = np.triu(whole, k) if node.attributes.get("upper", 1) else np.tril(whole, k)
+    lowering.result(node, select(x.constant(mask, BOOL), x, x.constant(0)))
 
 
 # --- indices

@@ -60,13 +60,13 @@ def recurrent(lowering: Lowering, node: Node) -> None:
     hidden, memory = (_initial(sequence, place, len(turns)) for place in (INITIAL_HIDDEN, INITIAL_MEMORY))
     runs = []
     for i, is_reverse in enumerate(turns):
-        cell, given = _cell(sequence, i, activations[i]), _given(sequence, i)
+        cell, given = _cell(sequence, i, activations[i]), _input_gates(sequence, i)
         runs.append(_run(sequence, cell, given, State(hidden[i], memory[i]), is_reverse))
     if lowering.is_read(node.outputs[0]):  # Y, [steps, directions, batch, hidden]
         lowering.result(node, _stacked([_stacked(run.results, 0) for run in runs], 1))
     for place, values in ((1, [run.last.hidden for run in runs]), (2, [run.last.memory for run in runs])):
         if len(node.outputs) > place and lowering.is_read(node.outputs[place]):
-            lowering.result(node, _stacked([one for one in values if one is not None], 0), index=place)
+            lowering.result(node, _stacked([value for value in values if value is not None], 0), index=place)
 
 
 def _sequence_of(lowering: Lowering, node: Node) -> _Sequence:
@@ -95,12 +95,12 @@ def _activations(node: Node, directions: int) -> list[list[Activation]]:
     """Return the activations of each direction."""
     default = KINDS[node.op_type].activations
     names = [n.decode() if isinstance(n, bytes) else str(n) for n in node.attributes.get("activations", ())]
-    found = activations_of(
+    activations = activations_of(
         names or default * directions,
         node.attributes.get("activation_alpha", ()),
         node.attributes.get("activation_beta", ()),
     )
-    return [found[i * len(default) : (i + 1) * len(default)] for i in range(directions)]
+    return [activations[i * len(default) : (i + 1) * len(default)] for i in range(directions)]
 
 
 def _initial(sequence: _Sequence, place: int, directions: int) -> list[Value | None]:
@@ -110,7 +110,7 @@ def _initial(sequence: _Sequence, place: int, directions: int) -> list[Value | N
         return [None] * directions
     if lowering.is_constant(node.inputs[place]):
         values, x = lowering.one_item(node.inputs[place], "the initial state"), lowering.read(node)
-        return [x.constant(one) if one.any() else None for one in values]
+        return [x.constant(array) if array.any() else None for array in values]
     return [*_unpacked(lowering.read(node, place), directions, sequence.state)]
 
 
@@ -128,7 +128,7 @@ def _cell(sequence: _Sequence, direction: int, activations: list[Activation]) ->
     )
 
 
-def _given(sequence: _Sequence, direction: int) -> list[Value]:
+def _input_gates(sequence: _Sequence, direction: int) -> list[Value]:
     """Return the input's contribution to the gates at each step, [batch, gates * hidden]."""
     lowering, node = sequence.lowering, sequence.node
     weights = lowering.value(node.inputs[1], "W")[direction]
@@ -158,18 +158,18 @@ def _run(sequence: _Sequence, cell: Cell, given: list[Value], state: State, is_r
             for one in (given[step], state.hidden, state.memory)
         )
         assert x is not None
-        made = KINDS[sequence.node.op_type].step(cell, x, State(hidden, memory))
-        assert made.hidden is not None
-        results[step] = made.hidden
+        next_state = KINDS[sequence.node.op_type].step(cell, x, State(hidden, memory))
+        assert next_state.hidden is not None
+        results[step] = next_state.hidden
         if sequence.masks is not None and not sequence.masks[step].all():
             mask = x.constant(sequence.masks[step])
-            results[step] = made.hidden * mask
-            made = State(_kept(mask, hidden, made.hidden), _kept(mask, memory, made.memory))
-        state = made
+            results[step] = next_state.hidden * mask
+            next_state = State(_masked(mask, hidden, next_state.hidden), _masked(mask, memory, next_state.memory))
+        state = next_state
     return _Run([results[step] for step in range(sequence.steps)], state)
 
 
-def _kept(mask: Value, old: Value | None, new: Value | None) -> Value | None:
+def _masked(mask: Value, old: Value | None, new: Value | None) -> Value | None:
     """Return `new` for items that have not ended, else `old`."""
     if new is None:
         return None

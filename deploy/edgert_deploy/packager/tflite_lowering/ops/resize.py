@@ -57,11 +57,11 @@ def _samplings(lowering: Lowering, node: Node) -> dict[int, Sampling]:
     crop = [0.0] * len(axes) + [1.0] * len(axes)
     if rule == "tf_crop_and_resize":
         crop = [float(v) for v in lowering.value(node.input(1), "the region")]
-    found = {
+    samplings = {
         axis: Sampling(before[axis], after[axis], scale, rule, first, last)
         for axis, scale, first, last in zip(axes, scales, crop, crop[len(axes) :], strict=False)
     }
-    return {axis: s for axis, s in found.items() if (s.length, s.scale, s.first, s.last) != (s.outputs, 1, 0, 1)}
+    return {axis: s for axis, s in samplings.items() if (s.length, s.scale, s.first, s.last) != (s.outputs, 1, 0, 1)}
 
 
 def _coordinate_rule(node: Node) -> str:
@@ -167,10 +167,10 @@ def _with_outside(node: Node, x: Value, inside: NDArray[np.bool_] | None, rank: 
 
 def _inside(samplings: dict[int, Sampling], rank: int) -> NDArray[np.bool_] | None:
     """Return which outputs are inside the image (with length 1 along unchanged axes); None: all are."""
-    held = np.ones((1,) * rank, np.bool_)
+    inside = np.ones((1,) * rank, np.bool_)
     for axis, sampling in samplings.items():
-        held = held & ~sampling.is_outside().reshape(-1, *(1,) * (rank - 1 - axis))
-    return None if held.all() else held
+        inside = inside & ~sampling.is_outside().reshape(-1, *(1,) * (rank - 1 - axis))
+    return None if inside.all() else inside
 
 
 OPS = {"Resize": Op(resize, sign="as_input"), "Upsample": Op(resize)}

@@ -170,10 +170,10 @@ def test_int8_never_bears_its_name_where_the_work_is_inside(
     engine: str, stays: tuple[str, SourceModel], tmp_path: Path
 ) -> None:
     kind, source = stays
-    if kind == "Scan" and engine != "openvino":  # the layer before it is quantised
+    if kind == "Scan" and engine != "openvino":  # the layer before it is quantized
         assert builders.build(engine, source, inputs_of(source), "int8", tmp_path / "out").kind == "mixed"
         return
-    with pytest.raises(BuildFailed, match=rf"cannot be quantised: {kind} node '.*--precision auto"):
+    with pytest.raises(BuildFailed, match=rf"cannot be quantized: {kind} node '.*--precision auto"):
         builders.build(engine, source, inputs_of(source), "int8", tmp_path / "out")
 
 

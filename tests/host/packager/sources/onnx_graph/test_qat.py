@@ -1,4 +1,4 @@
-"""A model that is quantised already keeps its scales, in every engine's artifact."""
+"""A model that is quantized already keeps its scales, in every engine's artifact."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def dynamic(kind: str) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("kind", ["convolution", "lstm", "table", "matrix"])
-def test_a_model_quantised_as_it_runs_is_float_again_where_an_engine_needs_that(kind: str, tmp_path: Path) -> None:
+def test_a_model_quantized_as_it_runs_is_float_again_where_an_engine_needs_that(kind: str, tmp_path: Path) -> None:
     """Packages often ship such a file alone: a `model.int8.onnx` with DynamicQuantizeLinear or -LSTM."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
@@ -73,9 +73,9 @@ def test_a_model_quantised_as_it_runs_is_float_again_where_an_engine_needs_that(
     own = {"weight_type": QuantType.QUInt8} if kind == "convolution" else {}
     quantize_dynamic(tmp_path / "float.onnx", tmp_path / "m.onnx", op_types_to_quantize=ops, **own)
     source = load_source(tmp_path / "m.onnx")
-    assert source.quantised
+    assert source.quantized
     assert source.inputs[0].shape[0] == 1
-    assert "quantises activations as it runs" in source.remarks[0]
+    assert "quantizes activations as it runs" in source.remarks[0]
     exact = load_source(tmp_path / "float.onnx")
     samples = samples_for(exact, count=40)
     if kind == "table":
@@ -92,13 +92,13 @@ def test_a_model_quantised_as_it_runs_is_float_again_where_an_engine_needs_that(
     np.testing.assert_allclose(artifact_outputs(half, source, samples)[0], got, atol=0.01 * float(np.abs(got).max()))
     for engine in ENGINE_NAMES:
         artifact = build(engine, source, samples, "int8", tmp_path / engine)
-        assert artifact.qat == (engine == "onnxruntime")  # the others quantise the float graph
+        assert artifact.qat == (engine == "onnxruntime")  # the others quantize the float graph
         answers = artifact_outputs(artifact, source, samples)[0]
         assert np.corrcoef(answers.ravel(), want.ravel())[0, 1] > 0.99, engine
 
 
 def test_a_bias_that_is_added_to_sums_in_int32_is_refused() -> None:
-    """Quantisers of 2020 wrote it so; its rounding depends on the scale of the activations."""
+    """Quantizers of 2020 wrote it so; its rounding depends on the scale of the activations."""
     body = """
         q, s, z = DynamicQuantizeLinear (x)
         i = MatMulInteger (q, w, z)  b = Add (i, bias)  f = Cast <to = 1> (b)  y = Mul (f, s)
@@ -114,13 +114,13 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> SourceModel:
 
 
 def test_it_is_told_from_a_float_model_and_from_one_with_packed_weights(source: SourceModel, tmp_path: Path) -> None:
-    assert source.quantised
-    assert not load_source(models.write(models.cnn(), tmp_path / "float.onnx")).quantised
+    assert source.quantized
+    assert not load_source(models.write(models.cnn(), tmp_path / "float.onnx")).quantized
     body = "w = DequantizeLinear <axis = 1> (wq, s, z) scores = Gemm (x, w, b)"
     weights = {"wq": np.arange(12, dtype=np.int8).reshape(4, 3), "s": models.random(3), "z": np.zeros(3, np.int8)}
     packed = models.model("float[N,4] x) => (float[N,3] scores", body, {**weights, "b": models.random(3)})
     unpacked = load_source(models.write(packed, tmp_path / "packed.onnx"))
-    assert not unpacked.quantised
+    assert not unpacked.quantized
     assert [node.op_type for node in unpacked.proto.graph.node] == ["Gemm"]
     samples = samples_for(unpacked)
     want = samples.inputs["x"] @ (weights["wq"] * weights["s"]) + models.random(3)
@@ -143,12 +143,12 @@ def test_every_engine_keeps_its_answers_and_says_so(engine: str, source: SourceM
 
 
 @pytest.mark.parametrize("engine", ENGINE_NAMES)
-def test_fp32_is_the_network_without_its_quantisation(engine: str, source: SourceModel, tmp_path: Path) -> None:
+def test_fp32_is_the_network_without_its_quantization(engine: str, source: SourceModel, tmp_path: Path) -> None:
     samples = samples_for(source)
     artifact = build(engine, source, samples, "fp32", tmp_path / "out")
     assert not artifact.qat
     plain = load_source(models.write(float_of(source.proto), tmp_path / "plain.onnx"))
-    assert not plain.quantised
+    assert not plain.quantized
     want, got = reference_outputs(plain, samples), artifact_outputs(artifact, source, samples)
     np.testing.assert_allclose(got[0], want[0], rtol=1e-3, atol=1e-4)
     assert not np.array_equal(want[0], reference_outputs(source, samples)[0])

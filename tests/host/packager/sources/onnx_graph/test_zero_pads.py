@@ -73,13 +73,13 @@ def test_each_form_of_a_pad_is_found(body: str, more: dict[str, Any], tmp_path: 
     np.testing.assert_array_equal(reference_outputs(source, samples)[0], exact(source, x))
 
 
-def test_a_float_build_of_a_quantised_model_keeps_the_zeros(tmp_path: Path) -> None:
+def test_a_float_build_of_a_quantized_model_keeps_the_zeros(tmp_path: Path) -> None:
     body = f"{CONV} q = Pad(c, p) i = QuantizeLinear(q, s, z) d = DequantizeLinear(i, s, z) {POOL}(d)"
     source = loaded(body, tmp_path, opset=19, s=np.array(0.25, np.float32), z=np.array(0, np.int8))
     samples = samples_for(source)
     artifact = build("onnxruntime", source, samples, "fp32", tmp_path / "out")
     got = artifact_outputs(artifact, source, samples)[0]
-    assert source.quantised
+    assert source.quantized
     np.testing.assert_allclose(got, exact(source, samples.inputs["x"]), atol=0.13)
 
 
@@ -93,6 +93,6 @@ def test_a_float_build_of_a_quantised_model_keeps_the_zeros(tmp_path: Path) -> N
     ],
     ids=["relu", "edge", "-inf", "convolution"],
 )
-def test_a_pad_that_is_optimised_rightly_stays_as_it_is(body: str, tmp_path: Path) -> None:
+def test_a_pad_that_is_optimized_rightly_stays_as_it_is(body: str, tmp_path: Path) -> None:
     source = loaded(body, tmp_path, m=np.array(-np.inf, np.float32))
     assert not any(tensor.name.startswith(NEGATIVE_ZERO) for tensor in source.proto.graph.initializer)

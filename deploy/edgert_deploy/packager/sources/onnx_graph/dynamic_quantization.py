@@ -1,4 +1,4 @@
-"""Models that quantise activations as they run, as ONNX Runtime's `quantize_dynamic` writes them.
+"""Models that quantize activations as they run, as ONNX Runtime's `quantize_dynamic` writes them.
 
 Their weights are constants in INT8, so the same arithmetic in float is known: `undo` gives it to the engines that have
 no such operators. ONNX Runtime runs the graph as it is. The items of a batch share a range there, so `examine` fixes
@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from edgert.errors import BuildFailed
 
-QUANTISE = "DynamicQuantizeLinear"
+QUANTIZE = "DynamicQuantizeLinear"
 # Operators that compute the range of their input as they run; those but the first are ONNX Runtime's own.
-RANGES_AS_THEY_RUN = frozenset({QUANTISE, "DynamicQuantizeLSTM", "DynamicQuantizeMatMul"})
+RANGES_AS_THEY_RUN = frozenset({QUANTIZE, "DynamicQuantizeLSTM", "DynamicQuantizeMatMul"})
 FLOAT_SUFFIX = "/edgert_float"
 
 Array = NDArray[Any]
@@ -39,7 +39,7 @@ def undo(proto: Any, constants: Any) -> None:
     nodes = list(proto.graph.node)
     sums = {node.output[0] for node in nodes if node.op_type in ("ConvInteger", "MatMulInteger")}
     for node in nodes:
-        if node.op_type != "Cast" and sums.intersection(node.input):  # older quantisers add a bias in INT32
+        if node.op_type != "Cast" and sums.intersection(node.input):  # older quantizers add a bias in INT32
             raise BuildFailed(
                 f"{node.op_type} {(node.name or node.output[0])!r} computes with sums in INT32, so the model cannot be turned "
                 "into float. Give the float model that it was made of, or build for onnxruntime"
@@ -52,7 +52,7 @@ def undo(proto: Any, constants: Any) -> None:
 
 
 class _Graph:
-    """The values of the graph: constants, and what each quantised activation was before."""
+    """The values of the graph: constants, and what each quantized activation was before."""
 
     def __init__(self, graph: Any, constants: Any) -> None:
         self._graph, self._constants = graph, constants
@@ -101,7 +101,7 @@ class _Graph:
         )
 
 
-def _quantise(graph: _Graph, node: Any) -> Iterator[Any]:
+def _quantize(graph: _Graph, node: Any) -> Iterator[Any]:
     """The value stays as it is, with a scale of 1."""
     graph.before[node.output[0]] = node.input[0]
     graph.put(node.output[1], np.ones((), np.float32))
@@ -118,9 +118,9 @@ def _conv(graph: _Graph, node: Any) -> Iterator[Any]:
     from onnx import helper
 
     weights = graph.operand(node, 1, 3, (-1, *(1 for _ in graph.read(node, 1).shape[1:])))
-    made = helper.make_node("Conv", [graph.operand(node, 0, 2), weights], node.output[:1])
-    made.attribute.extend(node.attribute)
-    yield made
+    conv = helper.make_node("Conv", [graph.operand(node, 0, 2), weights], node.output[:1])
+    conv.attribute.extend(node.attribute)
+    yield conv
 
 
 def _fused_matmul(graph: _Graph, node: Any) -> Iterator[Any]:
@@ -160,9 +160,9 @@ def _lstm(graph: _Graph, node: Any) -> Iterator[Any]:
         inputs[at] = graph.put(f"{node.output[0]}{FLOAT_SUFFIX}{at}", ((array - zero) * scale).transpose(0, 2, 1))
     while not inputs[-1]:
         inputs.pop()
-    made = helper.make_node("LSTM", inputs, node.output)
-    made.attribute.extend(node.attribute)
-    yield made
+    lstm = helper.make_node("LSTM", inputs, node.output)
+    lstm.attribute.extend(node.attribute)
+    yield lstm
 
 
 def _has(node: Any, at: int) -> bool:
@@ -170,7 +170,7 @@ def _has(node: Any, at: int) -> bool:
 
 
 _REPLACED = {
-    QUANTISE: _quantise,
+    QUANTIZE: _quantize,
     "MatMulInteger": _matmul,
     "ConvInteger": _conv,
     "DynamicQuantizeMatMul": _fused_matmul,
