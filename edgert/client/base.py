@@ -36,6 +36,12 @@ class BaseClient:
     def __init__(self, path: str | os.PathLike[str] | None, timeout_s: float, transport: str) -> None:
         if transport not in TRANSPORTS:
             raise RequestError(f"transport {transport!r} is not known; give one of {', '.join(TRANSPORTS)}")
+        try:
+            is_time = timeout_s >= 0  # nan is none
+        except TypeError:
+            is_time = False
+        if not is_time:
+            raise RequestError(f"timeout_s is {timeout_s!r}; give seconds, or math.inf to wait for ever")
         self.path = Path(path) if path is not None else default_socket()
         self.timeout_s, self.transport = timeout_s, transport
         self._share = transport == "auto"

@@ -46,12 +46,14 @@ class ModelInterface:
             elif set(inputs) != set(names):
                 also = f", or {short} with text as {self._forms[0].name!r}" if short else ""
                 raise RequestError(
-                    f"model {self.model} takes inputs {names}{also}, got {sorted(inputs)}: send these names and no others"
+                    f"model {self.model} takes inputs {names}{also}, got {sorted(map(str, inputs))}: send these names and no others"
                 )
             given = [_array(inputs[spec.name]) for spec in specs]
         elif 1 in (len(names), len(short)):
             specs = specs if len(names) == 1 else self._with_text
             given = [_array(inputs)]
+        elif not self.model:
+            raise RequestError("the request names no model: give the name of one instead of None")
         else:
             raise RequestError(f"model {self.model} takes inputs {names}: give a dict by name")
         fitted = [self._fit(array, spec) for array, spec in zip(given, specs, strict=True)]

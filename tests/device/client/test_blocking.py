@@ -11,13 +11,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 
 from edgert import AsyncClient, Client
 from edgert.client.blocking import Session
-from edgert.errors import DeadlineExceeded, SessionLost
+from edgert.errors import DeadlineExceeded, RequestError, SessionLost
 from tests.support.clients import ITEM
 from tests.support.devices import Device, a_device
 
@@ -128,3 +129,19 @@ def test_a_pickled_client_has_its_settings_and_connections_of_its_own(quick: Dev
             same.close()
     asyncio_client = pickle.loads(pickle.dumps(AsyncClient(quick.socket, connections_max=3)))
     assert (asyncio_client.path, asyncio_client.connections_max) == (quick.socket, 3)
+
+
+@pytest.mark.parametrize("timeout_s", [None, "5", -1, math.nan])
+def test_a_time_out_that_is_none_is_refused_where_it_is_given(quick: Device, timeout_s: Any) -> None:
+    with pytest.raises(RequestError, match="give seconds"):
+        Client(quick.socket, timeout_s=timeout_s)
+
+
+def test_a_request_without_a_model_says_so(quick: Device) -> None:
+    none: Any = None
+    with quick.client() as client:
+        with pytest.raises(RequestError, match="names no model"):
+            client.infer(none, ITEM)
+        odd: Any = {1: ITEM, "x": ITEM}
+        with pytest.raises(RequestError, match="send these names and no others"):
+            client.infer("echo", odd)
