@@ -28,7 +28,7 @@ from tests.support.packs import pack
 from tests.support.profiles import profile
 
 Array = NDArray[Any]
-FOLDER = Path(__file__).parents[2] / "support" / "zoo"
+FOLDER = Path(__file__).parents[2] / "support" / "models" / "zoo"
 MODULES = {"onnxruntime": "onnxruntime", "openvino": "nncf", "tflite": "ai_edge_litert"}
 ENGINES = tuple(engine for engine, module in MODULES.items() if importlib.util.find_spec(module))
 ANGLE_LINES = 100
