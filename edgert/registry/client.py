@@ -79,6 +79,11 @@ class Registry:
     def close(self) -> None:
         self._connection.close()
 
+    @property
+    def date_s(self) -> float | None:
+        """The registry's time with its last answer, in seconds since 1970; None if it states none."""
+        return self._connection.date_s
+
     def manifest(self, reference: str, known: str = "", accept: str = MANIFEST_TYPE) -> Fetched | None:
         """Return the manifest of a tag or a digest; None where its digest is still `known`."""
         if not (TAG.fullmatch(reference) or DIGEST.fullmatch(reference)):

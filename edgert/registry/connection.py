@@ -17,6 +17,7 @@ import urllib.request
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import urljoin, urlsplit
@@ -50,6 +51,7 @@ class Connection:
         self.answer_s = answer_s
         self._open: weakref.WeakSet[HTTPConnection] = weakref.WeakSet()
         self._ca = ca
+        self.date_s: float | None = None  # the time that the last answer states, in seconds since 1970
         self._managers: dict[tuple[str, str], urllib3.PoolManager] = {}  # by scheme and proxy
 
     def close(self) -> None:
@@ -77,6 +79,8 @@ class Connection:
                     preload_content=False,
                     decode_content=False,
                 )
+            with contextlib.suppress(ValueError, TypeError):
+                self.date_s = parsedate_to_datetime(response.headers.get("Date", "")).timestamp()
             location = response.headers.get("Location") if method in ("GET", "HEAD") else None
             if response.status not in _REDIRECTS or location is None:
                 break

@@ -20,6 +20,7 @@ from edgert.errors import StorageFailed
 
 KEPT_S = 86400.0  # an earlier time than this after the one that is kept is not worth a write
 CHECK_S = 3600.0
+AHEAD_S_MAX = 86400.0
 
 
 class LatestTime:
@@ -39,8 +40,12 @@ class LatestTime:
         return max(self._wall_clock(), self._kept_s(), *self._written_s())
 
     def saw(self, time_s: float) -> None:
-        """Keep a time that has certainly passed. Raises StorageFailed."""
-        if time_s <= self._kept_s():
+        """Keep a time that has certainly passed. Raises StorageFailed.
+
+        One far ahead of a clock that follows a time source was signed by a host whose clock is wrong: nothing that
+        expires before it would be taken any more.
+        """
+        if time_s <= self._kept_s() or (time_s > self._wall_clock() + AHEAD_S_MAX and self._clock_synced()):
             return
         store_file(self._path, json.dumps({"latest": time_text(time_s)}).encode())
 

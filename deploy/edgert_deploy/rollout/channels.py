@@ -24,6 +24,7 @@ from edgert_deploy.rollout.channel_entries import Entries
 from edgert_deploy.rollout.publish import put_small
 
 EXPIRES_S = 30 * 86_400.0
+CLOCK_S_MAX = 86_400.0  # between this host's clock and the registry's
 SEEN_BYTES_MAX = 1024**2
 
 
@@ -142,8 +143,15 @@ class Channels:
     def _next(
         self, channel: str, before: Statement | None, entries: Entries, lasts_s: float, revoked: tuple[str, ...]
     ) -> Statement:
-        now_s = self._clock()
-        if before is not None and expiry_time(before.issued) > now_s:
+        now_s, there_s = self._clock(), self.registry.date_s
+        if there_s is not None and abs(there_s - now_s) > CLOCK_S_MAX:
+            raise ConfigInvalid(
+                f"it is {time_text(now_s)} on this host, and {time_text(there_s)} at {self.registry.repository}: set the "
+                "clock that is wrong. Devices would take nothing that expires before a time that a channel states"
+            )
+        # One that was signed far ahead of both clocks had a wrong clock itself: the next one corrects it.
+        ahead_s = 0.0 if before is None else expiry_time(before.issued) - now_s
+        if before is not None and ahead_s > 0 and (there_s is None or ahead_s <= CLOCK_S_MAX):
             raise ConfigInvalid(
                 f"channel {channel} was signed at {before.issued}, and it is {time_text(now_s)} on this host: set its clock"
             )

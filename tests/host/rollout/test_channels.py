@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from edgert_deploy.rollout.channel_entries import Entries
 from edgert_deploy.rollout.channels import ChannelChanged, Channels, Seen
 from tests.support.servers.registries import RegistryServer
 
-NOW_S = 1_800_000_000.0
+NOW_S = float(int(time.time()))
 DIGEST = "1" * 64
 ENTRY = Entry("digits", 1, DIGEST, DIGEST, DIGEST)
 
@@ -116,6 +117,22 @@ def test_a_host_whose_clock_is_behind_signs_nothing(server: RegistryServer, key:
     host(server, key, tmp_path / "seen").change("clock", one, key)
     with pytest.raises(ConfigInvalid, match="set its clock"):
         host(server, key, tmp_path / "seen", NOW_S - 1000).change("clock", same, key)
+
+
+def test_a_host_whose_clock_is_years_ahead_signs_nothing_and_what_one_signed_is_corrected(
+    server: RegistryServer, key: SigningKey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Devices kept the time, and no host could sign the channel again before it."""
+    ahead = host(server, key, tmp_path / "ahead", NOW_S + 1e8)
+    with pytest.raises(ConfigInvalid, match=r"on this host, and .* at oci.*: set the clock that is wrong"):
+        ahead.change("future", one, key)
+    monkeypatch.setattr(
+        "edgert_deploy.rollout.channels.CLOCK_S_MAX", 1e9
+    )  # as where the registry's clock was wrong, too
+    wrong = ahead.change("future", one, key)
+    monkeypatch.undo()
+    right = host(server, key, tmp_path / "seen").change("future", same, key)
+    assert (right.counter, right.issued < wrong.issued) == (wrong.counter + 1, True)
 
 
 def test_a_damaged_file_of_counters_is_named(tmp_path: Path, server: RegistryServer, key: SigningKey) -> None:
