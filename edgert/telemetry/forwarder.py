@@ -161,8 +161,8 @@ class Forwarder:
         if self._held.add(message.id):
             self._log(
                 f"telemetry: the broker {self._address} does not take a message of {len(message.payload)} bytes; such "
-                "messages are kept on disk until the daemon starts again: let the broker take 64 KiB "
-                "(mosquitto: max_packet_size, message_size_limit)"
+                "messages are kept on disk, and tried again a day later: let the broker take 64 KiB "
+                "(mosquitto: max_packet_size, message_size_limit), then restart the daemon"
             )
 
     def _announce(self) -> None:

@@ -3,7 +3,8 @@
 A broker may limit the size of a message. One with MQTT 5 may tell its limit; others just end the connection, and would
 end the next one at the same message again. So a message is held back if several connections in a row end at it soon
 after they began. From the second on, messages are sent one at a time, so that none is blamed for another. A message that
-is held back stays in the spool, and the next start of the daemon sends it again.
+is held back stays in the spool. It is sent again when the device connects a day later, or after its next start: a broker
+that was broken for other reasons may take it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Iterable
 
 HANG_UPS_MAX = 4
 SOON_S = 10.0
+RETRY_S = 86_400.0
 
 
 class HeldBack:
@@ -20,7 +22,7 @@ class HeldBack:
     def __init__(self) -> None:
         self._ids: set[int] = set()
         self._stuck_at, self._hang_ups = 0, 0  # the message that the last connections ended at, and how many did
-        self._connected_at = 0.0
+        self._connected_at = self._held_since = 0.0
 
     def __contains__(self, message_id: int) -> bool:
         return message_id in self._ids
@@ -31,11 +33,15 @@ class HeldBack:
 
     def add(self, message_id: int) -> bool:
         """Hold a message back; return whether it is the first one."""
+        if not self._ids:
+            self._held_since = self._connected_at
         self._ids.add(message_id)
         return len(self._ids) == 1
 
     def connected(self, now: float) -> None:
         self._connected_at = now
+        if now - self._held_since > RETRY_S:
+            self._ids.clear()
 
     def acknowledged(self, message_id: int) -> None:
         if message_id == self._stuck_at:

@@ -1,0 +1,47 @@
+"""Which message a broker does not take is known after several connections, and none is blamed for another."""
+
+from __future__ import annotations
+
+from edgert.telemetry.held_back import HANG_UPS_MAX, RETRY_S, SOON_S, HeldBack
+
+
+def ended(held: HeldBack, *in_flight: int, lasted_s: float = 1.0) -> int | None:
+    held.connected(0.0)
+    return held.hung_up(in_flight, lasted_s)
+
+
+def test_the_message_that_each_connection_ends_at_is_held_back() -> None:
+    held = HeldBack()
+    found = [ended(held, 7, *(() if held.one_at_a_time else (8, 9))) for _ in range(HANG_UPS_MAX)]
+    assert found == [None] * (HANG_UPS_MAX - 1) + [7]
+    assert not held.one_at_a_time
+    assert held.add(7)
+    assert not held.add(9)
+    assert (7 in held, 8 in held) == (True, False)
+
+
+def test_a_connection_that_lasted_or_had_nothing_under_way_blames_no_message() -> None:
+    held = HeldBack()
+    for _ in range(2 * HANG_UPS_MAX):
+        assert ended(held, 7, lasted_s=SOON_S + 1) is None
+        assert ended(held) is None
+
+
+def test_a_message_that_another_connection_brought_is_not_blamed() -> None:
+    held = HeldBack()
+    for _ in range(3):
+        for _ in range(HANG_UPS_MAX - 1):
+            assert ended(held, 7) is None
+        held.acknowledged(7)
+    for first in range(20):  # the link breaks often, and each time one more has come
+        assert ended(held, first, 20) is None
+
+
+def test_what_was_held_back_is_tried_again_a_day_later() -> None:
+    held = HeldBack()
+    held.connected(100.0)
+    held.add(7)
+    held.connected(RETRY_S)
+    assert 7 in held
+    held.connected(RETRY_S + 101)
+    assert 7 not in held
