@@ -12,6 +12,7 @@ from edgert.telemetry import messages
 from edgert.telemetry.mqtt import BrokerUnreachable, Connection, MqttSettings, Session
 
 RETRY_PAUSES_S = doubling(1.0, 15.0)
+STABLE_AFTER_S = 10.0
 CONNECTED_AGAIN = "connected again"
 QUIET_S = 0.02
 
@@ -46,15 +47,15 @@ class FleetSubscriber:
         self._log = log
         self._connection = Connection(settings, client_id, session=session, on_message=self._received)
         self._settled = settled
-        self._backoff = Backoff(RETRY_PAUSES_S)
+        self._backoff, self._again_at = Backoff(RETRY_PAUSES_S, STABLE_AFTER_S), 0.0
         self._connected = False
 
     def open(self) -> None:
         """Connect and subscribe. Raises BrokerUnreachable, BrokerRefused, BrokerTlsFailed or ConfigInvalid."""
+        self._backoff.started()
         self._connection.open()
         self._connection.subscribe(self._filters, qos=1)
         self._connected = True
-        self._backoff.reset()
 
     def listen(self, seconds: float) -> None:
         """Apply what arrives within `seconds`, and connect again if the connection is lost.
@@ -64,6 +65,9 @@ class FleetSubscriber:
         ends_at, began = time.monotonic() + seconds, self._connection.taken
         while (left := ends_at - time.monotonic()) > 0:
             try:
+                if not self._connected and (pause_s := self._again_at - time.monotonic()) > 0:
+                    time.sleep(min(left, pause_s))
+                    continue
                 if not self._connected:
                     self.open()
                     self._log(CONNECTED_AGAIN)
@@ -71,7 +75,6 @@ class FleetSubscriber:
                     return
             except EdgeRTError as error:
                 self._lost(error)
-                time.sleep(max(0.0, min(ends_at - time.monotonic(), self._backoff.failed())))
 
     def close(self) -> None:
         if self._connected:
@@ -90,6 +93,7 @@ class FleetSubscriber:
         if self._connected or not isinstance(error, BrokerUnreachable):
             self._log(f"{error.message}; retrying")
         self._connected = False
+        self._again_at = time.monotonic() + self._backoff.failed()
 
     def _received(self, topic: str, payload: bytes, retained: bool) -> None:
         now = time.monotonic()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 from collections.abc import Iterator
@@ -47,6 +48,26 @@ def test_a_subscriber_hears_retained_words_and_reports_and_survives_the_broker_s
     subscriber.listen(0.3)
     subscriber.close()
     assert answered(state) == 10
+
+
+def test_a_broker_that_is_away_is_asked_after_pauses_however_short_the_turns_of_listening(broker: Broker) -> None:
+    subscriber, asked = FleetSubscriber(broker.settings, []), list[socket.socket]()
+    subscriber.open()
+    broker.stop()
+    subscriber.listen(0.1)
+    with socket.create_server(("127.0.0.1", broker.port)) as server:
+
+        def hang_up() -> None:
+            with contextlib.suppress(OSError):  # the end of the test
+                while True:
+                    asked.append(server.accept()[0])
+                    asked[-1].close()
+
+        threading.Thread(target=hang_up, daemon=True).start()
+        for _ in range(15):
+            subscriber.listen(0.1)
+        server.shutdown(socket.SHUT_RDWR)
+    assert 1 <= len(asked) <= 2  # one attempt, in one or both protocols
 
 
 def test_what_is_far_too_large_to_be_a_report_is_not_even_taken_in(broker: Broker) -> None:
