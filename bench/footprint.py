@@ -54,7 +54,7 @@ from edgert.daemon.workers.worker_process import WorkerProcess
 from edgert.errors import Unavailable
 from edgert.machine import process_mb
 from edgert.versions.slot_store import SlotStore
-from edgert.worker_link import channel
+from edgert.worker_link import link
 from edgert.worker_link.load_order import LoadOrder
 from edgert_deploy.rollout.channels import Channels, Seen
 from tests.support.paths import DIGITS, ROOT
@@ -234,12 +234,12 @@ def further_workers(state: Path, times: int) -> list[dict[str, Any]]:
 
 def ready_s(worker: WorkerProcess) -> float:
     """Return when the worker was ready, less the time of its load; end it."""
-    worker.channel.settimeout(START_S_MAX)
-    while (received := channel.receive(worker.channel)) is not None:
+    worker.link.settimeout(START_S_MAX)
+    while (received := link.receive(worker.link)) is not None:
         worker.received(received[0], time.monotonic())
         if worker.loaded is not None:
             at = time.monotonic() - worker.loaded.load_s
-            worker.channel.close()
+            worker.link.close()
             worker.process.wait(START_S_MAX)
             return at
     sys.exit(f"a worker did not load: {worker.reaped()}")

@@ -47,7 +47,7 @@ from edgert.typed_json import from_json, to_json
 from edgert.versions import latest_time
 from edgert.versions.latest_time import LatestTime
 from edgert.versions.slots import Version
-from edgert.worker_link import channel
+from edgert.worker_link import link
 from edgert.worker_link.load_order import LoadOrder
 
 STOP_S_MAX = 30.0
@@ -234,12 +234,12 @@ class Supervisor:
 
     def _start_worker(self, order: LoadOrder, version: Version, now_s: float) -> WorkerProcess:
         worker, service = WorkerProcess.start(order, version, now_s, self._starter), self._services[order.model]
-        self._selector.register(worker.channel, selectors.EVENT_READ, lambda: self._receive(service, worker))
+        self._selector.register(worker.link, selectors.EVENT_READ, lambda: self._receive(service, worker))
         return worker
 
     def _receive(self, service: ModelService, worker: WorkerProcess) -> None:
         try:
-            received = channel.receive(worker.channel)
+            received = link.receive(worker.link)
             if received is not None:
                 self._take_message(service, worker, received[0])
                 for descriptor in received[1]:  # no worker sends any
@@ -252,8 +252,8 @@ class Supervisor:
             return
         except OSError:
             pass
-        self._selector.unregister(worker.channel)
-        worker.channel.close()
+        self._selector.unregister(worker.link)
+        worker.link.close()
         service.ended(worker)
 
     def _take_message(self, service: ModelService, worker: WorkerProcess, message: dict[str, Any]) -> None:

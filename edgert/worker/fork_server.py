@@ -2,13 +2,13 @@
 
 The workers share the memory of these imports, and start at once. The server has no session and one thread, which is what
 makes a fork safe. The daemon's end is `edgert.daemon.workers.fork_server`; `SOCK_SEQPACKET` messages of
-`edgert.worker_link.channel` pass between the two:
+`edgert.worker_link.link` pass between the two:
 
-- `fork`, with the worker's end of its channel as descriptor: the new process says `started` with its id there, and goes
+- `fork`, with the worker's end of its link as descriptor: the new process says `started` with its id there, and goes
   on as `edgert.worker.worker` does.
 - `reap`, with the id of a process that has ended: the server answers with its exit code.
 
-The server ends when its channel closes, so it never outlives the daemon.
+The server ends when its link closes, so it never outlives the daemon.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import sys
 
 from edgert.engines import engine_by_name
 from edgert.worker import worker
-from edgert.worker_link import channel
+from edgert.worker_link import link
 
 # Imported here, these SDKs start no thread. OpenVINO does, and TensorRT opens its device: their workers import them.
 SHARED_ENGINES = ("onnxruntime", "tflite")
@@ -29,13 +29,13 @@ SHARED_ENGINES = ("onnxruntime", "tflite")
 
 def main() -> None:
     """Run `python -m edgert.worker.fork_server`."""
-    end = channel.inherited()
+    end = link.inherited()
     _import_engines()
-    while (received := channel.receive(end)) is not None:
+    while (received := link.receive(end)) is not None:
         message, descriptors = received
         if message["op"] == "reap":
             _, status = os.waitpid(message["pid"], 0)
-            channel.send(end, {"code": os.waitstatus_to_exitcode(status)})
+            link.send(end, {"code": os.waitstatus_to_exitcode(status)})
         else:
             _fork(end, socket.socket(fileno=descriptors[0]))
 
@@ -58,7 +58,7 @@ def _fork(end: socket.socket, worker_end: socket.socket) -> None:
     except OSError as error:  # no memory or no processes: without `started`, no version is blamed
         with contextlib.suppress(OSError):
             message = f"no worker can be started: {error.strerror}"
-            channel.send(worker_end, {"op": "failed", "code": "device.error", "exit_code": 7, "message": message})
+            link.send(worker_end, {"op": "failed", "code": "device.error", "exit_code": 7, "message": message})
         worker_end.close()
         return
     end.close()

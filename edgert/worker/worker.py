@@ -1,8 +1,8 @@
 """The worker process: it serves one version of one model.
 
-The supervisor starts it with one end of a channel (edgert.worker_link.channel), tells it what to load, gets `ready` or
+The supervisor starts it with one end of a link (edgert.worker_link.link), tells it what to load, gets `ready` or
 `failed`, and then passes on clients' connections whose hello it has read. The worker never listens itself. When the
-channel closes, the worker drains and ends, so it never outlives the daemon.
+link closes, the worker drains and ends, so it never outlives the daemon.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from edgert.worker.pipeline.near_cache import NearCache, image_axes
 from edgert.worker.pipeline.pipeline import Pipeline
 from edgert.worker.shadow.agreement import scores_output
 from edgert.worker.shadow.shadow import ReferenceProcess, Shadow
-from edgert.worker_link import channel
+from edgert.worker_link import link
 from edgert.worker_link.load_order import LoadOrder
 from edgert.worker_link.run_page import RunPage
 
@@ -60,15 +60,15 @@ TRIAL_SHARE = 0.25  # the share of the requests on trial that the previous versi
 
 def main() -> None:
     """Run `python -m edgert.worker.worker`."""
-    run(channel.inherited())
+    run(link.inherited())
 
 
 def run(end: socket.socket, *, forked: bool = False) -> NoReturn:
-    """Serve what the channel's first message orders, and end the process. Tell its id if it is `forked`."""
+    """Serve what the link's first message orders, and end the process. Tell its id if it is `forked`."""
     code = 1
     try:
         if forked:
-            channel.send(end, {"op": "started", "pid": os.getpid()})
+            link.send(end, {"op": "started", "pid": os.getpid()})
         code = _serve(end)
     except BaseException:  # noqa: BLE001  # a forked process must not return to the fork server's loop
         traceback.print_exc()
@@ -79,7 +79,7 @@ def run(end: socket.socket, *, forked: bool = False) -> NoReturn:
 
 def _serve(end: socket.socket) -> int:
     """Return the exit code."""
-    received = channel.receive(end)
+    received = link.receive(end)
     if received is None:
         return 0
     order, page = from_json(LoadOrder, received[0]), RunPage(received[1][0])
@@ -90,16 +90,14 @@ def _serve(end: socket.socket) -> int:
     try:
         config = read_config(state)
         version = load_version(Path(order.folder), order.digest, config)
-        model = load_model(
-            version, state, config, lambda line: channel.send(end, {"op": "progress", "line": line[:500]})
-        )
+        model = load_model(version, state, config, lambda line: link.send(end, {"op": "progress", "line": line[:500]}))
         worker = Worker(order, state, config, _watched(model, page))
     except EdgeRTError as error:
-        channel.send(end, {"op": "failed", "code": error.code, "exit_code": error.exit_code, "message": error.message})
+        link.send(end, {"op": "failed", "code": error.code, "exit_code": error.exit_code, "message": error.message})
         return 1
     except Exception as error:  # noqa: BLE001  # any failure of an engine or the disk must reach `edgertd status`
         message = f"{type(error).__name__} while loading: {error}"
-        channel.send(end, {"op": "failed", "code": "device.engine_failed", "exit_code": 7, "message": message[:2000]})
+        link.send(end, {"op": "failed", "code": "device.engine_failed", "exit_code": 7, "message": message[:2000]})
         return 1
     worker.start(end)
     worker.attend(end)
@@ -166,11 +164,11 @@ class Worker:
             reporter.start()
             if self._model.degraded:
                 self._reporter.event("degraded", reason="; ".join(self._model.tried)[:500])
-        channel.send(end, {"op": "ready", "loaded": to_json(self._loaded())})
+        link.send(end, {"op": "ready", "loaded": to_json(self._loaded())})
 
     def attend(self, end: socket.socket) -> None:
         """Handle the supervisor's messages until it says stop or is gone."""
-        while (received := channel.receive(end)) is not None:
+        while (received := link.receive(end)) is not None:
             message, descriptors = received
             if message["op"] == "connection":
                 for descriptor in descriptors:
@@ -289,7 +287,7 @@ class Worker:
 def _send(end: socket.socket, message: dict[str, Any]) -> None:
     """Send a message to the supervisor; if it is gone, `attend` sees that."""
     with contextlib.suppress(OSError):
-        channel.send(end, message)
+        link.send(end, message)
 
 
 def _reporter(

@@ -1,4 +1,4 @@
-"""The first message of a worker's channel: what the worker loads."""
+"""The first message of a worker's link: what the worker loads."""
 
 from __future__ import annotations
 

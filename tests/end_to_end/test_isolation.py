@@ -26,7 +26,7 @@ from edgert.tensors import TensorSpec
 from edgert.versions.install import install
 from edgert.versions.slot_store import SlotStore
 from edgert.versions.slots import Version
-from edgert.worker_link import channel
+from edgert.worker_link import link
 from edgert.worker_link.load_order import LoadOrder
 from edgert.worker_link.run_page import RunPage
 from tests.support.clients import ITEM, load
@@ -265,13 +265,13 @@ class OneService:
         return self._workers[-1]
 
     def turn(self) -> None:
-        ready, _, _ = select.select([worker.channel for worker in self._workers], [], [], 0.02)
+        ready, _, _ = select.select([worker.link for worker in self._workers], [], [], 0.02)
         for worker in list(self._workers):
-            if worker.channel in ready:
-                received = channel.receive(worker.channel)
+            if worker.link in ready:
+                received = link.receive(worker.link)
                 if received is None:
                     self._workers.remove(worker)
-                    worker.channel.close()
+                    worker.link.close()
                     self.service.ended(worker)
                 else:
                     self.service.received(worker, received[0])

@@ -38,7 +38,7 @@ from edgert.errors import DeviceError, EdgeRTError, EngineFailed, Overloaded, Tr
 from edgert.log import log
 from edgert.versions.slot_store import SlotStore
 from edgert.versions.slots import SlotState, Version
-from edgert.worker_link import channel
+from edgert.worker_link import link
 from edgert.worker_link.load_order import LoadOrder
 
 ALARMING = (
@@ -132,7 +132,7 @@ class ModelService:
                 self.sync()
             raise unavailable(self.model, self._state, self.fault, self._restarts.crashes, self._restarts.in_s())
         try:
-            channel.send(worker.channel, {"op": "connection", **asked}, (client.fileno(),))
+            link.send(worker.link, {"op": "connection", **asked}, (client.fileno(),))
         except BlockingIOError as error:
             raise Overloaded(f"model {self.model} takes no more connections now", retry_after_s=0.5) from error
         except OSError as error:  # it has just ended; the loop will notice
@@ -151,7 +151,7 @@ class ModelService:
             self.trial.received(worker, message)
 
     def ended(self, worker: WorkerProcess) -> None:
-        """Handle the end of a worker's process, whose channel is closed."""
+        """Handle the end of a worker's process, whose link is closed."""
         end = worker.reaped()
         was_loading = worker is self.workers.loading
         if not self.workers.remove(worker):

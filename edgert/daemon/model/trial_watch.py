@@ -20,7 +20,7 @@ from edgert.daemon.workers.worker_process import WorkerProcess
 from edgert.versions.slot_store import SlotStore
 from edgert.versions.slots import SlotState
 from edgert.versions.trial_limits import FILL_S_MAX, LOOKS_TO_BREAK, REQUESTS_MIN, Broken, Readings, TrialLimits, broken
-from edgert.worker_link import channel
+from edgert.worker_link import link
 
 PERIOD_SHARE = 1 / 60  # the time between two looks, as a share of the watch
 PERIOD_S_MIN, PERIOD_S_MAX = 0.2, 5.0
@@ -75,7 +75,7 @@ class TrialWatch:
         if now_s < self._ends_s:
             self._due_s = min(self._due_s, self._ends_s)
         with contextlib.suppress(OSError):  # the worker ended, which the loop notices, or its queue is full
-            channel.send(self.worker.channel, {"op": "figures"})
+            link.send(self.worker.link, {"op": "figures"})
         if now_s - self._received_s > SILENT_S_MAX + self._period_s:
             message = f"the worker gave no figures for {now_s - self._received_s:.0f} s"
             self._break(Broken("worker", None, SILENT_S_MAX, message))
@@ -127,7 +127,7 @@ class TrialWatch:
         self._due_s += FILL_S_MAX + FILL_GRACE_S  # a message says when it is done
         count = REQUESTS_MIN - self.readings.requests
         with contextlib.suppress(OSError):
-            channel.send(self.worker.channel, {"op": "ask_golden", "count": count, "for_s": FILL_S_MAX})
+            link.send(self.worker.link, {"op": "ask_golden", "count": count, "for_s": FILL_S_MAX})
 
     def _break(self, finding: Broken) -> None:
         self.phase, self.finding = Phase.BROKEN, finding

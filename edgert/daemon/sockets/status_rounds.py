@@ -13,7 +13,7 @@ from edgert.daemon.model.model_service import ModelService
 from edgert.daemon.sockets.control_server import ControlClient
 from edgert.protocol.control import answer_of
 from edgert.typed_json import from_json, to_json
-from edgert.worker_link import channel
+from edgert.worker_link import link
 
 STATUS_S_MAX = 1.0
 
@@ -52,7 +52,7 @@ class StatusRounds:
             if (worker := service.workers.serving) is not None:
                 worker.measure()
                 with contextlib.suppress(OSError):
-                    channel.send(worker.channel, {"op": "stats", "id": self._number})
+                    link.send(worker.link, {"op": "stats", "id": self._number})
                     started.asked += 1
         if not started.asked:
             self._finish(self._number)

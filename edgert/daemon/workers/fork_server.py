@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from edgert.log import log
-from edgert.worker_link import channel
+from edgert.worker_link import link
 
 ANSWER_S_MAX = 5.0  # the longest wait for an exit code; a fork takes milliseconds
 
@@ -42,7 +42,7 @@ class WorkerStarter:
         self._server: ForkServer | None = None
 
     def __call__(self, end: socket.socket) -> Process:
-        """Start a worker with `end` as its channel. Raises OSError."""
+        """Start a worker with `end` as its link. Raises OSError."""
         if self.forks:
             try:
                 return self._running().fork(end)
@@ -89,25 +89,25 @@ class ForkServer:
 
     def __init__(self) -> None:
         self.forked = False
-        self.channel, theirs = channel.pair()
-        self.channel.settimeout(ANSWER_S_MAX)
+        self.link, theirs = link.pair()
+        self.link.settimeout(ANSWER_S_MAX)
         with theirs:
             try:
-                self.process = channel.start("edgert.worker.fork_server", theirs)
+                self.process = link.start("edgert.worker.fork_server", theirs)
             except OSError:
-                self.channel.close()
+                self.link.close()
                 raise
 
     def fork(self, end: socket.socket) -> ForkedProcess:
-        """Ask for a worker with `end` as its channel. Raises OSError."""
-        channel.send(self.channel, {"op": "fork"}, (end.fileno(),))
+        """Ask for a worker with `end` as its link. Raises OSError."""
+        link.send(self.link, {"op": "fork"}, (end.fileno(),))
         return ForkedProcess(self)
 
     def exit_code(self, pid: int) -> int | None:
         """Return the exit code of a worker that has ended; None if the server was killed."""
         try:
-            channel.send(self.channel, {"op": "reap", "pid": pid})
-            received = channel.receive(self.channel)
+            link.send(self.link, {"op": "reap", "pid": pid})
+            received = link.receive(self.link)
         except OSError:
             self.process.kill()  # if it is stuck; the next worker gets a new one
             return None
@@ -115,7 +115,7 @@ class ForkServer:
 
     def close(self) -> None:
         """End the server."""
-        self.channel.close()
+        self.link.close()
         try:
             self.process.wait(ANSWER_S_MAX)
         except subprocess.TimeoutExpired:
@@ -159,7 +159,7 @@ class ForkedProcess:
 
 def start_alone(end: socket.socket) -> Process:
     """Start a worker as a program of its own. Raises OSError."""
-    return channel.start("edgert.worker.worker", end)
+    return link.start("edgert.worker.worker", end)
 
 
 def _has_pidfd() -> bool:

@@ -1,4 +1,4 @@
-"""A worker process: its channel, its run page, and what the daemon knows of it."""
+"""A worker process: its link, its run page, and what the daemon knows of it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from edgert.errors import DeviceError, EdgeRTError
 from edgert.machine import process_mb
 from edgert.typed_json import from_json, to_json
 from edgert.versions.slots import Version
-from edgert.worker_link import channel
+from edgert.worker_link import link
 from edgert.worker_link.load_order import LoadOrder
 from edgert.worker_link.run_page import RunPage
 
 STOP_S_MAX = 25.0
 LOAD_S_MAX = 180.0
 PROGRESS_S_MAX = 900.0  # the longest time between two progress lines of an engine, such as TensorRT building a plan
-EXIT_S_MAX = 1.0  # the longest time from the end of the channel to the end of the process
+EXIT_S_MAX = 1.0  # the longest time from the end of the link to the end of the process
 
 
 @dataclass(eq=False)
@@ -33,7 +33,7 @@ class WorkerProcess:
     """
 
     process: Process
-    channel: socket.socket
+    link: socket.socket
     page: RunPage
     version: Version
     started_s: float
@@ -60,14 +60,14 @@ class WorkerProcess:
         with contextlib.ExitStack() as on_error:
             page = RunPage.create()
             on_error.callback(page.close)
-            ours, theirs = channel.pair()
+            ours, theirs = link.pair()
             on_error.callback(ours.close)
             with theirs:
                 process = start_process(theirs)
             on_error.pop_all()
         ours.setblocking(False)
-        with contextlib.suppress(OSError):  # it ended at once: the loop sees the closed channel
-            channel.send(ours, to_json(order), (page.descriptor,))
+        with contextlib.suppress(OSError):  # it ended at once: the loop sees the closed link
+            link.send(ours, to_json(order), (page.descriptor,))
         return cls(process, ours, page, version, now_s)
 
     def received(self, message: dict[str, Any], now_s: float) -> None:
@@ -110,7 +110,7 @@ class WorkerProcess:
             return
         self.stop_by_s = now_s + STOP_S_MAX
         try:
-            channel.send(self.channel, {"op": "stop", "final": final})
+            link.send(self.link, {"op": "stop", "final": final})
         except OSError:
             self.kill(now_s)
 
@@ -121,7 +121,7 @@ class WorkerProcess:
         self.process.kill()
 
     def reaped(self) -> str:
-        """Wait for the end of a process whose channel has closed; return how it ended."""
+        """Wait for the end of a process whose link has closed; return how it ended."""
         try:
             code = self.process.wait(EXIT_S_MAX)
         except subprocess.TimeoutExpired:

@@ -30,7 +30,7 @@ from edgert.protocol.frame_buffer import FrameBuffer
 from edgert.protocol.local_socket import send_all
 from edgert.typed_json import to_json
 from edgert.worker.shadow.agreement import Agreement
-from edgert.worker_link import channel
+from edgert.worker_link import link
 from edgert.worker_link.load_order import LoadOrder
 
 QUEUE_MAX = 1
@@ -189,7 +189,7 @@ class ReferenceProcess:
         ours, theirs = socket.socketpair()
         with theirs:
             try:
-                self._process = channel.start("edgert.worker.shadow.shadow_process", theirs)
+                self._process = link.start("edgert.worker.shadow.shadow_process", theirs)
             except OSError as error:
                 ours.close()
                 raise Unavailable(f"cannot start the reference's process: {error.strerror}") from error

@@ -3,7 +3,7 @@
 With `as_served` in the order, it loads a version as a worker would: the first of its artifacts that loads.
 
 It receives the load order as a HELLO frame and answers WELCOME or ERROR. Then it receives INFER frames with a request's
-inputs and its live answer, and returns RESULT frames that tell how far the reference agrees. It ends with its channel.
+inputs and its live answer, and returns RESULT frames that tell how far the reference agrees. It ends with its link.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from edgert.machine import prefer_for_oom
-from edgert.worker_link import channel
+from edgert.worker_link import link
 
 # The functions below import the heavy modules, so that these imports run at idle priority.
 
@@ -24,7 +24,7 @@ THREADS = 1  # more would take more cores from the live engine at once
 
 def main() -> None:
     """Run `python -m edgert.worker.shadow.shadow_process`."""
-    end = channel.inherited()
+    end = link.inherited()
     _lower_priority()
     with contextlib.suppress(OSError):  # the worker is gone
         _serve(end)

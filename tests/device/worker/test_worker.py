@@ -19,7 +19,7 @@ from edgert.tensors import TensorSpec
 from edgert.worker.loading.model import load_model
 from edgert.worker.pipeline.batcher import REST_S
 from edgert.worker.worker import Worker
-from edgert.worker_link import channel
+from edgert.worker_link import link
 from edgert.worker_link.load_order import LoadOrder
 from tests.support.clients import ITEM, read_frame, request
 from tests.support.devices import WAIT_S_MAX, wait_until
@@ -46,7 +46,7 @@ class RestingSession(Session):
 
 
 class Started:
-    """A worker that attends to the supervisor's end of a channel."""
+    """A worker that attends to the supervisor's end of a link."""
 
     def __init__(self, folder: Path, config: str) -> None:
         version, state, settings = installed(folder, config)
@@ -55,7 +55,7 @@ class Started:
         self.session = RestingSession(model.session)
         model = replace(model, session=self.session)
         order = LoadOrder("echo", str(version.folder), version.digest, str(state.root), "b-test")
-        self.supervisor, self._end = channel.pair()
+        self.supervisor, self._end = link.pair()
         self.worker = Worker(order, state, settings, model)
         self._thread = threading.Thread(target=self._run, daemon=True)
         stack_size = threading.stack_size()
@@ -70,12 +70,12 @@ class Started:
         self.worker.stop()
 
     def receive(self) -> dict[str, Any]:
-        received = channel.receive(self.supervisor)
+        received = link.receive(self.supervisor)
         assert received is not None
         return received[0]
 
     def ask(self, **message: Any) -> dict[str, Any]:
-        channel.send(self.supervisor, message)
+        link.send(self.supervisor, message)
         return self.receive()
 
     def stop(self) -> None:
@@ -97,7 +97,7 @@ def test_a_worker_says_what_it_loaded_and_serves_the_connections_that_it_gets(st
     assert (ready["op"], ready["loaded"]["release"], ready["loaded"]["batch_cap"]) == ("ready", 1, 4)
     client, server = socket.socketpair()
     with client:
-        channel.send(started.supervisor, {"op": "connection", "shared": False}, (server.fileno(),))
+        link.send(started.supervisor, {"op": "connection", "shared": False}, (server.fileno(),))
         server.close()
         client.settimeout(WAIT_S_MAX)
         assert read_frame(client).json()["model"] == "echo"
@@ -107,7 +107,7 @@ def test_a_worker_says_what_it_loaded_and_serves_the_connections_that_it_gets(st
         assert (stats["op"], stats["id"], stats["figures"]["connections"]) == ("stats", 7, 1)
         figures = started.ask(op="figures")
         assert (figures["failed"], figures["compared"]) == (0, 0)
-        channel.send(started.supervisor, {"op": "stop", "final": False})
+        link.send(started.supervisor, {"op": "stop", "final": False})
         assert read_frame(client).kind == wire.MOVED
 
 
@@ -116,7 +116,7 @@ def test_memory_of_large_runs_goes_back_though_all_clients_have_left(started: St
     started.receive()
     client, server = socket.socketpair()
     with client:
-        channel.send(started.supervisor, {"op": "connection", "shared": False}, (server.fileno(),))
+        link.send(started.supervisor, {"op": "connection", "shared": False}, (server.fileno(),))
         server.close()
         client.settimeout(WAIT_S_MAX)
         read_frame(client)
@@ -131,11 +131,11 @@ def test_a_worker_whose_daemon_stops_tells_its_clients_to_come_back_later(starte
     started.receive()
     client, server = socket.socketpair()
     with client:
-        channel.send(started.supervisor, {"op": "connection"}, (server.fileno(),))
+        link.send(started.supervisor, {"op": "connection"}, (server.fileno(),))
         server.close()
         client.settimeout(WAIT_S_MAX)
         read_frame(client)
-        channel.send(started.supervisor, {"op": "stop", "final": True})
+        link.send(started.supervisor, {"op": "stop", "final": True})
         assert wire.error_of(read_frame(client)).code == "unavailable.shutting_down"
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from edgert.daemon.workers.worker_process import WorkerProcess
 from edgert.typed_json import to_json
 from edgert.versions.slots import Version
-from edgert.worker_link import channel
+from edgert.worker_link import link
 from edgert.worker_link.load_order import LoadOrder
 from tests.support.statuses import LOADED
 
@@ -40,10 +40,10 @@ class FakePage:
 
 
 class FakeWorker(WorkerProcess):
-    """A worker whose messages the test sends; `their_end` is the process's end of the channel."""
+    """A worker whose messages the test sends; `their_end` is the process's end of the link."""
 
     def __init__(self, version: Version, now_s: float, pid: int = 1) -> None:
-        ours, self.their_end = channel.pair()
+        ours, self.their_end = link.pair()
         ours.setblocking(False)
         self.their_end.setblocking(False)
         super().__init__(FakeProcess(pid), ours, FakePage(), version, now_s)  # type: ignore[arg-type]
@@ -69,14 +69,14 @@ class FakeWorker(WorkerProcess):
         found: list[str] = []
         while True:
             try:
-                received = channel.receive(self.their_end)
+                received = link.receive(self.their_end)
             except BlockingIOError:
                 return found
             assert received is not None
             found.append(str(received[0]["op"]))
 
     def close(self) -> None:
-        for end in (self.channel, self.their_end):
+        for end in (self.link, self.their_end):
             end.close()
 
 

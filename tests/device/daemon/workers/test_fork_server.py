@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 from edgert.daemon.workers.fork_server import ForkedProcess, Process, WorkerStarter
-from edgert.worker_link import channel
+from edgert.worker_link import link
 from tests.support.devices import wait_until
 
 START_S_MAX = 60.0  # the imports, on a busy machine
 
 
 class Starts:
-    """A starter, and the daemon's ends of its workers' channels."""
+    """A starter, and the daemon's ends of its workers' links."""
 
     def __init__(self) -> None:
         self.starter = WorkerStarter()
@@ -27,7 +27,7 @@ class Starts:
 
     def ask(self) -> Process:
         """Ask for a worker, which waits for its order."""
-        ours, theirs = channel.pair()
+        ours, theirs = link.pair()
         ours.settimeout(START_S_MAX)
         self.ends.append(ours)
         with theirs:
@@ -37,7 +37,7 @@ class Starts:
         """Return a worker that has started."""
         process = self.ask()
         assert isinstance(process, ForkedProcess)
-        received = channel.receive(self.ends[-1])
+        received = link.receive(self.ends[-1])
         assert received is not None
         assert received[0]["op"] == "started"
         process.started(received[0]["pid"])
@@ -77,7 +77,7 @@ def test_workers_come_of_one_server_with_one_thread_and_end_with_their_exit_code
 def test_a_worker_that_is_killed_before_it_starts_ends_when_it_does(starts: Starts) -> None:
     process = starts.ask()
     process.kill()
-    received = channel.receive(starts.ends[0])
+    received = link.receive(starts.ends[0])
     assert received is not None
     assert isinstance(process, ForkedProcess)
     process.started(received[0]["pid"])
@@ -104,7 +104,7 @@ def test_a_server_that_never_gave_a_worker_is_not_started_again(
 ) -> None:
     process = starts.ask()
     starts.starter.abandon()
-    assert channel.receive(starts.ends[0]) is None, "who waits for it sees the end"
+    assert link.receive(starts.ends[0]) is None, "who waits for it sees the end"
     assert (process.pid, process.wait()) == (0, None)
     pid = starts.starter.pid
     assert pid is not None
@@ -126,5 +126,5 @@ def test_a_server_with_a_second_thread_forks_nothing(
     (tmp_path / "sitecustomize.py").write_text(thread)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     starts.ask()
-    assert channel.receive(starts.ends[0]) is None
+    assert link.receive(starts.ends[0]) is None
     wait_until(lambda: "1 more thread" in capfd.readouterr().err, "it says why before it ends")

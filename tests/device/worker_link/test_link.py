@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from edgert.worker_link import channel
+from edgert.worker_link import link
 
 
 def test_what_an_end_said_before_it_closed_arrives_though_it_left_a_message_unread() -> None:
     """The fork server says why it cannot fork, and never reads the order of the worker that it could not make."""
-    ours, theirs = channel.pair()
-    channel.send(ours, {"op": "load"})
-    channel.send(theirs, {"op": "failed", "message": "no processes"})
+    ours, theirs = link.pair()
+    link.send(ours, {"op": "load"})
+    link.send(theirs, {"op": "failed", "message": "no processes"})
     theirs.close()
-    assert channel.receive(ours) == ({"op": "failed", "message": "no processes"}, [])
-    assert channel.receive(ours) is None
+    assert link.receive(ours) == ({"op": "failed", "message": "no processes"}, [])
+    assert link.receive(ours) is None
     ours.close()

@@ -1,6 +1,6 @@
 """Messages between supervisor and workers: JSON in single datagrams, with descriptors attached.
 
-The other end of a channel is a process that `start` started, which takes it with `inherited`.
+The other end of a link is a process that `start` started, which takes it with `inherited`.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ def pair() -> tuple[socket.socket, socket.socket]:
 
 
 def start(module: str, end: socket.socket) -> subprocess.Popen[bytes]:
-    """Start `python -m module` with `end` as its channel. Raises OSError."""
+    """Start `python -m module` with `end` as its link. Raises OSError."""
     return subprocess.Popen(
-        [sys.executable, "-m", module, "--channel", str(end.fileno())],
+        [sys.executable, "-m", module, "--link", str(end.fileno())],
         stdin=subprocess.DEVNULL,
         pass_fds=[end.fileno()],
         # OpenBLAS starts a thread a core when NumPy is imported, for products larger than any of a worker's.
