@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgert.bundle.bundle_file import write_bundle
@@ -16,6 +16,7 @@ from edgert.bundle.signing import SigningKey
 from edgert.errors import BuildFailed, EdgeRTError, EngineMissing, OperatorUnsupported
 from edgert.printable import counted
 from edgert_deploy.packager.accuracy import accuracy_gate
+from edgert_deploy.packager.accuracy.reference import Reference
 from edgert_deploy.packager.build_cache import BuildCache
 from edgert_deploy.packager.candidates.candidate import Candidate, CandidateBuilder
 from edgert_deploy.packager.candidates.choice import Choice, certain_orders, check_gate, choose
@@ -70,11 +71,13 @@ def build_bundle(
         evaluation = evaluate_source(request)
         warnings = [
             *request.source.remarks,
+            *_softmax_warnings(request, evaluation.reference),
             *_classical_warnings(request),
             *_overlap_warnings(request),
             *_constant_warnings(request),
             *accuracy_gate.warnings(evaluation.metric, evaluation.reference, evaluation.limits),
         ]
+        request = replace(request, classify=evaluation.reference.classify, ctc=evaluation.reference.ctc)
         for warning in warnings:
             progress(f"warning: {warning}")
         builder = CandidateBuilder(evaluation, cache, work, progress)
@@ -118,6 +121,16 @@ def _with_advice(request: BuildRequest, target: TargetRequest, error: EdgeRTErro
     if len(same) < len(request.targets):
         return f"{error.message}. The other targets can be built without it: omit --target {' --target '.join(same)}"
     return error.message
+
+
+def _softmax_warnings(request: BuildRequest, reference: Reference) -> list[str]:
+    """Return a sentence for each rule whose softmax was left out, as the scores need none."""
+    pairs = ((request.classify, reference.classify), (request.ctc, reference.ctc))
+    return [
+        f"output {after.output!r} holds no logits, so devices take its scores as they are, without softmax"
+        for before, after in pairs
+        if before is not None and after is not None and before.softmax != after.softmax
+    ]
 
 
 def _classical_warnings(request: BuildRequest) -> list[str]:

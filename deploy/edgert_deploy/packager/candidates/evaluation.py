@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
-from edgert.bundle.rules import Preprocess
+from edgert.bundle.rules import Classify, Ctc, Preprocess
 from edgert.bundle.signal_rules import Sound
 from edgert.errors import CalibrationInvalid, EngineFailed, SourceInvalid
 from edgert_deploy.packager.accuracy.accuracy_gate import Limits, artifact_outputs, reference_outputs
@@ -21,6 +22,9 @@ from edgert_deploy.packager.request import BuildRequest
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.samples.signal_samples import features_of
 from edgert_deploy.packager.sources.source_model import SourceModel, reference_engine
+
+SHARE_TOLERANCE = 1e-6  # of a probability of 1
+ScoresRule = TypeVar("ScoresRule", Classify | None, Ctc | None)
 
 
 @dataclass(frozen=True)
@@ -69,9 +73,9 @@ def evaluate_source(request: BuildRequest) -> Evaluation:
         [array for spec, array in zip(source.outputs, answers, strict=True) if spec in source.app_outputs],
         holdout,
         class_names=() if after is None else after.labels,
-        classify=request.classify,
+        classify=_softmax_once(request.classify, source, answers),
         detect=request.detect,
-        ctc=request.ctc,
+        ctc=_softmax_once(request.ctc, source, answers),
         embed=request.embed,
         image_size=_image_size(request),
     )
@@ -87,6 +91,18 @@ def evaluate_source(request: BuildRequest) -> Evaluation:
         golden,
         _as_first_items(request, golden),
     )
+
+
+def _softmax_once(rule: ScoresRule, source: SourceModel, answers: Outputs) -> ScoresRule:
+    """Return the rule without softmax where FP32's scores are probabilities already.
+
+    A second softmax would make all scores nearly alike. The integers of a quantised output are no logits either.
+    """
+    if rule is None or not rule.softmax:
+        return rule
+    scores = next(array for spec, array in zip(source.outputs, answers, strict=True) if spec.name == rule.output)
+    within = scores.dtype.kind == "f" and scores.size and scores.min() >= 0.0 and scores.max() <= 1.0 + SHARE_TOLERANCE
+    return replace(rule, softmax=False) if within or scores.dtype.kind != "f" else rule
 
 
 def _answers(source: SourceModel, samples: CalibrationSet) -> Outputs:

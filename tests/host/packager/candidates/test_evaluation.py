@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
+from edgert.bundle.rules import Classify, Ctc
 from edgert.bundle.signing import SigningKey
 from edgert.errors import CalibrationInvalid, SourceInvalid
 from edgert_deploy.packager.accuracy.accuracy_gate import reference_outputs
@@ -96,6 +98,27 @@ def test_the_reference_is_what_the_source_answers_and_golden_samples_come_from_t
     (images,) = evaluation.golden_inputs()
     np.testing.assert_array_equal(images, request_.holdout.inputs["image"][evaluation.golden])
     assert len(evaluation.golden_inputs(1)[0]) == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "once"),
+    [
+        ("s = Softmax(x) y = Identity(s)", True),
+        ("y = Sigmoid(x)", True),
+        ("y = Neg(x)", False),
+        ("y = Cast<to=3>(x)", True),
+    ],
+)
+def test_scores_that_are_probabilities_get_no_softmax(body: str, once: bool, tmp_path: Path) -> None:
+    """Twice, a sure answer of 0.99 among ten classes would be 0.23. The 8-bit integers of a quantised output are no logits."""
+    kind = "int8" if "Cast" in body else "float"
+    source = load_source(models.write(models.model(f"float[N,4] x) => ({kind}[N,4] y", body), tmp_path / "m.onnx"))
+    samples = CalibrationSet({"x": 9 * models.random(40, 4)}, None)
+    request = BuildRequest(source, samples, samples, (profile("one"),), "m", allow_overlap=True, classify=Classify("y"))
+    rule = evaluate_source(request).reference.classify
+    assert rule == Classify("y", softmax=not once)
+    ctc = evaluate_source(replace(request, classify=None, ctc=Ctc("y", ("", "a"), softmax=False))).reference.ctc
+    assert ctc == Ctc("y", ("", "a"), softmax=False)
 
 
 def test_every_bucket_needs_samples_and_has_a_golden_one(tmp_path: Path) -> None:
