@@ -24,6 +24,7 @@ from edgert_deploy.packager.accuracy.accuracy_gate import (
     GROUP_SAMPLES_MIN,
     Limits,
     artifact_outputs,
+    judged_outputs,
     local_artifact,
     reference_outputs,
     run_here,
@@ -229,3 +230,19 @@ def test_answers_of_different_lengths_are_filled_up_with_their_last_element() ->
         np.testing.assert_allclose(
             states[i, len(want) :], np.broadcast_to(want[-1], states[i, len(want) :].shape), atol=1e-5
         )
+
+
+def test_answers_that_differ_between_one_sample_and_a_batch_are_judged_both_ways(tmp_path: Path) -> None:
+    """OpenVINO computes an INT8 LSTM with other kernels for a batch of 1: most requests of a device hold one sample."""
+    body = (
+        "s = Shape(x) n = Gather(s, zero) one = Constant<value_int=1>() a = Equal(n, one) m = Neg(x) y = Where(a, m, x)"
+    )
+    source = load_source(
+        models.write(models.model("float[N,4] x) => (float[N,4] y", body, {"zero": np.array(0)}), tmp_path / "m.onnx")
+    )
+    samples = CalibrationSet({"x": models.random(40, 4)}, None)
+    batches, alone = judged_outputs(build("onnxruntime", source, samples, "fp32", tmp_path), source, samples)
+    np.testing.assert_array_equal(batches[0], samples.inputs["x"])
+    np.testing.assert_array_equal(alone[0], -samples.inputs["x"])
+    same = load_source(models.write(models.model("float[N,4] x) => (float[N,4] y", "y = Neg(x)"), tmp_path / "s.onnx"))
+    assert len(judged_outputs(build("onnxruntime", same, samples, "fp32", tmp_path), same, samples)) == 1
