@@ -29,6 +29,7 @@ def main() -> int:
         kept, function, inputs, outputs = load(tensorflow, request["model"])
         signature = [tensorflow.TensorSpec(spec.shape, spec.dtype, name=name) for name, spec in inputs]
         proto, _ = tf2onnx.convert.from_function(function, input_signature=signature, opset=OPSET)
+        replace_erfc(proto.graph)
         _name_outputs(proto.graph, outputs)
     except Exception as error:  # noqa: BLE001 - two frameworks raise any class
         print(f"{type(error).__name__}: {' '.join(str(error).split())[:400]}", file=sys.stderr)
@@ -48,7 +49,8 @@ def _of_keras(tensorflow: Any, path: str) -> tuple[Any, Any, list[tuple[str, Any
     def call(*tensors: Any) -> Any:
         return tensorflow.nest.flatten(model(list(tensors) if len(tensors) > 1 else tensors[0], training=False))
 
-    return model, tensorflow.function(call), inputs, list(model.output_names)
+    names = getattr(model, "output_names", None) or [model.layers[-1].name]  # a Sequential model has none
+    return model, tensorflow.function(call), inputs, list(names)
 
 
 def _of_saved_model(tensorflow: Any, path: str) -> tuple[Any, Any, list[tuple[str, Any]], list[str]]:
@@ -64,6 +66,27 @@ def _of_saved_model(tensorflow: Any, path: str) -> tuple[Any, Any, list[tuple[st
         return [answers[name] for name in outputs]
 
     return loaded, tensorflow.function(call), inputs, outputs
+
+
+def replace_erfc(graph: Any) -> None:
+    """Write 1 + Erf(-x) for Erfc(x), which tf2onnx leaves in GELU: ONNX has no such operator."""
+    from onnx import helper
+
+    for i, node in reversed(list(enumerate(graph.node))):
+        if node.op_type == "Erfc":
+            (x,), (y,) = node.input, node.output
+            names = [f"{y}/{name}" for name in ("negative", "erf", "one", "cast")]
+            negative, erf, one, cast = names
+            nodes = [
+                helper.make_node("Neg", [x], [negative], name=negative),
+                helper.make_node("Erf", [negative], [erf], name=erf),
+                helper.make_node("Constant", [], [one], name=one, value_float=1.0),
+                helper.make_node("CastLike", [one, erf], [cast], name=cast),
+                helper.make_node("Add", [erf, cast], [y], name=node.name),
+            ]
+            rest = list(graph.node)
+            del graph.node[:]
+            graph.node.extend([*rest[:i], *nodes, *rest[i + 1 :]])
 
 
 def _name_outputs(graph: Any, names: list[str]) -> None:
