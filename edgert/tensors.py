@@ -73,6 +73,11 @@ class TensorSpec:
         """The shape of one item: `shape` without the batch axis."""
         return self.shape[1:]
 
+    @property
+    def may_be_scores(self) -> bool:
+        """Whether it may hold class scores: [N, C] of floats, or of a quantised model's 8-bit integers."""
+        return len(self.shape) == 2 and (self.datatype.startswith("FP") or self.datatype in ("INT8", "UINT8"))
+
     def as_json(self) -> dict[str, Any]:
         return {"name": self.name, "datatype": self.datatype, "shape": list(self.shape)}
 

@@ -154,7 +154,7 @@ def _layout(spec: TensorSpec) -> str:
 
 
 def _is_scores(spec: TensorSpec) -> bool:
-    return len(spec.shape) == 2 and spec.shape[1] >= 2 and spec.dtype.kind == "f"
+    return spec.may_be_scores and spec.shape[1] >= 2
 
 
 def _is_detector(source: SourceModel) -> bool:

@@ -118,7 +118,7 @@ def best_classes(scores: NDArray[Any], k: int, probabilities: bool) -> tuple[NDA
         i = row.argmax()
         if not probabilities:
             return np.array([[i]], np.int64), row[i : i + 1].astype(np.float32)[None]
-        shifted = np.exp((row - row[i]).astype(np.float32, copy=False))
+        shifted = np.exp(row.astype(np.float32, copy=False) - row[i])
         return np.array([[i]], np.int64), np.array([[1 / shifted.sum()]], np.float32)
     shares = softmax(scores) if probabilities else scores.astype(np.float32, copy=False)
     return top_k(shares, k)

@@ -22,8 +22,9 @@ EYE = np.eye(3, dtype=np.float32)
 
 
 def reference_to(specs: tuple[TensorSpec, ...], reference: list[Any], labels: Any = None, **more: Any) -> Reference:
+    image = np.zeros((len(reference[0]), 1, 8, 8), np.float32)
     holdout = {key: more.pop(key) for key in ("slices", "boxes", "transcripts", "recordings") if key in more}
-    return Reference(specs, reference, CalibrationSet({"x": reference[0]}, labels, **holdout), **more)
+    return Reference(specs, reference, CalibrationSet({"x": reference[0], "image": image}, labels, **holdout), **more)
 
 
 def result_of(asked: Reference, answers: list[Any], limits: Limits = LIMITS, metric: str = "auto") -> GateResult:

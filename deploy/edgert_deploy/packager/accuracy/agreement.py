@@ -112,6 +112,20 @@ def same_top1(answers: Array, reference: Array) -> Array:
     return np.asarray((answers.argmax(-1) == reference.argmax(-1)) & np.isfinite(answers).all(-1))
 
 
+def same_steps(answers: Array, reference: Array) -> Array:
+    """Return the share of each sample's steps `[T, C]` with FP32's class, the background left out.
+
+    The most frequent class is the background: a step counts if either of the two puts another class first.
+    """
+    got, want = answers.argmax(-1), reference.argmax(-1)
+    background = np.bincount(want.ravel()).argmax()
+    counts = (got != background) | (want != background)
+    same = ((got == want) & counts & np.isfinite(answers).all(-1)).sum(axis=1)
+    return np.asarray(
+        np.where(counts.any(axis=1), same / np.maximum(counts.sum(axis=1), 1), np.isfinite(answers).all((1, 2)))
+    )
+
+
 def same_texts(answers: Array, reference: Array) -> Array:
     """Return which sequences `[T, C]` CTC reads the same; the most frequent class is the blank."""
     return read_alike(answers, reference, int(np.bincount(reference.argmax(-1).ravel()).argmax()))

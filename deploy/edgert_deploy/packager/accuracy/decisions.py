@@ -7,9 +7,11 @@ always alike. So each output is recognized by its shape and by FP32's values, an
     anchors      a detector whose boxes count from anchors that are not in the model: F1 of confident anchors whose
                  boxes overlap (an anchor is the same in both), or else whose values differ by little
     top1         class probabilities: how often both put the same class first
+    steps        class probabilities for each step of an input (tags of tokens, classes of frames): how often both put
+                 the same class first; the most frequent one counts only where the two differ
     texts        probabilities along a sequence (CTC): how often both read the same
     decisions    values of 0 to 1, some on either side of 0.5: how often both are on the same side
-    maps         values of 0 to 1 over positions: IoU of what is above 0.3, 0.5 and 0.7, the least
+    maps         values of 0 to 1 over positions, or of many classes: IoU of what is above 0.3, 0.5 and 0.7, the least
     neighbours   embeddings: how often both have the same nearest other sample, or one that FP32 finds as near within
                  0.01 of cosine and 5 % of its lead over the mean sample (which of two equally near ones comes first is
                  no decision), and the cosine to FP32's
@@ -20,7 +22,7 @@ FP32 scores 1 in each. The least of them counts. `values` says only how similar 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,6 +31,7 @@ from edgert.bundle.rules import Ctc, Detect
 from edgert.processing.answers.ctc import by_step
 from edgert.tensors import TensorSpec
 from edgert_deploy.packager.accuracy.agreement import (
+    MAP_THRESHOLDS,
     SCORE_MIN,
     Array,
     Outputs,
@@ -39,6 +42,7 @@ from edgert_deploy.packager.accuracy.agreement import (
     read_alike,
     same_neighbours,
     same_sides,
+    same_steps,
     same_texts,
     same_top1,
     unit_vectors,
@@ -47,6 +51,7 @@ from edgert_deploy.packager.accuracy.agreement import (
 
 Score = Callable[[Outputs, Outputs], float]
 
+IMAGE_RANK = 3  # of a sample
 ANCHORS_MIN = 100  # fewer rows are no detector's
 CLASSES_MAX = 2000
 VECTOR_SIZE_MIN = 16
@@ -84,14 +89,20 @@ def judgements(
     detect: Detect | None = None,
     image_size: tuple[int, int] | None = None,
     ctc: Ctc | None = None,
+    inputs: Sequence[tuple[int, ...]] = (),
 ) -> tuple[Judgement, ...]:
-    """Recognize each output by shape, FP32's values and what the user stated: one judgement or more."""
+    """Recognize each output by shape, FP32's values and what the user stated: one judgement or more.
+
+    `inputs` are the shapes of the inputs' samples. Boxes are recognized in images only, if they are known.
+    """
     names = [spec.name for spec in specs]
     unjudged = [
         i for i in range(len(specs)) if np.issubdtype(reference[i].dtype, np.number) or reference[i].dtype == bool
     ]
     judged: list[Judgement] = []
-    detector = _stated_detector(names, detect, image_size) or _detector(names, reference, unjudged)
+    detector = _stated_detector(names, detect, image_size)
+    if detector is None and (not inputs or any(len(shape) == IMAGE_RANK for shape in inputs)):
+        detector = _detector(names, reference, unjudged)
     if detector is not None:
         judged.append(detector)
         unjudged = [i for i in unjudged if names[i] not in detector.outputs]
@@ -99,14 +110,17 @@ def judgements(
         stated = names.index(ctc.output)
         judged.append(_stated_texts(ctc, stated))
         unjudged = [i for i in unjudged if i != stated]
+    steps = {length for shape in inputs if len(shape) < IMAGE_RANK for length in shape}
     for i in unjudged:
-        name = _recognized(reference[i], classes_named and _first_scores(reference) == i)
+        name = _recognized(reference[i], classes_named and _first_scores(reference) == i, steps)
+        if name == "neighbours" and reference[i].shape[1:] in inputs:
+            name = "values"  # as long as an input: a signal, such as the one that an autoencoder makes anew
         judged.append(_of_one(i, names[i], name))
     return tuple(judged)
 
 
-def _recognized(reference: Array, named: bool) -> str:
-    """Return the name of one output's judgement."""
+def _recognized(reference: Array, named: bool, steps: Collection[int]) -> str:
+    """Return the name of one output's judgement; `steps` are the lengths of the inputs' sequences."""
     shape = reference.shape[1:]
     if reference.dtype.kind != "f":
         return "values"
@@ -117,17 +131,28 @@ def _recognized(reference: Array, named: bool) -> str:
         and min(shape) >= 2
         and (are_probabilities(reference) or are_probabilities(np.exp(reference.clip(-80, 1))))
     ):
-        return "texts"
+        return "steps" if shape[0] in steps else "texts"  # a reader of text has fewer steps than its input
     within = float(reference.min(initial=0.0)) >= 0.0 and float(reference.max(initial=0.0)) <= 1.0 + 1e-6
     above = float((reference > 0.5).mean()) if reference.size else 0.0
     if within and int(np.prod(shape)) < MAP_POSITIONS_MIN and MINORITY_MIN <= above <= 1 - MINORITY_MIN:
         return "decisions"
     positions = int(np.prod(shape)) >= MAP_POSITIONS_MIN and len([side for side in shape if side > 1]) >= 2
-    if within and positions and reference.max(initial=0.0) > 0:
+    if within and ((positions and reference.max(initial=0.0) > 0) or _are_many_classes(reference)):
         return "maps"
     if _are_embeddings(reference):
         return "neighbours"
     return "values"
+
+
+def _are_many_classes(reference: Array) -> bool:
+    """Return whether values of 0 to 1 are scores of many classes, of which few are there at once.
+
+    Vectors of length 1 are embeddings.
+    """
+    flat = reference.reshape(len(reference), -1)
+    if flat.shape[1] < MAP_POSITIONS_MIN or float(flat.max(initial=0.0)) <= min(MAP_THRESHOLDS):
+        return False
+    return not np.allclose(np.linalg.norm(flat, axis=1), 1.0, atol=PROBABILITY_TOLERANCE)
 
 
 def _of_one(i: int, output: str, name: str) -> Judgement:
@@ -150,6 +175,7 @@ def _stated_texts(rule: Ctc, i: int) -> Judgement:
 # How much of each sample is right, for the judgements whose score is a share of samples.
 SHARES: dict[str, Callable[[Array, Array], Array]] = {
     "top1": same_top1,
+    "steps": same_steps,
     "texts": same_texts,
     "decisions": same_sides,
     "neighbours": same_neighbours,

@@ -134,6 +134,7 @@ class Decisions(Metric):
             detect=reference.detect,
             image_size=reference.image_size,
             ctc=reference.ctc,
+            inputs=[array.shape[1:] for array in reference.holdout.inputs.values()],
         )
         self.name = "+".join(dict.fromkeys(judgement.name for judgement in self.judgements))
         self.counts_samples = any(judgement.share is not None for judgement in self.judgements)
@@ -272,7 +273,7 @@ def _finite(right: NDArray[np.bool_], scores: NDArray[Any]) -> NDArray[np.bool_]
 
 
 def _is_scores(spec: TensorSpec) -> bool:
-    return len(spec.shape) == 2 and spec.shape[1] >= 2 and spec.dtype.kind == "f"
+    return spec.may_be_scores and spec.shape[1] >= 2
 
 
 def _has_class_scores(reference: Reference) -> bool:

@@ -101,7 +101,7 @@ def read_postprocess(
 def read_classify(path: Path, source: SourceModel) -> Classify:
     """Return labels, one per line, with the first output of class scores they fit. Raises ConfigInvalid."""
     labels = _labels(path)
-    scores = [spec for spec in source.outputs if len(spec.shape) == 2 and spec.dtype.kind == "f"]
+    scores = [spec for spec in source.outputs if spec.may_be_scores]
     for spec in scores:
         if spec.shape[1] == len(labels):
             return Classify(spec.name, labels)

@@ -37,6 +37,7 @@ def test_the_best_come_first_and_ties_keep_their_order() -> None:
 
 
 def test_large_scores_do_not_overflow() -> None:
+    assert best_classes(np.array([[-128, 127]], np.int8), 1, True)[1].tolist() == [[1.0]]
     shares = softmax(np.array([[1e4, 1e4, -1e4]], np.float32))
     assert np.allclose(shares, [[0.5, 0.5, 0.0]])
 

@@ -213,3 +213,52 @@ def test_a_map_is_judged_at_each_threshold_that_apps_take() -> None:
     answers = np.where(reference == 0.9, reference, np.float32(0.25))
     assert map_agreement(answers, reference) == 0.5
     assert map_agreement(reference, reference) == 1.0
+
+
+def test_classes_of_each_step_of_an_input_are_no_text() -> None:
+    """A reader of text has fewer steps than its input; one wrong letter is a wrong text, one wrong tag of 40 is not."""
+    scores = softmax(RANDOM.normal(0, 3, (20, 40, 5)))
+    (one,) = judged(scores, inputs=[(40,)])
+    assert (one.name, judged(scores, inputs=[(1, 32, 160)])[0].name) == ("steps", "texts")
+    other = scores.copy()
+    other[0, 0] = np.roll(scores[0, 0], 1)
+    assert 0.995 < one.score([other], [scores]) < 1.0
+    assert one.score([scores], [scores]) == 1.0
+    assert one.score([softmax(RANDOM.normal(0, 3, (20, 40, 5)))], [scores]) < 0.4
+    assert one.score([np.full_like(scores, np.nan)], [scores]) == 0.0
+
+
+def test_steps_of_the_background_do_not_hide_what_is_lost() -> None:
+    """Half of the few steps that are no background are lost: nearly all steps agree."""
+    classes = np.zeros((8, 100), int)
+    classes[:, 10:14] = 1
+    lost = classes.copy()
+    lost[:, 12:14] = 0
+    one_hot = np.eye(3, dtype=np.float32)
+    (one,) = judged(one_hot[classes], inputs=[(100, 16)])
+    assert one.score([one_hot[lost]], [one_hot[classes]]) == pytest.approx(0.5)
+
+
+def test_scores_of_the_steps_of_a_series_are_no_boxes() -> None:
+    """Logits and probabilities of 4 classes for 120 steps have the shapes of a detector's boxes and scores."""
+    logits = RANDOM.normal(0, 3, (10, 120, 4)).astype(np.float32)
+    assert [one.name for one in judged(logits, softmax(logits), inputs=[(100, 120)])] == ["values", "steps"]
+    assert judged(logits, softmax(logits), inputs=[(3, 96, 96)])[0].name == "anchors"
+
+
+def test_many_classes_of_which_few_are_there_are_no_embedding() -> None:
+    """As of sounds or birds: a score below the threshold is a lost answer, and hardly turns the whole vector."""
+    scores = RANDOM.uniform(0, 0.05, (12, 500)).astype(np.float32)
+    scores[np.arange(12), RANDOM.integers(0, 500, 12)] = 0.8
+    (one,) = judged(scores)
+    assert one.name == "maps"
+    assert one.score([scores * 0.5], [scores]) < 0.5
+    rows = np.abs(RANDOM.normal(0, 1, (12, 500))) ** 8
+    vectors = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)  # of length 1, after a ReLU
+    assert judged(vectors)[0].name == "neighbours"
+
+
+def test_an_output_like_an_input_is_a_signal_and_no_embedding() -> None:
+    signal = RANDOM.normal(0, 1, (12, 48)).astype(np.float32)
+    assert judged(signal, inputs=[(48,)])[0].name == "values"
+    assert judged(signal, inputs=[(3, 48)])[0].name == "neighbours"

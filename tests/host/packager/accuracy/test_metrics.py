@@ -27,6 +27,15 @@ def test_labels_give_top1_of_both() -> None:
     assert not accuracy.passed
 
 
+@pytest.mark.parametrize("datatype", ["INT8", "UINT8"])
+def test_the_integers_of_a_quantised_classifier_are_class_scores(datatype: str) -> None:
+    spec = TensorSpec("scores", datatype, (-1, 3))
+    scores = (EYE * 120).astype(spec.dtype)
+    accuracy = judge((spec,), [scores], [scores[[0, 0, 2]]], np.array([0, 1, 2]), 0.1)
+    assert (accuracy.metric, accuracy.fp32) == ("top1", 1.0)
+    assert accuracy.artifact == pytest.approx(2 / 3)
+
+
 def test_without_labels_the_first_classes_are_compared() -> None:
     accuracy = judge((SCORES,), [EYE], [EYE * 5 + 0.1], None, 0.0)
     assert (accuracy.metric, accuracy.artifact, accuracy.passed) == ("top1_agreement", 1.0, True)
