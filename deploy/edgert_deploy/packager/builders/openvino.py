@@ -82,7 +82,9 @@ def _write(order: Order, source: SourceModel, calibration: CalibrationSet, path:
     bare = source if source.fold is None else replace(source, proto=source.fold.inner)
     proto = bare.proto if order.precision == "int8" else float_proto(bare)
     versions = {"openvino": openvino.__version__.split("-")[0]}
-    model = openvino.Core().read_model(proto.SerializeToString(deterministic=True))
+    advice = "export the model without that operator, or leave openvino out of the profile's engines"
+    with vendor_tool(f"openvino cannot read {source.path.name}", advice):
+        model = openvino.Core().read_model(proto.SerializeToString(deterministic=True))
     if source.fold is not None:
         model = _folded(openvino, model, source.fold)
     if order.precision == "int8" and not source.quantized:

@@ -127,6 +127,11 @@ def choose(builder: CandidateBuilder, target: TargetRequest, budget: Budget, mea
     for candidate in packed:
         if target.is_auto and not candidate.is_int8:
             findings.warn(f"{target.profile.name}: {_why_not_int8(candidate, findings.tried, timings)}")
+        elif not target.is_auto and not builder.evaluation.source.quantised and _is_hardly_int8(candidate):
+            findings.warn(
+                f"{target.profile.name}: {candidate.artifact.engine} computes {share_text(candidate.artifact.int8_share)} of the "
+                "work in INT8 and the rest in float; --precision auto would take another precision"
+            )
     reference = None
     if target.with_reference and packed[0].artifact.precision != "fp32":
         reference = builder.build(Order(packed[0].artifact.engine, "fp32", target.profile))
@@ -337,6 +342,11 @@ def _is_worth_it(candidate: Candidate) -> bool:
     return not candidate.is_int8 or share is None or share >= WORTH_SHARE_MIN
 
 
+def _is_hardly_int8(candidate: Candidate) -> bool:
+    """Whether an engine leaves most of the work in float by itself; of a search, its own text says so."""
+    return not _is_worth_it(candidate) and not candidate.artifact.float_layers
+
+
 def _recipes(source: SourceModel, engine: str, profile: DeviceProfile, pinned: str) -> tuple[str, ...]:
     """Return the recipes to try: the `pinned` one alone where the engine has it."""
     maker = builder_for(engine)
@@ -385,6 +395,8 @@ def _search_text(engine: str, search: Search) -> str:
             f"the budget was spent after {attempts} sets of the {counted(layers, 'layer')}, none of which passed in {engine}; "
             "the same build, run again, continues there; --budget BUILDS allows more at once"
         )
+    if not attempts:
+        return f"{engine} INT8 does not pass, and nothing would be in INT8 with its most harmful layer in float"
     most = max((attempt.count for attempt in search.attempts), default=0)
     if any(attempt.passed for attempt in search.attempts):
         return f"{engine} INT8 passes only with so many of {counted(layers, 'layer')} in float that it is not worth it"

@@ -39,8 +39,11 @@ FILES_MAX = 1_000_000
 
 
 def check_form(where: str, spec: TensorSpec, shape: tuple[int, ...], dtype: Any) -> None:
-    """Raise CalibrationInvalid unless an array of `shape` and `dtype` holds samples of `spec`."""
-    if dtype != spec.dtype:
+    """Raise CalibrationInvalid unless an array of `shape` and `dtype` holds samples of `spec`.
+
+    Narrower numbers of the same kind do, as of a model in FP16, which is built in FP32.
+    """
+    if dtype.kind != spec.dtype.kind or not np.can_cast(dtype, spec.dtype):
         raise CalibrationInvalid(
             f"array {spec.name!r} of {where} is {dtype}, the model takes {spec.dtype}; "
             "convert the samples exactly like your application does (scaled and normalised, no raw bytes)"

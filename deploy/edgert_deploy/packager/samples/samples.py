@@ -280,7 +280,7 @@ def _checked(path: Path, spec: TensorSpec, array: NDArray[Any]) -> NDArray[Any]:
             f"array {spec.name!r} of {path} has NaN or infinity in sample {bad[0]} ({len(bad)} of {len(array)} samples): "
             "remove them, or correct what prepares them"
         )
-    return np.ascontiguousarray(array)
+    return np.ascontiguousarray(array, spec.dtype)
 
 
 def _checked_column(path: Path, name: str, array: NDArray[Any], count: int) -> NDArray[Any]:

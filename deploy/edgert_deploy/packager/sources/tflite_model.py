@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from edgert_deploy.packager.sources.tensor_specs import (
     output_spec,
 )
 
+CUSTOM_OPERATOR = re.compile(r"unresolved custom op: ([\w.-]*\w)")
 IDENTIFIER = b"TFL3"  # stands at byte 4 of the file
 
 
@@ -139,6 +141,11 @@ def _run(interpreter: Any, inputs: tuple[TensorSpec, ...], count: int) -> list[A
     except (SourceInvalid, MemoryError):
         raise
     except Exception as error:  # as above
+        if custom := CUSTOM_OPERATOR.search(str(error)):
+            raise SourceInvalid(
+                f"the model has the custom operator {custom[1]}, which TFLite's runtime for Python does not have: convert the "
+                "model again with TFLite's built-in operators only, or give it as ONNX or Keras"
+            ) from error
         kind = OneSampleOnly if count > 1 else SourceInvalid
         raise kind(f"the model does not run on a batch of {count}: {_first_line(error)}; convert it again") from error
 

@@ -36,6 +36,13 @@ def test_samples_and_labels_are_read(tmp_path: Path) -> None:
     assert samples.labels.dtype == np.int64
 
 
+def test_samples_in_narrower_numbers_of_the_same_kind_are_read(tmp_path: Path) -> None:
+    """A model in FP16 is built in FP32, and its samples are in FP16."""
+    samples = load_samples(models.write_samples(tmp_path / "s.npz", x=GOOD.astype(np.float16)), SOURCE, at_least=10)
+    assert samples.inputs["x"].dtype == np.float32
+    np.testing.assert_array_equal(samples.inputs["x"], GOOD.astype(np.float16).astype(np.float32))
+
+
 def test_few_samples_of_a_large_input_run_at_once() -> None:
     """Activations of a spectrogram of 0.6 MB take 100 MB: 32 at once took 3.6 GB for a model of 0.7 MB."""
     runs = {shape: CalibrationSet({"x": np.zeros((8, *shape), np.float32)}, None).run_max for shape in SHAPES}

@@ -121,6 +121,19 @@ def test_one_that_is_quantized_already_is_kept(
         build("tflite", source, digits_calibration, "fp16", tmp_path / "out")
 
 
+def test_a_custom_operator_is_named(digits_tflite: Path, tmp_path: Path) -> None:
+    """As in MediaPipe's face landmarks with attention, and where TensorFlow's operators were selected."""
+    model = unpacked(digits_tflite.read_bytes())
+    code = model.operatorCodes[0]
+    code.builtinCode = code.deprecatedBuiltinCode = schema.BuiltinOperator.CUSTOM
+    code.customCode = b"Landmarks2TransformMatrix"
+    (tmp_path / "m.tflite").write_bytes(packed(model))
+    with pytest.raises(
+        SourceInvalid, match=r"the custom operator Landmarks2TransformMatrix, which .* or give it as ONNX"
+    ):
+        load_source(tmp_path / "m.tflite")
+
+
 def with_a_variable(content: bytes) -> bytes:
     """Return a model that writes its answer to a variable, as streaming wake words keep their last frames."""
     model = unpacked(content)
