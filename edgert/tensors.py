@@ -75,7 +75,7 @@ class TensorSpec:
 
     @property
     def may_be_scores(self) -> bool:
-        """Whether it may hold class scores: [N, C] of floats, or of a quantised model's 8-bit integers."""
+        """Whether it may hold class scores: [N, C] of floats, or of a quantized model's 8-bit integers."""
         return len(self.shape) == 2 and (self.datatype.startswith("FP") or self.datatype in ("INT8", "UINT8"))
 
     def as_json(self) -> dict[str, Any]:

@@ -127,7 +127,7 @@ def choose(builder: CandidateBuilder, target: TargetRequest, budget: Budget, mea
     for candidate in packed:
         if target.is_auto and not candidate.is_int8:
             findings.warn(f"{target.profile.name}: {_why_not_int8(candidate, findings.tried, timings)}")
-        elif not target.is_auto and not builder.evaluation.source.quantised and _is_hardly_int8(candidate):
+        elif not target.is_auto and not builder.evaluation.source.quantized and _is_hardly_int8(candidate):
             findings.warn(
                 f"{target.profile.name}: {candidate.artifact.engine} computes {share_text(candidate.artifact.int8_share)} of the "
                 "work in INT8 and the rest in float; --precision auto would take another precision"

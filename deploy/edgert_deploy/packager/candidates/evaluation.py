@@ -96,7 +96,7 @@ def evaluate_source(request: BuildRequest) -> Evaluation:
 def _softmax_once(rule: ScoresRule, source: SourceModel, answers: Outputs) -> ScoresRule:
     """Return the rule without softmax where FP32's scores are probabilities already.
 
-    A second softmax would make all scores nearly alike. The integers of a quantised output are no logits either.
+    A second softmax would make all scores nearly alike. The integers of a quantized output are no logits either.
     """
     if rule is None or not rule.softmax:
         return rule

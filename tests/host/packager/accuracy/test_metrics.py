@@ -28,7 +28,7 @@ def test_labels_give_top1_of_both() -> None:
 
 
 @pytest.mark.parametrize("datatype", ["INT8", "UINT8"])
-def test_the_integers_of_a_quantised_classifier_are_class_scores(datatype: str) -> None:
+def test_the_integers_of_a_quantized_classifier_are_class_scores(datatype: str) -> None:
     spec = TensorSpec("scores", datatype, (-1, 3))
     scores = (EYE * 120).astype(spec.dtype)
     accuracy = judge((spec,), [scores], [scores[[0, 0, 2]]], np.array([0, 1, 2]), 0.1)

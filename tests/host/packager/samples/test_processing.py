@@ -86,7 +86,7 @@ def test_labels_find_the_output_that_they_fit(tmp_path: Path) -> None:
     assert (classify.output, classify.labels) == ("scores", ("cat", "dog"))
 
 
-def test_labels_fit_the_integers_of_a_quantised_classifier(tmp_path: Path) -> None:
+def test_labels_fit_the_integers_of_a_quantized_classifier(tmp_path: Path) -> None:
     (tmp_path / "labels.txt").write_text("cat\ndog\n")
     outputs = (TensorSpec("ids", "INT64", (-1, 2)), TensorSpec("scores", "INT8", (-1, 2)))
     assert read_classify(tmp_path / "labels.txt", replace(SOURCE, outputs=outputs)).output == "scores"
