@@ -27,6 +27,7 @@ from edgert.typed_json import from_json, to_json
 from edgert_deploy.packager.processes.sandbox import Answer, Progress
 from edgert_deploy.packager.sources.formats.external_data import embed, files_of
 from edgert_deploy.packager.sources.onnx_graph.axes import (
+    drop_weight_inputs,
     fix_batch,
     fixed_batches,
     move_input_batches,
@@ -83,7 +84,7 @@ def _examined(
     """
     name, unchanged = str(request["name"]), True
     proto = parse(name, data)
-    changed = _with_weights(name, proto, request)
+    changed = _with_weights(name, proto, request) | drop_weight_inputs(proto)
     resized, remarks = set_lengths(proto, request.get("shapes") or {})
     changed |= resized
     replaced += remarks

@@ -175,6 +175,24 @@ def test_every_opset_is_built_for_every_engine(
         np.testing.assert_allclose(got, want, atol=0.05 if quantized else 1e-4, err_msg=engine)
 
 
+@pytest.mark.parametrize("engine", ENGINE_NAMES)
+def test_weights_that_an_old_model_lists_as_inputs_are_weights(engine: str, tmp_path: Path) -> None:
+    """As exporters of IR 3 did: ONNX Runtime folded a weight, and its quantiser then missed it among the inputs."""
+    body = "k = ConstantOfShape<value = float[1] {0.02}>(s) c = Conv(x, k) r = Relu(c) f = Flatten(r) y = MatMul(f, w)"
+    from onnx import helper
+
+    weights = {"s": np.array([4, 2, 3, 3]), "w": models.random(4 * 36, 5)}
+    proto = models.model("float[N,2,8,8] x) => (float[N,5] y", body, weights, opset=9, ir_version=3)
+    for tensor in proto.graph.initializer:
+        proto.graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+    source = load_source(models.write(proto, tmp_path / "old.onnx"))
+    assert [value.name for value in source.proto.graph.input] == ["x"]
+    samples = CalibrationSet({"x": models.random(16, 2, 8, 8)}, None)
+    artifact = build(engine, source, samples, "int8", tmp_path)
+    want, got = reference_outputs(source, samples)[0], artifact_outputs(artifact, source, samples)[0]
+    np.testing.assert_allclose(got, want, atol=0.05 * float(np.ptp(want)))
+
+
 def test_an_engine_that_nothing_is_built_for_is_named() -> None:
     with pytest.raises(ConfigInvalid, match="null"):
         builder_for("null")

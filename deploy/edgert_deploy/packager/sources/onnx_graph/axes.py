@@ -14,6 +14,7 @@ from edgert.errors import SourceInvalid
 from edgert_deploy.packager.sources.onnx_graph.nodes import nodes_of
 from edgert_deploy.packager.sources.onnx_graph.structure import opset_of
 
+IR_OF_WEIGHTS_ALONE = 4  # from here on weights need not be inputs
 OPSET_OF_AXES = 13  # from here on Unsqueeze reads its axes from an input
 SUFFIX = "/edgert_batch_inside"  # the end of the name of a value inside the graph, behind or before the added Transpose
 
@@ -199,6 +200,20 @@ def model_inputs(proto: Any) -> Iterator[Any]:
     """Yield the inputs that are no weights."""
     weights = {tensor.name for tensor in proto.graph.initializer}
     return (value for value in proto.graph.input if value.name not in weights)
+
+
+def drop_weight_inputs(proto: Any) -> bool:
+    """Remove weights from the inputs, where IR 3 listed them; return whether there were any.
+
+    Tools would take them for values that a caller may replace: nothing is folded, and a folded one becomes an input.
+    """
+    inputs = list(model_inputs(proto))
+    if len(inputs) == len(proto.graph.input):
+        return False
+    del proto.graph.input[:]
+    proto.graph.input.extend(inputs)
+    proto.ir_version = max(proto.ir_version, IR_OF_WEIGHTS_ALONE)
+    return True
 
 
 def is_open(dim: Any) -> bool:

@@ -129,6 +129,8 @@ sequential.save("sequential.keras"); sequential.save("sequential.h5")
 numpy.save("z.npy", sequential(x).numpy())
 steps = keras.Input((None, 4), name="steps")
 keras.Model(steps, keras.layers.Conv1D(2, 3, padding="same")(steps)).save("open.keras")
+image = keras.Input((None, None, 3), name="image")
+keras.Model(image, keras.layers.UpSampling2D(interpolation="bilinear")(image)).save("upsampling.keras")
 lambda_model = keras.Sequential([keras.Input((4,)), keras.layers.Lambda(lambda v: v * 2)])
 lambda_model.save("lambda.keras")
 """
@@ -214,3 +216,7 @@ def test_an_open_length_of_a_keras_model_is_given_as_that_of_any_model(keras_mod
         load_source(folder / "open.keras", Conversion(python))
     source = load_source(folder / "open.keras", Conversion(python, read_inputs(["steps=1,32,4"])))
     assert (source.inputs[0].shape, source.outputs[0].shape) == ((-1, 32, 4), (-1, 32, 2))
+    with pytest.raises(SourceInvalid, match="give their lengths with --input image=1,LENGTH,LENGTH,3"):
+        load_source(folder / "upsampling.keras", Conversion(python))
+    source = load_source(folder / "upsampling.keras", Conversion(python, read_inputs(["image=1,16,24,3"])))
+    assert source.outputs[0].shape == (-1, 32, 48, 3)

@@ -23,21 +23,33 @@ def main() -> int:
     except ImportError as error:
         print(f"missing: {error.name or error}", file=sys.stderr)
         return 4
+    signature: list[Any] = []
     try:
         load = _of_saved_model if os.path.isdir(request["model"]) else _of_keras
         # `kept` holds the variables: a TensorFlow function does not.
         kept, function, inputs, outputs = load(tensorflow, request["model"])
-        signature = [tensorflow.TensorSpec(spec.shape, spec.dtype, name=name) for name, spec in inputs]
+        given = {name: [None, *one["shape"][1:]] for name, one in request["inputs"].items()}
+        signature = [tensorflow.TensorSpec(given.get(name, spec.shape), spec.dtype, name=name) for name, spec in inputs]
         proto, _ = tf2onnx.convert.from_function(function, input_signature=signature, opset=OPSET)
         replace_erfc(proto.graph)
         _name_outputs(proto.graph, outputs)
     except Exception as error:  # noqa: BLE001 - two frameworks raise any class
-        print(f"{type(error).__name__}: {' '.join(str(error).split())[:400]}", file=sys.stderr)
+        print(f"{type(error).__name__}: {' '.join(str(error).split())[-300:]}{_advice(signature)}", file=sys.stderr)
         return 3
     del kept
     with open(request["out"], "wb") as file:
         file.write(proto.SerializeToString(deterministic=True))
     return 0
+
+
+def _advice(signature: list[Any]) -> str:
+    """Return which lengths could be given, where the model leaves more than the batch open."""
+    for spec in signature:
+        axes = list(spec.shape)
+        if None in axes[1:]:
+            lengths = ",".join("1" if i == 0 else str(n or "LENGTH") for i, n in enumerate(axes))
+            return f"; input {spec.name!r} leaves axes open: give their lengths with --input {spec.name}={lengths}"
+    return ""
 
 
 def _of_keras(tensorflow: Any, path: str) -> tuple[Any, Any, list[tuple[str, Any]], list[str]]:
