@@ -16,7 +16,7 @@ from edgert.printable import counted
 from edgert.tensors import TensorSpec
 from edgert.typed_json import Closed
 
-RATE_HZ_MIN, RATE_HZ_MAX = 1_000, 384_000  # of sound
+RATE_HZ_MIN, RATE_HZ_MAX = 1_000, 384_000  # the rates of sound
 WINDOW_VALUES_MAX = 16 * 1024**2  # the values of one window, over all channels
 FFT_MAX = 65_536
 BINS_MAX = 4096  # mel bands, frequency bands
@@ -58,7 +58,7 @@ class Sound(Closed):
     log: str = "db"
     floor: float = 1e-10
     offset: float = 0.0
-    top_db: float = 80.0  # of "db"; 0: no limit
+    top_db: float = 80.0  # only with log "db"; 0: no limit
     n_mfcc: int = 13
     time_axis: str = "last"
     mean: tuple[float, ...] = (0.0,)

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-_open: weakref.WeakSet[Client | Session] = weakref.WeakSet()  # of this process
+_open: weakref.WeakSet[Client | Session] = weakref.WeakSet()  # the open ones of this process
 
 
 def _leave_to_the_parent() -> None:

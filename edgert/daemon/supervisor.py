@@ -300,7 +300,7 @@ class Supervisor:
         elif op == "follow":  # a hint: the channel may have changed
             self._follow_hint()
             control.reply(answer_of({}))
-        elif op == "event":  # of the follower
+        elif op == "event":  # from the follower
             told = vars(from_json(ChannelEvent, request))
             self._reporter.event(told.pop("event"), told.pop("model"), told)
             self._own_alarms = self._channel_alarms()

@@ -20,7 +20,7 @@ from edgert.errors import EngineFailed
 from edgert.tensors import TensorSpec, batchable
 
 _DEVICE = "CPU"
-_Shapes = tuple[tuple[int, ...], ...]  # of an item of each input
+_Shapes = tuple[tuple[int, ...], ...]  # one item's shape of each input
 
 
 class OpenVINOEngine(Engine):

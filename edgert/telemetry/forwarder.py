@@ -54,7 +54,7 @@ REFUSED_RETRY_S = 300.0
 LOOK_S = 1.0  # the pause between two looks at the spool
 RETRY_PAUSES_S = doubling(1.0, 60.0)
 STABLE_AFTER_S = 10.0
-PUBLISH_BYTES = 16  # of a packet besides its topic and payload, at most
+PUBLISH_BYTES = 16  # the most that a packet has besides its topic and payload
 # When a broker has certainly dropped a cut connection (1.5 keepalives, MQTT 3.1.2.10) and published `lost`. It publishes
 # `lost` late where the cut connection had another client id, as an older version's has.
 ONLINE_AGAIN_S = 2 * KEEPALIVE_S
@@ -141,7 +141,7 @@ class Forwarder:
         self._retained_version = 0
         self._file = self._spool.file
         self._in_flight: dict[int, int] = {}
-        self._clearing: set[int] = set()  # of those in flight
+        self._clearing: set[int] = set()  # those in flight that clear a topic
         self._acknowledged_ids: list[int] = []
         self._refused_at: float | None = None
         self._progress_at = self._refilled_at = self._clock()

@@ -46,7 +46,7 @@ PACKET_BYTES_MAX = 1024 * 1024
 PACKET_BYTES_END = 2**28  # MQTT has none as large
 TAKEN_OVER = "Session taken over"
 SOON_S = 10.0
-# What a broker must allow, by the reason of its refusal.
+# The permission that a broker must give, by the reason of its refusal.
 _ALLOW = {
     "Retain not supported": "devices need retained messages: allow them there (mosquitto: retain_available true)",
     "QoS not supported": "reports need QoS 1: allow it there (mosquitto: max_qos 1)",
@@ -165,7 +165,7 @@ class Connection:
         self._granted: dict[int, bool] = {}
         self._opened_at = 0.0
         self._parting = ""  # why the broker ended the connection, as MQTT 5 tells it
-        self.packet_bytes_max = PACKET_BYTES_END  # of a message that this broker takes, as MQTT 5 tells it
+        self.packet_bytes_max = PACKET_BYTES_END  # the longest message that this broker takes, as MQTT 5 tells it
         self.taken = 0  # messages received so far
         self._handed: deque[tuple[int, int]] = deque()  # (number among those taken, message id), not acknowledged yet
 

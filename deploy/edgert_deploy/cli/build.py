@@ -117,7 +117,7 @@ def _read_model_argument(ctx: click.Context, param: click.Parameter, path: Path)
     show_default=True,
     help="The most that an artifact may lose, in the metric's unit.",
 )
-@click.option("--max-class-drop", type=Number(0), help="How much any class or slice may lose.")
+@click.option("--max-class-drop", type=Number(0), help="The most that any class or slice may lose.")
 @click.option(
     "--precision",
     type=click.Choice(["auto", "int8", "fp16", "fp32"]),

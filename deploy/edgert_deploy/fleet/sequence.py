@@ -100,7 +100,7 @@ class Numbers:
 
     def __init__(self) -> None:
         self._trackers: dict[str, SeqTracker] = {}
-        self._lost = 0  # of boots that are not remembered any more
+        self._lost = 0  # reports of boots that are no longer remembered
 
     @property
     def lost_min(self) -> int:

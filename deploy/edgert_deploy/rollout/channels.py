@@ -108,7 +108,7 @@ class Channels:
             if counter := self._seen.counter(self.registry.repository, channel):
                 raise ConfigInvalid(
                     f"{self.registry.repository} has no channel {channel} any more; this user saw it with counter "
-                    f"{counter}. Restore the registry, or begin it anew under another name"
+                    f"{counter}. Restore the registry, or start a channel under another name"
                 ) from None
         statement = self._next(channel, before, edit(before.entries if before else ()), lasts_s, revoked)
         envelope = sign_statement(statement, key)
@@ -129,8 +129,8 @@ class Channels:
         except SignatureInvalid as error:
             known = ", ".join(key.key_id for key in self._trusted) or "none"
             raise SignatureInvalid(
-                f"channel {channel} in {repository} has no signature of a key that this project knows ({known}): get the "
-                "public key of its publisher into the project's keys/, or look who else may write to the registry"
+                f"channel {channel} in {repository} has no signature of a key that this project knows ({known}): put "
+                "the publisher's public key into the project's keys/, or find out who else may write to the registry"
             ) from error
         if statement.counter < (counter := self._seen.counter(repository, channel)):
             raise ChannelTooOld(

@@ -68,7 +68,7 @@ class RolloutStore:
     ) -> None:
         self.folder, self._team, self._note = folder, team, note
         self._records: dict[str, Record] = {}  # as this process wrote them
-        self._marks: dict[str, tuple[Stamp, Mark]] = {}  # of the files as `sync` last read them
+        self._marks: dict[str, tuple[Stamp, Mark]] = {}  # the files' marks as `sync` last read them
         self._late = False  # the team's store lacks lines of this process
 
     def ids(self) -> list[str]:
@@ -267,7 +267,7 @@ class RolloutStore:
             if new:
                 sync_folder(self.folder)
         except OSError as error:
-            if new:  # of a rollout that never began, such as on a full disk
+            if new:  # the rollout never began, such as on a full disk
                 path.unlink(missing_ok=True)
             raise self._unusable("write a rollout's progress to", error) from error
 

@@ -44,7 +44,7 @@ class Acceptor:
     ) -> None:
         self._serving, self._selector, self._route, self._clock = serving, selector, route, clock
         self._pending: dict[socket.socket, _PendingHello] = {}  # oldest first
-        self._spare: FrameBuffer | None = None  # of the last hello: a new one costs 9 us
+        self._spare: FrameBuffer | None = None  # the buffer of the last hello: a new one costs 9 us
         self._paused: socket.socket | None = None
         self._resume_at_s = 0.0
         self._allowed, self._allowed_at_s = float(BURST_MAX), clock()

@@ -156,7 +156,7 @@ class Reactor:
     def _turn(self, clients: Sequence[_Client]) -> None:
         """Read each client once, and answer those that have asked."""
         together: list[_Client] = []
-        items = 0  # in `together`
+        items = 0  # those in `together`
         for client in clients:
             received = client.receive()
             if received is None:

@@ -70,7 +70,7 @@ class _Waiting:
     deadline_s: float | None
     high: bool
     came_ns: int
-    shapes: tuple[tuple[int, ...], ...] = ()  # of its items, where requests differ in them
+    shapes: tuple[tuple[int, ...], ...] = ()  # the shapes of its items, where requests differ in them
     waits_since_ns: int = field(default_factory=time.perf_counter_ns)
     instance: _Instance | None = None
     answer: EngineAnswer | None = None
@@ -110,7 +110,7 @@ class Batcher:
         self._idle = [_Instance(each) for each in (*more_sessions, session)]
         self.instances = len(self._idle)
         self._last = self._idle[-1]
-        self._arena: Arrays = []  # of `infer_together`
+        self._arena: Arrays = []  # used by `infer_together` alone
         self._mutex = threading.Lock()  # guards the queues
         self._high: deque[_Waiting] = deque()
         self._low: deque[_Waiting] = deque()

@@ -1,6 +1,7 @@
 """The options that name a broker, and the settings that they make.
 
-What a project says of its broker goes to that broker alone: a login is never sent to another one that --broker names.
+A project's options for its broker are used for that broker alone: a login is never sent to another one that --broker
+names.
 """
 
 from __future__ import annotations

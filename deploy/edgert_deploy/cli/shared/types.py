@@ -31,7 +31,7 @@ class FilePath(click.Path):
 
 def refuse_pipe(path: Path) -> None:
     """Raise ConfigInvalid for a named pipe or a device."""
-    named = Path(os.path.realpath(path))  # of `<(command)`: a path that does not exist
+    named = Path(os.path.realpath(path))  # `<(command)` gives a path that does not exist
     if named.exists() and not (named.is_file() or named.is_dir()):
         raise ConfigInvalid(f"{path} is a named pipe or a device: write its content to a file, and give that")
 

@@ -148,7 +148,7 @@ class Exporter(FleetListener):
             return
         group = self._group(topic, hist.model_version)
         group.latency.merge(hist.sketch)
-        if "device" not in self.by:  # of each device they would take too much memory; it has gauges
+        if "device" not in self.by:  # for each device they would take too much memory; it has gauges
             group.count_stages(hist.stages)
 
     def on_metrics(self, topic: Topic, metrics: MetricsMessage, now: float) -> None:

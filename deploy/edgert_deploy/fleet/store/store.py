@@ -48,7 +48,7 @@ class Store:
         self._streams: dict[tuple[str, ...], int] = {}
         self._groups: dict[tuple[str, ...], int] = {}
         self._last_hours = LastHours()
-        self._turns: int | None = None  # of `forgotten`, when the numbers above were read
+        self._turns: int | None = None  # the turn of `forgotten` when the numbers above were read
 
     @property
     def name(self) -> str:

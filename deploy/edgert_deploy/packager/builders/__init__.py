@@ -118,7 +118,7 @@ class Builder(Protocol):
     judged_by: ClassVar[str]
     source_kinds: ClassVar[frozenset[Kind]] = frozenset({"onnx"})
     takes_classical: ClassVar[bool] = False  # operators of ai.onnx.ml
-    finds_ranges: ClassVar[bool] = False  # of activations as the model runs, where the source does
+    finds_ranges: ClassVar[bool] = False  # the ranges of activations as the model runs, where the source does
     # Whether a model whose first layers are folded-in preprocessing is worth building (docs/decisions/0011).
     takes_folded: ClassVar[bool] = True
     # Precisions that are built beside "int8" where candidates are timed.

@@ -1,1 +1,1 @@
-"""Where vendors' tools run: child processes with limits, their output, and the folder of a build."""
+"""Child processes with limits, in which vendors' tools run; their output, and the folder of a build."""

@@ -1,7 +1,7 @@
 """The children of a build: vendors' engines and tools run there, as their native code may crash.
 
-One child stays for the next request, since it takes 1 to 2 s to import its tools. What a child is asked is pickled; its
-answers are JSON and arrays, so that a child that a hostile model took over cannot run code in the command.
+One child stays for the next request, since it takes 1 to 2 s to import its tools. Requests are pickled. Answers are JSON and
+arrays, so that a child that a hostile model took over cannot run code in the command.
 """
 
 from __future__ import annotations

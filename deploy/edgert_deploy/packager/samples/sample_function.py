@@ -80,7 +80,7 @@ def _samples(name: str) -> Iterator[Any]:
                 return
             yield sample
             at += 1
-    except ConfigInvalid as error:  # of `user_function`
+    except ConfigInvalid as error:  # `user_function` raised it
         raise CalibrationInvalid(error.message) from error
     except (CalibrationInvalid, GeneratorExit, KeyboardInterrupt):
         raise

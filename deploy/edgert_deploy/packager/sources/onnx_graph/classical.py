@@ -56,7 +56,7 @@ def unwrap_maps(proto: Any) -> tuple[str, ...]:
         classes = classes or _class_names(node)
         node.op_type, node.domain = "Cast", ""
         del node.attribute[:]
-        node.attribute.append(helper.make_attribute("to", helper.TensorProto.FLOAT))  # of FP64, too
+        node.attribute.append(helper.make_attribute("to", helper.TensorProto.FLOAT))  # FP64 becomes FP32, too
         value.CopyFrom(helper.make_tensor_value_info(value.name, helper.TensorProto.FLOAT, None))
         remarks.append(f"output {value.name!r}, a list of maps, is given as the tensor [N, classes] that it is made of")
     if remarks and not opset_of(proto):
