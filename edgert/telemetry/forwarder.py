@@ -155,7 +155,9 @@ class Forwarder:
         self._in_flight = {}
         if message_id is not None:
             with contextlib.suppress(StorageFailed):
-                self._hold(*self._spool.take(1, message_id - 1))
+                for message in self._spool.take(1, message_id - 1):
+                    if message.id == message_id:  # a full spool may have lost it
+                        self._hold(message)
 
     def _hold(self, message: Spooled) -> None:
         if self._held.add(message.id):

@@ -23,6 +23,7 @@ from edgert.config import PASSWORD_CREDENTIAL, DeviceConfig, MqttConfig, StateDi
 from edgert.errors import ConfigInvalid
 from edgert.stop import STOP_S_MAX
 from edgert.telemetry.forwarder import LOOK_S, ONLINE_AGAIN_S, broker_settings
+from edgert.telemetry.held_back import HANG_UPS_MAX
 from edgert.telemetry.messages import Topics
 from edgert.telemetry.mqtt import (
     BrokerRefused,
@@ -495,3 +496,15 @@ def test_a_message_that_is_too_large_for_the_broker_holds_up_no_other(
     lost = (limit, protocol) == ("message_size_limit", "3.1.1")  # the broker acknowledges it and drops it
     assert device.spool.stats().rows == (0 if lost else 1)
     assert sum("does not take a message of 30" in line for line in device.said) == (0 if lost else 1), device.said
+
+
+def test_a_message_that_a_full_spool_lost_meanwhile_is_not_held_back(tmp_path: Path) -> None:
+    device = ForwardingDevice(tmp_path, MqttSettings("127.0.0.1", free_port()), clock=lambda: 0.0)
+    device.append(2)
+    first, second = device.spool.take(2)
+    device.spool.done([first.id])
+    for lost in (first.id, second.id + 1):
+        for _ in range(HANG_UPS_MAX):
+            device.forwarder._in_flight = {1: lost}
+            device.forwarder._suspect()
+    assert device.said == []
