@@ -21,7 +21,7 @@ from edgert_deploy.devices.profiles import DeviceProfile
 from edgert_deploy.packager.builders import Artifact, Builder, Order, as_taken, keeps_quantization
 from edgert_deploy.packager.builders.artifact_layers import ArtifactLayer
 from edgert_deploy.packager.builders.layers import belongs, layers_of
-from edgert_deploy.packager.builders.openvino_layers import WEIGHTED, openvino_layers
+from edgert_deploy.packager.builders.openvino_layers import RECURRENT, WEIGHTED, openvino_layers
 from edgert_deploy.packager.builders.qdq import (
     CALIBRATION_SAMPLES_MAX,
     Recipe,
@@ -132,12 +132,17 @@ def _numbers(values: NDArray[np.float64]) -> float | list[float]:
 
 def _ignored(nncf: Any, model: Any, source: SourceModel, order: Order) -> Any:
     """Return what NNCF leaves in float: operators of `order.float_layers`, by ONNX's names, and a tail."""
-    names = _tail(model) if order.recipe == "float-tail" else []
+    names = [*_tail(model), *_recurrent(model)] if order.recipe == "float-tail" else []
     if order.float_layers:
         every = layers_of(prepared(source))
         own = [op.get_friendly_name() for op in model.get_ordered_ops() if op.get_type_name() not in NO_OPERATORS]
         names += [name for name in own if name not in names and belongs(name, order.float_layers, every)]
     return nncf.IgnoredScope(names=names, validate=False) if names else None
+
+
+def _recurrent(model: Any) -> list[str]:
+    """Return the recurrent operators: OpenVINO loses much in INT8 where it computes a single sample."""
+    return [op.get_friendly_name() for op in model.get_ordered_ops() if op.get_type_name() in RECURRENT]
 
 
 def _tail(model: Any) -> list[str]:

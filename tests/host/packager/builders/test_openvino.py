@@ -5,12 +5,15 @@ from __future__ import annotations
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 pytest.importorskip("onnx")
 pytest.importorskip("nncf")
 
-from edgert_deploy.packager.builders import builder_for
+from edgert_deploy.devices.profiles import load_profile
+from edgert_deploy.packager.builders import Order, builder_for
+from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.source_model import load_source
 from tests.support import models
 from tests.support.builders import build, samples_for
@@ -37,3 +40,25 @@ def test_fp16_halves_the_weights_and_fp32_keeps_them(tmp_path: Path) -> None:
 
 def _precisions(path: Path) -> dict[str, str]:
     return {layer.kind: layer.precision for layer in builder_for("openvino").layers(path)}
+
+
+def test_the_recipe_float_tail_leaves_recurrent_layers_in_float(tmp_path: Path) -> None:
+    """A single sample loses much in INT8: OpenVINO takes other kernels for it than for a batch."""
+    body = (
+        "v = Gather(e, x) t = Transpose<perm = [1, 0, 2]>(v) s, h, c = LSTM<hidden_size = 24>(t, w, r) "
+        "a = Constant<value_ints = [1]>() q = Squeeze(s, a) b = Transpose<perm = [1, 0, 2]>(q) y = MatMul(b, o)"
+    )
+    shapes = {"e": (50, 16), "w": (1, 96, 16), "r": (1, 96, 24), "o": (24, 5)}
+    weights = {name: models.random(*shape, seed=i) - 0.5 for i, (name, shape) in enumerate(shapes.items())}
+    proto = models.model("int64[N,12] x) => (float[N,12,5] y", body, weights)
+    source = load_source(models.write(proto, tmp_path / "m.onnx"))
+    samples = CalibrationSet({"x": np.random.default_rng(0).integers(0, 50, (20, 12))}, None)
+    found = {}
+    for recipe in ("min-max", "float-tail"):
+        (tmp_path / recipe).mkdir()
+        order = Order("openvino", "int8", load_profile("intel-nuc"), (), recipe)
+        artifact = builder_for("openvino").build(order, source, samples, tmp_path / recipe, lambda line: None)
+        found[recipe] = {layer.kind: layer.precision for layer in builder_for("openvino").layers(artifact.path)}
+    assert found["min-max"]["LSTMSequence"] == "int8"
+    assert found["float-tail"]["LSTMSequence"] == "fp32"
+    assert found["float-tail"]["MatMul"] == "int8"
