@@ -401,6 +401,16 @@ def test_nobody_there_is_unreachable(sshd: SshDevice) -> None:
         SshTransport(sshd.device(port=free_port()), QUICK).run(["true"], WAIT_S_MAX)
 
 
+def test_a_server_without_a_common_algorithm_is_told(tmp_path: Path) -> None:
+    with configured("KexAlgorithms diffie-hellman-group1-sha1\n", tmp_path) as server:
+        for look in (
+            lambda: SshTransport(server.device(), QUICK).run(["true"], WAIT_S_MAX),
+            lambda: scan_host_key(SshAddress.parse(server.address)),
+        ):
+            with pytest.raises(DeviceUnreachable, match=r"no acceptable kex.*\. Its SSH server is too old"):
+                look()
+
+
 def test_a_server_that_takes_no_more_connections_is_told_from_one_that_is_off(tmp_path: Path) -> None:
     """sshd drops them without a word, as a firewall's rule or another service does."""
     with running_sshd(tmp_path) as server:

@@ -362,6 +362,10 @@ def _proxy(command: str, hop: _Hop) -> Iterator[socket.socket]:
 def _reason(error: BaseException) -> str:
     if isinstance(error, NoValidConnectionsError):  # it has one error for each address of the host
         error = next(iter(error.errors.values()))
+    if isinstance(error, IncompatiblePeer):
+        return (
+            f"{error}. Its SSH server is too old, or allows too few algorithms: update it, or allow more in sshd_config"
+        )
     if NO_GREETING in str(error):
         return (
             "it accepts the connection, but does not greet as SSH does. Another service may have this port, or the server "
