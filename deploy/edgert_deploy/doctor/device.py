@@ -97,7 +97,9 @@ def _connection(report: _Report) -> MachineFacts | None:
         jump = f"--jump {device.jump}" if "the jump host" in error.message else "--repin"
         report.fail("host key", error.message, f"edgert device set {name} {jump}, once you know why", error.exit_code)
     except LoginRefused as error:
-        next_step = f"ssh-copy-id {device.address}, or: edgert device set {name} --identity FILE"
+        next_step = error.message.rpartition(". ")[2]
+        if "ssh-copy-id" in next_step:
+            next_step = f"ssh-copy-id {device.address}, or: edgert device set {name} --identity FILE"
         report.fail("login", error.message, next_step, error.exit_code)
     except DeviceUnreachable as error:
         next_step = f"switch it on; if its address has changed: edgert device set {name} --address USER@HOST"

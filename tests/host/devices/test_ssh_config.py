@@ -176,6 +176,17 @@ def test_sections_that_cannot_be_judged_here_do_not_apply(config: Path) -> None:
     assert (found.get("user"), found["port"]) == (None, "7")
 
 
+def test_words_may_be_apart_by_a_tab(config: Path) -> None:
+    """An include was passed over, and the lines after it were of every host."""
+    (config.parent / "more").write_text("Host board\n Port 7\n")
+    config.write_text("Include\tmore\nHost\tother\n\tInclude = none\n\tUser\tone\nMatch\ttagged x\n Port 9\n")
+    found = read_ssh_config()
+    assert [(each.get("user"), each.get("port")) for each in map(found.lookup, ("board", "other"))] == [
+        (None, "7"),
+        ("one", None),
+    ]
+
+
 def test_a_command_of_the_configuration_takes_nothing_from_stdin(config: Path) -> None:
     """The answer to a question, or an input of edgert infer, lost its first byte."""
     config.write_text('Match host board exec "cat; exit 0"\n User one\nMatch host board exec "exit 3"\n Port 7\n')

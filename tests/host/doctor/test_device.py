@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
+import subprocess
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -113,7 +115,13 @@ def test_the_way_there(inventory: Inventory, sshd: SshDevice, tmp_path: Path) ->
     unreachable = check_device(sshd.device(port=free_port()), {})
     changed = check_device(sshd.device(host_key=other), {})
     stranger = check_device(replace(sshd.device(), identity=str(tmp_path / "other")), {})
+    locked = tmp_path / "locked"
+    shutil.copy(tmp_path / "other", locked)
+    subprocess.run(["ssh-keygen", "-q", "-p", "-P", "", "-N", "secret", "-f", locked], check=True, capture_output=True)
+    closed = check_device(replace(sshd.device(), identity=str(locked)), {})
+    assert closed[0].next_step == "Give the key's passphrase to an agent (ssh-add)"
     for found, check, mend in (
+        (closed, "login", "ssh-add"),
         (unreachable, "reachable", "--address"),
         (changed, "host key", "edgert device set board --repin"),
         (stranger, "login", "ssh-copy-id"),

@@ -7,6 +7,7 @@ import contextlib
 import getpass
 import glob
 import os
+import re
 import shlex
 import socket
 import subprocess
@@ -23,6 +24,7 @@ from edgert.errors import ConfigInvalid
 
 INCLUDES_MAX = 64
 CONFIG_BYTES_MAX = 1024**2
+_SETTING = re.compile(r"\s*(\w+)(?:\s*=\s*|\s+)(.+)")
 _NEVER = "Host !*"
 _UNKNOWN_CRITERIA = {"localnetwork", "tagged", "version", "sessiontype", "command"}  # paramiko takes them for true
 _KEY_HEAD_BYTES = 256  # they include "-----BEGIN OPENSSH PRIVATE KEY-----" and the like
@@ -145,11 +147,12 @@ def _lines(path: Path, folder: Path, left: list[int]) -> Iterator[str]:
         raise ConfigInvalid(f"{path} has more than {CONFIG_BYTES_MAX} bytes")
     section = "Host *"
     for line in path.read_text(errors="replace").splitlines():  # a comment may be in another encoding
-        keyword, _, rest = line.strip().replace("=", " ", 1).partition(" ")
-        if keyword.lower() != "include":
-            if keyword.lower() == "match" and _UNKNOWN_CRITERIA & {word.lstrip("!").lower() for word in rest.split()}:
+        found = _SETTING.match(line)
+        keyword, rest = (found[1].lower(), found[2]) if found else ("", "")
+        if keyword != "include":
+            if keyword == "match" and _UNKNOWN_CRITERIA & {word.lstrip("!").lower() for word in rest.split()}:
                 line = _NEVER
-            section = line if keyword.lower() in ("host", "match") else section
+            section = line if keyword in ("host", "match") else section
             yield line
             continue
         for name in [name for word in shlex.split(rest) for name in _files(word, folder)]:
