@@ -47,7 +47,7 @@ SAID_LINES_MAX, SAID_S_MAX = 50, 0.5  # kept of what ssh says; the wait for the 
 KEY_REFUSED = "Host key verification failed"  # by OpenSSH's ssh
 NO_GREETING = "Error reading SSH protocol banner"  # by paramiko, as the next
 NO_KEY = "No authentication methods available"
-TOO_MANY = "No existing session"  # the server closed the connection during the login
+NO_SESSION = "No existing session"  # the server is silent, or it closed the connection during the login
 
 
 @dataclass(frozen=True)
@@ -284,8 +284,10 @@ def _translated(hop: _Hop) -> Iterator[None]:
         ) from error
     except (OSError, EOFError, paramiko.SSHException) as error:
         # paramiko has no error class for a user without any key.
-        if isinstance(error, paramiko.AuthenticationException) or NO_KEY in str(error) or TOO_MANY in str(error):
-            why = str(error).rstrip(".") if TOO_MANY not in str(error) else "it ended the connection after several keys"
+        transport = hop.connection.client.get_transport()
+        ended = NO_SESSION in str(error) and transport is not None and transport.initial_kex_done
+        if isinstance(error, paramiko.AuthenticationException) or NO_KEY in str(error) or ended:
+            why = "it ended the connection after several keys" if ended else str(error).rstrip(".")
             raise LoginRefused(
                 f"{hop.called} refuses the login of {hop.connection.user}: {why}. {_key_advice(error)}"
             ) from error
@@ -300,7 +302,7 @@ def _again(hop: _Hop) -> str:
 
 
 def _key_advice(error: BaseException) -> str:
-    if TOO_MANY in str(error):
+    if NO_SESSION in str(error):
         return "Offer one key: --identity FILE, or IdentityFile with IdentitiesOnly yes in ~/.ssh/config"
     if isinstance(error, _SecondFactor):
         return "Let this user log in by a key alone: AuthenticationMethods publickey in sshd_config there"
@@ -366,7 +368,7 @@ def _reason(error: BaseException) -> str:
         return (
             f"{error}. Its SSH server is too old, or allows too few algorithms: update it, or allow more in sshd_config"
         )
-    if NO_GREETING in str(error):
+    if NO_GREETING in str(error) or NO_SESSION in str(error):
         return (
             "it accepts the connection, but does not greet as SSH does. Another service may have this port, or the server "
             "refuses new connections for now (MaxStartups, PerSourcePenalties, fail2ban): look at its log, or wait a minute"
