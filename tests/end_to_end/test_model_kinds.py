@@ -10,7 +10,6 @@ import pytest
 
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
-pytest.importorskip("nncf")
 
 from edgert.engines.tensorrt import build_plan
 from edgert.tensors import TensorSpec
@@ -19,6 +18,9 @@ from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.source_model import SourceModel, load_source
 from tests.support import models
 from tests.support.builders import ENGINE_NAMES, build
+from tests.support.needed import needed
+
+needed("nncf")
 
 TOKENS = 40
 pytestmark = pytest.mark.usefixtures("probes_are_forks")

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
-pytest.importorskip("nncf")
 
 from edgert.errors import SourceInvalid
 from edgert_deploy.packager.builders import Artifact
@@ -154,6 +153,9 @@ def test_more_weights_than_a_model_may_have_are_refused_for_every_engine_before_
 import resource
 from pathlib import Path
 from edgert_deploy.packager.sources.source_model import load_source
+from tests.support.needed import needed
+
+needed("nncf")
 try:
     load_source(Path({str(path)!r}))
 except Exception as error:

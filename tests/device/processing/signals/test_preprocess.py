@@ -13,8 +13,9 @@ from edgert.bundle.signal_rules import Series, Sound
 from edgert.errors import RequestError
 from edgert.processing.signals.preprocess import SignalPreprocessor
 from edgert.tensors import TensorSpec
+from tests.support.needed import needed
 
-wavfile = pytest.importorskip("scipy.io.wavfile")
+wavfile = needed("scipy.io.wavfile")
 
 
 def spec(*shape: int) -> TensorSpec:

@@ -9,8 +9,9 @@ import pytest
 
 from edgert.errors import RequestError
 from edgert.processing.signals.resample import resample, resampled_length
+from tests.support.needed import needed
 
-signal = pytest.importorskip("scipy.signal")
+signal = needed("scipy.signal")
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from edgert.bundle.signal_rules import STATISTICS, Series
 from edgert.errors import RequestError
 from edgert.processing.signals.series_features import SeriesFeatures, completed
+from tests.support.needed import needed
 
-signal = pytest.importorskip("scipy.signal")
-stats = pytest.importorskip("scipy.stats")
+signal = needed("scipy.signal")
+stats = needed("scipy.stats")
 NAN = float("nan")
 
 

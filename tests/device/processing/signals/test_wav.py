@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from edgert.errors import RequestError
 from edgert.processing.signals.wav import read_wav
+from tests.support.needed import needed
 
-wavfile = pytest.importorskip("scipy.io.wavfile")
+wavfile = needed("scipy.io.wavfile")
 RAMP = np.linspace(-1, 0.99, 200)
 
 

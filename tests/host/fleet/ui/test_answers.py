@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
-from openapi_spec_validator import validate
 
 from edgert.telemetry import messages
 from edgert_deploy.fleet.store.batch import MINUTE_MS
@@ -27,6 +26,7 @@ from edgert_deploy.rollout.rollout_store import RolloutStore
 from edgert_deploy.rollout.waves import Strategy
 from tests.support.devices import WAIT_S_MAX
 from tests.support.fleet import NOW_MS, Pi, Sent, Watched, feed, record
+from tests.support.needed import needed
 
 NOW = 1000.0  # monotonic seconds
 
@@ -106,7 +106,7 @@ def tight(value: Any) -> Any:
 def test_the_file_is_valid_and_its_addresses_are_those_that_the_server_answers(port: int) -> None:
     status, kind, said = get(port, "openapi.json")
     assert (status, kind) == (200, "application/json")
-    validate(said)
+    needed("openapi_spec_validator").validate(said)
     _, _, refusal = get(port, "nothing")
     known = refusal["error"]["message"].partition("known: ")[2].split(", ")
     assert {path.strip("/") for path in said["paths"]} == set(known)

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from sklearn.metrics import f1_score, precision_score, recall_score
 
 from edgert.bundle.rules import Classify, Smooth
 from edgert.errors import CalibrationInvalid, ConfigInvalid
@@ -18,6 +17,9 @@ from edgert.tensors import TensorSpec
 from edgert_deploy.packager.accuracy.metrics import metric_for
 from edgert_deploy.packager.accuracy.window_metrics import AnswerF1, Counts, Event, events, matched
 from tests.support.models.metrics import reference_to, result_of
+from tests.support.needed import needed
+
+metrics = needed("sklearn.metrics")
 
 SPECS = (TensorSpec("scores", "FP32", (-1, 3)),)
 RULE = Classify("scores", ("yes", "no", "noise"), softmax=False, none=("noise",))
@@ -42,9 +44,9 @@ def test_windows_are_counted_as_scikit_learn_counts_them(pairs: list[tuple[int, 
     found, truth = ([pair[i] for pair in pairs] for i in (0, 1))
     got = asked_for("window_f1", found, truth)
     options: dict[str, Any] = {"labels": [0, 1], "average": "micro", "zero_division": 1.0}
-    assert got.precision == pytest.approx(precision_score(truth, found, **options))
-    assert got.recall == pytest.approx(recall_score(truth, found, **options))
-    assert got.f1 == pytest.approx(f1_score(truth, found, **options))
+    assert got.precision == pytest.approx(metrics.precision_score(truth, found, **options))
+    assert got.recall == pytest.approx(metrics.recall_score(truth, found, **options))
+    assert got.f1 == pytest.approx(metrics.f1_score(truth, found, **options))
 
 
 def test_an_event_counts_once() -> None:

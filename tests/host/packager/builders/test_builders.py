@@ -14,7 +14,6 @@ import pytest
 
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
-pytest.importorskip("nncf")
 
 from edgert.bundle.manifest import FILE_PATH
 from edgert.engines import ENGINES
@@ -76,6 +75,9 @@ from pathlib import Path
 from tests.support.builders import ENGINE_NAMES, build
 from edgert_deploy.packager.samples.samples import load_samples
 from edgert_deploy.packager.sources.source_model import load_source
+from tests.support.needed import needed
+
+needed("nncf")
 source = load_source(Path({digits!r}) / "digits.onnx")
 samples = load_samples(Path({digits!r}) / "calibration.npz", source, at_least=10)
 for engine in ENGINE_NAMES:

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 pytest.importorskip("onnx")
-pytest.importorskip("nncf")
 
 from edgert_deploy.devices.profiles import load_profile
 from edgert_deploy.packager.builders import Order, builder_for
@@ -17,6 +16,9 @@ from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.source_model import load_source
 from tests.support import models
 from tests.support.builders import build, samples_for
+from tests.support.needed import needed
+
+needed("nncf")
 
 
 def test_the_ir_holds_the_model_and_no_notes(tmp_path: Path) -> None:

@@ -9,9 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("openvino")
-pytest.importorskip("nncf")
-
 from edgert_deploy.packager.builders.artifact_layers import int8_share
 from edgert_deploy.packager.builders.layers import layers_of
 from edgert_deploy.packager.builders.onnx_layers import onnx_layers
@@ -20,6 +17,10 @@ from edgert_deploy.packager.builders.qdq import prepared
 from edgert_deploy.packager.sources.source_model import load_source
 from tests.support import models
 from tests.support.builders import build, samples_for
+from tests.support.needed import needed
+
+needed("openvino")
+needed("nncf")
 
 
 @pytest.mark.parametrize("make", [models.cnn, models.mlp, models.transformer])

@@ -13,8 +13,9 @@ from edgert.processing.signals.preprocess import SignalPreprocessor
 from edgert.tensors import TensorSpec
 from edgert_deploy.packager.samples.samples import CalibrationSet, load_samples
 from edgert_deploy.packager.sources.source_model import SourceModel
+from tests.support.needed import needed
 
-wavfile = pytest.importorskip("scipy.io.wavfile")
+wavfile = needed("scipy.io.wavfile")
 SOUND = Sound("x", 8000, 1000, step=500, features="mfcc", n_mfcc=5)
 SERIES = Series("x", 2, 16, step=16, features=("statistics",), statistics=("mean", "max"), missing="hold")
 
