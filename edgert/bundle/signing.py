@@ -5,7 +5,6 @@ A key's id is the first 16 hex digits of the SHA-256 of its 32 raw public bytes.
 
 from __future__ import annotations
 
-import binascii
 import contextlib
 import hashlib
 import os
@@ -13,15 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from edgert.errors import ConfigInvalid
 
 KEY_BYTES_MAX = 64 * 1024  # a device such as /dev/zero has no end
-# An Ed25519 public key in PEM form is these bytes and its 32 raw ones (RFC 8410). The PEM reader of cryptography takes
-# longer to import than `edgertd status` to answer, so keys in this form are read without it.
-_PEM_BEGIN, _PEM_END = b"-----BEGIN PUBLIC KEY-----\n", b"\n-----END PUBLIC KEY-----\n"
-_DER_HEAD, _DER_BYTES = bytes.fromhex("302a300506032b6570032100"), 44
 
 
 @dataclass(frozen=True)
@@ -32,7 +28,8 @@ class PublicKey:
 
     @property
     def key_id(self) -> str:
-        return hashlib.sha256(self.key.public_bytes_raw()).hexdigest()[:16]
+        raw = self.key.public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
+        return hashlib.sha256(raw).hexdigest()[:16]
 
     def made(self, signature: bytes, data: bytes) -> bool:
         """Return whether this key made `signature` of exactly this data."""
@@ -43,7 +40,7 @@ class PublicKey:
         return True
 
     def pem(self) -> bytes:
-        return _PEM_BEGIN + binascii.b2a_base64(_DER_HEAD + self.key.public_bytes_raw(), newline=False) + _PEM_END
+        return self.key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
 
 
 @dataclass(frozen=True)
@@ -63,8 +60,6 @@ def new_key() -> SigningKey:
 
 def write_key_pair(key: SigningKey, private_path: Path, public_path: Path) -> None:
     """Write both halves as PEM, the private one for its owner only. Raises ConfigInvalid if one exists."""
-    from cryptography.hazmat.primitives import serialization
-
     private_pem = key.key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
@@ -89,8 +84,6 @@ def write_key_pair(key: SigningKey, private_path: Path, public_path: Path) -> No
 
 def read_signing_key(path: Path) -> SigningKey:
     """Read an unencrypted Ed25519 private key. Raises ConfigInvalid where `path` is missing or holds none."""
-    from cryptography.hazmat.primitives import serialization
-
     data = _read(path, "make one with: edgert keys new")
     try:
         key = serialization.load_pem_private_key(data, password=None)
@@ -106,10 +99,6 @@ def read_signing_key(path: Path) -> SigningKey:
 def read_public_key(path: Path) -> PublicKey:
     """Read an Ed25519 public key. Raises ConfigInvalid where `path` is missing or holds none."""
     data = _read(path, "edgert keys new writes it beside the private key")
-    if (plain := _plain_key(data)) is not None:
-        return PublicKey(plain)
-    from cryptography.hazmat.primitives import serialization
-
     try:
         key = serialization.load_pem_public_key(data)
     except (ValueError, UnsupportedAlgorithm) as error:
@@ -148,17 +137,6 @@ def read_keyring(folder: Path) -> Keyring:
         except ConfigInvalid as error:
             ring.damaged[path] = error.message
     return ring
-
-
-def _plain_key(pem: bytes) -> Ed25519PublicKey | None:
-    """Return the key of a file as `PublicKey.pem` writes it; None for any other content."""
-    if not (pem.startswith(_PEM_BEGIN) and pem.endswith(_PEM_END)):
-        return None
-    with contextlib.suppress(binascii.Error, UnsupportedAlgorithm):
-        der = binascii.a2b_base64(pem[len(_PEM_BEGIN) : -len(_PEM_END)])
-        if len(der) == _DER_BYTES and der.startswith(_DER_HEAD):
-            return Ed25519PublicKey.from_public_bytes(der[len(_DER_HEAD) :])
-    return None
 
 
 def _read(path: Path, advice: str) -> bytes:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -24,33 +22,6 @@ def test_keys_come_back_from_disk_and_the_private_half_is_its_owners(tmp_path: P
     with pytest.raises(ConfigInvalid, match="never overwritten"):
         write_key_pair(new_key(), private, public)
     assert read_signing_key(private).public.key_id == signing_key.public.key_id
-
-
-def test_a_public_key_is_read_in_any_pem_form_and_written_in_the_usual_one(
-    tmp_path: Path, signing_key: SigningKey
-) -> None:
-    usual = signing_key.public.key.public_bytes(
-        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-    )
-    assert signing_key.public.pem() == usual
-    for data in (usual, usual.replace(b"\n", b"\r\n"), b"a note\n" + usual, usual + b"\n\n"):
-        (tmp_path / "a.pem").write_bytes(data)
-        assert read_public_key(tmp_path / "a.pem").key_id == signing_key.public.key_id
-    for data in (usual.replace(usual[40:41], b"!"), usual[:27] + usual[31:], usual[:40] + b"AAAA" + usual[40:]):
-        (tmp_path / "a.pem").write_bytes(data)
-        with pytest.raises(ConfigInvalid, match="is not a public key"):
-            read_public_key(tmp_path / "a.pem")
-
-
-def test_a_key_as_it_is_written_is_read_without_the_pem_reader(tmp_path: Path, signing_key: SigningKey) -> None:
-    (tmp_path / "a.pem").write_bytes(signing_key.public.pem())
-    program = (
-        "import sys; from pathlib import Path; from edgert.bundle.signing import read_public_key\n"
-        "print(read_public_key(Path(sys.argv[1])).key_id, 'cryptography.hazmat.primitives.serialization' in sys.modules)"
-    )
-    words = [sys.executable, "-c", program, str(tmp_path / "a.pem")]
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == [signing_key.public.key_id, "False"]
 
 
 def test_a_full_disk_leaves_no_half_key(tmp_path: Path) -> None:
