@@ -2,7 +2,8 @@
 
 Theory of operation: `seq` grows by one with each report of a model on a device, over restarts, reboots and versions. So a
 report whose number is more than one above the one before it leaves a gap, which is one row. It belongs to the stream of
-the report after it. A late report closes its part of the gap. A number that is no more than the last one of another boot
+the report after it. Versions share the numbers: after a rollback the older stream goes on behind the newer one's last.
+A late report closes its part of the gap. A number that is no more than the last one of another boot
 leaves none: after a power cut a device uses its last numbers again. A lost spool held an unknown number of reports, and
 counts as one.
 
@@ -50,13 +51,16 @@ def note(connection: sa.Connection, reports: Sequence[tuple[int, int, int]]) -> 
         arrived.setdefault(stream, []).append(seq)
     known = _streams(connection, list(arrived))
     newest = _newest_of_others(connection, [row for row in known.values() if row["hist_seq"] < 0])
+    behind = [row for row in known.values() if 0 <= row["hist_seq"] < max(arrived[row["id"]]) - 1]
+    of_boot = _newest_of_boots(connection, behind)
     gaps: list[Gap] = []
     late: list[tuple[int, str, int]] = []
     for stream, seqs in arrived.items():
         row = known[stream]
         model = (row["device_id"], row["model"])
         own, at = row["hist_seq"], row["hist_minute"]
-        last, last_at = (own, at) if own >= 0 else newest.get(model, (-1, 0))
+        boot = (*model, row["boot"])
+        last, last_at = max((own, at), of_boot.get(boot, (-1, 0))) if own >= 0 else newest.get(model, (-1, 0))
         for seq in in_order(seqs):
             minute = minutes[stream, seq]
             if last >= 0 and begun_anew(seq, last):
@@ -67,8 +71,10 @@ def note(connection: sa.Connection, reports: Sequence[tuple[int, int, int]]) -> 
                 late.append((*model, seq))
             if own < 0 or seq > own or begun_anew(seq, own):
                 own, at = seq, minute
-            last, last_at = own, at
+            if own > last or begun_anew(own, last):
+                last, last_at = own, at
         row["hist_seq"], row["hist_minute"] = own, at
+        of_boot[boot] = max((own, at), of_boot.get(boot, (-1, 0)))
         if at >= newest.get(model, (-1, 0))[1]:
             newest[model] = own, at
     _remember(connection, known)
@@ -87,7 +93,7 @@ def overlapping(connection: sa.Connection, first: int, end: int) -> Iterator[Gap
 
 def _streams(connection: sa.Connection, ids: Sequence[int]) -> dict[int, dict[str, Any]]:
     table = schema.stream
-    names = ("id", "device_id", "model", "hist_seq", "hist_minute")
+    names = ("id", "device_id", "boot", "model", "hist_seq", "hist_minute")
     query = sa.select(*(table.c[name] for name in names))
     rows = (row for few in chunks(ids) for row in connection.execute(query.where(table.c.id.in_(few))))
     return {row[0]: dict(zip(names, row, strict=True)) for row in rows}
@@ -109,6 +115,23 @@ def _newest_of_others(
         )
         for row in connection.execute(sa.select(numbered).where(numbered.c.place == 1)):
             newest[row.device_id, row.model] = row.hist_seq, row.hist_minute
+    return newest
+
+
+def _newest_of_boots(
+    connection: sa.Connection, behind: Sequence[Mapping[str, Any]]
+) -> dict[tuple[int, str, str], tuple[int, int]]:
+    """Return the last number and minute of each (device, model, boot) of the rows, whatever the version."""
+    columns = schema.stream.c
+    newest: dict[tuple[int, str, str], tuple[int, int]] = {}
+    for few in chunks(sorted({row["device_id"] for row in behind})):
+        query = sa.select(columns.device_id, columns.model, columns.boot, columns.hist_seq, columns.hist_minute)
+        boots = {row["boot"] for row in behind if row["device_id"] in few}
+        for *owner, seq, minute in connection.execute(
+            query.where(columns.device_id.in_(few), columns.boot.in_(boots), columns.hist_seq >= 0)
+        ):
+            device, model, boot = owner
+            newest[device, model, boot] = max((seq, minute), newest.get((device, model, boot), (-1, 0)))
     return newest
 
 

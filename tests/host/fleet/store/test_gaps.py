@@ -59,6 +59,20 @@ def test_late_reports_close_their_gap_in_any_order(store_url: str) -> None:
     assert missing(store_url, 1) == {}
 
 
+def test_a_rollback_and_another_deployment_leave_no_gap(store_url: str) -> None:
+    old, new = Pi("pi-1"), Pi("pi-1", version="r2")
+    sent = old.info()
+    for n, pi in enumerate((old, new, old, new, old)):
+        other = new if pi is old else old
+        pi.seq = max(pi.seq, other.seq)
+        sent = sent + minutes(pi, 30 - 2 * n, 28 - 2 * n)
+        record(store_url, sent)  # each time what came before, too
+    assert missing(store_url, 1) == {}
+    old.seq += 3
+    record(store_url, minutes(old, 10, 8))
+    assert missing(store_url, 1) == {"plant-a/pi-1": 3}
+
+
 def test_reports_between_two_boots_and_versions_are_missing_too(store_url: str) -> None:
     before, after = Pi("pi-1"), Pi("pi-1", version="r2", boot="b2")
     sent = before.info() + minutes(before, 30, 20)
