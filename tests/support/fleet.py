@@ -99,13 +99,13 @@ class Sender:
         self._clock_s = 0.0
         self._recorder = WindowRecorder(model, lambda: 0.0)
 
-    def window(self, latencies_ms: Sequence[float] = (), *, errors: int = 0) -> Sent:
+    def window(self, latencies_ms: Sequence[float] = (), *, errors: int = 0, window_s: float = 60) -> Sent:
         for latency in latencies_ms:
             self._recorder.record(RequestSpan("ok", round(latency * 1000), batch=1))
         for _ in range(errors):
             self._recorder.record(RequestSpan("error", 1))
         self.seq += 1
-        self._clock_s += 60
+        self._clock_s += window_s
         report = self._recorder.cut(now=self._clock_s)
         envelope = messages.envelope(ts_ms=int(self._clock_s * 1000), boot=self.boot, seq=self.seq)
         hist = messages.hist_fields(report, model_version="r7")

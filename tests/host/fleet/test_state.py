@@ -113,6 +113,18 @@ def test_a_device_that_says_online_and_falls_silent_is_stale() -> None:
     assert row_of(state, "pi-07", now=999.0).state == "lost"
 
 
+def test_a_window_that_a_deployment_cut_off_makes_no_device_stale() -> None:
+    state, pi = FleetState(), Sender("pi-07")
+    state.apply(pi.topics.status, b"online", False, 0.0)
+    feed(state, pi.window([1.0]), now=10.0)
+    feed(state, pi.window([1.0], window_s=5), now=15.0)
+    feed(state, pi.window([1.0], window_s=11), now=26.0)
+    assert row_of(state, "pi-07", now=90.0).state == "online"
+    for now in (40.0, 50.0):  # the configured length is another one now
+        feed(state, pi.window([1.0], window_s=10), now=now)
+    assert row_of(state, "pi-07", now=76.0).state == "stale"
+
+
 def test_a_retained_word_is_no_sign_of_life() -> None:
     state, pi = FleetState(), Sender("pi-07")
     state.apply(pi.topics.status, b"online", True, 0.0)
