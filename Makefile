@@ -33,6 +33,7 @@ $(VENV)/installed: requirements/dev.txt
 $(VENV)/installed-for-demo: requirements/demo.txt
 $(VENV)/installed $(VENV)/installed-for-demo: pyproject.toml
 	@test -n "$(PYTHON)" || { echo "error: no Python 3.10 to 3.13 found; install one: sudo apt-get install python3 python3-venv" >&2; exit 1; }
+	@$(PYTHON) -c '' || { echo "error: $(PYTHON) does not run; name one that does by its path: make PYTHON=/usr/bin/python3" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "error: $(PYTHON) cannot make virtual environments; install what is missing: sudo apt-get install $$($(PYTHON) -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')" >&2; exit 1; }
 	@echo "installing edgert[$(EXTRAS)] into $(VENV) (a minute or two)" >&2
 	@$(PYTHON) -m venv $(VENV)

@@ -1,7 +1,8 @@
-"""The locked requirements have all that pyproject.toml asks for. If a test fails: make lock."""
+"""The locked requirements have all that pyproject.toml asks for (if not: make lock), and setup tells what it lacks."""
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Iterator
 
@@ -53,3 +54,12 @@ def test_a_lock_has_one_version_of_each_requirement(
     wanted = [one for one in asked(*extras) if one.marker is None or one.marker.evaluate(dict(there))]
     lock = read_lock((ROOT / file).read_text())
     assert len(lock.lines(wanted, there)) == len(wanted) > 10
+
+
+def test_setup_tells_a_python_that_does_not_run_from_one_without_venv() -> None:
+    made = subprocess.run(
+        ["make", "setup", "PYTHON=false", "VENV=build/none"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert made.returncode == 2
+    assert "error: false does not run; name one that does by its path: make PYTHON=" in made.stderr
+    assert "cannot make virtual environments" not in made.stderr

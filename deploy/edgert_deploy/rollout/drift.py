@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from edgert import __version__
 from edgert.checks.status import DeviceStatus, ModelStatus
+from edgert.versions.slots import BY_COMMAND
 from edgert_deploy.devices.facts import version as numbers
 from edgert_deploy.rollout.rollout_record import Rollout, RolloutState
 
@@ -113,7 +114,8 @@ def _against(there: ModelStatus, wanted: Wanted) -> list[Drift]:
     if there.live is not None and there.live.digest == wanted.digest:
         return []
     if failed is not None and failed.digest == wanted.digest:
-        return [Drift("rolled-back", f"release {wanted.release} was rolled back: {failed.reason}")]
+        how = BY_COMMAND if failed.reason == BY_COMMAND else f"rolled back: {failed.reason}"
+        return [Drift("rolled-back", f"release {wanted.release} was {how}")]
     if release is None:
         return [Drift("missing", f"release {wanted.release} is wanted, nothing is live")]
     if release == wanted.release:

@@ -174,7 +174,7 @@ class SignalPreprocessor:
         if length > rule.length and not rule.step:
             raise RequestError(
                 f"the signal has {length} {unit}, and the model's window has {rule.length}: send one window, or build the "
-                "model with a step between windows"
+                f"model with a step between windows (step = {rule.length} in the file of --preprocess: side by side)"
             )
         count = 1 + max(0, length - rule.length) // rule.step if rule.step else 1
         if count > WINDOWS_MAX:

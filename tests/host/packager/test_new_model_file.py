@@ -72,6 +72,7 @@ def test_kinds_of_inputs(tmp_path: Path) -> None:
     features = text_for(models.mlp(), tmp_path)
     assert "x FP32 [N, 4]: features, 4 a sample" in features
     assert "preprocess" not in features
+    assert "or of WAV or CSV recordings (docs/signals.md)" in features
     tokens = models.model("int64[N,16] ids) => (float[N,16] y", "y = Cast <to = 1> (ids)")
     assert "ids INT64 [N, 16]: tokens, 16 a sample" in text_for(tokens, tmp_path)
     frames = models.model("uint8[N,8,8,3] frames) => (float[N,8,8,3] y", "y = Cast <to = 1> (frames)")

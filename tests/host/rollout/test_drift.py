@@ -11,7 +11,7 @@ from edgert import __version__
 from edgert.checks.channel_status import ChannelStatus, WantedRelease
 from edgert.checks.status import DaemonState, ModelStatus, ServingStatus
 from edgert.typed_json import to_json
-from edgert.versions.slots import RolledBackVersion, Version
+from edgert.versions.slots import BY_COMMAND, RolledBackVersion, Version
 from edgert_deploy.rollout.drift import Wanted, device_drifts, model_drifts, wanted_of
 from edgert_deploy.rollout.rollout_record import Rollout, RolloutState
 from edgert_deploy.rollout.waves import Strategy
@@ -91,6 +91,13 @@ def test_each_difference_has_its_name(changes: dict[str, Any], kinds: list[str])
         assert found.drift[0].text == "release 7 was rolled back: p99_ms is 9 ms"
     (unasked,) = model_drifts(device_status(replace(model, serving=READY)), {})
     assert unasked.drift == () or unasked.drift[0].kind == "trial", "what no rollout says is no drift"
+
+
+def test_a_release_that_a_command_took_back_is_told_once() -> None:
+    back = RolledBackVersion(7, "seven", BY_COMMAND, 0.0)
+    model = ModelStatus("m", "steady", Version(6, "six", good=True), None, rolled_back=back, serving=READY)
+    (found,) = model_drifts(device_status(model), WANTED)
+    assert [one.text for one in found.drift] == ["release 7 was rolled back by a command"]
 
 
 def test_what_the_channel_of_a_device_wants_stands_before_what_a_rollout_wanted() -> None:

@@ -21,5 +21,5 @@ def remove(selector: str, inventory: Inventory, as_json: bool) -> None:
       edgert device remove kitchen
     """
     gone = inventory.remove(inventory.device(selector).name)
-    text = f"removed {gone.name} from {inventory.path}; the device still serves what it has in {gone.state}"
+    text = f"removed {gone.name} from {inventory.path}; the device itself was not changed"
     emit({"removed": gone.as_json(), "inventory": str(inventory.path)}, text, as_json)

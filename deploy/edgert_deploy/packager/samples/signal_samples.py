@@ -106,6 +106,7 @@ def _windows(preprocessor: SignalPreprocessor, rule: Rule, path: Path) -> NDArra
             raise CalibrationInvalid(error.message) from error
         if table.shape[1] != rule.channels:
             raise CalibrationInvalid(
-                f"{path} has {counted(table.shape[1], 'column')}, and the rule has {counted(rule.channels, 'channel')}"
+                f"{path} has {counted(table.shape[1], 'column')}, and the rule has {counted(rule.channels, 'channel')}: "
+                "leave out columns that are no channel, such as the time, or change `channels`"
             )
         return preprocessor.windows(table[None])[0]
