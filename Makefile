@@ -35,7 +35,7 @@ $(VENV)/installed $(VENV)/installed-for-demo: pyproject.toml
 	@test -n "$(PYTHON)" || { echo "error: no Python 3.10 to 3.13 found; install one: sudo apt-get install python3 python3-venv" >&2; exit 1; }
 	@$(PYTHON) -c '' || { echo "error: $(PYTHON) does not run; name one that does by its path: make PYTHON=/usr/bin/python3" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "error: $(PYTHON) cannot make virtual environments; install what is missing: sudo apt-get install $$($(PYTHON) -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')" >&2; exit 1; }
-	@echo "installing edgert[$(EXTRAS)] into $(VENV) (a minute or two)" >&2
+	@echo "installing edgert[$(EXTRAS)] into $(VENV) (one to five minutes, in which pip prints nothing)" >&2
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $(LOCK) || { \
 		echo "error: $(LOCK) pins versions and hashes; if your index lacks one of them, install without: $(BIN)/python -m pip install -e '.[$(EXTRAS)]' && touch $@" >&2; exit 1; }

@@ -39,7 +39,9 @@ def infer(state: StateDir, model: str, source: Path, out: Path | None, as_json: 
 
     inputs = tensor_files.read_inputs(source)
     with Client(state.socket(read_config(state))) as client:
+        labels = client.labels(model)
         outputs = client.infer(model, inputs)
     if out is not None:
         tensor_files.write_outputs(out, outputs)
-    emit(tensor_files.as_json(model, outputs, values=out is None), tensor_files.as_text(outputs), as_json)
+    names = tensor_files.class_names(outputs, labels)
+    emit(tensor_files.as_json(model, outputs, names, values=out is None), tensor_files.as_text(outputs, names), as_json)

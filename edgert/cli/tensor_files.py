@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,22 +67,37 @@ def write_outputs(path: Path, outputs: Arrays) -> None:
         np.savez(file, **outputs)  # type: ignore[arg-type]  # NumPy's stub takes the names for its own option
 
 
-def as_json(model: str, outputs: Arrays, *, values: bool = True) -> dict[str, Any]:
-    """Return what --json prints; without `values` if a file has them."""
+def class_names(outputs: Arrays, labels: Sequence[str]) -> Arrays:
+    """Return the names of the classes in each output that holds classes, by the output's name.
 
-    def described(array: NDArray[Any]) -> dict[str, Any]:
+    No class (-1) has the name "". Without `labels` there are no names.
+    """
+    classes = {name: array for name, array in outputs.items() if name.endswith("_classes") and array.dtype == np.int64}
+    if not labels or any((array >= len(labels)).any() for array in classes.values()):
+        return {}
+    names = np.array([*labels, ""], dtype=object)
+    return {name: names[array.clip(min=-1)] for name, array in classes.items()}
+
+
+def as_json(model: str, outputs: Arrays, names: Arrays, *, values: bool = True) -> dict[str, Any]:
+    """Return what --json prints; without `values` if a file has them. `names` are those of `class_names`."""
+
+    def described(name: str, array: NDArray[Any]) -> dict[str, Any]:
         shape = {"shape": list(array.shape), "dtype": array.dtype.name}
-        return {**shape, "values": array.tolist()} if values else shape
+        if not values:
+            return shape
+        return {**shape, "values": array.tolist(), **({"labels": names[name].tolist()} if name in names else {})}
 
-    return {"model": model, "outputs": {name: described(array) for name, array in outputs.items()}}
-
-
-def as_text(outputs: Arrays) -> str:
-    return "\n".join(_line(name, array) for name, array in outputs.items())
+    return {"model": model, "outputs": {name: described(name, array) for name, array in outputs.items()}}
 
 
-def _line(name: str, array: NDArray[Any]) -> str:
+def as_text(outputs: Arrays, names: Arrays) -> str:
+    return "\n".join(_line(name, array, names.get(name)) for name, array in outputs.items())
+
+
+def _line(name: str, array: NDArray[Any], names: NDArray[Any] | None) -> str:
     if name.endswith("_text") and array.dtype == np.uint8:
         return f"{name}  {', '.join(repr(text_of(row)) for row in np.atleast_2d(array))}"
-    shown = np.array2string(array, threshold=SHOWN_VALUES_MAX, precision=4, suppress_small=True)
-    return f"{name}  {array.dtype.name} {list(array.shape)}\n{shown}"
+    shown = [array] if names is None else [array, names]
+    values = [np.array2string(each, threshold=SHOWN_VALUES_MAX, precision=4, suppress_small=True) for each in shown]
+    return "\n".join([f"{name}  {array.dtype.name} {list(array.shape)}", *values])

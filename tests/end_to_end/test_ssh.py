@@ -392,5 +392,7 @@ def test_a_device_takes_text_once_it_has_tokenizers(serving: World) -> None:
     text, label = rows[160]
     code, answer = serving.edgert("infer", "intents", "board", "--text", text)
     assert (code, answer["outputs"]["scores_classes"]["values"]) == (0, [label]), answer
+    names = (folder / "labels.txt").read_text().splitlines()
+    assert answer["outputs"]["scores_classes"]["labels"] == [names[label]]
     code, again = serving.edgert("bootstrap", "board", *MONITOR)  # what it has, it keeps
     assert (code, again["devices"][0]["changed"]) == (0, []), again

@@ -228,8 +228,9 @@ def build(
     conversion = Conversion(given["convert_with"] or sys.executable, read_inputs(given["inputs"]), buckets)
     if init:
         kept = {key: given[key] for key in ("inputs", "buckets", "pads")}
+        targets = given["targets"] or sorted({device.profile for device in given["inventory"].devices()})
         with work_folder():
-            path = write_model_file(load_source(model, conversion), force, kept)
+            path = write_model_file(load_source(model, conversion), force, kept, targets)
         # A path of this machine: the model file, which a team shares, does not hold it.
         again = f" --convert-with {given['convert_with']}" if given["convert_with"] else ""
         emit({"model_file": str(path)}, f"{path}: edit it, then run edgert build {path}{again}", as_json)

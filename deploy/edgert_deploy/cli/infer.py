@@ -12,7 +12,7 @@ import numpy as np
 
 from edgert import Client
 from edgert.cli.output import emit, json_option
-from edgert.cli.tensor_files import Arrays, as_text, read_inputs, write_outputs
+from edgert.cli.tensor_files import Arrays, as_text, class_names, read_inputs, write_outputs
 from edgert.cli.tensor_files import as_json as described
 from edgert.config import default_socket
 from edgert.errors import DaemonUnreachable, DeviceError, EdgeRTError
@@ -78,20 +78,25 @@ def infer(
             source.write_bytes((text or "").encode(errors="surrogateescape"))
         inputs = read_inputs(source)  # reports an unreadable file before it is sent
         if selector is not None:
-            outputs = ask_device(inventory.device(selector), model, source)
+            outputs, names = ask_device(inventory.device(selector), model, source)
         else:
             try:
                 with Client(socket or default_socket()) as client:
+                    labels = client.labels(model)
                     outputs = client.infer(model, inputs)
             except DaemonUnreachable as error:
                 raise DaemonUnreachable(f"{error.message}. To ask a device: edgert infer {model} DEVICE") from error
+            names = class_names(outputs, labels)
     if out is not None:
         write_outputs(out, outputs)
-    emit(described(model, outputs, values=out is None), as_text(outputs), as_json)
+    emit(described(model, outputs, names, values=out is None), as_text(outputs, names), as_json)
 
 
-def ask_device(device: Device, model: str, source: Path) -> Arrays:
-    """Send the file, run `edgertd infer` on the device, return its answer, and leave nothing there."""
+def ask_device(device: Device, model: str, source: Path) -> tuple[Arrays, Arrays]:
+    """Send the file, run `edgertd infer` on the device, and leave nothing there.
+
+    Returns the outputs and the names of their classes.
+    """
     transport = open_transport(device)
     incoming = f"{device.state}/incoming"
     given = f"infer-{uuid.uuid4().hex}{'.txt' if source.suffix == '.txt' else ''}"
@@ -99,9 +104,11 @@ def ask_device(device: Device, model: str, source: Path) -> Arrays:
         transport.put(source, f"{incoming}/{given}")  # the daemon may run as another user
         words = ("infer", model, "--input", f"{incoming}/{given}")
         answered = RemoteDaemon(transport, device).call(*words, timeout_s=ASK_S_MAX)["outputs"]
-        return {
+        outputs = {
             name: np.array(array["values"], array["dtype"]).reshape(array["shape"]) for name, array in answered.items()
         }
+        names = {name: np.array(array["labels"], object) for name, array in answered.items() if "labels" in array}
+        return outputs, names
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DeviceError(f"{device.name}: the answer of `edgertd infer` cannot be read: {error!r}") from error
     finally:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from edgert.bundle.rules import Detect
 from edgert.errors import ConfigInvalid
 from edgert.tensors import TensorSpec
+from edgert_deploy.devices.facts import LOCAL_PROFILE
 from edgert_deploy.devices.profiles import list_profiles
 from edgert_deploy.packager.accuracy.metrics import NAMES as METRICS
 from edgert_deploy.packager.model_file import SUFFIX
@@ -31,17 +32,18 @@ def name_from(path: Path) -> str:
     return (name if name[:1].isalpha() else f"model-{name}".strip("-"))[:63]
 
 
-def write_model_file(source: SourceModel, force: bool, given: Mapping[str, Any] | None = None) -> Path:
+def write_model_file(
+    source: SourceModel, force: bool, given: Mapping[str, Any] | None = None, targets: Sequence[str] = ()
+) -> Path:
     """Write the model file beside the source; return its path.
 
-    Raises ConfigInvalid if it exists, unless forced.
-
-    `given` are the options that say how the source was read, which every build needs again.
+    `given` are the options that say how the source was read, which every build needs again. `targets` are profiles; none:
+    this machine's. Raises ConfigInvalid if the file exists, unless forced.
     """
     path = source.path.with_suffix(SUFFIX)
     try:
         with path.open("w" if force else "x", encoding="utf-8") as file:
-            file.write(model_file_text(source, given or {}))
+            file.write(model_file_text(source, given or {}, targets or (LOCAL_PROFILE,)))
     except FileExistsError as error:
         raise ConfigInvalid(f"{path} exists already: edit it, or write a new one with --init --force") from error
     except OSError as error:
@@ -49,7 +51,7 @@ def write_model_file(source: SourceModel, force: bool, given: Mapping[str, Any] 
     return path
 
 
-def model_file_text(source: SourceModel, given: Mapping[str, Any]) -> str:
+def model_file_text(source: SourceModel, given: Mapping[str, Any], targets: Sequence[str]) -> str:
     """Return the file: set what could be found out, and a comment for each other key."""
     folder, detector = source.path.parent, _is_detector(source)
     classes = None if detector else next((s.shape[1] for s in source.outputs if _is_scores(s)), None)
@@ -63,7 +65,7 @@ def model_file_text(source: SourceModel, given: Mapping[str, Any]) -> str:
         _line("model", source.path.name),
         *(_line(key, list(value) if isinstance(value, tuple) else value) for key, value in given.items() if value),
         _line("name", name_from(source.path), "its name on devices"),
-        _line("targets", ["this-machine"], f"device profiles: {', '.join(p.name for p in list_profiles())}"),
+        _line("targets", list(targets), f"device profiles: {', '.join(p.name for p in list_profiles())}"),
         _line("release", 1, "must grow with every deploy; --release 2 overrides it"),
         _line("expires", "90d", "devices install it until then", unset=True),
         "",

@@ -17,6 +17,7 @@ from edgert.bundle.expiry import expiry_time
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
+from edgert_deploy.packager.model_file import read_model_file
 from tests.support import models
 from tests.support.paths import DIGITS, ROOT
 from tests.support.shell import Shell, code_of
@@ -90,6 +91,30 @@ def test_init_writes_a_model_file_that_builds(shell_here: Shell) -> None:
     assert done.stdout.endswith("run edgert build digits.toml --convert-with tf/bin/python\n")
     assert (shell_here.folder / "digits.toml").read_text() == text
     assert shell_here("build", "digits.toml", "--engines", "first", "--precision", "fp32").returncode == 0
+
+
+def test_a_new_model_file_names_the_profiles_of_the_devices(shell_here: Shell) -> None:
+    shutil.copy(DIGITS / "digits.onnx", shell_here.folder)
+    targets = {}
+    for name, profile in (
+        ("none yet", ""),
+        ("pc", "generic-x86-64"),
+        ("pi", "raspberry-pi-4"),
+        ("pc-2", "generic-x86-64"),
+    ):
+        if profile:
+            assert shell_here("device", "add", name, "--local", f"./{name}", "--profile", profile).returncode == 0
+        assert shell_here("build", "--init", "--force", "digits.onnx").returncode == 0
+        targets[name] = read_model_file(shell_here.folder / "digits.toml")["targets"]
+    assert targets == {
+        "none yet": ["this-machine"],
+        "pc": ["generic-x86-64"],
+        "pi": ["generic-x86-64", "raspberry-pi-4"],
+        "pc-2": ["generic-x86-64", "raspberry-pi-4"],
+    }
+    words = ("build", "--init", "--force", "digits.onnx", "--target", "intel-nuc")
+    assert shell_here(*words).returncode == 0
+    assert 'targets = ["intel-nuc"]' in (shell_here.folder / "digits.toml").read_text()
 
 
 def test_a_build_without_samples_or_targets_names_what_is_missing(shell_here: Shell) -> None:

@@ -28,7 +28,7 @@ SHUFFLENET = Path(pytest.importorskip("onnx").__file__).parent / "backend/test/d
 
 
 def text_for(proto: Any, folder: Path) -> str:
-    return model_file_text(load_source(models.write(proto, folder / "net.onnx")), {})
+    return model_file_text(load_source(models.write(proto, folder / "net.onnx")), {}, ["this-machine"])
 
 
 def test_the_example_has_everything_that_a_build_needs(tmp_path: Path) -> None:

@@ -1,0 +1,28 @@
+"""Answers on the terminal: classes have their names, and what does not fit the labels has none."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from edgert.cli.tensor_files import Arrays, as_json, as_text, class_names
+
+OUTPUTS: Arrays = {"scores": np.array([[0.1, 0.9]], np.float32), "scores_classes": np.array([[1, -1]], np.int64)}
+
+
+def test_classes_have_their_names() -> None:
+    names = class_names(OUTPUTS, ["cat", "dog"])
+    answer = as_json("pets", OUTPUTS, names)["outputs"]
+    assert answer["scores_classes"] == {"shape": [1, 2], "dtype": "int64", "values": [[1, -1]], "labels": [["dog", ""]]}
+    assert "labels" not in answer["scores"]
+    assert "labels" not in as_json("pets", OUTPUTS, names, values=False)["outputs"]["scores_classes"]
+    assert as_text(OUTPUTS, names).endswith("scores_classes  int64 [1, 2]\n[[ 1 -1]]\n[['dog' '']]")
+
+
+def test_there_are_no_names_without_labels_or_for_other_classes() -> None:
+    assert class_names(OUTPUTS, []) == {}
+    assert class_names(OUTPUTS, ["cat"]) == {}
+    assert class_names({"y_classes": np.array([0.5])}, ["cat"]) == {}
+
+
+def test_a_name_cannot_control_the_terminal() -> None:
+    assert "\x1b" not in as_text(OUTPUTS, class_names(OUTPUTS, ["\x1b[2J", "\x1b[31m"]))
