@@ -33,4 +33,7 @@ def live(edgert: Edgert) -> tuple[int, str]:
 
 
 def stop(state: Path) -> None:
+    """Stop the daemon of a device, if it was bootstrapped."""
+    if not (state / "config.toml").exists():
+        return
     assert edgertd(["--state", str(state), "stop"]) == 0
