@@ -34,7 +34,7 @@ from edgert.errors import (
     WorkerLost,
 )
 from edgert.protocol import wire
-from tests.support.clients import HELLO, ITEM, load, raw, read_frame
+from tests.support.clients import HELLO, ITEM, PAUSE_S, load, raw, read_frame
 from tests.support.devices import Device, a_device, wait_until
 
 
@@ -183,10 +183,12 @@ def test_hot_swaps_under_load_lose_no_request() -> None:
 
 def test_a_killed_worker_fails_its_own_requests_only_and_restarts() -> None:
     with a_device() as device:
-        device.put(delay_s=0.005)  # so that requests are always in flight
+        device.put(delay_s=0.005)
         device.put(model="other")
         with load(device) as (releases, errors), load(device, "other", threads=2) as (_, other_errors):
             pid = device.serving()["pid"]
+            os.kill(pid, signal.SIGSTOP)
+            time.sleep(50 * PAUSE_S)  # every client's next request is in flight, and stays there
             os.kill(pid, signal.SIGKILL)
             wait_until(lambda: bool(errors), "the requests in flight fail")
             told_at = len(releases)
