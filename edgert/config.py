@@ -400,6 +400,12 @@ def read_config(state: StateDir) -> DeviceConfig:
     return config if config.machine else replace(config, machine=platform.machine())
 
 
+def check_is_device(state: StateDir) -> None:
+    """Raise ConfigInvalid if the folder has no `config.toml`, such as one that was mistyped."""
+    if not state.config.is_file():
+        read_config(state)
+
+
 def parse_config(text: str, where: str) -> DeviceConfig:
     """Parse a configuration; `where` names it in errors. Raises ConfigInvalid."""
     config = from_table(DeviceConfig, parse_toml(text, where), where)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from edgert.cli.output import progress
-from edgert.config import StateDir, read_config
+from edgert.config import StateDir, check_is_device
 from edgert.errors import DaemonEnded, DaemonUnreachable, ModelNotFound
 from edgert.protocol.control import SYNC_S_MAX, ask
 from edgert.versions.slot_store import SlotStore
@@ -17,8 +17,8 @@ def store_of(state: StateDir, model: str) -> SlotStore:
     Raises ModelNotFound, and ConfigInvalid if the folder is no device's.
     """
     names = state.model_names()
-    if not names and not state.config.is_file():
-        read_config(state)  # raises: the folder was mistyped
+    if not names:
+        check_is_device(state)
     if model not in names:
         raise ModelNotFound(f"unknown model {model!r}; this device has: {', '.join(names) or 'none'}")
     return SlotStore(state.models / model)

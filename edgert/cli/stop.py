@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from edgert.cli.output import emit, json_option, progress
-from edgert.config import StateDir, read_config
+from edgert.config import StateDir, check_is_device
 from edgert.daemon.monitor import monitor_of, signal_monitor
 from edgert.daemon.system.service_manager import manager_of
 from edgert.durable import locked
@@ -38,9 +38,8 @@ def stop(state: StateDir, as_json: bool) -> None:
             f"for good: {manager} disable --now edgertd"
         )
     pid = stop_daemon(state)
-    if pid is None and not state.config.is_file():
-        read_config(state)  # raises: the folder is not a device's, such as one that was mistyped
     if pid is None:
+        check_is_device(state)
         emit({"stopped": False}, "no daemon runs", as_json)
     else:
         emit({"stopped": True, "pid": pid}, f"edgertd (pid {pid}) has stopped", as_json)
