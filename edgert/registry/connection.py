@@ -18,6 +18,7 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from email.utils import parsedate_to_datetime
+from http.client import RemoteDisconnected
 from pathlib import Path
 from typing import Any
 from urllib.parse import urljoin, urlsplit
@@ -25,7 +26,7 @@ from urllib.parse import urljoin, urlsplit
 import urllib3
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
-from urllib3.exceptions import HTTPError, LocationParseError, SSLError
+from urllib3.exceptions import HTTPError, LocationParseError, ProtocolError, SSLError
 
 from edgert import __version__
 from edgert.bundle.expiry import time_text
@@ -64,21 +65,17 @@ class Connection:
     ) -> Iterator[urllib3.BaseHTTPResponse]:
         """Send one request and give its answer, the body not read yet; follow the redirects of a GET.
 
-        A redirect to another host loses the login; one from https to http is refused. `answer_s` replaces the time for
+        A server may close a kept connection at the moment of the next request: a request whose body can be sent again is
+        sent once more then. A redirect to another host loses the login; one from https to http is refused. `answer_s` replaces the time for
         the answer's head. Raises RegistryUnreachable and RegistryError.
         """
         for _ in range(REDIRECTS_MAX + 1):
-            with self.limited(url, answer_s or self.answer_s):
-                response = self._manager(url).urlopen(
-                    method,
-                    url,
-                    body=body,
-                    headers={"User-Agent": f"edgert/{__version__}", "Accept-Encoding": "identity", **headers},
-                    redirect=False,
-                    retries=False,
-                    preload_content=False,
-                    decode_content=False,
-                )
+            try:
+                response = self._send(method, url, headers, body, answer_s or self.answer_s)
+            except RegistryUnreachable as error:
+                if not _closed_before_answer(error) or not (body is None or isinstance(body, bytes)):
+                    raise
+                response = self._send(method, url, headers, body, answer_s or self.answer_s)
             with contextlib.suppress(ValueError, TypeError):
                 self.date_s = parsedate_to_datetime(response.headers.get("Date", "")).timestamp()
             location = response.headers.get("Location") if method in ("GET", "HEAD") else None
@@ -99,6 +96,21 @@ class Connection:
             if response.connection is not None:  # the body was not read to its end
                 response.close()
             response.release_conn()
+
+    def _send(
+        self, method: str, url: str, headers: Mapping[str, str], body: Body | None, answer_s: float
+    ) -> urllib3.BaseHTTPResponse:
+        with self.limited(url, answer_s):
+            return self._manager(url).urlopen(
+                method,
+                url,
+                body=body,
+                headers={"User-Agent": f"edgert/{__version__}", "Accept-Encoding": "identity", **headers},
+                redirect=False,
+                retries=False,
+                preload_content=False,
+                decode_content=False,
+            )
 
     @contextmanager
     def limited(self, url: str, seconds: float) -> Iterator[None]:
@@ -152,6 +164,13 @@ def translated(url: str) -> Iterator[None]:
         raise RegistryError(f"{_host(url)} is not an address: {error}") from error
     except (HTTPError, OSError, ValueError) as error:
         raise RegistryUnreachable(_reason(url, error)) from error
+
+
+def _closed_before_answer(error: RegistryUnreachable) -> bool:
+    """Return whether the server closed the connection instead of an answer, as with one that was idle for too long."""
+    cause = error.__cause__
+    closed = (RemoteDisconnected, ConnectionResetError, BrokenPipeError)
+    return isinstance(cause, ProtocolError) and any(isinstance(inner, closed) for inner in cause.args)
 
 
 def checked_location(url: str, location: str) -> str:

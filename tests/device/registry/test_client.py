@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -301,6 +302,31 @@ def test_an_upload_to_what_has_to_be_made_first_is_told(tmp_path: Path) -> None:
         pytest.raises(NotInRegistry, match=r"takes no upload \(NAME_UNKNOWN project plant.*to be made first"),
     ):
         Registry(repository).upload(BLOB, CONTENT)
+
+
+@pytest.mark.parametrize("reset", [False, True])
+def test_a_kept_connection_that_the_server_closes_is_made_anew(tmp_path: Path, reset: bool) -> None:
+    """The connection ends with the next request on its way, so the client cannot see it before."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            answered = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(CONTENT), CONTENT)
+            for read_bytes_max in (1 if reset else 65536, None):  # a close with unread bytes is a reset
+                connection, _ = listener.accept()
+                with connection:
+                    connection.recv(65536)
+                    connection.sendall(answered)
+                    if read_bytes_max:
+                        connection.recv(read_bytes_max)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        registry = Registry(Repository("http", f"127.0.0.1:{listener.getsockname()[1]}", "plant/models"))
+        registry.download(BLOB, tmp_path / "first")
+        registry.download(BLOB, tmp_path / "second")
+        registry.close()
+        thread.join()
+    assert (tmp_path / "second").read_bytes() == CONTENT
 
 
 def test_an_endless_manifest_is_cut_off() -> None:
