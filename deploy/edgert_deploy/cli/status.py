@@ -87,7 +87,7 @@ def _reasons(rows: list[Row]) -> list[str]:
 
 
 def _next_steps(rows: list[Row]) -> list[str]:
-    """Return what to do where a daemon does not run, or nothing was deployed yet."""
+    """Return what to do where a daemon does not run, nothing was deployed yet, or the wanted release rolled back."""
     stopped = ",".join(row["device"] for row in rows if not row["status"]["daemon"]["running"])
     bare = ",".join(row["device"] for row in rows if not row["status"]["models"])
     lines = []
@@ -95,7 +95,20 @@ def _next_steps(rows: list[Row]) -> list[str]:
         lines.append(f"next: the daemon does not run on {stopped}: edgert bootstrap {stopped} starts it")
     if bare:
         lines.append(f"next: nothing was deployed to {bare}: edgert deploy BUNDLE {bare}")
-    return lines
+    rolled_back: dict[tuple[str, int | None, str], list[str]] = {}
+    for row in rows:
+        for model in row["models"]:
+            if any(drift["kind"] == "rolled-back" for drift in model["drift"]):
+                about = model["model"], model["live"], model["wanted"]["channel"]
+                rolled_back.setdefault(about, []).append(row["device"])
+    return lines + [_after_roll_back(*about, ",".join(names)) for about, names in rolled_back.items()]
+
+
+def _after_roll_back(model: str, live: int | None, channel: str, devices: str) -> str:
+    """Return how a release becomes the wanted one again where another was rolled back."""
+    how = f"edgert publish BUNDLE --channel {channel}" if channel else f"edgert deploy BUNDLE {devices}"
+    keep = "" if live is None or channel else f"; with the bundle of release {live}, that becomes the wanted one"
+    return f"next: deploy a fixed release of {model} to {devices}: {how}{keep}"
 
 
 def _cells(row: Row) -> list[tuple[str, ...]]:
