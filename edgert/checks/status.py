@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from edgert.bundle.manifest import Accuracy
 from edgert.checks.channel_status import ChannelStatus
 from edgert.errors import DeviceError
 from edgert.protocol.control import ask
@@ -240,8 +241,8 @@ class ModelStatus:
     """A model's slots, and how the daemon serves it (None: no daemon does).
 
     `ratchet` is the highest release that was ever good here. `trial_limits` are those of the trial in progress,
-    `rolled_back` is the last version that failed its trial. `damaged` says why the slots cannot be read; then nothing
-    else is known.
+    `rolled_back` is the last version that failed its trial. `accuracy` is the gate's result for the live version's
+    preferred artifact. `damaged` says why the slots cannot be read; then nothing else is known.
     """
 
     model: str
@@ -253,6 +254,7 @@ class ModelStatus:
     rolled_back: RolledBackVersion | None = None
     damaged: str = ""
     serving: ServingStatus | None = None
+    accuracy: Accuracy | None = None
 
     @property
     def on_trial(self) -> bool:

@@ -11,6 +11,7 @@ import click
 
 from edgert import __version__
 from edgert.bundle.expiry import time_text
+from edgert.bundle.manifest import Accuracy
 from edgert.checks.channel_status import STALE, ChannelStatus, read_channel_status
 from edgert.checks.status import (
     DAMAGED,
@@ -36,6 +37,7 @@ from edgert.telemetry.link import read_link
 from edgert.telemetry.spool import Spool, SpoolStats
 from edgert.versions.boot_clock import BootClock
 from edgert.versions.claims import Claims
+from edgert.versions.installed import load_live
 from edgert.versions.slot_store import SlotStore
 from edgert.versions.trust import trusted_keys
 
@@ -85,7 +87,7 @@ def device_status(state: StateDir, config: DeviceConfig) -> DeviceStatus:
         telemetry=_telemetry(state, config),
         claims=_claims(state, config),
         channel=read_channel_status(state, config),
-        models=tuple(_model(state, name, serving.get(name)) for name in state.model_names()),
+        models=tuple(_model(state, config, name, serving.get(name)) for name in state.model_names()),
     )
 
 
@@ -121,9 +123,10 @@ def _telemetry(state: StateDir, config: DeviceConfig) -> TelemetryStatus:
     return TelemetryStatus(broker, read_link(state.spool.parent), waiting.rows, waiting.lost_total)
 
 
-def _model(state: StateDir, name: str, serving: ServingStatus | None) -> ModelStatus:
+def _model(state: StateDir, config: DeviceConfig, name: str, serving: ServingStatus | None) -> ModelStatus:
+    store = SlotStore(state.models / name)
     try:
-        slots = SlotStore(state.models / name).read()
+        slots = store.read()
     except StorageFailed as error:  # the other models are not affected
         return ModelStatus(name, DAMAGED, None, None, damaged=error.message, serving=serving)
     return ModelStatus(
@@ -135,7 +138,16 @@ def _model(state: StateDir, name: str, serving: ServingStatus | None) -> ModelSt
         trial_limits=slots.limits,
         rolled_back=slots.rolled_back,
         serving=serving,
+        accuracy=_accuracy(store, config),
     )
+
+
+def _accuracy(store: SlotStore, config: DeviceConfig) -> Accuracy | None:
+    """Return the gate's result for the live version's preferred artifact; None if there is none to read."""
+    try:
+        return load_live(store, config).artifacts[0].accuracy
+    except EdgeRTError:  # no version is live, or a slot is damaged: neither prevents a deployment
+        return None
 
 
 def _text(status: DeviceStatus) -> str:

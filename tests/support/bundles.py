@@ -48,6 +48,7 @@ def make_null_bundle(
     receipt: dict[str, Any] | None = None,
     rules: dict[str, Any] | None = None,
     state_id: str | None = None,
+    score: float = 1.0,
 ) -> Path:
     """Write `folder/<model>-<release>.edgert` and return its path.
 
@@ -58,7 +59,7 @@ def make_null_bundle(
     check fails. `padding_bytes` of incompressible data make the bundle larger; `padding` is given data.
     `foreign_bytes` belong to no target. `signed_at` counts where it `expires`. `receipt` is what the build found out.
     `rules` are fields of the manifest: those of pre- and postprocessing. With a `state_id`, maybe "", the model also
-    adds the state `s`, which becomes `y` ("add").
+    adds the state `s`, which becomes `y` ("add"). `score` is what the source and its artifacts scored at the build.
     """
     folder.mkdir(parents=True, exist_ok=True)
     count = 2 * int(np.prod(item_shape))
@@ -93,6 +94,8 @@ def make_null_bundle(
     manifest = _manifest(model, release, profile, machines, engines, item_shape, contents)
     signed_at = signed_at if expires else ""
     manifest = replace(manifest, downgrade_from=downgrade_from, expires=expires, signed_at=signed_at, **rules or {})
+    accuracy = replace(manifest.artifacts[0].accuracy, fp32=score, artifact=score)
+    manifest = replace(manifest, artifacts=tuple(replace(each, accuracy=accuracy) for each in manifest.artifacts))
     if state_id is not None:
         manifest = replace(manifest, state=(State(STATE_NAME, NEXT_NAME),), state_id=state_id)
     path = folder / f"{model}-{release}.edgert"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,10 @@ import click
 
 from edgert.cli.output import emit, json_option
 from edgert.errors import Interrupted, NotBootstrapped
-from edgert.printable import counted
+from edgert.printable import counted, some_of
 from edgert.versions.trial_limits import TrialLimits, parse_limits
 from edgert_deploy.cli.shared.options import inventory_option, limit_option, selector_argument, verbose_option
-from edgert_deploy.cli.shared.output import columns, error_lines, errors_by_cause
+from edgert_deploy.cli.shared.output import NAMES_MAX, columns, error_lines, errors_by_cause
 from edgert_deploy.cli.shared.rollout_progress import RolloutProgress
 from edgert_deploy.cli.shared.team import open_rollouts
 from edgert_deploy.cli.shared.types import BundlePath, Duration, Rate
@@ -254,12 +255,24 @@ def rollout_table(rollout: Rollout, *, every: bool = True) -> str:
         totals = [("RESULT", "DEVICES"), *((result, str(count)) for result, count in counts.most_common())]
         lines = f"{columns(totals)}\n{errors_by_cause(errors)}"
         lines += f"every device: edgert rollout status {rollout.id}\n"
+    lines += _warning_lines(outcomes)
     done = len(rollout.devices) - len(rollout.left)
     lines += f"{rollout.model} release {rollout.release}: {done} of {counted(len(rollout.devices), 'device')}"
     if rollout.left and len(rollout.devices) > 1:
         lines += f"; {rollout.state.value}" + (f": {rollout.reason}" if rollout.reason else "")
         lines += _next_steps(rollout)
+    if any(outcome["warning"] for outcome in outcomes):
+        lines += f"\nnext: edgert bundle diff shows what became worse; edgert rollback {rollout.model} DEVICE goes back"
     return lines
+
+
+def _warning_lines(outcomes: Sequence[Mapping[str, Any]]) -> str:
+    """Return a line for each warning, with the devices that it is about."""
+    devices: dict[str, list[str]] = {}
+    for outcome in outcomes:
+        if outcome["warning"]:
+            devices.setdefault(outcome["warning"], []).append(outcome["device"])
+    return "".join(f"warning: {text}: {some_of(names, NAMES_MAX)}\n" for text, names in devices.items())
 
 
 def _next_steps(rollout: Rollout) -> str:
@@ -291,7 +304,7 @@ def _show_plan(request: DeployRequest, strategy: Strategy, devices: list[Device]
         )
     errors = [(o.device, o.error.code, o.error.message) for o in outcomes if o.error is not None]
     planned = sum(outcome.error is None for outcome in outcomes)
-    text = f"{columns(rows)}\n{error_lines(errors)}{manifest.model} release {manifest.release}: {planned} of {counted(len(outcomes), 'device')}"
+    text = f"{columns(rows)}\n{error_lines(errors)}{_warning_lines(value['devices'])}{manifest.model} release {manifest.release}: {planned} of {counted(len(outcomes), 'device')}"
     if request.limits is not None:
         text += f"\non trial: {request.limits.described()}"
     emit(value, text, as_json)

@@ -87,7 +87,7 @@ def _reasons(rows: list[Row]) -> list[str]:
 
 
 def _next_steps(rows: list[Row]) -> list[str]:
-    """Return what to do where a daemon does not run, nothing was deployed yet, or the wanted release rolled back."""
+    """Return what to do where no daemon runs, nothing was deployed, or a release rolled back."""
     stopped = ",".join(row["device"] for row in rows if not row["status"]["daemon"]["running"])
     bare = ",".join(row["device"] for row in rows if not row["status"]["models"])
     lines = []

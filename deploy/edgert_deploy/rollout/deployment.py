@@ -58,6 +58,7 @@ class Outcome:
 
     `serving` is the release that is live there now, where that is known. `sent_bytes` is the size of what was sent, or in
     a dry run of what would be; `send_s` includes the making of a delta. `watched` holds the readings of a trial's limits.
+    `warning` says that the release scored less at its build than the one before, "" if it did not.
     """
 
     device: str
@@ -69,6 +70,7 @@ class Outcome:
     sent_bytes: int = 0
     send_s: float = 0.0
     watched: dict[str, Any] | None = None
+    warning: str = ""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -81,6 +83,7 @@ class Outcome:
             "sent_bytes": self.sent_bytes,
             "send_seconds": round(self.send_s, 3),
             "watched": self.watched,
+            "warning": self.warning,
         }
 
 
@@ -125,7 +128,7 @@ class _Deployment:
         transfer = Transfer(self.request, self.daemon, self.progress)
         if self.request.dry_run:
             size = transfer.planned_bytes(facts) if Step.SEND in plan.steps else 0
-            return Outcome(self.device.name, Result.PLANNED, plan.steps, sent_bytes=size)
+            return Outcome(self.device.name, Result.PLANNED, plan.steps, sent_bytes=size, warning=plan.warning)
         if not plan.changes_model:
             return self._apply(plan, HeldClaim(self.daemon, "", facts), transfer)
         with claimed(self.daemon, plan.model, self.request.offer.size_bytes, self.request.bytes_per_s) as claim:
@@ -144,6 +147,8 @@ class _Deployment:
 
     def _apply(self, plan: Plan, claim: HeldClaim, transfer: Transfer) -> Outcome:
         """Do the steps, or undo them."""
+        if plan.warning:
+            self.progress(f"warning: {plan.warning}")
         on_trial = False
         watched: dict[str, Any] | None = None
         for step in plan.steps:
@@ -176,6 +181,7 @@ class _Deployment:
             sent_bytes=transfer.sent_bytes,
             send_s=transfer.send_s,
             watched=watched,
+            warning=plan.warning,
         )
 
     def _do(self, step: Step, plan: Plan, claim: HeldClaim, transfer: Transfer) -> dict[str, Any] | None:

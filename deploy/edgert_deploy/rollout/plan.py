@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from edgert.bundle.manifest import ArtifactEntry, Manifest, TargetEntry
+from edgert.bundle.manifest import Accuracy, ArtifactEntry, Manifest, TargetEntry
 from edgert.checks.status import LIMITS_FORMAT, DeviceStatus, ModelStatus
 from edgert.errors import (
     DeployUnderWay,
@@ -21,11 +21,13 @@ from edgert.errors import (
     StorageFailed,
     TransitionRefused,
 )
+from edgert.printable import counted
 from edgert.versions.slots import Version
 from edgert.versions.trial_limits import TrialLimits
 
 SPARE_BYTES = 32 * 1024**2  # stays free for state, logs and the spool
 STAGED = ("staged", "first-staged")
+LOWER_SCORE_MAX = 0.01  # a release that scored so much less than the live one deserves no warning
 
 
 class Step(str, Enum):
@@ -54,7 +56,8 @@ class Offer:
 class Plan:
     """The steps for one device; none if this content is live and good already.
 
-    `limits` are watched on trial. A trial under way keeps its own limits unless others are asked for.
+    `limits` are watched on trial. A trial under way keeps its own limits unless others are asked for. `warning` says that
+    the release scored less at its build than the live one, "" if it did not.
     """
 
     model: str
@@ -62,6 +65,7 @@ class Plan:
     digest: str
     steps: tuple[Step, ...]
     limits: TrialLimits | None = None
+    warning: str = ""
 
     @property
     def changes_model(self) -> bool:
@@ -100,9 +104,27 @@ def make_plan(facts: DeviceStatus, offer: Offer, limits: TrialLimits | None = No
         _check_limits(limits, facts, model if Step.ACTIVATE not in steps else None)
     if Step.SEND in steps:
         _check_disk(offer, target, facts)
+    warning = ""
+    if model is not None and model.live is not None and Step.ACTIVATE in steps:
+        warning = lower_score(model.live.release, model.accuracy, manifest, target)
     if not facts.daemon.running:
         steps = (Step.START, *steps)
-    return Plan(manifest.model, manifest.release, offer.digest, steps, limits)
+    return Plan(manifest.model, manifest.release, offer.digest, steps, limits, warning)
+
+
+def lower_score(live_release: int, live: Accuracy | None, manifest: Manifest, target: TargetEntry) -> str:
+    """Return a warning if the release scored clearly less at its build than the live one, else "".
+
+    The gate compares an artifact with its own FP32 source, so it does not notice that the source became worse.
+    """
+    new = manifest.artifact(target.artifacts[0]).accuracy
+    if live is None or live.metric != new.metric or live.artifact - new.artifact <= LOWER_SCORE_MAX + 1e-9:
+        return ""
+    return (
+        f"release {manifest.release} of {manifest.model} scored {new.artifact:.4f} at its build ({new.metric}, "
+        f"{counted(new.samples, 'sample')}); release {live_release}, live before, scored {live.artifact:.4f} "
+        f"({counted(live.samples, 'sample')})"
+    )
 
 
 def _steps(model: ModelStatus | None, digest: str, limits: TrialLimits | None) -> tuple[Step, ...]:

@@ -186,6 +186,7 @@ class _Outcome:
     error: _Error | None = None
     serving: int | None = None
     seconds: float = 0.0
+    warning: str = ""
 
 
 @dataclass(frozen=True)

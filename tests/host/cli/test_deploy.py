@@ -132,6 +132,32 @@ def test_one_device_that_does_not_answer_does_not_hold_up_the_rest(
         stop(tmp_path / "dev")
 
 
+def test_a_release_that_was_trained_worse_does_not_go_live_silently(
+    edgert: Edgert, inventory: Inventory, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    key = new_key()
+    write_key_pair(key, *key_paths(tmp_path / "conf" / "keys", "default"))
+    edgert("device", "add", "here", "--local", "dev")
+    bundles = [make_null_bundle(tmp_path / "b", key, release=r, score=s) for r, s in ((1, 0.99), (2, 0.93), (3, 0.97))]
+    told = "release 2 of echo scored 0.9300 at its build (top1, 2 samples); release 1, live before, scored 0.9900"
+    try:
+        assert edgert("deploy", bundles[0], "here")[1]["devices"][0]["warning"] == ""
+        assert told in edgert("deploy", bundles[1], "here", "--dry-run")[1]["devices"][0]["warning"]
+        assert main(["deploy", str(bundles[1]), "here"]) == 0
+        out, err = capfd.readouterr()
+        assert f"warning: {told}" in err.partition("send")[0], "before anything is sent"
+        assert f"warning: {told} (2 samples): here\n" in out
+        assert "edgert rollback echo DEVICE goes back" in out
+        assert told in edgert("rollout", "status")[1]["devices"][0]["warning"], "the record has it"
+        assert edgert("deploy", bundles[2], "here")[1]["devices"][0]["warning"] == ""
+        slot = tmp_path / "dev" / "models" / "echo"
+        for envelope in slot.glob("*/manifest.dsse.json"):
+            envelope.write_bytes(b"damaged")
+        assert edgert("status", "here")[0] == 0, "a slot that cannot be read takes only the warning"
+    finally:
+        stop(tmp_path / "dev")
+
+
 def test_a_deploy_beside_another_is_refused_at_once(edgert: Edgert, here: Path, tmp_path: Path) -> None:
     assert edgert("deploy", here / "echo-1.edgert", "here")[0] == 0
     device = ["--state", str(tmp_path / "dev")]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from edgert.bundle.manifest import Accuracy
 from edgert.bundle.signing import new_key
 from edgert.bundle.text_rules import Text
 from edgert.checks.status import ClaimStatus, DaemonState, DeviceStatus, ModelStatus
@@ -38,6 +41,12 @@ def offer(tmp_path_factory: pytest.TempPathFactory) -> Offer:
     return read_offer(make_null_bundle(tmp_path_factory.mktemp("bundle"), new_key(), release=5))
 
 
+def scored(score: float) -> Offer:
+    """Return an offer of release 5 whose artifact scored so much at its build."""
+    with tempfile.TemporaryDirectory() as folder:
+        return read_offer(make_null_bundle(Path(folder), new_key(), release=5, score=score))
+
+
 def facts(offer: Offer, model: ModelStatus | None = None, **changes: Any) -> DeviceStatus:
     models = () if model is None else (model,)
     return device_status(*models, **{"keys": offer.key_ids, **changes})
@@ -61,6 +70,26 @@ def test_a_model_of_text_needs_a_device_that_has_tokenizers(offer: Offer) -> Non
     ):
         make_plan(facts(offer), offer)
     assert make_plan(facts(offer, text=True), offer).steps == WHOLE_WAY
+
+
+@pytest.mark.parametrize(
+    ("live_scored", "metric", "warned"),
+    [(0.9925, "top1", True), (0.92, "top1", False), (0.91, "top1", False), (0.9925, "cosine", False)],
+)
+def test_a_release_that_scored_less_than_the_live_one_is_told(live_scored: float, metric: str, warned: bool) -> None:
+    """The accuracy gate compares an artifact with its own source, which may have become worse itself."""
+    offer = scored(0.91)
+    accuracy = Accuracy(metric, 400, live_scored, live_scored, 0.01)
+    model = ModelStatus("echo", "steady", version(4), None, ratchet=4, accuracy=accuracy)
+    plan = make_plan(facts(offer, model), offer)
+    assert plan.steps == WHOLE_WAY, "a warning refuses nothing: the samples may be others"
+    told = (
+        "release 5 of echo scored 0.9100 at its build (top1, 2 samples); release 4, live before, scored 0.9925 "
+        "(400 samples)"
+    )
+    assert plan.warning == (told if warned else "")
+    live = replace(model, live=version(5, offer.digest))
+    assert make_plan(facts(offer, live), offer).warning == "", "it is live already"
 
 
 def test_a_daemon_that_does_not_run_is_started_first(offer: Offer) -> None:
