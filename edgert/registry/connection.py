@@ -167,7 +167,7 @@ def translated(url: str) -> Iterator[None]:
 
 
 def _closed_before_answer(error: RegistryUnreachable) -> bool:
-    """Return whether the server closed the connection instead of an answer, as with one that was idle for too long."""
+    """Return whether the server closed the connection instead of an answer, as it may an idle one."""
     cause = error.__cause__
     closed = (RemoteDisconnected, ConnectionResetError, BrokenPipeError)
     return isinstance(cause, ProtocolError) and any(isinstance(inner, closed) for inner in cause.args)
