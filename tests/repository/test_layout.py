@@ -1,4 +1,4 @@
-"""The tests mirror the packages, and no test file imports another."""
+"""The tests mirror the packages, no test file imports another, and nothing lies about at the root."""
 
 from __future__ import annotations
 
@@ -25,6 +25,10 @@ NAMED_AFTER_NO_MODULE = {
     "tests/host/packager/tflite_lowering/test_architectures.py": "whole networks through the lowering",
     "tests/host/packager/tflite_lowering/test_node_tests.py": "bench/node_tests.py: the ONNX project's tests",
 }
+
+AT_THE_ROOT = {
+    "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md", "mkdocs.yml", "pyproject.toml",
+}  # fmt: skip
 
 
 def all_test_files() -> list[Path]:
@@ -62,6 +66,11 @@ def test_no_test_file_imports_another() -> None:
         if module.rpartition(".")[2].startswith("test_") or module.endswith("conftest")
     ]
     assert found == [], "move what both need to tests/support/"
+
+
+def test_the_root_holds_no_other_files() -> None:
+    files = {path.name for path in ROOT.iterdir() if path.is_file() and not path.name.startswith(".")}
+    assert files - AT_THE_ROOT == set(), "a scratch file belongs below /tmp; a new file of the project, into this list"
 
 
 def imported(path: Path) -> list[str]:

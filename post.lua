@@ -1,1 +1,0 @@
-wrk.method="POST"; wrk.body=io.open("/tmp/serve3/body.json"):read("*a"); wrk.headers["Content-Type"]="application/json"
