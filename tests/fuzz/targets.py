@@ -51,7 +51,7 @@ from edgert.protocol.frame_buffer import FrameBuffer
 from edgert.registry.artifacts import channel_manifest, statement_blob
 from edgert.typed_json import Mistyped, from_json, to_json
 from edgert.versions.trial_limits import TrialLimits
-from edgert_deploy.cli.deploy import rollout_json, rollout_table
+from edgert_deploy.cli.shared.rollout_output import rollout_json, rollout_table
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.remote import RemoteDaemon
 from edgert_deploy.devices.transports import PLAIN, LineSink, PutOptions, Result

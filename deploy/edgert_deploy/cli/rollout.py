@@ -14,9 +14,10 @@ from edgert.cli.command import Group
 from edgert.cli.output import emit, json_option
 from edgert.errors import ConfigInvalid
 from edgert.printable import counted
-from edgert_deploy.cli.deploy import request_for, rollout_json, rollout_table, run_rollout
+from edgert_deploy.cli.deploy import request_for, run_rollout
 from edgert_deploy.cli.shared.options import verbose_option, yes_option
 from edgert_deploy.cli.shared.output import columns
+from edgert_deploy.cli.shared.rollout_output import rollout_json, rollout_table
 from edgert_deploy.cli.shared.team import open_rollouts
 from edgert_deploy.cli.shared.types import BundlePath
 from edgert_deploy.common.project import find_project

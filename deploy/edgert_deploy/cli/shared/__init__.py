@@ -1,1 +1,1 @@
-"""Parts that commands share: options and their types, output, and work on many devices."""
+"""Parts of commands: options and their types, the requests made of them, output, work on many devices."""

@@ -60,6 +60,16 @@ def times(choices: Iterable[Choice]) -> str:
     return columns(table)
 
 
+def summary(result: BuildResult, request: BuildRequest) -> str:
+    """Return the line about the bundle, below a table of times if candidates were timed."""
+    timed = any(choice.timings for choice in result.choices)
+    downgrade = f" (a downgrade from releases up to {request.downgrade_from})" if request.downgrade_from else ""
+    expires = f", expires {request.expires}" if request.expires else ""
+    size = size_text(result.size_bytes)
+    line = f"{result.path}: {size}, release {request.release}{downgrade}{expires}, signed by {result.key_id}"
+    return f"{times(result.choices)}\n{line}" if timed else line
+
+
 def as_json(result: BuildResult, request: BuildRequest) -> dict[str, Any]:
     return {
         "bundle": str(result.path),

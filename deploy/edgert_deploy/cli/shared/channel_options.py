@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
@@ -19,6 +18,7 @@ from edgert.errors import ConfigInvalid
 from edgert.registry.client import Registry
 from edgert.typed_json import to_json
 from edgert.versions.trial_limits import parse_limits
+from edgert_deploy.cli.shared.option_groups import gathered
 from edgert_deploy.cli.shared.options import limit_option
 from edgert_deploy.cli.shared.output import columns
 from edgert_deploy.cli.shared.types import FILE, ChannelName, DeviceShare, Duration
@@ -31,7 +31,6 @@ from edgert_deploy.rollout.channel_entries import with_release
 from edgert_deploy.rollout.channels import EXPIRES_S, Channels, Seen
 from edgert_deploy.rollout.publish import Release
 
-F = TypeVar("F", bound=Callable[..., Any])
 _YEARS_S = 10 * 365 * 86_400.0
 
 
@@ -87,22 +86,6 @@ class Chosen:
         return {} if limits is None else {"limits": limits.bounds, "watch_s": limits.watch_s}
 
 
-def _gathered(name: str, cls: type[Any], *options: Callable[[F], F]) -> Callable[[F], F]:
-    """Return a decorator that adds the options and passes their values as one `cls`, called `name`."""
-
-    def decorate(command: F) -> F:
-        @functools.wraps(command)
-        def gather(**given: Any) -> Any:
-            values = {key: given.pop(key) for key in cls.__dataclass_fields__}
-            return command(**given, **{name: cls(**values)})
-
-        for option in reversed(options):
-            gather = option(gather)
-        return gather  # type: ignore[return-value]
-
-    return decorate
-
-
 _ADDRESS = click.option(
     "--registry",
     "address",
@@ -118,11 +101,11 @@ _FILES = (
     ),
 )
 # The registry, given as `reach`; a command with an argument `address` takes the first.
-reach_of_argument = _gathered("reach", Reach, *_FILES)
-reach_options = _gathered("reach", Reach, _ADDRESS, *_FILES)
+reach_of_argument = gathered("reach", Reach, *_FILES)
+reach_options = gathered("reach", Reach, _ADDRESS, *_FILES)
 
 # Given as `signing`.
-signing_options = _gathered(
+signing_options = gathered(
     "signing",
     Signing,
     click.option(
@@ -140,7 +123,7 @@ signing_options = _gathered(
 channel_option = click.option("--channel", type=ChannelName(), help="Offer it to the devices that follow this channel.")
 
 # Given as `chosen`.
-entry_options = _gathered(
+entry_options = gathered(
     "chosen",
     Chosen,
     click.option(

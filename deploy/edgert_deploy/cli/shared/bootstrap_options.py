@@ -1,0 +1,239 @@
+"""The options of `edgert bootstrap`: runtime, daemon, broker, channel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import tomlkit
+from tomlkit.exceptions import TOMLKitError
+
+from edgert.bundle.signing import PublicKey, read_public_key
+from edgert.errors import ConfigInvalid
+from edgert_deploy.bootstrap.runtime import TRIAL_S
+from edgert_deploy.bootstrap.wheelhouse import EXTRAS_ASKED
+from edgert_deploy.cli.shared.broker_options import of_this_broker
+from edgert_deploy.cli.shared.option_groups import gathered, section
+from edgert_deploy.cli.shared.types import FILE, ChannelName, Duration, refuse_pipe
+from edgert_deploy.common.keys import public_key
+from edgert_deploy.common.quantities import duration_text
+from edgert_deploy.devices.device_files import Broker, Following, check_settings
+
+_WITHOUT_LOGIN = {"mqtt_username": "", "mqtt_password_file": None, "mqtt_ca": None, "mqtt_tls": False}
+
+
+@dataclass(frozen=True)
+class RuntimeOptions:
+    """The Python environment of a device: what is installed in it, and which one is in use."""
+
+    engines: str
+    extras: tuple[str, ...]
+    unlocked: bool
+    upgrade: bool
+    previous_runtime: bool
+    trial_s: float
+
+    def check(self) -> None:
+        """Refuse options that no device could follow."""
+        if not any(name.strip() for name in self.engines.split(",")):
+            raise click.UsageError(f"--engines {self.engines!r} names none: write all, first, or names with commas")
+        if self.previous_runtime and self.upgrade:
+            raise click.UsageError("--upgrade and --previous-runtime exclude each other: choose one")
+
+    @property
+    def changes_runtime(self) -> bool:
+        return self.upgrade or self.previous_runtime
+
+
+@dataclass(frozen=True)
+class DaemonOptions:
+    """The keys that the daemon trusts, its service, and its configuration."""
+
+    key_names: tuple[str, ...]
+    service: str
+    settings: tuple[str, ...]
+
+    def trusted_keys(self) -> tuple[PublicKey, ...]:
+        """Raises ConfigInvalid."""
+        return trusted_keys(self.key_names or ("default",))
+
+    def checked_settings(self) -> dict[str, Any]:
+        """Raises ConfigInvalid."""
+        settings = parse_settings(self.settings)
+        check_settings(settings)
+        return settings
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """The broker that devices report to."""
+
+    broker: str | None
+    mqtt_username: str
+    mqtt_password_file: Path | None
+    mqtt_tls: bool
+    mqtt_ca: Path | None
+
+    def broker_of_devices(self) -> Broker | None:
+        """Return the broker; only the project's own gets the project's login. Raises ConfigInvalid."""
+        if not self.broker:
+            return None
+        login = of_this_broker(vars(self), _WITHOUT_LOGIN, "mqtt_tls")
+        return Broker.parse(
+            self.broker, login["mqtt_username"], login["mqtt_password_file"], login["mqtt_ca"], tls=login["mqtt_tls"]
+        )
+
+
+@dataclass(frozen=True)
+class ChannelOptions:
+    """The channel that devices follow, and how they reach its registry."""
+
+    registry: str | None
+    channel: str
+    registry_ca: Path | None
+    registry_login: Path | None
+
+    def following(self) -> Following | None:
+        """Return None without a registry. Raises ConfigInvalid."""
+        if self.registry:
+            return Following.parse(self.registry, self.channel, self.registry_ca, self.registry_login)
+        if self.registry is None and (self.registry_ca or self.registry_login):
+            raise click.UsageError(
+                "--registry-ca and --registry-login are for a registry: add --follow oci://HOST/REPOSITORY"
+            )
+        return None
+
+
+def parse_settings(lines: tuple[str, ...]) -> dict[str, Any]:
+    """Read `SECTION.KEY=VALUE` or `KEY=VALUE` with a TOML value. Raises ConfigInvalid."""
+    for line in lines:
+        try:
+            tomlkit.parse(line)
+        except TOMLKitError as error:
+            key, equals, value = line.partition("=")
+            hint = f"""; for text: --set '{key}="{value}"'""" if equals and '"' not in value else ""
+            raise ConfigInvalid(f"--set {line}: write SECTION.KEY=VALUE with a TOML value{hint}") from error
+    try:
+        return tomlkit.parse("\n".join(lines)).unwrap()
+    except TOMLKitError as error:
+        raise ConfigInvalid(f"--set: {error}") from error
+
+
+def trusted_keys(names: tuple[str, ...]) -> tuple[PublicKey, ...]:
+    """Return the public halves of keys given by name or by file. Raises ConfigInvalid."""
+    return tuple(read_public_key(_key_path(name)) for name in names)
+
+
+def _key_path(name: str) -> Path:
+    given = Path(name)
+    if given.suffix == ".pem" or given.parent != Path():
+        refuse_pipe(given)
+        return given
+    return public_key(name)
+
+
+# Given as `runtime`.
+runtime_options = gathered(
+    "runtime",
+    RuntimeOptions,
+    *section(
+        "Runtime",
+        click.option(
+            "--engines",
+            "--engine",
+            "engines",
+            default="all",
+            show_default=True,
+            metavar="all|first|NAME,...",
+            help="Engines to install: all that the profile prefers and the device can have, the first of them, or these.",
+        ),
+        click.option(
+            "--with",
+            "extras",
+            multiple=True,
+            type=click.Choice(EXTRAS_ASKED),
+            help="Packages that some models need: text installs tokenizers. A device keeps them.",
+        ),
+        click.option(
+            "--unlocked",
+            is_flag=True,
+            help="Take the newest wheels that fit, not the versions that edgert was tested with.",
+        ),
+        click.option("--upgrade", is_flag=True, help="Replace another version of edgert by this host's, on trial."),
+        click.option("--previous-runtime", is_flag=True, help="Change back to the previous runtime, on trial."),
+        click.option(
+            "--trial",
+            "trial_s",
+            type=Duration(10, 86_400),
+            default=duration_text(TRIAL_S),
+            show_default=True,
+            help="How long a new runtime is on trial before the device restores the old one.",
+        ),
+    ),
+)
+
+# Given as `daemon`.
+daemon_options = gathered(
+    "daemon",
+    DaemonOptions,
+    *section(
+        "Keys, service and configuration",
+        click.option(
+            "--key",
+            "key_names",
+            multiple=True,
+            help="Key to trust: a name (edgert keys list) or a PEM file [default: default].",
+        ),
+        click.option(
+            "--service",
+            type=click.Choice(["auto", "systemd", "monitor"]),
+            default="auto",
+            show_default=True,
+            help="The program that restarts the daemon: systemd (auto: if it runs there and the monitor does not), or edgertd's own monitor.",
+        ),
+        click.option(
+            "--set",
+            "settings",
+            multiple=True,
+            metavar="SECTION.KEY=VALUE",
+            help="A line of the device's config.toml, such as serving.window_s=10. May be repeated.",
+        ),
+    ),
+)
+
+# Given as `reports`.
+report_options = gathered(
+    "reports",
+    ReportOptions,
+    *section(
+        "Reports",
+        click.option("--broker", metavar="HOST[:PORT]", help="The MQTT broker that the devices report to."),
+        click.option("--mqtt-username", default="", help="User at the broker."),
+        click.option("--mqtt-password-file", type=FILE, help="File with the password; the devices get a copy."),
+        click.option(
+            "--mqtt-tls", is_flag=True, help="Use TLS; the system's authorities check the broker's certificate."
+        ),
+        click.option("--mqtt-ca", type=FILE, help="Authority that signed the broker's certificate; turns TLS on."),
+    ),
+)
+
+# Given as `follow`.
+channel_options = gathered(
+    "follow",
+    ChannelOptions,
+    *section(
+        "Channel",
+        click.option(
+            "--follow", "registry", metavar="oci://HOST/REPOSITORY", help="The registry whose channel devices follow."
+        ),
+        click.option(
+            "--channel", type=ChannelName(), default="stable", show_default=True, help="The channel in that registry."
+        ),
+        click.option("--registry-ca", type=FILE, help="Authority that signed the registry's certificate."),
+        click.option(
+            "--registry-login", type=FILE, help="Login file for the registry (docker login); the devices get a copy."
+        ),
+    ),
+)

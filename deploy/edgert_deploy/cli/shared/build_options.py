@@ -1,0 +1,243 @@
+"""The options of `edgert build`, in the sections of its help."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import click
+
+from edgert.bundle.signing import SigningKey, read_signing_key
+from edgert.cli.number import Number
+from edgert_deploy.cli.shared.option_groups import gathered, section
+from edgert_deploy.cli.shared.options import inventory_option, profiles_option
+from edgert_deploy.cli.shared.types import FilePath, NewBundlePath, ProfileName
+from edgert_deploy.common.keys import key_paths, keys_dir
+from edgert_deploy.devices.inventory import Inventory
+from edgert_deploy.devices.profiles import DeviceProfile, load_profile
+from edgert_deploy.packager.accuracy.metrics import NAMES as METRICS
+from edgert_deploy.packager.request import BUDGET
+from edgert_deploy.packager.sources.formats.convert import Conversion, read_inputs
+from edgert_deploy.packager.sources.onnx_graph.bucket_axis import read_buckets
+
+FILE = FilePath(path_type=Path)
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """The options of a build, as the command line and the model file give them."""
+
+    calibration: Path | None
+    holdout: Path | None
+    allow_overlap: bool
+    metric: str
+    max_drop: float
+    max_class_drop: float | None
+    inputs: tuple[str, ...]
+    buckets: str | None
+    pads: tuple[str, ...]
+    convert_with: str | None
+    preprocess: Path | None
+    fold_preprocess: bool
+    postprocess: Path | None
+    labels: Path | None
+    targets: tuple[str, ...]
+    profiles_dir: Path | None
+    engines: Literal["all", "first"]
+    precision: Literal["auto", "int8", "fp16", "fp32"] | None
+    recipe: str
+    budget: int
+    with_reference: bool
+    measure: bool
+    measure_on: str | None
+    inventory: Inventory
+    out: Path | None
+    name: str | None
+    release: int
+    downgrade_from: int | None
+    expires: str
+    key: Path | None
+    licence: str
+    notes: str
+    no_cache: bool
+    jobs: int
+
+    def conversion(self) -> Conversion:
+        """Return how the model becomes ONNX with fixed lengths. Raises ConfigInvalid."""
+        buckets = read_buckets(self.buckets, self.pads)
+        return Conversion(self.convert_with or sys.executable, read_inputs(self.inputs), buckets)
+
+    def check(self) -> None:
+        """Refuse a build without samples or targets: click cannot, as the model file may give them."""
+        samples = {"--calibration": self.calibration, "--holdout": self.holdout, "--target": self.targets or None}
+        if missing := [name for name, value in samples.items() if value is None]:
+            raise click.UsageError(
+                f"missing {', '.join(missing)}: give the options, or write a model file with edgert build --init MODEL"
+            )
+        if 0 < (self.downgrade_from or 0) <= self.release:
+            raise click.UsageError(
+                f"release {self.release} is not a downgrade from {self.downgrade_from}: "
+                "give the highest release that devices may go back from"
+            )
+        if self.measure and self.measure_on:
+            raise click.UsageError("give either --measure or --measure-on")
+
+    def profiles(self) -> tuple[DeviceProfile, ...]:
+        """Raises ConfigInvalid."""
+        return tuple(load_profile(target, self.profiles_dir) for target in self.targets)
+
+    def signing_key(self) -> SigningKey:
+        """Raises ConfigInvalid."""
+        return read_signing_key(self.key or key_paths(keys_dir(), "default")[0])
+
+
+# Given as `options`.
+build_options = gathered(
+    "options",
+    BuildOptions,
+    *section(
+        "Samples and the accuracy gate",
+        click.option(
+            "--calibration",
+            type=FILE,
+            help="Samples to quantize with: .npz, .npy, a folder of .npy, images, sound, series or texts, or module:function.",
+        ),
+        click.option("--holdout", type=FILE, help="Samples to judge by, none of them used for training."),
+        click.option(
+            "--allow-overlap",
+            is_flag=True,
+            help="Accept hold-out samples that are calibration samples: the gate proves less.",
+        ),
+        click.option(
+            "--metric",
+            default="auto",
+            show_default=True,
+            help=f"The figure that the accuracy gate compares: {', '.join(METRICS)} or module:function.",
+        ),
+        click.option(
+            "--max-drop",
+            type=Number(0),
+            default=0.01,
+            show_default=True,
+            help="The most that an artifact may lose, in the metric's unit.",
+        ),
+        click.option("--max-class-drop", type=Number(0), help="The most that any class or slice may lose."),
+    ),
+    *section(
+        "The model's inputs and outputs",
+        click.option(
+            "--input",
+            "inputs",
+            multiple=True,
+            metavar="NAME=SHAPE",
+            help="The lengths of an input's axes, if the model leaves them open or fixes others: images=1,3,640,640, ids=int64:1,128.",
+        ),
+        click.option(
+            "--buckets",
+            metavar="AXIS=SIZES",
+            help="Keep one axis open, and build for some of its lengths: tokens=32,64,128. Devices pad to the next one.",
+        ),
+        click.option(
+            "--pad",
+            "pads",
+            multiple=True,
+            metavar="INPUT=NUMBER",
+            help="With --buckets: the number that pads an input [default: 0].",
+        ),
+        click.option(
+            "--convert-with", metavar="PYTHON", help="The Python that has Keras or PyTorch [default: this one]."
+        ),
+        click.option(
+            "--preprocess",
+            type=FILE,
+            help="The rule that turns images, signals or text into the model's input: imagenet, yolo or a .toml.",
+        ),
+        click.option(
+            "--fold-preprocess", is_flag=True, help="Make preprocessing part of the model: it takes UINT8 frames."
+        ),
+        click.option(
+            "--postprocess", type=FILE, help="The rule that turns the model's outputs into answers: yolo or a .toml."
+        ),
+        click.option("--labels", type=FILE, help="Names of the classes, one a line."),
+    ),
+    *section(
+        "Targets and artifacts",
+        click.option(
+            "--target", "targets", multiple=True, type=ProfileName(), help="A device profile. May be repeated."
+        ),
+        profiles_option,
+        click.option(
+            "--engines",
+            type=click.Choice(["all", "first"]),
+            default="all",
+            show_default=True,
+            help="The engines of a profile to build for.",
+        ),
+        click.option(
+            "--precision",
+            type=click.Choice(["auto", "int8", "fp16", "fp32"]),
+            help="The precision for all targets [default: each profile's own]; auto takes the fastest of int8, fp16, fp32 that passes.",
+        ),
+        click.option(
+            "--recipe",
+            default="",
+            metavar="NAME",
+            help="Quantize with this recipe only, in engines that have it: min-max, percentile, ... [default: try them in turn].",
+        ),
+        click.option(
+            "--budget",
+            type=click.IntRange(0, 1000),
+            default=BUDGET,
+            show_default=True,
+            metavar="BUILDS",
+            help="How many artifacts to build in search of the fewest layers in float if INT8 does not pass; 0: no search.",
+        ),
+        click.option(
+            "--with-reference", is_flag=True, help="Add FP32 artifacts that devices compare live answers with."
+        ),
+        click.option(
+            "--measure", is_flag=True, help="Time the candidates on this machine; the fastest that passes is packed."
+        ),
+        click.option("--measure-on", metavar="SELECTOR", help="Time the candidates on a device of the inventory."),
+        inventory_option,
+    ),
+    *section(
+        "The bundle",
+        click.option("--out", type=NewBundlePath(), help="The bundle to write [default: NAME.edgert]."),
+        click.option("--name", help="The model's name on devices [default: the file's]."),
+        click.option(
+            "--release",
+            type=click.IntRange(1, 2**53 - 1),
+            default=1,
+            show_default=True,
+            help="The release's number; it grows with every deployment.",
+        ),
+        click.option(
+            "--downgrade-from",
+            type=click.IntRange(2, 2**53 - 1),
+            metavar="RELEASE",
+            help="Let devices go back to this bundle from releases up to RELEASE. It expires in 30 days, unless --expires is given.",
+        ),
+        click.option(
+            "--expires",
+            default="",
+            metavar="TIME",
+            help="When the bundle expires: 90d, 12h, 2027-02-19 (UTC). Devices install it until then.",
+        ),
+        click.option("--key", type=FILE, help="Private key to sign with [default: default.key.pem of your keys]."),
+        click.option("--licence", default="", help="The model's licence, for those who inspect the bundle."),
+        click.option("--notes", default="", help="Notes for the same readers: the origin of the data, what changed."),
+    ),
+    *section(
+        "The work",
+        click.option("--no-cache", is_flag=True, help="Build all artifacts anew, and keep none for the next build."),
+        click.option(
+            "--jobs",
+            type=click.IntRange(0, 64),
+            default=0,
+            help="Artifacts that are built at once [default: as many as cores and memory allow].",
+        ),
+    ),
+)

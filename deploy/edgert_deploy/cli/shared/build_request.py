@@ -1,0 +1,125 @@
+"""From the options of `edgert build` to a `BuildRequest`, with samples and rules read."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from functools import partial
+
+from edgert.bundle.expiry import time_text
+from edgert.bundle.rules import Classify, Ctc, Detect, Preprocess
+from edgert.bundle.signal_rules import Series, Sound, check_smoothing
+from edgert.bundle.text_rules import Embed, Text
+from edgert.errors import ConfigInvalid
+from edgert.processing.preprocessors import InputRule
+from edgert.toml_file import about
+from edgert_deploy.cli.shared.build_options import BuildOptions
+from edgert_deploy.common.quantities import expiry_from
+from edgert_deploy.devices.profiles import DeviceProfile
+from edgert_deploy.packager.accuracy.golden_samples import SAMPLES as HOLDOUT_SAMPLES_MIN
+from edgert_deploy.packager.build_cache import default_cache
+from edgert_deploy.packager.builders.folded_preprocessing import folded
+from edgert_deploy.packager.candidates.measure import MeasureHere, MeasureOn, Measurer
+from edgert_deploy.packager.new_model_file import name_from
+from edgert_deploy.packager.request import BuildRequest
+from edgert_deploy.packager.samples.processing import OutputRule, read_classify, read_postprocess, read_preprocess
+from edgert_deploy.packager.samples.samples import load_samples
+from edgert_deploy.packager.samples.streams import read_state
+from edgert_deploy.packager.sources.source_model import SourceModel
+
+TEXT_LETTERS_MAX = 10_000
+DOWNGRADE_EXPIRES = "30d"  # unless given: one that is never over could be replayed for ever
+CALIBRATION_SAMPLES_MIN = 10
+
+
+def request_of(source: SourceModel, profiles: tuple[DeviceProfile, ...], options: BuildOptions) -> BuildRequest:
+    """Read the files that the options name, and return the request."""
+    source, before, state_id = _input_rule(source, options)
+    after = _output_rule(source, before, options)
+    for option, text in (("--licence", options.licence), ("--notes", options.notes)):
+        if len(text) > TEXT_LETTERS_MAX:
+            raise ConfigInvalid(f"{option} has {len(text)} letters; at most {TEXT_LETTERS_MAX}: shorten it")
+    assert options.calibration is not None  # by BuildOptions.check
+    assert options.holdout is not None
+    reading = partial(
+        load_samples,
+        source=source,
+        preprocess=before,
+        class_names=after.labels if isinstance(after, Classify | Detect) else (),
+        transcripts=isinstance(after, Ctc),
+    )
+    now_s, expires = time.time(), options.expires or (DOWNGRADE_EXPIRES if options.downgrade_from else "")
+    return BuildRequest(
+        source=source,
+        calibration=reading(options.calibration, at_least=CALIBRATION_SAMPLES_MIN),
+        holdout=reading(options.holdout, at_least=HOLDOUT_SAMPLES_MIN),
+        allow_overlap=options.allow_overlap,
+        metric=options.metric,
+        max_drop=options.max_drop,
+        max_class_drop=options.max_class_drop,
+        targets=profiles,
+        engines=options.engines,
+        precision=options.precision,
+        recipe=options.recipe,
+        budget=options.budget,
+        with_reference=options.with_reference,
+        measure=_measurer(options, profiles),
+        model=options.name or name_from(source.path),
+        release=options.release,
+        downgrade_from=options.downgrade_from or 0,
+        expires=expiry_from(expires, now_s) if expires else "",
+        signed_at=time_text(now_s) if expires else "",
+        licence=options.licence,
+        notes=options.notes,
+        preprocess=before,
+        state_id=state_id,
+        classify=after if isinstance(after, Classify) else None,
+        detect=after if isinstance(after, Detect) else None,
+        ctc=after if isinstance(after, Ctc) else None,
+        embed=after if isinstance(after, Embed) else None,
+        cache=None if options.no_cache else default_cache(),
+        jobs=options.jobs,
+    )
+
+
+def _input_rule(source: SourceModel, options: BuildOptions) -> tuple[SourceModel, InputRule | None, str]:
+    """Return the model with its state and folded preprocessing, the rule for its input, and `state_id`."""
+    before, state_id = None, ""
+    if options.preprocess is not None:
+        state, state_id = read_state(options.preprocess, source)
+        source = replace(source, state=state)
+        before = read_preprocess(options.preprocess, source)
+    if source.buckets is not None and (source.state or not isinstance(before, Text | None)):
+        raise ConfigInvalid(
+            "--buckets keeps an axis open, and only text has a --preprocess for that: give the axis a length with --input"
+        )
+    if options.fold_preprocess:
+        if not isinstance(before, Preprocess):
+            raise ConfigInvalid(
+                "--fold-preprocess folds in a rule for images: give --preprocess imagenet, yolo or a file"
+            )
+        source, before = folded(source, before)
+    return source, before, state_id
+
+
+def _output_rule(source: SourceModel, before: InputRule | None, options: BuildOptions) -> OutputRule | None:
+    """Return the rule that makes answers of the model's outputs."""
+    after: OutputRule | None = None
+    if options.postprocess is not None:
+        after = read_postprocess(options.postprocess, source, options.labels, before)
+        if source.buckets is not None and isinstance(after, Detect):
+            raise ConfigInvalid(
+                "--buckets keeps an axis open, and a detector's boxes need fixed sizes: leave one of them out"
+            )
+    elif options.labels is not None:
+        after = read_classify(options.labels, source)
+    if isinstance(after, Classify) and after.smooth is not None:
+        with about(options.postprocess):
+            check_smoothing(after, before if isinstance(before, Sound | Series) else None)
+    return after
+
+
+def _measurer(options: BuildOptions, profiles: tuple[DeviceProfile, ...]) -> Measurer | None:
+    if options.measure_on is not None:
+        return MeasureOn(options.inventory.device(options.measure_on), profiles)
+    return MeasureHere() if options.measure else None

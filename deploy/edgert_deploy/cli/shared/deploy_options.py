@@ -1,0 +1,142 @@
+"""The options of `edgert deploy`: the trial, the order of devices, and how the bundle reaches them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from edgert.versions.trial_limits import TrialLimits, parse_limits
+from edgert_deploy.cli.shared.option_groups import gathered, section
+from edgert_deploy.cli.shared.options import limit_option
+from edgert_deploy.cli.shared.types import BundlePath, Duration, Rate
+from edgert_deploy.common.parallel import at_once_here
+from edgert_deploy.common.project import find_project
+from edgert_deploy.common.trial_limits import limits_for
+from edgert_deploy.rollout.waves import PARALLEL_MAX, Strategy
+
+BYTES_PER_S_MIN = 1000.0
+
+
+@dataclass(frozen=True)
+class TrialOptions:
+    """How long a version is on trial, and the limits that it must hold."""
+
+    trial_s: float
+    limits: tuple[str, ...]
+    watch_s: float | None
+    unattended: bool | None
+
+    def limits_of(self, model: str) -> TrialLimits | None:
+        """Return the limits of `model`, with those of the project. Raises ConfigInvalid."""
+        table, limits = find_project().trial, parse_limits(self.limits)
+        return limits_for(model, table, limits, self.watch_s, self.unattended, self.trial_s)
+
+
+@dataclass(frozen=True)
+class WaveOptions:
+    """Which devices come first, and when a rollout stops."""
+
+    canary: int
+    waves: str
+    max_failures: str | None
+    pause_s: float
+    parallel: int | None
+
+    def strategy(self) -> Strategy:
+        """Raises ConfigInvalid."""
+        return Strategy.parse(self.canary, self.waves, self.max_failures, self.parallel or at_once_here(), self.pause_s)
+
+
+@dataclass(frozen=True)
+class TransferOptions:
+    """How fast a bundle is sent, and the bundles that devices have already."""
+
+    bytes_per_s: float | None
+    delta_from: tuple[Path, ...]
+
+
+# Given as `trial`.
+trial_options = gathered(
+    "trial",
+    TrialOptions,
+    *section(
+        "Trial on the device",
+        click.option(
+            "--trial",
+            "trial_s",
+            type=Duration(1, 86_400),
+            default="60s",
+            show_default=True,
+            help="A version that nobody marked good rolls back after this time.",
+        ),
+        limit_option,
+        click.option(
+            "--watch",
+            "watch_s",
+            type=Duration(),
+            help="How long the device watches the limits: 90s, 10m, 2h [default: 60s if there are limits].",
+        ),
+        click.option(
+            "--unattended/--attended",
+            default=None,
+            help="Let devices keep the version by themselves once all limits held [default: only this host marks it good].",
+        ),
+    ),
+)
+
+# Given as `order`.
+wave_options = gathered(
+    "order",
+    WaveOptions,
+    *section(
+        "Order of the devices",
+        click.option(
+            "--canary",
+            type=click.IntRange(0),
+            metavar="COUNT",
+            default=0,
+            help="Deploy to this many devices first; --wave takes shares.",
+            show_default=True,
+        ),
+        click.option(
+            "--wave", "waves", default="", metavar="SHARES", help="Then deploy in waves: 10%,50%,100% of the devices."
+        ),
+        click.option(
+            "--max-failures",
+            metavar="SHARE",
+            help="Stop when more devices failed than this number (3) or share (5%) of the waves begun "
+            "[default: 0 with --canary or --wave, else never].",
+        ),
+        click.option("--pause", "pause_s", type=Duration(), default="0s", help="Wait between two waves."),
+        click.option(
+            "--parallel",
+            type=click.IntRange(1, PARALLEL_MAX),
+            help="Devices at a time [default: by this host's cores and its limit of open files].",
+        ),
+    ),
+)
+
+# Given as `transfer`.
+transfer_options = gathered(
+    "transfer",
+    TransferOptions,
+    *section(
+        "Transfer",
+        click.option(
+            "--bwlimit",
+            "bytes_per_s",
+            type=Rate(BYTES_PER_S_MIN),
+            help="Send each device at most this much: 500KB/s, 2MB/s [default: no limit].",
+        ),
+        click.option(
+            "--delta-from",
+            "delta_from",
+            type=BundlePath(),
+            multiple=True,
+            metavar="OLD.edgert",
+            help="A bundle that devices have and this host never shipped: only differences are sent. May be repeated.",
+        ),
+    ),
+)

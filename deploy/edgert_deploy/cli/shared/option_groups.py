@@ -1,0 +1,67 @@
+"""Groups of options: a heading of `--help` for each, and one argument of the command for several."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_OTHERS = "Options"
+
+
+def section(title: str, *options: Callable[[F], F]) -> tuple[Callable[[F], F], ...]:
+    """Return the decorators of options whose heading in the help of a `SectionedCommand` is `title`."""
+    return tuple(_titled(title, option) for option in options)
+
+
+def gathered(name: str, cls: type[Any], *options: Callable[[F], F]) -> Callable[[F], F]:
+    """Return a decorator that adds the options and passes their values as one `cls`, called `name`."""
+
+    def decorate(command: F) -> F:
+        @functools.wraps(command)
+        def gather(**given: Any) -> Any:
+            values = {key: given.pop(key) for key in cls.__dataclass_fields__}
+            return command(**given, **{name: cls(**values)})
+
+        wrapped: Any = gather  # functools.wraps keeps no signature that changes
+        return each_of(*options)(wrapped)
+
+    return decorate
+
+
+def each_of(*options: Callable[[F], F]) -> Callable[[F], F]:
+    """Return a decorator that adds the options in this order."""
+
+    def decorate(command: F) -> F:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+class SectionedCommand(click.Command):
+    """A command whose help shows its options in sections, those without a section last."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for option in self.get_params(ctx):
+            if isinstance(option, click.Option) and (record := option.get_help_record(ctx)) is not None:
+                sections.setdefault(getattr(option, "section", _OTHERS), []).append(record)
+        others = sections.pop(_OTHERS)  # at least --help
+        for title, records in {**sections, _OTHERS: others}.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+
+def _titled(title: str, option: Callable[[F], F]) -> Callable[[F], F]:
+    def decorate(command: F) -> F:
+        command = option(command)
+        vars(command)["__click_params__"][-1].section = title  # where click keeps them until the command is made
+        return command
+
+    return decorate
