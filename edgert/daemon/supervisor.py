@@ -28,7 +28,7 @@ from edgert.daemon.memory.load_turns import LoadTurns
 from edgert.daemon.memory.memory_budget import MemoryBudget
 from edgert.daemon.memory.worker_sizes import LearnedSizes
 from edgert.daemon.model.model_service import ModelService
-from edgert.daemon.sockets.acceptor import Acceptor, reject
+from edgert.daemon.sockets.acceptor import PASSED_ON, Acceptor, reject
 from edgert.daemon.sockets.control_server import ControlClient, ControlServer
 from edgert.daemon.sockets.status_rounds import StatusRounds
 from edgert.daemon.system import incoming, service_manager
@@ -82,6 +82,7 @@ class Supervisor:
         self._side_processes: list[SideProcess] = []
         self._follower: SideProcess | None = None
         self._hinted_at_s = -HINT_PAUSE_S
+        self._due_s = 0.0  # when a part beside the acceptor is due
         self._regular = [
             Every(STATE_CHECK_S, self._check_state_folder, clock),
             Every(incoming.CHECK_S, IncomingFolder(state.incoming, clock).clean, clock),
@@ -120,25 +121,33 @@ class Supervisor:
 
     def _turn(self) -> None:
         for key, _ in self._selector.select(self._wait_s()):
-            key.data()
-        for part in self._timed_parts():
+            if key.data() is not PASSED_ON:
+                self._due_s = 0.0
+        self._acceptor.tick()
+        if self._clock() < self._due_s and self._stop_by_s is None:
+            return  # only connections were passed on: to look at every part costs more than to pass one on
+        parts = self._timed_parts()
+        for part in parts:
             part.tick()
         if self._alarms_now() != self._alarms and self._stop_by_s is None:
             self._report_slots()
         if not self._reported_ready and all(s.settled for s in self._services.values()):
             self._reported_ready = True
             service_manager.notify("READY=1")
+        due_s = soonest_s(parts)
+        assert due_s is not None  # some of it is regular
+        self._due_s = due_s
 
     def _wait_s(self) -> float:
         if self._stop_by_s is not None:  # workers end within milliseconds
             return 0.01
-        due_s = soonest_s(self._timed_parts())
-        assert due_s is not None  # some of it is regular
+        accepting_s = self._acceptor.due_s()
+        due_s = self._due_s if accepting_s is None else min(accepting_s, self._due_s)
         return max(0.0, due_s - self._clock()) + 0.001
 
     def _timed_parts(self) -> list[Timed]:
-        """Return what acts at a time of its own."""
-        sockets = (self._acceptor, self._control_server, self._status_rounds)
+        """Return what acts at a time of its own, beside the acceptor."""
+        sockets = (self._control_server, self._status_rounds)
         return [*self._services.values(), self._turns, *sockets, *self._side_processes, *self._regular]
 
     def _collect(self, model: str) -> None:
@@ -193,15 +202,16 @@ class Supervisor:
         model = hello.get("model")
         try:
             if model is None:
-                sock.send(wire.json_frame(wire.WELCOME, {"edgert": __version__, "models": self._model_list()}))
+                welcome = wire.json_frame(wire.WELCOME, {"edgert": __version__, "models": self._model_list()})
+                sock.send(welcome, socket.MSG_DONTWAIT)
             elif isinstance(model, str) and model in self._services:
-                sock.setblocking(True)
                 asked = {name: hello.get(name) is True for name in ("shared", "probe", "session")}
                 self._services[model].connect(sock, **asked)
             else:
                 known = ", ".join(sorted(self._services)) or "none"
                 raise ModelNotFound(f"unknown model {str(model)[:80]!r}; this device has: {known}")
         except EdgeRTError as error:
+            self._due_s = 0.0  # the model may begin to load
             reject(sock, error)
             return
         except OSError:

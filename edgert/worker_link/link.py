@@ -20,6 +20,7 @@ from edgert.protocol.sharing import descriptors_in
 
 MESSAGE_BYTES_MAX = 160 * 1024
 DESCRIPTORS_MAX = 4
+_encoded = json.JSONEncoder(separators=(",", ":")).encode  # made once: json.dumps makes one for each message
 _SPACE = socket.CMSG_SPACE(DESCRIPTORS_MAX * array.array("i").itemsize)
 
 
@@ -63,7 +64,7 @@ def inherited() -> socket.socket:
 
 def send(end: socket.socket, message: dict[str, Any], descriptors: tuple[int, ...] = ()) -> None:
     """Send a message and descriptors. Raises OSError if the other end is closed."""
-    data = json.dumps(message, separators=(",", ":")).encode()
+    data = _encoded(message).encode()
     if len(data) > MESSAGE_BYTES_MAX:
         raise EdgeRTError(f"a message of {len(data)} bytes between daemon and worker; the limit is {MESSAGE_BYTES_MAX}")
     attached = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []

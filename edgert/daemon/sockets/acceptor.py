@@ -9,6 +9,7 @@ queue, or 2 s if that is full.
 from __future__ import annotations
 
 import array
+import contextlib
 import os
 import selectors
 import socket
@@ -28,6 +29,7 @@ ACCEPTS_PER_S_MAX = 2000.0
 BURST_MAX = 512  # the clients of a model that reconnect at the same time after a swap
 FLOOD_PAUSE_S = 0.01
 ACCEPT_PAUSE_S = 0.1  # when the process is out of descriptors or memory
+PASSED_ON = "passed on"  # what the acceptor's events return: only `route` may have changed more than the acceptor
 _SO_PEERGROUPS = 59
 _GROUPS_MAX = 256  # Python's limit for one option; for a user with more groups, only the first group counts
 
@@ -49,26 +51,26 @@ class Acceptor:
         self._resume_at_s = 0.0
         self._allowed, self._allowed_at_s = float(BURST_MAX), clock()
 
-    def accept(self, listener: socket.socket) -> None:
-        """Accept the connections in the queue."""
+    def accept(self, listener: socket.socket) -> str:
+        """Accept the connections in the queue; return PASSED_ON."""
         for _ in range(self._allowance()):
             try:
                 sock, _ = listener.accept()
             except BlockingIOError:
-                return
+                return PASSED_ON
             except ConnectionError:
                 continue
             except OSError:  # out of descriptors or memory: the queue waits
                 self._pause(listener, ACCEPT_PAUSE_S)
-                return
+                return PASSED_ON
             self._allowed -= 1
-            sock.setblocking(False)
             frames, self._spare = self._spare or FrameBuffer(wire.HEADER_BYTES + wire.HELLO_BYTES_MAX), None
             pending = _PendingHello(sock, self._clock() + HELLO_S_MAX, frames)
             if not self._read(pending):
                 self._add(pending)
         if self._allowed < 1:
             self._pause(listener, FLOOD_PAUSE_S)
+        return PASSED_ON
 
     def tick(self) -> None:
         """Drop connections whose deadline is over."""
@@ -102,9 +104,10 @@ class Acceptor:
         self._pending[pending.sock] = pending
         self._selector.register(pending.sock, selectors.EVENT_READ, lambda: self._receive_more(pending))
 
-    def _receive_more(self, pending: _PendingHello) -> None:
+    def _receive_more(self, pending: _PendingHello) -> str:
         if pending.sock in self._pending:  # else it was dropped earlier in this turn
             self._read(pending)
+        return PASSED_ON
 
     def _read(self, pending: _PendingHello) -> bool:
         """Read what has arrived of the hello; return whether the connection was routed or closed."""
@@ -153,7 +156,8 @@ class _PendingHello:
         frames, hello = self.frames, None
         while hello is None:
             # The kernel closes descriptors that a client attaches, as `recv_into` takes none.
-            count = self.sock.recv_into(frames.room[: frames.missing() or wire.HEADER_BYTES])
+            room = frames.room[: frames.missing() or wire.HEADER_BYTES]
+            count = self.sock.recv_into(room, 0, socket.MSG_DONTWAIT)
             if not count:
                 return None
             hello = frames.feed(count)
@@ -164,11 +168,8 @@ class _PendingHello:
 
 def reject(client: socket.socket, error: EdgeRTError) -> None:
     """Send the error and close, without waiting for the client."""
-    try:
-        client.setblocking(False)
-        client.send(wire.error_frame(error))
-    except OSError:
-        pass
+    with contextlib.suppress(OSError):
+        client.send(wire.error_frame(error), socket.MSG_DONTWAIT)
     client.close()
 
 
