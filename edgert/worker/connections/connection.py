@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from edgert.errors import EdgeRTError, Moved, Overloaded, ProtocolError, RequestError, SessionLost
 from edgert.protocol import wire
@@ -69,8 +70,20 @@ class ReactorSwitch:
         self.last: Connection | None = None
 
 
+class Left(NamedTuple):
+    """What a connection leaves that ended between two small frames: the next client's often look the same."""
+
+    frames: FrameBuffer
+    reply: KeptFrame
+    tensors: tuple[wire.WireTensor, ...] | None = None  # that `inputs` were made of
+    inputs: ModelInputs | None = None
+
+
 class Connection:
-    """Serves `sock` with `pipeline`. Its buffers count towards `budget` until `close`."""
+    """Serves `sock` with `pipeline`. Its buffers count towards `budget` until `close`.
+
+    It uses what another connection `left`.
+    """
 
     def __init__(
         self,
@@ -80,17 +93,17 @@ class Connection:
         frame_bytes_max: int,
         budget: BufferBudget,
         log: Callable[[str], None],
+        left: Left | None = None,
     ) -> None:
         self.sock, self._pipeline, self._record, self._log = sock, pipeline, recorder.record, log
         self._frame_bytes_max, self.budget = frame_bytes_max, budget
-        self.frames = FrameBuffer(frame_bytes_max, FIRST_BUFFER_BYTES, budget.resize)
         budget.resize(0, FIRST_BUFFER_BYTES)
-        self.reply = KeptFrame(wire.RESULT)
+        if left is None:
+            left = Left(FrameBuffer(frame_bytes_max, FIRST_BUFFER_BYTES, budget.resize), KeptFrame(wire.RESULT))
+        self.frames, self.reply, self._tensors, self._inputs = left
         self.area: SharedArea | None = None
         self.session: ClientSession | None = None
         self._after_others = 0  # the requests that came when another connection was the last
-        self._tensors: tuple[wire.WireTensor, ...] | None = None  # the tensors that `_inputs` was made of
-        self._inputs: ModelInputs | None = None
         stall = timeval(STALL_S)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, stall)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, stall)
@@ -230,9 +243,13 @@ class Connection:
         self._tensors = self._inputs = None
         self.frames.shrink()
 
-    def close(self) -> None:
-        """Return the connection's part of the buffer budget."""
-        self.budget.resize(self.frames.size_bytes, 0)
+    def close(self) -> Left | None:
+        """Return the connection's part of the buffer budget; also what another connection may use."""
+        frames = self.frames
+        self.budget.resize(frames.size_bytes, 0)
+        if self.area is not None or frames.more or frames.missing() or frames.size_bytes != FIRST_BUFFER_BYTES:
+            return None
+        return Left(frames, self.reply, self._tensors, self._inputs)
 
     def _suits_reactor(self, request: wire.Frame) -> bool:
         """Return whether the reactor may read the next frame after `request`."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _thread
 import contextlib
 import select
 import socket
@@ -16,9 +15,10 @@ from edgert.protocol.local_socket import send_all
 from edgert.telemetry.recorder import WindowRecorder
 from edgert.worker.connections.admission import Admission, Peer
 from edgert.worker.connections.area_budget import AreaBudget
-from edgert.worker.connections.connection import BufferBudget, Connection, ReactorSwitch
+from edgert.worker.connections.connection import BufferBudget, Connection, Left, ReactorSwitch
 from edgert.worker.connections.reactor import Departure, Reactor
 from edgert.worker.connections.sessions import Sessions
+from edgert.worker.connections.spare_threads import SPARE_MAX, SpareThreads
 from edgert.worker.pipeline.pipeline import Pipeline
 
 # The pause before the answer: a client cannot break the protocol more than 40 times a second.
@@ -54,6 +54,8 @@ class Connections:
         self._lock = threading.Lock()
         self._admission = Admission(connections_max)
         self._switch = ReactorSwitch()
+        self._threads = SpareThreads()
+        self._left: list[Left] = []  # what connections that have ended leave to the next ones
         self._reactor: Reactor | None = None
         if reactor_cap is not None:
             self._reactor = Reactor(pipeline, reactor_cap, self._switch, self._departs, log)
@@ -79,9 +81,7 @@ class Connections:
             if not self._stopping and self._admission.admit(sock, peer):
                 self._set_switch()
                 try:
-                    # threading.Thread would make this thread wait for the new one to begin, which costs more than
-                    # all else here when many connect at once.
-                    _thread.start_new_thread(self._serve, (sock, peer.uid, shared, probe, session))
+                    self._threads.start(self._serve, sock, peer.uid, shared, probe, session)
                     return
                 except RuntimeError:
                     why = ", and the system gives no more threads: see TasksMax of the unit"
@@ -111,7 +111,10 @@ class Connections:
         connection = None
         try:
             recorder = self._probes if probe else self._recorder
-            connection = Connection(sock, self._pipeline, recorder, self._frame_bytes_max, self._budget, log)
+            left = None
+            with contextlib.suppress(IndexError):
+                left = self._left.pop()
+            connection = Connection(sock, self._pipeline, recorder, self._frame_bytes_max, self._budget, log, left)
             if session:
                 connection.begin(self._sessions.open())
             connection.greet(
@@ -144,7 +147,7 @@ class Connections:
     def _departs(self, connection: Connection, departure: Departure) -> None:
         """Take a connection from the reactor."""
         try:
-            _thread.start_new_thread(self._continue, (connection, departure))
+            self._threads.start(self._continue, connection, departure)
         except RuntimeError as error:  # no more threads, and the reactor's thread must not wait for a client
             connection.sock.setblocking(False)
             overloaded = Overloaded(f"no thread can be started: {error}", retry_after_s=0.5)
@@ -171,7 +174,9 @@ class Connections:
                 self._areas.end(connection.area, unread=not _has_closed(sock))
             if connection.session is not None:
                 self._sessions.close()
-            connection.close()
+            left = connection.close()
+            if left is not None and len(self._left) < SPARE_MAX:
+                self._left.append(left)
         sock.close()
 
     def _set_switch(self) -> None:

@@ -252,6 +252,43 @@ def test_a_client_is_greeted_served_and_sent_to_the_next_worker(connections: Con
         assert client.recv(1) == b""
 
 
+def test_clients_that_follow_each_other_get_their_own_answers(connections: Connections) -> None:
+    """A connection uses the memory of the one before it, wherever that ended."""
+    for number, last in enumerate((b"", request(9)[:70], b"garbage" * 20, request(9)[:-1], request(9), PING[:10])):
+        with accepted(connections) as client:
+            assert read_frame(client).kind == wire.WELCOME
+            for turn in range(2):
+                item = np.full_like(ITEM, 2 * number + turn)
+                client.sendall(request(turn, item))
+                answer = read_frame(client)
+                assert answer.request_id == turn
+                assert answer.tensors[0].data == item.tobytes()
+            client.sendall(last)
+        wait_until(lambda: len(connections) == 0, "the connection has ended")
+
+
+def test_a_connection_leaves_its_memory_to_the_next_one_if_it_ended_between_two_small_frames(
+    pipeline: Pipeline,
+) -> None:
+    def left_after(data: bytes, answers: int) -> bool:
+        with contextlib.ExitStack() as stack:
+            client, server = (stack.enter_context(end) for end in socket.socketpair())
+            client.settimeout(WAIT_S_MAX)
+            connection = Connection(server, pipeline, WindowRecorder("m"), 1 << 20, BufferBudget(), lambda _: None)
+            client.sendall(data)
+            client.shutdown(socket.SHUT_WR)
+            connection.serve(ReactorSwitch())
+            for _ in range(answers):
+                read_frame(client)
+            return connection.close() is not None
+
+    assert left_after(request(1), 1)
+    assert left_after(b"", 0)
+    assert not left_after(request(1)[:70], 0)
+    assert not left_after(request(1) + request(2)[:10], 1)
+    assert not left_after(LARGE, 1)
+
+
 def test_a_stopping_daemon_tells_its_clients(connections: Connections) -> None:
     connections.final_frame = wire.error_frame(ShuttingDown("the daemon is stopping", retry_after_s=1.0))
     with accepted(connections) as client:
