@@ -17,7 +17,7 @@ import threading
 import time
 import weakref
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -35,7 +35,7 @@ from edgert.client.model_interface import Inputs
 from edgert.errors import EdgeRTError, WorkerLost
 from edgert.protocol import wire
 from edgert.protocol.local_socket import SEND_BUFFER_BYTES, WAIT_S_MAX, dial, timeval
-from edgert.protocol.sharing import receive_with_descriptor
+from edgert.protocol.sharing import SHARE_BYTES_MIN, receive_with_descriptor
 from edgert.tensors import InferResponse
 
 if TYPE_CHECKING:
@@ -74,6 +74,7 @@ class Client(BaseClient):
         self._probe = probe
         # The lists are stacks: pop and append are atomic, so a request takes no lock.
         self._idle: defaultdict[str, list[_Connection]] = defaultdict(list)
+        self._large: set[str] = set()  # models whose connections ask for shared memory
         _open.add(self)
 
     @overload
@@ -115,14 +116,14 @@ class Client(BaseClient):
             try:
                 connection = idle.pop()
             except IndexError:
-                connection = self._connected(model, deadline)
+                connection = self._connected(model, deadline, share=model in self._large or _may_be_large(inputs))
                 timeout_s = max(0.001, deadline - time.monotonic())
             try:
                 return connection.ask(inputs, timeout_s, deadline, flags, trace)
             except Retry as retry:
                 time.sleep(retry.wait_s(deadline - time.monotonic()))
             finally:
-                self._give_back(idle, connection)
+                self._give_back(idle, connection, model)
 
     def session(self, model: str) -> Session:
         """Begin a session of `model`, whose requests continue each other.
@@ -132,7 +133,7 @@ class Client(BaseClient):
         nothing), Unavailable, DeadlineExceeded.
         """
         deadline = time.monotonic() + self.timeout_s
-        return Session(self, self._connected(model, deadline, session=True), model)
+        return Session(self, self._connected(model, deadline, share=True, session=True), model)
 
     def models(self) -> list[dict[str, Any]]:
         """Return the name, release and state of each model that the daemon serves."""
@@ -143,7 +144,7 @@ class Client(BaseClient):
     def metadata(self, model: str) -> dict[str, Any]:
         """Return the description of `model`: release, inputs, outputs, labels."""
         connection = self._connected(model, time.monotonic() + self.timeout_s)
-        self._give_back(self._idle[model], connection)
+        self._give_back(self._idle[model], connection, model)
         return dict(connection.conversation.welcome)
 
     def labels(self, model: str) -> list[str]:
@@ -176,20 +177,36 @@ class Client(BaseClient):
     def __exit__(self, *failure: object) -> None:
         self.close()
 
-    def _connected(self, model: str | None, deadline: float, *, session: bool = False) -> _Connection:
-        """Return a new connection, once the daemon accepts one."""
+    def _connected(
+        self, model: str | None, deadline: float, *, share: bool = False, session: bool = False
+    ) -> _Connection:
+        """Return a new connection, once the daemon accepts one; `share`: it asks for shared memory if it may."""
+        may_share = self._share and model is not None
         while True:
             self._check_open()
+            conversation = Conversation(
+                model, share=share and may_share, may_share=may_share, probe=self._probe, session=session
+            )
             try:
-                return _Connection(self.path, model, deadline, share=self._share, probe=self._probe, session=session)
+                return _Connection(self.path, conversation, deadline)
             except Retry as retry:
                 time.sleep(retry.wait_s(deadline - time.monotonic()))
 
-    def _give_back(self, idle: list[_Connection], connection: _Connection) -> None:
-        if connection.closed or self._closed or len(idle) >= IDLE_CONNECTIONS_MAX:
+    def _give_back(self, idle: list[_Connection], connection: _Connection, model: str) -> None:
+        if connection.conversation.outgrown:
+            self._large.add(model)
+            connection.close()
+        elif connection.closed or self._closed or len(idle) >= IDLE_CONNECTIONS_MAX:
             connection.close()
         else:
             idle.append(connection)
+
+
+def _may_be_large(inputs: Inputs) -> bool:
+    """Return whether `inputs` look large enough for shared memory. A request shows it for certain."""
+    values = inputs.values() if isinstance(inputs, Mapping) else (inputs,)
+    sizes = (len(value) if isinstance(value, bytes) else getattr(value, "nbytes", 0) for value in values)
+    return sum(sizes) >= SHARE_BYTES_MIN
 
 
 class Session:
@@ -248,20 +265,21 @@ class Session:
         before = self._connection
         if self._closed or not before.conversation.moved:
             raise session_late()
-        self._connection = self._client._connected(self._model, deadline, session=True)
+        self._connection = self._client._connected(self._model, deadline, share=True, session=True)
         self._connection.send_resume(before.conversation.resume)
 
 
 class _Connection:
     """One connection, which its hello binds to one model (None: to the daemon itself)."""
 
-    def __init__(
-        self, path: Path, model: str | None, deadline: float, *, share: bool, probe: bool, session: bool
-    ) -> None:
+    def __init__(self, path: Path, conversation: Conversation, deadline: float) -> None:
         self.closed = False
-        self.conversation = Conversation(model, share=share, probe=probe, session=session)
+        self.conversation = conversation
         self._timeout_s, self._timeout_us, self._timeout_ms = 0.0, 0, 0
+        hello = conversation.hello()
         self._sock = dial(path, deadline)
+        with contextlib.suppress(OSError):  # the answer says why, or its absence
+            self._sock.sendall(hello)  # at once: the daemon reads it while the rest is made here
         self._watched = select.poll()
         self._watched.register(self._sock, select.POLLIN)
         # In a process of several threads, each system call passes Python's lock on: a poll costs more than it saves.
@@ -310,7 +328,6 @@ class _Connection:
         with contextlib.suppress(OSError):
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         try:
-            self._sock.sendall(conversation.hello())
             count, descriptor = receive_with_descriptor(self._sock, conversation.frames.room)
         except BlockingIOError as error:
             raise conversation.late(sent=True) from error

@@ -18,7 +18,7 @@ from edgert.protocol import wire
 from edgert.protocol.arrays import from_wire, looks_of
 from edgert.protocol.frame_buffer import FrameBuffer
 from edgert.protocol.kept_frame import KeptFrame
-from edgert.protocol.sharing import SharedArea
+from edgert.protocol.sharing import SHARE_BYTES_MIN, SharedArea
 from edgert.tensors import InferResponse
 
 TIMEOUT_US_MAX = 2**32 - 1
@@ -54,15 +54,19 @@ class Conversation:
 
     `over` is whether the connection must be closed. After `request`, `size_bytes` is how much is to be sent. With
     `session`, the requests continue each other; if the daemon `moved` it, `resume` is the frame to send after the next
-    connection's hello, empty if there is nothing to continue yet.
+    connection's hello, empty if there is nothing to continue yet. With `may_share`, a conversation that did not ask for
+    shared memory is `outgrown` once a frame is large enough for it: the next connection should ask.
     """
 
-    def __init__(self, model: str | None, *, share: bool, probe: bool = False, session: bool = False) -> None:
+    def __init__(
+        self, model: str | None, *, share: bool, may_share: bool = False, probe: bool = False, session: bool = False
+    ) -> None:
         self.frames = FrameBuffer()
         self.welcome: dict[str, Any] = {}
         self.over = False
         self.size_bytes = 0
         self._model, self._share, self._probe = model, share and model is not None, probe
+        self._may_share, self.outgrown = may_share and not share, False
         self.is_session = session
         self.resume, self.moved = b"", False
         self._area: SharedArea | None = None
@@ -89,7 +93,8 @@ class Conversation:
     def request(self, inputs: Inputs, flags: int, timeout_us: int, trace: bool = False) -> Sequence[wire.Buffer]:
         """Return the buffers of an INFER frame; send them before the next call. Raises RequestError.
 
-        With `trace`, the answer is an InferResponse. Long arrays are sent from their own memory.
+        With `trace`, the answer is an InferResponse. Long arrays are sent from their own memory. Raises Retry for the
+        first large request of a conversation without shared memory, where the next one may have some.
         """
         interface, frame = self._interface, self._frame
         assert interface is not None  # the daemon has greeted
@@ -103,6 +108,9 @@ class Conversation:
         arrays, self._added_axis = interface.arrays(inputs)
         parts = frame.parts(arrays, interface.numbers(len(arrays)), flags, request_id, timeout_us)
         self.size_bytes = frame.sent_bytes
+        if self._may_share and frame.frame_bytes >= SHARE_BYTES_MIN:
+            self.outgrown = True
+            raise Retry
         if [array.dtype for array in given] == [array.dtype for array in arrays]:  # nothing was converted
             self._looks = looks
         return parts
@@ -186,6 +194,7 @@ class Conversation:
         views = [(names[tensor.number], from_wire(tensor)) for tensor in tensors]
         self._views = [(name, view[0, ...]) for name, view in views] if self._added_axis else views
         self._tensors = tensors
+        self.outgrown = self._may_share and sum(len(tensor.data) for tensor in tensors) >= SHARE_BYTES_MIN
 
 
 def session_lost(cause: Retry | WorkerLost) -> SessionLost:

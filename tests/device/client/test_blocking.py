@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import math
 import multiprocessing
 import multiprocessing.queues
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -129,6 +131,30 @@ def test_a_pickled_client_has_its_settings_and_connections_of_its_own(quick: Dev
             same.close()
     asyncio_client = pickle.loads(pickle.dumps(AsyncClient(quick.socket, connections_max=3)))
     assert (asyncio_client.path, asyncio_client.connections_max) == (quick.socket, 3)
+
+
+def shared_areas() -> int:
+    """How many areas shared with a daemon this process has mapped."""
+    gc.collect()
+    return Path("/proc/self/maps").read_text().count("/memfd:edgert")
+
+
+def test_memory_is_shared_with_the_daemon_once_a_request_is_large(quick: Device) -> None:
+    before = shared_areas()
+    large = np.arange(4096, dtype=np.float32).reshape(1024, 4)
+    with Client(quick.socket) as client:
+        for _ in range(2):
+            client.infer("echo", ITEM)
+        assert shared_areas() == before
+        for values in (large, -large, ITEM):
+            assert (client.infer("echo", values, cache=False)["y"] == values).all()
+            assert shared_areas() == before + 1
+    with Client(quick.socket) as client:
+        client.infer("echo", {"x": large})
+        assert shared_areas() == before + 1
+    with Client(quick.socket, transport="socket") as client:
+        client.infer("echo", large)
+        assert shared_areas() == before
 
 
 @pytest.mark.parametrize("timeout_s", [None, "5", -1, math.nan])

@@ -30,11 +30,11 @@ from edgert.tensors import InferResponse, StageTimes
 RNG = np.random.default_rng(7)
 
 
-def a_conversation(*item_shapes: list[int], memory: int | None = None) -> Conversation:
-    """A conversation that the daemon has greeted."""
+def a_conversation(*item_shapes: list[int], memory: int | None = None, share: bool = True) -> Conversation:
+    """A conversation that the daemon has greeted; if it does not `share`, the next one may."""
     inputs = [{"name": f"x{i}", "datatype": "FP32", "shape": [-1, *shape]} for i, shape in enumerate(item_shapes)]
     outputs = [{"name": "y", "datatype": "FP32", "shape": [-1]}]
-    conversation = Conversation("m", share=True)
+    conversation = Conversation("m", share=share, may_share=True)
     conversation.take_memory(memory)
     welcome = {"inputs": inputs, "outputs": outputs, "release": 1}
     meta = b"".join(wire.frame(wire.WELCOME, model_id=5, meta=json.dumps(welcome).encode()))
@@ -104,6 +104,27 @@ def test_long_requests_go_through_shared_memory_each_time() -> None:
         parts = talk.request(array, 0, 1)
         assert talk.size_bytes == sum(map(len, parts)) == 64
         assert np.array_equal(values(received(parts, area.request))[0], array)
+
+
+def test_the_first_large_frame_asks_for_a_conversation_with_shared_memory() -> None:
+    large = np.zeros((1, 20_000), np.float32)
+    talk = a_conversation([20_000], share=False)
+    with pytest.raises(Retry):
+        talk.request(large, 0, 1)
+    assert talk.outgrown
+    talk = a_conversation([20_000], share=True)  # the daemon gave it none: there is nothing more to ask for
+    talk.request(large, 0, 1)
+    assert not talk.outgrown
+    talk = a_conversation([3], share=False)
+    talk.request(np.zeros((1, 3), np.float32), 0, 1)
+    talk.received(an_answer(1, 1.0))
+    assert not talk.outgrown
+    tensor = wire.OutTensor(wire.descriptor(0, "FP32", (20_000,), large.nbytes), large.tobytes())
+    talk.request(np.zeros((1, 3), np.float32), 0, 1)
+    answer = talk.received(received(wire.frame(wire.RESULT, request_id=2, tensors=[tensor])))
+    assert isinstance(answer, dict)  # it came over the socket
+    assert answer["y"].shape == (20_000,)
+    assert talk.outgrown
 
 
 def test_converted_inputs_are_sent_each_time_anew() -> None:
