@@ -9,7 +9,10 @@ outside its loop, one `run_until_complete` per request, which its figures includ
 
 Two placements: client and daemon pinned to one core, and free. Waking an idle core costs more than the transport.
 
-    python -m bench.transport            # a table
+A second table is of apps that connect for each request, as scripts do: the processor time of the daemon's processes and
+the time for connecting, one request to digits and closing, beside the loop `minimal` of `bench.peers` in the same rounds.
+
+    python -m bench.transport            # two tables
     python -m bench.transport --json     # JSON lines
 """
 
@@ -19,6 +22,7 @@ import argparse
 import asyncio
 import statistics
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,12 +30,14 @@ from typing import Any
 import numpy as np
 
 from bench.support.clients import Ask, Clients, Load, ours
-from bench.support.devices import null_device, serving
+from bench.support.devices import DIGITS_MODEL, digits_device, edgertd, null_device, serving
 from bench.support.echo import echo
-from bench.support.live_artifact import open_session
-from bench.support.processes import pin
+from bench.support.live_artifact import live_artifact, open_session
+from bench.support.peer_servers.servers import running
+from bench.support.peer_servers.session import write_spec
+from bench.support.processes import cpu_us, pin, processes
 from bench.support.tables import emit
-from edgert import AsyncClient
+from edgert import AsyncClient, Client
 from edgert.protocol.sharing import SHARE_BYTES_MIN
 
 PAYLOADS = {"4 KB": (4096,), "150 KB": (224, 224, 3), "1.2 MB": (640, 640, 3)}
@@ -48,6 +54,10 @@ TARGETS_US = {
     ("150 KB hit", "shared"): 20,
 }
 COLUMNS = ("placement", "payload", "transport", "p50_us", "p99_us", "raw_p50_us", "echo_us", "over_us", "target_us")
+
+CONNECTING_COLUMNS = ("server", "cpu_us", "times_minimal", "took_us", "took_times_minimal")
+CONNECTIONS = 200  # a round: fewer than the daemon accepts at once
+SETTLE_S = 0.2
 
 Make = Callable[[int], Ask]
 
@@ -83,6 +93,56 @@ def main() -> None:
         cache = serving(slow, "hit")["cache"]
     assert cache["hits"] > 0.9 * (cache["hits"] + cache["misses"]), cache
     emit(rows, COLUMNS, options.json)
+    if not options.json:
+        print()
+    emit(connecting(options.rounds), CONNECTING_COLUMNS, options.json)
+
+
+def connecting(rounds: int) -> list[dict[str, Any]]:
+    """Return what a connection for one request costs EdgeRT, and the same of the minimal loop."""
+    (item,) = DIGITS_MODEL.items(1)
+    with digits_device() as (state, path):
+        status = edgertd(state, "status")
+        spec = state.parent / "spec.json"
+        write_spec(spec, {"digits": (live_artifact(state), status["models"][0]["serving"]["threads"])})
+        with running("minimal", state.parent, state.parent, spec, "digits", item) as minimal:
+            servers: dict[str, tuple[list[int], Ask]] = {
+                "EdgeRT": (processes(status["daemon"]["pid"]), lambda: _ask_once(path, item)),
+                "minimal": (processes(minimal.pid), lambda: minimal.asking("digits", item)(item)),
+            }
+            spent_us: dict[str, list[tuple[float, float]]] = {name: [] for name in servers}
+            for _ in range(rounds):
+                for name, (pids, ask) in servers.items():
+                    spent_us[name].append(_cost_us(pids, ask))
+    rows = []
+    for name, seen in spent_us.items():
+        cpu, took = (sum(one) / rounds for one in zip(*seen, strict=True))
+        least_cpu, least_took = (sum(one) / rounds for one in zip(*spent_us["minimal"], strict=True))
+        rows.append(
+            {
+                "server": name,
+                "cpu_us": cpu,
+                "times_minimal": f"{cpu / max(1.0, least_cpu):.1f}",
+                "took_us": took,
+                "took_times_minimal": f"{took / least_took:.1f}",
+            }
+        )
+    return rows
+
+
+def _ask_once(path: Path, item: Any) -> None:
+    with Client(path) as client:
+        client.infer("digits", item, cache=False)
+
+
+def _cost_us(pids: list[int], ask: Ask) -> tuple[float, float]:
+    """Return the processor time of the server and the time, for each of CONNECTIONS requests."""
+    before_us, began = cpu_us(pids), time.perf_counter()
+    for _ in range(CONNECTIONS):
+        ask()
+    took_us = (time.perf_counter() - began) * 1e6
+    time.sleep(SETTLE_S)  # the last connections end
+    return (cpu_us(pids) - before_us) / CONNECTIONS, took_us / CONNECTIONS
 
 
 def measure(
