@@ -147,7 +147,10 @@ class Registry:
                 )
 
     def upload(self, blob: Blob, source: Path | bytes, on_bytes: OnBytes = lambda count: None) -> None:
-        """Put a blob that the registry lacks."""
+        """Put a blob that the registry lacks.
+
+        `on_bytes` gets the count of each piece sent, and a count below 0 for what has to be sent again.
+        """
         what = f"blob {blob.digest}"
         with self._request("POST", "/blobs/uploads/", {"Content-Length": "0"}) as response:
             if response.status == 404:
@@ -164,9 +167,13 @@ class Registry:
         url = checked_location(self.repository.url, location)
         url += f"{'&' if urlsplit(url).query else '?'}digest={blob.digest}"
         headers = {"Content-Type": "application/octet-stream", "Content-Length": str(blob.size_bytes)}
-        wait_s = START_S + blob.size_bytes / SLOWEST_BYTES_PER_S
-        with self._request("PUT", url, headers, _Content(source, on_bytes), wait_s) as response:
-            self._expect(response, what, 201)
+        wait_s, content = START_S + blob.size_bytes / SLOWEST_BYTES_PER_S, _Content(source, on_bytes)
+        try:
+            with self._request("PUT", url, headers, content, wait_s) as response:
+                self._expect(response, what, 201)
+        except RegistryError:
+            content.take_back()
+            raise
 
     def put_manifest(self, reference: str, data: bytes, media_type: str = MANIFEST_TYPE) -> str:
         """Put a manifest whose blobs are there, under a tag or its digest; return its digest."""
@@ -300,12 +307,21 @@ class _Content:
 
     def __init__(self, source: Path | bytes, on_bytes: OnBytes) -> None:
         self._source, self._on_bytes = source, on_bytes
+        self._sent_bytes = 0
 
     def __iter__(self) -> Iterator[bytes]:
+        self.take_back()
         with BytesIO(self._source) if isinstance(self._source, bytes) else self._source.open("rb") as file:
             while chunk := file.read(_CHUNK_BYTES):
                 yield chunk
+                self._sent_bytes += len(chunk)
                 self._on_bytes(len(chunk))
+
+    def take_back(self) -> None:
+        """Report what was sent as not sent: its request failed."""
+        if self._sent_bytes:
+            self._on_bytes(-self._sent_bytes)
+        self._sent_bytes = 0
 
 
 def _checked(blob: Blob) -> str:

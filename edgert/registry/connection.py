@@ -58,6 +58,8 @@ class Connection:
     def close(self) -> None:
         for manager in self._managers.values():
             manager.clear()
+        for connection in list(self._open):  # after an error, a pool may live until the next garbage collection
+            connection.close()
 
     @contextmanager
     def request(

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from edgert.bundle.bundle_file import open_bundle
-from edgert.errors import ConfigInvalid, NotInRegistry
+from edgert.errors import ConfigInvalid, NotInRegistry, RegistryUnreachable
 from edgert.registry.address import digest_of
 from edgert.registry.artifacts import EMPTY, blob_of, file_blob, release_manifest, release_tag
 from edgert.registry.client import Blob, Registry
+
+PAUSES_S = (1.0, 2.0, 4.0)  # before a step is repeated after a broken link
+PAUSE_S_MAX = 60.0  # where the registry names one
+_T = TypeVar("_T")
 
 OnBytes = Callable[[int, int], object]  # those sent so far, and all
 
@@ -80,8 +86,8 @@ def put_release(
 ) -> Release:
     """Put the files that the registry lacks, then the envelope and the manifest.
 
-    `paths_of` returns where the contents are that `files` name. A release that is there already stays as it is. Raises
-    ConfigInvalid where that has other content, and RegistryError.
+    `paths_of` returns where the contents are that `files` name. A release that is there already stays as it is. A file
+    whose transfer breaks is sent again. Raises ConfigInvalid where that has other content, and RegistryError.
     """
     tag, sent = release_tag(model, number), 0
     try:
@@ -89,7 +95,7 @@ def put_release(
     except NotInRegistry:
         there = None
     if there is None:
-        lacking = {blob: name for blob, name in files.items() if not registry.has(blob)}
+        lacking = {blob: name for blob, name in files.items() if not _again(registry.has, blob)}
         total = sum(blob.size_bytes for blob in lacking)
 
         def count(size: int) -> None:
@@ -98,9 +104,9 @@ def put_release(
             on_bytes(sent, total)
 
         for blob, path in zip(lacking, paths_of(list(lacking.values())), strict=True):
-            registry.upload(blob, path, count)
-        put_small(registry, EMPTY, envelope)
-        registry.put_manifest(tag, oci_manifest)
+            _again(registry.upload, blob, path, count)
+        _again(put_small, registry, EMPTY, envelope)
+        _again(registry.put_manifest, tag, oci_manifest)
         sent = total
     elif there.digest != digest_of(oci_manifest):
         raise ConfigInvalid(
@@ -109,6 +115,16 @@ def put_release(
         )
     envelope_sha256, manifest_sha256 = (digest_of(data).removeprefix("sha256:") for data in (envelope, oci_manifest))
     return Release(model, number, digest, envelope_sha256, manifest_sha256, tuple(files), sent)
+
+
+def _again(step: Callable[..., _T], *given: object) -> _T:
+    """Do a step of an upload, again after each pause if the link broke."""
+    for pause_s in PAUSES_S:
+        try:
+            return step(*given)
+        except RegistryUnreachable as error:
+            time.sleep(max(pause_s, min(error.retry_after_s or 0.0, PAUSE_S_MAX)))
+    return step(*given)
 
 
 def put_small(registry: Registry, *contents: bytes) -> None:

@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from edgert.bundle.bundle_file import open_bundle
 from edgert.bundle.signing import SigningKey, new_key
-from edgert.errors import BundleCorrupt, ConfigInvalid, NotInRegistry, RegistryLoginRefused
+from edgert.errors import BundleCorrupt, ConfigInvalid, NotInRegistry, RegistryLoginRefused, RegistryUnreachable
+from edgert.registry.address import parse_repository
 from edgert.registry.artifacts import RELEASE_TYPE, blob_of, file_blob
+from edgert.registry.client import Registry
+from edgert_deploy.rollout import publish as publishing
 from edgert_deploy.rollout.publish import Release, publish
+from hil.support.relay import Relay
 from tests.support.bundles import make_null_bundle
 from tests.support.servers.registries import RegistryServer, program
 
@@ -48,6 +53,28 @@ def test_what_is_equal_is_sent_once(server: RegistryServer, key: SigningKey, tmp
     assert first.sent_bytes >= len(weights)
     assert second.sent_bytes < 10_000
     assert publish(server.registry(), tmp_path / "shared-1.edgert").sent_bytes == 0
+
+
+def test_a_link_that_breaks_in_the_middle_of_a_file_costs_that_attempt_only(
+    key: SigningKey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publishing, "PAUSES_S", (0.01, 0.01, 0.01))
+    path, counts = make_null_bundle(tmp_path, key, "cut", padding_bytes=500_000), list[tuple[int, int]]()
+    with RegistryServer.in_folder(tmp_path / "registry") as plain, ExitStack() as stack:
+
+        def through(cuts: list[int]) -> Registry:
+            relay = stack.enter_context(Relay(plain.port, cut_after=cuts))
+            return Registry(parse_repository(plain.address.replace(str(plain.port), str(relay.port))))
+
+        with pytest.raises(RegistryUnreachable):
+            publish(through([300_000] + [100_000] * 20), path)
+        with pytest.raises(NotInRegistry):
+            plain.registry().manifest("cut-1")
+        release = publish(through([300_000, 100_000]), path, lambda sent, total: counts.append((sent, total)))
+        with open_bundle(path, None) as bundle:
+            assert all(plain.registry().has(file_blob(entry)) for entry in bundle.manifest.files)
+    assert counts[-1] == (release.sent_bytes, release.sent_bytes), "what was sent in vain does not count"
+    assert max(sent for sent, _ in counts) == release.sent_bytes
 
 
 def test_a_release_is_immutable(server: RegistryServer, key: SigningKey, tmp_path: Path) -> None:
