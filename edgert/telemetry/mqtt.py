@@ -286,6 +286,8 @@ class Connection:
             # A broker with 3.1.1 only may close the connection on a CONNECT of MQTT 5.
             asks = self._settings.tls and not self._settings.cert
             also = "; or it wants a client's certificate: set mqtt.cert and mqtt.key" if asks else ""
+            if self._will is not None and protocol == "3.1.1":  # which names no reason
+                also += "; or it takes no retained message of QoS 1 (mosquitto: retain_available true, max_qos 1)"
             raise _UnsupportedProtocol(
                 f"{address} answers, but not as an MQTT {protocol} broker; check the port, and TLS or not{also}"
             )

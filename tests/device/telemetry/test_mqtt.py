@@ -174,3 +174,8 @@ def test_a_broker_without_retained_messages_or_qos_1_is_told_to_allow_them(tmp_p
             connection = Connection(broker.settings, "pi", will=Will("edgert/v1/s/d/status", b"lost"))
             with pytest.raises(BrokerRefused, match=setting):
                 connection.open()
+            older = Connection(
+                replace(broker.settings, protocol="3.1.1"), "pi", will=Will("edgert/v1/s/d/status", b"lost")
+            )
+            with pytest.raises(BrokerUnreachable, match=setting):  # the broker hangs up without a reason
+                older.open()
