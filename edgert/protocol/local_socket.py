@@ -14,12 +14,14 @@ from edgert.protocol import wire
 
 WAIT_S_MAX = 24 * 86400.0  # `poll` takes no longer time-out, so longer waits are cut to this
 SEND_BUFFER_BYTES = 1024**2  # a large frame then leaves in one system call
+# A 32-bit Python whose times have 64 bits (Debian 13) has the newer of the two options, which takes two 64-bit numbers.
+_TIMEVAL = "qq" if socket.SO_RCVTIMEO == 66 else "ll"
 
 
 def timeval(seconds: float) -> bytes:
     """Return a time-out for SO_RCVTIMEO and SO_SNDTIMEO, at least a millisecond: 0 would mean no limit."""
     microseconds = max(1000, int(min(WAIT_S_MAX, seconds) * 1e6))
-    return struct.pack("ll", microseconds // 1_000_000, microseconds % 1_000_000)
+    return struct.pack(_TIMEVAL, microseconds // 1_000_000, microseconds % 1_000_000)
 
 
 def send_all(sock: socket.socket, parts: Sequence[wire.Buffer]) -> None:

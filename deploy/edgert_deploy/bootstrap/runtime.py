@@ -118,7 +118,7 @@ cd "$1" 2>/dev/null && {
 test -e "$2/config.toml" && echo "configured 1"
 there=$1
 while ! test -d "$there"; do there=$(dirname "$there"); done
-echo "free $(df -Pk "$there" | awk 'NR == 2 {print $4}')"
+echo "free $(df -Pk "$there" | awk 'NR == 2 {while (NF > 1 && $NF !~ /%$/) NF--; print $(NF - 1)}')"
 """
 
 

@@ -44,7 +44,7 @@ echo "cpu=$(awk -F': *' '/^model name/ {{print $2; exit}}' /proc/cpuinfo)"
 echo "cpus=$(getconf _NPROCESSORS_ONLN 2>/dev/null)"
 (. /etc/os-release 2>/dev/null && echo "distribution=$PRETTY_NAME")
 test $(id -u) = 0 && place=/ || place=$HOME
-echo "disk_kb=$(df -Pk "$place" 2>/dev/null | awk 'NR == 2 {{print $4}}')"
+echo "disk_kb=$(df -Pk "$place" 2>/dev/null | awk 'NR == 2 {{while (NF > 1 && $NF !~ /%$/) NF--; print $(NF - 1)}}')"
 test -d /run/systemd/system && echo systemd=1
 echo "l4t=$(sed -n 's/^# R\([0-9]*\) (release), REVISION: \([0-9.]*\).*/\1.\2/p' /etc/nv_tegra_release 2>/dev/null)"
 for file in /sys/class/drm/renderD*/device/vendor; do test -r $file && echo accelerator=gpu $(cat $file); done

@@ -30,7 +30,7 @@ MODE_OTHERS_WRITE = 0o002
 _LOOK = r"""
 echo now=$(date +%s)
 place=$1; while test ! -e "$place"; do place=$(dirname "$place"); done
-echo "free_kb=$(df -Pk "$place" 2>/dev/null | awk 'NR == 2 {print $4}')"
+echo "free_kb=$(df -Pk "$place" 2>/dev/null | awk 'NR == 2 {while (NF > 1 && $NF !~ /%$/) NF--; print $(NF - 1)}')"
 echo "user=$(id -un)"
 export XDG_RUNTIME_DIR=${XDG_RUNTIME_DIR:-/run/user/$(id -u)}
 if test -d /run/systemd/system; then

@@ -104,7 +104,7 @@ class Place:
 
     def daemons(self, runtime: str) -> list[int]:
         """Return the stand-ins for a daemon that run."""
-        return running(self.edgertd(runtime), "--state", str(self.folder / "state"), "daemon")
+        return running(self.edgertd(runtime), "--state", str(self.folder / "state"), "serve")
 
     def noted(self) -> list[int]:
         """Return the daemon's process in its pid file."""
@@ -235,6 +235,23 @@ def running(program: Path, *words: str) -> list[int]:
                 stat = path.with_name("stat").read_text()
                 parents[int(path.parent.name)] = int(stat.rpartition(")")[2].split()[1])
     return [pid for pid, parent in parents.items() if parent not in parents]
+
+
+def test_another_process_with_the_daemons_id_is_not_stopped(tmp_path: Path) -> None:
+    """After a reboot, the id in the pid file may be that of any process of the user."""
+    device = place(tmp_path)
+    with (
+        subprocess.Popen(["sleep", "600"], executable="/bin/sleep") as plain,
+        subprocess.Popen(["sh", "-c", "read line", "notes/edgert/todo", "edit"], stdin=subprocess.PIPE) as editor,
+    ):
+        try:
+            for process in (plain, editor):
+                (tmp_path / "state/edgertd.pid").write_text(f"{process.pid}\n")
+                assert device.script("stop", str(tmp_path / "state")) == 0
+                assert process.poll() is None
+        finally:
+            plain.kill()
+            editor.kill()
 
 
 def test_the_unit_of_before_comes_back_with_its_runtime(tmp_path: Path) -> None:

@@ -114,6 +114,19 @@ def on_path(folder: Path, lacks: str = "-", **pythons: str) -> str:
     return str(folder)
 
 
+def test_the_free_space_is_found_whatever_the_names_of_disk_and_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A share of another machine may have spaces in its name, and so may a folder."""
+    programs = Path(on_path(tmp_path / "bin"))
+    shown = "Filesystem 1024-blocks Used Available Capacity Mounted on\\n//nas/Our Models 9999 1 2048000 71% /mnt/Our Models"
+    (programs / "df").unlink()
+    (programs / "df").write_text(f"#!/bin/sh\nprintf '{shown.replace('%', '%%')}\\n'\n")
+    (programs / "df").chmod(0o755)
+    monkeypatch.setenv("PATH", str(programs))
+    assert probe(local(tmp_path), "here").disk_free_mb == 2000
+
+
 def test_a_python_that_a_login_has_not_on_its_path_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     there = Path("/usr/bin/python3").resolve()
     monkeypatch.setenv("PATH", on_path(tmp_path / "bin", python3=""))

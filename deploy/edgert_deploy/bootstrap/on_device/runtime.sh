@@ -139,11 +139,13 @@ alive() { grep -qa . "/proc/$1/cmdline" 2>/dev/null; } # the file of a process t
 
 owner() { ls -ldn "$1" 2>/dev/null | awk '{print $3}'; }
 
-daemon_pid() { # prints the daemon's process id if its command line contains $1
+daemon_pid() { # prints the daemon's process id if its command line contains $1 and ends in `serve`
   # The file belongs to the daemon's user, who could lay a link, or write the id of another user's process.
   test -f "$state/edgertd.pid" && test ! -L "$state/edgertd.pid" || return 1
   pid=$(dd if="$state/edgertd.pid" bs=20 count=1 2>/dev/null | tr -dc 0-9)
   test -n "$pid" && test "$(owner "/proc/$pid")" = "$(owner "$state")" || return 1
+  # After a reboot, the id may be that of any other process, such as an editor in a folder of this name.
+  tr '\0' '\n' 2>/dev/null <"/proc/$pid/cmdline" | tail -n 1 | grep -qx serve || return 1
   grep -qaF "$1" "/proc/$pid/cmdline" 2>/dev/null && echo "$pid"
 }
 
