@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -95,21 +94,6 @@ def test_ranges_are_measured_in_the_child_and_a_crash_leaves_none(
         sound = BuildProcesses(folder, digits_source, digits_calibration)
         assert sound.activations(lambda line: None) == activations(digits_source, digits_calibration) != ()
         shutil.rmtree(folder)
-
-
-def test_a_build_imports_neither_engines_nor_tools_into_its_own_process(shell: Shell) -> None:
-    """So none of them can crash it."""
-    words = shell.build_words(engines="all")
-    program = (
-        "import sys; from edgert_deploy.cli import main\n"
-        f"assert main({words!r}) == 0\n"
-        "tools = ('onnxruntime', 'openvino', 'ai_edge_litert', 'tflite_runtime', 'tensorrt', 'sympy', 'nncf')\n"
-        "print([name for name in tools if name in sys.modules])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=shell.folder, env=shell.env, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.splitlines()[-1] == "[]", done.stderr
 
 
 def test_a_builders_error_is_raised_here(digits_calibration: Any, tmp_path: Path) -> None:
