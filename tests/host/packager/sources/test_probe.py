@@ -52,12 +52,12 @@ def print_and_raise(
             r"a crash \(SIGSEGV\) while onnxruntime 1\.99 loaded it\. Either the file is damaged, or .* another version",
         ),
         (take_memory, r"more than 2\.0 GiB of memory"),
-        (take_time, "more than 2 s"),
+        (take_time, "more than 1 s"),
         (print_and_raise, "could not be checked: .*foresaw"),
     ],
 )
 def test_what_goes_wrong_in_the_probe_ends_there(function: Callable[..., Any], says: str) -> None:
-    limits = Limits(2 * GIB, 2 if function is take_time else 60)
+    limits = Limits(2 * GIB, 1 if function is take_time else 60)
     with pytest.raises(SourceInvalid, match=says):
         ask(f"{__name__}:{function.__name__}", {}, b"", limits)
 
@@ -110,15 +110,15 @@ def many_nothings() -> Any:
     ("make", "says"),
     [
         (fills_memory, r"more than 4\.0 GiB of memory"),
-        (never_ends, "more than 2 s"),
+        (never_ends, "more than 1 s"),
         (calls_itself, "recursive|cycle|Cycle"),
-        (doubles_forty_times, "more than 2 s|GiB of memory"),
+        (doubles_forty_times, "more than 1 s|GiB of memory"),
         (many_nothings, "operators; a model has at most 200000"),
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
 )
 def test_a_bomb_goes_off_in_the_probe_within_its_bounds(make: Callable[[], Any], says: str) -> None:
-    limits = Limits(MEMORY_BYTES_MIN, 2 if "2 s" in says else 60)
+    limits = Limits(MEMORY_BYTES_MIN, 1 if "1 s" in says else 60)
     with pytest.raises(SourceInvalid, match=says):
         probe("onnx", Given("bomb.onnx", Path()), make().SerializeToString(), limits=limits)
 
