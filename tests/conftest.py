@@ -124,6 +124,25 @@ def probes_are_forks(forked_probe: Any, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.fixture(scope="session")
+def forked_edgertd() -> Iterator[Any]:
+    from tests.support.stand_ins.forked_edgertd import ForkedEdgertd
+
+    with ForkedEdgertd() as forked:
+        yield forked
+
+
+@pytest.fixture
+def edgertd_is_forked(forked_edgertd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run each `edgertd` of a local device as a fork of one process: a new one takes a tenth of a second to import."""
+    from edgert_deploy.devices.transports.local import LocalTransport
+
+    run = LocalTransport.run
+    monkeypatch.setattr(
+        LocalTransport, "run", lambda self, argv, *given, **named: run(self, forked_edgertd.argv(argv), *given, **named)
+    )
+
+
+@pytest.fixture(scope="session")
 def digits_source() -> Any:
     from edgert_deploy.packager.sources.source_model import load_source
 

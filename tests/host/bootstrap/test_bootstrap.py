@@ -30,6 +30,8 @@ from tests.support.machines import PI_4
 from tests.support.paths import ROOT
 from tests.support.servers.brokers import Broker as RunningBroker
 
+pytestmark = pytest.mark.usefixtures("edgertd_is_forked")
+
 PROFILE = load_profile("this-machine", ROOT / "devices")
 OTHER_ENGINE_PROFILE = load_profile("jetson-orin-nano", ROOT / "devices")
 

@@ -31,7 +31,7 @@ def inventory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Inventory:
 
 
 @pytest.fixture
-def edgert(capfd: pytest.CaptureFixture[str]) -> Edgert:
+def edgert(capfd: pytest.CaptureFixture[str], edgertd_is_forked: None) -> Edgert:
     return Edgert(capfd)
 
 

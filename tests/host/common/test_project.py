@@ -31,6 +31,8 @@ from edgert_deploy.devices.inventory import find_inventory
 from tests.support.devices import nothing_may_be_written, wait_until
 from tests.support.servers.brokers import Broker
 
+pytestmark = pytest.mark.usefixtures("edgertd_is_forked")
+
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -28,6 +28,8 @@ from tests.support.findings import levels, text_of
 from tests.support.servers.brokers import Broker
 from tests.support.servers.ports import free_port
 
+pytestmark = pytest.mark.usefixtures("edgertd_is_forked")
+
 
 def as_known(device: devices.Device, **changes: Any) -> Device:
     state = str(device.state.root)

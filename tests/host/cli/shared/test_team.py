@@ -22,6 +22,8 @@ from tests.support.commands import stop
 from tests.support.servers.ports import free_port
 from tests.support.shell import EDGERT, ShellHere
 
+pytestmark = pytest.mark.usefixtures("edgertd_is_forked")
+
 
 class Host:
     """`edgert` on one host: with a home and a configuration of its own, in its clone of the project."""
