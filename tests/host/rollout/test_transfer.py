@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import random
-import sys
+import shlex
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -29,8 +28,8 @@ from edgert_deploy.rollout.transfer import Transfer
 from hil.support.relay import Relay
 from hil.support.sshd import SshDevice, running_sshd
 from tests.support.bundles import make_null_bundle
-from tests.support.paths import ROOT
 from tests.support.releases import WEIGHTS_BYTES, bundle_of, keep, slot, weights
+from tests.support.stand_ins.forked_edgertd import EDGERTD, ForkedEdgertd
 
 LINK = LinkLimits(connect_s=10, keepalive_s=1, dead_after_s=5.0, attempts=4, pause_s=0.05)
 
@@ -47,8 +46,12 @@ def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshDevice]:
 
 
 @pytest.fixture
-def state(key: SigningKey, tmp_path: Path) -> StateDir:
-    """A device's state folder with release 1 good, as a bootstrap and a deployment left it."""
+def state(key: SigningKey, tmp_path: Path, forked_edgertd: ForkedEdgertd) -> StateDir:
+    """A device's state folder with release 1 good, and its `edgertd`, as a bootstrap and a deployment left them."""
+    program = tmp_path / "home" / "venv" / "bin" / "edgertd"
+    program.parent.mkdir(parents=True)
+    program.write_text(f'#!/bin/sh\nexec {shlex.join(forked_edgertd.argv(EDGERTD))} "$@"\n')
+    program.chmod(0o755)
     made = StateDir(tmp_path / "state")
     made.make()
     made.keys.mkdir()
@@ -64,12 +67,6 @@ class World:
     def __init__(self, sshd: SshDevice, state: StateDir, tmp_path: Path, port: int | None = None) -> None:
         self.state, self.deltas, self.said = state, Deltas(tmp_path / "cache"), list[str]()
         device = replace(sshd.device(port=port), state=str(state.root), home=str(tmp_path / "home"))
-        program = tmp_path / "home" / "venv" / "bin" / "edgertd"
-        if not program.exists():
-            program.parent.mkdir(parents=True)
-            paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-            program.write_text(f'#!/bin/sh\nPYTHONPATH="{paths}" exec "{sys.executable}" -m edgert.cli "$@"\n')
-            program.chmod(0o755)
         self.transport = SshTransport(device, LINK)
         self.device, self.daemon = device, RemoteDaemon(self.transport, device, self.said.append)
 

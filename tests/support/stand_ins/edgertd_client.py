@@ -5,7 +5,7 @@
 It imports next to nothing: a new Python with edgert takes ten times as long.
 """
 
-import _signal
+import _signal  # type: ignore[import-not-found]  # `signal` imports much more
 import _socket
 import marshal
 import posix

@@ -45,6 +45,7 @@ class ForkedEdgertd:
     def __init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="edgert-"))  # short, as the paths of sockets must be
         self._socket = self._folder / "forks"
+        self._python_path = os.environ.get("PYTHONPATH")
         self._process = subprocess.Popen(
             [sys.executable, "-m", __name__, str(self._socket)],
             stdin=subprocess.PIPE,
@@ -67,8 +68,8 @@ class ForkedEdgertd:
         shutil.rmtree(self._folder)
 
     def argv(self, argv: Sequence[str]) -> list[str]:
-        """Return what runs `argv` in a fork, if it is an `edgertd` of this Python."""
-        if tuple(argv[: len(EDGERTD)]) != EDGERTD:
+        """Return what runs `argv` in a fork, if it is an `edgertd` that would import what the forks have."""
+        if tuple(argv[: len(EDGERTD)]) != EDGERTD or os.environ.get("PYTHONPATH") != self._python_path:
             return list(argv)
         return [sys.executable, "-I", "-S", str(CLIENT), str(self._socket), *argv[len(EDGERTD) :]]
 

@@ -64,6 +64,8 @@ def test_it_ends_with_its_client(forked_edgertd: ForkedEdgertd) -> None:
             printed.read()  # to its end: no process has it open
 
 
-def test_other_commands_are_left_as_they_are(forked_edgertd: ForkedEdgertd) -> None:
+def test_other_commands_are_left_as_they_are(forked_edgertd: ForkedEdgertd, monkeypatch: pytest.MonkeyPatch) -> None:
     for argv in ([sys.executable, "-c", "pass"], ["sh", "-c", "exit 1"]):
         assert forked_edgertd.argv(argv) == argv
+    monkeypatch.setenv("PYTHONPATH", "/elsewhere")  # where other modules are
+    assert forked_edgertd.argv([*EDGERTD, "status"]) == [*EDGERTD, "status"]

@@ -14,15 +14,20 @@ from edgert_deploy.fleet.store.batch import HOUR_MIN, MINUTE_MS
 from edgert_deploy.fleet.store.query import Answer, FleetQuery, Question
 from tests.support.fleet import NOW_MS, Pi, a_fleet, record, replayed
 from tests.support.paths import ROOT
+from tests.support.servers.databases import new_database
 
 HOUR_MS = HOUR_MIN * MINUTE_MS
 SINCE_HOUR = NOW_MS // HOUR_MS - 3
 _BLOCKS = re.findall(r"^```sql\n(.*?)^```", (ROOT / "docs" / "sql.md").read_text(), re.M | re.S)
 
 
-@pytest.fixture
-def url(store_url: str) -> str:
-    """A store of devices with requests of 0 ms, of many versions, and a group of one request."""
+@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A store of devices with requests of 0 ms, of many versions, and a group of one request; tests only read it."""
+    if request.param == "sqlite":
+        store_url = f"sqlite:///{tmp_path_factory.mktemp('views')}/fleet.db"
+    else:
+        store_url = new_database(request.getfixturevalue("postgres_server"))
     seldom = Pi("seldom", version="r9")
     idle = seldom.info() + seldom.window(NOW_MS - 1, [7.0])
     zeros = Pi("zeros", version="r1")
