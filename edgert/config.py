@@ -364,8 +364,8 @@ def default_state_dir() -> Path:
 
     Raises ConfigInvalid for a user without a home.
     """
-    if given := os.environ.get("EDGERT_STATE"):
-        return Path(given)
+    if folder := os.environ.get("EDGERT_STATE"):
+        return Path(folder)
     if os.geteuid() == 0:
         return ROOTS_STATE
     return in_home(USERS_STATE, "Pass --state, or set HOME")
@@ -373,8 +373,8 @@ def default_state_dir() -> Path:
 
 def default_socket() -> Path:
     """Return $EDGERT_SOCKET, else the first existing socket of a daemon of this machine or this user."""
-    if given := os.environ.get("EDGERT_SOCKET"):
-        return Path(given)
+    if path := os.environ.get("EDGERT_SOCKET"):
+        return Path(path)
     states = [ROOTS_STATE, Path(os.path.expanduser(USERS_STATE))]  # without a home, a path that does not exist
     places = [SYSTEM_SOCKET, *(StateDir(root).find(root / "edgert.sock") for root in states)]
     if own := os.environ.get("EDGERT_STATE"):

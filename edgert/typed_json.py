@@ -95,15 +95,15 @@ def _read(wanted: Any, value: Any, where: str) -> Any:
 
 
 def _dataclass(cls: Any, value: Any, where: str) -> Any:
-    given = _bounded(value, dict, where, "an object")
+    entries = _bounded(value, dict, where, "an object")
     values, known = {}, _fields(cls)
-    if issubclass(cls, Closed) and (unknown := sorted(set(given) - set(known))):
+    if issubclass(cls, Closed) and (unknown := sorted(set(entries) - set(known))):
         raise UnknownKey(f"{_field_text(where)} has an unknown key {unknown[0][:80]!r}; known: {', '.join(known)}")
     for name, (kind, required, flat) in known.items():
         if flat:
-            values[name] = _read(kind, given if _has(kind, given) else None, where)
-        elif name in given:
-            values[name] = _read(kind, given[name], f"{where}.{name}")
+            values[name] = _read(kind, entries if _has(kind, entries) else None, where)
+        elif name in entries:
+            values[name] = _read(kind, entries[name], f"{where}.{name}")
         elif required:
             raise Mistyped(f"{_field_text(where)} lacks {name!r}")
     try:
@@ -126,19 +126,21 @@ def _fields(cls: Any) -> dict[str, tuple[Any, bool, bool]]:
     }
 
 
-def _has(kind: Any, given: Mapping[str, Any]) -> bool:
-    """Return whether `given` has a value for a required field of the optional dataclass `kind`."""
+def _has(kind: Any, entries: Mapping[str, Any]) -> bool:
+    """Return whether `entries` has a value for a required field of the optional dataclass `kind`."""
     (cls,) = (each for each in get_args(kind) if each is not type(None))
-    return any(required and name in given for name, (_, required, _) in _fields(cls).items())
+    return any(required and name in entries for name, (_, required, _) in _fields(cls).items())
 
 
 def _tuple(kinds: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
-    given = _bounded(list(value) if isinstance(value, tuple) else value, list, where, "a list")
+    entries = _bounded(list(value) if isinstance(value, tuple) else value, list, where, "a list")
     if kinds[1:] == (...,):
-        kinds = kinds[:1] * len(given)
-    if len(kinds) != len(given):
-        raise Mistyped(f"{_field_text(where)} has {len(given)} entries, not {len(kinds)}")
-    return tuple(_read(kind, entry, f"{where}[{i}]") for i, (kind, entry) in enumerate(zip(kinds, given, strict=True)))
+        kinds = kinds[:1] * len(entries)
+    if len(kinds) != len(entries):
+        raise Mistyped(f"{_field_text(where)} has {len(entries)} entries, not {len(kinds)}")
+    return tuple(
+        _read(kind, entry, f"{where}[{i}]") for i, (kind, entry) in enumerate(zip(kinds, entries, strict=True))
+    )
 
 
 def _key(kind: type, key: str, where: str) -> Any:

@@ -27,8 +27,8 @@ def read_document(cls: type[T], data: bytes, what: str, fault: type[EdgeRTError]
     """Return the `cls` of signed bytes. Raises `fault`, with `what` cannot be read and how to `update`."""
     try:
         value = json.loads(data)
-        if (given := value.pop("format")) != FORMAT:
-            raise fault(f"{what} has format {str(given)[:40]!r}, this version reads {FORMAT}: {update}")
+        if (format_read := value.pop("format")) != FORMAT:
+            raise fault(f"{what} has format {str(format_read)[:40]!r}, this version reads {FORMAT}: {update}")
         return from_json(cls, value)
     except UnknownKey as error:  # to ignore it might change what the device takes, or a model's input
         raise fault(f"{what} cannot be read: {error}: {update}") from error

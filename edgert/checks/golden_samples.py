@@ -47,10 +47,10 @@ def check(
     tolerance, and what `ask` raises.
     """
     answers = [ask(sample) for sample in samples(version, as_sent=as_sent)]
-    wanted = list(_golden_outputs(version, artifact))
-    if len(wanted) != len(answers):
+    golden_outputs = list(_golden_outputs(version, artifact))
+    if len(golden_outputs) != len(answers):
         raise HealthCheckFailed(
-            f"{artifact.id} has {counted(len(wanted), 'golden answer')} for {counted(len(answers), 'golden sample')}"
+            f"{artifact.id} has {counted(len(golden_outputs), 'golden answer')} for {counted(len(answers), 'golden sample')}"
         )
     worst = []
     manifest = version.manifest
@@ -58,7 +58,9 @@ def check(
     for at, spec in enumerate(specs):
         i = manifest.outputs.index(spec)
         atol = artifact.golden_atol[i]
-        differences = [_difference(spec.name, want[i], got[at]) for want, got in zip(wanted, answers, strict=True)]
+        differences = [
+            _difference(spec.name, want[i], got[at]) for want, got in zip(golden_outputs, answers, strict=True)
+        ]
         worst.append(float(np.max(differences, initial=0.0)))
         if not worst[-1] <= atol:  # written so that NaN fails
             raise HealthCheckFailed(

@@ -81,8 +81,8 @@ def activate(
 def _limits(limits: tuple[str, ...], watch_s: float | None, unattended: bool, trial_s: float) -> TrialLimits | None:
     if not limits and watch_s is None:
         return None
-    given = {name: value for name, value in parse_limits(limits).items() if value is not None}
-    return TrialLimits(given, WATCH_S if watch_s is None else watch_s, unattended, trial_s)
+    bounds = {name: value for name, value in parse_limits(limits).items() if value is not None}
+    return TrialLimits(bounds, WATCH_S if watch_s is None else watch_s, unattended, trial_s)
 
 
 def _text(model: str, release: int, trial_s: float, limits: TrialLimits | None) -> str:

@@ -175,11 +175,11 @@ def _text(status: DeviceStatus) -> str:
 def _channel_lines(channel: ChannelStatus) -> list[str]:
     if not channel.registry:
         return []
-    asked = f"last asked {time_text(channel.asked_at)}" if channel.asked_at else "never asked with success"
+    last_answer = f"last asked {time_text(channel.asked_at)}" if channel.asked_at else "never asked with success"
     statement = (
         f"statement {channel.counter}, which expires {channel.expires}" if channel.counter else "no statement yet"
     )
-    lines = [f"channel  {channel.channel} in {channel.registry}: {statement}; {asked}"]
+    lines = [f"channel  {channel.channel} in {channel.registry}: {statement}; {last_answer}"]
     lines += [f"channel  the last question failed: {channel.error}"] if channel.error else []
     lines += [f"channel  alarm {STALE}: {channel.stale}"] if channel.stale else []
     return [*lines, *(f"channel  {step}" for step in channel.steps)]

@@ -34,8 +34,8 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--state", required=True)
     parser.add_argument("--adopt", type=int, metavar="PID", help="a daemon whose monitor was killed")
-    given = parser.parse_args()
-    return Monitor(given.state).keep(given.adopt)
+    arguments = parser.parse_args()
+    return Monitor(arguments.state).keep(arguments.adopt)
 
 
 class Monitor:

@@ -60,11 +60,11 @@ class Fault:
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Fault:
         """Parse a fault. Raises ValueError."""
-        given = {"while_file" if key == "while" else key: content for key, content in value.items()}
-        unknown = set(given) - {field.name for field in fields(cls)}
-        if unknown or given.get("fault") not in MAGIC.values():
+        fields_given = {"while_file" if key == "while" else key: content for key, content in value.items()}
+        unknown = set(fields_given) - {field.name for field in fields(cls)}
+        if unknown or fields_given.get("fault") not in MAGIC.values():
             raise ValueError(f"unknown fault: {value}; known: {', '.join(MAGIC.values())}")
-        return cls(**given)
+        return cls(**fields_given)
 
     def strikes(self, run: int, tensors: Sequence[NDArray[Any]]) -> bool:
         if self.while_file and not Path(self.while_file).exists():

@@ -72,15 +72,15 @@ def sdk() -> Any:
 
 
 def _session_options(onnxruntime: Any, options: EngineOptions) -> Any:
-    wanted = onnxruntime.SessionOptions()
-    wanted.intra_op_num_threads = options.threads
-    wanted.inter_op_num_threads = 1
+    session_options = onnxruntime.SessionOptions()
+    session_options.intra_op_num_threads = options.threads
+    session_options.inter_op_num_threads = 1
     if level := options.extra.get("graph_optimization_level"):
-        wanted.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
-    wanted.log_severity_level = _LOG_FATAL_ONLY  # errors are raised; the rest would fill the daemon's log
+        session_options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
+    session_options.log_severity_level = _LOG_FATAL_ONLY  # errors are raised; the rest would fill the daemon's log
     # Spinning threads take the processor from preprocessing and other models: p90 was 17 ms instead of 7.7 under load.
-    wanted.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    return wanted
+    session_options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return session_options
 
 
 def _expect_names(kind: str, specs: tuple[TensorSpec, ...], names: list[str]) -> None:

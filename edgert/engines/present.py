@@ -30,11 +30,11 @@ def engine_versions(remembered: Path) -> dict[str, str | None]:
         if value["python"] == python:
             known = {str(name): str(version) for name, version in value["versions"].items()}
     versions = {name: known.get(name) or _version(name) for name in ENGINES}
-    there = {name: version for name, version in versions.items() if version is not None}
-    if there != known:
+    installed = {name: version for name, version in versions.items() if version is not None}
+    if installed != known:
         with contextlib.suppress(OSError):  # on a full disk they are looked for again
             make_private(remembered.parent)  # a host asks for the status before a daemon has run
-            replace_file(remembered, json.dumps({"python": python, "versions": there}).encode(), shared=True)
+            replace_file(remembered, json.dumps({"python": python, "versions": installed}).encode(), shared=True)
     return versions
 
 

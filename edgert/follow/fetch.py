@@ -50,10 +50,10 @@ class ReleaseFetcher:
             with storing(f"cannot write {path}", "free some space"), replacing(path) as out:
                 write_delta(out, data, [])  # without parts: the files are in the slots, or are fetched
         _check_fits(manifest, self._config, slots, now_s)
-        wanted = manifest.files_for(manifest.target_for(self._config.profile, self._config.machine))
-        lacking = self._lacking(manifest.model, wanted)
+        files = manifest.files_for(manifest.target_for(self._config.profile, self._config.machine))
+        lacking = self._lacking(manifest.model, files)
         self._remove_but(manifest.model, {path, *(self._fetched(manifest, file) for file in lacking)})
-        self._check_space(manifest, wanted, lacking)
+        self._check_space(manifest, files, lacking)
         for file in lacking:
             self._pace.check()
             self._registry.download(file_blob(file), self._fetched(manifest, file), self._pace.took)
@@ -76,8 +76,10 @@ class ReleaseFetcher:
         return [file for sha256, file in files.items() if sha256 not in known or _sha256(known[sha256]) != sha256]
 
     def _check_space(self, manifest: Manifest, wanted: Sequence[FileEntry], lacking: Sequence[FileEntry]) -> None:
-        there = sum(path.stat().st_size for file in lacking if (path := self._fetched(manifest, file)).is_file())
-        need = sum(file.size_bytes for file in (*wanted, *lacking)) - there + SPARE_BYTES
+        fetched_bytes = sum(
+            path.stat().st_size for file in lacking if (path := self._fetched(manifest, file)).is_file()
+        )
+        need = sum(file.size_bytes for file in (*wanted, *lacking)) - fetched_bytes + SPARE_BYTES
         free = shutil.disk_usage(self._state.root).free
         if free < need:
             raise StorageFailed(

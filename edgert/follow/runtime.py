@@ -226,12 +226,12 @@ class RuntimeFollower:
         return fetched_path(self._state, RUNTIME, wheel.sha256)
 
     def _check_space(self, home: Path, wheels: Sequence[Wheel]) -> None:
-        there = sum(path.stat().st_size for wheel in wheels if (path := self._fetched(wheel)).is_file())
+        fetched_bytes = sum(path.stat().st_size for wheel in wheels if (path := self._fetched(wheel)).is_file())
         sent = sum(wheel.size_bytes for wheel in wheels)
         new_bytes = int(sum(wheel.unpacked_bytes for wheel in wheels) * INSTALLED_FACTOR)
-        need = {self._state.root: sent - there, home: sent + new_bytes}
+        need = {self._state.root: sent - fetched_bytes, home: sent + new_bytes}
         if self._state.root.stat().st_dev == home.stat().st_dev:
-            need = {home: sent - there + new_bytes}  # the wheels are linked
+            need = {home: sent - fetched_bytes + new_bytes}  # the wheels are linked
         for folder, count in need.items():
             free = shutil.disk_usage(folder).free
             if free < count + SPARE_BYTES:

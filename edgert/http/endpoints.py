@@ -148,11 +148,11 @@ class Endpoints:
         if version:
             self._served(model, version)
         priority: Priority = "high" if question.priority == HIGHEST_PRIORITY else "normal"
-        given = self._client.infer(model, question.inputs, timeout_s=timeout_s, priority=priority, trace=True)
+        result = self._client.infer(model, question.inputs, timeout_s=timeout_s, priority=priority, trace=True)
         labels: tuple[str, ...] = ()
         if question.outputs is not None and any(want.classes for want in question.outputs):
-            labels = self._labels_of(model, given.release)
-        return answer(question, model, given.release, given.outputs, labels)
+            labels = self._labels_of(model, result.release)
+        return answer(question, model, result.release, result.outputs, labels)
 
     def _labels_of(self, model: str, release: int) -> tuple[str, ...]:
         known = self._labels.get(model)

@@ -132,14 +132,14 @@ def _question(text: bytes, data_bytes: int) -> tuple[list[BinaryInput], Question
     stated: list[BinaryInput] = []
     at = 0
     for entry in entries:
-        name, given = _input(entry, data_bytes, at)
+        name, tensor = _input(entry, data_bytes, at)
         _check(name not in names, f"input {name!r} is given twice")
         names.add(name)
-        if isinstance(given, BinaryInput):
-            stated.append(given)
-            at = given.end
+        if isinstance(tensor, BinaryInput):
+            stated.append(tensor)
+            at = tensor.end
         else:
-            inputs[name] = given
+            inputs[name] = tensor
     _check(at == data_bytes, f"the inputs state {at} bytes of binary data, the body has {data_bytes}")
     question_id = value.get("id", "")
     _check(isinstance(question_id, str) and len(question_id) <= ID_LENGTH_MAX, "'id' must be a short string")
@@ -175,9 +175,9 @@ def answer(
     if values > JSON_VALUES_MAX:
         raise RequestError(f"the answer has {values} values, in JSON at most {JSON_VALUES_MAX}: ask for binary_data")
     with _long_json if values > SHORT_JSON else contextlib.nullcontext():
-        told = [_output_json(want, outputs[want.name], labels) for want in wanted]
-        head = _head(question.id, model, release, [entry for entry, _ in told])
-    return _response([head, *(data for _, data in told if data is not None)])
+        entries = [_output_json(want, outputs[want.name], labels) for want in wanted]
+        head = _head(question.id, model, release, [entry for entry, _ in entries])
+    return _response([head, *(data for _, data in entries if data is not None)])
 
 
 def _response(parts: list[bytes | memoryview]) -> HttpResponse:

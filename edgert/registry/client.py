@@ -266,13 +266,13 @@ class Registry:
         status = response.status
         if status in wanted:
             return
-        said = self._reason_of(response)
+        reason = self._reason_of(response)
         if status in (401, 403):
-            raise RegistryLoginRefused(f"{self._login.refused()}{said}")
+            raise RegistryLoginRefused(f"{self._login.refused()}{reason}")
         if status == 404:
             raise NotInRegistry(f"{self.repository} has no {what}")
         if status == 405:
-            raise NotInRegistry(f"{self.repository} does not accept {what}{said}")
+            raise NotInRegistry(f"{self.repository} does not accept {what}{reason}")
         if status == 413:
             raise RegistryError(
                 f"{self.repository} refuses {what} as too large: raise the limit there, or of a proxy before it "
@@ -281,10 +281,10 @@ class Registry:
         if status in _OVERLOADED:
             wait = response.headers.get("Retry-After", "")
             raise RegistryUnreachable(
-                f"{self.repository} answers {status} for {what}{said}: it is overloaded or broken; try again later",
+                f"{self.repository} answers {status} for {what}{reason}: it is overloaded or broken; try again later",
                 retry_after_s=min(float(wait), RETRY_AFTER_S_MAX) if wait.isdecimal() else None,
             )
-        advice = said or ": check that the address is a registry's"
+        advice = reason or ": check that the address is a registry's"
         raise RegistryError(f"{self.repository} answers {status} for {what}{advice}")
 
     def _reason_of(self, response: urllib3.BaseHTTPResponse) -> str:

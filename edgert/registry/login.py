@@ -140,11 +140,11 @@ class Login:
     def _token(self, url: str, given: dict[str, str]) -> str:
         realm = checked_location(url, given.get("realm", ""))
         query = urlencode([(key, given[key]) for key in ("service", "scope") if key in given])
-        asked = f"{realm}{'&' if urlsplit(realm).query else '?'}{query}"
+        token_url = f"{realm}{'&' if urlsplit(realm).query else '?'}{query}"
         headers = {} if self._credentials is None else {"Authorization": self._credentials.basic}
         with (
             self._connection.limited(realm, self._connection.answer_s),
-            self._connection.request("GET", asked, headers) as response,
+            self._connection.request("GET", token_url, headers) as response,
         ):
             if response.status in (401, 403):
                 raise RegistryLoginRefused(self.refused())

@@ -111,10 +111,10 @@ class Readings:
         # A model that was never asked is not silent.
         self._silent_s = 0.0 if requests or not totals.requests else self._silent_s + report.window_s
         answered = self._answered.add(report.latency.count, latency=report.latency)
-        asked = self._asked.add(requests, failed)
+        recent = self._asked.add(requests, failed)
         return {
             "p99_ms": None if answered is None else answered.latency.quantile(0.99),
-            "error_share": None if asked is None else asked.failed / max(asked.requests, 1),
+            "error_share": None if recent is None else recent.failed / max(recent.requests, 1),
             "temp_c": _scaled(host.get("temp_c")),
             "throttled": _scaled(host.get("throttled")),
             "worker_mb": _scaled(host.get("rss_bytes"), 1e-6),

@@ -365,12 +365,12 @@ class Connection:
             self._parting = str(reason)
 
     def _gone(self, code: MQTTErrorCode) -> BrokerUnreachable:
-        said = f"ended the connection: {self._parting}" if self._parting else "is gone: " + paho.error_string(code)
+        event = f"ended the connection: {self._parting}" if self._parting else "is gone: " + paho.error_string(code)
         # Two clients of one id end each other's connections, which not every broker tells.
         soon = bool(self._client_id) and time.monotonic() - self._opened_at < SOON_S
         twice = self._parting == TAKEN_OVER or (soon and not self._parting)
         advice = "; if this repeats, another client has the same id: give each device and each --session its own name"
-        return BrokerUnreachable(f"the broker {self._settings.address} {said.rstrip('.')}{advice if twice else ''}")
+        return BrokerUnreachable(f"the broker {self._settings.address} {event.rstrip('.')}{advice if twice else ''}")
 
     def _refusal(self, reason: ReasonCode) -> EdgeRTError:
         address, user = self._settings.address, self._settings.username

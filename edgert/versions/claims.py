@@ -55,9 +55,9 @@ class Claims:
         Raises DeployUnderWay where another deployment has it.
         """
         with self._locked():
-            there = self._read(model)
-            if there is not None and self.left_s(there) and there.token != instead_of:
-                raise DeployUnderWay(self._refusal(there))
+            held = self._read(model)
+            if held is not None and self.left_s(held) and held.token != instead_of:
+                raise DeployUnderWay(self._refusal(held))
             since = time.strftime("%Y-%m-%d %H:%M:%S %z")
             token = f"{model}.{secrets.token_hex(8)}"  # a model's name has no dot
             return self._write(Claim(token, model, by, since, min(lasts_s, LASTS_S_MAX), "", 0.0))
@@ -66,19 +66,19 @@ class Claims:
         """Extend the claim `token` by its whole time. Raises DeployUnderWay where it ran out."""
         model = token.partition(".")[0]
         with self._locked():
-            there = self._read(model)
-            if there is None or there.token != token:
+            held = self._read(model)
+            if held is None or held.token != token:
                 raise DeployUnderWay(
-                    f"this deployment's claim on {model} ran out" + (f"; {self._refusal(there)}" if there else "")
+                    f"this deployment's claim on {model} ran out" + (f"; {self._refusal(held)}" if held else "")
                 )
-            return self._write(there)
+            return self._write(held)
 
     def release(self, token: str) -> None:
         """Release the claim `token`, unless another deployment has the model by now."""
         model = token.partition(".")[0]
         with self._locked():
-            there = self._read(model)
-            if there is not None and there.token == token:
+            held = self._read(model)
+            if held is not None and held.token == token:
                 path = self.folder / f"{model}.json"
                 with storing(f"cannot remove {path}"):
                     path.unlink(missing_ok=True)

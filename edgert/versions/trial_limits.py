@@ -199,8 +199,8 @@ def _check(name: str, value: float) -> None:
         raise ConfigInvalid(f"unknown limit {name[:80]!r}; known: {known}")
     share = _KINDS[name][1]
     if not (math.isfinite(value) and 0 <= value <= (1 if share else math.inf)):
-        wanted = "a share from 0 to 1, or a percentage" if share else "a number from 0 up"
-        raise ConfigInvalid(f"limit {name} is {value:g}: give {wanted}")
+        rule = "a share from 0 to 1, or a percentage" if share else "a number from 0 up"
+        raise ConfigInvalid(f"limit {name} is {value:g}: give {rule}")
 
 
 def _can_judge(name: str, readings: Readings, at_end: bool) -> bool:

@@ -234,19 +234,18 @@ class _Work:
                 return status
             time.sleep(1)
 
-    def _write(self, wanted: list[DeviceFile], done: BootstrapResult) -> None:
+    def _write(self, files: list[DeviceFile], done: BootstrapResult) -> None:
         """Write files, a marker first: after an interruption the next bootstrap restarts the daemon."""
         # A trial may have written the unit already.
-        wanted = [file for file in wanted if not holds(self.transport, file)]
-        if any(file.path.startswith(self.device.state) for file in wanted):
+        files = [file for file in files if not holds(self.transport, file)]
+        if any(file.path.startswith(self.device.state) for file in files):
             for folder in (self.device.state, f"{self.device.state}/keys"):
                 self.runtimes.must(in_folder(folder, ["chmod", "755", "."], make=True))
         if any(
-            file.change in ("configuration", "unit") or file.change.startswith(("mqtt-", "registry-"))
-            for file in wanted
+            file.change in ("configuration", "unit") or file.change.startswith(("mqtt-", "registry-")) for file in files
         ):
             self._mark()
-        for file in wanted:
+        for file in files:
             if file.change == "configuration":
                 check_config(self.device, file, self.transport)
             put(self.transport, self.device, file)
@@ -265,15 +264,15 @@ class _Work:
 
 def _check_engines(plan: BootstrapPlan, done: BootstrapResult) -> None:
     """Record which engines load. Raises EngineMissing if too few do, or if text was asked for in vain."""
-    wanted = plan.options.engines_of(plan.profile)
-    done.engines = [engine for engine in wanted if done.status is not None and engine in done.status.engines]
+    engines = plan.options.engines_of(plan.profile)
+    done.engines = [engine for engine in engines if done.status is not None and engine in done.status.engines]
     known: dict[str, str] = {}
     if plan.runtime is not None:
         known = {**plan.there.in_use.lacking, **plan.runtime.lacking}
     hint = {"tensorrt": TENSORRT_HINT}
     done.lacking = {
         engine: known.get(engine, f"engine {engine} does not load{hint.get(engine, '')}")
-        for engine in wanted
+        for engine in engines
         if engine not in done.engines
     }
     if done.lacking and (plan.options.exactly or not done.engines):

@@ -131,10 +131,10 @@ def plan_bootstrap(
     if options.broker is not None and python and (doubt := broker_doubt(options.broker, device, python, transport)):
         progress(f"warning: {doubt}")
     unit = service.chosen_unit(device, facts, options.service, transport)
-    there, house, plan = RuntimeThere(), None, None
+    runtimes_there, house, plan = RuntimeThere(), None, None
     if device.kind.needs_runtime:
         _check_machine(device, profile, facts)
-        there, house, plan = _plan_runtime(Runtimes(device, transport, progress), facts, options, profile)
+        runtimes_there, house, plan = _plan_runtime(Runtimes(device, transport, progress), facts, options, profile)
     files, config = wanted_files(
         device,
         profile,
@@ -153,11 +153,11 @@ def plan_bootstrap(
     if device.kind.needs_runtime:
         files.insert(0, DeviceFile(script_path(device), script_text(), "runtime.sh"))
     differing = tuple(file for file in files if not holds(transport, file))
-    due = there.restart_due
+    due = runtimes_there.restart_due
     if not device.kind.needs_runtime:
         due = transport.run(["test", "-e", restart_marker(device)], QUICK_S_MAX).ok
     kept_by = "systemd" if unit else "monitor"
-    return BootstrapPlan(device, profile, facts, options, kept_by, plan, differing, config, due, there, house)
+    return BootstrapPlan(device, profile, facts, options, kept_by, plan, differing, config, due, runtimes_there, house)
 
 
 def _plan_runtime(
@@ -166,11 +166,11 @@ def _plan_runtime(
     there, progress = runtimes.look(), runtimes.progress
     check_no_trial(runtimes.device, there)
     target = WheelTarget(facts.python, facts.machine, facts.glibc)
-    wanted = options.engines_of(profile)
+    engines = options.engines_of(profile)
     lock = None if options.unlocked else shipped_lock()
     house = wheelhouse.prepare(
         target,
-        wanted,
+        engines,
         progress,
         shrink=not options.exactly,
         lock=lock,

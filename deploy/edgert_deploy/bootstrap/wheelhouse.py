@@ -102,14 +102,14 @@ class Wheelhouse:
 
     def size_bytes(self, names: Iterable[str]) -> int:
         """Return the size of some wheels as they travel."""
-        wanted = set(names)
-        return sum(wheel.stat().st_size for wheel in self.wheels if wheel.name in wanted)
+        chosen = set(names)
+        return sum(wheel.stat().st_size for wheel in self.wheels if wheel.name in chosen)
 
     def installed_bytes(self, names: Iterable[str]) -> int:
         """Return the size of their unpacked files, without byte code."""
-        wanted, total = set(names), 0
+        chosen, total = set(names), 0
         for wheel in self.wheels:
-            if wheel.name in wanted:
+            if wheel.name in chosen:
                 with zipfile.ZipFile(wheel) as archive:
                     total += sum(entry.file_size for entry in archive.infolist())
         return total
@@ -154,35 +154,35 @@ def _prepare(order: _Order, engines: Sequence[str], shrink: bool) -> Wheelhouse:
         _OWN[cache_folder()] = own_wheel(order.progress)
     own = _OWN[cache_folder()]
     lacking: dict[str, str] = {}
-    wanted = list(engines)
+    remaining = list(engines)
     for engine in engines if shrink else ():
         try:
             _direct_requirements(own, (engine,), order)
         except EngineMissing as error:
-            wanted.remove(engine)
+            remaining.remove(engine)
             lacking[engine] = error.message
-    if not wanted:
+    if not remaining:
         raise EngineMissing("; ".join(lacking.values()))
     try:
-        folder = _collected(own, wanted, order)
+        folder = _collected(own, remaining, order)
     except ConfigInvalid:
         if not shrink or len(engines) == 1:
             raise
-        for engine in list(wanted):  # find the engines without wheels
+        for engine in list(remaining):  # find the engines without wheels
             try:
                 _collected(own, (engine,), order)
             except ConfigInvalid as error:
-                wanted.remove(engine)
+                remaining.remove(engine)
                 lacking[engine] = error.message
-        if not wanted:
+        if not remaining:
             raise
-        folder = _collected(own, wanted, order)
+        folder = _collected(own, remaining, order)
     pins = {own.name: sha256_of(own), **_checked_pins(folder)}
     wheels = (own, *(folder / name for name in sorted(pins) if name != own.name))
     version = str(parse_wheel_filename(own.name)[1])
     digest = _digest({**pins, own.name: content_digest(own)})
     listed = _write_sbom(folder, wheels, pins, order.target)
-    return Wheelhouse(wheels, pins, version, tuple(wanted), digest, lacking, listed, order.extras)
+    return Wheelhouse(wheels, pins, version, tuple(remaining), digest, lacking, listed, order.extras)
 
 
 def _write_sbom(folder: Path, wheels: Sequence[Path], pins: Mapping[str, str], target: WheelTarget) -> Path:

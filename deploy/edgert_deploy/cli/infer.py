@@ -99,10 +99,10 @@ def ask_device(device: Device, model: str, source: Path) -> tuple[Arrays, Arrays
     """
     transport = open_transport(device)
     incoming = f"{device.state}/incoming"
-    given = f"infer-{uuid.uuid4().hex}{'.txt' if source.suffix == '.txt' else ''}"
+    file_name = f"infer-{uuid.uuid4().hex}{'.txt' if source.suffix == '.txt' else ''}"
     try:
-        transport.put(source, f"{incoming}/{given}")  # the daemon may run as another user
-        words = ("infer", model, "--input", f"{incoming}/{given}")
+        transport.put(source, f"{incoming}/{file_name}")  # the daemon may run as another user
+        words = ("infer", model, "--input", f"{incoming}/{file_name}")
         answered = RemoteDaemon(transport, device).call(*words, timeout_s=ASK_S_MAX)["outputs"]
         outputs = {
             name: np.array(array["values"], array["dtype"]).reshape(array["shape"]) for name, array in answered.items()
@@ -113,5 +113,5 @@ def ask_device(device: Device, model: str, source: Path) -> tuple[Arrays, Arrays
         raise DeviceError(f"{device.name}: the answer of `edgertd infer` cannot be read: {error!r}") from error
     finally:
         with contextlib.suppress(EdgeRTError):
-            transport.run(in_folder(incoming, ["rm", "-f", f"./{given}"]), QUICK_S_MAX)
+            transport.run(in_folder(incoming, ["rm", "-f", f"./{file_name}"]), QUICK_S_MAX)
         transport.close()

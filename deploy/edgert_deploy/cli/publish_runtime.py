@@ -91,12 +91,14 @@ def publish_runtime(
     options = BootstrapOptions((), engines=engines, extras=extras)
     key = signing.key()
     with reach.opened() as client:
-        made, files = collect_runtime(release, profiles, pythons, options, lambda text: say("", text))
+        runtime, files = collect_runtime(release, profiles, pythons, options, lambda text: say("", text))
         with upload_progress(str(client.repository)) as progress:
-            published = put(client, made, files, key, progress)
-        text = f"{published.tag} in {client.repository}: edgert {made.edgert}, sent {size_text(published.sent_bytes)}"
-        runtimes = [target.id for target in made.targets]
-        value = {"ok": True, "release": {**published.as_json(), "edgert": made.edgert, "runtimes": runtimes}}
+            published = put(client, runtime, files, key, progress)
+        text = (
+            f"{published.tag} in {client.repository}: edgert {runtime.edgert}, sent {size_text(published.sent_bytes)}"
+        )
+        runtimes = [target.id for target in runtime.targets]
+        value = {"ok": True, "release": {**published.as_json(), "edgert": runtime.edgert, "runtimes": runtimes}}
         if channel:
             value["channel"], line = offer_release(client, channel, published, chosen.devices() | trial, key, signing)
             text += f"\n{line}"

@@ -13,8 +13,8 @@ def config_folder() -> Path:
 
     It is $EDGERT_CONFIG_DIR, else $XDG_CONFIG_HOME/edgert, else ~/.config/edgert.
     """
-    given = os.environ.get("EDGERT_CONFIG_DIR")
-    return Path(given) if given else _base("XDG_CONFIG_HOME", ".config") / "edgert"
+    folder = os.environ.get("EDGERT_CONFIG_DIR")
+    return Path(folder) if folder else _base("XDG_CONFIG_HOME", ".config") / "edgert"
 
 
 def cache_folder() -> Path:
@@ -29,7 +29,7 @@ def state_folder() -> Path:
 
 def _base(variable: str, below_home: str) -> Path:
     """Return the folder that `variable` names. Raises ConfigInvalid if neither it nor a home is known."""
-    given = os.environ.get(variable, "")
-    if os.path.isabs(given):  # the specification says to ignore relative paths
-        return Path(given)
+    folder = os.environ.get(variable, "")
+    if os.path.isabs(folder):  # the specification says to ignore relative paths
+        return Path(folder)
     return in_home(f"~/{below_home}", f"Set HOME or {variable}")

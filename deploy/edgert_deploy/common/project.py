@@ -160,10 +160,10 @@ def find_project(start: Path | None = None) -> Project:
 def find_root(start: Path | None = None) -> Path | None:
     """Return the nearest folder around `start` (default: the working folder) with `edgert.toml`, or None."""
     try:
-        here = (start or Path.cwd()).resolve()
+        first = (start or Path.cwd()).resolve()
     except OSError:  # the working folder was removed
         return None
-    return next((folder for folder in (here, *here.parents) if (folder / FILE_NAME).is_file()), None)
+    return next((folder for folder in (first, *first.parents) if (folder / FILE_NAME).is_file()), None)
 
 
 def read_project(file: Path) -> Project:
@@ -255,26 +255,26 @@ def _targets(file: Path, table: Any) -> dict[str, float]:
     """Return the latency target of each model. Raises ConfigInvalid."""
     if not isinstance(table, dict):
         raise ConfigInvalid(f"{file}: [p99_target_ms] must be a table, got {table!r}")
-    for model, given in table.items():
-        if isinstance(given, bool) or not isinstance(given, (int, float)) or not 0 < given < float("inf"):
+    for model, target_ms in table.items():
+        if isinstance(target_ms, bool) or not isinstance(target_ms, (int, float)) or not 0 < target_ms < float("inf"):
             raise ConfigInvalid(
-                f"{file}: [p99_target_ms] {model} = {given!r}: write milliseconds, such as {model} = 20"
+                f"{file}: [p99_target_ms] {model} = {target_ms!r}: write milliseconds, such as {model} = 20"
             )
-    return {model: float(given) for model, given in table.items()}
+    return {model: float(target_ms) for model, target_ms in table.items()}
 
 
 def _login(
     file: Path, name: str, kind: type[Defaults], table: Any, files: tuple[str, ...], secrets: tuple[str, ...]
 ) -> Defaults:
     """Return table `name` with absolute paths. Raises ConfigInvalid, also for a secret in the project."""
-    given = from_table(kind, table, f"[{name}] in {file}")
+    login = from_table(kind, table, f"[{name}] in {file}")
     paths: dict[str, Any] = {
-        key: str(_path(file.parent, getattr(given, key))) for key in (*files, *secrets) if getattr(given, key)
+        key: str(_path(file.parent, getattr(login, key))) for key in (*files, *secrets) if getattr(login, key)
     }
     for key in secrets:
         if key in paths:
             _check_secret(file, f"[{name}] {key}", Path(paths[key]))
-    return replace(given, **paths)
+    return replace(login, **paths)
 
 
 def _path(root: Path, text: str) -> Path:

@@ -111,7 +111,7 @@ def wanted_files(
 ) -> tuple[list[DeviceFile], DeviceConfig]:
     """Return the files that the device should have, and its configuration then. Raises ConfigInvalid."""
     state = device.state
-    wanted = [DeviceFile(f"{state}/keys/{key.key_id}.pem", key.pem(), f"key {key.key_id}") for key in keys]
+    files_of_device = [DeviceFile(f"{state}/keys/{key.key_id}.pem", key.pem(), f"key {key.key_id}") for key in keys]
     ours: dict[str, Any] = {
         "device": device.name,
         "site": device.site,
@@ -122,13 +122,13 @@ def wanted_files(
         ours["socket"] = profile.socket  # systemd makes its folder under /run
     if broker is not None:
         ours["mqtt"], secrets = _broker_files(broker, state)
-        wanted += secrets
+        files_of_device += secrets
     if following is not None:
         table = {"registry": following.registry, "channel": following.channel, "tags": list(device.tags)}
         ours["follow"], named = _named_files(
             table, state, ((following.login, LOGIN_NAME, "credentials", 0o600), (following.ca, CA_NAME, "ca", 0o644))
         )
-        wanted += named
+        files_of_device += named
     for name, value in settings.items():
         ours[name] = {**ours.get(name, {}), **value} if isinstance(value, dict) else value
     present = config_text(state, transport)
@@ -137,7 +137,7 @@ def wanted_files(
     text = merged_config(present, ours)
     # Refuse here what the daemon would refuse later.
     config = parse_config(text, f"{state}/config.toml")
-    return [*wanted, DeviceFile(f"{state}/config.toml", text.encode(), "configuration")], config
+    return [*files_of_device, DeviceFile(f"{state}/config.toml", text.encode(), "configuration")], config
 
 
 def config_there(device: Device, transport: Transport) -> DeviceConfig:
@@ -197,9 +197,9 @@ def merged_config(present: str, ours: dict[str, Any]) -> str:
                 raise ConfigInvalid(
                     f"the device's config.toml has {key} = {table!r}, which must be a table: repair it there"
                 )
-            for inner, given in value.items():
-                if table.get(inner) != given:
-                    table[inner] = given
+            for inner, inner_value in value.items():
+                if table.get(inner) != inner_value:
+                    table[inner] = inner_value
         elif document.get(key) != value:
             document[key] = value
     return tomlkit.dumps(document)
@@ -233,9 +233,9 @@ def _named_files(
     table: dict[str, Any], state: str, files: Sequence[tuple[bytes | None, str, str, int]]
 ) -> tuple[dict[str, Any], list[DeviceFile]]:
     """Return `table` with the paths of the given `files` (content, name, key, mode), and these files."""
-    given = [each for each in files if each[0] is not None]
-    paths = {key: f"{state}/{name}" for _, name, key, _ in given}
-    return table | paths, [DeviceFile(paths[key], data or b"", name, mode) for data, name, key, mode in given]
+    present = [each for each in files if each[0] is not None]
+    paths = {key: f"{state}/{name}" for _, name, key, _ in present}
+    return table | paths, [DeviceFile(paths[key], data or b"", name, mode) for data, name, key, mode in present]
 
 
 def _content(file: Path | None) -> bytes | None:
@@ -263,8 +263,8 @@ def check_config(device: Device, file: DeviceFile, transport: Transport) -> None
 def holds(transport: Transport, file: DeviceFile) -> bool:
     """Return whether the device has the file with this content, and no link in its place."""
     words = ["sh", "-c", _IF_PLAIN, "sh", file.path, *sha256_command(file.path)]
-    there = transport.run(words, QUICK_S_MAX)
-    return there.ok and there.stdout.strip() == hashlib.sha256(file.data).hexdigest()
+    result = transport.run(words, QUICK_S_MAX)
+    return result.ok and result.stdout.strip() == hashlib.sha256(file.data).hexdigest()
 
 
 def put(transport: Transport, device: Device, file: DeviceFile) -> None:

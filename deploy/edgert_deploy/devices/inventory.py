@@ -357,13 +357,13 @@ def _check_device(device: Device, where: str) -> None:
 def _change_table(table: Table, before: Device | None, after: Device) -> Table:
     """Write what differs into the device's table, and return it. A field at its default is left out."""
     for field in fields(Device):
-        given = getattr(after, field.name)
-        if field.name == "name" or (before is not None and given == getattr(before, field.name)):
+        value = getattr(after, field.name)
+        if field.name == "name" or (before is not None and value == getattr(before, field.name)):
             continue
-        if given == field.default:
+        if value == field.default:
             table.pop(field.name, None)
         else:
-            table[field.name] = list(given) if isinstance(given, tuple) else given
+            table[field.name] = list(value) if isinstance(value, tuple) else value
     return table
 
 

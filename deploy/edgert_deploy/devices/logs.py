@@ -88,12 +88,12 @@ def parse_since(text: str) -> str:
     try:
         if text[-1:] in UNITS_S:
             return f"-{duration_s(text):.0f}"
-        given = datetime.fromisoformat(text.replace("Z", "+00:00"))
+        moment = datetime.fromisoformat(text.replace("Z", "+00:00"))
     except (ValueError, ConfigInvalid) as error:
         raise ConfigInvalid(
             f"--since {text[:40]!r}: write 30s, 10m, 2h, 1d, or a time such as 2026-11-21T07:30"
         ) from error
-    return f"@{int((given if given.tzinfo else given.replace(tzinfo=timezone.utc)).timestamp())}"
+    return f"@{int((moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).timestamp())}"
 
 
 def read_log(transport: Transport, device: Device, request: LogRequest) -> list[str]:
@@ -142,9 +142,9 @@ def _until_it_ends(device: Device, request: LogRequest, process: subprocess.Pope
     from edgert_deploy.devices.transports.system_ssh import EXIT_FAILED
 
     assert process.stdout is not None
-    wanted = request.wanted()
+    is_wanted = request.wanted()
     for line in process.stdout:
-        if wanted(line):
+        if is_wanted(line):
             yield line.rstrip("\n")
     code = process.wait()
     if code == EXIT_FAILED:

@@ -26,9 +26,9 @@ def select(devices: list[Device], selector: str, path: Path, *, groups: bool = T
     words = [word.strip() for word in selector.split(",") if word.strip()]
     if words and not devices:
         raise ConfigInvalid(f"{path} has no device yet: add one with edgert device add")
-    wanted = [word for word in words if not word.startswith("!")]
-    chosen = {d.name for d in devices} if words and not wanted else set[str]()
-    for word in wanted:
+    included = [word for word in words if not word.startswith("!")]
+    chosen = {d.name for d in devices} if words and not included else set[str]()
+    for word in included:
         chosen |= _matched(devices, word, path, groups)
     for word in words:
         if word.startswith("!"):

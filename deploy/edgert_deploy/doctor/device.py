@@ -241,17 +241,17 @@ def _daemon(report: _Report, status: DeviceStatus) -> None:
 
 def _engines(report: _Report, status: DeviceStatus, profile: DeviceProfile | None) -> None:
     name = report.device.name
-    there = status.engines
+    versions = status.engines
     if profile is None:
         return
-    loads = [engine for engine in profile.engines if engine in there]
+    loads = [engine for engine in profile.engines if engine in versions]
     next_step = f"edgert bootstrap {name} --engines {profile.engines[0]}"
     if "tensorrt" in profile.engines[:1]:
         next_step = f"{report.there('apt-get install tensorrt')}, then: {next_step}"
     if loads[:1] == [profile.engines[0]]:
-        report.ok("engine", ", ".join(f"{engine} {there[engine]}" for engine in loads))
+        report.ok("engine", ", ".join(f"{engine} {versions[engine]}" for engine in loads))
     elif loads:
-        report.warn("engine", f"{profile.engines[0]} does not load; {loads[0]} {there[loads[0]]} does", next_step)
+        report.warn("engine", f"{profile.engines[0]} does not load; {loads[0]} {versions[loads[0]]} does", next_step)
     else:
         report.fail("engine", f"none of {', '.join(profile.engines)} loads", next_step)
 

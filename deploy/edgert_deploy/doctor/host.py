@@ -77,11 +77,13 @@ def signing_keys() -> dict[str, str]:
 
 def _python(report: Report) -> None:
     lowest, highest = PYTHON_RANGE
-    here = f"Python {sys.version.split()[0]}, edgert {__version__}"
+    versions = f"Python {sys.version.split()[0]}, edgert {__version__}"
     if lowest <= sys.version_info[:2] <= highest:
-        report.ok("python", here)
+        report.ok("python", versions)
     else:
-        report.warn("python", f"{here}; tested are 3.10 to 3.13", "install edgert into an environment of one of these")
+        report.warn(
+            "python", f"{versions}; tested are 3.10 to 3.13", "install edgert into an environment of one of these"
+        )
 
 
 def _packages(report: Report) -> None:
@@ -209,18 +211,18 @@ def _broker(report: Report) -> None:
 
 
 def _registry(report: Report) -> None:
-    told = find_project().registry
-    if not told.address:
+    defaults = find_project().registry
+    if not defaults.address:
         return
-    ca, login = (Path(file) if file else None for file in (told.ca, told.login))
+    ca, login = (Path(file) if file else None for file in (defaults.ca, defaults.login))
     try:
-        with closing(open_registry(told.address, ca, login)) as registry:
+        with closing(open_registry(defaults.address, ca, login)) as registry:
             registry.has(blob_of(EMPTY))
     except EdgeRTError as error:
         next_step = "repair [registry] in edgert.toml, or log in"
         report.fail("registry", error.message, next_step, error.exit_code)
     else:
-        report.ok("registry", f"{told.address} answers")
+        report.ok("registry", f"{defaults.address} answers")
 
 
 def _room(report: Report) -> None:
@@ -228,10 +230,10 @@ def _room(report: Report) -> None:
         (cache_folder(), f"remove {cache_folder()}: it is a cache"),
         (config_folder(), "free some space there"),
     ):
-        there = next(path for path in (folder, *folder.parents) if path.exists())
-        free_mb = shutil.disk_usage(there).free // 1024**2
+        existing = next(path for path in (folder, *folder.parents) if path.exists())
+        free_mb = shutil.disk_usage(existing).free // 1024**2
         text = f"{free_mb} MB free for {folder}"
-        if not os.access(there, os.W_OK):
-            report.fail("room", f"{there} is not writable", f"sudo chown -R $USER {there}")
+        if not os.access(existing, os.W_OK):
+            report.fail("room", f"{existing} is not writable", f"sudo chown -R $USER {existing}")
         else:
             report.graded("room", text, next_step, fails=free_mb < FREE_MB_FAIL, warns=free_mb < FREE_MB_WARN)

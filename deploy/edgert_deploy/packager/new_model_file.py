@@ -97,12 +97,14 @@ def _processing_lines(source: SourceModel, detector: bool, classes: int | None) 
     if images:
         colour = any(3 in (spec.shape[1], spec.shape[3]) for spec in images)
         preset = ("yolo" if detector else "imagenet") if colour and len(source.inputs) == 1 else "preprocess.toml"
-        there = (folder / "preprocess.toml").is_file()
+        has_rule = (folder / "preprocess.toml").is_file()
         guess = (
-            "found beside the model" if there else "a guess, compare it with training: imagenet, yolo or a .toml file"
+            "found beside the model"
+            if has_rule
+            else "a guess, compare it with training: imagenet, yolo or a .toml file"
         )
-        is_unset = not there and (preset == "preprocess.toml" or images[0].datatype != "FP32")
-        lines.append(_line("preprocess", "preprocess.toml" if there else preset, guess, unset=is_unset))
+        is_unset = not has_rule and (preset == "preprocess.toml" or images[0].datatype != "FP32")
+        lines.append(_line("preprocess", "preprocess.toml" if has_rule else preset, guess, unset=is_unset))
     if detector:
         lines.append(_line("postprocess", "yolo", "decodes boxes, with non-maximum suppression; or a .toml file"))
     if detector or classes is not None:

@@ -100,12 +100,12 @@ class TargetRequest:
 def target_requests(request: BuildRequest) -> tuple[TargetRequest, ...]:
     """Return what the request means for each of its targets."""
     float_only = is_float_only(request.source.proto)
-    asked = request.precision or ("auto" if is_classical(request.source.proto) else None)
+    precision = request.precision or ("auto" if is_classical(request.source.proto) else None)
     return tuple(
         TargetRequest(
             profile,
             (first_engine(request.source, profile.engines),) if request.engines == "first" else profile.engines,
-            ("fp32",) if float_only else _precisions(asked or profile.precision),
+            ("fp32",) if float_only else _precisions(precision or profile.precision),
             request.with_reference,
             request.recipe,
         )

@@ -167,10 +167,10 @@ class Channels:
     def _check_unchanged(self, channel: str, digest: str) -> None:
         """Raise ChannelChanged unless the channel's manifest has this digest ("": there is none)."""
         try:
-            there = self.registry.manifest(channel_tag(channel))
+            manifest = self.registry.manifest(channel_tag(channel))
         except NotInRegistry:
-            there = None
-        if (there.digest if there else "") != digest:
+            manifest = None
+        if (manifest.digest if manifest else "") != digest:
             raise ChannelChanged(
                 f"another host changed channel {channel} at the same time, and its statement stands: look at it (edgert "
                 f"channel show {channel}), then repeat this command"

@@ -77,8 +77,8 @@ class Delta:
 
 def lacking(manifest: Manifest, target: TargetEntry, had: Collection[str]) -> list[FileEntry]:
     """Return the files that `target` needs and whose SHA-256 is not in `had`, each content once."""
-    wanted = {entry.sha256: entry for entry in manifest.files_for(target)}
-    return [entry for sha256, entry in wanted.items() if sha256 not in had]
+    files = {entry.sha256: entry for entry in manifest.files_for(target)}
+    return [entry for sha256, entry in files.items() if sha256 not in had]
 
 
 def predecessors(entry: FileEntry, old: Sequence[tuple[str, str]]) -> list[str]:

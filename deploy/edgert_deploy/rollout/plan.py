@@ -185,11 +185,11 @@ def _check_limits(limits: TrialLimits, facts: DeviceStatus, on_trial: ModelStatu
 
 
 def _check_engine(artifacts: Sequence[ArtifactEntry], facts: DeviceStatus) -> None:
-    wanted = [artifact.engine for artifact in artifacts]
-    if not any(engine in facts.engines for engine in wanted):
+    engines = [artifact.engine for artifact in artifacts]
+    if not any(engine in facts.engines for engine in engines):
         raise EngineMissing(
-            f"{facts.device} has none of the bundle's engines ({', '.join(dict.fromkeys(wanted))}); it has "
-            f"{', '.join(facts.engines) or 'none'}. Install one: edgert bootstrap {facts.device} --engines {wanted[0]}"
+            f"{facts.device} has none of the bundle's engines ({', '.join(dict.fromkeys(engines))}); it has "
+            f"{', '.join(facts.engines) or 'none'}. Install one: edgert bootstrap {facts.device} --engines {engines[0]}"
         )
 
 

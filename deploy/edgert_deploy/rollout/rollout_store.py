@@ -132,12 +132,12 @@ class RolloutStore:
             if self._mark(id) == theirs.get(id):
                 continue
             ours = self._lines(id)
-            there = self._team.lines(id) if id in theirs else []
-            if missing := [line for line in there if line not in set(ours) and "\n" not in line]:
+            lines_of_team = self._team.lines(id) if id in theirs else []
+            if missing := [line for line in lines_of_team if line not in set(ours) and "\n" not in line]:
                 with self._changing():
                     self._append(id, missing)
                 self._records.pop(id, None)
-            if missing := [line for line in ours if line not in set(there)]:
+            if missing := [line for line in ours if line not in set(lines_of_team)]:
                 self._team.add(id, missing)
         self._late = False
 

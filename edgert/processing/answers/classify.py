@@ -59,8 +59,8 @@ class Classifier:
         known = 0 if before is None else min(len(before), smooth.windows - 1)
         if before is not None and known:
             shares = np.concatenate((before[-known:], shares))
-        there = np.minimum(np.arange(1, len(shares) + 1), smooth.windows)[:, None]
-        mean = np.divide(_running_sum(shares, smooth.windows), there, dtype=np.float32)
+        counts = np.minimum(np.arange(1, len(shares) + 1), smooth.windows)[:, None]
+        mean = np.divide(_running_sum(shares, smooth.windows), counts, dtype=np.float32)
         if smooth.rule == "mean":
             classes, scores = self._decided(mean)
             return classes[known:], scores[known:]

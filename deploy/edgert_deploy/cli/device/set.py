@@ -94,8 +94,8 @@ def set_(
     elif no_jump:
         changes.update(jump="", jump_host_key="")
     if repin or wanted is not None:
-        there = replace(devices[0], **changes)
-        changes["host_key"] = agreed_host_key(there.address, wanted, DEVICE_KEY, there)
+        moved = replace(devices[0], **changes)
+        changes["host_key"] = agreed_host_key(moved.address, wanted, DEVICE_KEY, moved)
     # Another command may have changed the devices since: the changes apply to what the file has now.
     changed = inventory.change(
         [device.name for device in devices],
@@ -113,8 +113,10 @@ def _check_selected(selector: str, devices: Sequence[Device], *, of_one: bool, o
         raise click.UsageError(
             f"--address, --repin and --fingerprint are for one device; {selector!r} selects {len(devices)}"
         )
-    if of_ssh and (here := [device.name for device in devices if not device.kind.uses_ssh]):
-        raise click.UsageError(f"{', '.join(here)}: this machine has no address, host key, jump host or SSH key to set")
+    if of_ssh and (without_ssh := [device.name for device in devices if not device.kind.uses_ssh]):
+        raise click.UsageError(
+            f"{', '.join(without_ssh)}: this machine has no address, host key, jump host or SSH key to set"
+        )
 
 
 def _say_next(before: Mapping[str, Device], changed: Sequence[Device]) -> None:

@@ -105,9 +105,9 @@ def query(
         step_min=int(step_s or 0) // 60,
         stages=stages,
     )
-    asked = Asked(question, shares_of(percentiles), buckets)
+    fleet_query = Asked(question, shares_of(percentiles), buckets)
     with closing(FleetQuery(store_url)) as fleet:
-        answer = asked.of(fleet, now_ms)
+        answer = fleet_query.of(fleet, now_ms)
     rows = answer["groups"]
     if rows or as_json:
         shown = [list(rows[0]), *([_cell(value) for value in row.values()] for row in rows)] if rows else []

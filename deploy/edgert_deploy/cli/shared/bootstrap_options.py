@@ -127,10 +127,10 @@ def trusted_keys(names: tuple[str, ...]) -> tuple[PublicKey, ...]:
 
 
 def _key_path(name: str) -> Path:
-    given = Path(name)
-    if given.suffix == ".pem" or given.parent != Path():
-        refuse_pipe(given)
-        return given
+    path = Path(name)
+    if path.suffix == ".pem" or path.parent != Path():
+        refuse_pipe(path)
+        return path
     return public_key(name)
 
 

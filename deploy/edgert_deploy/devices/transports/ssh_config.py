@@ -69,8 +69,8 @@ def login_keys(settings: Any, identity: str) -> dict[str, Any]:
     if settings.get("identitiesonly", "no").lower() != "yes":
         return keys
     # Servers refuse a login after a few wrong keys: offer only these, from the agent if it has one.
-    if not certified and (held := _key_in_agent(agent(settings), files)):
-        keys["pkey"] = held
+    if not certified and (agent_key := _key_in_agent(agent(settings), files)):
+        keys["pkey"] = agent_key
     return {**keys, "allow_agent": False, "look_for_keys": False}
 
 

@@ -222,8 +222,8 @@ class _Hop:
         *before, last = words
         loops = self.config.lookup(hosts[-1]).get("proxyjump") == jumps
         chain = ["-J", ",".join(before)] if before else ["-o", "ProxyJump=none"] if loops else []
-        there = f"[{self.connection.host}]:{self.connection.port}"
-        return shlex.join(["ssh", "-o", "BatchMode=yes", *chain, "-W", there, f"ssh://{last}"])
+        target = f"[{self.connection.host}]:{self.connection.port}"
+        return shlex.join(["ssh", "-o", "BatchMode=yes", *chain, "-W", target, f"ssh://{last}"])
 
 
 def _way(target: _Hop, jump: Jump | None, limits: LinkLimits, stack: ExitStack) -> None:

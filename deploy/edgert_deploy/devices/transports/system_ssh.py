@@ -77,8 +77,8 @@ def _one_line(host_key: str) -> str:
 
 
 def _options(known: Path, alias: str) -> list[str]:
-    given = (("UserKnownHostsFile", f'"{_literal(known)}"'), ("HostKeyAlias", alias), *_ONLY_PINNED)
-    return [word for name, value in given for word in ("-o", f"{name}={value}")]
+    settings = (("UserKnownHostsFile", f'"{_literal(known)}"'), ("HostKeyAlias", alias), *_ONLY_PINNED)
+    return [word for name, value in settings for word in ("-o", f"{name}={value}")]
 
 
 def _identity(device: Device) -> Sequence[str]:

@@ -128,8 +128,8 @@ class Exporter(FleetListener):
     def on_cleared(self, topic: Topic) -> None:
         self.devices.pop((topic.site, topic.device), None)
         if {"site", "device"} <= set(self.by):
-            here = (self.by.index("site"), topic.site), (self.by.index("device"), topic.device)
-            for labels in [key for key in self.groups if all(key[at] == name for at, name in here)]:
+            device_labels = (self.by.index("site"), topic.site), (self.by.index("device"), topic.device)
+            for labels in [key for key in self.groups if all(key[at] == name for at, name in device_labels)]:
                 del self.groups[labels]
 
     def on_status(self, topic: Topic, status: str, now: float) -> None:

@@ -48,8 +48,10 @@ def post(url: str, body: bytes, headers: Mapping[str, str]) -> None:
     except urllib.error.HTTPError as error:
         answer = error.read(_ANSWER_CHARS_MAX).decode(errors="replace").strip()
         elsewhere = error.headers.get("Location")
-        told = f", which leads to {elsewhere[:_ANSWER_CHARS_MAX]}" if elsewhere else f": {answer}" if answer else ""
-        failed = PushFailed(f"{url} answered {error.code} {error.reason}{told}; check the address and its credentials")
+        detail = f", which leads to {elsewhere[:_ANSWER_CHARS_MAX]}" if elsewhere else f": {answer}" if answer else ""
+        failed = PushFailed(
+            f"{url} answered {error.code} {error.reason}{detail}; check the address and its credentials"
+        )
         ours = HTTPStatus.BAD_REQUEST <= error.code < HTTPStatus.INTERNAL_SERVER_ERROR
         failed.retryable = not ours or error.code == HTTPStatus.TOO_MANY_REQUESTS
         raise failed from error

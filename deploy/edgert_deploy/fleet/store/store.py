@@ -159,16 +159,16 @@ class Store:
                 self._streams.clear()
                 unknown = sorted(set(keys))
             table = schema.stream
-            wanted = {(self._devices[site, name], *rest): (site, name, *rest) for site, name, *rest in unknown}
+            by_key = {(self._devices[site, name], *rest): (site, name, *rest) for site, name, *rest in unknown}
             names = ("device_id", "boot", "model", "version")
-            rows = [dict(zip(names, key, strict=True)) for key in wanted]
+            rows = [dict(zip(names, key, strict=True)) for key in by_key]
             connection.execute(schema.insert(connection, table).on_conflict_do_nothing(), rows)
             columns = [table.c[name] for name in names]
-            for few in chunks(list(wanted)):
+            for few in chunks(list(by_key)):
                 # The first condition lets SQLite search: it reads a whole table for the second one alone.
                 same = (table.c.device_id.in_({key[0] for key in few}), sa.tuple_(*columns).in_(few))
                 for row in connection.execute(sa.select(table.c.id, *columns).where(*same)):
-                    self._streams[wanted[tuple(row[1:])]] = row.id
+                    self._streams[by_key[tuple(row[1:])]] = row.id
         return [self._streams[key] for key in keys]
 
     def _group_id(self, connection: sa.Connection, origin: Origin, version: str) -> int:

@@ -37,8 +37,8 @@ class Rollouts:
                     known = stamp, rollout, _rollout(rollout)
                 read[id] = known
         self._read = read
-        here = [each for each in read.values() if not devices.isdisjoint(each[1].devices)]
-        newest = sorted(here, key=lambda each: each[1].order, reverse=True)[:SHOWN_MAX]
+        of_fleet = [each for each in read.values() if not devices.isdisjoint(each[1].devices)]
+        newest = sorted(of_fleet, key=lambda each: each[1].order, reverse=True)[:SHOWN_MAX]
         shown = [{**value, "state": self._state(stamp, rollout)} for stamp, rollout, value in newest]
         if shown != self.shown:
             self.shown = shown

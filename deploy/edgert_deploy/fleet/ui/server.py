@@ -77,10 +77,10 @@ class PageServer:
             )
         try:
             url = urlsplit(request.target)
-            asked = dict(parse_qsl(url.query, max_num_fields=QUERY_FIELDS_MAX))
+            query = dict(parse_qsl(url.query, max_num_fields=QUERY_FIELDS_MAX))
         except ValueError:
             return _text(HTTPStatus.BAD_REQUEST, "invalid address, or too many fields in it")
-        if self._access.is_token(asked.get("token", "")):
+        if self._access.is_token(query.get("token", "")):
             return self._accept_token(url.path)
         if not self._access.knows_token(headers):
             return _text(HTTPStatus.UNAUTHORIZED, "open the address that `edgert fleet ui` printed: it holds the token")
@@ -90,24 +90,24 @@ class PageServer:
         if parts == [*API, DESCRIPTION]:
             return self._files[DESCRIPTION].response(headers)
         if parts == [*API, "live"] and request.method == "GET":
-            return self._live(asked)
+            return self._live(query)
         if parts[0] == API[0]:
-            return self._api("/".join(parts[2:]) if parts[: len(API)] == API else "", asked)
+            return self._api("/".join(parts[2:]) if parts[: len(API)] == API else "", query)
         if parts[0] in PAGES:
             return self._files["index.html"].response(headers)
         return _text(HTTPStatus.NOT_FOUND, "no such page: open /")
 
-    def _api(self, path: str, asked: Mapping[str, str]) -> HttpResponse:
+    def _api(self, path: str, query: Mapping[str, str]) -> HttpResponse:
         """Answer as JSON; `format` makes it a file to keep, as JSON or CSV."""
-        form = asked.get("format", "")
+        form = query.get("format", "")
         try:
             if form not in ("", "csv", "json"):
                 raise ConfigInvalid(f"format={form[:20]!r} is unknown; known: json, csv")
             file = {"Content-Disposition": f'attachment; filename="edgert-{path}.{form}"'} if form else {}
             if form == "csv":
-                body = csv_text(self._answers.rows(path, asked)).encode()
+                body = csv_text(self._answers.rows(path, query)).encode()
                 return _response(HTTPStatus.OK, "text/csv; charset=utf-8; header=present", body, file)
-            return _json(HTTPStatus.OK, self._answers.answer(path, asked), file)
+            return _json(HTTPStatus.OK, self._answers.answer(path, query), file)
         except EdgeRTError as error:
             code = (
                 HTTPStatus.NOT_FOUND
@@ -121,12 +121,12 @@ class PageServer:
     def _accept_token(self, path: str) -> HttpResponse:
         """Make the token a cookie and remove it from the address, which people copy and browsers remember."""
         cookie = f"{self._access.cookie}={self._access.token}; Path=/; HttpOnly; SameSite=Lax; Max-Age=2592000"
-        here = "/" + path.lstrip("/\\")
-        return _response(HTTPStatus.SEE_OTHER, "text/plain", b"", {"Set-Cookie": cookie, "Location": here})
+        location = "/" + path.lstrip("/\\")
+        return _response(HTTPStatus.SEE_OTHER, "text/plain", b"", {"Set-Cookie": cookie, "Location": location})
 
-    def _live(self, asked: Mapping[str, str]) -> HttpResponse:
+    def _live(self, query: Mapping[str, str]) -> HttpResponse:
         try:
-            chosen = self._answers.filter(asked)
+            chosen = self._answers.filter(query)
         except EdgeRTError as error:
             return _text(HTTPStatus.BAD_REQUEST, error.message)
         if not self._streams.acquire(blocking=False):
@@ -138,15 +138,15 @@ class PageServer:
         hub = self._answers.hub
         try:
             yield f"retry: {RETRY_MS}\n".encode()
-            told: View | None = None
+            sent: View | None = None
             number: int | None = -1
             while number is not None:
                 view = hub.view(chosen)
-                if told is None or view.is_news(told):
-                    change = None if told is None else view.since(told)
+                if sent is None or view.is_news(sent):
+                    change = None if sent is None else view.since(sent)
                     kind, value = ("fleet", view.whole()) if change is None else ("change", change)
                     yield f"event: {kind}\ndata: {_dumped(value)}\n\n".encode()
-                    told = view
+                    sent = view
                 before = number
                 number = hub.wait(before, KEEP_ALIVE_S)
                 if number == before:

@@ -74,8 +74,8 @@ def layers_of(proto: Any) -> tuple[Layer, ...]:
 
 def by_name(layers: Sequence[Layer], names: Iterable[str]) -> tuple[Layer, ...]:
     """Return the layers called `names`, in the order of the graph."""
-    wanted = set(names)
-    return tuple(layer for layer in layers if layer.name in wanted)
+    chosen = set(names)
+    return tuple(layer for layer in layers if layer.name in chosen)
 
 
 def belongs(name: str, layers: Iterable[Layer], every: Iterable[Layer]) -> bool:

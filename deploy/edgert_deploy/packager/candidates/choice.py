@@ -221,9 +221,9 @@ def _measurer(
     """Return what times the candidates of a target: what the user asked for or, for "auto", this machine."""
     name = target.profile.name
     if measure is None and target.is_auto:
-        here = MeasureHere()
-        if here.covers(target.profile):
-            return here
+        on_host = MeasureHere()
+        if on_host.covers(target.profile):
+            return on_host
         builder.progress(
             f"{name}: not timed, since this machine has another processor: of what passes, INT8 is taken to be the "
             "fastest (--measure-on DEVICE times it there)"

@@ -79,8 +79,10 @@ class MeasureHere:
         self, profile: DeviceProfile, evaluation: Evaluation, candidates: Sequence[Candidate], progress: Progress
     ) -> Timings:
         with tempfile.TemporaryDirectory(prefix="edgert-bench-") as state:
-            here = Device("this machine", "local", state, profile.name, state)
-            return _measured("here", here, evaluation, candidates, lambda line: progress(f"measuring here: {line}"))
+            this_machine = Device("this machine", "local", state, profile.name, state)
+            return _measured(
+                "here", this_machine, evaluation, candidates, lambda line: progress(f"measuring here: {line}")
+            )
 
 
 class MeasureOn:

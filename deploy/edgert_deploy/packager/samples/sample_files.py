@@ -189,9 +189,9 @@ def _table_rows(path: Path, columns: Collection[int]) -> Iterator[tuple[int, lis
                 if not row or (i == 1 and [cell.strip().lower() for cell in row[:2]] == ["file", "label"]):
                     continue
                 if len(row) not in columns:
-                    wanted = "two: file,label" + (", or four: file,label,begin_s,end_s" if 4 in columns else "")
+                    columns_needed = "two: file,label" + (", or four: file,label,begin_s,end_s" if 4 in columns else "")
                     raise CalibrationInvalid(
-                        f"line {i} of {path} has {counted(len(row), 'column')}; give {wanted}. Put a text with a comma in quotes"
+                        f"line {i} of {path} has {counted(len(row), 'column')}; give {columns_needed}. Put a text with a comma in quotes"
                     )
                 yield i, row
 
@@ -250,9 +250,9 @@ def _files_of(
     folders = [folder / stem(spec.name) for spec in specs]
     if not all(path.is_dir() for path in folders):
         if len(specs) > 1:
-            wanted = ", ".join(f"{stem(spec.name)}.npy" for spec in specs)
+            file_names = ", ".join(f"{stem(spec.name)}.npy" for spec in specs)
             raise CalibrationInvalid(
-                f"{folder} needs a file or a folder for each input of the model: {wanted} with all samples along axis 0, "
+                f"{folder} needs a file or a folder for each input of the model: {file_names} with all samples along axis 0, "
                 "or folders of these names with one sample per file"
             )
         folders = [folder]

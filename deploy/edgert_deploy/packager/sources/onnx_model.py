@@ -215,8 +215,8 @@ def _run_once_and_twice(model: bytes, inputs: tuple[TensorSpec, ...]) -> tuple[A
 
 def _buckets(proto: Any, request: dict[str, Any]) -> Buckets | None:
     """Return the buckets that the request asks for, their outputs not known yet."""
-    asked = request.get("buckets")
-    return None if asked is None else find_axis(proto, from_json(WantedBuckets, asked))
+    buckets = request.get("buckets")
+    return None if buckets is None else find_axis(proto, from_json(WantedBuckets, buckets))
 
 
 def _at_largest(inputs: tuple[TensorSpec, ...], buckets: Buckets | None) -> tuple[TensorSpec, ...]:
@@ -285,15 +285,15 @@ def _strip_notes(proto: Any) -> bool:
 def _translated(proto: Any, inputs: tuple[TensorSpec, ...]) -> Any:
     """Return the model in an opset from OPSET_MIN to OPSET_MAX and its IR; None where it stays as it is."""
     opset = opset_of(proto)
-    wanted = OPSET_RAISED_TO if opset < OPSET_MIN else min(opset, OPSET_MAX)
-    if (opset == wanted and proto.ir_version <= IR_MAX) or not opset or proto.functions:
+    opset_wanted = OPSET_RAISED_TO if opset < OPSET_MIN else min(opset, OPSET_MAX)
+    if (opset == opset_wanted and proto.ir_version <= IR_MAX) or not opset or proto.functions:
         return None
     converted = proto
-    if opset != wanted:
+    if opset != opset_wanted:
         from onnx import version_converter
 
         try:
-            converted = version_converter.convert_version(proto, wanted)
+            converted = version_converter.convert_version(proto, opset_wanted)
         except MemoryError:
             raise
         except Exception:  # noqa: BLE001 - native code raises any class; the model then stays as it is

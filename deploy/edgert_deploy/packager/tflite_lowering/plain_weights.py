@@ -62,12 +62,12 @@ def _drop_unread(model: Any) -> None:
     """Empty the buffers that no operator reads any more; tensors keep their numbers."""
     graph = model.subgraphs[0]
     read = {int(i) for operator in graph.operators for i in operator.inputs} | {int(i) for i in graph.outputs}
-    wanted = {graph.tensors[i].buffer for i in read if i >= 0}
+    read_buffers = {graph.tensors[i].buffer for i in read if i >= 0}
     for i, buffer in enumerate(model.buffers):
-        if i not in wanted:
+        if i not in read_buffers:
             buffer.data = None
     for tensor in graph.tensors:
-        if tensor.buffer not in wanted:
+        if tensor.buffer not in read_buffers:
             tensor.buffer = 0
 
 
