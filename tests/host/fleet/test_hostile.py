@@ -14,13 +14,12 @@ import sqlalchemy as sa
 from rich.console import Console
 
 from edgert_deploy.cli.fleet.watch import table_of
-from edgert_deploy.fleet import model as model_module
-from edgert_deploy.fleet import stream_limit
+from edgert_deploy.fleet import live_fleet, stream_limit
 from edgert_deploy.fleet.export import counting as counting_module
 from edgert_deploy.fleet.export.exporter import Exporter
 from edgert_deploy.fleet.export.prometheus import Exposition
+from edgert_deploy.fleet.last_minutes import LastMinutes
 from edgert_deploy.fleet.reports import NUMBER_END
-from edgert_deploy.fleet.state import FleetState
 from edgert_deploy.fleet.store import merged_rows, schema
 from edgert_deploy.fleet.store import recorder as recorder_module
 from edgert_deploy.fleet.store.query import FleetQuery
@@ -110,7 +109,7 @@ def test_an_exporter_s_page_stays_what_prometheus_reads() -> None:
 
 def test_the_terminal_is_given_words_alone() -> None:
     for topic, payload in spoilt():
-        state, shown = FleetState(), io.StringIO()
+        state, shown = LastMinutes(), io.StringIO()
         state.apply(topic, payload, False, 0.0)
         rows = state.rows(1.0)
         Console(file=shown, width=200).print(table_of(rows, state, 200))
@@ -120,7 +119,7 @@ def test_the_terminal_is_given_words_alone() -> None:
 
 @pytest.mark.parametrize("window_s", [-1.0, 1e18])
 def test_one_device_s_odd_window_changes_nobody_else_s_trend(window_s: float) -> None:
-    state, honest = FleetState(), Pi("honest")
+    state, honest = LastMinutes(), Pi("honest")
     for minute in range(3):
         for message in honest.window(NOW_MS + minute * 60_000, [1.0]):
             state.apply(*message, False, minute * 60.0)
@@ -193,7 +192,7 @@ def test_a_device_that_makes_up_boots_numbers_and_alarms_takes_little_memory_and
 ) -> None:
     monkeypatch.setattr(counting_module, "STREAMS_MAX", 50)
     exporter = Exporter("b1", clock=lambda: 0.0, wall_clock=lambda: 0.0)
-    state, honest = FleetState(), Pi("honest")
+    state, honest = LastMinutes(), Pi("honest")
     windows = [honest.window(NOW_MS, [1.0]) for _ in range(6)]
     for number, window in enumerate(windows):
         for message in window + windows[0]:  # the first again and again
@@ -213,8 +212,8 @@ def test_a_device_that_makes_up_boots_numbers_and_alarms_takes_little_memory_and
     for odd in (said, b'{"v":1,"digits_alarms":",,<b>"}', b'{"v":1,"ts":"now","digits_alarms":7}', said):
         state.apply("edgert/v1/plant-a/other/deploy", odd, False, 0.0)
     (device,) = state.devices.values()
-    assert len(device.alarms) == model_module.MODELS_PER_DEVICE_MAX
-    assert len(device.alarms["digits"]) == model_module.ALARMS_MAX
+    assert len(device.alarms) == live_fleet.MODELS_PER_DEVICE_MAX
+    assert len(device.alarms["digits"]) == live_fleet.ALARMS_MAX
 
 
 def test_an_event_speaks_of_its_own_device_alone(store_url: str) -> None:

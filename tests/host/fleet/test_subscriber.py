@@ -12,14 +12,14 @@ import pytest
 
 from edgert.telemetry.messages import Topics
 from edgert.telemetry.mqtt import PACKET_BYTES_MAX, BrokerRefused, MqttSettings
-from edgert_deploy.fleet.state import FleetState
+from edgert_deploy.fleet.last_minutes import LastMinutes
 from edgert_deploy.fleet.subscriber import FleetSubscriber
 from tests.support.devices import WAIT_S_MAX
 from tests.support.fleet import Sender, publish
 from tests.support.servers.brokers import Broker
 
 
-def answered(state: FleetState) -> int:
+def answered(state: LastMinutes) -> int:
     return sum(row.answered for row in state.rows(0.0) if row.device == "pi-07")
 
 
@@ -30,7 +30,7 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
 
 
 def test_a_subscriber_hears_retained_words_and_reports_and_survives_the_broker_s_restart(broker: Broker) -> None:
-    state, pi, said = FleetState(), Sender("pi-07"), list[str]()
+    state, pi, said = LastMinutes(), Sender("pi-07"), list[str]()
     publish(broker, [(pi.topics.status, b"online")], retain=True)
     subscriber = FleetSubscriber(broker.settings, [state], "plant-a", log=said.append)
     subscriber.open()
@@ -71,7 +71,7 @@ def test_a_broker_that_is_away_is_asked_after_pauses_however_short_the_turns_of_
 
 
 def test_what_is_far_too_large_to_be_a_report_is_not_even_taken_in(broker: Broker) -> None:
-    state, pi = FleetState(), Sender("pi-07")
+    state, pi = LastMinutes(), Sender("pi-07")
     subscriber = FleetSubscriber(broker.settings, [state])
     subscriber.open()
     publish(broker, [(pi.topics.hist("digits"), b"7" * (2 * PACKET_BYTES_MAX)), *pi.window([1.0])])
@@ -97,7 +97,7 @@ def test_a_topic_that_is_not_utf8_is_refused_and_ends_nothing() -> None:
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
-        state = FleetState()
+        state = LastMinutes()
         subscriber = FleetSubscriber(MqttSettings("127.0.0.1", server.getsockname()[1]), [state])
         subscriber.open()
         subscriber.listen(0.3)
@@ -122,7 +122,7 @@ def test_a_subscription_that_the_broker_refuses_is_an_error_with_the_next_step()
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
-        subscriber = FleetSubscriber(MqttSettings("127.0.0.1", server.getsockname()[1]), [FleetState()])
+        subscriber = FleetSubscriber(MqttSettings("127.0.0.1", server.getsockname()[1]), [LastMinutes()])
         with pytest.raises(BrokerRefused, match="let this user read it"):
             subscriber.open()
         subscriber.close()

@@ -20,7 +20,7 @@ from edgert_deploy.fleet.reports import DIMENSIONS
 from edgert_deploy.fleet.store.query import FleetQuery, Question
 from edgert_deploy.fleet.store.tables import PERCENTILES_DEFAULT, Asked, csv_text, dimensions_of, shares_of, time_text
 
-STALE_MS = 150_000  # two and a half windows of 60 s
+NEWEST_AGE_MS_MAX = 150_000  # two and a half windows of 60 s
 NAMED_MAX = 5  # devices in a warning
 
 EPILOG = f"""\b
@@ -140,7 +140,7 @@ def _warnings(answer: Mapping[str, Any], now_ms: int) -> Iterator[str]:
         )
     if unsynced:
         yield f"times of receipt, because the clock is not synchronised: {some_of(unsynced, NAMED_MAX)}"
-    if newest_ms and now_ms - newest_ms > STALE_MS:
+    if newest_ms and now_ms - newest_ms > NEWEST_AGE_MS_MAX:
         yield (
             f"the newest report in the store is {(now_ms - newest_ms) // 60_000} min old: check that "
             "`edgert fleet record` runs and reaches the broker"

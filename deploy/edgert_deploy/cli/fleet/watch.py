@@ -24,7 +24,7 @@ from edgert_deploy.cli.shared.options import for_option
 from edgert_deploy.cli.shared.output import CELL_CHARS_MAX, say
 from edgert_deploy.cli.shared.types import Duration, ModelName
 from edgert_deploy.common.quantities import duration_text
-from edgert_deploy.fleet.state import FleetState, Row
+from edgert_deploy.fleet.last_minutes import LastMinutes, Row
 from edgert_deploy.fleet.subscriber import FleetSubscriber
 
 SETTLE_S = 2.0
@@ -119,7 +119,7 @@ def watch(
     With --json, each line of the table is one JSON object, printed when it changes.
     """
     view = View(model, device, states_of(states), alarms_only, sort, limit)
-    state = FleetState()
+    state = LastMinutes()
     subscriber = FleetSubscriber(settings, [state], site, log=lambda line: say("", f"watch: {line}"))
     subscriber.open()
     try:
@@ -168,7 +168,7 @@ def states_of(words: str | None) -> tuple[str, ...]:
     return states
 
 
-def show_once(state: FleetState, view: View, as_json: bool) -> None:
+def show_once(state: LastMinutes, view: View, as_json: bool) -> None:
     rows = view.of(state.rows(time.monotonic()))
     if as_json:
         _print_json(rows)
@@ -178,7 +178,7 @@ def show_once(state: FleetState, view: View, as_json: bool) -> None:
 
 
 def show_until(
-    state: FleetState, view: View, subscriber: FleetSubscriber, as_json: bool, interval_s: float, for_s: float | None
+    state: LastMinutes, view: View, subscriber: FleetSubscriber, as_json: bool, interval_s: float, for_s: float | None
 ) -> None:
     """Draw until the time is up, or until interrupted."""
     ends_at = None if for_s is None else time.monotonic() + for_s
@@ -202,7 +202,7 @@ def show_until(
             show_once(state, view, as_json)
 
 
-def table_of(rows: list[Row], state: FleetState, width: int, height: int | None = None) -> Table:
+def table_of(rows: list[Row], state: LastMinutes, width: int, height: int | None = None) -> Table:
     """Return the fleet as a table whose last lines sum up each model; a narrow one has fewer columns.
 
     If it is higher than `height`, devices' lines are left out from below, and the caption says how many.
@@ -295,7 +295,7 @@ def _age(seconds: float | None) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
 
 
-def _stream_json(state: FleetState, view: View, listen: Callable[[], bool]) -> None:
+def _stream_json(state: LastMinutes, view: View, listen: Callable[[], bool]) -> None:
     shown: dict[tuple[str | None, ...], dict[str, object]] = {}
     while listen():
         changed = []

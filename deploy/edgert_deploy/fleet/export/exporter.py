@@ -17,7 +17,7 @@ from edgert.telemetry.messages import HistMessage, MetricsMessage, Scalar, Topic
 from edgert.telemetry.sketch import Sketch
 from edgert_deploy.fleet.export.counting import Counting
 from edgert_deploy.fleet.listener import FleetListener
-from edgert_deploy.fleet.model import alarms_of
+from edgert_deploy.fleet.live_fleet import alarms_of
 from edgert_deploy.fleet.packed import WINDOW, StageCounts, cells_of
 from edgert_deploy.fleet.reports import PROFILE_UNKNOWN, EventMessage, storable
 

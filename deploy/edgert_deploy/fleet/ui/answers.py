@@ -9,7 +9,7 @@ from typing import Any
 from edgert.errors import ConfigInvalid
 from edgert.names import ID, ID_CHARS_MAX
 from edgert_deploy.common.quantities import duration_s
-from edgert_deploy.fleet.model import DeviceState
+from edgert_deploy.fleet.live_fleet import DeviceState
 from edgert_deploy.fleet.store.query import Question
 from edgert_deploy.fleet.store.tables import PERCENTILES_DEFAULT, Asked, dimensions_of, shares_of, time_text
 from edgert_deploy.fleet.ui.board import ATTENTION, STATES, Filter, Seen
@@ -108,7 +108,10 @@ class Answers:
 
         Without `by`, devices are compared or, of a large fleet, sites.
         """
-        limit, lines = _number(asked, "limit", GROUPS_DEFAULT, GROUPS_MAX), self.hub.board.lines(self.filter(asked))
+        limit, lines = (
+            _number(asked, "limit", GROUPS_DEFAULT, GROUPS_MAX),
+            self.hub.board.count_models(self.filter(asked)),
+        )
         by = asked.get("by") or ("device" if lines <= COMPARED_MAX else "site")
         comparison = self.history.breakdown(Span.parse(asked), by, self._where(asked), lines)
         models = [{**each, "groups_count": len(each["groups"]), "groups": each["groups"][:limit]} for each in comparison["models"]]  # fmt: skip
@@ -128,7 +131,7 @@ class Answers:
         stages, buckets = (asked.get(name, "") not in ("", "0") for name in ("stages", "buckets"))
         question = Question(since_ms, until_ms, by, self._where(asked), int(step_s) // 60, stages)
         shares = shares_of(asked.get("percentiles", PERCENTILES_DEFAULT))
-        lines = self.hub.board.lines(self.filter(asked))
+        lines = self.hub.board.count_models(self.filter(asked))
         return self.history.ask(Asked(question, shares, buckets), lines)
 
     def events(self, asked: Asking) -> dict[str, Any]:

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgert.telemetry.messages import HistMessage, MetricsMessage, Topic
-from edgert_deploy.fleet.model import DeviceState, Fleet, ModelState
+from edgert_deploy.fleet.live_fleet import DeviceState, Fleet, ModelState
 from edgert_deploy.fleet.reports import EventMessage
 from edgert_deploy.fleet.store.batch import trusted_ms
 from edgert_deploy.fleet.store.recorder import REMOVED
-from edgert_deploy.fleet.ui.pace import Pace
+from edgert_deploy.fleet.ui.slow_devices import SlowDevices
 
 DEVICES_MAX = 50_000
 VERSIONS_MAX = 10_000
@@ -61,7 +61,7 @@ class Board(Fleet):
     def __init__(self, wall_ms: Callable[[], int], targets: Mapping[str, float] | None = None) -> None:
         super().__init__(wall_ms, DEVICES_MAX)
         self.reports = self.events = 0
-        self._pace = Pace(targets or {})
+        self._slow = SlowDevices(targets or {})
         # When each version of a model first reported: since then devices with an older one are behind.
         self._versions: dict[str, dict[str, int]] = {}
         self._lock = threading.Lock()
@@ -92,7 +92,7 @@ class Board(Fleet):
     def remember_baselines(self, usual_ms: Mapping[tuple[str, str], float]) -> None:
         """Take the p99 that each (model, profile) usually has, from a store."""
         with self._lock:
-            self._pace.usual_ms = usual_ms
+            self._slow.usual_ms = usual_ms
 
     def apply(self, topic: str, payload: bytes, retained: bool, now: float) -> None:
         with self._lock:
@@ -127,7 +127,7 @@ class Board(Fleet):
     def seen(self, chosen: Filter, now: float) -> list[Seen]:
         """Return the devices that fit the filter, ordered by site and name, with their states."""
         with self._lock:
-            self._pace.compare(self.devices.values(), now)
+            self._slow.compare(self.devices.values(), now)
             newest = self._newest(now)
             ordered = [self.devices[key] for key in sorted(self.devices)]
             return [self._state_of(device, newest, now) for device in ordered if _device_fits(device, chosen)]
@@ -135,11 +135,11 @@ class Board(Fleet):
     def seen_device(self, site: str, device: str, now: float) -> Seen | None:
         """Return one device with its state, None if it is unknown."""
         with self._lock:
-            self._pace.compare(self.devices.values(), now)
+            self._slow.compare(self.devices.values(), now)
             state = self.devices.get((site, device))
             return None if state is None else self._state_of(state, self._newest(now), now)
 
-    def words(self) -> dict[str, list[str]]:
+    def filter_values(self) -> dict[str, list[str]]:
         """Return every value that may be filtered by."""
         with self._lock:
             devices = list(self.devices.values())
@@ -157,7 +157,7 @@ class Board(Fleet):
         with self._lock:
             return {device.device for device in self.devices.values()}
 
-    def lines(self, chosen: Filter) -> int:
+    def count_models(self, chosen: Filter) -> int:
         """Count the models on devices that fit."""
         with self._lock:
             fitting = (device for device in self.devices.values() if _device_fits(device, chosen))
@@ -193,7 +193,7 @@ class Board(Fleet):
             return Seen(device, "stale", "online, but sends nothing", heard_ms, alarms)
         if alarms:
             return Seen(device, "alarmed", ", ".join(alarms), device.alarms_ms, alarms)
-        if slow := self._pace.slow(device, wall_ms):
+        if slow := self._slow.why(device, wall_ms):
             return Seen(device, "slow", *slow, alarms)
         for model, line in sorted(device.models.items()):
             version, since_ms = newest.get(model, ("", 0))

@@ -133,7 +133,7 @@ class Hub:
             sites={site: (tuple(names[site]), "".join(letters[site])) for site in names},
             counts={state: counts[state] for state in STATES},
             per_s=round(sum(rates), 2) if rates else None,
-            words=self.board.words(),
+            words=self.board.filter_values(),
             revisions={"history": self._reports[1], "rollouts": self.rollouts.revision},
             refused=self.board.refused,
             last_refusal=self.board.last_refusal,

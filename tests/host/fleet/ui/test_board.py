@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from edgert.telemetry import messages
-from edgert_deploy.fleet.state import FleetState
+from edgert_deploy.fleet.last_minutes import LastMinutes
 from edgert_deploy.fleet.store.batch import MINUTE_MS
 from edgert_deploy.fleet.store.query import FleetQuery
 from edgert_deploy.fleet.ui.board import Filter
@@ -85,7 +85,7 @@ def test_late_viewers_of_500_devices_see_every_alarm_that_stands() -> None:
     """A page that opens later, and `watch --once`, hear retained messages only."""
     fleet = [Pi(f"pi-{number:03}") for number in range(500)]
     retained = [message for n, pi in enumerate(fleet) for message in pi.info() + pi.deploy(NOW_MS - 7000, *(["temp_c"] if n % 125 == 0 else []))]  # fmt: skip
-    board, terminal = Watched(), FleetState()
+    board, terminal = Watched(), LastMinutes()
     for message in retained:
         board.apply(*message, True, NOW)
         terminal.apply(*message, True, NOW)

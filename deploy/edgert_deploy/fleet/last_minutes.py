@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from edgert.telemetry.messages import HistMessage, MetricsMessage, Topic
 from edgert.telemetry.sketch import Sketch
-from edgert_deploy.fleet.model import WINDOW_S_DEFAULT, DeviceState, Fleet, ModelState
+from edgert_deploy.fleet.live_fleet import WINDOW_S_DEFAULT, DeviceState, Fleet, ModelState
 from edgert_deploy.fleet.packed import SCALARS, WINDOW, Pool, Scalars, pack, unpack
 from edgert_deploy.fleet.reports import Report
 from edgert_deploy.fleet.sequence import Numbers
@@ -139,7 +139,7 @@ def _rounded(value: Any) -> Any:
     return round(value, 4) if isinstance(value, float) else value
 
 
-class FleetState(Fleet):
+class LastMinutes(Fleet):
     """The fleet with the latencies of its last `horizon_s`: messages and times in, rows out."""
 
     def __init__(

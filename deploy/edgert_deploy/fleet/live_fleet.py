@@ -1,6 +1,6 @@
 """The fleet as its messages describe it now: devices and their models, without history.
 
-The terminal's table (state.py) and the page (ui/board.py) are made of it. It is small enough for many devices: a model is
+The terminal's table (last_minutes.py) and the page (ui/board.py) are made of it. It is small enough for many devices: a model is
 one record of its newest report.
 """
 

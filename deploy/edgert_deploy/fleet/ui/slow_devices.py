@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from statistics import median_low
 
-from edgert_deploy.fleet.model import P99S_KEPT, DeviceState
+from edgert_deploy.fleet.live_fleet import P99S_KEPT, DeviceState
 
 SLOW_FACTOR = 2.0
 PEERS_MIN = 3  # so many devices have a middle one
 COMPARED_EVERY_S = 5.0
 
 
-class Pace:
-    """The limits of each (model, profile), and since when devices are above them."""
+class SlowDevices:
+    """Which devices are slow, and since when: the limits of each (model, profile) decide."""
 
     def __init__(self, targets: Mapping[str, float]) -> None:
         self._targets = targets
@@ -39,7 +39,7 @@ class Pace:
                     recent.setdefault((model, device.profile), []).append(line.p99s[-1])
         self._middle_ms = {key: median_low(p99s) for key, p99s in recent.items() if len(p99s) >= PEERS_MIN}
 
-    def slow(self, device: DeviceState, wall_ms: int) -> tuple[str, int] | None:
+    def why(self, device: DeviceState, wall_ms: int) -> tuple[str, int] | None:
         """Return why a device is slow and since when (ms since 1970), None if it is not."""
         why = next((why for model in sorted(device.models) if (why := self._why(device, model))), None)
         key = (device.site, device.device)
