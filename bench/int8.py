@@ -29,7 +29,7 @@ from bench.support.architectures import ARCHITECTURES, write_model
 from bench.support.tables import emit
 from edgert.engines import EngineOptions, Session, engine_by_name
 from edgert_deploy.devices.profiles import load_profile
-from edgert_deploy.packager.accuracy.accuracy_gate import local_artifact, run_samples
+from edgert_deploy.packager.accuracy.artifact_runs import local_artifact, run_samples
 from edgert_deploy.packager.accuracy.metrics import metric_for
 from edgert_deploy.packager.accuracy.reference import Metric, Reference
 from edgert_deploy.packager.builders import Artifact, Order, Precision, builder_for

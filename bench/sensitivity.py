@@ -18,7 +18,7 @@ from typing import Any
 
 from edgert.engines.onnxruntime import sdk
 from edgert_deploy.devices.profiles import load_profile
-from edgert_deploy.packager.accuracy.accuracy_gate import artifact_outputs, reference_outputs
+from edgert_deploy.packager.accuracy.artifact_runs import artifact_outputs, reference_outputs
 from edgert_deploy.packager.accuracy.metrics import sqnr_db
 from edgert_deploy.packager.accuracy.sensitivity import SAMPLES_MAX, Sensitivity
 from edgert_deploy.packager.builders import Order, builder_for

@@ -13,7 +13,7 @@ pytest.importorskip("onnxruntime")
 
 from edgert.engines.tensorrt import build_plan
 from edgert.tensors import TensorSpec
-from edgert_deploy.packager.accuracy.accuracy_gate import artifact_outputs, reference_outputs
+from edgert_deploy.packager.accuracy.artifact_runs import artifact_outputs, reference_outputs
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.source_model import SourceModel, load_source
 from tests.support import models

@@ -11,7 +11,7 @@ pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
 from edgert.bundle.rules import Preprocess
-from edgert_deploy.packager.accuracy.accuracy_gate import reference_outputs
+from edgert_deploy.packager.accuracy.artifact_runs import reference_outputs
 from edgert_deploy.packager.samples.processing import read_classify, read_preprocess
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.source_model import SourceModel

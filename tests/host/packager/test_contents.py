@@ -13,7 +13,7 @@ pytest.importorskip("onnxruntime")
 from edgert.bundle.bundle_file import open_bundle
 from edgert.bundle.signing import SigningKey
 from edgert.engines import EngineOptions, LocalArtifact, engine_by_name
-from edgert_deploy.packager.accuracy.accuracy_gate import reference_outputs
+from edgert_deploy.packager.accuracy.artifact_runs import reference_outputs
 from edgert_deploy.packager.accuracy.golden_samples import golden_rows
 from edgert_deploy.packager.request import BuildRequest
 from tests.support.packs import pack

@@ -1,30 +1,17 @@
-"""The accuracy gate: an artifact answers the hold-out in its engine and is compared with FP32.
+"""The accuracy gate: an artifact's answers to the hold-out are compared with FP32's.
 
 The mean hides what a part of the samples loses, so the result also has each class and each slice of the hold-out.
-metrics.py defines what is compared.
+metrics.py defines what is compared, artifact_runs.py gets the answers.
 """
 
 from __future__ import annotations
 
-import hashlib
-import math
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from edgert.bundle.buckets import Buckets
 from edgert.bundle.manifest import Accuracy
-from edgert.engines import EngineOptions, LocalArtifact, Session
-from edgert.engines.padding import load_session
-from edgert.errors import SourceInvalid
 from edgert.printable import counted
-from edgert.tensors import TensorSpec
 from edgert_deploy.packager.accuracy.confidence import drop_interval, samples_needed
 from edgert_deploy.packager.accuracy.metrics import (
     Agreement,
@@ -40,17 +27,8 @@ from edgert_deploy.packager.accuracy.metrics import (
 from edgert_deploy.packager.accuracy.reference import Metric, Outputs, Reference
 from edgert_deploy.packager.accuracy.text_metrics import ErrorRate
 from edgert_deploy.packager.accuracy.window_metrics import AnswerF1
-from edgert_deploy.packager.builders import Artifact
-from edgert_deploy.packager.processes.children import arrays_of
-from edgert_deploy.packager.processes.vendor_output import quiet
-from edgert_deploy.packager.samples.samples import CalibrationSet
-from edgert_deploy.packager.samples.streams import run_in_turn
-from edgert_deploy.packager.sources.source_model import SourceModel, reference_artifact
 
-BATCH = 32  # most samples a run, if the batch axis is open
 OF_OUTPUT = " of "  # in the name of a judgement's score
-ALONE_SAMPLES = 8  # how many are also run alone
-ALONE_TOLERANCE = 0.02  # of the range of the answers: a few steps of INT8
 ALIKE_DROP_MAX = 0.1  # what one answer to all samples loses where these prove little, even if --max-drop allows more
 GROUP_SAMPLES_MIN = 10  # a smaller class or slice fails no build: one sample of it is 10 % or more
 
@@ -122,147 +100,6 @@ class GateResult:
         parts = [(score, name) for name, _, score in self.also if OF_OUTPUT in name]
         most = f", {min(parts)[1]} the most" if parts else ""
         return f"{a.metric} fell by {a.drop:.4f} ({a.fp32:.4f} -> {a.artifact:.4f} on {counted(a.samples, 'sample')}{most})"
-
-
-def reference_outputs(source: SourceModel, samples: CalibrationSet) -> Outputs:
-    """Return the source's answers in its own engine: one array an output, samples along axis 0."""
-    with tempfile.TemporaryDirectory(prefix="edgert-reference-") as folder:
-        return run_artifact(reference_artifact(source, Path(folder)), samples)
-
-
-def artifact_outputs(artifact: Artifact, source: SourceModel, samples: CalibrationSet) -> Outputs:
-    """Return the answers of `artifact` in the engine that judges it. Raises as `run_artifact` does."""
-    return run_artifact(local_artifact(artifact, source), samples)
-
-
-def judged_outputs(artifact: Artifact, source: SourceModel, samples: CalibrationSet) -> list[Outputs]:
-    """Return the answers that decide: in batches and, where single samples get others, one by one, too.
-
-    Most requests of a device hold one sample, and an engine may take other kernels for it: OpenVINO computes an INT8 LSTM
-    in integers for a batch of 1 alone, and loses much. Raises as `run_artifact` does.
-    """
-    local = local_artifact(artifact, source)
-    both = arrays_of(f"{__name__}:run_both_ways", samples, local)
-    return [both[i : i + len(source.outputs)] for i in range(0, len(both), len(source.outputs))]
-
-
-def local_artifact(artifact: Artifact, source: SourceModel) -> LocalArtifact:
-    """Return the artifact as the engine that judges it on this host opens it."""
-    digest = hashlib.sha256(artifact.path.read_bytes()).hexdigest()
-    return LocalArtifact(artifact.judged_by, artifact.path, source.inputs, source.outputs, digest, source.buckets)
-
-
-def run_artifact(
-    artifact: LocalArtifact,
-    samples: CalibrationSet,
-    threads: int = 0,
-    extra: Mapping[str, Any] | None = None,
-    batch: int = BATCH,
-) -> Outputs:
-    """Load the artifact in a child, run all samples through it, and close it.
-
-    Raises EngineMissing, EngineFailed, and ChildFailed if the engine crashes.
-    """
-    return arrays_of(f"{__name__}:run_here", samples, artifact, threads, dict(extra or {}), batch)
-
-
-def run_here(
-    samples: CalibrationSet, artifact: LocalArtifact, threads: int, extra: dict[str, Any], batch: int
-) -> Outputs:
-    """Run all samples: a child's side of `run_artifact`.
-
-    Samples of a model with buckets are sent in their own lengths, as by an app. Those of a model with state run in turn, each
-    with the state that the artifact itself has reached. All others run in batches of one size, at most `batch`: an
-    engine may compile the model for each size, which takes longer than the runs.
-    """
-    run, size = _way_to_run(samples, [spec.name for spec in artifact.inputs], min(batch, samples.run_max))
-    with quiet():  # TFLite prints the name of its delegate
-        session = load_session(artifact, EngineOptions(threads, buckets=(size,), extra=extra))
-    try:
-        return run(session)
-    finally:
-        session.close()
-
-
-def run_both_ways(samples: CalibrationSet, artifact: LocalArtifact) -> Outputs:
-    """Run all samples, and some alone: a child's side of `judged_outputs`."""
-    names = [spec.name for spec in artifact.inputs]
-    run, size = _way_to_run(samples, names, min(BATCH, samples.run_max))
-    with quiet():
-        session = load_session(artifact, EngineOptions(buckets=tuple({1, size})))
-    try:
-        answers = run(session)
-        if size == 1 or session.inputs[0].shape[0] != -1:
-            return answers
-        rows = np.unique(np.linspace(0, len(samples) - 1, ALONE_SAMPLES).astype(int))
-        alone = run_samples(session, [samples.inputs[name][rows] for name in names], batch=1)
-        if all(_alike(a[rows], b) for a, b in zip(answers, alone, strict=True)):
-            return answers
-        return answers + run_samples(session, [samples.inputs[name] for name in names], batch=1)
-    finally:
-        session.close()
-
-
-def _alike(answers: NDArray[Any], alone: NDArray[Any]) -> bool:
-    if answers.dtype.kind != "f":
-        return bool(np.array_equal(answers, alone))
-    return bool(np.allclose(answers, alone, rtol=0.0, atol=ALONE_TOLERANCE * float(np.ptp(answers)), equal_nan=True))
-
-
-def _way_to_run(samples: CalibrationSet, names: Sequence[str], most: int) -> tuple[Callable[[Session], Outputs], int]:
-    """Return what runs the samples through a session, and the size of its batches."""
-    if samples.buckets is not None and samples.lengths is not None:
-        return partial(_run_lengths, samples=samples, buckets=samples.buckets, lengths=samples.lengths), 1
-    if samples.state and samples.recordings is not None:
-        recordings, state = samples.recordings, samples.state
-        return lambda session: run_in_turn(session, samples.inputs, recordings, state)[0], 1
-    size = math.ceil(len(samples) / math.ceil(len(samples) / most))  # the fewest batches of one size
-    return partial(run_samples, inputs=[samples.inputs[name] for name in names], batch=size), size
-
-
-def run_samples(session: Session, inputs: Sequence[NDArray[Any]], batch: int = BATCH) -> Outputs:
-    """Run all samples through `session`, `batch` at once if its batch axis is open."""
-    if session.inputs[0].shape[0] != -1:
-        batch = 1
-    runs = [session.run([array[i : i + batch] for array in inputs]) for i in range(0, len(inputs[0]), batch)]
-    for spec, *parts in zip(session.outputs, *runs, strict=True):
-        _check_lengths(spec, parts)
-    return [np.concatenate(parts) for parts in zip(*runs, strict=True)]
-
-
-def _check_lengths(spec: TensorSpec, parts: Sequence[NDArray[Any]]) -> None:
-    """Raise SourceInvalid where the length of an answer depends on the values of its sample."""
-    for part in parts:
-        if any(length not in (-1, found) for length, found in zip(spec.shape[1:], part.shape[1:], strict=True)):
-            raise SourceInvalid(
-                f"output {spec.name!r} has {list(spec.shape[1:])} values for a sample of zeros and {list(part.shape[1:])} for "
-                "another: its length depends on the values, and apps need a fixed one. Export the model without the loop or the "
-                "selection that makes it"
-            )
-
-
-def _run_lengths(session: Session, samples: CalibrationSet, buckets: Buckets, lengths: NDArray[np.int64]) -> Outputs:
-    """Run the samples of each length, and return answers as long as those of the largest bucket.
-
-    They run one by one: an engine may compile each pair of a batch and a length. Each answer is filled up with its own
-    last element, which no judgement takes for another decision.
-    """
-    whole: Outputs = []
-    for length in np.unique(lengths).tolist():
-        rows = np.flatnonzero(lengths == length)
-        same_length = samples.rows(rows).cut(length)
-        for i, answer in enumerate(
-            run_samples(session, [same_length.inputs[spec.name] for spec in session.inputs], batch=1)
-        ):
-            for cut in buckets.outputs:
-                if cut.name == session.outputs[i].name:
-                    missing = cut.length(buckets.largest) - answer.shape[cut.axis]
-                    ends = [(0, missing if axis == cut.axis else 0) for axis in range(answer.ndim)]
-                    answer = np.pad(answer, ends, mode="edge")
-            if len(whole) == i:
-                whole.append(np.empty((len(samples), *answer.shape[1:]), answer.dtype))
-            whole[i][rows] = answer
-    return whole
 
 
 def judge(metric: Metric, reference: Reference, answers: Outputs, limits: Limits) -> GateResult:

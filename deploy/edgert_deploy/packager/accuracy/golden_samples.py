@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from edgert.errors import BuildFailed, EngineFailed
 from edgert.printable import counted
-from edgert_deploy.packager.accuracy.accuracy_gate import local_artifact, run_artifact
+from edgert_deploy.packager.accuracy.artifact_runs import local_artifact, run_artifact
 from edgert_deploy.packager.accuracy.reference import Outputs, Rows
 from edgert_deploy.packager.builders import Artifact, builder_for
 from edgert_deploy.packager.processes.children import cause_text

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from edgert.errors import BuildFailed
 from edgert.printable import counted
-from edgert_deploy.packager.accuracy.accuracy_gate import GateResult, judge, judged_outputs
+from edgert_deploy.packager.accuracy.accuracy_gate import GateResult, judge
+from edgert_deploy.packager.accuracy.artifact_runs import judged_outputs
 from edgert_deploy.packager.accuracy.reference import Outputs
 from edgert_deploy.packager.build_cache import BuildCache, CachedBuilder
 from edgert_deploy.packager.builders import FIRST_RECIPE, Artifact, Order

@@ -11,7 +11,8 @@ import numpy as np
 from edgert.bundle.rules import Classify, Ctc, Preprocess
 from edgert.bundle.signal_rules import Sound
 from edgert.errors import CalibrationInvalid, EngineFailed, SourceInvalid
-from edgert_deploy.packager.accuracy.accuracy_gate import Limits, artifact_outputs, reference_outputs
+from edgert_deploy.packager.accuracy.accuracy_gate import Limits
+from edgert_deploy.packager.accuracy.artifact_runs import artifact_outputs, reference_outputs
 from edgert_deploy.packager.accuracy.golden_samples import golden_rows
 from edgert_deploy.packager.accuracy.metrics import metric_for
 from edgert_deploy.packager.accuracy.reference import Metric, Outputs, Reference, Rows

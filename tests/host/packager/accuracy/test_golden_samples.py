@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
-from edgert_deploy.packager.accuracy.accuracy_gate import artifact_outputs, reference_outputs
+from edgert_deploy.packager.accuracy.artifact_runs import artifact_outputs, reference_outputs
 from edgert_deploy.packager.accuracy.golden_samples import FLOORS, MARGIN, SAMPLES, golden_rows, tolerances
 from edgert_deploy.packager.builders import Precision
 from edgert_deploy.packager.samples.samples import CalibrationSet

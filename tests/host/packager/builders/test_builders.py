@@ -19,7 +19,8 @@ from edgert.bundle.manifest import FILE_PATH
 from edgert.engines import ENGINES
 from edgert.errors import ConfigInvalid
 from edgert_deploy.devices.profiles import load_profile
-from edgert_deploy.packager.accuracy.accuracy_gate import Limits, artifact_outputs, judge, reference_outputs
+from edgert_deploy.packager.accuracy.accuracy_gate import Limits, judge
+from edgert_deploy.packager.accuracy.artifact_runs import artifact_outputs, reference_outputs
 from edgert_deploy.packager.accuracy.metrics import metric_for
 from edgert_deploy.packager.accuracy.reference import Reference
 from edgert_deploy.packager.builders import Order, Precision, builder_for

@@ -13,7 +13,7 @@ pytest.importorskip("onnxruntime")
 
 from edgert.bundle.rules import Preprocess
 from edgert.errors import ConfigInvalid
-from edgert_deploy.packager.accuracy.accuracy_gate import artifact_outputs, reference_outputs
+from edgert_deploy.packager.accuracy.artifact_runs import artifact_outputs, reference_outputs
 from edgert_deploy.packager.builders import Precision, builder_for, check_source
 from edgert_deploy.packager.builders.folded_preprocessing import folded
 from edgert_deploy.packager.samples.samples import CalibrationSet

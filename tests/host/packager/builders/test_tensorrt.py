@@ -13,7 +13,7 @@ pytest.importorskip("onnxruntime")
 
 from edgert.engines.tensorrt import build_plan
 from edgert.errors import BuildFailed
-from edgert_deploy.packager.accuracy.accuracy_gate import artifact_outputs
+from edgert_deploy.packager.accuracy.artifact_runs import artifact_outputs
 from edgert_deploy.packager.builders.layers import layers_of
 from edgert_deploy.packager.builders.qdq import Recipe, prepared, quantize
 from edgert_deploy.packager.builders.tensorrt import audit

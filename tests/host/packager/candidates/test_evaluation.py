@@ -14,7 +14,7 @@ pytest.importorskip("onnxruntime")
 from edgert.bundle.rules import Classify, Ctc
 from edgert.bundle.signing import SigningKey
 from edgert.errors import CalibrationInvalid, SourceInvalid
-from edgert_deploy.packager.accuracy.accuracy_gate import reference_outputs
+from edgert_deploy.packager.accuracy.artifact_runs import reference_outputs
 from edgert_deploy.packager.candidates.evaluation import Evaluation, evaluate_source
 from edgert_deploy.packager.request import BuildRequest
 from edgert_deploy.packager.samples.samples import CalibrationSet

@@ -17,7 +17,7 @@ pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
 from edgert.errors import EngineFailed
-from edgert_deploy.packager.accuracy.accuracy_gate import artifact_outputs
+from edgert_deploy.packager.accuracy.artifact_runs import artifact_outputs
 from edgert_deploy.packager.builders import Artifact
 from edgert_deploy.packager.processes.children import HELD_MAX, arrays_of, cause_text
 from edgert_deploy.packager.processes.sandbox import ChildFailed

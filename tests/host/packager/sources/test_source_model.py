@@ -17,7 +17,7 @@ pytest.importorskip("onnxruntime")
 
 from edgert.errors import SourceInvalid
 from edgert.tensors import TensorSpec
-from edgert_deploy.packager.accuracy.accuracy_gate import reference_outputs
+from edgert_deploy.packager.accuracy.artifact_runs import reference_outputs
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.source_model import load_source
 from tests.support import models

@@ -17,7 +17,7 @@ from ai_edge_litert import schema_py_generated as schema
 from edgert.bundle.signing import SigningKey
 from edgert.errors import BuildFailed, ConfigInvalid, SourceInvalid
 from edgert_deploy.devices.profiles import load_profile
-from edgert_deploy.packager.accuracy.accuracy_gate import artifact_outputs, reference_outputs
+from edgert_deploy.packager.accuracy.artifact_runs import artifact_outputs, reference_outputs
 from edgert_deploy.packager.pack import build_bundle
 from edgert_deploy.packager.request import BuildRequest
 from edgert_deploy.packager.samples.samples import CalibrationSet

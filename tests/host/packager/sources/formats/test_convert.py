@@ -20,7 +20,7 @@ pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
 from edgert.errors import ConfigInvalid, SourceInvalid
-from edgert_deploy.packager.accuracy.accuracy_gate import reference_outputs
+from edgert_deploy.packager.accuracy.artifact_runs import reference_outputs
 from edgert_deploy.packager.samples.samples import CalibrationSet, load_samples
 from edgert_deploy.packager.sources.formats.convert import Conversion, digest_and_size, framework_of, read_inputs
 from edgert_deploy.packager.sources.formats.converters.from_keras import replace_erfc

@@ -12,7 +12,7 @@ pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
 from edgert.errors import BuildFailed, OperatorUnsupported
-from edgert_deploy.packager.accuracy.accuracy_gate import artifact_outputs, reference_outputs
+from edgert_deploy.packager.accuracy.artifact_runs import artifact_outputs, reference_outputs
 from edgert_deploy.packager.builders import Precision
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.onnx_graph.branches import control_flow, inline_known_branches

@@ -11,7 +11,7 @@ pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
 from edgert.errors import SourceInvalid
-from edgert_deploy.packager.accuracy.accuracy_gate import artifact_outputs, reference_outputs
+from edgert_deploy.packager.accuracy.artifact_runs import artifact_outputs, reference_outputs
 from edgert_deploy.packager.sources.source_model import load_source
 from tests.support import models
 from tests.support.builders import ENGINE_NAMES, build, samples_for

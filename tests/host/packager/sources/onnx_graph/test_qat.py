@@ -12,7 +12,7 @@ pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
 from edgert.errors import BuildFailed
-from edgert_deploy.packager.accuracy.accuracy_gate import artifact_outputs, reference_outputs
+from edgert_deploy.packager.accuracy.artifact_runs import artifact_outputs, reference_outputs
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.onnx_graph.qat import float_of, ranges_of
 from edgert_deploy.packager.sources.source_model import SourceModel, load_source
