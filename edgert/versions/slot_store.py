@@ -4,8 +4,8 @@
 folder, so a crash at any instant leaves the old state or the new one. A slot's folder is only written while
 `state.json` does not name it.
 
-A roll-back must need no free block, and a new `state.json` does. So a version on trial counts only while the file
-`may-try` is there: if the roll-back cannot be written, that file is removed instead. It is made again by the next trial.
+A rollback must need no free block, and a new `state.json` does. So a version on trial counts only while the file
+`may-try` is there: if the rollback cannot be written, that file is removed instead. It is made again by the next trial.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NOT_WRITTEN = "it failed its trial, and the reason could not be written: the dis
 class SlotStore:
     """The slots of the model whose folder is `folder`.
 
-    With `remembers`, as in the daemon, a roll-back takes effect in this process even if nothing can be written. `fault`
+    With `remembers`, as in the daemon, a rollback takes effect in this process even if nothing can be written. `fault`
     says so until `record` has written it, or another process has changed the slots.
     """
 
@@ -163,7 +163,7 @@ class SlotStore:
         return self._roll_back(why, wait=False) is not None
 
     def record(self) -> None:
-        """Write a roll-back that could not be written. Raises StorageFailed, SlotsBusy."""
+        """Write a rollback that could not be written. Raises StorageFailed, SlotsBusy."""
         with self.locked(wait=False):
             state = self.read()
             if self._unwritten is not None:
@@ -266,7 +266,7 @@ class SlotStore:
             return None if after is None else self._commit_without_a_block(after, error)
 
     def _commit_without_a_block(self, after: SlotState, error: StorageFailed) -> SlotState:
-        """Make a roll-back last although `error` kept it from being written. Raises `error` if that fails."""
+        """Make a rollback last although `error` kept it from being written. Raises `error` if that fails."""
         before, removed = self._read(), False
         if before.on_trial:
             with contextlib.suppress(OSError):  # the storage is read-only

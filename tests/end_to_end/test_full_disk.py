@@ -118,7 +118,7 @@ def test_a_trial_that_runs_out_ends_without_a_free_block(frees_nothing: Device) 
     wait_until(lambda: serves(device, 1), "the good version serves")
     restarted_on_a_full_disk(device)
     ballast.unlink()
-    wait_until(lambda: written_state(device) == "steady", "the roll-back is written", pause_s=0.5)
+    wait_until(lambda: written_state(device) == "steady", "the rollback is written", pause_s=0.5)
     assert device.serving()["fault"] is None
 
 
@@ -136,7 +136,7 @@ def test_a_version_that_crashes_on_trial_is_rolled_back_without_a_free_block(fre
     wait_until(lambda: serves(device, 1), "the good version serves")
     restarted_on_a_full_disk(device)
     ballast.unlink()
-    wait_until(lambda: written_state(device) == "steady", "the roll-back is written", pause_s=0.5)
+    wait_until(lambda: written_state(device) == "steady", "the rollback is written", pause_s=0.5)
     assert device.model()["rolled_back"]["release"] == 2
 
 

@@ -30,7 +30,7 @@ from edgert_deploy.common.trial_limits import check_table
 FILE_NAME = "edgert.toml"
 INVENTORY = "inventory.toml"
 KEYS = "keys"
-# The defaults that each command takes. A roll-back and changes of the inventory need an explicit selector.
+# The defaults that each command takes. A rollback and changes of the inventory need an explicit selector.
 _TAKES = {
     "bench": "selector",
     "bootstrap": "reporting selector profiles",

@@ -213,7 +213,7 @@ class _Deployment:
             now = _live_release(self._roll_back(plan, claim), plan)
         except EdgeRTError as error:
             raise Interrupted(
-                f"{cause.message}, and the roll-back failed [{error.code}]: {error.message}; a trial ends by itself"
+                f"{cause.message}, and the rollback failed [{error.code}]: {error.message}; a trial ends by itself"
             ) from error
         message = f"{cause.message}: release {plan.release} was rolled back. {_live_text(now)}"
         return replace(_failed(self.device, Interrupted(message)), serving=now)
@@ -226,7 +226,7 @@ class _Deployment:
         try:
             facts = self._roll_back(plan, claim)
         except EdgeRTError as error:
-            raise type(cause)(f"{failed}; and the roll-back failed, too [{error.code}]: {error.message}") from error
+            raise type(cause)(f"{failed}; and the rollback failed, too [{error.code}]: {error.message}") from error
         before, own = _own_roll_back(claim.facts, plan), _own_roll_back(facts, plan)
         if own not in (None, before) and own.reason != BY_COMMAND and own.reason not in failed:
             # The device ended the trial between two steps of the host; the next step only found no trial.

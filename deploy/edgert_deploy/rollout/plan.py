@@ -157,7 +157,7 @@ def _check_release(manifest: Manifest, digest: str, model: ModelStatus | None, f
 def _refuse_during_trial(found: str, model: str, facts: DeviceStatus) -> None:
     """Raise what to do about a trial.
 
-    A roll-back is refused as long as a deployment has the model's claim.
+    A rollback is refused as long as a deployment has the model's claim.
     """
     claim = next((each for each in facts.claims if each.model == model), None)
     if claim is not None:

@@ -99,7 +99,7 @@ class Rollout(Head):
 
     @property
     def changed(self) -> list[str]:
-        """The devices that this rollout gave the release. On the others a roll-back would undo something else."""
+        """The devices that this rollout gave the release. On the others a rollback would undo something else."""
         return [device for device in self.devices if self.result(device) is Result.LIVE]
 
     @property

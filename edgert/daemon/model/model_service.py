@@ -106,7 +106,7 @@ class ModelService:
         self._restarts.cancel()
         self.trial.follow(slots)
         if self.store.fault is not None:  # the disk is full or read-only: the previous version serves meanwhile
-            self._slot_writer.attempt("record the roll-back", self.store.record)
+            self._slot_writer.attempt("record the rollback", self.store.record)
         serving, loading = self.workers.serving, self.workers.loading
         if loading is not None and not loading.runs(slots.live):
             self.workers.abandon()

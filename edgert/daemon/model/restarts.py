@@ -1,4 +1,4 @@
-"""When the worker of a model restarts after a crash, and which versions a roll-back must not choose."""
+"""When the worker of a model restarts after a crash, and which versions a rollback must not choose."""
 
 from __future__ import annotations
 

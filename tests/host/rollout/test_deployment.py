@@ -104,7 +104,7 @@ def test_a_model_that_goes_in_the_middle_or_is_damaged_is_told_apart(bundle: Pat
     device.before = lambda verb: vars(device).update(damaged="its file is torn") if verb == "check" else None
     error = roll_out(bundle, device).error
     assert error is not None
-    assert "the roll-back failed, too [device.storage_failed]: its file is torn" in error.message
+    assert "the rollback failed, too [device.storage_failed]: its file is torn" in error.message
 
 
 def test_where_going_back_fails_too_nobody_claims_that_it_went_back(bundle: Path, key: SigningKey) -> None:
@@ -112,7 +112,7 @@ def test_where_going_back_fails_too_nobody_claims_that_it_went_back(bundle: Path
     error = roll_out(bundle, device).error
     assert error is not None
     assert error.code == "device.health_check_failed"
-    assert "the roll-back failed, too [device.error]" in error.message
+    assert "the rollback failed, too [device.error]" in error.message
 
 
 @pytest.mark.parametrize(
@@ -259,7 +259,7 @@ def test_ctrl_c_where_going_back_fails_does_not_claim_that_it_went_back(bundle: 
     device.before = lambda verb: stop.press() if verb == "activate" else None
     error = roll_out(bundle, device, stop=stop).error
     assert error is not None
-    assert "the roll-back failed [device.error]" in error.message
+    assert "the rollback failed [device.error]" in error.message
     assert "ends by itself" in error.message
 
 

@@ -163,7 +163,7 @@ def test_a_version_on_trial_is_not_overrun(offer: Offer) -> None:
 
 
 def test_a_trial_that_a_deployment_watches_is_waited_for_and_not_rolled_back(offer: Offer) -> None:
-    """A roll-back is refused there as long as the deployment has its claim."""
+    """A rollback is refused there as long as the deployment has its claim."""
     claims = (ClaimStatus("echo", "ann@desk", "2026-11-22 09:00:00 +0000", 60.0),)
     busy = ModelStatus("echo", "trial", version(4, good=False), version(3), ratchet=3)
     same = ModelStatus("echo", "trial", Version(5, offer.digest, False), version(3), ratchet=3)
