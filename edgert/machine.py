@@ -32,15 +32,15 @@ def throttled(path: Path = Path("/sys/devices/platform/soc/soc:firmware/get_thro
         return None
 
 
-def in_home(path: str, instead: str) -> Path:
-    """Return `path`, which begins with ~/. Raises ConfigInvalid, which advises `instead`, without a home."""
+def in_home(path: str, advice: str) -> Path:
+    """Return `path`, which begins with ~/. Raises ConfigInvalid, with the `advice`, without a home."""
     found = Path(os.path.expanduser(path))
     if found.is_absolute():
         return found
     why = f"$HOME is not set, and user {os.getuid()} has no account"
     if home := os.environ.get("HOME"):
         why = f"$HOME is {home!r}, which is not an absolute path"
-    raise ConfigInvalid(f"this user has no home folder: {why}. {instead}")
+    raise ConfigInvalid(f"this user has no home folder: {why}. {advice}")
 
 
 def rss_bytes(process: int | str = "self") -> int | None:

@@ -44,7 +44,7 @@ from edgert_deploy.devices.service import Unit
 from edgert_deploy.devices.transports import LineSink, Transport, in_folder
 
 ANSWER_S_MAX = 60.0  # until the daemon of the previous runtime answers again
-BROKER_S_MAX = 15.0  # the longest wait for the first connection of the new daemon
+FIRST_CONNECTION_S_MAX = 15.0  # the longest wait for the first connection of the new daemon
 
 
 @dataclass
@@ -225,7 +225,7 @@ class _Work:
 
         `before` is the last daemon's note of its connection.
         """
-        until = time.monotonic() + BROKER_S_MAX
+        until = time.monotonic() + FIRST_CONNECTION_S_MAX
         while True:
             status = RemoteDaemon(self.transport, self.device).status()
             telemetry = status.telemetry

@@ -118,30 +118,32 @@ def _signing_key(report: Report) -> None:
     if not privates:
         report.fail("signing key", f"there is none in {folder}", "edgert keys new, or copy yours there")
     for path in privates:
-        name = path.name.removesuffix(PRIVATE_SUFFIX)
-        try:
-            key = read_signing_key(path)
-            public = read_public_key(path.with_name(name + PUBLIC_SUFFIX))
-        except EdgeRTError as error:
-            report.fail(
-                "signing key", error.message, f"restore {name} from your backup, or: edgert keys new --name NAME"
-            )
-            continue
-        mode, shared = path.stat().st_mode & 0o777, key_paths(find_project().public_keys, name)[1]
-        if public.key_id != key.public.key_id:
-            report.fail("signing key", f"the halves of {name} do not belong together", "restore both from your backup")
-        elif mode & 0o077:
-            report.fail("signing key", f"other users can read {path} (mode {mode:o})", f"chmod 600 {path}")
-        elif shared.exists() and read_public_key(shared).key_id != key.public.key_id:
-            text = f"{name} is another key than {shared}: devices that trust the project's refuse what {name} signs"
-            report.warn(
-                "signing key", text, "use the project's key, or edgert keys new --name NAME, then bootstrap --key NAME"
-            )
-        else:
-            report.ok("signing key", f"{name}: {key.public.key_id}")
+        _check_key(report, path)
     project = find_project()
     if not project.is_users and folder.resolve().is_relative_to(project.root):
         report.warn("signing key", f"{folder} is in the project", "keep keys outside of it: keys = ... in edgert.toml")
+
+
+def _check_key(report: Report, path: Path) -> None:
+    name = path.name.removesuffix(PRIVATE_SUFFIX)
+    try:
+        key = read_signing_key(path)
+        public = read_public_key(path.with_name(name + PUBLIC_SUFFIX))
+    except EdgeRTError as error:
+        report.fail("signing key", error.message, f"restore {name} from your backup, or: edgert keys new --name NAME")
+        return
+    mode, shared = path.stat().st_mode & 0o777, key_paths(find_project().public_keys, name)[1]
+    if public.key_id != key.public.key_id:
+        report.fail("signing key", f"the halves of {name} do not belong together", "restore both from your backup")
+    elif mode & 0o077:
+        report.fail("signing key", f"other users can read {path} (mode {mode:o})", f"chmod 600 {path}")
+    elif shared.exists() and read_public_key(shared).key_id != key.public.key_id:
+        text = f"{name} is another key than {shared}: devices that trust the project's refuse what {name} signs"
+        report.warn(
+            "signing key", text, "use the project's key, or edgert keys new --name NAME, then bootstrap --key NAME"
+        )
+    else:
+        report.ok("signing key", f"{name}: {key.public.key_id}")
 
 
 def _ssh(report: Report) -> None:

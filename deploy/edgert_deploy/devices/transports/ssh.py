@@ -58,7 +58,7 @@ LINE_BYTES_MAX = 8000  # of a command's line: dropbear closes the connection at 
 _LINE_FROM_INPUT = ("sh", "-c", 'line=$(cat); exec sh -c "$line" </dev/null')
 SUDO = ("sudo", "-n", "--")  # it cannot ask for a password
 HASH_S_MAX = 600.0
-QUICK_S_MAX = 30.0
+_STEP_S_MAX = 30.0  # for one step of an upload that moves no bytes
 _NOTICE_S = 0.5
 _NO_EXIT_CODE = -1  # paramiko's value for a channel that closed without an exit code: a lost link, or a signal there
 
@@ -141,7 +141,7 @@ class SshTransport:
         except BaseException:
             if not how.resumable:
                 with contextlib.suppress(DeviceError, DeviceUnreachable, HostKeyMismatch):
-                    self.run(remove, QUICK_S_MAX)
+                    self.run(remove, _STEP_S_MAX)
             raise
 
     def close(self) -> None:
@@ -285,7 +285,7 @@ class SshTransport:
             reason = " ".join(line for line in err.text().splitlines() if "records" not in line).strip()
             raise StorageFailed(f"{self.device.name}: {doing} failed: {reason or f'exit code {exit_code}'}")
 
-    def _must(self, argv: Sequence[str], timeout_s: float = QUICK_S_MAX) -> Result:
+    def _must(self, argv: Sequence[str], timeout_s: float = _STEP_S_MAX) -> Result:
         result = self.run(argv, timeout_s)
         if not result.ok:
             raise StorageFailed(f"{self.device.name}: {result.complaint()}")

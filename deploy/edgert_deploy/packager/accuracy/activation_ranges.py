@@ -56,10 +56,10 @@ def activations(source: SourceModel, calibration: CalibrationSet) -> tuple[Activ
     except BuildFailed:
         return ()
     by_layer = [(layer, answers[layer.values[-1]]) for layer in layers if layer.values[-1] in answers]
-    return tuple(seen.of(layer.name, layer.op) for layer, seen in by_layer if seen.count)
+    return tuple(values.of(layer.name, layer.op) for layer, values in by_layer if values.count)
 
 
-class _Seen:
+class _Values:
     """The values of one activation so far."""
 
     def __init__(self) -> None:
@@ -92,7 +92,7 @@ class _Seen:
         return round(decibels(float(np.square(values).sum()), noise), 1)
 
 
-def _answers(proto: Any, names: Sequence[str], calibration: CalibrationSet) -> dict[str, _Seen]:
+def _answers(proto: Any, names: Sequence[str], calibration: CalibrationSet) -> dict[str, _Values]:
     """Raises BuildFailed if ONNX Runtime does not run the graph with these outputs."""
     import onnx
 
@@ -104,17 +104,17 @@ def _answers(proto: Any, names: Sequence[str], calibration: CalibrationSet) -> d
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1  # sums in one order: the same numbers every time
     options.log_severity_level = 4
-    seen = {name: _Seen() for name in names}
+    by_name = {name: _Values() for name in names}
     try:
         session = onnxruntime.InferenceSession(wide.SerializeToString(), options, providers=["CPUExecutionProvider"])
         for i in range(min(len(calibration), SAMPLES_MAX)):
             feeds = {name: array[i : i + 1] for name, array in calibration.inputs.items()}
             for name, array in zip(names, session.run(list(names), feeds), strict=True):
                 if isinstance(array, np.ndarray) and array.dtype.kind == "f":
-                    seen[name].add(array)
+                    by_name[name].add(array)
     except Exception as error:  # ONNX Runtime raises anything
         raise BuildFailed(f"cannot read the layers' answers: {in_short(error)}") from error
-    return seen
+    return by_name
 
 
 def _rounded(value: float) -> float:
