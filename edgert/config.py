@@ -377,8 +377,8 @@ def default_socket() -> Path:
         return Path(path)
     states = [ROOTS_STATE, Path(os.path.expanduser(USERS_STATE))]  # without a home, a path that does not exist
     places = [SYSTEM_SOCKET, *(StateDir(root).find(root / "edgert.sock") for root in states)]
-    if own := os.environ.get("EDGERT_STATE"):
-        places.insert(0, StateDir(Path(own)).find(Path(own) / "edgert.sock"))
+    if state := os.environ.get("EDGERT_STATE"):
+        places.insert(0, StateDir(Path(state)).find(Path(state) / "edgert.sock"))
     for place in places:
         with suppress(OSError):  # this user may not read the folder
             if place.exists():

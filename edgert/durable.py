@@ -63,8 +63,8 @@ def replacing(path: Path, *, durable: bool = True, mode: int = PRIVATE, shared: 
     """
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "it is a folder, a pipe or a device, no file", os.fspath(path))
-    own = f".{os.getpid()}" if shared else ""
-    beside = path.with_name(f".{path.name}{own}.new")
+    suffix = f".{os.getpid()}" if shared else ""
+    beside = path.with_name(f".{path.name}{suffix}.new")
     try:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC  # never through another's link
         with os.fdopen(os.open(beside, flags, PRIVATE), "wb") as file:

@@ -250,9 +250,9 @@ def trial_command(
 
 def _remove_packages(run: Run, new: Environment) -> None:
     keep = set(map(package_of, new.pins))
-    gone = sorted(set(map(package_of, new.base.wheels)) - keep)
-    if gone:
-        words = [f"{new.folder}/bin/python", "-m", "pip", *_PIP, "uninstall", "--yes", "--quiet", *gone]
+    removed = sorted(set(map(package_of, new.base.wheels)) - keep)
+    if removed:
+        words = [f"{new.folder}/bin/python", "-m", "pip", *_PIP, "uninstall", "--yes", "--quiet", *removed]
         _must(run, new, words, INSTALL_S_MAX)
 
 

@@ -34,9 +34,9 @@ def throttled(path: Path = Path("/sys/devices/platform/soc/soc:firmware/get_thro
 
 def in_home(path: str, advice: str) -> Path:
     """Return `path`, which begins with ~/. Raises ConfigInvalid, with the `advice`, without a home."""
-    found = Path(os.path.expanduser(path))
-    if found.is_absolute():
-        return found
+    expanded = Path(os.path.expanduser(path))
+    if expanded.is_absolute():
+        return expanded
     why = f"$HOME is not set, and user {os.getuid()} has no account"
     if home := os.environ.get("HOME"):
         why = f"$HOME is {home!r}, which is not an absolute path"

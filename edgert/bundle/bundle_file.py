@@ -182,14 +182,14 @@ def _expect(file: BinaryIO, want: bytes, what: str) -> None:
 
 def copy_entry(source: BinaryIO, entry: FileEntry, write: Callable[[bytes], object]) -> None:
     """Pass exactly the entry's bytes to `write`. Raises BundleCorrupt unless they have the signed hash."""
-    left, digest = entry.size_bytes, hashlib.sha256()
-    while left:
-        chunk = source.read(min(left, _CHUNK_BYTES))
+    bytes_left, digest = entry.size_bytes, hashlib.sha256()
+    while bytes_left:
+        chunk = source.read(min(bytes_left, _CHUNK_BYTES))
         if not chunk:
-            raise BundleCorrupt(f"{entry.path} ends {left} bytes early: the copy is incomplete, send it again")
+            raise BundleCorrupt(f"{entry.path} ends {bytes_left} bytes early: the copy is incomplete, send it again")
         digest.update(chunk)
         write(chunk)
-        left -= len(chunk)
+        bytes_left -= len(chunk)
     if digest.hexdigest() != entry.sha256:
         raise BundleCorrupt(f"{entry.path} does not match its signed SHA-256: the bundle was changed or damaged")
 

@@ -214,8 +214,8 @@ def _copy_zstd(packed: BinaryIO, base: bytes, entry: FileEntry, write: Callable[
         import zstandard
     except ImportError as error:
         raise BundleCorrupt("the delta needs the package zstandard, which is missing here: bootstrap again") from error
-    known = zstandard.ZstdCompressionDict(base, dict_type=zstandard.DICT_TYPE_RAWCONTENT) if base else None
-    unpacker = zstandard.ZstdDecompressor(dict_data=known, max_window_size=WINDOW_BYTES_MAX)
+    dictionary = zstandard.ZstdCompressionDict(base, dict_type=zstandard.DICT_TYPE_RAWCONTENT) if base else None
+    unpacker = zstandard.ZstdDecompressor(dict_data=dictionary, max_window_size=WINDOW_BYTES_MAX)
     try:
         with unpacker.stream_reader(packed, read_size=_CHUNK_BYTES, closefd=False) as reader:
             copy_entry(cast(BinaryIO, reader), entry, write)

@@ -78,10 +78,10 @@ def read_work(folder: Path) -> list[Piece]:
         inputs, outputs = (tuple(map(TensorSpec.from_json, value[key])) for key in ("inputs", "outputs"))
         buckets = None if value.get("buckets") is None else from_json(Buckets, value["buckets"])
         artifacts = []
-        for one in value["artifacts"]:
-            path = _inside(folder, one["path"])
-            local = LocalArtifact(str(one["engine"]), path, inputs, outputs, str(one["sha256"]), buckets)
-            artifacts.append((str(one["id"]), local))
+        for entry in value["artifacts"]:
+            path = _inside(folder, entry["path"])
+            local = LocalArtifact(str(entry["engine"]), path, inputs, outputs, str(entry["sha256"]), buckets)
+            artifacts.append((str(entry["id"]), local))
         error_share_max = float(value.get("error_share_max", 0.0))
         sample = [np.ascontiguousarray(np.load(_inside(folder, name), allow_pickle=False)) for name in value["samples"]]
     except OSError as error:
@@ -194,11 +194,11 @@ def _in_turn(sessions: Sequence[tuple[dict[str, Any], Session, Piece]], seconds:
     rounds = 0
     while sessions and (rounds < ROUNDS_MIN or clock() < until):
         for i, (_, session, piece) in enumerate(sessions):
-            found = _runs(session, piece.sample, ROUND_S, clock)
-            medians[i].append(statistics.median(found))
-            runs[i] += found
+            times = _runs(session, piece.sample, ROUND_S, clock)
+            medians[i].append(statistics.median(times))
+            runs[i] += times
         rounds += 1
-        if all(_is_known(found, piece.error_share_max) for found, (_, _, piece) in zip(medians, sessions, strict=True)):
+        if all(_is_known(times, piece.error_share_max) for times, (_, _, piece) in zip(medians, sessions, strict=True)):
             break
     for (result, _, _), rounds_s, runs_s in zip(sessions, medians, runs, strict=True):
         result["p50_ms"] = round(1e3 * statistics.median(rounds_s), 5)

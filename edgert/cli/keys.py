@@ -80,5 +80,9 @@ def remove(state: StateDir, key: str, force: bool, as_json: bool) -> None:
         finally:
             os.close(folder)
         sync_folder(state.keys)
-    left = sorted({ring.keys[path].key_id for path in staying})
-    emit({"removed": key, "keys": left}, f"{key} is removed; trusted keys: {', '.join(left) or 'none'}", as_json)
+    remaining = sorted({ring.keys[path].key_id for path in staying})
+    emit(
+        {"removed": key, "keys": remaining},
+        f"{key} is removed; trusted keys: {', '.join(remaining) or 'none'}",
+        as_json,
+    )

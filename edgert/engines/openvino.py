@@ -112,10 +112,10 @@ class _Bucket:
 
     def run(self, tensors: Sequence[NDArray[Any]], count: int) -> list[NDArray[Any]]:
         # Items after `count` keep values of an earlier batch: items are independent, and these are cut off.
-        for own, array in zip(self._inputs, tensors, strict=True):
-            own[:count] = array
+        for preset, array in zip(self._inputs, tensors, strict=True):
+            preset[:count] = array
         self._request.infer(share_outputs=True)
-        return [own[:count].copy() if self._cuts else own.copy() for own in self._outputs]
+        return [preset[:count].copy() if self._cuts else preset.copy() for preset in self._outputs]
 
 
 def _config(options: EngineOptions) -> dict[str, Any]:

@@ -72,8 +72,8 @@ class ReleaseFetcher:
     def _lacking(self, model: str, wanted: Sequence[FileEntry]) -> list[FileEntry]:
         """Return the files to fetch, each content once, also one that flash memory changed in a slot."""
         files = {file.sha256: file for file in wanted}
-        known = {sha256: path for sha256, path in held_files(self._state, model).items() if sha256 in files}
-        return [file for sha256, file in files.items() if sha256 not in known or _sha256(known[sha256]) != sha256]
+        held = {sha256: path for sha256, path in held_files(self._state, model).items() if sha256 in files}
+        return [file for sha256, file in files.items() if sha256 not in held or _sha256(held[sha256]) != sha256]
 
     def _check_space(self, manifest: Manifest, wanted: Sequence[FileEntry], lacking: Sequence[FileEntry]) -> None:
         fetched_bytes = sum(

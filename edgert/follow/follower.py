@@ -145,8 +145,8 @@ class ChannelFollower:
         """
         record, trusted = self._records.read(), self._trusted()
         current = self._records.statement(self._channel, trusted)
-        known = record.manifest if current is not None and record.source == self._source else ""
-        answer = read_channel(self._registry, self._channel, known)
+        known_digest = record.manifest if current is not None and record.source == self._source else ""
+        answer = read_channel(self._registry, self._channel, known_digest)
         if answer is None:
             return
         manifest, envelope = answer

@@ -107,5 +107,5 @@ class RecordStore:
 
 def attempt_of(entry: Entry) -> str:
     """Return the identity of an attempt: content, limits and the attempt's number, but not the share."""
-    what = (entry.digest, sorted(entry.limits.items()), entry.watch_s, entry.attempt)
-    return hashlib.sha256(repr(what).encode()).hexdigest()[:32]
+    fields = (entry.digest, sorted(entry.limits.items()), entry.watch_s, entry.attempt)
+    return hashlib.sha256(repr(fields).encode()).hexdigest()[:32]

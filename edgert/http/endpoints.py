@@ -155,10 +155,10 @@ class Endpoints:
         return answer(question, model, result.release, result.outputs, labels)
 
     def _labels_of(self, model: str, release: int) -> tuple[str, ...]:
-        known = self._labels.get(model)
-        if known is None or known[0] != release:
-            known = self._labels[model] = (release, tuple(self._client.metadata(model).get("labels", ())))
-        return known[1]
+        cached = self._labels.get(model)
+        if cached is None or cached[0] != release:
+            cached = self._labels[model] = (release, tuple(self._client.metadata(model).get("labels", ())))
+        return cached[1]
 
     def _served(self, model: str, version: str) -> dict[str, Any]:
         """Return how `model` is served. Raises ModelNotFound where it is not, or not in `version` ("": any)."""

@@ -54,11 +54,11 @@ def read_credentials(file: Path | None, host: str) -> Credentials | None:
             value = json.loads(opened.read(FILE_BYTES_MAX))
         helper = value.get("credHelpers", {}).get(host) or value.get("credsStore")
         auths = value.get("auths", {})
-        found = auths.get(host) or auths.get(f"https://{host}")
-        if found is not None and found.get("identitytoken"):
+        entry = auths.get(host) or auths.get(f"https://{host}")
+        if entry is not None and entry.get("identitytoken"):
             raise ConfigInvalid(_identity_token(f"{file}", host))
-        if found is not None and found.get("auth"):
-            user, _, secret = base64.b64decode(found["auth"], validate=True).decode().partition(":")
+        if entry is not None and entry.get("auth"):
+            user, _, secret = base64.b64decode(entry["auth"], validate=True).decode().partition(":")
             return Credentials(user, secret)
     except OSError as error:
         raise ConfigInvalid(f"cannot read the login file {file}: {error.strerror}") from error

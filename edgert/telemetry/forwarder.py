@@ -332,9 +332,9 @@ class Forwarder:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="edgert.telemetry.forwarder", description="Send the spool to the broker.")
     parser.add_argument("--state", type=Path, required=True, metavar="DIR")
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--boot", metavar="ID", help="the id of the daemon's start")
-    what.add_argument(
+    action = parser.add_mutually_exclusive_group(required=True)
+    action.add_argument("--boot", metavar="ID", help="the id of the daemon's start")
+    action.add_argument(
         "--clear", choices=("show", "remove"), help="clear what the broker retains of this device, and end"
     )
     args = parser.parse_args(argv)
@@ -385,13 +385,13 @@ def _cleared(state: StateDir, *, remove: bool) -> str:
     if not config.mqtt.host:
         return ""
     settings, topics = broker_settings(config), Topics(config.site, config.device)
-    what = f"the messages that the broker {settings.address} retains of {config.site}/{config.device}"
+    messages = f"the messages that the broker {settings.address} retains of {config.site}/{config.device}"
     try:
         if remove:
             clear(settings, _retained_topics(topics, config.mqtt.home_assistant), topics.client_id)
     except EdgeRTError as error:
-        return f"left {what} ({error.message}): `edgert fleet forget {config.device}` clears them"
-    return f"removed {what}"
+        return f"left {messages} ({error.message}): `edgert fleet forget {config.device}` clears them"
+    return f"removed {messages}"
 
 
 def _retained_topics(topics: Topics, home_assistant: str) -> list[str]:

@@ -117,12 +117,12 @@ def held_files(state: StateDir, model: str) -> dict[str, Path]:
 
 def _present_files(state: StateDir, manifest: Manifest) -> dict[str, Path]:
     """Return the files of `manifest` that were fetched, and else those of the model's versions."""
-    found = held_files(state, manifest.model)
+    present = held_files(state, manifest.model)
     for entry in manifest.files:
         path = fetched_path(state, manifest.model, entry.sha256)
         if path.is_file() and path.stat().st_size == entry.size_bytes:  # else it is still being fetched
-            found[entry.sha256] = path
-    return found
+            present[entry.sha256] = path
+    return present
 
 
 def _check_release(manifest: Manifest, digest: str, state: SlotState) -> None:

@@ -194,8 +194,8 @@ def step(
     rolled_back = replace(_rolled_back(before, after), limits=None)
     if served is None:
         return rolled_back
-    gone = RolledBackVersion(served.release, served.digest, reason[:REASON_LENGTH_MAX], now_s)
-    return replace(rolled_back, rolled_back=gone)
+    rolled_back_version = RolledBackVersion(served.release, served.digest, reason[:REASON_LENGTH_MAX], now_s)
+    return replace(rolled_back, rolled_back=rolled_back_version)
 
 
 def _marked_good(before: SlotState, after: State) -> SlotState:

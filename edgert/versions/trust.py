@@ -20,12 +20,14 @@ KEYS_MAX = 1024
 def trusted_keys(state: StateDir) -> Keyring:
     """Return the keys of the device; a revoked one is listed as damaged, with the reason."""
     ring, revoked = read_keyring(state.keys), revoked_keys(state)
-    gone = {
+    revoked_files = {
         path: f"key {key.key_id} in {path} was revoked by a channel"
         for path, key in ring.keys.items()
         if key.key_id in revoked
     }
-    return Keyring({path: key for path, key in ring.keys.items() if path not in gone}, {**ring.damaged, **gone})
+    return Keyring(
+        {path: key for path, key in ring.keys.items() if path not in revoked_files}, {**ring.damaged, **revoked_files}
+    )
 
 
 def revoked_keys(state: StateDir) -> frozenset[str]:

@@ -199,8 +199,8 @@ class _Work:
             service.give_to_user(self.transport, self.device)
         if not holds(self.transport, file):
             if self.transport.run(["test", "-e", unit.path], QUICK_S_MAX).ok:
-                kept = f"{self.device.home}/unit.before"
-                self.runtimes.must(["sh", "-c", _KEEP_UNIT, "sh", kept, unit.path])
+                saved_unit = f"{self.device.home}/unit.before"
+                self.runtimes.must(["sh", "-c", _KEEP_UNIT, "sh", saved_unit, unit.path])
             put(self.transport, self.device, file)
         service.enable(self.transport, self.device, unit)
 
@@ -266,12 +266,12 @@ def _check_engines(plan: BootstrapPlan, done: BootstrapResult) -> None:
     """Record which engines load. Raises EngineMissing if too few do, or if text was asked for in vain."""
     engines = plan.options.engines_of(plan.profile)
     done.engines = [engine for engine in engines if done.status is not None and engine in done.status.engines]
-    known: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     if plan.runtime is not None:
-        known = {**plan.there.in_use.lacking, **plan.runtime.lacking}
+        reasons = {**plan.there.in_use.lacking, **plan.runtime.lacking}
     hint = {"tensorrt": TENSORRT_HINT}
     done.lacking = {
-        engine: known.get(engine, f"engine {engine} does not load{hint.get(engine, '')}")
+        engine: reasons.get(engine, f"engine {engine} does not load{hint.get(engine, '')}")
         for engine in engines
         if engine not in done.engines
     }

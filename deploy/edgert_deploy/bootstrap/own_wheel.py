@@ -45,10 +45,10 @@ def own_wheel(progress: Callable[[str], None] = lambda _: None) -> Path:
         else:
             progress("packing edgert's wheel from the installed package")
             wheel = _pack(_installed(installed_distribution()), Path(folder))
-        kept = kept_in / hashlib.sha256(wheel.read_bytes()).hexdigest()[:16] / wheel.name
-        kept.parent.mkdir(exist_ok=True)
-        os.replace(wheel, kept)
-        return kept
+        stored = kept_in / hashlib.sha256(wheel.read_bytes()).hexdigest()[:16] / wheel.name
+        stored.parent.mkdir(exist_ok=True)
+        os.replace(wheel, stored)
+        return stored
 
 
 def content_digest(wheel: Path) -> str:
@@ -108,8 +108,8 @@ def _installed(installed: Distribution) -> dict[str, bytes]:
 def _pack(files: Mapping[str, bytes], folder: Path) -> Path:
     """Write a wheel with the code in `files` into `folder`, without what tools add (byte code, notes)."""
     info = next(name.split("/")[0] for name in files if name.endswith(".dist-info/METADATA"))
-    kept = (f"{info}/entry_points.txt", f"{info}/licenses/")
-    content = {name: data for name, data in files.items() if _is_code(name) or name.startswith(kept)}
+    kept_metadata = (f"{info}/entry_points.txt", f"{info}/licenses/")
+    content = {name: data for name, data in files.items() if _is_code(name) or name.startswith(kept_metadata)}
     content[f"{info}/METADATA"] = _metadata(files[f"{info}/METADATA"]).encode()
     content[f"{info}/WHEEL"] = WHEEL.encode()
     rows = [f"{name},sha256={_record_hash(data)},{len(data)}" for name, data in sorted(content.items())]

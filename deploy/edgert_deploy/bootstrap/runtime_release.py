@@ -64,8 +64,8 @@ def publish_runtime(
     envelope = sign_runtime(release, key)
     digest = hashlib.sha256(release.to_bytes()).hexdigest()
     wheels = {file_blob(wheel): wheel.sha256 for target in release.targets for wheel in target.wheels}
-    found = (RUNTIME, release.release, digest, envelope, runtime_manifest(release, envelope))
-    return put_release(registry, *found, wheels, lambda names: [files[name] for name in names], on_bytes)
+    contents = (RUNTIME, release.release, digest, envelope, runtime_manifest(release, envelope))
+    return put_release(registry, *contents, wheels, lambda names: [files[name] for name in names], on_bytes)
 
 
 def _target(kind: WheelTarget, house: Wheelhouse) -> RuntimeTarget:

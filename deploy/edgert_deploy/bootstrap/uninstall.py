@@ -64,8 +64,8 @@ def _uninstall(device: Device, transport: Transport, purge: bool, progress: Line
     if not result.ok:
         raise DeviceError(f"{device.name}: could not remove everything: {result.complaint()}. Try again")
     parts = (first, retained, rest)
-    left = tuple(dict.fromkeys(what for part in parts for what in part.left))
-    return Removal(device.name, tuple(what for part in parts for what in part.removed), left)
+    left = tuple(dict.fromkeys(path for part in parts for path in part.left))
+    return Removal(device.name, tuple(path for part in parts for path in part.removed), left)
 
 
 def _run(mode: str, device: Device, purge: bool, transport: Transport) -> Result:
@@ -118,6 +118,6 @@ def _removal(device: Device, result: Result) -> Removal:
     lines = [line.partition(" ") for line in result.stdout.splitlines()]
     return Removal(
         device.name,
-        tuple(what for verb, _, what in lines if verb == "removed"),
-        tuple(what for verb, _, what in lines if verb == "left"),
+        tuple(path for verb, _, path in lines if verb == "removed"),
+        tuple(path for verb, _, path in lines if verb == "left"),
     )

@@ -307,11 +307,11 @@ def _direct_requirements(wheel: Path, engines: Sequence[str], order: _Order) -> 
         if extra in WITHOUT_EXTRAS.get(target.machine, ()):
             continue
         requirements += _needs(wheel, extra, target)
-    known = _metadata(wheel).get_all("Provides-Extra") or []
+    extras = _metadata(wheel).get_all("Provides-Extra") or []
     for engine in engines:
         if engine in ENGINES_WITHOUT_WHEELS:
             continue
-        if engine not in known:
+        if engine not in extras:
             raise EngineMissing(f"edgert has no wheels for engine {engine!r}: install it on the device by hand")
         more = _needs(wheel, engine, target)
         if not more:

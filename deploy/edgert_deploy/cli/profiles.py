@@ -27,9 +27,9 @@ def profiles(profiles_dir: Path | None, as_json: bool) -> None:
       edgert profiles
       edgert profiles --profiles ./my-boards --json
     """
-    found = list_profiles(profiles_dir)
+    listed = list_profiles(profiles_dir)
     rows = [("PROFILE", "ENGINE", "PRECISION", "MACHINES", "PYTHON", "DESCRIPTION")]
     rows += [
-        (p.name, p.engines[0], p.precision, ", ".join(p.machines) or "any", p.python, p.description) for p in found
+        (p.name, p.engines[0], p.precision, ", ".join(p.machines) or "any", p.python, p.description) for p in listed
     ]
-    emit({"profiles": [asdict(profile) for profile in found]}, columns(rows), as_json)
+    emit({"profiles": [asdict(profile) for profile in listed]}, columns(rows), as_json)

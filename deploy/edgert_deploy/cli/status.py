@@ -55,10 +55,10 @@ def status(selector: str, check: bool, inventory: Inventory, as_json: bool) -> N
     def ask(device: Device, transport: Transport) -> Row:
         """Return the device's `status`, whether it `drifts`, and what does: its own `drift`, and `models`."""
         status = RemoteDaemon(transport, device).status()
-        models, own = model_drifts(status, wanted.get(device.name, {})), device_drifts(status)
+        models, device_drift = model_drifts(status, wanted.get(device.name, {})), device_drifts(status)
         return {
-            "drifts": bool(own) or any(model.drift for model in models),
-            "drift": to_json(own),
+            "drifts": bool(device_drift) or any(model.drift for model in models),
+            "drift": to_json(device_drift),
             "models": to_json(models),
             "status": status.as_json(),
         }
@@ -118,7 +118,7 @@ def _cells(row: Row) -> list[tuple[str, ...]]:
     value = row["status"]
     daemon = "runs" if value["daemon"]["running"] else "does not run"
     by_model = {model["model"]: model for model in value["models"]}
-    own = [kind["kind"] for kind in row["drift"]]
+    device_kinds = [kind["kind"] for kind in row["drift"]]
     lines: list[tuple[str, ...]] = []
     for model in row["models"]:
         reported = by_model.get(model["model"], {})
@@ -137,8 +137,8 @@ def _cells(row: Row) -> list[tuple[str, ...]]:
             else str(by["release"])
         )
         engine = (reported.get("serving") or {}).get("engine", "-")
-        drift = ", ".join([*own, *(kind["kind"] for kind in model["drift"])]) or "-"
+        drift = ", ".join([*device_kinds, *(kind["kind"] for kind in model["drift"])]) or "-"
         lines.append(
             (name, value["profile"], daemon, model["model"], live, wanted, reported.get("state", "-"), engine, drift)
         )
-    return lines or [(name, value["profile"], daemon, "none", "-", "-", "-", "-", ", ".join(own) or "-")]
+    return lines or [(name, value["profile"], daemon, "none", "-", "-", "-", "-", ", ".join(device_kinds) or "-")]

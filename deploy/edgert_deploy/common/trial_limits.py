@@ -43,12 +43,12 @@ def limits_for(
         merged["watch"] = watch_s
     if unattended is not None:
         merged["unattended"] = unattended
-    known = {name: value for name, value in merged.items() if name in LIMIT_NAMES and value is not None}
-    if not known and "watch" not in merged:
+    bounds = {name: value for name, value in merged.items() if name in LIMIT_NAMES and value is not None}
+    if not bounds and "watch" not in merged:
         if merged.get("unattended"):
             raise ConfigInvalid("unattended needs a watch: give a limit or a time to watch as well")
         return None
-    return TrialLimits(known, merged.get("watch", WATCH_S), bool(merged.get("unattended", False)), trial_s)
+    return TrialLimits(bounds, merged.get("watch", WATCH_S), bool(merged.get("unattended", False)), trial_s)
 
 
 def check_table(table: Any) -> dict[str, Any]:

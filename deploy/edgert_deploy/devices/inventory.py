@@ -182,9 +182,9 @@ class Inventory:
     def remove(self, name: str) -> Device:
         """Remove a device and return it. Raises ConfigInvalid for an unknown name."""
         with self._changing() as document:
-            (gone,) = select(_devices(document, self.path), name, self.path, groups=False)
+            (removed,) = select(_devices(document, self.path), name, self.path, groups=False)
             del document["devices"][name]
-            return gone
+            return removed
 
     def change(self, names: Sequence[str], edit: Callable[[Device], Device]) -> list[Device]:
         """Apply `edit` to each of these devices as they are now; return the changed ones.
@@ -345,8 +345,8 @@ def _check_device(device: Device, where: str) -> None:
         "jump and jump_host_key belong together, and to ssh: set them with edgert device set --jump": jump == jump_key
         and (uses_ssh or not jump),
     }
-    for message, kept in holds.items():
-        if not kept:
+    for message, is_met in holds.items():
+        if not is_met:
             raise ConfigInvalid(f"{where}: {message}")
     if uses_ssh:
         fingerprint(device.host_key)

@@ -176,9 +176,11 @@ class LastMinutes(Fleet):
         return self._streams.get((device.site, device.device, model)) or Stream()
 
     def _device_rows(self, device: DeviceState, now: float) -> Iterator[Row]:
-        own = device.alarms.get("", ())
-        if own or not device.named:
-            yield Row(device.site, device.device, None, device.state(now), age_s=device.age_s(now), alarms=own)
+        device_alarms = device.alarms.get("", ())
+        if device_alarms or not device.named:
+            yield Row(
+                device.site, device.device, None, device.state(now), age_s=device.age_s(now), alarms=device_alarms
+            )
         for name in sorted(device.named):
             yield self._model_row(device, name, device.models.get(name) or ModelState(), now)
 

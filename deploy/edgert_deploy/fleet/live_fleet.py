@@ -162,22 +162,22 @@ class Fleet(FleetListener):
     def device(self, topic: Topic, now: float) -> DeviceState:
         """Return the device of a message. Raises ProtocolError if there are too many."""
         key = (topic.site, topic.device)
-        found = self.devices.get(key)
-        if found is None:
+        state = self.devices.get(key)
+        if state is None:
             if len(self.devices) >= self._devices_max:
                 raise ProtocolError(f"more than {self._devices_max} devices; choose one site with --site")
-            found = self.devices[key] = DeviceState(intern(topic.site), topic.device, known_since=now)
-        return found
+            state = self.devices[key] = DeviceState(intern(topic.site), topic.device, known_since=now)
+        return state
 
     def model(self, topic: Topic, name: str, now: float) -> ModelState:
         """Return a model of the device. Raises ProtocolError if there are too many."""
         models = self.device(topic, now).models
-        found = models.get(name)
-        if found is None:
+        state = models.get(name)
+        if state is None:
             if len(models) >= MODELS_PER_DEVICE_MAX:
                 raise ProtocolError(f"device {topic.device} reports more than {MODELS_PER_DEVICE_MAX} models")
-            found = models[intern(name)] = ModelState()
-        return found
+            state = models[intern(name)] = ModelState()
+        return state
 
 
 def alarms_of(deploy: Mapping[str, Scalar]) -> dict[str, tuple[str, ...]]:

@@ -179,7 +179,7 @@ def make_patch(new: bytes, old: bytes) -> bytes:
 
     The match finder's tables must cover the whole dictionary, or only its end is searched.
     """
-    known = zstandard.ZstdCompressionDict(old, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
+    dictionary = zstandard.ZstdCompressionDict(old, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
     window = min(max((len(old) + len(new)).bit_length(), WINDOW_LOG_MIN), WINDOW_BYTES_MAX.bit_length() - 1)
     tables = min(max(len(old).bit_length(), WINDOW_LOG_MIN), window)
     settings = zstandard.ZstdCompressionParameters.from_level(
@@ -191,7 +191,7 @@ def make_patch(new: bytes, old: bytes) -> bytes:
         source_size=len(new),
         dict_size=len(old),
     )
-    return zstandard.ZstdCompressor(dict_data=known, compression_params=settings).compress(new)
+    return zstandard.ZstdCompressor(dict_data=dictionary, compression_params=settings).compress(new)
 
 
 def _key(bundle: Bundle, new: Sequence[FileEntry], bases: Mapping[str, str], has: DeviceFiles) -> str:

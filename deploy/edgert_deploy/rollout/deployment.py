@@ -227,10 +227,10 @@ class _Deployment:
             facts = self._roll_back(plan, claim)
         except EdgeRTError as error:
             raise type(cause)(f"{failed}; and the rollback failed, too [{error.code}]: {error.message}") from error
-        before, own = _own_roll_back(claim.facts, plan), _own_roll_back(facts, plan)
-        if own not in (None, before) and own.reason != BY_COMMAND and own.reason not in failed:
+        before, after = _own_roll_back(claim.facts, plan), _own_roll_back(facts, plan)
+        if after not in (None, before) and after.reason != BY_COMMAND and after.reason not in failed:
             # The device ended the trial between two steps of the host; the next step only found no trial.
-            failed = f"{self.device.name}: release {plan.release} of {plan.model} was rolled back: {own.reason}"
+            failed = f"{self.device.name}: release {plan.release} of {plan.model} was rolled back: {after.reason}"
         now = _live_release(facts, plan)
         return replace(_failed(self.device, RolledBack(f"{failed}. {_live_text(now, 'again')}")), serving=now)
 

@@ -180,8 +180,8 @@ def _check_limits(limits: TrialLimits, facts: DeviceStatus, on_trial: ModelStatu
     if on_trial.state == "first-trial":  # it left out the limits that need a previous version
         limits = replace(limits, bounds={name: value for name, value in limits.bounds.items() if name != "agreement"})
     if on_trial.trial_limits is None or not on_trial.trial_limits.same_as(limits):
-        found = f"this release of {on_trial.model} is on trial on {facts.device} under other limits"
-        _refuse_during_trial(found, on_trial.model, facts)
+        conflict = f"this release of {on_trial.model} is on trial on {facts.device} under other limits"
+        _refuse_during_trial(conflict, on_trial.model, facts)
 
 
 def _check_engine(artifacts: Sequence[ArtifactEntry], facts: DeviceStatus) -> None:

@@ -69,8 +69,8 @@ def publish(registry: Registry, path: Path, on_bytes: OnBytes = lambda sent, tot
         manifest = bundle.manifest
         data = release_manifest(manifest, bundle.envelope, bundle.digest)
         files = {file_blob(entry): entry.path for entry in manifest.files}
-        found = (manifest.model, manifest.release, bundle.digest, bundle.envelope.raw, data)
-        return put_release(registry, *found, files, unpacked, on_bytes)
+        contents = (manifest.model, manifest.release, bundle.digest, bundle.envelope.raw, data)
+        return put_release(registry, *contents, files, unpacked, on_bytes)
 
 
 def put_release(

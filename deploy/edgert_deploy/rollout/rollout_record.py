@@ -77,8 +77,8 @@ class Rollout(Head):
     @property
     def errors(self) -> list[EdgeRTError | None]:
         """The error of each device's last attempt, in the order of the devices."""
-        found = [self.outcomes.get(device, {}).get("error") for device in self.devices]
-        return [None if error is None else by_code(error["code"])(error["message"]) for error in found]
+        last_errors = [self.outcomes.get(device, {}).get("error") for device in self.devices]
+        return [None if error is None else by_code(error["code"])(error["message"]) for error in last_errors]
 
     def result(self, device: str) -> Result:
         """Return the result of the device's last attempt; `held` for a device that was not tried."""

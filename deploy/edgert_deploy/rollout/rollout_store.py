@@ -174,13 +174,13 @@ class RolloutStore:
         try:
             if is_locked(lock):
                 return True
-            known = lock.exists() and self.read(id).by in ("", who())
+            is_local = lock.exists() and self.read(id).by in ("", who())
         except OSError as error:
             raise self._unusable("lock a rollout in", error) from error
         if self._team is not None:
             with contextlib.suppress(EdgeRTError):
                 return self._team.is_locked(id)
-        return False if known else None
+        return False if is_local else None
 
     def path(self, id: str, suffix: str = SUFFIX) -> Path:
         """Return the file of a rollout's record. Raises ConfigInvalid for an id that is none."""
@@ -239,11 +239,11 @@ class RolloutStore:
         """Return the mark of this host's copy of a record."""
         if not self.path(id).exists():
             return 0, 0
-        stamp, known = self.stamp(id), self._marks.get(id)
-        if known is None or known[0] != stamp:
+        stamp, cached = self.stamp(id), self._marks.get(id)
+        if cached is None or cached[0] != stamp:
             digests = [digest_of(line) for line in set(self._lines(id))]
-            known = self._marks[id] = stamp, (len(digests), sum(digest % 2**31 for digest in digests))
-        return known[1]
+            cached = self._marks[id] = stamp, (len(digests), sum(digest % 2**31 for digest in digests))
+        return cached[1]
 
     def _write(self, rollout: Rollout) -> list[str]:
         """Write what changed, and return its lines."""

@@ -265,7 +265,7 @@ class ModelService:
 
     def _refuse(self, version: Version, fault: EdgeRTError) -> None:
         """Do not load `version` until the next client asks."""
-        known = self.fault is not None and self.fault.message == fault.message
+        is_same = self.fault is not None and self.fault.message == fault.message
         if not isinstance(fault, Overloaded):
             self.fault = fault
         self.asked_at_s = 0.0 if self.pinned else None
@@ -273,7 +273,7 @@ class ModelService:
         if self.trial.is_of(version):
             self._roll_back(version, fault)
             return
-        if not known:
+        if not is_same:
             self._report("no_room", {"release": version.release, "reason": fault.message})
         self._settle(fault)
 

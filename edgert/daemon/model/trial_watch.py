@@ -143,8 +143,8 @@ class TrialWatch:
 
 def event_fields(readings: Readings) -> dict[str, Any]:
     """Return the readings as the fields of an event."""
-    known = {name: readings.value(name) for name in ("p99_ms", "error_rate", "agreement")}
-    rounded = {name: round(value, 4) for name, value in known.items() if value is not None}
+    figures = {name: readings.value(name) for name in ("p99_ms", "error_rate", "agreement")}
+    rounded = {name: round(value, 4) for name, value in figures.items() if value is not None}
     return {"requests": readings.requests, "golden": readings.golden, "rss_mb": readings.rss_mb, **rounded}
 
 

@@ -101,10 +101,10 @@ def add(
         inventory.check_new(draft)
         draft = pinned(draft, wanted, jump_fingerprint)
     refuse_same_machine([draft], inventory.devices())
-    known, facts_line = _completed(draft, profile_name, home, state, profiles_dir)
-    inventory.add(known)
-    text = f"added {name} to {inventory.path}: a {known.profile} ({facts_line})"
-    emit({"device": known.as_json(), "inventory": str(inventory.path)}, text, as_json)
+    completed, facts_line = _completed(draft, profile_name, home, state, profiles_dir)
+    inventory.add(completed)
+    text = f"added {name} to {inventory.path}: a {completed.profile} ({facts_line})"
+    emit({"device": completed.as_json(), "inventory": str(inventory.path)}, text, as_json)
     say("", f"next: edgert bootstrap {name}")
 
 
@@ -132,5 +132,5 @@ def _completed(
         for reason in misfits(profile, facts).values():
             say("", f"warning: profile {profile.name} {reason}; the device is {describe(facts)}")
     home = "" if local else home or facts.default_home
-    known = replace(draft, profile=profile.name, state=draft.state or facts.default_state, home=home)
-    return known, describe(facts)
+    completed = replace(draft, profile=profile.name, state=draft.state or facts.default_state, home=home)
+    return completed, describe(facts)

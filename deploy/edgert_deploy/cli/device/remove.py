@@ -20,6 +20,6 @@ def remove(selector: str, inventory: Inventory, as_json: bool) -> None:
     Example:
       edgert device remove kitchen
     """
-    gone = inventory.remove(inventory.device(selector).name)
-    text = f"removed {gone.name} from {inventory.path}; the device itself was not changed"
-    emit({"removed": gone.as_json(), "inventory": str(inventory.path)}, text, as_json)
+    removed = inventory.remove(inventory.device(selector).name)
+    text = f"removed {removed.name} from {inventory.path}; the device itself was not changed"
+    emit({"removed": removed.as_json(), "inventory": str(inventory.path)}, text, as_json)

@@ -65,9 +65,9 @@ def forget(
         raise DeviceError(f"{device} is online: uninstall it first, or pass --force if it died while the broker did")
     if retained:
         clear(settings, retained)
-        if left := _retained(settings, site, device):
+        if still_retained := _retained(settings, site, device):
             raise BrokerRefused(
-                f"the broker {settings.address} still retains {', '.join(left)}: it does not let this user write them "
+                f"the broker {settings.address} still retains {', '.join(still_retained)}: it does not let this user write them "
                 "(an access list: docs/telemetry.md), or the device publishes again"
             )
     rows = _rows_removed(store_url, sites, device) if store_url else 0

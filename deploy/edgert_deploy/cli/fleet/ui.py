@@ -183,10 +183,10 @@ def access_for(host: str, names: tuple[str, ...], token_file: str | None) -> Acc
                 f"--token-file {token_file}: a token has {TOKEN_CHARS_MIN} or more of A-Z a-z 0-9 - _; "
                 "make one with: python3 -c 'import secrets; print(secrets.token_urlsafe())'"
             )
-    own = (host, socket.gethostname(), *names) if token else (host, *names)
+    host_names = (host, socket.gethostname(), *names) if token else (host, *names)
     # Browsers send cookies to every port of a host, so each page names its own.
     cookie = f"edgert_fleet_{hashlib.sha256(token.encode()).hexdigest()[:8]}" if token else ""
-    return Access(frozenset(name.strip("[]").lower() for name in own), token, cookie)
+    return Access(frozenset(name.strip("[]").lower() for name in host_names), token, cookie)
 
 
 def own_store(settings: MqttSettings) -> str:

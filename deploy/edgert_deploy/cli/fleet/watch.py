@@ -184,10 +184,10 @@ def show_until(
     ends_at = None if for_s is None else time.monotonic() + for_s
 
     def listen() -> bool:
-        left = interval_s if ends_at is None else min(interval_s, ends_at - time.monotonic())
-        if left > 0:
-            subscriber.listen(left)
-        return left > 0
+        wait_s = interval_s if ends_at is None else min(interval_s, ends_at - time.monotonic())
+        if wait_s > 0:
+            subscriber.listen(wait_s)
+        return wait_s > 0
 
     if as_json:
         _stream_json(state, view, listen)

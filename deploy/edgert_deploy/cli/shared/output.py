@@ -50,8 +50,8 @@ def errors_by_cause(errors: Sequence[tuple[str, str, str]]) -> str:
     """
     causes: dict[tuple[str, str], list[tuple[str, str]]] = {}
     for name, code, message in errors:
-        own = re.compile(rf"(?<![\w-]){re.escape(name)}(?![\w-])( \([^)]*\))?")
-        cause = _NUMBER.sub("#", own.sub("DEVICE", message))
+        device_name = re.compile(rf"(?<![\w-]){re.escape(name)}(?![\w-])( \([^)]*\))?")
+        cause = _NUMBER.sub("#", device_name.sub("DEVICE", message))
         causes.setdefault((code, cause), []).append((name, message.removeprefix(f"{name}: ")))
     lines = []
     for (code, _), failures in sorted(causes.items(), key=lambda cause: -len(cause[1])):

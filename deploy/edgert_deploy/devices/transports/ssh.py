@@ -119,10 +119,11 @@ class SshTransport:
             exit_code = channel.recv_exit_status()
             if exit_code == _NO_EXIT_CODE and not self._alive():
                 raise EOFError("the connection ended while the command ran")
-            said, began, own = out.text().partition(f"{_BEGIN}\n")  # a line of .bashrc may have printed before
+            # A line of .bashrc may have printed before.
+            printed_before, began, output = out.text().partition(f"{_BEGIN}\n")
             if not began:
-                raise self._not_begun(" ".join(f"{said} {err.text()}".split())[-_SAID_CHARS_MAX:], exit_code)
-            return Result(tuple(argv), exit_code, own, err.text())
+                raise self._not_begun(" ".join(f"{printed_before} {err.text()}".split())[-_SAID_CHARS_MAX:], exit_code)
+            return Result(tuple(argv), exit_code, output, err.text())
 
     def put(self, local: Path, remote: str, how: PutOptions = PLAIN) -> None:
         digest, target = sha256_of(local), PurePosixPath(remote)
@@ -223,7 +224,7 @@ class SshTransport:
 
     def _persist(self, work: Callable[[], T], upload: _Upload) -> T:
         """Run `work`, again if the link is lost; give up after `attempts` in which nothing arrived."""
-        left, arrived = self.limits.attempts, upload.arrived
+        attempts_left, arrived = self.limits.attempts, upload.arrived
         while True:
             try:
                 with self._translated():
@@ -232,11 +233,12 @@ class SshTransport:
                 if not error.retryable:  # a refused login: more of them could lock this host out
                     raise
                 self.close()
-                left = left - 1 if upload.arrived < arrived + _MOVED_BYTES else self.limits.attempts - 1
+                moved = upload.arrived >= arrived + _MOVED_BYTES
+                attempts_left = (self.limits.attempts if moved else attempts_left) - 1
                 arrived = max(arrived, upload.arrived)
-                if left == 0:
+                if attempts_left == 0:
                     raise DeviceUnreachable(f"{error.message}; {self.limits.attempts} attempts failed") from error
-                time.sleep(min(self.limits.pause_s * 2 ** (self.limits.attempts - left - 1), _PAUSE_S_MAX))
+                time.sleep(min(self.limits.pause_s * 2 ** (self.limits.attempts - attempts_left - 1), _PAUSE_S_MAX))
 
     def _upload(self, upload: _Upload) -> None:
         """Send the part of the file that `partial` lacks."""

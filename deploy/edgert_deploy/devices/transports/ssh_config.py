@@ -147,8 +147,8 @@ def _lines(path: Path, folder: Path, left: list[int]) -> Iterator[str]:
         raise ConfigInvalid(f"{path} has more than {CONFIG_BYTES_MAX} bytes")
     section = "Host *"
     for line in path.read_text(errors="replace").splitlines():  # a comment may be in another encoding
-        found = _SETTING.match(line)
-        keyword, rest = (found[1].lower(), found[2]) if found else ("", "")
+        match = _SETTING.match(line)
+        keyword, rest = (match[1].lower(), match[2]) if match else ("", "")
         if keyword != "include":
             if keyword == "match" and _UNKNOWN_CRITERIA & {word.lstrip("!").lower() for word in rest.split()}:
                 line = _NEVER

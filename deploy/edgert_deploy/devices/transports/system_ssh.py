@@ -58,14 +58,14 @@ def ssh_command(device: Device, *options: str) -> Iterator[list[str]]:
     if device.identity and not Path(device.identity).expanduser().is_file():
         raise ConfigInvalid(f"identity {device.identity} is missing: give the private key's path")
     with tempfile.TemporaryDirectory(prefix="edgert-ssh-") as folder:
-        known = Path(folder) / "known_hosts"
+        known_hosts = Path(folder) / "known_hosts"
         lines = [f"{DEVICE_ALIAS} {_one_line(device.host_key)}"]
         if device.jump:
             lines.append(f"{JUMP_ALIAS} {_one_line(device.jump_host_key)}")
-        known.write_text("\n".join((*lines, "")))
-        words = [program, *_options(known, DEVICE_ALIAS), *options, *_identity(device)]
+        known_hosts.write_text("\n".join((*lines, "")))
+        words = [program, *_options(known_hosts, DEVICE_ALIAS), *options, *_identity(device)]
         if device.jump:
-            before = shlex.join([program, *_options(known, JUMP_ALIAS), *_identity(device)]).replace("%", "%%")
+            before = shlex.join([program, *_options(known_hosts, JUMP_ALIAS), *_identity(device)]).replace("%", "%%")
             to = shlex.join(_to(device.jump)).replace("%", "%%")
             words += ["-o", f"ProxyCommand={before} -W [%h]:%p {to}"]  # ssh fills in %h and %p
         yield [*words, *_to(device.address)]

@@ -69,11 +69,11 @@ class Counting:
         counters = counters_of(report)
         key = (topic.site, topic.device, topic.model or "")
         last = _value_of(self._counters, key, lambda: _Counted("", -1, ()))
-        known = last.boot == report.boot
-        anew = known and begun_anew(report.seq, last.seq)
-        if known and report.seq <= last.seq and not anew:
+        same_boot = last.boot == report.boot
+        anew = same_boot and begun_anew(report.seq, last.seq)
+        if same_boot and report.seq <= last.seq and not anew:
             return (0,) * len(counters)
-        grown = increase(counters, last.counters if known else None, report, anew)
+        grown = increase(counters, last.counters if same_boot else None, report, anew)
         self._counters[key] = _Counted(report.boot, report.seq, counters)
         return grown
 

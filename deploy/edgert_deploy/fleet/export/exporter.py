@@ -140,8 +140,8 @@ class Exporter(FleetListener):
         if topic.kind == "deploy":
             self._device(topic.site, topic.device).alarms = alarms_of(fields)
         if topic.kind == "info":
-            known = isinstance(profile, str) and profile
-            self._device(topic.site, topic.device).profile = storable(str(profile)) if known else PROFILE_UNKNOWN
+            has_profile = isinstance(profile, str) and profile
+            self._device(topic.site, topic.device).profile = storable(str(profile)) if has_profile else PROFILE_UNKNOWN
 
     def on_hist(self, topic: Topic, hist: HistMessage | None, now: float) -> None:
         if hist is None or not self.counting.is_new(topic, hist):

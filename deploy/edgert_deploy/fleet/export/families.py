@@ -66,35 +66,35 @@ def families(exporter: Exporter) -> Iterator[Family]:
 
 
 def _device_families(exporter: Exporter) -> Iterator[Family]:
-    known = list(exporter.devices.items())
-    up = [(key, float(device.status == "online")) for key, device in known]
+    devices = list(exporter.devices.items())
+    up = [(key, float(device.status == "online")) for key, device in devices]
     yield Family("edgert_device_online", "1 where the device's status is online.", "gauge", _DEVICE, up)
-    heard = [(key, device.heard_at) for key, device in known if device.heard_at]
+    heard = [(key, device.heard_at) for key, device in devices if device.heard_at]
     yield Family("edgert_device_heard_timestamp_seconds", "When the device last reported.", "gauge", _DEVICE, heard)
     missing = [(key, float(count)) for key, count in exporter.counting.missing_by_device().items()]
     text = "Histograms and events of the device that were sent and never came; only devices that lack some."
     yield Family("edgert_missing_reports", text, "gauge", _DEVICE, missing)
     alarms = [
         ((*key, model, alarm), 1.0)
-        for key, device in known
+        for key, device in devices
         for model, names in device.alarms.items()
         for alarm in names
     ]
     text = "1 for each alarm now of a model, or of a device (no model)."
     yield Family("edgert_alarm", text, "gauge", (*_DEVICE, "model", "alarm"), alarms)
-    info = [((*key, device.profile), 1.0) for key, device in known]
+    info = [((*key, device.profile), 1.0) for key, device in devices]
     yield Family("edgert_device_info", "1 for each device, with its profile.", "gauge", (*_DEVICE, "profile"), info)
 
 
 def _exporter_families(exporter: Exporter) -> Iterator[Family]:
     heard = [((kind,), float(count)) for kind, count in sorted(exporter.messages.items())]
     yield Family("edgert_exporter_messages_total", "Messages received.", "counter", ("kind",), heard)
-    own: tuple[tuple[str, str, Type, float], ...] = (
+    figures: tuple[tuple[str, str, Type, float], ...] = (
         ("edgert_exporter_duplicates_total", "Repeated reports, which were not counted.", "counter", exporter.counting.duplicates),
         ("edgert_exporter_refused_total", "Messages that were not understood or exceeded a limit.", "counter", exporter.refused),
         ("edgert_exporter_missing_reports", "Histograms and events that were sent and never came.", "gauge", exporter.counting.missing),
         ("edgert_exporter_streams", "Streams of reports.", "gauge", exporter.counting.streams),
         ("edgert_exporter_cpu_seconds_total", "Processor time of this exporter.", "counter", time.process_time()),
     )  # fmt: skip
-    for name, text, kind, value in own:
+    for name, text, kind, value in figures:
         yield Family(name, text, kind, (), [((), float(value))])

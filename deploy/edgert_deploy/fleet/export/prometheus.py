@@ -60,11 +60,11 @@ class Exposition:
     def _native(self, family: Histograms, drawn: dict[tuple[str, Labels], tuple[int, bytes]]) -> Iterator[bytes]:
         for labels, sketch, changed in family.samples:
             key = family.name, labels
-            kept = self._drawn.get(key)
-            if kept is None or kept[0] != changed:
-                kept = (changed, _native(family.names, labels, sketch))
-            drawn[key] = kept
-            yield kept[1]
+            cached = self._drawn.get(key)
+            if cached is None or cached[0] != changed:
+                cached = (changed, _native(family.names, labels, sketch))
+            drawn[key] = cached
+            yield cached[1]
 
 
 def _native(names: tuple[str, ...], labels: Labels, sketch: Sketch) -> bytes:
@@ -94,13 +94,13 @@ def fill_native(histogram: Any, sketch: Sketch) -> None:
 
 
 def _classic(family: Histograms, labels: dict[str, str], sketch: Sketch) -> Iterator[str]:
-    name, counts, seen = family.name, sorted(sketch.buckets.items()), sketch.zero
+    name, counts, cumulative = family.name, sorted(sketch.buckets.items()), sketch.zero
     position = 0
     for octave in range(family.octave, OCTAVES_END):
         while position < len(counts) and counts[position][0] < octave * PER_OCTAVE:
-            seen += counts[position][1]
+            cumulative += counts[position][1]
             position += 1
-        yield f"{name}_bucket{labels_text(labels | {'le': repr(math.pow(2, octave))})} {seen}"
+        yield f"{name}_bucket{labels_text(labels | {'le': repr(math.pow(2, octave))})} {cumulative}"
     yield f"{name}_bucket{labels_text(labels | {'le': '+Inf'})} {sketch.count}"
     yield f"{name}_sum{labels_text(labels)} {sketch.sum!r}"
     yield f"{name}_count{labels_text(labels)} {sketch.count}"

@@ -58,9 +58,9 @@ def note(connection: sa.Connection, reports: Sequence[tuple[int, int, int]]) -> 
     for stream, seqs in arrived.items():
         row = known[stream]
         model = (row["device_id"], row["model"])
-        own, at = row["hist_seq"], row["hist_minute"]
+        hist_seq, at = row["hist_seq"], row["hist_minute"]
         boot = (*model, row["boot"])
-        last, last_at = max((own, at), of_boot.get(boot, (-1, 0))) if own >= 0 else newest.get(model, (-1, 0))
+        last, last_at = max((hist_seq, at), of_boot.get(boot, (-1, 0))) if hist_seq >= 0 else newest.get(model, (-1, 0))
         for seq in in_order(seqs):
             minute = minutes[stream, seq]
             if last >= 0 and begun_anew(seq, last):
@@ -69,14 +69,14 @@ def note(connection: sa.Connection, reports: Sequence[tuple[int, int, int]]) -> 
                 gaps.append(Gap(stream, last + 1, seq, last_at, minute))
             elif seq <= last:
                 late.append((*model, seq))
-            if own < 0 or seq > own or begun_anew(seq, own):
-                own, at = seq, minute
-            if own > last or begun_anew(own, last):
-                last, last_at = own, at
-        row["hist_seq"], row["hist_minute"] = own, at
-        of_boot[boot] = max((own, at), of_boot.get(boot, (-1, 0)))
+            if hist_seq < 0 or seq > hist_seq or begun_anew(seq, hist_seq):
+                hist_seq, at = seq, minute
+            if hist_seq > last or begun_anew(hist_seq, last):
+                last, last_at = hist_seq, at
+        row["hist_seq"], row["hist_minute"] = hist_seq, at
+        of_boot[boot] = max((hist_seq, at), of_boot.get(boot, (-1, 0)))
         if at >= newest.get(model, (-1, 0))[1]:
-            newest[model] = own, at
+            newest[model] = hist_seq, at
     _remember(connection, known)
     if gaps:
         connection.execute(schema.gap.insert(), [gap._asdict() for gap in gaps])

@@ -211,8 +211,8 @@ class FleetQuery:
 
 def _event(row: sa.Row[Any]) -> dict[str, Any]:
     """Return an event with the fields that its device sent; none of them replaces the store's own."""
-    own = {"site": row.site, "device": row.device, "at_ms": row.at_ms}
-    return {**own, **json.loads(row.fields), **own}
+    origin = {"site": row.site, "device": row.device, "at_ms": row.at_ms}
+    return {**origin, **json.loads(row.fields), **origin}
 
 
 class _Gathered:

@@ -241,17 +241,17 @@ class Store:
     ) -> None:
         """Store each counter's growth since the last report; a late report is part of a later one's."""
         table = schema.stream
-        known: dict[int, Any] = {}
+        last_rows: dict[int, Any] = {}
         arrived: dict[int, list[int]] = {}
         for stream, seq in new:
             arrived.setdefault(stream, []).append(seq)
         for few in chunks(sorted(arrived)):
             for row in connection.execute(sa.select(table).where(table.c.id.in_(few))):
-                known[row.id] = row._asdict()
+                last_rows[row.id] = row._asdict()
         increases = []
         for stream, seq in [(each, seq) for each in sorted(arrived) for seq in in_order(arrived[each])]:
             origin, report = new[stream, seq]
-            last = known[stream]
+            last = last_rows[stream]
             anew = last["last_seq"] >= 0 and begun_anew(seq, last["last_seq"])
             if seq <= last["last_seq"] and not anew:
                 continue
@@ -262,9 +262,9 @@ class Store:
             if any(grown.values()):
                 merged.add_counters(stream, origin, report, grown)
                 increases.append({"_stream": stream, "_seq": seq, **grown})
-        if known:
+        if last_rows:
             state: dict[str, Any] = {name: sa.bindparam(name) for name in ("last_seq", *COUNTERS)}
-            updates = [{"_id": row["id"], **{name: row[name] for name in state}} for row in known.values()]
+            updates = [{"_id": row["id"], **{name: row[name] for name in state}} for row in last_rows.values()]
             connection.execute(table.update().where(table.c.id == sa.bindparam("_id")).values(**state), updates)
         if increases:
             window = schema.metrics_window

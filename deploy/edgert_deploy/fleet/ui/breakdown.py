@@ -70,7 +70,7 @@ def _without(whole: Sketch, part: Sketch) -> Sketch:
     """Return the requests of `whole` that are not in `part`. Its extremes are those of its buckets."""
     rest = Sketch()
     mine = part.buckets
-    rest.buckets = {i: left for i, count in whole.buckets.items() if (left := count - mine.get(i, 0)) > 0}
+    rest.buckets = {i: remaining for i, count in whole.buckets.items() if (remaining := count - mine.get(i, 0)) > 0}
     rest.zero, rest.count = whole.zero - part.zero, whole.count - part.count
     if rest.buckets:
         rest.max = min(whole.max, float(2 ** ((max(rest.buckets) + 1) / PER_OCTAVE)))

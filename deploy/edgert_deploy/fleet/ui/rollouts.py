@@ -31,11 +31,11 @@ class Rollouts:
         read = {}
         for id in self._store.ids():
             with contextlib.suppress(OSError, ConfigInvalid):  # it was removed, or is invalid
-                stamp, known = self._store.stamp(id), self._read.get(id)
-                if known is None or known[0] != stamp:
+                stamp, cached = self._store.stamp(id), self._read.get(id)
+                if cached is None or cached[0] != stamp:
                     rollout = self._store.read(id)
-                    known = stamp, rollout, _rollout(rollout)
-                read[id] = known
+                    cached = stamp, rollout, _rollout(rollout)
+                read[id] = cached
         self._read = read
         of_fleet = [each for each in read.values() if not devices.isdisjoint(each[1].devices)]
         newest = sorted(of_fleet, key=lambda each: each[1].order, reverse=True)[:SHOWN_MAX]

@@ -53,10 +53,10 @@ class SlowDevices:
         if len(p99s) < P99S_KEPT:
             return None
         key = (model, device.profile)
-        known = [each[key] for each in (self.usual_ms, self._middle_ms) if key in each]
+        baselines = [each[key] for each in (self.usual_ms, self._middle_ms) if key in each]
         text = f"{model} p99 {p99s[-1]:.3g} ms"
         if target_ms is not None:
             return f"{text}, target {target_ms:g} ms" if min(p99s) > target_ms else None
-        if known and min(p99s) > SLOW_FACTOR * min(known):
-            return f"{text}, {p99s[-1] / min(known):.1f} times its baseline"
+        if baselines and min(p99s) > SLOW_FACTOR * min(baselines):
+            return f"{text}, {p99s[-1] / min(baselines):.1f} times its baseline"
         return None

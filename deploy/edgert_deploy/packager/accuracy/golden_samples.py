@@ -78,7 +78,7 @@ def tolerances(
     `reference` are FP32's answers to the whole hold-out.
     """
     local = local_artifact(artifact, source)
-    seen = [0.0] * len(golden)
+    largest = [0.0] * len(golden)
     for threads, extra in builder_for(artifact.judged_by).ways:
         try:
             threads = threads or len(os.sched_getaffinity(0))
@@ -93,9 +93,9 @@ def tolerances(
                 f"{artifact.kind.upper()} artifact, on {counted(threads, 'thread')}; this is a fault of the engine: build with "
                 f"another --precision, or leave {artifact.engine} out of the profile's engines"
             ) from error
-        seen = [max(worst, _difference(a, b)) for worst, a, b in zip(seen, answers, golden, strict=True)]
+        largest = [max(worst, _difference(a, b)) for worst, a, b in zip(largest, answers, golden, strict=True)]
     return tuple(
-        _tolerance(artifact, worst, want, got) for worst, want, got in zip(seen, reference, golden, strict=True)
+        _tolerance(artifact, worst, want, got) for worst, want, got in zip(largest, reference, golden, strict=True)
     )
 
 
