@@ -84,11 +84,11 @@ class Registry:
         """The registry's time with its last answer, in seconds since 1970; None if it states none."""
         return self._connection.date_s
 
-    def manifest(self, reference: str, known: str = "", accept: str = MANIFEST_TYPE) -> Fetched | None:
+    def manifest(self, reference: str, known: str = "") -> Fetched | None:
         """Return the manifest of a tag or a digest; None where its digest is still `known`."""
         if not (TAG.fullmatch(reference) or DIGEST.fullmatch(reference)):
             raise RegistryError(f"{reference[:80]!r} is neither a tag nor a digest")
-        headers = {"Accept": accept} | ({"If-None-Match": f'"{known}"'} if known else {})
+        headers = {"Accept": MANIFEST_TYPE} | ({"If-None-Match": f'"{known}"'} if known else {})
         what = f"manifest {reference}"
         with self._request("GET", f"/manifests/{reference}", headers) as response:
             if response.status == 304 and known:
@@ -175,9 +175,9 @@ class Registry:
             content.take_back()
             raise
 
-    def put_manifest(self, reference: str, data: bytes, media_type: str = MANIFEST_TYPE) -> str:
+    def put_manifest(self, reference: str, data: bytes) -> str:
         """Put a manifest whose blobs are there, under a tag or its digest; return its digest."""
-        headers = {"Content-Type": media_type}
+        headers = {"Content-Type": MANIFEST_TYPE}
         with self._request("PUT", f"/manifests/{reference}", headers, data) as response:
             self._expect(response, f"manifest {reference}", 201)
         return digest_of(data)

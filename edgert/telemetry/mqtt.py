@@ -203,11 +203,11 @@ class Connection:
         while self._handed and self._handed[0][0] <= up_to:
             self._client.ack(self._handed.popleft()[1], 1)
 
-    def subscribe(self, topic_filters: tuple[str, ...], qos: int, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
+    def subscribe(self, topic_filters: tuple[str, ...], qos: int) -> None:
         """Subscribe and wait until it is granted. Raises BrokerRefused or BrokerUnreachable."""
         assert self._client is not None
         code, message_id = self._client.subscribe([(topic_filter, qos) for topic_filter in topic_filters])
-        gives_up_at = time.monotonic() + timeout_s
+        gives_up_at = time.monotonic() + CONNECT_TIMEOUT_S
         while code == paho.MQTT_ERR_SUCCESS and message_id not in self._granted:
             if time.monotonic() > gives_up_at:
                 raise BrokerUnreachable(f"the broker {self._settings.address} did not answer SUBSCRIBE")

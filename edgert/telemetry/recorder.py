@@ -111,12 +111,12 @@ class WindowRecorder:
         with self._lock:
             return merged((self._lifetime, self._window.latency()))
 
-    def snapshot(self, now: float | None = None) -> LiveStats:
+    def snapshot(self) -> LiveStats:
         """Return the present figures; `cut` reports the same as without this call."""
         self.fold()
         with self._lock:
             latency = merged((self._lifetime, self._window.latency()))
-            at = self._clock() if now is None else now
+            at = self._clock()
             totals, last = self._totals, self._last_report
             return LiveStats(
                 uptime_s=round(at - self._began_at, 3),

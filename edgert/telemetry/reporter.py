@@ -34,8 +34,7 @@ STOP_TIMEOUT_S = 5.0
 class Reporter:
     """Reports one model's recorder to the spool.
 
-    `clock` is monotonic seconds and `wall_clock` seconds since 1970. `wait(seconds)` returns True when it is time to
-    stop, and may return early. Tests pass their own and call `tick` themselves.
+    `clock` is monotonic seconds and `wall_clock` seconds since 1970. Tests pass their own and call `tick` themselves.
     """
 
     def __init__(
@@ -49,7 +48,6 @@ class Reporter:
         window_s: float = WINDOW_S,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
-        wait: Callable[[float], bool] | None = None,
         host_facts: Callable[[], Mapping[str, object]] = lambda: host_facts_now(),
         window_ended: Callable[[], None] = lambda: None,
         alarms: Alarms | None = None,
@@ -74,7 +72,6 @@ class Reporter:
         self._stopping = threading.Event()
         self._wake = threading.Event()
         self._fold_every_s = FOLD_EVERY_S
-        self._wait = wait or self._wait_or_wake
         self._thread = threading.Thread(target=self._run, name="telemetry-reporter", daemon=True)
 
     def start(self) -> None:
@@ -124,7 +121,7 @@ class Reporter:
         """Return how long nothing is due, unless the recorder fills up."""
         return max(0.0, min(self._fold_every_s, self._window_ends_at - self._clock()))
 
-    def _wait_or_wake(self, seconds: float) -> bool:
+    def _wait(self, seconds: float) -> bool:
         self._wake.wait(seconds)
         self._wake.clear()
         return self._stopping.is_set()

@@ -101,7 +101,7 @@ def add(
         inventory.check_new(draft)
         draft = pinned(draft, wanted, jump_fingerprint)
     refuse_same_machine([draft], inventory.devices())
-    completed, facts_line = _completed(draft, profile_name, home, state, profiles_dir)
+    completed, facts_line = _completed(draft, profile_name, home, profiles_dir)
     inventory.add(completed)
     text = f"added {name} to {inventory.path}: a {completed.profile} ({facts_line})"
     emit({"device": completed.as_json(), "inventory": str(inventory.path)}, text, as_json)
@@ -119,7 +119,7 @@ def _local(name: str, folder: Path) -> Device:
 
 
 def _completed(
-    draft: Device, profile_name: str | None, home: str | None, state: str | None, profiles_dir: Path | None
+    draft: Device, profile_name: str | None, home: str | None, profiles_dir: Path | None
 ) -> tuple[Device, str]:
     """Return the device with its facts filled in, and the facts in one line."""
     with closing(open_transport(draft)) as transport:

@@ -46,8 +46,8 @@ FLOORS = {
 ATOL_MIN = 1e-5
 
 
-def golden_rows(reference: Outputs, count: int = SAMPLES) -> Rows:
-    """Choose `count` samples, or all, in the order of the hold-out. The same answers give the same choice."""
+def golden_rows(reference: Outputs) -> Rows:
+    """Choose SAMPLES samples, or all, in the order of the hold-out. The same answers give the same choice."""
     total = len(reference[0])
     placed = np.concatenate([_places(output) for output in reference], axis=1)
     classes = _classes(reference)
@@ -55,12 +55,12 @@ def golden_rows(reference: Outputs, count: int = SAMPLES) -> Rows:
     for output in reference:
         flat = np.nan_to_num(output.reshape(total, -1).astype(np.float64))
         for sample in (flat.min(axis=1).argmin(), flat.max(axis=1).argmax()):
-            if int(sample) not in chosen and len(chosen) < count:
+            if int(sample) not in chosen and len(chosen) < SAMPLES:
                 chosen.append(int(sample))
     distance = np.full(total, np.inf)
     for sample in chosen:
         distance = np.minimum(distance, _distances(placed, sample))
-    while len(chosen) < min(count, total):
+    while len(chosen) < min(SAMPLES, total):
         free = np.ones(total, bool)
         free[chosen] = False
         unseen = free & ~np.isin(classes, classes[chosen])
