@@ -7,6 +7,8 @@ docs/protocol.md).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 class EdgeRTError(Exception):
     """Root of every error that EdgeRT raises on purpose.
@@ -272,6 +274,14 @@ def by_wire_code(wire_code: int) -> type[EdgeRTError]:
 def by_code(code: str) -> type[EdgeRTError]:
     """Return the class that states `code`; the root class for an unknown code."""
     return next((cls for cls in _descendants(EdgeRTError) if vars(cls).get("code") == code), EdgeRTError)
+
+
+def exit_code_of(errors: Iterable[EdgeRTError | None]) -> int:
+    """Return the exit code for several devices: 130 if Ctrl-C caused an error, else that of the first."""
+    found = [error for error in errors if error is not None]
+    if any(isinstance(error, Interrupted) for error in found):
+        return Interrupted.exit_code
+    return found[0].exit_code if found else 0
 
 
 def _descendants(cls: type[EdgeRTError]) -> list[type[EdgeRTError]]:

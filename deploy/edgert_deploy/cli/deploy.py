@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from edgert.cli.output import emit, json_option
-from edgert.errors import Interrupted, NotBootstrapped
+from edgert.errors import Interrupted, NotBootstrapped, exit_code_of
 from edgert.versions.trial_limits import TrialLimits
 from edgert_deploy.cli.shared.deploy_options import (
     TransferOptions,
@@ -32,7 +32,7 @@ from edgert_deploy.devices.profiles import load_profile
 from edgert_deploy.devices.transports import LineSink, Transport, open_transport
 from edgert_deploy.rollout.plan import Offer
 from edgert_deploy.rollout.request import DeployRequest, read_offer
-from edgert_deploy.rollout.rollout import deploy_each, exit_code, roll_out
+from edgert_deploy.rollout.rollout import deploy_each, roll_out
 from edgert_deploy.rollout.rollout_record import Rollout
 from edgert_deploy.rollout.rollout_store import RolloutStore
 from edgert_deploy.rollout.waves import Strategy
@@ -149,7 +149,7 @@ def run_rollout(
         request = replace(request, on_bytes=progress.sent)
         rollout = roll_out(store, rollout, request, devices, progress, on_outcome=progress.done)
     # A rollout that stopped between two waves has no errors, but devices are left.
-    code = exit_code(rollout.errors) or (Interrupted.exit_code if rollout.left else 0)
+    code = exit_code_of(rollout.errors) or (Interrupted.exit_code if rollout.left else 0)
     value = rollout_json(rollout) | {"ok": code == 0}
     first = next((error for error in rollout.errors if error is not None), None)
     if first is not None and len(devices) == 1:
@@ -161,7 +161,7 @@ def run_rollout(
 def _show_plan(request: DeployRequest, strategy: Strategy, devices: list[Device], verbose: bool, as_json: bool) -> None:
     with RolloutProgress("plan", len(devices), request.stop, verbose=verbose) as progress:
         outcomes = deploy_each(request, devices, progress, at_once=strategy.parallel, on_outcome=progress.done)
-    code = exit_code([outcome.error for outcome in outcomes])
+    code = exit_code_of([outcome.error for outcome in outcomes])
     waves = [[devices[i].name for i in wave] for wave in strategy.split(len(devices))]
     value = {"ok": code == 0, **plan_json(request, outcomes, waves)}
     emit(value, plan_table(request, outcomes, waves), as_json)

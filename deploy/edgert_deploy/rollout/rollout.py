@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from edgert.errors import EdgeRTError, Interrupted
 from edgert.printable import counted
 from edgert_deploy.common.parallel import AT_ONCE_MAX, for_each
 from edgert_deploy.devices.inventory import Device
@@ -106,13 +105,6 @@ def deploy_each(
             on_outcome(outcome)
         outcomes.append(outcome)
     return outcomes
-
-
-def exit_code(errors: Sequence[EdgeRTError | None]) -> int:
-    """Return 0 if no device has an error, that of Ctrl-C if it caused one, else that of the first error."""
-    if any(isinstance(error, Interrupted) for error in errors):
-        return Interrupted.exit_code
-    return next((error.exit_code for error in errors if error is not None), 0)
 
 
 class _Journal:

@@ -21,6 +21,7 @@ from edgert.errors import (
     HealthCheckFailed,
     ReleaseTooOld,
     StorageFailed,
+    exit_code_of,
 )
 from edgert.versions.slots import State
 from edgert_deploy.common.parallel import Stop
@@ -29,7 +30,7 @@ from edgert_deploy.devices.transports import Transport
 from edgert_deploy.rollout.deployment import Outcome, deploy_one
 from edgert_deploy.rollout.plan import Step
 from edgert_deploy.rollout.request import DeployRequest, read_offer
-from edgert_deploy.rollout.rollout import deploy_each, exit_code
+from edgert_deploy.rollout.rollout import deploy_each
 from tests.support.bundles import make_null_bundle
 from tests.support.devices import wait_until
 from tests.support.stand_ins.simulated_device import BOARD, RELEASE_1, SimulatedDevice
@@ -184,8 +185,8 @@ def test_devices_are_independent_and_keep_their_order(bundle: Path, key: Signing
         ("c", "refused", "bundle.signature_invalid"),
         ("d", "live", None),
     ]
-    assert exit_code([o.error for o in outcomes]) == 6
-    assert exit_code([outcomes[0].error]) == 0
+    assert exit_code_of([o.error for o in outcomes]) == 6
+    assert exit_code_of([outcomes[0].error]) == 0
     assert Step.SEND in outcomes[0].steps
 
 
@@ -240,7 +241,7 @@ def test_ctrl_c_ends_the_step_and_takes_back_what_was_not_kept(
     device.before = lambda word: stop.press() if word == verb and not stop.asked else None
     outcome = roll_out(bundle, device, stop=stop)
     assert outcome.error is not None
-    assert (outcome.result, outcome.error.code, exit_code([outcome.error])) == ("stopped", "deploy.interrupted", 130)
+    assert (outcome.result, outcome.error.code, exit_code_of([outcome.error])) == ("stopped", "deploy.interrupted", 130)
     assert device.done == done
     assert (device.slots.state, device.slots.live_slot, device.slots.ratchet) == (State.STEADY, "a", 1)
     assert device.claims == {}
@@ -251,7 +252,7 @@ def test_ctrl_c_in_the_last_step_comes_too_late_and_the_outcome_says_so(bundle: 
     device, stop = SimulatedDevice(key, RELEASE_1), Stop()
     device.before = lambda verb: stop.press() if verb == "mark-good" else None
     outcome = roll_out(bundle, device, stop=stop)
-    assert (outcome.result, outcome.serving, exit_code([outcome.error])) == ("live", 2, 0)
+    assert (outcome.result, outcome.serving, exit_code_of([outcome.error])) == ("live", 2, 0)
 
 
 def test_ctrl_c_where_going_back_fails_does_not_claim_that_it_went_back(bundle: Path, key: SigningKey) -> None:
@@ -293,5 +294,5 @@ def test_a_second_ctrl_c_lets_go_at_once_and_says_what_becomes_of_the_device(bun
     assert [outcome.result for outcome in outcomes] == ["abandoned", "live"]
     assert outcomes[0].error is not None
     assert "ends by itself after 60 s" in outcomes[0].error.message
-    assert exit_code([o.error for o in outcomes]) == 130
+    assert exit_code_of([o.error for o in outcomes]) == 130
     never.set()

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from edgert.bundle.signing import SigningKey, new_key
-from edgert.errors import DeviceUnreachable, HealthCheckFailed
+from edgert.errors import DeviceUnreachable, HealthCheckFailed, exit_code_of
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.rollout.request import DeployRequest, read_offer
-from edgert_deploy.rollout.rollout import exit_code, roll_out
+from edgert_deploy.rollout.rollout import roll_out
 from edgert_deploy.rollout.rollout_record import Rollout, RolloutState
 from edgert_deploy.rollout.rollout_store import RolloutStore
 from edgert_deploy.rollout.waves import Strategy
@@ -75,7 +75,7 @@ def test_it_goes_in_waves_and_every_outcome_is_on_disk(tmp_path: Path) -> None:
         "wave 3 of 3: 3 devices",
     ]
     assert fleet.store.read(ended.id) == ended
-    assert exit_code(ended.errors) == 0
+    assert exit_code_of(ended.errors) == 0
 
 
 def test_a_canary_that_fails_keeps_the_others_as_they_are_and_the_rollout_goes_on_when_it_is_mended(
@@ -86,10 +86,10 @@ def test_a_canary_that_fails_keeps_the_others_as_they_are_and_the_rollout_goes_o
     ended = fleet.go_on()
     assert (ended.state, fleet.touched) == (RolloutState.STOPPED, ["d0"])
     assert ended.reason == "1 of 1 device failed, more than --max-failures 0"
-    assert exit_code(ended.errors) == 9
+    assert exit_code_of(ended.errors) == 9
     fleet.simulated["d0"].faults.clear()
     assert fleet.go_on().state == RolloutState.DONE
-    assert exit_code(fleet.store.read(ended.id).errors) == 0
+    assert exit_code_of(fleet.store.read(ended.id).errors) == 0
 
 
 def test_within_a_wave_no_device_is_begun_once_too_many_failed(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_an_unreachable_device_holds_up_nobody(tmp_path: Path) -> None:
     fleet = Fleet(tmp_path, 3)
     fleet.simulated["d1"].faults["status"] = DeviceUnreachable("gone")
     ended = fleet.go_on()
-    assert (ended.state, ended.left, exit_code(ended.errors)) == (RolloutState.DONE, ["d1"], 6)
+    assert (ended.state, ended.left, exit_code_of(ended.errors)) == (RolloutState.DONE, ["d1"], 6)
 
 
 def test_a_host_that_dies_in_the_middle_of_a_wave_goes_on_where_it_stood(tmp_path: Path) -> None:

@@ -10,12 +10,11 @@ from typing import Any
 import click
 
 from edgert.cli.output import emit
-from edgert.errors import EdgeRTError, EngineMissing, HealthCheckFailed, Interrupted, RolledBack
+from edgert.errors import EdgeRTError, EngineMissing, HealthCheckFailed, Interrupted, RolledBack, exit_code_of
 from edgert_deploy.cli.shared.output import error_lines
 from edgert_deploy.common.parallel import Stop, for_each
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.transports import Transport, open_transport
-from edgert_deploy.rollout.rollout import exit_code
 
 FIRST = "stopping: devices in progress finish, others are left as they are (Ctrl-C again detaches)"
 SECOND = "detached: devices in progress finish or roll back on their own"
@@ -48,7 +47,7 @@ class Results:
         failed = [(row["device"], row["error"]["code"], row["error"]["message"]) for row in self.rows if "error" in row]
         shown = "\n".join(part for part in (text, error_lines(failed).rstrip("\n"), below) if part)
         emit({"ok": not self.errors, **also, "devices": self.rows}, shown, as_json)
-        click.get_current_context().exit(exit_code(self.errors) or code)
+        click.get_current_context().exit(exit_code_of(self.errors) or code)
 
 
 def run_on_each(
