@@ -58,9 +58,9 @@ def trial(
 def trial_of(state: StateDir, store: SlotStore, digest: str) -> dict[str, Any]:
     """Return the state of the trial of the version `digest` ("": the live one).
 
-    If it is over and no daemon runs, this function ends it. `state` is loading, watching, filling
-    (golden samples are sent), held (all limits held, the host decides), open (it has no limits), kept, rolled-back
-    (with the `reason`), or none (no trial of this version is known here).
+    If it is over and no daemon runs, this function ends it. `state` is `loading`, `watching`, `filling` (golden samples
+    are sent), `held` (all limits held, the host decides), `open` (it has no limits), `kept`, `rolled-back` (with the
+    `reason`), or `none` (this device knows no trial of the version).
     """
     # The daemon first, as the slots decide: an outcome between the two must not look like no trial at all.
     measured = _measured(state, store.folder.name)

@@ -45,8 +45,8 @@ class LocalArtifact:
     """An artifact's files on this machine, already verified.
 
     `path` is the file that the engine opens; its companions are in the same folder. `inputs` and `outputs` are the
-    model's contract, the same for every engine: the session takes and returns arrays in that order. Of a model with
-    `buckets` an engine's session takes inputs of their sizes only; `padding.load_session` gives one that takes all lengths.
+    model's contract, the same for every engine: the session takes and returns arrays in that order. If the model has
+    `buckets`, an engine's session takes inputs of their sizes only; `padding.load_session` gives one for all lengths.
     """
 
     engine: str

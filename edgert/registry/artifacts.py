@@ -1,9 +1,9 @@
 """How releases and channels lie in a repository: OCI image manifests with media types of their own.
 
 A release is one manifest: a layer for the signed envelope of its bundle and one for each file of it, named by its path,
-as `oras` and `skopeo` expect. Releases share the files that are equal. A channel is a manifest with one layer, the signed
-statement. Nothing here is trusted: a device takes the statement's signature, from it the digest of the envelope, and from
-that the digest of each file; so it reads no manifest of a release.
+as `oras` and `skopeo` expect. Releases share the files that are equal. A channel is a manifest with one layer, the
+signed statement. Nothing here is trusted. A device checks the statement's signature; the statement has the digest of
+the envelope, and the envelope that of each file. So it reads no manifest of a release.
 
     MODEL-RELEASE    a release; edgert.runtime-RELEASE one of the runtime, with a layer for each wheel
     channel.NAME     the newest statement of a channel; no model's name holds a dot

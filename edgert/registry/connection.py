@@ -1,8 +1,8 @@
 """HTTP requests that end: every wait, answer and redirect has a limit; failures are our errors.
 
-The registry and the network are not trusted. A server that sends a byte now and then keeps a socket's time-out from
-ever passing, so a timer shuts the socket of a request whose head, or whole small answer, is late. The reader of a large
-blob counts the time that it waits (client.py).
+The registry and the network are not trusted. A server that sends a byte now and then never exceeds a socket's time-out.
+So a timer shuts the socket if the head of an answer, or all of a small one, is late. The reader of a large blob counts
+the time that it waits (client.py).
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ class Connection:
     ) -> Iterator[urllib3.BaseHTTPResponse]:
         """Send one request and give its answer, the body not read yet; follow the redirects of a GET.
 
-        A server may close a kept connection at the moment of the next request: a request whose body can be sent again is
-        sent once more then. A redirect to another host loses the login; one from https to http is refused. `answer_s` replaces the time for
-        the answer's head. Raises RegistryUnreachable and RegistryError.
+        A server may close a kept connection at the moment of the next request: a request whose body can be sent again
+        is sent once more then. A redirect to another host loses the login; one from https to http is refused.
+        `answer_s` replaces the time for the answer's head. Raises RegistryUnreachable and RegistryError.
         """
         for _ in range(REDIRECTS_MAX + 1):
             try:

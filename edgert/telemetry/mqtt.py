@@ -1,13 +1,13 @@
 """MQTT: one connection to a broker. The only file that knows paho.
 
 Theory of operation: paho is a codec with a socket here, driven by the owner of the `Connection`. It runs no thread and
-remembers nothing. Each attempt to connect gets a new paho client, so that paho never sends anything again by itself:
-the spool still holds every message that was not acknowledged, and the forwarder sends it from there. MQTT 5 is tried
-first, as its PUBACK names the reason of a refusal; a broker without it gets 3.1.1.
+remembers nothing. Each attempt to connect gets a new paho client, so that paho never sends anything again by itself.
+The forwarder does that: the spool still holds every message that was not acknowledged. MQTT 5 is tried first, as its
+PUBACK names the reason of a refusal; a broker without it gets 3.1.1.
 
-A subscriber may ask the broker to keep its session (`Session`): then what is published at QoS 1 while it is away waits
-for it, and what it was handed is acknowledged only when it says so, by `acknowledge`; a broker hands out again what was
-not.
+A subscriber may ask the broker to keep its session (`Session`). The broker then keeps messages of QoS 1 while the
+subscriber is away. Messages that it received are acknowledged only by its call of `acknowledge`; the broker sends the
+others again.
 """
 
 from __future__ import annotations

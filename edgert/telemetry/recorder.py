@@ -2,9 +2,9 @@
 
 Theory of operation: every serving thread calls `record` after its answer has left, so it only packs the span's integers
 and appends them to a deque, which is atomic and takes no lock. `fold` (the reporter's thread, once a second) and `cut`
-count the spans later, a slice at a time, in NumPy: a computing Python thread holds up the serving threads, so the whole
-slice takes few steps. If nobody folds, `record` folds a slice itself once `PENDING_MAX` spans wait: memory stays bounded
-and nothing is dropped.
+count the spans later, a slice at a time. A computing Python thread holds up the serving threads, so NumPy counts a
+whole slice in a few steps. If nobody folds, `record` folds a slice itself once `PENDING_MAX` spans wait: memory stays
+bounded and nothing is dropped.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The stage times of a window, packed: a histogram of each, in the buckets of the latency's sketch.
 
 Theory of operation: the histograms of all stages are one row of cells. Stage number n has the cells from n * CELLS: the
-first counts times below a microsecond, the next ones the buckets from INDEX_MIN. Packed are the filled cells, in ascending
-order: for each its distance from the one before (uint16; that of the first from -1), then for each its count (uint32),
-little-endian, compressed with zlib. Merging adds the counts of equal cells, so it is exact.
+first counts times below a microsecond, the next ones the buckets from INDEX_MIN. The packed form lists the filled cells
+in ascending order: first the distance of each from the one before (uint16; that of the first from -1), then the count
+of each (uint32), little-endian, compressed with zlib. Merging adds the counts of equal cells, so it is exact.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ def _fork(end: socket.socket, worker_end: socket.socket) -> None:
         if os.fork():
             worker_end.close()
             return
-    except OSError as error:  # no memory or no processes: without `started`, no version is blamed
+    except OSError as error:  # no memory or no processes: the message lacks `started`, so no version is blamed
         with contextlib.suppress(OSError):
             message = f"no worker can be started: {error.strerror}"
             link.send(worker_end, {"op": "failed", "code": "device.error", "exit_code": 7, "message": message})

@@ -1,8 +1,8 @@
 """edgert's own wheel: what this host runs, for its devices.
 
 A source tree is built, an installed package is packed again. Both go through `_pack`, which keeps the files of the two
-packages and writes the rest anew from what they declare. So the content, and the id of a runtime that holds it, is the
-same for a checkout and for an installed wheel of the same version, whatever built it, installed it, or compressed it.
+packages and writes the rest anew from what they declare. So a checkout and an installed wheel of one version give the
+same content, and the same id of a runtime that holds it, whatever built, installed or compressed them.
 """
 
 from __future__ import annotations

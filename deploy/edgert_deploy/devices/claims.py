@@ -40,7 +40,7 @@ LASTS_S = 60.0  # how long a model's claim lasts: commands on the device renew i
 SPARE_S = 240.0  # how long a set-up's claim outlasts its longest command: others wait so long for a host that vanished
 SLOW_LINK_BYTES_PER_S = 50_000  # a transfer under a claim may be as slow as this
 TOKEN_BYTES_MAX = 200
-# What EdgeRT makes in STATE and in HOME, which may be the same folder; `grep -xE` reads it.
+# EdgeRT makes these files in STATE and in HOME, which may be the same folder. `grep -xE` reads the pattern.
 KNOWN = (
     r"keys|models|incoming|spool|claims|cache|learned|config\.toml|control\.sock|edgert\.sock|edgertd\.(pid|log|log\.1)"
     r"|mqtt-(password|ca\.pem)|registry-(login|ca\.pem)|restart-due|lost\+found|\..*\.part|venvs?|wheels"

@@ -30,7 +30,8 @@ from edgert_deploy.packager.request import BuildRequest, TargetRequest, check_re
 from edgert_deploy.packager.samples.samples import constant_inputs
 from edgert_deploy.packager.sources.onnx_graph.classical import classical_operators, is_float_only
 
-# Of the model's size: what a builder writes on its way, and an artifact with its copy in the bundle's contents.
+# Disk space in units of the model's size: the files that a builder writes on its way; an artifact and its copy in the
+# bundle.
 COPIES_ON_THE_WAY = 4
 COPIES_OF_ARTIFACT = 2
 SPACE_BYTES_MIN = 16 * 1024**2

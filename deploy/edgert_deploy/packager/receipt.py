@@ -53,7 +53,7 @@ def receipt(
     release: int,
 ) -> bytes:
     """Return the file's bytes: JSON with sorted keys, readable lines, ASCII."""
-    # Of the sets of layers that a search built, only the one that won; `attempts` describes the others.
+    # A search builds many sets of layers: the receipt lists the one that won, and `attempts` describes the others.
     tried = {id(candidate) for choice in choices for candidate in choice.tried}
     candidates = [c for c in candidates if id(c) in tried or not c.artifact.float_layers]
     packed, first = all_packed(choices), candidates[0].result

@@ -18,9 +18,9 @@ Entries = tuple[Entry, ...]
 def with_release(entries: Entries, new: Entry) -> Entries:
     """Return the entries with `new` before the others of its model.
 
-    It replaces what it supersedes: of the entries with the same selectors those that are halted, are for a share, or
-    hold its own release; all of them where it is itself for everybody it selects; all of the model where it is for every
-    device. Raises ConfigInvalid for a release below one of these.
+    An entry for every device replaces all others of its model. An entry with a share of 100% replaces all with the same
+    selectors. A smaller share replaces those of them that are halted, have a smaller share than 100%, or hold its own
+    release. Raises ConfigInvalid for a release below one of these.
     """
     others = [entry for entry in entries if entry.model != new.model]
     same = [entry.attempt for entry in entries if (entry.model, entry.release) == (new.model, new.release)]

@@ -1,9 +1,9 @@
 """The rollouts of a project: a record each (rollout_record.py), in its folder and the team's store.
 
-Theory of operation. A line is on this host's disk before anything else happens, so a host that dies, or a user who stops,
-loses nothing. No two hosts write to one file: each rollout has a name of its own, nothing is counted in a file, and no
-file is removed, since git may take the removal of one and the addition of another for a renaming. So commits of several
-hosts never conflict. If two hosts continued the same rollout, git keeps the lines of both (.gitattributes).
+Theory of operation. A line is on this host's disk before anything else happens, so a host that dies, or a user who
+stops, loses nothing. No two hosts write to one file: each rollout has a name of its own, and nothing is counted in a
+file. No file is removed, because git may take a removal and an addition for a renaming. So commits of several hosts
+never conflict. If two hosts continued the same rollout, git keeps the lines of both (.gitattributes).
 
 The team's store holds the same lines. `sync` copies those that one side lacks. Rollouts are ordered by a number that
 only grows: the host's clock may jump.

@@ -10,10 +10,9 @@ model back; without a good version that it trusts, it quarantines the model, wit
 With a memory budget, a model loads when the first client asks for it, and is unloaded when another model needs the
 memory.
 
-Most events end in `sync`, which may be called at any time. Beside this file are the parts that act at times of
-their own: `restarts` (the next restart), `trial`, and `slot_writer` (what has to be tried again because the slots are
-busy); in `edgert/daemon/workers`, `worker_set` (the processes) and `watchdog`. All methods run on the supervisor's
-thread.
+Most events end in `sync`, which may be called at any time. Other parts act at times of their own. Beside this file:
+`restarts` (the next restart), `trial`, and `slot_writer` (changes to try again because the slots are busy). In
+`edgert/daemon/workers`: `worker_set` (the processes) and `watchdog`. All methods run on the supervisor's thread.
 """
 
 from __future__ import annotations
@@ -219,7 +218,7 @@ class ModelService:
 
     @property
     def alarms(self) -> tuple[str, ...]:
-        """What is wrong with the model now: a state in which it does not serve well, and its worker's alarms."""
+        """The faults of the model now: a state in which it does not serve well, and its worker's alarms."""
         worker = self.workers.serving
         return ((self.state,) if self.state in ALARMING else ()) + (() if worker is None else worker.alarms)
 

@@ -1,10 +1,11 @@
 """Admission: the clients that hold connections, and the one that gives way when all are taken.
 
 Users share the connections equally, and the processes of one user share the user's part; the kernel names both when
-they connect (SO_PEERCRED). A new client replaces the oldest connection of the user who holds most, if its own user
-holds at least two fewer; else that of the process that holds most of its own user's, if its own process holds at least
-two fewer; else it is refused. So an app that takes all connections keeps no other out, nobody falls below an equal
-share, and two that hold equally many do not replace each other in turn.
+they connect (SO_PEERCRED). A new client first competes with other users: it replaces the oldest connection of the user
+who holds most, if its own user holds at least two fewer. Otherwise it competes with its own user's processes: it
+replaces the oldest connection of the one that holds most, if its own process holds at least two fewer. Otherwise it is
+refused. So an app that takes all connections keeps no other out, nobody falls below an equal share, and two that hold
+equally many do not replace each other in turn.
 """
 
 from __future__ import annotations

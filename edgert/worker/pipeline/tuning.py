@@ -1,9 +1,9 @@
 """The latency tuner: it holds a model's p95 under a target by changing how far the batcher batches.
 
 It decides once per WINDOW answers, with additive increase and multiplicative decrease: above the target, cap and linger
-shrink by a quarter; well below it, they grow by a step. If requests wait because there are too many of them, a smaller
-batch makes them wait longer: a cut after which the p95 did not fall is reverted, and not repeated for a while (`state`
-is `overloaded` then).
+shrink by a quarter; well below it, they grow by a step. If there are too many requests, a smaller batch makes them wait
+longer. So a cut after which the p95 did not fall is reverted, and not repeated for a while; `state` is `overloaded`
+then.
 """
 
 from __future__ import annotations

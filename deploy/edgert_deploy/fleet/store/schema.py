@@ -1,10 +1,10 @@
 """The store's tables, in SQLite or PostgreSQL.
 
 Theory of operation: a report is one row in `hist_window` or `metrics_window`, whose key (stream, seq) makes repetition
-harmless. In the same transaction it is added to merged rows: one for each minute and hour of each group (site, model,
-version, profile), and one for each hour of each stream, which keeps the device. The coarsest rows that fit answer a
-question, so its cost follows the hours of the period, not the number of windows. Merging adds integers, so every grain
-gives the same answer.
+harmless. In the same transaction it is added to merged rows: one for each minute and one for each hour of its group
+(site, model, version, profile), and one for each hour of its stream, which keeps the device. The coarsest rows that fit
+answer a question, so its cost follows the hours of the period, not the number of windows. Merging adds integers, so
+every grain gives the same answer.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """How sure a measured drop is: its confidence interval, and how many samples decide within a limit.
 
 Each hold-out sample is answered by FP32 and by the artifact, so the two shares of right answers are paired. Tango's
-score interval for the difference of paired shares (Statistics in Medicine 17, 1998, 891-908) holds for few samples, and
-for no losses at all: there its upper end is near the rule of three, 3 / samples.
+score interval for the difference of paired shares (Statistics in Medicine 17, 1998, 891-908) holds for few samples.
+It also holds if no sample is lost: its upper end is then near the rule of three, 3 / samples.
 """
 
 from __future__ import annotations

@@ -1,17 +1,16 @@
 """Golden samples: inputs in a bundle, their answers, and how far a device may differ.
 
-**Which.** SAMPLES of the hold-out that cover FP32's answers: first the samples with the lowest and the highest value of
-each output, then always the one that is farthest from all chosen ones (greedy k-centre; Gonzalez, 1985), of a class
-that none of them has, while there is one. An error at one end of the range, or in one class, then shows in a check of
-eight samples.
+**Which.** SAMPLES of the hold-out that cover FP32's answers. The first are those with the lowest and the highest value of
+each output. Each next one is the farthest from all chosen ones (greedy k-centre; Gonzalez, 1985), among those of a new
+class while there is one. An error at one end of the range, or in one class, then shows in a check of eight samples.
 
 **How far.** The artifact answers them here in every way that its engine can compute them (the builder's `ways`): one
 thread and several, optimized kernels and plain ones, integer arithmetic and simulated. A device differs from this host
 as these differ from each other, in the order of sums and in rounding. It may differ by MARGIN times the largest of
-these differences, and by the precision's floor at least, since equal kernels here tell little about another processor:
-3 quantization steps in INT8 (a step: the range of FP32's answers / 255; TFLite's runtimes were seen up to 3 apart), 4
-roundings of FP16, or a ten-thousandth of the range in FP32. An engine whose kernels this host cannot run states
-larger floors (the builder's `tolerance_times` and `tolerance_floor`).
+these differences, and at least by the precision's floor, since equal kernels here tell little about another processor.
+The floor is 3 quantization steps in INT8, 4 roundings of FP16, or a ten-thousandth of the range in FP32. A step is the
+range of FP32's answers / 255; TFLite's runtimes were seen up to 3 apart. An engine whose kernels this host cannot run
+states larger floors (the builder's `tolerance_times` and `tolerance_floor`).
 """
 
 from __future__ import annotations

@@ -63,11 +63,12 @@ class CalibrationSet:
 
     `labels` holds one class index (int64) per sample; `slices` the name of the part of the field that the sample is
     from (a camera, a time of day); `boxes` [samples, M, 5] a detector's truth (detection_metric.py). `raw` holds the
-    windows [samples, length(, channels)] of the signals, or the texts UINT8 [samples, bytes], from which inputs were made.
+    windows [samples, length(, channels)] of the signals, or the texts UINT8 [samples, bytes], from which inputs were
+    made.
 
     `transcripts` holds the text that a model should write for each sample. `recordings` numbers the recording that each
-    window is from: equal numbers that follow each other are windows of one signal, in order. Of a model with `buckets`,
-    every row of `inputs` is padded to the largest, and `lengths` (int64) holds its own.
+    window is from: equal numbers that follow each other are windows of one signal, in order. If the model has
+    `buckets`, every row of `inputs` is padded to the largest, and `lengths` (int64) holds its own length.
     """
 
     inputs: dict[str, NDArray[Any]]

@@ -92,8 +92,8 @@ class Node:
 class Graph:
     """A folded model.
 
-    `batch_constants` are the constants that differ between batch 1 and batch 2. Of these, `expanded_constants` only
-    repeat along axis 0, so that the one at batch 1 broadcasts, and `repeated_constants` repeat along any one axis.
+    `batch_constants` are the constants that differ between batch 1 and batch 2. The `expanded_constants` among them
+    only repeat along axis 0: their value at batch 1 broadcasts. The `repeated_constants` repeat along any one axis.
     """
 
     opset: int

@@ -96,8 +96,9 @@ def described(dims: Any) -> str:
 def move_input_batches(proto: Any) -> tuple[str, ...]:
     """Bring the batch axis of inputs such as `[layers, N, H]` to the front; return a remark for each.
 
-    The batch is the axis that bears the name of another input's open axis 0, or the only open one where no axis has a
-    name; or, where the others' axis 0 is 1, the first axis of length 1. An input whose axis 0 is the batch stays as it is.
+    The batch is the axis with the name of another input's open axis 0. If no axis has a name, it is the only open one.
+    If axis 0 of the other inputs is 1, it is the first axis of length 1. An input whose axis 0 is the batch stays as it
+    is.
     """
     inputs, remarks = list(model_inputs(proto)), []
     firsts = [value.type.tensor_type.shape.dim[0] for value in inputs if value.type.tensor_type.shape.dim]
