@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import click
 
 from edgert.cli.output import emit, json_option
 from edgert_deploy.cli.shared.host_keys import DEVICE_KEY, JUMP_KEY, agreed_host_key, identity_path
+from edgert_deploy.cli.shared.option_groups import SectionedCommand, gathered, section
 from edgert_deploy.cli.shared.options import inventory_option, profiles_option, selector_argument
 from edgert_deploy.cli.shared.output import say
 from edgert_deploy.cli.shared.types import FILE, ProfileName
@@ -18,47 +19,137 @@ from edgert_deploy.devices.inventory import Device, Inventory
 from edgert_deploy.devices.profiles import load_profile
 
 
-@click.command("set")
-@selector_argument()
-@click.option("--address", metavar="[USER@]HOST[:PORT]", help="Its new address; the pinned host key stays.")
-@click.option("--repin", is_flag=True, help="Show its present host key, and pin that after you agree.")
-@click.option("--fingerprint", "wanted", metavar="SHA256:...", help="Pin the host key of this fingerprint.")
-@click.option("--jump", metavar="[USER@]HOST[:PORT]", help="The jump host to reach it through; its key is pinned.")
-@click.option("--jump-fingerprint", metavar="SHA256:...", help="The jump host's key to accept.")
-@click.option("--no-jump", is_flag=True, help="Reach it directly, or as ~/.ssh/config states.")
-@click.option("--identity", type=FILE, help="Private SSH key.")
-@click.option("--no-identity", is_flag=True, help="Use the keys of the agent and ~/.ssh.")
-@click.option("--profile", type=ProfileName(), help="A device profile. Takes effect at the next bootstrap.")
-@click.option("--site", help="Its site, part of its MQTT topics. Takes effect at the next bootstrap.")
-@click.option("--group", "groups", multiple=True, help="A group to join. May be repeated.")
-@click.option("--ungroup", multiple=True, help="A group to leave. May be repeated.")
-@click.option(
-    "--tag",
-    "tags",
-    multiple=True,
-    metavar="KEY[=VALUE]",
-    help="A tag; it replaces one with the same key. May be repeated.",
+@dataclass(frozen=True)
+class LoginChange:
+    """How the host reaches a device from now on."""
+
+    address: str | None
+    repin: bool
+    fingerprint: str | None
+    jump: str | None
+    jump_fingerprint: str | None
+    no_jump: bool
+    identity: Path | None
+    no_identity: bool
+
+    @property
+    def repins(self) -> bool:
+        return self.repin or self.fingerprint is not None
+
+    def check(self, selector: str, devices: Sequence[Device]) -> None:
+        """Refuse changes that are for one device, or for devices over SSH, where others are selected."""
+        if self.no_jump and self.jump:
+            raise click.UsageError("--jump and --no-jump exclude each other: choose one")
+        of_one = self.address is not None or self.repins
+        if len(devices) > 1 and of_one:
+            raise click.UsageError(
+                f"--address, --repin and --fingerprint are for one device; {selector!r} selects {len(devices)}"
+            )
+        of_ssh = of_one or self.jump is not None or self.identity is not None
+        if of_ssh and (without_ssh := [device.name for device in devices if not device.kind.uses_ssh]):
+            raise click.UsageError(
+                f"{', '.join(without_ssh)}: this machine has no address, host key, jump host or SSH key to set"
+            )
+
+    def fields(self, device: Device) -> dict[str, Any]:
+        """Return the new fields; a host key is shown, and pinned once the user agrees."""
+        changes: dict[str, Any] = {}
+        if self.address is not None:
+            changes["address"] = self.address
+        if self.identity is not None or self.no_identity:
+            changes["identity"] = identity_path(self.identity)
+        if self.jump is not None:
+            key = agreed_host_key(self.jump, self.jump_fingerprint, JUMP_KEY)
+            changes.update(jump=self.jump, jump_host_key=key)
+        elif self.no_jump:
+            changes.update(jump="", jump_host_key="")
+        if self.repins:
+            moved = replace(device, **changes)
+            changes["host_key"] = agreed_host_key(moved.address, self.fingerprint, DEVICE_KEY, moved)
+        return changes
+
+
+@dataclass(frozen=True)
+class PlaceChange:
+    """The place of a device in the fleet from now on."""
+
+    profile: str | None
+    site: str | None
+    groups: tuple[str, ...]
+    ungroup: tuple[str, ...]
+    tags: tuple[str, ...]
+    untag: tuple[str, ...]
+
+    def fields(self, profiles_dir: Path | None) -> dict[str, Any]:
+        """Return the new site and profile. Raises ConfigInvalid for an unknown profile."""
+        changes = {} if self.site is None else {"site": self.site}
+        if self.profile is not None:
+            changes["profile"] = load_profile(self.profile, profiles_dir).name
+        return changes
+
+    def listed(self, device: Device) -> Device:
+        """Return the device with groups and tags added and removed."""
+        stay = [group for group in device.groups if group not in self.ungroup]
+        replaced = {_key(tag) for tag in (*self.tags, *self.untag)}
+        return replace(
+            device,
+            groups=tuple(dict.fromkeys([*stay, *self.groups])),
+            tags=tuple(dict.fromkeys([*(tag for tag in device.tags if _key(tag) not in replaced), *self.tags])),
+        )
+
+
+# Given as `login`.
+_login_options = gathered(
+    "login",
+    LoginChange,
+    *section(
+        "Login",
+        click.option("--address", metavar="[USER@]HOST[:PORT]", help="Its new address; the pinned host key stays."),
+        click.option("--repin", is_flag=True, help="Show its present host key, and pin that after you agree."),
+        click.option("--fingerprint", metavar="SHA256:...", help="Pin the host key of this fingerprint."),
+        click.option(
+            "--jump", metavar="[USER@]HOST[:PORT]", help="The jump host to reach it through; its key is pinned."
+        ),
+        click.option("--jump-fingerprint", metavar="SHA256:...", help="The jump host's key to accept."),
+        click.option("--no-jump", is_flag=True, help="Reach it directly, or as ~/.ssh/config states."),
+        click.option("--identity", type=FILE, help="Private SSH key."),
+        click.option("--no-identity", is_flag=True, help="Use the keys of the agent and ~/.ssh."),
+    ),
 )
-@click.option("--untag", multiple=True, metavar="KEY", help="A tag to remove. May be repeated.")
+
+# Given as `place`.
+_place_options = gathered(
+    "place",
+    PlaceChange,
+    *section(
+        "Place in the fleet",
+        click.option("--profile", type=ProfileName(), help="A device profile. Takes effect at the next bootstrap."),
+        click.option("--site", help="Its site, part of its MQTT topics. Takes effect at the next bootstrap."),
+        click.option("--group", "groups", multiple=True, help="A group to join. May be repeated."),
+        click.option("--ungroup", multiple=True, help="A group to leave. May be repeated."),
+        click.option(
+            "--tag",
+            "tags",
+            multiple=True,
+            metavar="KEY[=VALUE]",
+            help="A tag; it replaces one with the same key. May be repeated.",
+        ),
+        click.option("--untag", multiple=True, metavar="KEY", help="A tag to remove. May be repeated."),
+    ),
+)
+
+
+@click.command("set", cls=SectionedCommand)
+@selector_argument()
+@_login_options
+@_place_options
 @profiles_option
 @inventory_option
 @json_option
 def set_(
     selector: str,
-    address: str | None,
-    repin: bool,
-    wanted: str | None,
-    jump: str | None,
-    jump_fingerprint: str | None,
-    no_jump: bool,
-    identity: Path | None,
-    no_identity: bool,
-    profile: str | None,
-    site: str | None,
-    groups: tuple[str, ...],
-    ungroup: tuple[str, ...],
-    tags: tuple[str, ...],
-    untag: tuple[str, ...],
+    login: LoginChange,
+    place: PlaceChange,
     profiles_dir: Path | None,
     inventory: Inventory,
     as_json: bool,
@@ -74,49 +165,17 @@ def set_(
       edgert device set site:plant-1 --jump ops@bastion
       edgert device set all --tag firmware=7 --ungroup canary
     """
-    if no_jump and jump:
-        raise click.UsageError("--jump and --no-jump exclude each other: choose one")
     devices = inventory.select(selector)
-    of_one = address is not None or repin or wanted is not None
-    _check_selected(selector, devices, of_one=of_one, of_ssh=of_one or jump is not None or identity is not None)
-    changes: dict[str, Any] = {}
-    if address is not None:
-        changes["address"] = address
-    if identity is not None or no_identity:
-        changes["identity"] = identity_path(identity)
-    if site is not None:
-        changes["site"] = site
-    if profile is not None:
-        changes["profile"] = load_profile(profile, profiles_dir).name
-    if jump is not None:
-        key = agreed_host_key(jump, jump_fingerprint, JUMP_KEY)
-        changes.update(jump=jump, jump_host_key=key)
-    elif no_jump:
-        changes.update(jump="", jump_host_key="")
-    if repin or wanted is not None:
-        moved = replace(devices[0], **changes)
-        changes["host_key"] = agreed_host_key(moved.address, wanted, DEVICE_KEY, moved)
+    login.check(selector, devices)
+    changes = {**place.fields(profiles_dir), **login.fields(devices[0])}
     # Another command may have changed the devices since: the changes apply to what the file has now.
     changed = inventory.change(
-        [device.name for device in devices],
-        lambda device: _listed(replace(device, **changes), groups, ungroup, tags, untag),
+        [device.name for device in devices], lambda device: place.listed(replace(device, **changes))
     )
     names = ", ".join(device.name for device in changed)
     text = f"changed in {inventory.path}: {names}" if changed else "nothing to change"
     emit({"changed": [device.as_json() for device in changed], "inventory": str(inventory.path)}, text, as_json)
     _say_next({device.name: device for device in devices}, changed)
-
-
-def _check_selected(selector: str, devices: Sequence[Device], *, of_one: bool, of_ssh: bool) -> None:
-    """Refuse changes that are for one device, or for devices over SSH, where others are selected."""
-    if len(devices) > 1 and of_one:
-        raise click.UsageError(
-            f"--address, --repin and --fingerprint are for one device; {selector!r} selects {len(devices)}"
-        )
-    if of_ssh and (without_ssh := [device.name for device in devices if not device.kind.uses_ssh]):
-        raise click.UsageError(
-            f"{', '.join(without_ssh)}: this machine has no address, host key, jump host or SSH key to set"
-        )
 
 
 def _say_next(before: Mapping[str, Device], changed: Sequence[Device]) -> None:
@@ -130,19 +189,6 @@ def _say_next(before: Mapping[str, Device], changed: Sequence[Device]) -> None:
             "",
             "note: what the broker retains of the former site stays until they connect from the new one and clear it",
         )
-
-
-def _listed(
-    device: Device, groups: tuple[str, ...], ungroup: tuple[str, ...], tags: tuple[str, ...], untag: tuple[str, ...]
-) -> Device:
-    """Return the device with groups and tags added and removed."""
-    stay = [group for group in device.groups if group not in ungroup]
-    replaced = {_key(tag) for tag in (*tags, *untag)}
-    return replace(
-        device,
-        groups=tuple(dict.fromkeys([*stay, *groups])),
-        tags=tuple(dict.fromkeys([*(tag for tag in device.tags if _key(tag) not in replaced), *tags])),
-    )
 
 
 def _key(tag: str) -> str:

@@ -141,16 +141,11 @@ def ui(
     _print_status(f"listening to {settings.address}; Ctrl-C ends it")
     if own:
         _print_status(f"no --store given: recording to {path} (at most {size_text(size_bytes)})")
-    if not is_loopback(host):
-        _print_status(
-            f"warning: the network can reach {host}, and the connection is not encrypted: anybody who has the token can read it"
-        )
+    _warn_if_reachable(host)
     stop = stopping(for_s)
-    repeated = [(lambda: board.remember_baselines(baselines(query, _wall_ms())), BASELINES_EVERY_S)]
-    if rollouts.has_team:  # what other hosts roll out
-        repeated.append((rollouts.sync, TEAM_S))
-    for work in repeated:
-        threading.Thread(target=_repeat, args=work, daemon=True).start()
+    _repeat_in_background(lambda: board.remember_baselines(baselines(query, _wall_ms())), BASELINES_EVERY_S)
+    if rollouts.has_team:  # other hosts may roll out, too
+        _repeat_in_background(rollouts.sync, TEAM_S)
     try:
         while not stop():
             subscriber.listen(TICK_S)
@@ -205,12 +200,23 @@ def begin(board: Board, query: FleetQuery) -> None:
     board.remember_versions(versions_seen(query, _wall_ms()))
 
 
-def _repeat(work: Callable[[], None], every_s: float) -> None:
+def _warn_if_reachable(host: str) -> None:
+    if not is_loopback(host):
+        _print_status(
+            f"warning: the network can reach {host}, and the connection is not encrypted: anybody who has the token can read it"
+        )
+
+
+def _repeat_in_background(work: Callable[[], None], every_s: float) -> None:
     """Do `work` again and again until the process ends. If it fails, the page shows what it knows."""
-    while True:
-        with contextlib.suppress(EdgeRTError):
-            work()
-        time.sleep(every_s)
+
+    def repeat() -> None:
+        while True:
+            with contextlib.suppress(EdgeRTError):
+                work()
+            time.sleep(every_s)
+
+    threading.Thread(target=repeat, daemon=True).start()
 
 
 def address_of(access: Access, host: str, port: int) -> str:
