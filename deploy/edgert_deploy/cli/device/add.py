@@ -14,6 +14,7 @@ from edgert.cli.output import emit, json_option
 from edgert.config import SOCKET_PATH_BYTES_MAX, StateDir
 from edgert.errors import ConfigInvalid
 from edgert_deploy.cli.shared.host_keys import identity_path, pinned
+from edgert_deploy.cli.shared.option_groups import SectionedCommand, each_of, section
 from edgert_deploy.cli.shared.options import inventory_option, profiles_option, same_machine_option
 from edgert_deploy.cli.shared.output import say
 from edgert_deploy.cli.shared.types import FILE, ProfileName
@@ -23,30 +24,51 @@ from edgert_deploy.devices.profiles import list_profiles, load_profile
 from edgert_deploy.devices.transports import open_transport
 
 
-@click.command()
+@click.command(cls=SectionedCommand)
 @click.argument("name")
 @click.argument("address", required=False, metavar="[USER@HOST[:PORT]]")
-@click.option(
-    "--local",
-    "folder",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Use this machine, with its state in this folder.",
+@each_of(
+    *section(
+        "Login",
+        click.option(
+            "--fingerprint", "wanted", metavar="SHA256:...", help="The host key to accept. Without it you are asked."
+        ),
+        click.option("--identity", type=FILE, help="Private SSH key [default: agent, ~/.ssh]."),
+        click.option("--sudo", is_flag=True, help="Use sudo on the device; it must not ask for a password."),
+        click.option("--jump", default="", metavar="[USER@]HOST[:PORT]", help="A jump host to reach it through."),
+        click.option("--jump-fingerprint", metavar="SHA256:...", help="The jump host's key to accept."),
+    )
 )
-@click.option(
-    "--profile", "profile_name", type=ProfileName(), help="A device profile [default: the one that fits the device]."
+@each_of(
+    *section(
+        "Place in the fleet",
+        click.option(
+            "--profile",
+            "profile_name",
+            type=ProfileName(),
+            help="A device profile [default: the one that fits the device].",
+        ),
+        click.option("--site", default="default", show_default=True, help="Its site, part of its MQTT topics."),
+        click.option("--group", "groups", multiple=True, help="A group to join. May be repeated."),
+        click.option("--tag", "tags", multiple=True, metavar="KEY[=VALUE]", help="A tag. May be repeated."),
+    )
 )
-@click.option("--fingerprint", "wanted", metavar="SHA256:...", help="The host key to accept. Without it you are asked.")
-@click.option("--identity", type=FILE, help="Private SSH key [default: agent, ~/.ssh].")
-@click.option("--sudo", is_flag=True, help="Use sudo on the device; it must not ask for a password.")
-@click.option("--group", "groups", multiple=True, help="A group to join. May be repeated.")
-@click.option("--tag", "tags", multiple=True, metavar="KEY[=VALUE]", help="A tag. May be repeated.")
-@click.option("--jump", default="", metavar="[USER@]HOST[:PORT]", help="A jump host to reach it through.")
-@click.option("--jump-fingerprint", metavar="SHA256:...", help="The jump host's key to accept.")
-@click.option("--site", default="default", show_default=True, help="Its site, part of its MQTT topics.")
-@click.option(
-    "--home", help="The folder in which bootstrap installs there [default: /opt/edgert, or ~/.local/share/edgert]."
+@each_of(
+    *section(
+        "Folders",
+        click.option(
+            "--local",
+            "folder",
+            type=click.Path(file_okay=False, path_type=Path),
+            help="Use this machine, with its state in this folder.",
+        ),
+        click.option(
+            "--home",
+            help="The folder in which bootstrap installs there [default: /opt/edgert, or ~/.local/share/edgert].",
+        ),
+        click.option("--state", help="The device's state folder [default: /var/lib/edgert, or ~/.local/state/edgert]."),
+    )
 )
-@click.option("--state", help="The device's state folder [default: /var/lib/edgert, or ~/.local/state/edgert].")
 @same_machine_option
 @profiles_option
 @inventory_option

@@ -13,6 +13,7 @@ import click
 from edgert.errors import ConfigInvalid
 from edgert.telemetry.mqtt import MqttSettings
 from edgert_deploy.cli.shared.broker_options import broker_options, named_session, session_option
+from edgert_deploy.cli.shared.option_groups import SectionedCommand
 from edgert_deploy.cli.shared.options import for_option
 from edgert_deploy.cli.shared.output import say
 from edgert_deploy.cli.shared.stopping import stopping
@@ -53,7 +54,7 @@ Exit codes: 0 done, 4 refused or misconfigured, 6 the broker cannot be reached.
 """
 
 
-@click.command(epilog=EPILOG)
+@click.command(cls=SectionedCommand, epilog=EPILOG)
 @broker_options
 @click.option(
     "--listen",

@@ -19,6 +19,7 @@ from edgert.telemetry.messages import Topics
 from edgert.telemetry.mqtt import BrokerRefused, Connection, MqttSettings
 from edgert.telemetry.retained import clear
 from edgert_deploy.cli.shared.broker_options import broker_options
+from edgert_deploy.cli.shared.option_groups import SectionedCommand
 from edgert_deploy.cli.shared.output import say
 from edgert_deploy.fleet.store.query import FleetQuery
 from edgert_deploy.fleet.store.store import Store
@@ -42,7 +43,7 @@ Exit codes: 0 done (also where nothing was left), 4 refused or misconfigured, 6 
 """
 
 
-@click.command(epilog=EPILOG)
+@click.command(cls=SectionedCommand, epilog=EPILOG)
 @click.argument("device")
 @broker_options
 @click.option(

@@ -11,6 +11,7 @@ import click
 from edgert.printable import counted
 from edgert.telemetry.mqtt import MqttSettings
 from edgert_deploy.cli.shared.broker_options import broker_options, named_session, session_option
+from edgert_deploy.cli.shared.option_groups import SectionedCommand
 from edgert_deploy.cli.shared.options import for_option, store_option
 from edgert_deploy.cli.shared.output import say
 from edgert_deploy.cli.shared.stopping import stopping
@@ -49,7 +50,7 @@ def _keep(name: str, default_h: int, text: str) -> Callable[[Any], Any]:
     return click.option(name, type=kind, default=default, show_default=True, help=text)
 
 
-@click.command(epilog=EPILOG)
+@click.command(cls=SectionedCommand, epilog=EPILOG)
 @broker_options
 @store_option
 @session_option

@@ -17,6 +17,7 @@ from edgert.cli.output import emit, json_option
 from edgert.errors import ConfigInvalid, EdgeRTError
 from edgert.telemetry.mqtt import MqttSettings
 from edgert_deploy.cli.shared.broker_options import broker_options
+from edgert_deploy.cli.shared.option_groups import SectionedCommand
 from edgert_deploy.cli.shared.options import for_option
 from edgert_deploy.cli.shared.output import say
 from edgert_deploy.cli.shared.stopping import stopping
@@ -72,7 +73,7 @@ def _web_address(_context: click.Context, _option: click.Parameter, text: str | 
     return text or ""
 
 
-@click.command(epilog=EPILOG)
+@click.command(cls=SectionedCommand, epilog=EPILOG)
 @broker_options
 @click.option(
     "--store",

@@ -20,6 +20,7 @@ from edgert.errors import ConfigInvalid
 from edgert.printable import counted, printable
 from edgert.telemetry.mqtt import MqttSettings
 from edgert_deploy.cli.shared.broker_options import broker_options
+from edgert_deploy.cli.shared.option_groups import SectionedCommand
 from edgert_deploy.cli.shared.options import for_option
 from edgert_deploy.cli.shared.output import CELL_CHARS_MAX, say
 from edgert_deploy.cli.shared.types import Duration, ModelName
@@ -77,7 +78,7 @@ Exit codes: 0 done, 4 refused or misconfigured, 6 the broker cannot be reached.
 """
 
 
-@click.command(epilog=EPILOG)
+@click.command(cls=SectionedCommand, epilog=EPILOG)
 @broker_options
 @click.option("--model", type=ModelName(), help="Only this model.")
 @click.option("--device", metavar="PATTERN", help="Only devices whose name matches; * and ? match anything.")

@@ -16,6 +16,7 @@ from click.core import ParameterSource
 from edgert.config import BrokerLogin
 from edgert.names import checked_id
 from edgert.telemetry.mqtt import PROTOCOLS, MqttSettings, Session
+from edgert_deploy.cli.shared.option_groups import each_of, section
 from edgert_deploy.cli.shared.output import say
 from edgert_deploy.cli.shared.types import FILE_NAME
 from edgert_deploy.common.addresses import PORT_PLAIN, PORT_TLS, host_and_port
@@ -34,7 +35,8 @@ class _BrokerWord(click.types.StringParamType):
         return "Or write it once, as `address` below [broker] in the project's edgert.toml (edgert init)."
 
 
-_OPTIONS = (
+_OPTIONS = section(
+    "Broker",
     click.option(
         "--broker",
         required=True,
@@ -80,10 +82,9 @@ def broker_alone_options(command: F) -> F:
         host, port = host_and_port(options.pop("broker"), PORT_TLS if login["tls"] else PORT_PLAIN)
         return command(settings=MqttSettings(host, port, **login), **options)
 
-    wrapped: Any = with_settings
-    for option in reversed(_OPTIONS):
-        wrapped = option(wrapped)
-    return wrapped  # type: ignore[no-any-return]  # functools.wraps keeps no signature that changes
+    wrapped: Any = with_settings  # functools.wraps keeps no signature that changes
+    decorated: F = each_of(*_OPTIONS)(wrapped)
+    return decorated
 
 
 session_option = click.option(
@@ -108,21 +109,21 @@ def of_this_broker(options: dict[str, Any], without: Mapping[str, Any], tls: str
     name of the option that turns TLS on. Raises ConfigInvalid for an invalid address.
     """
     context = click.get_current_context()
-    own, given = context.lookup_default("broker"), options["broker"]
-    if not own or not given or given == own:
+    of_project, broker = context.lookup_default("broker"), options["broker"]
+    if not of_project or not broker or broker == of_project:
         return options
-    own_port = PORT_TLS if context.lookup_default(tls) else PORT_PLAIN
-    if _place(own, own_port) == _place(given, PORT_TLS if options[tls] else PORT_PLAIN):
+    default_port = PORT_TLS if context.lookup_default(tls) else PORT_PLAIN
+    if _place(of_project, default_port) == _place(broker, PORT_TLS if options[tls] else PORT_PLAIN):
         return options
-    theirs = [name for name in without if context.get_parameter_source(name) is ParameterSource.DEFAULT_MAP]
-    if theirs:
-        words = ", ".join(f"--{name.replace('_', '-')}" for name in theirs)
+    left_out = [name for name in without if context.get_parameter_source(name) is ParameterSource.DEFAULT_MAP]
+    if left_out:
+        words = ", ".join(f"--{name.replace('_', '-')}" for name in left_out)
         say(
             "",
-            f"note: {given} is not the project's broker ({own}), so the settings of edgert.toml for {own} are not used; "
-            f"give {words} if {given} needs them",
+            f"note: {broker} is not the project's broker ({of_project}), so the settings of edgert.toml for {of_project} are "
+            f"not used; give {words} if {broker} needs them",
         )
-    return {**options, **{name: without[name] for name in theirs}}
+    return {**options, **{name: without[name] for name in left_out}}
 
 
 def _place(broker: str, default_port: int) -> tuple[str, int]:
