@@ -2,42 +2,64 @@
 
 from __future__ import annotations
 
-import warnings
+import csv
+import math
+from array import array
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgert.errors import InputError
+from edgert.printable import counted
 
-LINE_LENGTH_MAX = 64 * 1024
-_ADVICE = "give a line for each moment, and on it a number for each channel, with commas between"
+_ADVICE = "give a line for each moment, and on it a number (as 1.5) for each channel, with commas between, in UTF-8"
 
 
 def read_csv(path: Path) -> NDArray[np.float32]:
-    """Return FP32 [lines, columns]; an empty cell is NaN. A first line of names is left out.
+    """Return FP32 [lines, columns]; an empty cell is NaN.
 
-    Raises InputError where the file is no table of numbers, OSError where it cannot be read.
+    A first line of names, empty lines, and lines that begin with # are left out. Raises InputError where the file is no
+    table of numbers, OSError where it cannot be read.
     """
-    with path.open("rb") as file:
-        first = file.readline(LINE_LENGTH_MAX).decode("utf-8", "replace")
-    named = any(cell.strip() and not _is_number(cell) for cell in first.split(","))
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of an empty file
-            table = np.genfromtxt(path, np.float32, delimiter=",", skip_header=int(named), ndmin=2, encoding="utf-8")
-    except (ValueError, UnicodeDecodeError) as error:
-        raise InputError(
-            f"{path} is not a table of numbers: {' '.join(str(error).split())[:200]}; {_ADVICE}"
-        ) from error
-    if not table.size or np.isnan(table).all():
-        raise InputError(f"{path} is not a table of numbers; {_ADVICE}")
-    return np.asarray(table)
+        with path.open(encoding="utf-8-sig", newline="") as file:  # a mark of Windows' editors is no name
+            table = _table(file)
+        if np.isnan(table).all():
+            raise ValueError("it holds no number")
+    except (ValueError, csv.Error) as error:
+        raise InputError(f"{path} is not a table of numbers: {str(error)[:200]}; {_ADVICE}") from error
+    return table
 
 
-def _is_number(text: str) -> bool:
+def _table(lines: Iterable[str]) -> NDArray[np.float32]:
+    values, columns = array("f"), 0
+    reader = csv.reader(lines)
+    for cells in reader:
+        if not cells or cells[0].startswith("#"):
+            continue
+        if not columns:
+            columns = len(cells)
+            if _are_names(cells):
+                continue
+        for cell in cells:
+            if (value := _number(cell)) is None:
+                raise ValueError(f"line {reader.line_num} has {cell[:40]!r}, which is no number")
+            values.append(value)
+        if len(cells) != columns:
+            raise ValueError(
+                f"line {reader.line_num} has {counted(len(cells), 'column')}, and the lines before have {columns}"
+            )
+    return np.array(values, np.float32).reshape(-1, max(columns, 1))
+
+
+def _are_names(cells: list[str]) -> bool:
+    return any(cell.strip() for cell in cells) and all(not cell.strip() or _number(cell) is None for cell in cells)
+
+
+def _number(cell: str) -> float | None:
     try:
-        float(text)
+        return float(cell) if cell.strip() else math.nan
     except ValueError:
-        return False
-    return True
+        return None

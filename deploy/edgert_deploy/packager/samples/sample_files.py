@@ -36,6 +36,10 @@ LABELS_TABLE = "labels.csv"
 LABELS, TRANSCRIPTS, RECORDINGS = "labels", "transcript", "recording"  # names of arrays beside the inputs
 TABLE_BYTES_MAX = 64 * 1024**2
 FILES_MAX = 1_000_000
+# Images, sound and tables that no device reads.
+OTHER_SUFFIXES = frozenset(
+    [".webp", ".bmp", ".gif", ".tif", ".tiff", ".heic", ".avif", ".jp2", ".mp3", ".flac", ".ogg", ".opus", ".m4a", ".aac", ".aif", ".aiff", ".tsv", ".xlsx", ".parquet"]
+)
 
 
 def check_form(where: str, spec: TensorSpec, shape: tuple[int, ...], dtype: Any) -> None:
@@ -44,15 +48,31 @@ def check_form(where: str, spec: TensorSpec, shape: tuple[int, ...], dtype: Any)
     Narrower numbers of the same kind do, as of a model in FP16, which is built in FP32.
     """
     if dtype.kind != spec.dtype.kind or not np.can_cast(dtype, spec.dtype):
-        raise CalibrationInvalid(
-            f"array {spec.name!r} of {where} is {dtype}, the model takes {spec.dtype}; "
-            "convert the samples exactly like your application does (scaled and normalised, no raw bytes)"
-        )
+        advice = "convert the samples exactly like your application does (scaled and normalised, no raw bytes)"
+        if dtype.kind == spec.dtype.kind:
+            advice = f"save it with .astype(numpy.{spec.dtype})"
+        raise CalibrationInvalid(f"array {spec.name!r} of {where} is {dtype}, the model takes {spec.dtype}; {advice}")
     if len(shape) != len(spec.shape) or any(
         n not in (-1, got) for n, got in zip(spec.item_shape, shape[1:], strict=True)
     ):
         want = ", ".join(["samples", *("any" if n == -1 else str(n) for n in spec.item_shape)])
-        raise CalibrationInvalid(f"array {spec.name!r} of {where} has shape {list(shape)}; the model takes [{want}]")
+        raise CalibrationInvalid(
+            f"array {spec.name!r} of {where} has shape {list(shape)}; the model takes [{want}]{_order_advice(spec, shape)}"
+        )
+
+
+def _order_advice(spec: TensorSpec, shape: tuple[int, ...]) -> str:
+    """Return what puts the axes of `shape` into the order of `spec`, if that is all that differs."""
+    lengths = list(shape[1:])
+    if len(set(lengths)) < len(lengths) - 1 or sorted(lengths) != sorted(spec.item_shape):
+        return ""
+    order = []
+    for length in spec.item_shape:
+        order.append(1 + lengths.index(length))
+        lengths[order[-1] - 1] = -1
+    return (
+        f", the same axes in another order: give numpy.transpose({stem(spec.name)}, (0, {', '.join(map(str, order))}))"
+    )
 
 
 def check_size(where: Path, size_bytes: int) -> None:
@@ -126,6 +146,20 @@ def stem(name: str) -> str:
     return re.sub(r"[^\w.-]", "_", name)
 
 
+def files_in(folder: Path, suffixes: Sequence[str]) -> list[Path]:
+    """Return the files of `suffixes` (in any case) in a folder and its folders, without hidden ones.
+
+    Raises CalibrationInvalid for images, sound or tables of other formats: left out, they would be missed.
+    """
+    found = sorted((*folder.glob("[!.]*"), *folder.glob("[!.]*/[!.]*")))
+    if others := [path for path in found if path.suffix.lower() in OTHER_SUFFIXES]:
+        raise CalibrationInvalid(
+            f"{folder} has {counted(len(others), 'file')} that {'is' if len(others) == 1 else 'are'} not read, as {others[0]}: "
+            f"convert them to {' or '.join(suffixes)}, or remove them"
+        )
+    return [path for path in found if path.suffix.lower() in suffixes]
+
+
 class Span(NamedTuple):
     """The part of the recording `file` from `begin_s` to `end_s` that shows the class `label`."""
 
@@ -137,7 +171,7 @@ class Span(NamedTuple):
 
 def read_label_table(path: Path, class_names: Sequence[str]) -> dict[str, int]:
     """Return {file name: class} of a CSV of files and labels. Raises CalibrationInvalid."""
-    return {row[0].strip(): _class_number(path, i, row[1], class_names) for i, row in _table_rows(path, (2,))}
+    return {row[0]: _class_number(path, i, row[1], class_names) for i, row in _table_rows(path, (2,))}
 
 
 def read_label_spans(path: Path, class_names: Sequence[str]) -> tuple[dict[str, int], list[Span]]:
@@ -148,7 +182,7 @@ def read_label_spans(path: Path, class_names: Sequence[str]) -> tuple[dict[str, 
     whole: dict[str, int] = {}
     spans: list[Span] = []
     for i, row in _table_rows(path, (2, 4)):
-        name, label = row[0].strip(), _class_number(path, i, row[1], class_names)
+        name, label = row[0], _class_number(path, i, row[1], class_names)
         if len(row) == 2:
             whole[name] = label
             continue
@@ -164,7 +198,7 @@ def read_label_spans(path: Path, class_names: Sequence[str]) -> tuple[dict[str, 
 
 def read_transcripts(path: Path) -> dict[str, str]:
     """Return {file name: text} of a CSV of files and the texts that they hold. Raises CalibrationInvalid."""
-    return {row[0].strip(): row[1] for _, row in _table_rows(path, (2,))}
+    return {row[0]: row[1] for _, row in _table_rows(path, (2,))}
 
 
 def _class_number(path: Path, line: int, text: str, class_names: Sequence[str]) -> int:
@@ -173,18 +207,23 @@ def _class_number(path: Path, line: int, text: str, class_names: Sequence[str]) 
         return class_names.index(label)
     if not re.fullmatch(r"[0-9]{1,9}", label):
         known = f"not one of the {counted(len(class_names), 'label')}, and " if class_names else ""
-        raise CalibrationInvalid(f"line {line} of {path}: label {label[:80]!r} is {known}not a class number")
+        names = "; a line of names is `file,label`" if line == 1 else ""
+        raise CalibrationInvalid(f"line {line} of {path}: label {label[:80]!r} is {known}not a class number{names}")
     return int(label)
 
 
 def _table_rows(path: Path, columns: Collection[int]) -> Iterator[tuple[int, list[str]]]:
-    """Yield number and cells of each line that is neither empty nor the names of the columns."""
+    """Yield number and cells of each line that is neither empty nor the names of the columns.
+
+    The first cell is a path relative to the folder, with `/`.
+    """
+    labels: dict[str, str] = {}
     with _as_samples(path, "table of labels", "write a line `file,label` for each sample"):
         if path.stat().st_size > TABLE_BYTES_MAX:
             raise CalibrationInvalid(
                 f"{path} has {path.stat().st_size} bytes, and the limit is {TABLE_BYTES_MAX}: split the samples"
             )
-        with path.open(newline="", encoding="utf-8") as file:
+        with path.open(newline="", encoding="utf-8-sig") as file:  # spreadsheets begin files with a mark
             for i, row in enumerate(csv.reader(file), start=1):
                 if not row or (i == 1 and [cell.strip().lower() for cell in row[:2]] == ["file", "label"]):
                     continue
@@ -192,6 +231,11 @@ def _table_rows(path: Path, columns: Collection[int]) -> Iterator[tuple[int, lis
                     columns_needed = "two: file,label" + (", or four: file,label,begin_s,end_s" if 4 in columns else "")
                     raise CalibrationInvalid(
                         f"line {i} of {path} has {counted(len(row), 'column')}; give {columns_needed}. Put a text with a comma in quotes"
+                    )
+                row[0] = row[0].strip().replace("\\", "/").removeprefix("./")
+                if len(row) == min(columns) and labels.setdefault(row[0], row[1]) != row[1]:
+                    raise CalibrationInvalid(
+                        f"line {i} of {path} names {row[0]} again, with another label: keep one line"
                     )
                 yield i, row
 

@@ -29,6 +29,7 @@ from edgert_deploy.packager.samples.sample_files import (
     as_recording,
     check_form,
     check_size,
+    files_in,
     has_npy,
     read_npy,
     read_npy_folder,
@@ -252,10 +253,11 @@ def _images(
             f"{folder} holds no .npy file of the model's inputs. For a folder of images give --preprocess imagenet, yolo "
             "or a file with decode = true, and a model with one input"
         )
-    files = sorted(p for p in (*folder.glob("*"), *folder.glob("*/*")) if p.suffix.lower() in IMAGE_SUFFIXES)
+    files = files_in(folder, IMAGE_SUFFIXES)
     if len(files) < at_least:
         raise CalibrationInvalid(
-            f"{folder} has {counted(len(files), 'image')}; at least {at_least} are needed: add more"
+            f"{folder} and its subfolders have {counted(len(files), 'image')} ({', '.join(IMAGE_SUFFIXES)}); "
+            f"at least {at_least} are needed: add more"
         )
     labels = labels_of(folder, files, class_names, transcripts)
     preprocessor = Preprocessor(rule, source.inputs[0])

@@ -23,6 +23,7 @@ from edgert_deploy.packager.samples.sample_files import (
     as_recording,
     check_form,
     check_size,
+    files_in,
 )
 
 FILE_BYTES_MAX = 256 * 1024**2
@@ -68,7 +69,7 @@ def read_signal_files(
     suffix = ".wav" if isinstance(rule, Sound) else ".csv"
     if len(inputs) != 1:
         raise CalibrationInvalid(f"{folder} can hold {suffix} files only for a model with one input: give an .npz")
-    files = sorted({*folder.glob(f"*{suffix}"), *folder.glob(f"*/*{suffix}")} - {folder / LABELS_TABLE})
+    files = [path for path in files_in(folder, (suffix,)) if path != folder / LABELS_TABLE]
     if not files:
         raise CalibrationInvalid(f"{folder} holds neither .npy nor {suffix} files; give one file for each recording")
     texts = labels_of(folder, files, class_names, transcripts) if transcripts else {}

@@ -16,7 +16,7 @@ from edgert.processing.text import TEXT_BYTES_MAX, TextPreprocessor, text_in_fil
 from edgert.tensors import TensorSpec, byte_rows
 from edgert_deploy.packager.samples.file_labels import labels_of
 from edgert_deploy.packager.samples.lengths import Arrays, stack_all
-from edgert_deploy.packager.samples.sample_files import as_recording, check_size
+from edgert_deploy.packager.samples.sample_files import as_recording, check_size, files_in
 
 SUFFIX = ".txt"
 LINES_BYTES_MAX = 256 * 1024**2
@@ -32,7 +32,7 @@ def read_texts(path: Path, class_names: Sequence[str], at_least: int) -> tuple[N
         with as_recording(path, LINES_BYTES_MAX, "split it"):
             texts = [line for line in map(bytes.strip, text_in_file(path).splitlines()) if line]
     else:
-        files = sorted({*path.glob(f"*{SUFFIX}"), *path.glob(f"*/*{SUFFIX}")})
+        files = files_in(path, (SUFFIX,))
         labels = labels_of(path, files, class_names)
         texts = [_file(file) for file in files]
     if len(texts) < at_least:

@@ -9,7 +9,14 @@ import pytest
 
 from edgert.errors import CalibrationInvalid
 from edgert.tensors import TensorSpec
-from edgert_deploy.packager.samples.sample_files import check_form, check_size, has_npy, read_label_table, stem
+from edgert_deploy.packager.samples.sample_files import (
+    check_form,
+    check_size,
+    files_in,
+    has_npy,
+    read_label_table,
+    stem,
+)
 
 SPEC = TensorSpec("in/put:0", "FP32", (-1, 4))
 
@@ -34,10 +41,59 @@ def test_labels_are_names_or_numbers(tmp_path: Path) -> None:
         read_label_table(table, ["cat", "dog"])
 
 
+def test_a_table_of_labels_may_come_from_a_spreadsheet(tmp_path: Path) -> None:
+    table = tmp_path / "labels.csv"
+    for content in (
+        "\ufefffile,label\r\na.png,1\r\nday/b.png,0\r\n",
+        "\ufeffa.png,1\n./day/b.png,0\n",
+        "a.png,1\nday\\b.png,0",
+    ):
+        table.write_bytes(content.encode())
+        assert read_label_table(table, []) == {"a.png": 1, "day/b.png": 0}
+    table.write_text("filename,class\na.png,1\n")
+    with pytest.raises(
+        CalibrationInvalid, match=r"label 'class' is .*not a class number; a line of names is `file,label`"
+    ):
+        read_label_table(table, [])
+
+
+def test_a_file_has_one_label(tmp_path: Path) -> None:
+    table = tmp_path / "labels.csv"
+    table.write_text("a.png,1\nb.png,0\na.png,1\n")
+    assert read_label_table(table, []) == {"a.png": 1, "b.png": 0}
+    table.write_text("a.png,1\nb.png,0\na.png,0\n")
+    with pytest.raises(CalibrationInvalid, match=r"line 3 of .* names a\.png again, with another label: keep one"):
+        read_label_table(table, [])
+
+
+def test_files_that_are_not_read_are_named_and_not_left_out_in_silence(tmp_path: Path) -> None:
+    for name in ("cat", ".ipynb"):
+        (tmp_path / name).mkdir()
+    for name in ("a.JPG", "cat/b.png", "labels.csv", "notes.md", "._a.jpg", "cat/.hidden.png", ".ipynb/c.png"):
+        (tmp_path / name).touch()
+    listed = files_in(tmp_path, (".jpg", ".png"))
+    assert [path.relative_to(tmp_path).as_posix() for path in listed] == ["a.JPG", "cat/b.png"]
+    (tmp_path / "cat" / "c.webp").touch()
+    (tmp_path / "d.BMP").touch()
+    with pytest.raises(
+        CalibrationInvalid, match=r"has 2 files that are not read, as .*c\.webp: convert them to \.jpg or \.png"
+    ):
+        files_in(tmp_path, (".jpg", ".png"))
+
+
 def test_the_form_of_an_array_is_that_of_its_input() -> None:
     check_form("s.npz", SPEC, (12, 4), np.dtype("float32"))
     for shape, dtype in (((12, 5), "float32"), ((12,), "float32"), ((12, 4), "uint8")):
         with pytest.raises(CalibrationInvalid, match="in/put:0"):
             check_form("s.npz", SPEC, shape, np.dtype(dtype))
+    with pytest.raises(CalibrationInvalid, match=r"is float64, .* save it with \.astype\(numpy\.float32\)"):
+        check_form("s.npz", SPEC, (12, 4), np.dtype("float64"))
+    image = TensorSpec("x", "FP32", (-1, 3, 8, 6))
+    with pytest.raises(
+        CalibrationInvalid, match=r"same axes in another order: .*numpy\.transpose\(x, \(0, 3, 1, 2\)\)"
+    ):
+        check_form("s.npz", image, (12, 8, 6, 3), np.dtype("float32"))
+    with pytest.raises(CalibrationInvalid, match=r"takes \[samples, 3, 8, 6\]$"):
+        check_form("s.npz", image, (12, 8, 6, 4), np.dtype("float32"))
     with pytest.raises(CalibrationInvalid, match="give fewer samples"):
         check_size(Path("s.npz"), 2**40)
