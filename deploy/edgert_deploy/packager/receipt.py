@@ -18,7 +18,7 @@ The drop lies between `drop_low` and `drop_high` with 95 % confidence; null for 
                      "size_bytes", "judged_by", "tools", "packed", "passed",
                      "accuracy": {"metric", "samples", "fp32", "artifact", "drop", "drop_low", "drop_high"},
                      "also": {name: {"fp32", "artifact"}},
-                     "classes": [{"name", "samples", "fp32", "artifact"}], "slices" and "buckets": [the same]}],
+                     "classes": [{"name", "samples", "fp32", "artifact"}], "slices", "buckets", "outputs": [the same]}],
      "sbom": a bill of materials in the form of CycloneDX 1.5: the bundle, and the tools that made its artifacts,
      "activations": [{"layer", "op", "low", "high", "quantiles": [0.1 %, 50 %, 99.9 %], "sqnr_db"}]}
 """
@@ -113,7 +113,7 @@ def _candidate(candidate: Candidate, packed: bool) -> dict[str, Any]:
             for group in result.groups
             if group.kind == kind
         ]
-        for kind in ("class", "slice", "bucket")
+        for kind in ("class", "slice", "bucket", "output")
     }
     return {
         "id": candidate.id,
@@ -142,4 +142,5 @@ def _candidate(candidate: Candidate, packed: bool) -> dict[str, Any]:
         "classes": groups["class"],
         "slices": groups["slice"],
         "buckets": groups["bucket"],
+        "outputs": groups["output"],
     }

@@ -19,9 +19,9 @@ from edgert_deploy.packager.accuracy.metrics import (
     Decisions,
     TopK,
     UserMetric,
+    by_chance,
     by_value,
-    chance,
-    scores_index,
+    has_scores,
     sqnr_db,
 )
 from edgert_deploy.packager.accuracy.reference import Metric, Outputs, Reference
@@ -43,7 +43,10 @@ class Limits:
 
 @dataclass(frozen=True)
 class Group:
-    """The score of a part of the hold-out: `kind` is "class", "slice" or "bucket"."""
+    """The score of a part of the hold-out: `kind` is "class", "slice" or "bucket".
+
+    "output": the agreement with FP32 in an output that the metric does not judge.
+    """
 
     kind: str
     name: str
@@ -79,9 +82,9 @@ class GateResult:
     def failed_groups(self) -> tuple[Group, ...]:
         """The groups of GROUP_SAMPLES_MIN samples or more that lost more than the limit.
 
-        A bucket is an artifact of its own on some engines, so it has the limit of the whole.
+        A bucket is an artifact of its own on some engines, so it has the limit of the whole, as have further outputs.
         """
-        limit = {"bucket": self.limits.max_drop}
+        limit = {"bucket": self.limits.max_drop, "output": self.limits.max_drop}
         failed = []
         for group in self.groups:
             allowed = limit.get(group.kind, self.limits.max_class_drop)
@@ -94,6 +97,11 @@ class GateResult:
         a = self.accuracy
         if a.passed and self.failed_groups:
             g = max(self.failed_groups, key=lambda g: g.drop)
+            if g.kind == "output":
+                return (
+                    f"{g.name} fell by {g.drop:.4f} ({g.fp32:.4f} -> {g.artifact:.4f} on {counted(g.samples, 'sample')}), "
+                    f"though {a.metric} passes; --metric {a.metric} judges that output alone"
+                )
             return (
                 f"{g.kind} {g.name!r} lost {g.drop:.4f} of {a.metric} ({g.fp32:.4f} -> {g.artifact:.4f} on {g.samples})"
             )
@@ -119,6 +127,8 @@ def judge(metric: Metric, reference: Reference, answers: Outputs, limits: Limits
         of_class = name if kind == "class" else ""
         fp32, artifact = (metric.score(a, rows, of_class) for a in (reference.answers, answers))
         compared.append(Group(kind, name, len(rows), fp32, artifact))
+    every = reference.all_rows
+    compared += [Group("output", name, len(every), 1.0, score) for name, score in metric.others(answers, every)]
     interval = _drop_interval(metric, accuracy.drop, answers)
     also = _also(metric, reference, answers)
     return GateResult(accuracy, limits, tuple(compared), also, interval, _is_similarity(metric))
@@ -159,22 +169,21 @@ def _count_warnings(metric: Metric, reference: Reference, limits: Limits) -> lis
 
 
 def _meaning_warnings(metric: Metric, reference: Reference) -> list[str]:
-    labels = reference.holdout.labels
+    labelled = isinstance(metric, TopK | Agreement | Decisions) and metric.name != "top5"
+    if labelled and has_scores(reference) and (found := by_chance(reference)) is not None:
+        instead = (
+            "" if isinstance(metric, TopK) else f"; the gate leaves them out and compares with FP32 ({metric.name})"
+        )
+        return [
+            f"the FP32 source's own top-1 is {found[0]:.4f} on the hold-out, chance is {found[1]:.4f}: check that samples are "
+            f"prepared as for training, and that labels count from 0 in the model's order{instead}"
+        ]
     if _is_similarity(metric):
         return [
             "similarity only: the gate knows how similar the answers are to FP32's, and not what is right; "
             "give `labels` in the hold-out, or your own --metric module:function"
         ]
-    if labels is None or metric.name != "top1":
-        return []
-    fp32 = metric.score(reference.answers, reference.all_rows)
-    by_chance = chance(labels, reference.specs[scores_index(reference.specs, labels)].shape[1])
-    if fp32 > by_chance:
-        return []
-    return [
-        f"the FP32 source's own top-1 is {fp32:.4f} on the hold-out, chance is {by_chance:.4f}: check that samples are "
-        "prepared as for training, and that labels count from 0 in the model's order"
-    ]
+    return []
 
 
 def _is_similarity(metric: Metric) -> bool:

@@ -18,6 +18,7 @@ scores if the user names its classes, or if FP32's rows are probabilities (none 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -53,10 +54,10 @@ def metric_for(name: str, reference: Reference) -> Metric:
         return ErrorRate(reference, "words" if name == "wer" else "characters")
     if name in ("window_f1", "event_f1"):
         return AnswerF1(reference, name == "event_f1")
-    if name == "top5" or (labels is not None and name in ("auto", "top1")):
+    if name == "top5" or (labels is not None and (name == "top1" or (name == "auto" and not by_chance(reference)))):
         if labels is None:
             raise CalibrationInvalid("--metric top5 needs `labels` in the hold-out, one class a sample")
-        return TopK(reference, labels, 5 if name == "top5" else 1)
+        return TopK(reference, labels, 5 if name == "top5" else 1, alone=name != "auto")
     if name == "top1" or (name == "auto" and _has_class_scores(reference)):
         return Agreement(reference)
     return Cosine(reference) if name == "cosine" else Decisions(reference)
@@ -67,16 +68,23 @@ class TopK(Metric):
 
     counts_samples = True
 
-    def __init__(self, reference: Reference, labels: NDArray[Any], k: int) -> None:
+    def __init__(self, reference: Reference, labels: NDArray[Any], k: int, alone: bool = True) -> None:
         self.name, self._k, self._labels = f"top{k}", k, labels
         self._reference = reference
-        self._index, self._names = scores_index(reference.specs, labels), reference.class_names
+        self._index, self._names = scores_index(reference, labels), reference.class_names
+        self._others = None if alone else _others(reference, self._index)
 
     def score(self, answers: Outputs, rows: Rows, of_class: str = "") -> float:
         return float(self._right(answers, rows).mean())
 
     def classes(self) -> dict[str, Rows]:
         return by_value(self._labels, self._names)
+
+    def others(self, answers: Outputs, rows: Rows) -> list[tuple[str, float]]:
+        if self._others is None:
+            return []
+        numbers, decisions = self._others
+        return decisions.parts([answers[i] for i in numbers], rows)
 
     def drops(self, answers: Outputs) -> NDArray[np.float64]:
         rows = self._reference.all_rows
@@ -103,7 +111,7 @@ class Agreement(Metric):
     counts_samples = True
 
     def __init__(self, reference: Reference) -> None:
-        self._index, self._names = scores_index(reference.specs, np.zeros(0, np.int64)), reference.class_names
+        self._index, self._names = scores_index(reference), reference.class_names
         self._winners = reference.answers[self._index].argmax(axis=1)
 
     def score(self, answers: Outputs, rows: Rows, of_class: str = "") -> float:
@@ -217,21 +225,46 @@ def user_metric(name: str) -> Callable[..., Any]:
         raise ConfigInvalid(f"cannot import metric {name}: {in_short(error)}") from error
 
 
-def scores_index(specs: tuple[TensorSpec, ...], labels: NDArray[Any]) -> int:
-    """Return the index of the output with the class scores that `labels` refer to: the first [N, C]."""
-    for i, spec in enumerate(specs):
-        if not _is_scores(spec):
-            continue
-        if labels.size and int(labels.max()) >= spec.shape[1]:
-            raise CalibrationInvalid(
-                f"a label is {int(labels.max())}, but output {spec.name!r} has classes 0 to {spec.shape[1] - 1}; "
-                "correct the labels"
-            )
-        return i
-    raise CalibrationInvalid(
-        "no output of the model holds class scores [N, classes], which top-1 and labels need; "
-        "compare the answers themselves with FP32: --metric cosine"
+def scores_index(reference: Reference, labels: NDArray[Any] | None = None) -> int:
+    """Return the index of the output with the class scores that `labels` refer to.
+
+    It is the one that devices make answers of, else the one [N, C] whose FP32 answers are right most often, the first of
+    them. Raises CalibrationInvalid where there is none, or none with so many classes.
+    """
+    found = [i for i, spec in enumerate(reference.specs) if _is_scores(spec)]
+    stated = [
+        i for i in found if reference.classify is not None and reference.specs[i].name == reference.classify.output
+    ]
+    found = stated or found
+    if not found:
+        raise CalibrationInvalid(
+            "no output of the model holds class scores [N, classes], which top-1 and labels need; "
+            "compare the answers themselves with FP32: --metric cosine"
+        )
+    if labels is None or not labels.size:
+        return found[0]
+    fit = [i for i in found if reference.specs[i].shape[1] > int(labels.max())]
+    if not fit:
+        most = max((reference.specs[i] for i in found), key=lambda spec: spec.shape[1])
+        raise CalibrationInvalid(
+            f"a label is {int(labels.max())}, but output {most.name!r} has classes 0 to {most.shape[1] - 1}; "
+            "correct the labels"
+        )
+    return max(fit, key=lambda i: float((reference.answers[i].argmax(axis=1) == labels).mean()))
+
+
+def _others(reference: Reference, index: int) -> tuple[list[int], Decisions] | None:
+    """Return the numbers of the outputs of floats beside `index`, and how they are judged."""
+    numbers = [i for i, answers in enumerate(reference.answers) if i != index and answers.dtype.kind == "f"]
+    if not numbers:
+        return None
+    rest = replace(
+        reference,
+        specs=tuple(reference.specs[i] for i in numbers),
+        answers=[reference.answers[i] for i in numbers],
+        classify=None,
     )
+    return numbers, Decisions(rest)
 
 
 def by_value(values: NDArray[Any], names: Sequence[str] = ()) -> dict[str, Rows]:
@@ -261,10 +294,24 @@ def decibels(signal: float, noise: float) -> float:
     return float(np.clip(10 * np.log10(max(signal, 1e-300) / noise), -SQNR_DB_MAX, SQNR_DB_MAX))
 
 
-def chance(labels: NDArray[Any], classes: int) -> float:
-    """Return the accuracy of always answering the most frequent class."""
-    counts = np.bincount(labels)
-    return 1.0 / classes if np.count_nonzero(counts) < 2 else max(1.0 / classes, float(counts.max()) / len(labels))
+def has_scores(reference: Reference) -> bool:
+    """Whether an output may hold class scores."""
+    return any(_is_scores(spec) for spec in reference.specs)
+
+
+def by_chance(reference: Reference) -> tuple[float, float] | None:
+    """Return FP32's own top-1 and that of chance, where FP32 is no better: such labels judge nothing.
+
+    Chance is always answering the most frequent class.
+    """
+    labels = reference.holdout.labels
+    if labels is None or not labels.size:
+        return None
+    scores, counts = reference.answers[scores_index(reference, labels)], np.bincount(labels)
+    least = 1.0 / scores.shape[1]
+    chance = least if np.count_nonzero(counts) < 2 else max(least, float(counts.max()) / len(labels))
+    fp32 = float(_finite(scores.argmax(axis=1) == labels, scores).mean())
+    return None if fp32 > chance else (fp32, chance)
 
 
 def _finite(right: NDArray[np.bool_], scores: NDArray[Any]) -> NDArray[np.bool_]:
@@ -279,7 +326,8 @@ def _is_scores(spec: TensorSpec) -> bool:
 def _has_class_scores(reference: Reference) -> bool:
     if len(reference.specs) != 1 or not _is_scores(reference.specs[0]):
         return False
-    return reference.classify is not None or are_probabilities(reference.answers[0])
+    named = reference.classify is not None or reference.holdout.labels is not None
+    return named or are_probabilities(reference.answers[0])
 
 
 def _similarity(want: NDArray[Any], got: NDArray[Any]) -> float:

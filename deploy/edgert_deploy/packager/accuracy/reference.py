@@ -79,3 +79,7 @@ class Metric(Protocol):
     def drops(self, answers: Outputs) -> NDArray[np.float64] | None:
         """Return how much each sample lost to FP32, -1 to 1; None if the number is no share of samples."""
         return None
+
+    def others(self, answers: Outputs, rows: Rows) -> list[tuple[str, float]]:
+        """Return name and score of what is judged besides the number; FP32's score is 1 in each."""
+        return []

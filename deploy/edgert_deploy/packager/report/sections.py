@@ -298,6 +298,7 @@ SECTIONS: tuple[tuple[str, str, Callable[[Report], str]], ...] = (
     ("classes", "Accuracy by class", partial(_by_group, key="classes", heading="Class")),
     ("slices", "Accuracy by slice", partial(_by_group, key="slices", heading="Slice")),
     ("buckets", "Accuracy by bucket", partial(_by_group, key="buckets", heading="Bucket")),
+    ("outputs", "Agreement of further outputs", partial(_by_group, key="outputs", heading="Output")),
     ("size", "Size", _sizes),
     ("latency", "Latency", _latency),
     ("harm", "Layers that hurt most", _harm),

@@ -38,7 +38,27 @@ TABLE_BYTES_MAX = 64 * 1024**2
 FILES_MAX = 1_000_000
 # Images, sound and tables that no device reads.
 OTHER_SUFFIXES = frozenset(
-    [".webp", ".bmp", ".gif", ".tif", ".tiff", ".heic", ".avif", ".jp2", ".mp3", ".flac", ".ogg", ".opus", ".m4a", ".aac", ".aif", ".aiff", ".tsv", ".xlsx", ".parquet"]
+    [
+        ".webp",
+        ".bmp",
+        ".gif",
+        ".tif",
+        ".tiff",
+        ".heic",
+        ".avif",
+        ".jp2",
+        ".mp3",
+        ".flac",
+        ".ogg",
+        ".opus",
+        ".m4a",
+        ".aac",
+        ".aif",
+        ".aiff",
+        ".tsv",
+        ".xlsx",
+        ".parquet",
+    ]
 )
 
 

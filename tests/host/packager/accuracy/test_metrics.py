@@ -16,7 +16,7 @@ from edgert.tensors import TensorSpec
 from edgert_deploy.packager.accuracy.accuracy_gate import Limits
 from edgert_deploy.packager.accuracy.metrics import metric_for, sqnr_db
 from tests.support import models
-from tests.support.models.metrics import BOXES, CLASSES, EYE, SCORES, judge, reference_to, result_of
+from tests.support.models.metrics import BOXES, CLASSES, EYE, SCORES, judge, reference_to, result_of, worst
 
 
 def test_labels_give_top1_of_both() -> None:
@@ -86,11 +86,51 @@ def test_labels_that_fit_no_output_are_refused() -> None:
         judge((BOXES,), [models.random(1, 5, 4)], [models.random(1, 5, 4)], np.array([0]), 0.0)
 
 
+def test_labels_judge_the_output_that_names_them_most_often() -> None:
+    """A model may answer its features, too, and these may come first."""
+    labels = np.tile([0, 1, 2], 10)
+    features, scores = models.random(30, 8), EYE[labels]
+    specs = (TensorSpec("features", "FP32", (-1, 8)), SCORES)
+    accuracy = judge(specs, [features, scores], [features, EYE[labels[::-1]]], labels, 0.01)
+    assert accuracy.fp32 == 1.0
+    assert accuracy.artifact == pytest.approx(1 / 3)
+    accuracy = judge(specs, [features, scores], [features, scores], labels, 0.01)
+    assert (accuracy.metric, accuracy.fp32, accuracy.artifact) == ("top1", 1.0, 1.0)
+    stated = reference_to(specs, [features, scores], labels, classify=Classify("features"))
+    assert result_of(stated, [features, scores], metric="top1").accuracy.fp32 < 0.5
+
+
+def test_labels_that_fp32_does_not_reach_judge_nothing() -> None:
+    """Any artifact would keep a score that is no better than chance."""
+    labels = np.tile([0, 1, 2], 20)
+    scores = EYE[np.repeat([0, 1, 2], 20)]
+    asked = reference_to((SCORES,), [scores], labels)
+    result = result_of(asked, [scores[::-1].copy()])
+    assert (result.accuracy.metric, result.accuracy.fp32) == ("top1_agreement", 1.0)
+    assert not result.passed
+    assert result_of(asked, [scores], metric="top1").accuracy.metric == "top1"
+
+
+def test_outputs_beside_the_labelled_one_are_judged_like_those_of_a_model_without_labels() -> None:
+    labels = np.tile([0, 1, 2], 20)
+    scores, size = EYE[labels], models.random(60, 2) * 100
+    specs = (SCORES, TensorSpec("size", "FP32", (-1, 2)), TensorSpec("chosen", "INT64", (-1,)))
+    asked = reference_to(specs, [scores, size, labels], labels)
+    assert result_of(asked, [scores, size, labels]).passed
+    broken = result_of(asked, [scores, size[::-1], labels])
+    assert broken.accuracy.passed
+    assert not broken.passed
+    assert broken.loss().startswith("values of size fell by ")
+    assert "--metric top1" in broken.loss()
+    assert worst(broken, "output").samples == 60
+    assert result_of(asked, [scores, size[::-1], labels], metric="top1").passed  # stated: this output alone
+
+
 def test_top5_counts_the_right_class_among_the_first_five() -> None:
     spec, scores = TensorSpec("scores", "FP32", (-1, 8)), np.tile(np.arange(8, dtype=np.float32), (4, 1))
     asked = reference_to((spec,), [scores], np.array([7, 3, 2, 0]))
     assert result_of(asked, [scores], Limits(), "top5").accuracy.artifact == 0.5
-    assert {name: got for name, _, got in result_of(asked, [scores]).also}["top5"] == 0.5
+    assert {name: got for name, _, got in result_of(asked, [scores], metric="top1").also}["top5"] == 0.5
     with pytest.raises(CalibrationInvalid, match="top5 needs"):
         metric_for("top5", reference_to((spec,), [scores]))
 

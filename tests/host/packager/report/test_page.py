@@ -69,6 +69,7 @@ def full(bundle: Path) -> Report:
     candidate = receipt["candidates"][0]
     candidate["slices"] = [{"name": "night", "samples": 40, "fp32": 0.9, "artifact": 0.75}]
     candidate["buckets"] = [{"name": "64", "samples": 30, "fp32": 0.9, "artifact": 0.9}]
+    candidate["outputs"] = [{"name": "values of box", "samples": 30, "fp32": 1.0, "artifact": 0.995}]
     timing = {"id": candidate["id"], "where": "kitchen", "threads": 4, "runs": 50, "engine_version": "1"}
     receipt["targets"][0]["times"] = [
         {**timing, "p50_ms": 1.25, "p90_ms": 2.5, "error": ""},
