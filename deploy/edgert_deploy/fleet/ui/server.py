@@ -31,7 +31,6 @@ ASSETS = Path(__file__).parent / "assets"
 TYPES = {
     ".js": "text/javascript", ".css": "text/css", ".html": "text/html", ".svg": "image/svg+xml", ".json": "application/json"
 }  # fmt: skip
-API = ["api", "v1"]
 DESCRIPTION = "openapi.json"
 PAGES = ("", "devices", "events", "rollouts", "device")  # one file: the script shows the page
 STREAMS_MAX = 32
@@ -84,39 +83,43 @@ class PageServer:
             return self._accept_token(url.path)
         if not self._access.knows_token(headers):
             return _text(HTTPStatus.UNAUTHORIZED, "open the address that `edgert fleet ui` printed: it holds the token")
-        parts = [unquote(part) for part in url.path.split("/")[1:]]
-        if parts[0] == "assets" and len(parts) == 2 and parts[1] in self._files:
-            return self._files[parts[1]].response(headers)
-        if parts == [*API, DESCRIPTION]:
-            return self._files[DESCRIPTION].response(headers)
-        if parts == [*API, "live"] and request.method == "GET":
-            return self._live(query)
-        if parts[0] == API[0]:
-            return self._api("/".join(parts[2:]) if parts[: len(API)] == API else "", query)
-        if parts[0] in PAGES:
-            return self._files["index.html"].response(headers)
+        return self._page(request, [unquote(part) for part in url.path.split("/")[1:]], query)
+
+    def _page(self, request: HttpRequest, parts: list[str], query: Mapping[str, str]) -> HttpResponse:
+        """Return what is at the address `parts`, for a request that may read it."""
+        match parts:
+            case ["assets", name] if name in self._files:
+                return self._files[name].response(request.headers)
+            case ["api", "v1", name] if name == DESCRIPTION:
+                return self._files[DESCRIPTION].response(request.headers)
+            case ["api", "v1", "live"] if request.method == "GET":
+                return self._live(query)
+            case ["api", "v1", *rest]:
+                return self._api("/".join(rest), query)
+            case ["api", *_]:
+                return self._api("", query)
+            case [name, *_] if name in PAGES:
+                return self._files["index.html"].response(request.headers)
         return _text(HTTPStatus.NOT_FOUND, "no such page: open /")
 
     def _api(self, path: str, query: Mapping[str, str]) -> HttpResponse:
         """Answer as JSON; `format` makes it a file to keep, as JSON or CSV."""
-        form = query.get("format", "")
+        file_format = query.get("format", "")
         try:
-            if form not in ("", "csv", "json"):
-                raise ConfigInvalid(f"format={form[:20]!r} is unknown; known: json, csv")
-            file = {"Content-Disposition": f'attachment; filename="edgert-{path}.{form}"'} if form else {}
-            if form == "csv":
+            if file_format not in ("", "csv", "json"):
+                raise ConfigInvalid(f"format={file_format[:20]!r} is unknown; known: json, csv")
+            name = f'attachment; filename="edgert-{path}.{file_format}"'
+            headers = {"Content-Disposition": name} if file_format else {}
+            if file_format == "csv":
                 body = csv_text(self._answers.rows(path, query)).encode()
-                return _response(HTTPStatus.OK, "text/csv; charset=utf-8; header=present", body, file)
-            return _json(HTTPStatus.OK, self._answers.answer(path, query), file)
+                return _response(HTTPStatus.OK, "text/csv; charset=utf-8; header=present", body, headers)
+            return _json(HTTPStatus.OK, self._answers.answer(path, query), headers)
+        except NotHere as error:
+            return _json(HTTPStatus.NOT_FOUND, {"error": error.as_json()})
+        except StoreFailed as error:
+            return _json(HTTPStatus.SERVICE_UNAVAILABLE, {"error": error.as_json()})
         except EdgeRTError as error:
-            code = (
-                HTTPStatus.NOT_FOUND
-                if isinstance(error, NotHere)
-                else HTTPStatus.SERVICE_UNAVAILABLE
-                if isinstance(error, StoreFailed)
-                else HTTPStatus.BAD_REQUEST
-            )
-            return _json(code, {"error": error.as_json()})
+            return _json(HTTPStatus.BAD_REQUEST, {"error": error.as_json()})
 
     def _accept_token(self, path: str) -> HttpResponse:
         """Make the token a cookie and remove it from the address, which people copy and browsers remember."""
