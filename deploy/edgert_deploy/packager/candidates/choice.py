@@ -124,14 +124,7 @@ def choose(builder: CandidateBuilder, target: TargetRequest, budget: Budget, mea
             target.profile, builder.evaluation, [each for good in passed for each in good], builder.progress
         )
     packed = _sorted([fastest(good, timings) if timings else good[0] for good in passed], timings)
-    for candidate in packed:
-        if target.is_auto and not candidate.is_int8:
-            findings.warn(f"{target.profile.name}: {_why_not_int8(candidate, findings.tried, timings)}")
-        elif not target.is_auto and not builder.evaluation.source.quantized and _is_hardly_int8(candidate):
-            findings.warn(
-                f"{target.profile.name}: {candidate.artifact.engine} computes {share_text(candidate.artifact.int8_share)} of the "
-                "work in INT8 and the rest in float; --precision auto would take another precision"
-            )
+    _warn_of_float(target, packed, findings, timings, quantized=builder.evaluation.source.quantized)
     reference = None
     if target.with_reference and packed[0].artifact.precision != "fp32":
         reference = builder.build(Order(packed[0].artifact.engine, "fp32", target.profile))
@@ -172,6 +165,21 @@ class _Findings:
             reference,
             tuple(self.not_built),
         )
+
+
+def _warn_of_float(
+    target: TargetRequest, packed: Sequence[Candidate], findings: _Findings, timings: Timings, *, quantized: bool
+) -> None:
+    """Warn of each artifact that computes in float where the user may expect INT8."""
+    for candidate in packed:
+        if target.is_auto and not candidate.is_int8:
+            findings.warn(f"{target.profile.name}: {_why_not_int8(candidate, findings.tried, timings)}")
+        elif not target.is_auto and not quantized and _is_hardly_int8(candidate):
+            share = share_text(candidate.artifact.int8_share)
+            findings.warn(
+                f"{target.profile.name}: {candidate.artifact.engine} computes {share} of the work in INT8 and the rest in float; "
+                "--precision auto would take another precision"
+            )
 
 
 def certain_orders(evaluation: Evaluation, targets: Iterable[TargetRequest]) -> list[Order]:
