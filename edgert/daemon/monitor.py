@@ -11,10 +11,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import queue
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -44,12 +44,13 @@ class Monitor:
     def __init__(self, state: str, stable_s: float = STABLE_S) -> None:
         self._state = state
         self._backoff = Backoff(doubling(PAUSE_S_MIN, PAUSE_S_MAX), stable_s)
-        self._ending, self._awake = False, threading.Event()
+        # Signal handlers wake the pause. The lock of a threading.Event could be held by the code that they interrupt.
+        self._ending, self._awake = False, queue.SimpleQueue[None]()
         self._daemon: subprocess.Popen[bytes] | None = None
         self._adopted: int | None = None
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._end())
-        signal.signal(signal.SIGCONT, lambda *_: self._awake.set())
+        signal.signal(signal.SIGCONT, lambda *_: self._awake.put(None))
 
     def keep(self, adopted: int | None = None) -> int:
         """Start the daemon again and again until it ends in order; return the exit code.
@@ -70,11 +71,19 @@ class Monitor:
             first = False
             pause_s = self._backoff.failed()
             log(f"edgertd ended with {code}; next start in {pause_s:.1f} s")
-            self._awake.wait(pause_s)
-            self._awake.clear()
+            self._pause(pause_s)
             if self._ending or not os.path.isdir(self._state):
                 return 0
             shorten_log()
+
+    def _pause(self, pause_s: float) -> None:
+        """Wait until `pause_s` have passed or a signal comes; one that came before counts only if it ends the monitor."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._awake.get_nowait()
+        if not self._ending:
+            with contextlib.suppress(queue.Empty):
+                self._awake.get(timeout=pause_s)
 
     def _run(self, command: list[str]) -> int:
         """Start the daemon, wait for its end, and return its exit code."""
@@ -100,7 +109,7 @@ class Monitor:
 
     def _end(self) -> None:
         self._ending = True
-        self._awake.set()
+        self._awake.put(None)
         if self._daemon is not None:
             self._daemon.terminate()
         elif self._adopted is not None:

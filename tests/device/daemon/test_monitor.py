@@ -20,6 +20,22 @@ KEEP = "import sys; from edgert.daemon.monitor import Monitor; sys.exit(Monitor(
 # One whose pause before the next start is longer than any test.
 PAUSING = f"from edgert.daemon import monitor; monitor.PAUSE_S_MIN = monitor.PAUSE_S_MAX = 3600.0; {KEEP}"
 
+# One that is told to end at each of the first calls that its pause makes.
+TOLD_AT_EACH_CALL = f"""
+import os, signal, sys
+from edgert.daemon import monitor
+left, log = list(range(30)), monitor.log
+def tell(frame, event, argument):
+    if event.endswith("call") and left:
+        left.pop()
+        os.kill(os.getpid(), signal.SIGTERM)
+def and_tell(line):
+    log(line)
+    sys.setprofile(tell)
+monitor.log = and_tell
+{PAUSING}
+"""
+
 
 @pytest.fixture
 def device() -> Iterator[Device]:
@@ -45,10 +61,12 @@ def running(device: Device, code: str) -> Iterator[subprocess.Popen[bytes]]:
     command = [sys.executable, "-c", code, os.fspath(device.state.root)]
     with device.state.log.open("ab") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
-    wait_until(device.daemon_pid, "the daemon runs")
-    yield process
-    process.kill()
-    process.wait()
+    try:
+        wait_until(device.daemon_pid, "the daemon runs")
+        yield process
+    finally:
+        process.kill()
+        process.wait()
 
 
 def pid_of(device: Device) -> int:
@@ -125,6 +143,12 @@ def test_told_to_end_while_it_waits_to_start_again_it_ends(device: Device, monit
     monitor.terminate()
     assert monitor.wait(WAIT_S_MAX) == 0
     assert device.daemon_pid() is None
+
+
+def test_told_to_end_at_any_moment_of_its_pause_it_ends(device: Device) -> None:
+    for monitor in running(device, TOLD_AT_EACH_CALL):
+        kill_daemon(device)
+        assert monitor.wait(WAIT_S_MAX) == 0
 
 
 def test_start_has_the_monitor_of_a_killed_daemon_start_the_next_one(
