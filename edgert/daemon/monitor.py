@@ -77,7 +77,7 @@ class Monitor:
             shorten_log()
 
     def _pause(self, pause_s: float) -> None:
-        """Wait until `pause_s` have passed or a signal comes; one that came before counts only if it ends the monitor."""
+        """Wait until `pause_s` have passed or a signal comes; one that came before must have told to end."""
         with contextlib.suppress(queue.Empty):
             while True:
                 self._awake.get_nowait()

@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,17 @@ async def until(true: Callable[[], bool], what: str) -> None:
 async def off_loop(work: Callable[[], Any]) -> Any:
     """Commands of the device block; the loop goes on meanwhile."""
     return await asyncio.get_running_loop().run_in_executor(None, work)
+
+
+@contextmanager
+def halted(device: Device, model: str) -> Iterator[None]:
+    """Hold the worker of `model`: no request is answered meanwhile, however slow this process is."""
+    pid = device.serving(model)["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
 
 
 @pytest.fixture(scope="module")
@@ -184,13 +195,12 @@ def test_many_tasks_share_one_client_and_few_connections(serving: Device) -> Non
 def test_the_loop_is_free_while_the_engine_works(serving: Device) -> None:
     async def test() -> None:
         async with client(serving) as asking:
-            request = asyncio.ensure_future(asking.infer("slow", ITEM, cache=False))
-            turns = 0
-            while not request.done():
-                await asyncio.sleep(0.01)
-                turns += 1
+            with halted(serving, "slow"):
+                request = asyncio.ensure_future(asking.infer("slow", ITEM, cache=False))
+                for _ in range(4):
+                    await asyncio.sleep(0.01)
+                assert not request.done()
             assert (await request)["y"].tolist() == ITEM.tolist()
-            assert turns > 3
 
     run(test())
 
@@ -226,12 +236,14 @@ def test_a_request_past_its_time_is_refused_and_its_late_answer_meets_nobody(ser
 def test_a_cancelled_request_takes_its_connection_along(serving: Device) -> None:
     async def test() -> None:
         async with client(serving, connections_max=1) as asking:
+            await asking.infer("slow", ITEM)  # it is connected
             for i in range(1, 4):
-                request = asyncio.ensure_future(asking.infer("slow", ITEM, cache=False))
-                await asyncio.sleep(0.05)
-                request.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await request
+                with halted(serving, "slow"):
+                    request = asyncio.ensure_future(asking.infer("slow", ITEM, cache=False))
+                    await asyncio.sleep(0.05)
+                    request.cancel()
+                    with pytest.raises(asyncio.CancelledError):
+                        await request
                 assert (await asking.infer("slow", ITEM * i, cache=False))["y"].tolist() == (ITEM * i).tolist()
 
     run(test())
@@ -240,14 +252,15 @@ def test_a_cancelled_request_takes_its_connection_along(serving: Device) -> None
 def test_a_request_that_stops_waiting_for_a_turn_takes_none_from_others(serving: Device) -> None:
     async def test() -> None:
         async with client(serving, connections_max=1) as asking:
-            first = asyncio.ensure_future(asking.infer("slow", ITEM, cache=False))
-            await asyncio.sleep(0.05)
-            late = asyncio.ensure_future(asking.infer("slow", ITEM, timeout_s=0.05, cache=False))
-            cancelled = asyncio.ensure_future(asking.infer("slow", ITEM, cache=False))
-            last = asyncio.ensure_future(asking.infer("slow", ITEM * 3, cache=False))
-            with pytest.raises(DeadlineExceeded, match="other requests"):
-                await late
-            cancelled.cancel()
+            with halted(serving, "slow"):
+                first = asyncio.ensure_future(asking.infer("slow", ITEM, cache=False))
+                await asyncio.sleep(0.05)
+                late = asyncio.ensure_future(asking.infer("slow", ITEM, timeout_s=0.05, cache=False))
+                cancelled = asyncio.ensure_future(asking.infer("slow", ITEM, cache=False))
+                last = asyncio.ensure_future(asking.infer("slow", ITEM * 3, cache=False))
+                with pytest.raises(DeadlineExceeded, match="other requests"):
+                    await late
+                cancelled.cancel()
             assert (await first)["y"].tolist() == ITEM.tolist()
             assert (await last)["y"].tolist() == (ITEM * 3).tolist()
             assert cancelled.cancelled()
@@ -480,21 +493,22 @@ def test_bytes_that_nobody_asked_for_end_an_idle_connection(tmp_path: Path) -> N
 
 
 def test_it_waits_for_a_model_as_long_as_it_may(tmp_path: Path) -> None:
-    loading: list[bytes | None] = [wire.error_frame(Unavailable("it is being loaded", retry_after_s=0.05))]
+    def loading(retry_after_s: float) -> list[bytes | None]:
+        return [wire.error_frame(Unavailable("it is being loaded", retry_after_s=retry_after_s))]
 
     async def patient(asking: AsyncClient) -> None:
         assert (await asking.infer("echo", ITEM))["y"].tolist() == [ONES]
 
     async def hasty(asking: AsyncClient) -> None:
         with pytest.raises(Unavailable, match="loaded"):
-            await asking.infer("echo", ITEM, timeout_s=0.2)
+            await asking.infer("echo", ITEM, timeout_s=WAIT_S_MAX)
 
     async def mute(asking: AsyncClient) -> None:
         with pytest.raises(DeadlineExceeded):
             await asking.infer("echo", ITEM, timeout_s=0.1)
 
-    against(tmp_path, patient, loading, loading, [WELCOME_FRAME, RESULT])
+    against(tmp_path, patient, loading(0.05), loading(0.05), [WELCOME_FRAME, RESULT])
     (tmp_path / "false.sock").unlink()
-    against(tmp_path, hasty, *[loading] * 20)
+    against(tmp_path, hasty, loading(0.05), loading(WAIT_S_MAX))  # the second is longer than is left
     (tmp_path / "false.sock").unlink()
     against(tmp_path, mute, [b""])

@@ -41,7 +41,7 @@ def served(
     *,
     sent: bytes = b"",
 ) -> Iterator[socket.socket]:
-    """The client's end of a connection that a thread serves until it ends; `sent` is there before a limit counts."""
+    """The client's end of a connection that a thread serves until it ends; first it finds `sent`."""
     ours, theirs = socket.socketpair()
     ours.settimeout(WAIT_S_MAX)
     ours.sendall(sent)

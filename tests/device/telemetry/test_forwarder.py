@@ -22,7 +22,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 from edgert.config import PASSWORD_CREDENTIAL, DeviceConfig, MqttConfig, StateDir
 from edgert.errors import ConfigInvalid
 from edgert.stop import STOP_S_MAX
-from edgert.telemetry.forwarder import LOOK_S, ONLINE_AGAIN_S, broker_settings
+from edgert.telemetry.forwarder import BURST_MAX, LOOK_S, ONLINE_AGAIN_S, broker_settings
 from edgert.telemetry.held_back import HANG_UPS_MAX
 from edgert.telemetry.messages import Topics
 from edgert.telemetry.mqtt import (
@@ -138,9 +138,13 @@ def test_an_idle_forwarder_costs_no_measurable_time_and_sends_what_another_proce
     listener = listen()
     forwarder = start_forwarder(tmp_path, broker.settings)
     wait_until(lambda: listener.payloads(TOPICS.sys), "it is connected")
-    before, began = _cpu_s(forwarder.pid), time.monotonic()
-    time.sleep(2 * LOOK_S)
-    assert _cpu_s(forwarder.pid) - before < 0.02 * (time.monotonic() - began)
+
+    def is_idle() -> bool:
+        before, began = _cpu_s(forwarder.pid), time.monotonic()
+        time.sleep(2 * LOOK_S)
+        return _cpu_s(forwarder.pid) - before < 0.02 * (time.monotonic() - began)
+
+    wait_until(is_idle, "it has begun, and costs nothing from then on")
     append_to(Spool(StateDir(tmp_path).spool), 1)
     wait_until(lambda: listener.seqs() == [1], "the report")
     stop(forwarder)
@@ -174,9 +178,13 @@ def test_a_broker_that_goes_down_and_comes_back_twice_costs_no_report(tmp_path: 
     broker.start()
     wait_until(lambda: device.spool.stats().rows == 0, "the spool is empty")
     device.stop()
-    heard += heard_in_session(broker)
+
+    def all_are_heard() -> bool:
+        heard.extend(heard_in_session(broker))
+        return set(heard) == set(range(1, 151))
+
+    wait_until(all_are_heard, "every report has arrived")
     broker.stop()
-    assert set(heard) == set(range(1, 151))
     # Down, up, down, up, down, up and the end, however many attempts there were.
     assert len(device.said) == 7, device.said
 
@@ -205,12 +213,12 @@ def test_reports_go_on_when_the_spool_was_unreadable_and_is_begun_anew(
 def test_a_rate_bounds_how_fast_the_backlog_goes_out(tmp_path: Path, broker: Broker) -> None:
     device = ForwardingDevice(tmp_path, broker.settings, rate_per_s=20)
     device.append(200)
+    began = time.monotonic()
     device.start()
     wait_until(lambda: device.spool.stats().rows < 200, "the backlog begins to go")
     time.sleep(0.5)
     device.stop()
-    # The burst, half a second at 20/s and the drain on stop leave most of it for later.
-    assert device.spool.stats().rows > 80
+    assert 200 - device.spool.stats().rows <= BURST_MAX + 20 * (time.monotonic() - began)
 
 
 def test_the_broker_says_lost_when_the_forwarder_is_killed_and_no_report_is_lost(
@@ -218,16 +226,18 @@ def test_the_broker_says_lost_when_the_forwarder_is_killed_and_no_report_is_lost
 ) -> None:
     listener = listen()
     spool = Spool(StateDir(state_folder(tmp_path, broker.settings)).spool)
-    append_to(spool, 400)
-    first = start_forwarder(tmp_path, broker.settings)
-    wait_until(lambda: len(listener.seqs()) >= 60, "reports begin to arrive")
-    first.send_signal(signal.SIGKILL)
-    first.wait()
-    wait_until(lambda: listener.payloads(TOPICS.status) == [b"online", b"lost"], "online, then lost")
-    assert spool.stats().rows > 0
+    sent = 0
+    while not spool.stats().rows:  # on a busy machine, all may have arrived before the kill
+        append_to(spool, 400)
+        sent += 400
+        first = start_forwarder(tmp_path, broker.settings)
+        wait_until(lambda: len(listener.seqs()) >= sent - 340, "reports begin to arrive")  # noqa: B023
+        first.send_signal(signal.SIGKILL)
+        first.wait()
+        wait_until(lambda: listener.payloads(TOPICS.status)[-2:] == [b"online", b"lost"], "online, then lost")
     second = start_forwarder(tmp_path, broker.settings)
     wait_until(lambda: spool.stats().rows == 0, "the spool is empty")
-    wait_until(lambda: set(listener.seqs()) == set(range(1, 401)), "every report, some perhaps twice")
+    wait_until(lambda: set(listener.seqs()) == set(range(1, sent + 1)), "every report, some perhaps twice")
     stop(second)
     wait_until(lambda: listener.payloads(TOPICS.status)[-2:] == [b"online", b"offline"], "online, then offline")
 
@@ -413,10 +423,13 @@ def test_a_device_is_online_though_the_broker_says_lost_of_its_old_connection(
 def heard_in_session(broker: Broker) -> list[int]:
     """Return what arrived for a subscriber with a kept session; the first call begins the session."""
     heard: list[int] = []
+    subscribed = threading.Event()
     client = paho.Client(CallbackAPIVersion.VERSION2, client_id="auditor", clean_session=False)
     client.on_message = lambda _client, _data, message: heard.append(json.loads(message.payload)["seq"])
+    client.on_subscribe = lambda *_: subscribed.set()
     client.connect("127.0.0.1", broker.port)
     client.subscribe(HIST, qos=1)
+    wait_until(lambda: client.loop(0.05) or subscribed.is_set(), "the broker knows the session")
     quiet_until = time.monotonic() + 0.3
     while time.monotonic() < quiet_until:
         before = len(heard)
