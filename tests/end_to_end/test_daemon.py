@@ -34,7 +34,7 @@ from edgert.errors import (
     WorkerLost,
 )
 from edgert.protocol import wire
-from tests.support.clients import HELLO, ITEM, PAUSE_S, load, raw, read_frame
+from tests.support.clients import HELLO, ITEM, PAUSE_S, halted, load, raw, read_frame
 from tests.support.devices import Device, a_device, wait_until
 
 
@@ -306,9 +306,9 @@ def test_two_daemons_never_share_a_state_folder() -> None:
 
 def test_a_request_past_its_deadline_is_refused_and_the_client_continues() -> None:
     with a_device() as device:
-        device.put(delay_s=0.3)
+        device.put()
         with device.client() as client:
-            with pytest.raises(DeadlineExceeded):
+            with halted(device), pytest.raises(DeadlineExceeded):
                 client.infer("echo", ITEM, timeout_s=0.1, cache=False)
             assert client.infer("echo", ITEM, cache=False)["y"].tolist() == ITEM.tolist()
 

@@ -63,7 +63,8 @@ def fill(device: Device) -> Path:
         with contextlib.suppress(OSError), ballast.open("ab", buffering=0) as file:
             while file.write(bytes(4096)):
                 pass
-        os.sync()  # ext4 frees the blocks of removed files, and those that it reserved, with its next commit
+        # ext4 frees the blocks of removed files, and those that it reserved, with its next commit.
+        subprocess.run(["sync", "--file-system", device.state.root], check=True)
     with contextlib.suppress(OSError), device.state.log.open("ab", buffering=0) as log:
         while log.write(b"."):
             pass
@@ -164,6 +165,6 @@ def written_state(device: Device) -> str:
 
 def serves(device: Device, release: int) -> bool:
     """Return whether an app is answered by `release`."""
-    with contextlib.suppress(EdgeRTError, OSError), device.client(2.0) as client:
+    with contextlib.suppress(EdgeRTError, OSError), device.client() as client:
         return client.infer("echo", ITEM, trace=True).release == release
     return False

@@ -134,7 +134,7 @@ def test_many_silent_connections_keep_no_client_out(device: Device) -> None:
             sock.connect(os.fspath(device.socket))
             sock.send(HELLO[:10])
             silent.append(sock)
-        with device.client(timeout_s=5.0) as client:
+        with device.client(WAIT_S_MAX) as client:
             for _ in range(20):
                 assert client.infer("echo", ITEM, cache=False)["y"].tolist() == ITEM.tolist()
         assert _descriptors(device) < PENDING_MAX + 200
@@ -234,7 +234,7 @@ def test_a_client_that_never_reads_costs_its_own_connection_only(device: Device)
             with contextlib.suppress(TimeoutError, ConnectionError):
                 for i in range(10_000):
                     sock.sendall(request(i, large))
-        with device.client(timeout_s=5.0) as client:
+        with device.client(WAIT_S_MAX) as client:
             for _ in range(20):
                 assert client.infer("echo", ITEM, cache=False)["y"].tolist() == ITEM.tolist()
 
@@ -247,7 +247,7 @@ def test_slow_senders_delay_no_other_client(device: Device) -> None:
             for sock in slow:
                 sock.send(data[i : i + 1])
             if i % 64 == 0:
-                with device.client(timeout_s=5.0) as client:
+                with device.client(WAIT_S_MAX) as client:
                     assert client.infer("echo", ITEM, cache=False)["y"].tolist() == ITEM.tolist()
         for sock in slow:
             sock.send(data[-1:])

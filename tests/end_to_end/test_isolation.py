@@ -50,8 +50,8 @@ def say(device: Device, fault: str, model: str = "echo", timeout_s: float = 20.0
 
 @pytest.fixture
 def pair() -> Iterator[Device]:
-    """A device with a model on the fault engine and a sound one; a run may last a second."""
-    with a_device("[serving]\nrun_s_max = 1.0\nbatch_max = 1\n") as device:
+    """A device with a model on the fault engine and a sound one; a run may last some seconds."""
+    with a_device("[serving]\nrun_s_max = 4.0\nbatch_max = 1\n") as device:
         device.put(engine="fault")
         device.put(model="other")
         yield device
@@ -73,7 +73,7 @@ def test_a_fault_costs_its_own_requests_only(pair: Device, fault: str) -> None:
     assert (state["state"], state["crashes"]) == ("ready", 1)
     crashed = events(pair, "crashed")
     assert [(event["model"], event["crashes"]) for event in crashed] == [("echo", 1)]
-    assert ("longer than 1 s" in crashed[0]["reason"]) == fault.startswith("hang")
+    assert ("longer than 4 s" in crashed[0]["reason"]) == fault.startswith("hang")
 
 
 def test_an_engine_that_refuses_a_run_keeps_its_worker(pair: Device) -> None:

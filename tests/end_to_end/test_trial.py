@@ -141,13 +141,16 @@ def test_without_traffic_golden_samples_stand_in_but_not_for_agreement_nor_for_a
 
 
 def test_all_limits_held_is_for_the_host_to_confirm_and_not_before(device: Device) -> None:
-    limits = ("--limit", "p99_ms=60000", "--limit", "agreement=99%", "--limit", "error_rate=0", "--watch-s", "8")
+    limits = ("--limit", "p99_ms=60000", "--limit", "agreement=99%", "--limit", "error_rate=0")
     release = next(_releases)
     install(device.bundle(release=release), device.state, read_config(device.state))
     with traffic(device, 1.0, 2.0):
-        device.run("activate", "echo", *limits)
+        device.run("activate", "echo", *limits, "--watch-s", "600")
         assert "--force" in device.run("mark-good", "echo", code=7)["error"]["message"]
         assert device.run("trial", "echo")["state"] in ("watching", "loading")
+        device.run("rollback", "echo")
+        install(device.bundle(release=release), device.state, read_config(device.state))
+        device.run("activate", "echo", *limits, "--watch-s", "1")
         found = device.run("trial", "echo", "--wait")
     assert (found["state"], found["release"], found["readings"]["failed"]) == ("held", release, 0)
     assert found["readings"]["agreed"] == found["readings"]["compared"] >= COMPARED_MIN

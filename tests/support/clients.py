@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import threading
 from collections.abc import Iterator
@@ -48,6 +49,17 @@ def load(device: Device, model: str = "echo", threads: int = 8) -> Iterator[tupl
         stop.set()
         for thread in pool:
             thread.join(WAIT_S_MAX)
+
+
+@contextmanager
+def halted(device: Device, model: str = "echo") -> Iterator[None]:
+    """Hold the worker of `model`: no request is answered meanwhile, however slow this process is."""
+    pid = device.serving(model)["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
 
 
 def raw(device: Device) -> socket.socket:

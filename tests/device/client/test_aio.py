@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from edgert.errors import (
     WorkerLost,
 )
 from edgert.protocol import wire
-from tests.support.clients import PAUSE_S
+from tests.support.clients import PAUSE_S, halted
 from tests.support.devices import WAIT_S_MAX, Device, a_device
 from tests.support.stand_ins.false_daemon import RESULT, WELCOME_FRAME, changed, false_daemon
 
@@ -65,17 +65,6 @@ async def until(true: Callable[[], bool], what: str) -> None:
 async def off_loop(work: Callable[[], Any]) -> Any:
     """Commands of the device block; the loop goes on meanwhile."""
     return await asyncio.get_running_loop().run_in_executor(None, work)
-
-
-@contextmanager
-def halted(device: Device, model: str) -> Iterator[None]:
-    """Hold the worker of `model`: no request is answered meanwhile, however slow this process is."""
-    pid = device.serving(model)["pid"]
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
 
 
 @pytest.fixture(scope="module")
@@ -224,7 +213,7 @@ def test_a_request_past_its_time_is_refused_and_its_late_answer_meets_nobody(ser
     async def test() -> None:
         async with client(serving) as asking:
             await asking.infer("slow", ITEM)
-            with pytest.raises(DeadlineExceeded):
+            with halted(serving, "slow"), pytest.raises(DeadlineExceeded):
                 await asking.infer("slow", ITEM, timeout_s=0.05, cache=False)
             assert (await asking.infer("slow", ITEM * 2, cache=False))["y"].tolist() == (ITEM * 2).tolist()
             with pytest.raises(DeadlineExceeded):

@@ -21,7 +21,7 @@ import pytest
 from edgert import AsyncClient, Client
 from edgert.client.blocking import Session
 from edgert.errors import DeadlineExceeded, RequestError, SessionLost
-from tests.support.clients import ITEM
+from tests.support.clients import ITEM, halted
 from tests.support.devices import Device, a_device
 
 RUN_S = 0.05
@@ -67,7 +67,7 @@ def test_an_answer_that_comes_too_late_is_an_error_in_time(device: Device) -> No
     with Client(device.socket) as client:
         client.infer("echo", ITEM)
         began_s = time.monotonic()
-        with pytest.raises(DeadlineExceeded):
+        with halted(device), pytest.raises(DeadlineExceeded):
             client.infer("echo", ITEM, timeout_s=RUN_S / 5, cache=False)
         assert time.monotonic() - began_s >= RUN_S / 5
 
