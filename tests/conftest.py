@@ -65,6 +65,10 @@ LONG_FILES = (
 os.environ["PATH"] = os.pathsep.join(
     [f"{sys.base_prefix}/bin", *(path for path in os.environ["PATH"].split(os.pathsep) if Path(path).name != "shims")]
 )
+# The servers of the tests are on this machine, also where a proxy leads to the internet.
+if {"http_proxy", "https_proxy", "all_proxy"} & {name.lower() for name in os.environ}:
+    for name in ("no_proxy", "NO_PROXY"):
+        os.environ[name] = ",".join(filter(None, (os.environ.get(name), "localhost,127.0.0.1,::1")))
 # The tests start thousands of processes: each would compile every module again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False

@@ -484,7 +484,7 @@ def test_c_is_told_of_an_overload_and_when_to_come_back(driver: Path) -> None:
 
             def noticed() -> bool:
                 count = load.ask("count")
-                return count["errors"] > 40 and count["answers"] > 0
+                return bool(count["errors"] > 40 and count["answers"] > 0)
 
             wait_until(noticed, "the overload is noticed, and some are answered")
             found = load.ask("stop")

@@ -120,9 +120,9 @@ def test_memory_of_large_runs_goes_back_though_all_clients_have_left(started: St
         server.close()
         client.settimeout(WAIT_S_MAX)
         read_frame(client)
+        asked_s = time.monotonic()
         client.sendall(request(1, np.repeat(ITEM, 4, axis=0)))
         assert read_frame(client).kind == wire.RESULT
-    asked_s = time.monotonic()
     wait_until(lambda: started.session.rested_at_s, "the engine rests")
     assert started.session.rested_at_s[0] > asked_s + REST_S / 2
 

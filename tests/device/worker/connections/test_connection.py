@@ -21,6 +21,7 @@ from edgert.worker.connections.area_budget import AreaBudget
 from edgert.worker.connections.connection import (
     FIRST_BUFFER_BYTES,
     REACTOR_REQUESTS_MIN,
+    STALL_S,
     BufferBudget,
     Connection,
     ReactorSwitch,
@@ -153,7 +154,6 @@ def test_a_connection_moves_to_the_reactor_when_many_take_turns(serve: Callable[
 
 def test_a_buffer_is_kept_for_the_next_large_frame_until_the_client_is_silent(serve: Callable[..., Served]) -> None:
     served = serve()
-    served.server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval(1.0))  # instead of STALL_S
     frames = served.connection.frames
     sizes = []
     for _ in range(3):
@@ -162,8 +162,13 @@ def test_a_buffer_is_kept_for_the_next_large_frame_until_the_client_is_silent(se
         sizes.append((frames.size_bytes, id(frames.room.obj)))
     assert sizes[0][0] >= len(LARGE)
     assert len(set(sizes)) == 1
+    served.server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval(0.1))  # instead of STALL_S, from now on
+    served.client.sendall(PING)
+    assert read_frame(served.client).kind == wire.PONG
     wait_until(lambda: frames.size_bytes == FIRST_BUFFER_BYTES, "the buffer is given back")
-    served.client.sendall(LARGE)
+    served.server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval(STALL_S))
+    served.client.sendall(PING + LARGE)
+    assert read_frame(served.client).kind == wire.PONG
     assert read_frame(served.client).kind == wire.RESULT
 
 
