@@ -32,7 +32,7 @@ from edgert.stop import Stop, stop_with_supervisor_or_signal
 from edgert.telemetry import messages
 from edgert.telemetry.held_back import HeldBack
 from edgert.telemetry.home_assistant import discovery, discovery_topic
-from edgert.telemetry.link import CONNECTED, STOPPED, write_link
+from edgert.telemetry.link import CONNECTED, REFUSED, STOPPED, write_link
 from edgert.telemetry.messages import Topics
 from edgert.telemetry.mqtt import (
     IN_FLIGHT_MAX,
@@ -143,7 +143,8 @@ class Forwarder:
         self._in_flight: dict[int, int] = {}
         self._clearing: set[int] = set()  # those in flight that clear a topic
         self._acknowledged_ids: list[int] = []
-        self._refused_at: float | None = None
+        self._refused_at: float | None = None  # until refused messages are sent again
+        self._refused = False  # until the broker takes one of those that are sent again
         self._progress_at = self._refilled_at = self._clock()
         self._tokens = float(BURST_MAX)
         self._sys_due_at = self._clock()
@@ -204,7 +205,8 @@ class Forwarder:
         except StorageFailed as error:
             self._note(error.code, error.message)
             return False
-        self._note(CONNECTED, f"connected to {self._address} (MQTT {self._connection.protocol})")
+        if not self._refused:
+            self._note(CONNECTED, f"connected to {self._address} (MQTT {self._connection.protocol})")
         return more
 
     def _send_due(self) -> bool:
@@ -291,14 +293,16 @@ class Forwarder:
                 f"({refused_because}): clear them with edgert fleet forget"
             )
         if refused_because is None or clears:
+            self._refused &= self._refused_at is not None
             if message_id is not None:  # status, info, sys and retained topics are not in the spool
                 self._acknowledged_ids.append(message_id)
                 self._held.acknowledged(message_id)
         elif self._refused_at is None:
-            self._refused_at = self._clock()
-            self._log(
-                f"telemetry: the broker {self._address} refuses messages ({refused_because}); they are kept on disk "
-                f"and sent again in {REFUSED_RETRY_S:.0f} s; let this user write (an access list: docs/telemetry.md)"
+            self._refused_at, self._refused = self._clock(), True
+            self._note(
+                REFUSED,
+                f"the broker {self._address} refuses messages ({refused_because}); they are kept on disk and sent "
+                f"again in {REFUSED_RETRY_S:.0f} s; let this user write (an access list: docs/telemetry.md)",
             )
 
     def _end(self) -> None:

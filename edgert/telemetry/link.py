@@ -10,7 +10,7 @@ from pathlib import Path
 from edgert.durable import replace_file
 from edgert.typed_json import json_bytes, read_json
 
-CONNECTED, STOPPED = "connected", "stopped"
+CONNECTED, REFUSED, STOPPED = "connected", "refused", "stopped"
 _NAME = "link.json"
 
 
@@ -24,7 +24,7 @@ class Link:
 
 
 def write_link(folder: Path, state: str, text: str) -> None:
-    """Keep `state` (CONNECTED, STOPPED or an error's code) and its text, unless the disk is full."""
+    """Keep `state` (CONNECTED, REFUSED, STOPPED or an error's code) and its text, unless the disk is full."""
     with contextlib.suppress(OSError):
         replace_file(folder / _NAME, json_bytes(Link(state, text, int(time.time()))), durable=False)
 

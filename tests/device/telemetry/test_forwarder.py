@@ -24,6 +24,7 @@ from edgert.errors import ConfigInvalid
 from edgert.stop import STOP_S_MAX
 from edgert.telemetry.forwarder import BURST_MAX, LOOK_S, ONLINE_AGAIN_S, broker_settings
 from edgert.telemetry.held_back import HANG_UPS_MAX
+from edgert.telemetry.link import REFUSED, read_link
 from edgert.telemetry.messages import Topics
 from edgert.telemetry.mqtt import (
     BrokerRefused,
@@ -321,9 +322,11 @@ def test_a_report_that_the_broker_refuses_stays_on_disk_and_holds_up_no_other(tm
         device.start()
         wait_until(lambda: device.spool.stats().rows == 1, "all but the event has gone")
         wait_until(lambda: len(device.said) == 2, "the refusal is said once")
+        link = read_link(device.spool.path.parent)
         device.stop()
     assert device.spool.take(1)[0].kind == "event"
     assert "refuses messages" in device.said[1]
+    assert (link.state, f"telemetry: {link.text}") == (REFUSED, device.said[1])  # what edgert doctor reports
 
 
 def test_the_access_list_that_ships_lets_a_device_say_everything(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from edgert.bundle.signing import new_key, write_key_pair
-from edgert.telemetry.link import CONNECTED, read_link
+from edgert.telemetry.link import CONNECTED, REFUSED, read_link
 from edgert_deploy.cli import main
 from edgert_deploy.common.keys import key_paths
 from edgert_deploy.devices.inventory import Device, Inventory
@@ -109,6 +109,17 @@ def test_telemetry_is_as_its_forwarder_finds_it(inventory: Inventory, tmp_path: 
         found = check_device(as_known(device), {})
         assert levels(found, "telemetry") == [WARN]
         assert f"127.0.0.1:{broker.port}" in text_of(found, "telemetry")
+
+
+def test_a_broker_that_refuses_the_reports_is_no_good_telemetry(inventory: Inventory, tmp_path: Path) -> None:
+    access = tmp_path / "access"
+    access.write_text("topic read edgert/v1/#\n")  # as of a login that is made for people
+    broker = Broker.in_folder(tmp_path / "broker", extra=(f"acl_file {access}",))
+    with broker, a_device(f'[mqtt]\nhost = "127.0.0.1"\nport = {broker.port}\n') as device:
+        wait_until(lambda: read_link(device.state.spool.parent).state == REFUSED, "the broker refuses a message")
+        found = check_device(as_known(device), {})
+    assert levels(found, "telemetry") == [WARN]
+    assert "let this user write" in text_of(found, "telemetry")
 
 
 def test_the_way_there(inventory: Inventory, sshd: SshDevice, tmp_path: Path) -> None:
