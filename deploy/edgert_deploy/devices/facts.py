@@ -210,13 +210,23 @@ def pick_profile(profiles: Sequence[DeviceProfile], facts: MachineFacts, *, loca
     if fitting:
         names = ", ".join(p.name for p in fitting)
         raise ConfigInvalid(f"several profiles fit {describe(facts)}: {names}. Choose one with --profile")
-    why = "; ".join(
-        f"{p.name} {', '.join(misfits(p, facts).values())}" for p in profiles if local or p.name != LOCAL_PROFILE
-    )
+    why = {p.name: misfits(p, facts) for p in profiles if local or p.name != LOCAL_PROFILE}
+    near = {p.name: why[p.name] for p in profiles if p.name in why and _is_near(p, facts)}
+    if near and not facts.python:
+        raise ConfigInvalid(
+            f"no profile fits {describe(facts)}. Install a Python from 3.10 to 3.13 there, with its venv module, and try "
+            "again (Debian and Raspberry Pi OS have one from 12 on, Ubuntu from 22.04); or choose a profile with --profile"
+        )
+    lacks = "; ".join(f"{name} {', '.join(reasons.values())}" for name, reasons in (near or why).items())
     raise ConfigInvalid(
-        f"no profile fits {describe(facts)}: {why or 'there are no profiles'}. "
-        "Write one under devices/, or choose one with --profile"
+        f"no profile fits {describe(facts)}: {lacks or 'there are no profiles'}. "
+        "Write one in ./profiles (docs/devices.md), or choose one with --profile"
     )
+
+
+def _is_near(profile: DeviceProfile, facts: MachineFacts) -> bool:
+    """Return whether `profile` is for this processor, or for another system of this Jetson."""
+    return not profile.machines or facts.machine in profile.machines or bool(facts.l4t and profile.match.l4t)
 
 
 def describe(facts: MachineFacts) -> str:
