@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import codecs
 import hashlib
 import posixpath
 import re
@@ -225,7 +226,7 @@ class Inventory:
 
     def _read(self) -> tomlkit.TOMLDocument:
         try:
-            data = self.path.read_bytes()
+            data = self.path.read_bytes().removeprefix(codecs.BOM_UTF8)  # Windows' editors begin files with a mark
             if len(data) > INVENTORY_BYTES_MAX:
                 raise ConfigInvalid(f"{self.path} has {len(data)} bytes; the limit is {INVENTORY_BYTES_MAX}")
             return tomlkit.parse(data)
@@ -272,16 +273,16 @@ def _check_name(what: str, name: str) -> None:
         raise ConfigInvalid(f"invalid {what} name {name!r}: {NAME_RULE}, not {ALL!r}")
 
 
-def _check_tags(where: str, tags: Sequence[str]) -> None:
+def _check_tags(tags: Sequence[str]) -> None:
     for tag in tags:
         if not TAG.fullmatch(tag):
             raise ConfigInvalid(
-                f"{where}: invalid tag {tag!r}: give KEY or KEY=VALUE, the key of a-z 0-9 _ . - (at most 63), the value "
+                f"invalid tag {tag!r}: give KEY or KEY=VALUE, the key of a-z 0-9 _ . - (at most 63), the value "
                 "of letters, digits and _ . + : / @ - (at most 63)"
             )
     keys = [tag.partition("=")[0] for tag in tags]
     if len(tags) > TAGS_MAX or len(set(keys)) != len(keys):
-        raise ConfigInvalid(f"{where}: give at most {TAGS_MAX} tags, each key once; got {', '.join(tags)[:200]}")
+        raise ConfigInvalid(f"give at most {TAGS_MAX} tags, each key once; got {', '.join(tags)[:200]}")
 
 
 def _check_groups(devices: list[Device], path: Path) -> None:
@@ -319,17 +320,17 @@ def _device(name: str, table: Any, path: Path) -> Device:
 
 def _check_words(device: Device, where: str) -> None:
     """Check what the user chose: names and addresses. Raises ConfigInvalid."""
-    _check_name("device", device.name)
-    for group in device.groups:
-        _check_name("group", group)
-    _check_tags(where, device.tags)
     with about(where):
+        _check_name("device", device.name)
+        for group in device.groups:
+            _check_name("group", group)
+        _check_tags(device.tags)
         checked_id("device", device.name)
         checked_id("site", device.site)
-    if device.kind.uses_ssh:
-        SshAddress.parse(device.address)
-    if device.jump:
-        SshAddress.parse(device.jump)
+        if device.kind.uses_ssh:
+            SshAddress.parse(device.address)
+        if device.jump:
+            SshAddress.parse(device.jump)
 
 
 def _check_device(device: Device, where: str) -> None:
@@ -348,10 +349,11 @@ def _check_device(device: Device, where: str) -> None:
     for message, is_met in holds.items():
         if not is_met:
             raise ConfigInvalid(f"{where}: {message}")
-    if uses_ssh:
-        fingerprint(device.host_key)
-    if device.jump:
-        fingerprint(device.jump_host_key)
+    with about(where):
+        if uses_ssh:
+            fingerprint(device.host_key)
+        if device.jump:
+            fingerprint(device.jump_host_key)
 
 
 def _change_table(table: Table, before: Device | None, after: Device) -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import multiprocessing
 import subprocess
 from dataclasses import replace
@@ -243,8 +244,18 @@ def test_a_name_is_given_once_and_not_to_a_group_too(inventory: Inventory) -> No
 )
 def test_a_broken_inventory_says_where(inventory: Inventory, old: str, new: str, what: str) -> None:
     inventory.path.write_text(WRITTEN.replace(old, new))
-    with pytest.raises(ConfigInvalid, match=what):
+    with pytest.raises(ConfigInvalid, match=what) as caught:
         inventory.devices()
+    assert "inventory.toml" in str(caught.value), "a team has several, and a device many lines"
+
+
+def test_an_inventory_that_an_editor_of_windows_wrote_is_read_and_changed(inventory: Inventory) -> None:
+    plain = inventory.devices()
+    inventory.path.write_bytes(codecs.BOM_UTF8 + WRITTEN.replace("\n", "\r\n").encode())
+    assert inventory.devices() == plain
+    inventory.change(["here"], lambda device: replace(device, site="plant-2"))
+    assert inventory.device("here").site == "plant-2"
+    assert "# above the oven" in inventory.path.read_text()
 
 
 def test_an_inventory_that_is_no_text_is_refused(inventory: Inventory) -> None:
