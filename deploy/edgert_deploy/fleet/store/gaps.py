@@ -1,11 +1,11 @@
 """Gaps: the reports of latencies that were sent and never came, by their `seq`.
 
-Theory of operation: `seq` grows by one with each report of a model on a device, over restarts, reboots and versions. So a
-report whose number is more than one above the one before it leaves a gap, which is one row. It belongs to the stream of
-the report after it. Versions share the numbers: after a rollback the older stream goes on behind the newer one's last.
-A late report closes its part of the gap. A number that is no more than the last one of another boot
-leaves none: after a power cut a device uses its last numbers again. A lost spool held an unknown number of reports, and
-counts as one.
+Theory of operation: `seq` grows by one with each report of a model on a device, over restarts, reboots and versions.
+So a report whose number is more than one above the one before it leaves a gap, which is one row. It belongs to the
+stream of the report after it. Versions share the numbers: after a rollback the older stream goes on behind the newer
+one's last. A late report closes its part of the gap, whatever its version and boot: a broker may delay it beyond both.
+A number that is no more than the last one of another boot leaves none: after a power cut a device uses its last
+numbers again. A lost spool held an unknown number of reports, and counts as one.
 
 Nobody knows when exactly a missing report was made: they are spread evenly over the time between its neighbours.
 """
@@ -53,22 +53,27 @@ def note(connection: sa.Connection, reports: Sequence[tuple[int, int, int]]) -> 
     newest = _newest_of_others(connection, [row for row in known.values() if row["hist_seq"] < 0])
     behind = [row for row in known.values() if 0 <= row["hist_seq"] < max(arrived[row["id"]]) - 1]
     of_boot = _newest_of_boots(connection, behind)
-    gaps: list[Gap] = []
-    late: list[tuple[int, str, int]] = []
+    least: dict[tuple[int, str], int] = {}
+    for stream, seqs in arrived.items():
+        model = known[stream]["device_id"], known[stream]["model"]
+        least[model] = min(*seqs, least.get(model, seqs[0]))
+    open_gaps = _open(connection, least)
+    before = _all(open_gaps)
     for stream, seqs in arrived.items():
         row = known[stream]
         model = (row["device_id"], row["model"])
+        gaps = open_gaps.setdefault(model, [])
         hist_seq, at = row["hist_seq"], row["hist_minute"]
         boot = (*model, row["boot"])
         last, last_at = max((hist_seq, at), of_boot.get(boot, (-1, 0))) if hist_seq >= 0 else newest.get(model, (-1, 0))
         for seq in in_order(seqs):
             minute = minutes[stream, seq]
-            if last >= 0 and begun_anew(seq, last):
+            if _close(gaps, seq):
+                pass  # late: what is missing before it is in that gap already, whatever its version and boot
+            elif last >= 0 and begun_anew(seq, last):
                 gaps.append(Gap(stream, seq - 1, seq, last_at, minute))
             elif 0 <= last < seq - 1:
                 gaps.append(Gap(stream, last + 1, seq, last_at, minute))
-            elif seq <= last:
-                late.append((*model, seq))
             if hist_seq < 0 or seq > hist_seq or begun_anew(seq, hist_seq):
                 hist_seq, at = seq, minute
             if hist_seq > last or begun_anew(hist_seq, last):
@@ -78,10 +83,7 @@ def note(connection: sa.Connection, reports: Sequence[tuple[int, int, int]]) -> 
         if at >= newest.get(model, (-1, 0))[1]:
             newest[model] = hist_seq, at
     _remember(connection, known)
-    if gaps:
-        connection.execute(schema.gap.insert(), [gap._asdict() for gap in gaps])
-    if late:
-        _close(connection, late)
+    _store(connection, before, _all(open_gaps))
 
 
 def overlapping(connection: sa.Connection, first: int, end: int) -> Iterator[Gap]:
@@ -143,22 +145,44 @@ def _remember(connection: sa.Connection, known: Mapping[int, Mapping[str, Any]])
         connection.execute(table.update().where(table.c.id == sa.bindparam("_id")).values(**values), rows)
 
 
-def _close(connection: sa.Connection, late: Sequence[tuple[int, str, int]]) -> None:
-    """Take late reports, each as (device, model, seq), out of their gaps."""
+def _open(connection: sa.Connection, least: Mapping[tuple[int, str], int]) -> dict[tuple[int, str], list[Gap]]:
+    """Return the gaps that end after the `least` number of their device and model.
+
+    Where reports came in order there is none.
+    """
     table, owner = schema.gap, schema.stream
     open_gaps: dict[tuple[int, str], list[Gap]] = {}
-    for few in chunks(sorted({device for device, _, _ in late})):
-        query = sa.select(owner.c.device_id, owner.c.model, table).join(owner, owner.c.id == table.c.stream)
-        for device, model, *numbers in connection.execute(query.where(owner.c.device_id.in_(few))):
+    columns = sa.column("device", sa.BigInteger), sa.column("model", sa.Text), sa.column("seq", sa.BigInteger)
+    for few in chunks(sorted((*model, seq) for model, seq in least.items())):
+        arrived = sa.values(*columns, name="arrived").data(few).cte()
+        query = (
+            sa.select(owner.c.device_id, owner.c.model, table)
+            .join(owner, owner.c.id == table.c.stream)
+            .join(arrived, (arrived.c.device == owner.c.device_id) & (arrived.c.model == owner.c.model))
+            .where(table.c.end_seq > arrived.c.seq)
+        )
+        for device, model, *numbers in connection.execute(query):
             open_gaps.setdefault((device, model), []).append(Gap(*numbers))
-    before = {gap for gaps in open_gaps.values() for gap in gaps}
-    for device, model, seq in late:
-        gaps = open_gaps.get((device, model), [])
-        for gap in [gap for gap in gaps if gap.first_seq <= seq < gap.end_seq][:1]:
+    return open_gaps
+
+
+def _all(open_gaps: Mapping[tuple[int, str], Sequence[Gap]]) -> set[Gap]:
+    return {gap for gaps in open_gaps.values() for gap in gaps}
+
+
+def _close(gaps: list[Gap], seq: int) -> bool:
+    """Take `seq` out of the gap that holds it; return whether one did."""
+    for gap in gaps:
+        if gap.first_seq <= seq < gap.end_seq:
             gaps.remove(gap)
             parts = (gap._replace(end_seq=seq), gap._replace(first_seq=seq + 1))
             gaps += [part for part in parts if part.first_seq < part.end_seq]
-    after = {gap for gaps in open_gaps.values() for gap in gaps}
+            return True
+    return False
+
+
+def _store(connection: sa.Connection, before: set[Gap], after: set[Gap]) -> None:
+    table = schema.gap
     same = (table.c.stream == sa.bindparam("_stream"), table.c.first_seq == sa.bindparam("_first"))
     if gone := [{"_stream": gap.stream, "_first": gap.first_seq} for gap in before - after]:
         connection.execute(table.delete().where(*same), gone)

@@ -73,6 +73,27 @@ def test_a_rollback_and_another_deployment_leave_no_gap(store_url: str) -> None:
     assert missing(store_url, 1) == {"plant-a/pi-1": 3}
 
 
+def test_reports_that_a_broker_delays_over_rollbacks_and_reboots_are_not_missing(store_url: str) -> None:
+    """A cluster of brokers may hand out a report again, or minutes after later ones."""
+    dice, lost = random.Random(7), dict[str, int]()
+    for device in (f"pi-{n}" for n in range(12)):
+        pi, sent = Pi(device), list[tuple[float, Sent]]()
+        for minute in range(40, 0, -1):
+            pi.version = dice.choice(("r1", "r2")) if minute % 5 == 0 else pi.version
+            pi.boot = f"b{minute}" if dice.random() < 0.05 else pi.boot
+            window = minutes(pi, minute, minute - 1)
+            if minute < 40 and dice.random() < 0.1 and minute > 1:
+                lost[f"plant-a/{device}"] = lost.get(f"plant-a/{device}", 0) + 1
+                continue
+            copies = 1 + (minute < 40) * (dice.random() < 0.2)
+            sent += [(-minute + (minute < 40) * dice.choice((0, 0, 0, 5, 12)), window) for _ in range(copies)]
+        ordered = [window for _, window in sorted(sent, key=lambda each: each[0])]
+        while ordered:
+            some, ordered = ordered[: (count := dice.randrange(1, 9))], ordered[count:]
+            record(store_url, [message for window in some for message in window])
+    assert missing(store_url, 1) == lost
+
+
 def test_reports_between_two_boots_and_versions_are_missing_too(store_url: str) -> None:
     before, after = Pi("pi-1"), Pi("pi-1", version="r2", boot="b2")
     sent = before.info() + minutes(before, 30, 20)
