@@ -38,6 +38,7 @@ from edgert_deploy.packager.sources.onnx_graph.branches import inline_known_bran
 from edgert_deploy.packager.sources.onnx_graph.bucket_axis import WantedBuckets, cut_outputs, find_axis, probed_lengths
 from edgert_deploy.packager.sources.onnx_graph.classical import unwrap_maps
 from edgert_deploy.packager.sources.onnx_graph.dynamic_quantization import is_dynamic
+from edgert_deploy.packager.sources.onnx_graph.functions import inline_functions
 from edgert_deploy.packager.sources.onnx_graph.half import widen_half
 from edgert_deploy.packager.sources.onnx_graph.infinite_bounds import drop_infinite_bounds
 from edgert_deploy.packager.sources.onnx_graph.nodes import nodes_of, tensors
@@ -84,7 +85,7 @@ def _examined(
     """
     name, unchanged = str(request["name"]), True
     proto = parse(name, data)
-    changed = _with_weights(name, proto, request) | drop_weight_inputs(proto)
+    changed = _with_weights(name, proto, request) | drop_weight_inputs(proto) | inline_functions(proto)
     resized, remarks = set_lengths(proto, request.get("shapes") or {})
     changed |= resized
     replaced += remarks

@@ -1,0 +1,55 @@
+"""Functions that a model brings along become part of its graph."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgert_deploy.packager.accuracy.artifact_runs import artifact_outputs, reference_outputs
+from edgert_deploy.packager.samples.samples import CalibrationSet
+from edgert_deploy.packager.sources.onnx_graph.functions import inline_functions
+from edgert_deploy.packager.sources.source_model import load_source
+from tests.support import models
+from tests.support.builders import build
+
+onnx: Any = pytest.importorskip("onnx")
+
+
+def with_functions() -> Any:
+    """Return a network whose activation is a function that calls another one, twice."""
+    helper, opset = onnx.helper, [onnx.helper.make_opsetid("", 17), onnx.helper.make_opsetid("own", 1)]
+    half = helper.make_function("own", "Half", ["a"], ["b"], [helper.make_node("Sigmoid", ["a"], ["b"])], opset)
+    calls = [helper.make_node("Half", ["a"], ["h"], domain="own"), helper.make_node("Mul", ["a", "h"], ["b"])]
+    gate = helper.make_function("own", "Gate", ["a"], ["b"], calls, opset)
+    weights = [
+        onnx.numpy_helper.from_array(models.random(4, 8), "w"),
+        onnx.numpy_helper.from_array(models.random(8, 3), "v"),
+    ]
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["h"]),
+        helper.make_node("Gate", ["h"], ["g"], domain="own"),
+        helper.make_node("MatMul", ["g", "v"], ["l"]),
+        helper.make_node("Gate", ["l"], ["y"], domain="own"),
+    ]
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(nodes, "g", [value("x", 1, ["N", 4])], [value("y", 1, ["N", 3])], weights)
+    return helper.make_model(graph, opset_imports=opset, ir_version=8, functions=[half, gate])
+
+
+def test_nothing_is_done_without_functions() -> None:
+    assert not inline_functions(models.mlp())
+
+
+@pytest.mark.parametrize("engine", ["openvino", "onnxruntime", "tflite"])
+def test_a_model_with_functions_builds_for_every_engine(tmp_path: Path, engine: str) -> None:
+    source = load_source(models.write(with_functions(), tmp_path / "m.onnx"))
+    assert not source.proto.functions
+    assert [node.op_type for node in source.proto.graph.node] == ["MatMul", "Sigmoid", "Mul"] * 2
+    samples = CalibrationSet({"x": models.random(24, 4)}, None)
+    artifact = build(engine, source, samples, "fp32", tmp_path)
+    np.testing.assert_allclose(
+        artifact_outputs(artifact, source, samples)[0], reference_outputs(source, samples)[0], atol=1e-5
+    )
