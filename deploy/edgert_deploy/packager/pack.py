@@ -27,7 +27,7 @@ from edgert_deploy.packager.processes.sandbox import Progress
 from edgert_deploy.packager.processes.work_folder import work_folder
 from edgert_deploy.packager.receipt import receipt
 from edgert_deploy.packager.request import BuildRequest, TargetRequest, check_request, overlap, target_requests
-from edgert_deploy.packager.samples.samples import constant_inputs
+from edgert_deploy.packager.samples.samples import constant_inputs, inputs_apart
 from edgert_deploy.packager.sources.onnx_graph.classical import classical_operators, is_float_only
 
 # Disk space in units of the model's size: the files that a builder writes on its way; an artifact and its copy in the
@@ -76,6 +76,7 @@ def build_bundle(
             *_classical_warnings(request),
             *_overlap_warnings(request),
             *_constant_warnings(request),
+            *_apart_warnings(request),
             *accuracy_gate.warnings(evaluation.metric, evaluation.reference, evaluation.limits),
         ]
         request = replace(request, classify=evaluation.reference.classify, ctc=evaluation.reference.ctc)
@@ -164,6 +165,21 @@ def _constant_warnings(request: BuildRequest) -> list[str]:
                 f"input {name!r} {same} in all {len(samples)} {kind} samples, which prove no more than one: "
                 "check how they are made, and give samples that differ as the field's do"
             )
+    return texts
+
+
+def _apart_warnings(request: BuildRequest) -> list[str]:
+    """Return a sentence for each input that calibration and hold-out hold in different sizes."""
+    texts = []
+    for name in inputs_apart(request.calibration, request.holdout):
+        ranges = [
+            f"{samples.inputs[name].min():.4g} to {samples.inputs[name].max():.4g}"
+            for samples in (request.calibration, request.holdout)
+        ]
+        texts.append(
+            f"input {name!r} is {ranges[0]} in the calibration samples and {ranges[1]} in the hold-out samples, so INT8 has the "
+            "wrong ranges: prepare both in the same way, as the app does"
+        )
     return texts
 
 

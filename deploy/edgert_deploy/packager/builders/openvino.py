@@ -6,6 +6,7 @@ converter and of NNCF are removed from the IR's XML.
 
 from __future__ import annotations
 
+import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from dataclasses import replace
@@ -76,6 +77,17 @@ class OpenVINOBuilder(Builder):
         return openvino_layers(path)
 
 
+def unread_nodes(report: str) -> str:
+    """Return the nodes that a report of OpenVINO's reader names, with their reasons.
+
+    Without any, return the report. Nodes behind one that was not read have inputs without a known rank: they are left out.
+    """
+    found = re.findall(r"ONNX node '<Node\((\w+)\): (.*?)>'(.*?)(?:\n\s*\n|\Z)", report, re.DOTALL)
+    reasons = [f"{op} {name!r}: {rest.strip().splitlines()[-1]}" for op, name, rest in found if rest.strip()]
+    own = [reason for reason in reasons if "rank has to be known" not in reason]
+    return "; ".join(own or reasons) or report
+
+
 def _write(order: Order, source: SourceModel, calibration: CalibrationSet, path: Path) -> dict[str, str]:
     """Write the model and return the versions of the tools."""
     openvino = sdk()
@@ -84,7 +96,10 @@ def _write(order: Order, source: SourceModel, calibration: CalibrationSet, path:
     versions = {"openvino": openvino.__version__.split("-")[0]}
     advice = "export the model without that operator, or leave openvino out of the profile's engines"
     with vendor_tool(f"openvino cannot read {source.path.name}", advice):
-        model = openvino.Core().read_model(proto.SerializeToString(deterministic=True))
+        try:
+            model = openvino.Core().read_model(proto.SerializeToString(deterministic=True))
+        except RuntimeError as error:
+            raise RuntimeError(unread_nodes(str(error))) from error
     if source.fold is not None:
         model = _folded(openvino, model, source.fold)
     if order.precision == "int8" and not source.quantized:

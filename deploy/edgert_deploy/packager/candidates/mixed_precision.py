@@ -97,7 +97,10 @@ def _measured(builder: CandidateBuilder, order: Order, layers: Sequence[Layer], 
     name = order.profile.name
     missing = [layer for layer in layers if layer.name not in saved.harms]
     if missing:
-        builder.progress(f"{name}: measuring the harm of INT8 in {counted(len(layers), 'layer')}")
+        builder.progress(
+            f"{name}: measuring the harm of INT8 in {counted(len(layers), 'layer')}, to leave the worst in float "
+            "(--budget 0 skips this search; Ctrl-C, and the next build goes on here)"
+        )
     recipe = _recipe(builder, order)
     for number, layer in enumerate(missing, start=1):
         saved.add_harm(builder.processes.harm(layer, recipe))

@@ -53,6 +53,7 @@ PER_SAMPLE: dict[str, tuple[str, Any, str]] = {
     RECORDINGS: ("iu", np.int64, "the number of each window's recording"),
 }
 NAMES = (*PER_SAMPLE, BOXES)
+SIZES_APART = 10  # times the mean size of a value: sets that differ more were prepared in different ways
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png")
 IMAGE_BYTES_MAX = 64 * 1024**2
 RUN_BYTES_MAX = 2 * 1024**2  # the size of the inputs that run at once: activations are hundreds of times as large
@@ -228,6 +229,20 @@ def constant_inputs(samples: CalibrationSet) -> list[str]:
     if len(alike) == len(samples.inputs):
         return alike
     return [name for name in alike if samples.inputs[name].dtype.kind == "f"]
+
+
+def inputs_apart(one: CalibrationSet, other: CalibrationSet) -> list[str]:
+    """Return the inputs of floats whose values are of another size in two sets.
+
+    Such as 0 to 1 in one and 0 to 255 in the other.
+    """
+    apart = []
+    for name, array in one.inputs.items():
+        if array.dtype.kind == "f":
+            sizes = sorted(float(np.abs(each).mean(dtype=np.float64)) for each in (array, other.inputs[name]))
+            if 0.0 < sizes[0] * SIZES_APART < sizes[1]:
+                apart.append(name)
+    return apart
 
 
 def _is_constant(array: NDArray[Any]) -> bool:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 pytest.importorskip("onnx")
 
+from edgert.errors import BuildFailed
 from edgert_deploy.devices.profiles import load_profile
 from edgert_deploy.packager.builders import Order, builder_for
 from edgert_deploy.packager.samples.samples import CalibrationSet
@@ -19,6 +21,7 @@ from tests.support.builders import build, samples_for
 from tests.support.needed import needed
 
 needed("nncf")
+onnx: Any = needed("onnx")
 
 
 def test_the_ir_holds_the_model_and_no_notes(tmp_path: Path) -> None:
@@ -64,3 +67,19 @@ def test_the_recipe_float_tail_leaves_recurrent_layers_in_float(tmp_path: Path) 
     assert found["min-max"]["LSTMSequence"] == "int8"
     assert found["float-tail"]["LSTMSequence"] == "fp32"
     assert found["float-tail"]["MatMul"] == "int8"
+
+
+def test_a_node_that_openvino_does_not_know_is_named_and_not_those_behind_it(tmp_path: Path) -> None:
+    helper, value = onnx.helper, onnx.helper.make_tensor_value_info
+    weights = [onnx.numpy_helper.from_array(models.random(4, 3, 3, 3), "w")]
+    weights.append(onnx.numpy_helper.from_array(np.array([0, 0, 1, 1, 0, 0, 1, 1]), "pads"))
+    nodes = [
+        helper.make_node("Pad", ["x", "pads"], ["p"], mode="wrap", name="around"),
+        helper.make_node("Conv", ["p", "w"], ["y"], name="conv"),
+    ]
+    graph = helper.make_graph(nodes, "g", [value("x", 1, ["N", 3, 8, 8])], [value("y", 1, ["N", 4, 8, 8])], weights)
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
+    source = load_source(models.write(proto, tmp_path / "m.onnx"))
+    with pytest.raises(BuildFailed, match=r"Pad 'around': Unsupported padding mode: \[wrap\]; export") as raised:
+        build("openvino", source, CalibrationSet({"x": models.random(12, 3, 8, 8)}, None), "fp32", tmp_path)
+    assert "conv" not in raised.value.message

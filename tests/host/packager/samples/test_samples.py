@@ -16,7 +16,7 @@ pytest.importorskip("onnx")
 from edgert.bundle.rules import Preprocess, Resize
 from edgert.errors import CalibrationInvalid
 from edgert.tensors import TensorSpec
-from edgert_deploy.packager.samples.samples import CalibrationSet, constant_inputs, load_samples
+from edgert_deploy.packager.samples.samples import CalibrationSet, constant_inputs, inputs_apart, load_samples
 from edgert_deploy.packager.sources.source_model import SourceModel
 from tests.support import models
 from tests.support.models.images import encoded, photo, png_header
@@ -273,3 +273,12 @@ def test_an_archive_may_hold_texts_and_numbers_of_recordings(tmp_path: Path) -> 
     ):
         with pytest.raises(CalibrationInvalid, match=says):
             load_samples(models.write_samples(tmp_path / "t.npz", x=GOOD, **more), SOURCE, at_least=10)
+
+
+def test_sets_whose_values_are_of_another_size_are_told() -> None:
+    values, number = GOOD / np.abs(GOOD).max(), np.arange(len(GOOD))
+    for factor, found in ((1.0, []), (5.0, []), (255.0, ["x"]), (1 / 255, ["x"]), (0.0, [])):
+        sets = [
+            CalibrationSet({"x": values * np.float32(f), "n": number * n}, None) for f, n in ((1.0, 1), (factor, 99))
+        ]
+        assert inputs_apart(*sets) == found
