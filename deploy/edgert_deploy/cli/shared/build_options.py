@@ -14,12 +14,14 @@ from edgert.cli.number import Number
 from edgert_deploy.cli.shared.option_groups import gathered, section
 from edgert_deploy.cli.shared.options import inventory_option, profiles_option
 from edgert_deploy.cli.shared.types import FilePath, NewBundlePath, ProfileName
+from edgert_deploy.common.folders import cache_folder
 from edgert_deploy.common.keys import key_paths, keys_dir
 from edgert_deploy.devices.inventory import Inventory
 from edgert_deploy.devices.profiles import DeviceProfile, load_profile
 from edgert_deploy.packager.accuracy.metrics import NAMES as METRICS
 from edgert_deploy.packager.request import BUDGET
 from edgert_deploy.packager.sources.formats.convert import Conversion, read_inputs
+from edgert_deploy.packager.sources.formats.kept_conversions import KeptConversions
 from edgert_deploy.packager.sources.onnx_graph.bucket_axis import read_buckets
 
 FILE = FilePath(path_type=Path)
@@ -67,7 +69,8 @@ class BuildOptions:
     def conversion(self) -> Conversion:
         """Return how the model becomes ONNX with fixed lengths. Raises ConfigInvalid."""
         buckets = read_buckets(self.buckets, self.pads)
-        return Conversion(self.convert_with or sys.executable, read_inputs(self.inputs), buckets)
+        kept = None if self.no_cache else KeptConversions(cache_folder() / "converted")
+        return Conversion(self.convert_with or sys.executable, read_inputs(self.inputs), buckets, kept)
 
     def check(self) -> None:
         """Refuse a build without samples or targets: click cannot, as the model file may give them."""

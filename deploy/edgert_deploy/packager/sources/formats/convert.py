@@ -20,9 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from edgert.errors import ConfigInvalid, SourceInvalid
+from edgert_deploy.packager.sources.formats.kept_conversions import KeptConversions
 from edgert_deploy.packager.sources.onnx_graph.bucket_axis import WantedBuckets
 
 CONVERT_TIMEOUT_S = 1800
+VERSIONS_TIMEOUT_S = 60
+VERSIONS = (
+    "import importlib.metadata as m, sys; print(sys.version, sorted((d.name, d.version) for d in m.distributions()))"
+)
 SCRIPTS = Path(__file__).parent / "converters"
 EXIT_REFUSED, EXIT_MISSING = 3, 4
 HDF5_MAGIC = b"\x89HDF\r\n\x1a\n"
@@ -36,12 +41,13 @@ INPUT_DATATYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16"
 class Conversion:
     """How to convert: the `python` with the framework; `{"datatype", "shape"}` of inputs by name.
 
-    `buckets` are for an axis that the resulting ONNX leaves open.
+    `buckets` are for an axis that the resulting ONNX leaves open. `kept`: earlier conversions, None to convert anew.
     """
 
     python: str = sys.executable
     inputs: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     buckets: WantedBuckets | None = None
+    kept: KeptConversions | None = None
 
     @property
     def shapes(self) -> dict[str, list[int]]:
@@ -81,10 +87,32 @@ def names_in_zip(path: Path) -> list[str] | None:
 
 
 def converted(path: Path, framework: str, how: Conversion) -> bytes:
-    """Return the model as ONNX.
+    """Return the model as ONNX, from an earlier conversion of the same file where there is one.
 
     Raises ConfigInvalid where the framework is missing, SourceInvalid where it fails.
     """
+    if how.kept is None or (versions := _versions(how.python)) is None:
+        return _converted(path, framework, how)
+    script = (SCRIPTS / f"from_{framework}.py").read_text()
+    made_of = [digest_and_size(path), path.name, framework, how.python, versions, dict(how.inputs), script]
+    key = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()
+    if (data := how.kept.get(key)) is None:
+        data = _converted(path, framework, how)
+        how.kept.put(key, data)
+    return data
+
+
+def _versions(python: str) -> str | None:
+    """Return the packages of `python` with their versions; None if it cannot tell them."""
+    command = [python, "-I", "-c", VERSIONS]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=VERSIONS_TIMEOUT_S, check=False)
+    except (OSError, ValueError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def _converted(path: Path, framework: str, how: Conversion) -> bytes:
     with tempfile.TemporaryDirectory(prefix="edgert-convert-") as folder:
         out = Path(folder) / "model.onnx"
         request = json.dumps({"model": str(path.resolve()), "out": str(out), "inputs": dict(how.inputs)})

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from edgert_deploy.packager.accuracy.artifact_runs import reference_outputs
 from edgert_deploy.packager.samples.samples import CalibrationSet, load_samples
 from edgert_deploy.packager.sources.formats.convert import Conversion, digest_and_size, framework_of, read_inputs
 from edgert_deploy.packager.sources.formats.converters.from_keras import replace_erfc
+from edgert_deploy.packager.sources.formats.kept_conversions import FILES_MAX, KeptConversions
 from edgert_deploy.packager.sources.source_model import load_source
 from tests.support import models
 
@@ -74,6 +76,46 @@ def test_a_python_that_cannot_be_run_is_named(tmp_path: Path) -> None:
     path = archive(tmp_path / "model.bin", "config.json", "model.weights.h5")
     with pytest.raises(ConfigInvalid, match="cannot run /nowhere/python"):
         load_source(path, Conversion("/nowhere/python"))
+
+
+def test_a_conversion_is_kept_while_nothing_that_shapes_it_has_changed(tmp_path: Path) -> None:
+    """A Python that converts as the framework's does, and counts."""
+    models.write(models.mlp(), tmp_path / "made.onnx")
+    python, calls, versions = tmp_path / "python", tmp_path / "calls", tmp_path / "versions"
+    python.write_text(
+        f"#!{sys.executable}\nimport json, shutil, sys\n"
+        f"if sys.argv[2] == '-c':\n    print(open({str(versions)!r}).read())\n"
+        f"else:\n    shutil.copy({str(tmp_path / 'made.onnx')!r}, json.loads(sys.argv[3])['out'])\n"
+        f"    open({str(calls)!r}, 'a').write('x')\n"
+    )
+    python.chmod(0o755)
+    versions.write_text("keras 3")
+    path = archive(tmp_path / "model.keras", "config.json", "model.weights.h5")
+    kept = KeptConversions(tmp_path / "kept")
+
+    def conversions(**more: Any) -> int:
+        """Load the model, and return how often it has been converted."""
+        assert load_source(path, Conversion(str(python), **more)).inputs[0].name == "x"
+        return len(calls.read_text())
+
+    assert [conversions(kept=kept) for _ in range(3)] == [1, 1, 1]
+    assert conversions() == 2
+    versions.write_text("keras 4")
+    assert [conversions(kept=kept) for _ in range(2)] == [3, 3]
+    archive(path, "config.json", "model.weights.h5", "metadata.json")
+    assert [conversions(kept=kept) for _ in range(2)] == [4, 4]
+    for file in kept.folder.iterdir():
+        file.write_bytes(file.read_bytes()[:-1])
+    assert [conversions(kept=kept) for _ in range(2)] == [5, 5]
+
+
+def test_conversions_that_were_not_used_for_longest_are_removed(tmp_path: Path) -> None:
+    kept = KeptConversions(tmp_path)
+    for i in range(FILES_MAX + 2):
+        kept.put(f"{i}", b"model")
+        os.utime(tmp_path / f"{i}", (i, i))
+    assert {path.name for path in tmp_path.iterdir()} == {f"{i}" for i in range(2, FILES_MAX + 2)}
+    assert (kept.get("0"), kept.get("2")) == (None, b"model")
 
 
 def test_examples_of_inputs_are_read_or_refused() -> None:

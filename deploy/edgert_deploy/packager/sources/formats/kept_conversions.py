@@ -1,0 +1,48 @@
+"""Conversions of other frameworks' models, kept for the next build.
+
+A framework takes seconds to start alone. A file holds the SHA-256 of the ONNX model and the model. One that is absent, damaged or cannot be written costs a
+conversion and no more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgert.durable import replace_file
+
+FILES_MAX = 8
+BYTES_MAX = 1024**3  # of all of them
+DIGEST_BYTES = 32
+
+
+@dataclass(frozen=True)
+class KeptConversions:
+    """The conversions of `folder`, those used last."""
+
+    folder: Path
+
+    def get(self, key: str) -> bytes | None:
+        """Return what was kept under `key`, unchanged; None without it."""
+        with contextlib.suppress(OSError):
+            data = (self.folder / key).read_bytes()
+            if hashlib.sha256(data[DIGEST_BYTES:]).digest() == data[:DIGEST_BYTES]:
+                os.utime(self.folder / key)
+                return data[DIGEST_BYTES:]
+        return None
+
+    def put(self, key: str, model: bytes) -> None:
+        """Keep `model`, and remove what was not used for longest."""
+        with contextlib.suppress(OSError):
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            data = hashlib.sha256(model).digest() + model
+            replace_file(self.folder / key, data, durable=False, shared=True)
+            kept = sorted(self.folder.iterdir(), key=lambda path: path.stat().st_mtime_ns, reverse=True)
+            total = 0
+            for number, path in enumerate(kept, start=1):
+                total += path.stat().st_size
+                if number > FILES_MAX or total > BYTES_MAX:
+                    path.unlink()
