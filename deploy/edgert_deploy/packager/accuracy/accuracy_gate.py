@@ -100,7 +100,7 @@ class GateResult:
             if g.kind == "output":
                 return (
                     f"{g.name} fell by {g.drop:.4f} ({g.fp32:.4f} -> {g.artifact:.4f} on {counted(g.samples, 'sample')}), "
-                    f"though {a.metric} passes; --metric {a.metric} judges that output alone"
+                    f"though {a.metric} passes; --metric {a.metric.removeprefix('1-')} judges what it reads alone"
                 )
             return (
                 f"{g.kind} {g.name!r} lost {g.drop:.4f} of {a.metric} ({g.fp32:.4f} -> {g.artifact:.4f} on {g.samples})"
@@ -128,7 +128,9 @@ def judge(metric: Metric, reference: Reference, answers: Outputs, limits: Limits
         fp32, artifact = (metric.score(a, rows, of_class) for a in (reference.answers, answers))
         compared.append(Group(kind, name, len(rows), fp32, artifact))
     every = reference.all_rows
-    compared += [Group("output", name, len(every), 1.0, score) for name, score in metric.others(answers, every)]
+    if metric.besides is not None:
+        parts = metric.besides.parts(answers, every)
+        compared += [Group("output", name, len(every), 1.0, score) for name, score in parts]
     interval = _drop_interval(metric, accuracy.drop, answers)
     also = _also(metric, reference, answers)
     return GateResult(accuracy, limits, tuple(compared), also, interval, _is_similarity(metric))

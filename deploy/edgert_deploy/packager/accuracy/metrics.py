@@ -17,7 +17,7 @@ scores if the user names its classes, or if FP32's rows are probabilities (none 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -41,8 +41,15 @@ SQNR_DB_MAX = 200.0  # the value for equal answers
 def metric_for(name: str, reference: Reference) -> Metric:
     """Return the metric `name`; "auto": the first of map, cer, top1, top1_agreement, decisions that fits.
 
-    Raises ConfigInvalid for an unknown name, CalibrationInvalid if the hold-out or the outputs lack what it needs.
+    Under "auto", further outputs of floats are judged besides. Raises ConfigInvalid for an unknown name, CalibrationInvalid if the hold-out or the outputs lack what it needs.
     """
+    metric = _metric(name, reference)
+    if name == "auto" and metric.judged:
+        metric.besides = _besides(reference, metric.judged)
+    return metric
+
+
+def _metric(name: str, reference: Reference) -> Metric:
     labels, holdout = reference.holdout.labels, reference.holdout
     if is_function(name):
         return UserMetric(plain_name(name), user_metric(name), reference)
@@ -57,7 +64,7 @@ def metric_for(name: str, reference: Reference) -> Metric:
     if name == "top5" or (labels is not None and (name == "top1" or (name == "auto" and not by_chance(reference)))):
         if labels is None:
             raise CalibrationInvalid("--metric top5 needs `labels` in the hold-out, one class a sample")
-        return TopK(reference, labels, 5 if name == "top5" else 1, alone=name != "auto")
+        return TopK(reference, labels, 5 if name == "top5" else 1)
     if name == "top1" or (name == "auto" and _has_class_scores(reference)):
         return Agreement(reference)
     return Cosine(reference) if name == "cosine" else Decisions(reference)
@@ -68,23 +75,17 @@ class TopK(Metric):
 
     counts_samples = True
 
-    def __init__(self, reference: Reference, labels: NDArray[Any], k: int, alone: bool = True) -> None:
+    def __init__(self, reference: Reference, labels: NDArray[Any], k: int) -> None:
         self.name, self._k, self._labels = f"top{k}", k, labels
         self._reference = reference
         self._index, self._names = scores_index(reference, labels), reference.class_names
-        self._others = None if alone else _others(reference, self._index)
+        self.judged = (self._index,)
 
     def score(self, answers: Outputs, rows: Rows, of_class: str = "") -> float:
         return float(self._right(answers, rows).mean())
 
     def classes(self) -> dict[str, Rows]:
         return by_value(self._labels, self._names)
-
-    def others(self, answers: Outputs, rows: Rows) -> list[tuple[str, float]]:
-        if self._others is None:
-            return []
-        numbers, decisions = self._others
-        return decisions.parts([answers[i] for i in numbers], rows)
 
     def drops(self, answers: Outputs) -> NDArray[np.float64]:
         rows = self._reference.all_rows
@@ -172,6 +173,18 @@ class Decisions(Metric):
         ]
 
 
+class _Besides(Decisions):
+    """Decisions of the outputs `numbers`, out of all answers."""
+
+    def __init__(self, reference: Reference, numbers: list[int]) -> None:
+        specs, answers = tuple(reference.specs[i] for i in numbers), [reference.answers[i] for i in numbers]
+        super().__init__(replace(reference, specs=specs, answers=answers, classify=None, detect=None, ctc=None))
+        self._numbers = numbers
+
+    def parts(self, answers: Outputs, rows: Rows) -> list[tuple[str, float]]:
+        return super().parts([answers[i] for i in self._numbers], rows)
+
+
 class Cosine(Metric):
     """The mean cosine to FP32's answers, of the worst output."""
 
@@ -253,18 +266,10 @@ def scores_index(reference: Reference, labels: NDArray[Any] | None = None) -> in
     return max(fit, key=lambda i: float((reference.answers[i].argmax(axis=1) == labels).mean()))
 
 
-def _others(reference: Reference, index: int) -> tuple[list[int], Decisions] | None:
-    """Return the numbers of the outputs of floats beside `index`, and how they are judged."""
-    numbers = [i for i, answers in enumerate(reference.answers) if i != index and answers.dtype.kind == "f"]
-    if not numbers:
-        return None
-    rest = replace(
-        reference,
-        specs=tuple(reference.specs[i] for i in numbers),
-        answers=[reference.answers[i] for i in numbers],
-        classify=None,
-    )
-    return numbers, Decisions(rest)
+def _besides(reference: Reference, judged: Collection[int]) -> Decisions | None:
+    """Return what judges the outputs of floats that are not `judged`; None without any."""
+    numbers = [i for i, answers in enumerate(reference.answers) if i not in judged and answers.dtype.kind == "f"]
+    return _Besides(reference, numbers) if numbers else None
 
 
 def by_value(values: NDArray[Any], names: Sequence[str] = ()) -> dict[str, Rows]:

@@ -62,11 +62,24 @@ class Reference:
         return np.arange(len(self.answers[0]))
 
 
+class PartsOfOutputs(Protocol):
+    """Judges outputs by their agreement with FP32."""
+
+    def parts(self, answers: Outputs, rows: Rows) -> list[tuple[str, float]]:
+        """Return name and score of each judgement; FP32's score is 1."""
+        ...
+
+
 class Metric(Protocol):
-    """`name` is the metric's name in the receipt; `counts_samples`: its number is a share of samples."""
+    """`name` is the metric's name in the receipt; `counts_samples`: its number is a share of samples.
+
+    `judged` are the outputs that it reads, empty: all; `besides` judges the others.
+    """
 
     name: str
     counts_samples: bool = False
+    judged: tuple[int, ...] = ()
+    besides: PartsOfOutputs | None = None
 
     def score(self, answers: Outputs, rows: Rows, of_class: str = "") -> float:
         """Return the number for the samples `rows`; `of_class` counts only that class's objects."""
@@ -79,7 +92,3 @@ class Metric(Protocol):
     def drops(self, answers: Outputs) -> NDArray[np.float64] | None:
         """Return how much each sample lost to FP32, -1 to 1; None if the number is no share of samples."""
         return None
-
-    def others(self, answers: Outputs, rows: Rows) -> list[tuple[str, float]]:
-        """Return name and score of what is judged besides the number; FP32's score is 1 in each."""
-        return []

@@ -34,6 +34,7 @@ class ErrorRate(Metric):
         self._truth = [self._split(str(text)) for text in reference.holdout.transcripts]
         self._read = CtcReader(reference.ctc)
         self._at = [spec.name for spec in reference.specs].index(reference.ctc.output)
+        self.judged = (self._at,)
 
     def score(self, answers: Outputs, rows: Rows, of_class: str = "") -> float:
         texts, _ = self._read(answers[self._at][rows])

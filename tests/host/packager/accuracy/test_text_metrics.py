@@ -58,6 +58,19 @@ def test_true_texts_choose_the_metric_and_the_other_rate_is_shown() -> None:
     assert metric_for("auto", reference_to(SPECS, asked.answers, ctc=RULE)).name == "texts"
 
 
+def test_outputs_beside_the_texts_are_judged_too() -> None:
+    truth = ["ab c", "b", "c", "a"] * 3
+    steps, place = steps_of(truth), np.arange(24, dtype=np.float32).reshape(12, 2)
+    specs = (*SPECS, TensorSpec("place", "FP32", (-1, 2)))
+    asked = reference_to(specs, [steps, place], ctc=RULE, transcripts=np.array(truth))
+    assert result_of(asked, [steps, place]).passed
+    broken = result_of(asked, [steps, place[::-1]])
+    assert not broken.passed
+    assert "values of place fell by" in broken.loss()
+    assert "--metric cer judges" in broken.loss()
+    assert result_of(asked, [steps, place[::-1]], metric="cer").passed
+
+
 def test_a_rate_needs_texts_and_the_rule_that_reads_them() -> None:
     answers = [steps_of(["a"])]
     with pytest.raises(CalibrationInvalid, match=r"labels.csv beside the hold-out"):
