@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -26,6 +26,7 @@ INTEGER_MAX = 2**63 - 1
 FLAT = "flat"
 
 T = TypeVar("T")
+Reader = Callable[[Any, str], Any]  # a JSON value and where it stands; raises Mistyped
 
 
 class Mistyped(ValueError):
@@ -59,7 +60,7 @@ def to_json(value: Any) -> Any:
 
 def from_json(cls: type[T], value: Any) -> T:
     """Return the dataclass `cls` made of JSON values. Raises Mistyped."""
-    instance: T = _read(cls, value, "")
+    instance: T = _dataclass(cls, value, "")
     return instance
 
 
@@ -76,22 +77,29 @@ def json_bytes(value: Any) -> bytes:
     return json.dumps(to_json(value)).encode()
 
 
-def _read(wanted: Any, value: Any, where: str) -> Any:
-    origin = get_origin(wanted)
+@cache
+def _reader(wanted: Any) -> Reader:
+    """Return the function that reads values of the type `wanted`, which is taken apart once."""
+    origin, arguments = get_origin(wanted), get_args(wanted)
     if origin in (Union, UnionType):
-        (kind,) = (each for each in get_args(wanted) if each is not type(None))
-        return None if value is None else _read(kind, value, where)
+        (kind,) = (each for each in arguments if each is not type(None))
+        return partial(_optional, _reader(kind))
     if origin is tuple:
-        return _tuple(get_args(wanted), value, where)
-    if origin is not None:  # a mapping
-        key_kind, kind = get_args(wanted)
-        return {
-            _key(key_kind, key, where): _read(kind, entry, f"{where}.{key[:80]}")
-            for key, entry in _bounded(value, dict, where, "an object").items()
-        }
-    if is_dataclass(wanted):
-        return _dataclass(wanted, value, where)
-    return _plain(wanted, value, where)
+        return partial(_tuple, tuple(each if each is ... else _reader(each) for each in arguments))
+    if origin is not None:
+        return partial(_mapping, arguments[0], _reader(arguments[1]))
+    return partial(_dataclass if is_dataclass(wanted) else _plain, wanted)
+
+
+def _optional(read: Reader, value: Any, where: str) -> Any:
+    return None if value is None else read(value, where)
+
+
+def _mapping(key_kind: Any, read: Reader, value: Any, where: str) -> dict[Any, Any]:
+    return {
+        _key(key_kind, key, where): read(entry, f"{where}.{key[:80]}")
+        for key, entry in _bounded(value, dict, where, "an object").items()
+    }
 
 
 def _dataclass(cls: Any, value: Any, where: str) -> Any:
@@ -99,11 +107,11 @@ def _dataclass(cls: Any, value: Any, where: str) -> Any:
     values, known = {}, _fields(cls)
     if issubclass(cls, Closed) and (unknown := sorted(set(entries) - set(known))):
         raise UnknownKey(f"{_field_text(where)} has an unknown key {unknown[0][:80]!r}; known: {', '.join(known)}")
-    for name, (kind, required, flat) in known.items():
-        if flat:
-            values[name] = _read(kind, entries if _has(kind, entries) else None, where)
+    for name, (read, required, holder) in known.items():
+        if holder is not None:
+            values[name] = read(entries if _has(holder, entries) else None, where)
         elif name in entries:
-            values[name] = _read(kind, entries[name], f"{where}.{name}")
+            values[name] = read(entries[name], f"{where}.{name}")
         elif required:
             raise Mistyped(f"{_field_text(where)} lacks {name!r}")
     try:
@@ -113,14 +121,14 @@ def _dataclass(cls: Any, value: Any, where: str) -> Any:
 
 
 @cache
-def _fields(cls: Any) -> dict[str, tuple[Any, bool, bool]]:
-    """Return each field's type, whether it is required, and whether its own fields are beside the others."""
+def _fields(cls: Any) -> dict[str, tuple[Reader, bool, Any]]:
+    """Return each field's reader, whether it is required, and its type if it is `FLAT`, else None."""
     kinds = get_type_hints(cls)
     return {
         field.name: (
-            kinds[field.name],
+            _reader(kinds[field.name]),
             field.default is MISSING and field.default_factory is MISSING,
-            FLAT in field.metadata,
+            kinds[field.name] if FLAT in field.metadata else None,
         )
         for field in fields(cls)
     }
@@ -132,15 +140,13 @@ def _has(kind: Any, entries: Mapping[str, Any]) -> bool:
     return any(required and name in entries for name, (_, required, _) in _fields(cls).items())
 
 
-def _tuple(kinds: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
+def _tuple(readers: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
     entries = _bounded(list(value) if isinstance(value, tuple) else value, list, where, "a list")
-    if kinds[1:] == (...,):
-        kinds = kinds[:1] * len(entries)
-    if len(kinds) != len(entries):
-        raise Mistyped(f"{_field_text(where)} has {len(entries)} entries, not {len(kinds)}")
-    return tuple(
-        _read(kind, entry, f"{where}[{i}]") for i, (kind, entry) in enumerate(zip(kinds, entries, strict=True))
-    )
+    if readers[1:] == (...,):
+        readers = readers[:1] * len(entries)
+    if len(readers) != len(entries):
+        raise Mistyped(f"{_field_text(where)} has {len(entries)} entries, not {len(readers)}")
+    return tuple(read(entry, f"{where}[{i}]") for i, (read, entry) in enumerate(zip(readers, entries, strict=True)))
 
 
 def _key(kind: type, key: str, where: str) -> Any:
