@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -10,6 +11,7 @@ import click
 from edgert.cli.number import Number
 from edgert.cli.output import emit, json_option
 from edgert.config import StateDir, read_config
+from edgert.errors import EdgeRTError
 from edgert.names import check_model_name
 from edgert.versions.claims import LASTS_S_MAX, Claims
 
@@ -39,13 +41,17 @@ def claim(state: StateDir, model: str, by: str, for_s: float, instead_of: str, a
     Example:
       edgertd claim digits --by "$USER@$(hostname)"
     """
+    from edgert.cli.have import what_is_here
     from edgert.cli.status import device_status
 
     check_model_name(model)
     config = read_config(state)
     taken = Claims(state.root, config.device).take(model, by[:200], for_s, instead_of)
     # The status under the claim: an earlier one may be out of date.
-    emit({"token": taken.token, "status": device_status(state, config).as_json()}, taken.token, as_json)
+    answer = {"token": taken.token, "status": device_status(state, config).as_json()}
+    with contextlib.suppress(EdgeRTError, OSError):  # of damaged slots: `have` says why, if the host needs the files
+        answer["have"] = what_is_here(state, model)
+    emit(answer, taken.token, as_json)
 
 
 @click.command(hidden=True)

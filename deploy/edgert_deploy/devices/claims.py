@@ -54,11 +54,15 @@ _NOT_SET_UP = "none"
 
 @dataclass(frozen=True)
 class HeldClaim:
-    """A model that this deployment alone changes on the device. `facts` are the device's under the claim."""
+    """A model that this deployment alone changes on the device.
+
+    `facts` are the device's under the claim, `has` what `edgertd have` says then; None where an older `edgertd` left it out.
+    """
 
     daemon: RemoteDaemon
     token: str
     facts: DeviceStatus
+    has: dict[str, Any] | None = None
 
     def call(self, *words: str, timeout_s: float = QUICK_S_MAX) -> dict[str, Any]:
         """Call `edgertd WORDS` under the claim. Raises as RemoteDaemon.call, and DeployUnderWay."""
@@ -83,7 +87,7 @@ def claimed(daemon: RemoteDaemon, model: str, send_bytes: int = 0, bytes_per_s: 
             check_not_set_up(daemon.device, daemon.transport)
             facts = DeviceStatus.from_json(answer["status"])
             others = tuple(claim for claim in facts.claims if claim.model != model)
-            yield HeldClaim(daemon, token, replace(facts, claims=others))
+            yield HeldClaim(daemon, token, replace(facts, claims=others), answer.get("have"))
         finally:
             with contextlib.suppress(EdgeRTError):  # the link is lost: the claim runs out there, and is noted here
                 daemon.call("release", token)

@@ -190,7 +190,7 @@ class _Deployment:
             case Step.START:
                 start(self.transport, self.device)
             case Step.SEND:
-                transfer.send(claim.facts)
+                transfer.send(claim.facts, claim.has)
             case Step.INSTALL:
                 transfer.install(claim)
             case Step.ACTIVATE:

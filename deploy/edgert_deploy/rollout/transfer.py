@@ -7,9 +7,10 @@ assumes), the whole bundle is sent instead. A device that takes no deltas gets t
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from edgert.checks.status import DELTA_FORMAT, DeviceStatus
 from edgert.errors import BundleCorrupt, Interrupted
@@ -44,10 +45,10 @@ class Transfer:
         planned = replace(self, progress=lambda line: self.progress(f"planned: {line}"))
         return planned._chosen(facts).stat().st_size
 
-    def send(self, facts: DeviceStatus) -> None:
-        """Send what the device lacks to its incoming folder."""
+    def send(self, facts: DeviceStatus, has: Mapping[str, Any] | None = None) -> None:
+        """Send what the device lacks to its incoming folder. `has` is what the claim's answer lists."""
         begun = time.monotonic()
-        self._upload(self._chosen(facts))
+        self._upload(self._chosen(facts, has))
         self.send_s = time.monotonic() - begun
 
     def install(self, claim: HeldClaim) -> None:
@@ -66,15 +67,15 @@ class Transfer:
         folder, _, name = self.remote.rpartition("/")
         self.daemon.transport.run(in_folder(folder, ["rm", "-f", f"./{name}"]), QUICK_S_MAX)
 
-    def _chosen(self, facts: DeviceStatus) -> Path:
-        return self._delta(facts) or self.request.bundle
+    def _chosen(self, facts: DeviceStatus, has: Mapping[str, Any] | None = None) -> Path:
+        return self._delta(facts, has) or self.request.bundle
 
-    def _delta(self, facts: DeviceStatus) -> Path | None:
+    def _delta(self, facts: DeviceStatus, has: Mapping[str, Any] | None) -> Path | None:
         """Return a delta of what the device lacks; None if the whole bundle is the better choice."""
         if not self.daemon.device.kind.sends_deltas or facts.delta_format != DELTA_FORMAT:
             return None
         offer, deltas = self.request.offer, self.request.deltas
-        files = DeviceFiles.from_answer(self.daemon.call("have", offer.manifest.model))
+        files = DeviceFiles.from_answer(self.daemon.call("have", offer.manifest.model) if has is None else has)
         try:
             target = offer.manifest.target_for(facts.profile, facts.machine)
             delta = deltas.make(self.request.bundle, target, files)

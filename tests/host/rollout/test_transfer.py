@@ -18,8 +18,8 @@ from edgert.config import StateDir
 from edgert.errors import DeviceUnreachable
 from edgert.versions.install import held_files
 from edgert.versions.slot_store import SlotStore
-from edgert_deploy.devices.claims import HeldClaim
-from edgert_deploy.devices.remote import RemoteDaemon
+from edgert_deploy.devices.claims import HeldClaim, claimed
+from edgert_deploy.devices.remote import QUICK_S_MAX, RemoteDaemon
 from edgert_deploy.devices.transports.ssh import SshTransport
 from edgert_deploy.devices.transports.ssh_login import LinkLimits
 from edgert_deploy.rollout.delta import Deltas
@@ -121,6 +121,29 @@ def test_what_is_there_is_not_sent_and_files_of_other_targets_neither(
     transfer = world.deliver(other)
     assert transfer.sent_bytes < 20_000
     assert slot(state)["null/weights.bin"] == weights(1)
+
+
+def test_the_claim_tells_what_is_there_and_damaged_slots_prevent_no_claim(
+    world: World, state: StateDir, key: SigningKey, tmp_path: Path
+) -> None:
+    second = bundle_of(tmp_path / "bundles", key, 2)
+    asked = list[str]()
+
+    class Heard(RemoteDaemon):
+        def call(self, *words: str, timeout_s: float = QUICK_S_MAX) -> dict[str, Any]:
+            asked.append(words[0])
+            return super().call(*words, timeout_s=timeout_s)
+
+    world.daemon = Heard(world.transport, world.device)
+    transfer = world.transfer(second)
+    with claimed(world.daemon, "echo") as claim:
+        transfer.send(claim.facts, claim.has)
+        transfer.install(claim)
+    assert asked == ["claim", "install", "release"]
+    assert slot(state)["null/weights.bin"] == weights(2)
+    (state.models / "echo" / "state.json").write_text("nonsense")
+    with claimed(world.daemon, "echo") as claim:
+        assert claim.has is None
 
 
 def test_a_rotted_slot_costs_a_whole_transfer_and_nothing_else(
