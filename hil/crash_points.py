@@ -20,6 +20,7 @@ import argparse
 import contextlib
 import ctypes
 import errno
+import gc
 import hashlib
 import json
 import os
@@ -425,6 +426,7 @@ def _in_child(act: Callable[[], object], arm: Callable[[], object], faults: _Fau
     if child == 0:
         code, said = 0, ""
         try:
+            gc.disable()  # a collection would copy all the memory that it shares with its parent
             arm()
             act()
         except EdgeRTError as error:
@@ -441,8 +443,11 @@ def _in_child(act: Callable[[], object], arm: Callable[[], object], faults: _Fau
 
 
 def _copy(template: Device, at: Path) -> Device:
+    """Copy what an operation changes, but neither the bundles nor the host's cache."""
     shutil.rmtree(at, ignore_errors=True)
-    shutil.copytree(template.folder, at, symlinks=True)
+    for folder in (template.state.root, template.folder / "home"):
+        if folder.exists():
+            shutil.copytree(folder, at / folder.name, symlinks=True)
     return Device(at, template.key)
 
 

@@ -16,7 +16,9 @@ from pathlib import Path
 
 import pytest
 
+from edgert.config import StateDir
 from edgert.errors import EdgeRTError
+from edgert.protocol import control
 from hil.support import rootfs
 from hil.support.containers import Container, running_container
 from hil.support.dut import Dut, reached
@@ -53,7 +55,16 @@ class World:
         return Host(self.host.folder, another_tree(self.folder / name, file, old, new))
 
     def wait_until_it_serves(self) -> None:
-        wait_until(self.serves, "it serves without an operator", pause_s=0.5)
+        """Ask by the daemon's socket on the container's disk, and in the end over SSH, which takes far longer."""
+        wait_until(lambda: self.is_ready() and self.serves(), "it serves without an operator", pause_s=0.5)
+
+    def is_ready(self) -> bool:
+        socket = StateDir(self.container.root / "var/lib/edgert").control_socket
+        try:
+            models = control.ask(socket, {"op": "status"}, 60.0)["models"].values()
+        except (EdgeRTError, OSError, KeyError):  # it boots, or the runtime changes
+            return False
+        return [model["state"] for model in models] == ["ready"]
 
     def serves(self) -> bool:
         try:

@@ -66,7 +66,7 @@ class UnderTest:
         device = self.host.device(self.dut.name)
         transport = open_transport(device)
         try:
-            socket = self.host.edgertd(self.dut.name, "status")["socket"]
+            socket = self.bootstrapped["status"]["socket"]
             folder = f"{device.state}/incoming"
             for file in (ROOT / "hil/on_device/accuracy.py", DIGITS / "holdout.npz"):
                 transport.put(file, f"{folder}/{file.name}")
@@ -92,7 +92,7 @@ class UnderTest:
                 time.sleep(0.5)
                 return False
 
-        wait_until(serves, "the device serves again after it booted", BACK_S_MAX)
+        wait_until(serves, "the device serves again after it booted", BACK_S_MAX, pause_s=1.0)
 
 
 @pytest.fixture(scope="module")

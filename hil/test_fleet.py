@@ -93,13 +93,15 @@ def read_until(host: subprocess.Popen[str], word: str) -> None:
 
 @pytest.fixture(scope="module")
 def fleet(containers_run: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """Bootstrap one device from nothing; the others start from a copy of its disk."""
+    """Bootstrap one device from nothing and deploy to it; the others start from a copy of its disk."""
     host = Host(tmp_path_factory.mktemp("host"))
     host.edgert("keys", "new")
     first = tmp_path_factory.mktemp("first")
     with running_container(first) as container:
         host.add(reached(Dut("first", PROFILE), container))
         host.edgert("bootstrap", "first", "--engine", "null")
+        first_release = make_null_bundle(host.folder, host.key, profile=PROFILE)
+        host.edgert("deploy", first_release, "first")
     host.edgert("device", "remove", "first")
     with ExitStack() as stack, ThreadPoolExecutor(4) as pool:
         folders = [tmp_path_factory.mktemp(f"unit-{n}") for n in range(DEVICES)]
@@ -109,7 +111,6 @@ def fleet(containers_run: None, tmp_path_factory: pytest.TempPathFactory) -> Ite
             host.add(reached(Dut(name, PROFILE), each))
         host.edgert("bootstrap", "all", "--engine", "null")
         made = Fleet(host, containers)
-        host.edgert("deploy", made.bundle(1), "all")
         assert set(made.states().values()) == {("steady", 1)}
         yield made
 
