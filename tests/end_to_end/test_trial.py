@@ -50,6 +50,7 @@ def device() -> Iterator[Device]:
     """Release 1 of echo serves; tests put others on trial and leave nothing on trial."""
     with a_device("[serving]\nbatch_max = 1\n") as one:
         one.put()
+        one.put(model="other")  # with two models workers are forks: a tenth of the processor time of a program
         yield one
 
 
