@@ -141,7 +141,7 @@ def _points(faults: _Faults, template: Device, new: Delivery, at: Path, name: st
         for fault, number in FAULTS.items():
             device = _copy(template, at)
             run, arm = partial(act, device, new), partial(faults.arm, device.folder, index, number)
-            code, said = _in_child(run, arm, faults)
+            code, said = (_in_child if fault == "killed" else _ended)(run, arm, faults)
             yield _judged(Point(name, index, call, fault, None), device, new, code, said)
 
 
@@ -149,7 +149,7 @@ def _calls(faults: _Faults, template: Device, new: Delivery, at: Path, act: Act)
     """Return the calls of an undisturbed operation."""
     device, log = _copy(template, at), at.with_name("calls")
     run, arm = partial(act, device, new), partial(faults.arm, device.folder, NEVER, 0, log)
-    code, said = _in_child(run, arm, faults)
+    code, said = _ended(run, arm, faults)
     assert code == 0, said
     return log.read_text().splitlines()
 
@@ -419,23 +419,32 @@ class _Faults:
         self._library.faults_disarm()
 
 
+def _ended(act: Callable[[], object], arm: Callable[[], object], faults: _Faults) -> tuple[int, str]:
+    """Run `act`; return 0, 1 (our error) or 2 (another), and the message."""
+    try:
+        arm()
+        act()
+    except EdgeRTError as error:
+        return 1, error.message
+    except Exception as error:  # noqa: BLE001  # it is what must not happen, and is told
+        return 2, f"{type(error).__name__}: {error}"
+    finally:
+        faults.disarm()
+    return 0, ""
+
+
 def _in_child(act: Callable[[], object], arm: Callable[[], object], faults: _Faults) -> tuple[int, str]:
-    """Run `act` in a fork; return 0, 1 (our error), 2 (another) or -SIGKILL, and the message."""
+    """Do the same in a fork, which the fault kills: the code is -SIGKILL then."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
-        code, said = 0, ""
+        code, said = 2, "it ended otherwise"
         try:
             gc.disable()  # a collection would copy all the memory that it shares with its parent
-            arm()
-            act()
-        except EdgeRTError as error:
-            code, said = 1, error.message
-        except BaseException as error:  # noqa: BLE001  # it is what must not happen, and is told
-            code, said = 2, f"{type(error).__name__}: {error}"
-        faults.disarm()
-        os.write(writer, said.encode()[:4000])
-        os._exit(code)
+            code, said = _ended(act, arm, faults)
+        finally:
+            os.write(writer, said.encode()[:4000])
+            os._exit(code)
     os.close(writer)
     with os.fdopen(reader, "rb") as pipe:
         said = pipe.read().decode()
