@@ -7,20 +7,25 @@ signed, one of them stands, and the writer of the other one is told.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from edgert.bundle.channel import Statement, read_statement, sign_statement
+from edgert.bundle.bundle_file import ENVELOPE_BYTES_MAX
+from edgert.bundle.channel import Entry, Statement, read_statement, sign_statement
+from edgert.bundle.envelope import parse_envelope
 from edgert.bundle.expiry import expiry_time, time_text
+from edgert.bundle.manifest import Manifest
 from edgert.bundle.signing import PublicKey, SigningKey
 from edgert.durable import replace_file, storing
 from edgert.errors import ChannelTooOld, ConfigInvalid, EdgeRTError, NotInRegistry, SignatureInvalid
 from edgert.registry.address import Repository
 from edgert.registry.artifacts import EMPTY, channel_manifest, channel_tag, read_channel
-from edgert.registry.client import Registry
-from edgert_deploy.rollout.channel_entries import Entries
+from edgert.registry.client import Blob, Registry
+from edgert_deploy.rollout.channel_entries import Entries, newest_of
+from edgert_deploy.rollout.plan import lower_score
 from edgert_deploy.rollout.publish import put_small
 
 EXPIRES_S = 30 * 86_400.0
@@ -83,6 +88,28 @@ class Channels:
         An expired one is returned: a host signs it again. Raises ChannelTooOld where this user saw a newer one.
         """
         return self._read(channel)[1]
+
+    def lower_scores(self, channel: str, entry: Entry) -> list[str]:
+        """Return a warning if the release of `entry` scored less at its build than the channel's newest one.
+
+        Different targets may have different ones. What cannot be read has none: `change` tells the error.
+        """
+        profiles: dict[str, list[str]] = {}
+        with contextlib.suppress(EdgeRTError):
+            before = newest_of(self.read(channel).entries, entry.model, channel)
+            old, new = self._manifest(before), self._manifest(entry)
+            for target in new.targets:
+                accuracies = [
+                    old.artifact(each.artifacts[0]).accuracy for each in old.targets if each.profile == target.profile
+                ]
+                other = f"release {before.release}, in channel {channel} before,"
+                if text := lower_score(other, accuracies[0] if accuracies else None, new, target):
+                    profiles.setdefault(text, []).append(target.profile)
+        return [f"{text}: {', '.join(names)}" for text, names in profiles.items()]
+
+    def _manifest(self, entry: Entry) -> Manifest:
+        envelope = Blob(f"sha256:{entry.envelope}", ENVELOPE_BYTES_MAX)
+        return Manifest.from_bytes(parse_envelope(self.registry.read(envelope, ENVELOPE_BYTES_MAX)).payload)
 
     def change(
         self,

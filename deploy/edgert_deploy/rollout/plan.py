@@ -106,24 +106,24 @@ def make_plan(facts: DeviceStatus, offer: Offer, limits: TrialLimits | None = No
         _check_disk(offer, target, facts)
     warning = ""
     if model is not None and model.live is not None and Step.ACTIVATE in steps:
-        warning = lower_score(model.live.release, model.accuracy, manifest, target)
+        warning = lower_score(f"release {model.live.release}, live before,", model.accuracy, manifest, target)
     if not facts.daemon.running:
         steps = (Step.START, *steps)
     return Plan(manifest.model, manifest.release, offer.digest, steps, limits, warning)
 
 
-def lower_score(live_release: int, live: Accuracy | None, manifest: Manifest, target: TargetEntry) -> str:
-    """Return a warning if the release scored clearly less at its build than the live one, else "".
+def lower_score(other: str, accuracy: Accuracy | None, manifest: Manifest, target: TargetEntry) -> str:
+    """Return a warning if the release scored clearly less at its build than the `other` one, else "".
 
     The gate compares an artifact with its own FP32 source, so it does not notice that the source became worse.
     """
     new = manifest.artifact(target.artifacts[0]).accuracy
-    if live is None or live.metric != new.metric or live.artifact - new.artifact <= LOWER_SCORE_MAX + 1e-9:
+    if accuracy is None or accuracy.metric != new.metric or accuracy.artifact - new.artifact <= LOWER_SCORE_MAX + 1e-9:
         return ""
     return (
         f"release {manifest.release} of {manifest.model} scored {new.artifact:.4f} at its build ({new.metric}, "
-        f"{counted(new.samples, 'sample')}); release {live_release}, live before, scored {live.artifact:.4f} "
-        f"({counted(live.samples, 'sample')})"
+        f"{counted(new.samples, 'sample')}); {other} scored {accuracy.artifact:.4f} "
+        f"({counted(accuracy.samples, 'sample')})"
     )
 
 

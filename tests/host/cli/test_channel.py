@@ -72,6 +72,25 @@ def test_a_release_goes_from_a_share_of_the_canary_to_everybody(project: Signing
     assert (code, shown["channel"]) == (0, answer["channel"])
 
 
+def test_a_release_that_was_trained_worse_is_not_offered_silently(
+    project: SigningKey, edgert: Edgert, tmp_path: Path
+) -> None:
+    make_null_bundle(tmp_path, project, "digits", 4, score=0.93)
+    told = (
+        "warning: release 4 of digits scored 0.9300 at its build (top1, 2 samples); release 1, in channel {} before, "
+        "scored 1.0000 (2 samples): this-machine"
+    )
+    for channel in ("canary", "stable"):
+        assert edgert("publish", "digits-1.edgert", "--channel", channel)[0] == 0
+        assert "warning" not in edgert.stderr
+    assert edgert("publish", "digits-4.edgert", "--channel", "canary")[0] == 0
+    assert told.format("canary") in edgert.stderr
+    assert edgert("promote", "digits", "--from", "canary", "--to", "stable")[0] == 0
+    assert told.format("stable") in edgert.stderr
+    assert edgert("promote", "digits", "--to", "stable")[0] == 0
+    assert "warning" not in edgert.stderr, "it is the channel's own release"
+
+
 def test_a_channel_is_renewed_resumed_and_loses_a_model(project: SigningKey, edgert: Edgert, tmp_path: Path) -> None:
     assert edgert("publish", "digits-1.edgert", "--channel", "stable")[0] == 0
     second = new_key()

@@ -20,7 +20,7 @@ from edgert.typed_json import to_json
 from edgert.versions.trial_limits import parse_limits
 from edgert_deploy.cli.shared.option_groups import gathered
 from edgert_deploy.cli.shared.options import limit_option
-from edgert_deploy.cli.shared.output import columns
+from edgert_deploy.cli.shared.output import columns, say
 from edgert_deploy.cli.shared.types import FILE, ChannelName, DeviceShare, Duration
 from edgert_deploy.common.folders import config_folder
 from edgert_deploy.common.keys import key_paths, keys_dir, public_keys
@@ -157,9 +157,17 @@ def offer_release(
     """Offer a release to a channel's devices as `how` says; return its statement as JSON, and a line."""
     entry = Entry(release.model, release.number, release.digest, release.envelope, release.oci_manifest, **how)
     channels, lasts_s = channels_of(registry), signing.lasts_s
+    tell_lower_scores(channels, channel, entry)
     statement = channels.change(channel, lambda entries: with_release(entries, entry), key, lasts_s=lasts_s)
     line = f"channel {channel}, counter {statement.counter}: for {devices_text(entry)}, until {statement.expires}"
     return to_json(statement), line
+
+
+def tell_lower_scores(channels: Channels, channel: str, entry: Entry) -> None:
+    """Warn if the release scored less at its build than the one that the channel offers."""
+    if entry.model != RUNTIME:
+        for text in channels.lower_scores(channel, entry):
+            say("", f"warning: {text}; edgert bundle diff shows what became worse")
 
 
 def statement_table(statement: Statement) -> str:
