@@ -463,6 +463,21 @@ def test_an_upload_gives_up_after_a_bounded_number_of_attempts(sshd: SshDevice, 
     assert there.read_text() == "what was there"
 
 
+def test_a_link_that_is_cut_during_the_login_is_no_refused_login(sshd: SshDevice) -> None:
+    """A refused login is not tried again, and its advice is about keys."""
+    cuts = list(range(1000, 2000, 60))
+    with Relay(sshd.port, cut_after=cuts) as relay:
+        for cut in cuts:
+            with contextlib.closing(SshTransport(sshd.device(port=relay.port), QUICK)) as transport:
+                try:
+                    transport.run(["true"], WAIT_S_MAX)
+                    refused = ""
+                except DeviceUnreachable as error:
+                    refused = "" if error.retryable else error.message
+            assert not refused, f"cut after {cut} bytes"
+        assert relay.connections == len(cuts)
+
+
 def test_a_link_that_freezes_in_an_upload_ends_it_in_time(sshd: SshDevice, tmp_path: Path) -> None:
     source = tmp_path / "big"
     source.write_bytes(os.urandom(16_000_000))

@@ -47,6 +47,7 @@ SAID_LINES_MAX, SAID_S_MAX = 50, 0.5  # kept of what ssh says; the wait for the 
 KEY_REFUSED = "Host key verification failed"  # by OpenSSH's ssh
 NO_GREETING = "Error reading SSH protocol banner"  # by paramiko, as the next
 NO_KEY = "No authentication methods available"
+LINK_LOST = "transport shut down or saw EOF"  # in the middle of the login
 NO_SESSION = "No existing session"  # the server is silent, or it closed the connection during the login
 
 
@@ -286,7 +287,8 @@ def _translated(hop: _Hop) -> Iterator[None]:
         # paramiko has no error class for a user without any key.
         transport = hop.connection.client.get_transport()
         ended = NO_SESSION in str(error) and transport is not None and transport.initial_kex_done
-        if isinstance(error, paramiko.AuthenticationException) or NO_KEY in str(error) or ended:
+        refused = isinstance(error, paramiko.AuthenticationException) and LINK_LOST not in str(error)
+        if refused or NO_KEY in str(error) or ended:
             why = "it ended the connection after several keys" if ended else str(error).rstrip(".")
             raise LoginRefused(
                 f"{hop.called} refuses the login of {hop.connection.user}: {why}. {_key_advice(error)}"
@@ -368,6 +370,8 @@ def _reason(error: BaseException) -> str:
         return (
             f"{error}. Its SSH server is too old, or allows too few algorithms: update it, or allow more in sshd_config"
         )
+    if LINK_LOST in str(error):
+        return "the connection ended during the login. Check the network and try again"
     if NO_GREETING in str(error) or NO_SESSION in str(error):
         return (
             "it accepts the connection, but does not greet as SSH does. Another service may have this port, or the server "
