@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import threading
+from functools import lru_cache
 from typing import Any
 
 from edgert.errors import EdgeRTError
@@ -20,7 +21,9 @@ from edgert.protocol.sharing import descriptors_in
 
 MESSAGE_BYTES_MAX = 160 * 1024
 DESCRIPTORS_MAX = 4
+REPEATED_BYTES_MAX = 128  # shorter messages are often the same: those that pass a connection on
 _encoded = json.JSONEncoder(separators=(",", ":")).encode  # made once: json.dumps makes one for each message
+_repeated = lru_cache(64)(json.loads)
 _SPACE = socket.CMSG_SPACE(DESCRIPTORS_MAX * array.array("i").itemsize)
 
 
@@ -80,4 +83,6 @@ def receive(end: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
         return receive(end)
     if not count:
         return None
-    return json.loads(room[:count].tobytes()), descriptors_in(attached)
+    data = room[:count].tobytes()
+    message = dict(_repeated(data)) if count <= REPEATED_BYTES_MAX else json.loads(data)
+    return message, descriptors_in(attached)

@@ -29,6 +29,7 @@ KEPT_SHARE = 1 / 2  # beyond this share of them, buffers are given back after ea
 REACTOR_FRAME_BYTES_MAX = 1024**2  # a connection with larger frames keeps its thread, which can wait
 # A client that stops inside a frame for this long is disconnected; one that is silent between frames loses its buffer.
 STALL_S = 10.0
+_STALL = timeval(STALL_S)
 # A connection with fewer requests stays out of the reactor, and moves no other there: some apps connect for each request.
 REACTOR_REQUESTS_MIN = 16
 
@@ -104,9 +105,8 @@ class Connection:
         self.area: SharedArea | None = None
         self.session: ClientSession | None = None
         self._after_others = 0  # the requests that came when another connection was the last
-        stall = timeval(STALL_S)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, stall)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, stall)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _STALL)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _STALL)
         with contextlib.suppress(OSError):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import selectors
 import socket
 from collections.abc import Iterator
@@ -17,6 +19,7 @@ from edgert.daemon.sockets.acceptor import (
     BURST_MAX,
     FLOOD_PAUSE_S,
     HELLO_S_MAX,
+    KNOWN_MAX,
     PENDING_MAX,
     Acceptor,
 )
@@ -33,6 +36,7 @@ class World:
     def __init__(self, listener: socket.socket, path: Path) -> None:
         self.now_s = 100.0
         self.routed: list[dict[str, Any]] = []
+        self.followed: list[bytes] = []  # the bytes that clients sent after their hellos
         self.clients: list[socket.socket] = []
         self._path = path
         self._selector = selectors.DefaultSelector()
@@ -41,6 +45,8 @@ class World:
 
     def _route(self, sock: socket.socket, hello: dict[str, Any]) -> None:
         self.routed.append(hello)
+        with contextlib.suppress(BlockingIOError):
+            self.followed.append(sock.recv(4096, socket.MSG_DONTWAIT))
         sock.close()
 
     def connect(self, data: bytes = b"") -> socket.socket:
@@ -90,6 +96,21 @@ def test_a_hello_is_routed_at_once_and_one_in_pieces_when_it_is_complete(world: 
     world.turn()
     assert world.routed == [HELLO, HELLO]
     assert world.acceptor.due_s() is None
+
+
+def test_a_hello_that_came_before_is_read_to_its_end_and_not_further(world: World) -> None:
+    others = [bytes(wire.json_frame(wire.HELLO, {"model": f"m{i}"})) for i in range(KNOWN_MAX + 2)]
+    longer = bytes(wire.json_frame(wire.HELLO, {"model": "m" * 200}))
+    sent = [hello(), hello(), longer, longer, *others, *others, hello()]
+    for i, each in enumerate(sent):
+        world.connect(each + b"request %d" % i)
+        world.turn()
+    assert world.routed == [json.loads(each[wire.HEADER_BYTES :].rstrip(b"\0")) for each in sent]
+    assert world.followed == [b"request %d" % i for i in range(len(sent))]
+    for refused in (hello()[:100], bytes(wire.json_frame(wire.PING, {"model": "echo"}))):
+        world.connect(refused).shutdown(socket.SHUT_WR)
+        world.turn()
+        assert len(world.routed) == len(sent)
 
 
 def test_a_hello_that_does_not_come_is_waited_for_until_its_deadline(world: World) -> None:
