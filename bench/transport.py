@@ -56,7 +56,7 @@ TARGETS_US = {
 COLUMNS = ("placement", "payload", "transport", "p50_us", "p99_us", "raw_p50_us", "echo_us", "over_us", "target_us")
 
 CONNECTING_COLUMNS = ("server", "cpu_us", "times_minimal", "took_us", "took_times_minimal")
-CONNECTIONS = 200  # a round: fewer than the daemon accepts at once
+CONNECTIONS = 300  # a round: fewer than the daemon accepts at once
 SETTLE_S = 0.2
 
 Make = Callable[[int], Ask]
