@@ -12,30 +12,24 @@ from dataclasses import dataclass, field, replace
 
 from edgert.errors import (
     AccuracyTooLow,
-    BuildFailed,
     ConfigInvalid,
     EdgeRTError,
-    EngineFailed,
     EngineMissing,
-    OperatorUnsupported,
 )
 from edgert.printable import counted
 from edgert_deploy.common.quantities import share_text
 from edgert_deploy.devices.profiles import DeviceProfile
-from edgert_deploy.packager.builders import FIRST_RECIPE, Order, builder_for, check_source, first_engine, is_kept
+from edgert_deploy.packager.builders import Order, builder_for, check_source, first_engine
 from edgert_deploy.packager.candidates.candidate import Candidate, CandidateBuilder
 from edgert_deploy.packager.candidates.evaluation import Evaluation
 from edgert_deploy.packager.candidates.measure import MeasureHere, Measurer, Timings, fastest
 from edgert_deploy.packager.candidates.mixed_precision import Budget, Search, search_float_layers
+from edgert_deploy.packager.candidates.recipes import CANNOT_BE_BUILT, NotBuilt, best_recipe, recipes_for, with_recipe
 from edgert_deploy.packager.request import TargetRequest
 from edgert_deploy.packager.sources.source_model import SourceModel
 
-# EngineFailed: a quantizer may write a file that its own engine does not load.
-CANNOT_BE_BUILT = (BuildFailed, EngineFailed, OperatorUnsupported)
 # INT8 for less of the arithmetic saves little: "auto" then takes FP16, which halves the file.
 WORTH_SHARE_MIN = 0.25
-# A recipe that loses at most this share of the limit ends the search; a later one could hardly do better.
-GOOD_SHARE = 0.25
 
 
 @dataclass(frozen=True)
@@ -44,15 +38,6 @@ class LeftOut:
 
     engine: str
     code: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class NotBuilt:
-    """A recipe of INT8, or another precision, that an engine's tools refused, and why."""
-
-    engine: str
-    how: str
     reason: str
 
 
@@ -291,7 +276,7 @@ def _int8_candidates(
     until_passed: bool,
 ) -> Iterator[Candidate]:
     """Build INT8 by its recipes; if none passes, also with the most harmful layers in float."""
-    best, others = _best_recipe(builder, order, target.recipe, findings.not_built)
+    best, others = best_recipe(builder, order, target.recipe, findings.not_built)
     yield from (best, *others)
     if not best.passed and not budget.spent:
         search = search_float_layers(builder, best, budget, WORTH_SHARE_MIN if target.is_auto else 0.0)
@@ -304,40 +289,6 @@ def _int8_candidates(
     if not until_passed:
         for precision in builder_for(order.engine).timed_beside_int8:
             yield builder.build(replace(best.order, precision=precision))
-
-
-def _best_recipe(
-    builder: CandidateBuilder, order: Order, pinned: str, not_built: list[NotBuilt]
-) -> tuple[Candidate, list[Candidate]]:
-    """Try recipes until one loses next to nothing; return the best, and the others that were built.
-
-    An engine that has the `pinned` recipe tries no other. Raises the first error if none can be built.
-    """
-    name = order.profile.name
-    built: list[Candidate] = []
-    failures: list[EdgeRTError] = []
-    for recipe in _recipes(builder.evaluation.source, order.engine, order.profile, pinned):
-        try:
-            built.append(builder.build(_with_recipe(order, recipe)))
-        except CANNOT_BE_BUILT as error:
-            builder.progress(f"{name}: no {order.engine} int8 ({recipe}): {error.message}")
-            failures.append(error)
-            not_built.append(NotBuilt(order.engine, recipe, error.message))
-            continue
-        result = built[-1].result
-        if result.passed and result.accuracy.drop <= GOOD_SHARE * result.limits.max_drop:
-            break
-        builder.progress(f"{name}: {order.engine} INT8 ({recipe}): {result.loss()}")
-    if not built:
-        raise failures[0]
-    best = min(built, key=_rank)
-    return best, [candidate for candidate in built if candidate is not best]
-
-
-def _rank(candidate: Candidate) -> tuple[bool, bool, float]:
-    """Sort what passes first; of that, INT8 throughout, as it is fast; then what loses least."""
-    passed = candidate.passed
-    return not passed, passed and candidate.artifact.is_partly_float, candidate.result.accuracy.drop
 
 
 def worth_first(passed: Sequence[Candidate]) -> list[Candidate]:
@@ -355,22 +306,10 @@ def _is_hardly_int8(candidate: Candidate) -> bool:
     return not _is_worth_it(candidate) and not candidate.artifact.float_layers
 
 
-def _recipes(source: SourceModel, engine: str, profile: DeviceProfile, pinned: str) -> tuple[str, ...]:
-    """Return the recipes to try: the `pinned` one alone where the engine has it."""
-    maker = builder_for(engine)
-    if is_kept(source, engine) or not maker.takes(source):
-        return (FIRST_RECIPE,)
-    return (pinned,) if pinned in maker.all_recipes else maker.recipes(source, profile)
-
-
-def _with_recipe(order: Order, recipe: str) -> Order:
-    return replace(order, recipe="" if recipe == FIRST_RECIPE else recipe)
-
-
 def _first_order(source: SourceModel, engine: str, target: TargetRequest) -> Order:
     order = Order(engine, target.precisions[0], target.profile)
     return (
-        _with_recipe(order, _recipes(source, engine, target.profile, target.recipe)[0])
+        with_recipe(order, recipes_for(source, engine, target.profile, target.recipe)[0])
         if order.precision == "int8"
         else order
     )

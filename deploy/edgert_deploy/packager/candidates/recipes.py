@@ -1,0 +1,71 @@
+"""The recipes of INT8, tried in turn in one engine until one loses next to nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from edgert.errors import BuildFailed, EdgeRTError, EngineFailed, OperatorUnsupported
+from edgert_deploy.devices.profiles import DeviceProfile
+from edgert_deploy.packager.builders import FIRST_RECIPE, Order, builder_for, is_kept
+from edgert_deploy.packager.candidates.candidate import Candidate, CandidateBuilder
+from edgert_deploy.packager.sources.source_model import SourceModel
+
+# EngineFailed: a quantizer may write a file that its own engine does not load.
+CANNOT_BE_BUILT = (BuildFailed, EngineFailed, OperatorUnsupported)
+# A recipe that loses at most this share of the limit ends the search; a later one could hardly do better.
+GOOD_SHARE = 0.25
+
+
+@dataclass(frozen=True)
+class NotBuilt:
+    """A recipe of INT8, or another precision, that an engine's tools refused, and why."""
+
+    engine: str
+    how: str
+    reason: str
+
+
+def best_recipe(
+    builder: CandidateBuilder, order: Order, pinned: str, not_built: list[NotBuilt]
+) -> tuple[Candidate, list[Candidate]]:
+    """Try recipes until one loses next to nothing; return the best, and the others that were built.
+
+    An engine that has the `pinned` recipe tries no other. Raises the first error if none can be built.
+    """
+    name = order.profile.name
+    built: list[Candidate] = []
+    failures: list[EdgeRTError] = []
+    for recipe in recipes_for(builder.evaluation.source, order.engine, order.profile, pinned):
+        try:
+            built.append(builder.build(with_recipe(order, recipe)))
+        except CANNOT_BE_BUILT as error:
+            builder.progress(f"{name}: no {order.engine} int8 ({recipe}): {error.message}")
+            failures.append(error)
+            not_built.append(NotBuilt(order.engine, recipe, error.message))
+            continue
+        result = built[-1].result
+        if result.passed and result.accuracy.drop <= GOOD_SHARE * result.limits.max_drop:
+            break
+        builder.progress(f"{name}: {order.engine} INT8 ({recipe}): {result.loss()}")
+    if not built:
+        raise failures[0]
+    best = min(built, key=_rank)
+    return best, [candidate for candidate in built if candidate is not best]
+
+
+def _rank(candidate: Candidate) -> tuple[bool, bool, float]:
+    """Sort what passes first; of that, INT8 throughout, as it is fast; then what loses least."""
+    passed = candidate.passed
+    return not passed, passed and candidate.artifact.is_partly_float, candidate.result.accuracy.drop
+
+
+def recipes_for(source: SourceModel, engine: str, profile: DeviceProfile, pinned: str) -> tuple[str, ...]:
+    """Return the recipes to try: the `pinned` one alone where the engine has it."""
+    maker = builder_for(engine)
+    if is_kept(source, engine) or not maker.takes(source):
+        return (FIRST_RECIPE,)
+    return (pinned,) if pinned in maker.all_recipes else maker.recipes(source, profile)
+
+
+def with_recipe(order: Order, recipe: str) -> Order:
+    return replace(order, recipe="" if recipe == FIRST_RECIPE else recipe)
