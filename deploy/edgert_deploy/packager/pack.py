@@ -62,7 +62,7 @@ def build_bundle(
 ) -> BuildResult:
     """Build, judge and pack every target; `report` gets each target's choice as soon as it is made.
 
-    Raises AccuracyTooLow after all targets were judged, BuildFailed, OperatorUnsupported and their kin;
+    Raises AccuracyTooLow after all targets were judged, and BuildFailed, OperatorUnsupported or another EdgeRTError;
     `out` is then as it was before.
     """
     check_request(request, out)
