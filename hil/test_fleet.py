@@ -196,7 +196,8 @@ def test_a_rollout_resumes_after_its_host_was_killed_during_a_wave(fleet: Fleet)
 def test_a_power_cut_of_half_the_fleet_during_a_rollout_leaves_complete_versions(fleet: Fleet) -> None:
     serving = {release for _, release in fleet.states().values()}
     cut = [fleet.containers[f"unit-{n}"] for n in range(0, DEVICES, 2)]
-    bundle = fleet.bundle(7, padding_bytes=2_000_000)
+    slow = {"engine": "fault", "program": {"load": {"fault": "slow", "s": 10.0}}}  # no device is done before the cut
+    bundle = fleet.bundle(7, padding_bytes=2_000_000, **slow)
     host = fleet.host.started("deploy", bundle, "all", "--trial", f"{TRIAL_S}s", "--verbose")
     read_until(host, "activate")
     with ThreadPoolExecutor(DEVICES) as pool:

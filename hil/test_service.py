@@ -79,7 +79,6 @@ class World:
         wait_until(
             lambda: self.unit("ActiveState") == "active" and self.unit("MainPID") not in ("0", pid_before),
             "systemd started the daemon again",
-            90,
             pause_s=0.5,
         )
         wait_until(lambda: self.serves("echo"), "it serves")
@@ -192,7 +191,7 @@ def test_a_start_or_stop_by_hand_names_the_command_of_the_unit(world: World) -> 
 
 def test_the_watchdog_restarts_a_daemon_that_hangs(world: World) -> None:
     folder = "/run/systemd/system/edgertd.service.d"
-    world.sh(f"mkdir -p {folder}; printf '[Service]\\nWatchdogSec=2\\n' >{folder}/quick.conf; systemctl daemon-reload")
+    world.sh(f"mkdir -p {folder}; printf '[Service]\\nWatchdogSec=6\\n' >{folder}/quick.conf; systemctl daemon-reload")
     world.sh("systemctl restart edgertd")
     try:
         pid = world.unit("MainPID")
@@ -321,7 +320,7 @@ def test_a_wall_clock_that_jumps_by_years_changes_nothing_but_timestamps(world: 
         assert serving is not None, world.sh("systemctl status edgertd; journalctl -u edgertd -n 30; true")
         daemon, pid = world.unit("MainPID"), serving["pid"]
         ask = f'{ASK}c = Client("/run/edgert/edgert.sock"); x = np.ones((1, 4), np.float32)\n'
-        ask += '[c.infer("echo", {"x": x}, cache=False, timeout_s=5) for _ in range(50)]; print("served")\' 2>&1; true'
+        ask += '[c.infer("echo", {"x": x}, cache=False, timeout_s=60) for _ in range(50)]; print("served")\' 2>&1; true'
         for offset, years in (("+3650d", 10), ("-7300d", -20), ("+0", 0)):
             clock.write_text(offset)
             with Heard(world.broker) as heard:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.devices import Device, a_device, http_port
+from tests.support.devices import Device, a_device, http_port, wait_until
 from tests.support.servers.perf_analyzer import PerfAnalyzer
 
 REQUESTS = 200
@@ -48,6 +48,8 @@ def test_it_measures_a_model_with_the_default_configuration(
     found = re.search(r"Request count: (\d+)", printed)
     assert found, printed
     assert int(found[1]) >= REQUESTS
+    asked = before["success"]["count"] + REQUESTS  # an answer is counted once it is sent
+    wait_until(lambda: statistics(device)["inference_stats"]["success"]["count"] >= asked, "every answer is counted")
     after = statistics(device)["inference_stats"]
     # perf_analyzer repeats its inputs, so that most answers come from the cache.
     for name in ("success", "queue"):

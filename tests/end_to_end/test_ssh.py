@@ -26,6 +26,7 @@ from edgert_deploy.devices.transports import open_transport
 from hil.support.sshd import SshDevice, running_sshd
 from tests.support.bundles import flip_bit, make_null_bundle
 from tests.support.clients import PAUSE_S
+from tests.support.devices import WAIT_S_MAX
 from tests.support.models.intents import sentences, write_model, write_sentences
 from tests.support.paths import ROOT
 from tests.support.shell import edgert_apart, edgert_here, environment_of
@@ -348,12 +349,12 @@ class Load:
     def __exit__(self, *_: object) -> None:
         self._stop.set()
         for thread in self._threads:
-            thread.join(60)
+            thread.join(WAIT_S_MAX)
         self._client.close()
 
     def wait_for_release(self, release: int) -> None:
         with self._changed:
-            assert self._changed.wait_for(lambda: release in self.releases or self.failures, 60)
+            assert self._changed.wait_for(lambda: release in self.releases or self.failures, WAIT_S_MAX)
 
     def _ask(self, number: int) -> None:
         turn = number

@@ -474,6 +474,8 @@ def test_statistics_count_items_runs_and_nanoseconds(site: Site) -> None:
     for _ in range(3):
         assert site.infer({"inputs": [json_input(ROWS)]}).status == 200
     assert site.infer({"inputs": [json_input(np.ones((2, 5), np.float32))]}).status == 400
+    answered = before["inference_stats"]["success"]["count"] + 3  # an answer is counted once it is sent
+    wait_until(lambda: statistics()["inference_stats"]["success"]["count"] >= answered, "every answer is counted")
     after = statistics()
     assert after["inference_count"] - before["inference_count"] == 6
     assert after["execution_count"] - before["execution_count"] == 3

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from edgert_deploy.common.parallel import AT_ONCE_MOST, Stop, at_once_here, for_each
-from tests.support.devices import WAIT_S_MAX
+from tests.support.devices import WAIT_S_MAX, wait_until
 
 
 def test_answers_come_in_the_order_of_the_items() -> None:
@@ -39,6 +39,7 @@ def test_the_second_press_returns_without_the_items_in_progress_and_with_those_t
     def work(item: str) -> str:
         if item == "hangs":
             assert done.wait(WAIT_S_MAX)
+            wait_until(lambda: threading.active_count() == threads + 1, "the thread of the quick one has ended")
             stop.press()
             stop.press()
             never.wait(60)
