@@ -149,7 +149,8 @@ def recorded(broker: Broker, store: Path) -> Iterator[None]:
     with open(store.with_suffix(".log"), "wb") as log:
         process = subprocess.Popen([sys.executable, "-m", "edgert_deploy.cli", *words], stdout=log, stderr=log)
     try:
-        wait_until(store.exists, "the recorder makes its store")
+        said = store.with_suffix(".log")
+        wait_until(lambda: "recording from" in said.read_text(), "the recorder has subscribed")
         yield
     finally:
         process.terminate()
