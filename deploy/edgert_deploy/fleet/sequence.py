@@ -109,13 +109,15 @@ class Numbers:
     def is_new(self, boot: str, seq: int) -> bool:
         """Return whether `seq` of this boot did not come before; remembers it."""
         tracker = self._trackers.get(boot)
+        others = [each for each in self._trackers.values() if each is not tracker]
+        late = any(each.fill(seq) for each in others)  # a broker may delay a report beyond the next boot
         if tracker is None:
-            lasts = [each.last for each in self._trackers.values() if each.last is not None]
+            lasts = [each.last for each in others if each.last is not None]
             near = [last for last in lasts if not begun_anew(seq, last)]
             tracker = self._trackers[boot] = SeqTracker(max(near or lasts, default=None))
             while len(self._trackers) > BOOTS_KEPT_MAX:
                 self._lost += self._trackers.pop(next(iter(self._trackers))).lost_min
-        new = tracker.is_new(seq)
-        if new and len(self._trackers) > 1:
-            any(each.fill(seq) for each in self._trackers.values() if each is not tracker)
-        return new
+        if not late:
+            return tracker.is_new(seq)
+        tracker.last = seq if tracker.last is None else max(seq, tracker.last)
+        return True

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -57,6 +59,22 @@ def test_reports_between_two_boots_are_missing_too_and_may_come_late() -> None:
     assert numbers.lost_min == 2
     assert numbers.is_new("b3", 9)
     assert numbers.lost_min == 2
+
+
+def test_what_a_broker_delays_beyond_reboots_is_new_once_and_only_the_rest_is_missing() -> None:
+    for seed in range(300):
+        dice, boot, lost = random.Random(seed), 0, 0
+        arrivals = [(0.0, "b0", 0)]
+        for number in range(1, 40):
+            boot += dice.random() < 0.1
+            if number < 39 and dice.random() < 0.1:
+                lost += 1
+                continue
+            for _ in range(1 + (dice.random() < 0.2)):
+                arrivals.append((number + dice.choice((0, 0, 0, 3, 12)), f"b{boot}", number))
+        numbers = Numbers()
+        new = sum(numbers.is_new(boot, number) for _, boot, number in sorted(arrivals))
+        assert (new, numbers.lost_min) == (40 - lost, lost), seed
 
 
 def test_numbers_that_a_power_cut_made_a_device_use_again_are_new_and_nothing_is_missing() -> None:
