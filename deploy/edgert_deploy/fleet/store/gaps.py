@@ -53,11 +53,8 @@ def note(connection: sa.Connection, reports: Sequence[tuple[int, int, int]]) -> 
     newest = _newest_of_others(connection, [row for row in known.values() if row["hist_seq"] < 0])
     behind = [row for row in known.values() if 0 <= row["hist_seq"] < max(arrived[row["id"]]) - 1]
     of_boot = _newest_of_boots(connection, behind)
-    least: dict[tuple[int, str], int] = {}
-    for stream, seqs in arrived.items():
-        model = known[stream]["device_id"], known[stream]["model"]
-        least[model] = min(*seqs, least.get(model, seqs[0]))
-    open_gaps = _open(connection, least)
+    late = {row["device_id"] for row in known.values() if min(arrived[row["id"]]) <= row["model_seq"]}
+    open_gaps = _open(connection, late)
     before = _all(open_gaps)
     for stream, seqs in arrived.items():
         row = known[stream]
@@ -94,11 +91,14 @@ def overlapping(connection: sa.Connection, first: int, end: int) -> Iterator[Gap
 
 
 def _streams(connection: sa.Connection, ids: Sequence[int]) -> dict[int, dict[str, Any]]:
-    table = schema.stream
+    """Return the streams, with the last number of their device's model in whatever stream as `model_seq`."""
+    table, other = schema.stream, schema.stream.alias()
     names = ("id", "device_id", "boot", "model", "hist_seq", "hist_minute")
-    query = sa.select(*(table.c[name] for name in names))
+    same = (other.c.device_id == table.c.device_id, other.c.model == table.c.model)
+    model_seq = sa.select(sa.func.max(other.c.hist_seq)).where(*same).scalar_subquery()
+    query = sa.select(*(table.c[name] for name in names), model_seq)
     rows = (row for few in chunks(ids) for row in connection.execute(query.where(table.c.id.in_(few))))
-    return {row[0]: dict(zip(names, row, strict=True)) for row in rows}
+    return {row[0]: dict(zip((*names, "model_seq"), row, strict=True)) for row in rows}
 
 
 def _newest_of_others(
@@ -145,23 +145,13 @@ def _remember(connection: sa.Connection, known: Mapping[int, Mapping[str, Any]])
         connection.execute(table.update().where(table.c.id == sa.bindparam("_id")).values(**values), rows)
 
 
-def _open(connection: sa.Connection, least: Mapping[tuple[int, str], int]) -> dict[tuple[int, str], list[Gap]]:
-    """Return the gaps that end after the `least` number of their device and model.
-
-    Where reports came in order there is none.
-    """
+def _open(connection: sa.Connection, devices: set[int]) -> dict[tuple[int, str], list[Gap]]:
+    """Return the gaps of these devices by device and model."""
     table, owner = schema.gap, schema.stream
     open_gaps: dict[tuple[int, str], list[Gap]] = {}
-    columns = sa.column("device", sa.BigInteger), sa.column("model", sa.Text), sa.column("seq", sa.BigInteger)
-    for few in chunks(sorted((*model, seq) for model, seq in least.items())):
-        arrived = sa.values(*columns, name="arrived").data(few).cte()
-        query = (
-            sa.select(owner.c.device_id, owner.c.model, table)
-            .join(owner, owner.c.id == table.c.stream)
-            .join(arrived, (arrived.c.device == owner.c.device_id) & (arrived.c.model == owner.c.model))
-            .where(table.c.end_seq > arrived.c.seq)
-        )
-        for device, model, *numbers in connection.execute(query):
+    for few in chunks(sorted(devices)):
+        query = sa.select(owner.c.device_id, owner.c.model, table).join(owner, owner.c.id == table.c.stream)
+        for device, model, *numbers in connection.execute(query.where(owner.c.device_id.in_(few))):
             open_gaps.setdefault((device, model), []).append(Gap(*numbers))
     return open_gaps
 
