@@ -25,7 +25,7 @@ from edgert_deploy.devices.remote import QUICK_S_MAX, RemoteDaemon, script_path
 from edgert_deploy.devices.transports import LineSink, Result, Transport
 
 REMOVE_S_MAX = 600.0
-CREDENTIALS = ("username", "password_file", "ca", "cert", "key")
+CREDENTIALS = {"mqtt": ("username", "password_file", "ca", "cert", "key"), "follow": ("credentials", "ca")}
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def _uninstall(device: Device, transport: Transport, purge: bool, progress: Line
     _stop_daemon(device, transport)
     retained = _retained(device, transport, "remove")
     if not purge:
-        _forget_broker(device, transport)
+        _forget_logins(device, transport)
     progress("removing what bootstrap made")
     result = _run("remove", device, purge, transport)
     rest = _removal(device, result)
@@ -99,18 +99,20 @@ def _retained(device: Device, transport: Transport, mode: str) -> Removal:
     return _removal(device, transport.run(words, QUICK_S_MAX))
 
 
-def _forget_broker(device: Device, transport: Transport) -> None:
-    """Remove the broker's credentials, whose files go next, from the configuration that stays."""
+def _forget_logins(device: Device, transport: Transport) -> None:
+    """Remove the logins, whose files go next, from the configuration that stays."""
     path = f"{device.state}/config.toml"
     try:
         document = tomlkit.parse(config_text(device.state, transport))
     except (TOMLKitError, StorageFailed):
         return
-    table = document.get("mqtt")
-    if not isinstance(table, dict) or not any(key in table for key in CREDENTIALS):
+    before = tomlkit.dumps(document)
+    for name, keys in CREDENTIALS.items():
+        if isinstance(table := document.get(name), dict):
+            for key in keys:
+                table.pop(key, None)
+    if tomlkit.dumps(document) == before:
         return
-    for key in CREDENTIALS:
-        table.pop(key, None)
     put(transport, device, DeviceFile(path, tomlkit.dumps(document).encode(), "configuration"))
 
 

@@ -80,6 +80,7 @@ def check_device(
                 _trust(report, status)
                 _http(report, status)
                 _telemetry(report, status)
+                _channel(report, status)
                 _models(report, status)
     except EdgeRTError as error:  # the link was lost, or a command took too long
         report.fail("reachable", error.message, f"edgert doctor {device.name}", error.exit_code)
@@ -286,6 +287,22 @@ def _http(report: _Report, status: DeviceStatus) -> None:
         report.fail("http", http.fault, next_step)
     elif http.listen:
         report.ok("http", f"configured on {http.listen}")
+
+
+def _channel(report: _Report, status: DeviceStatus) -> None:
+    name, channel = report.device.name, status.channel
+    if not channel.registry:
+        return
+    what = f"{channel.channel} of {channel.registry}"
+    if channel.error or channel.stale:
+        next_step = (
+            f"edgert bootstrap {name} --follow {channel.registry} --channel {channel.channel}, with --registry-ca "
+        )
+        report.warn(
+            "channel", f"{what}: {channel.error or channel.stale}", next_step + "FILE and --registry-login FILE"
+        )
+    else:
+        report.ok("channel", f"{what}, counter {channel.counter}" if channel.asked_at else f"{what}, not asked yet")
 
 
 def _telemetry(report: _Report, status: DeviceStatus) -> None:

@@ -52,6 +52,35 @@ def test_a_device_is_set_up_to_follow_a_channel_with_its_tags(edgert: Edgert, he
     assert edgert("bootstrap", "here")[1]["devices"][0]["changed"] == [], "and stays so"
 
 
+def test_the_authority_of_the_projects_registry_goes_to_the_devices_that_follow_it(
+    edgert: Edgert, here: Path, tmp_path: Path
+) -> None:
+    registry, authority = "oci://registry.example.org/plant/models", tmp_path / "conf" / "ca.pem"
+    authority.write_text("the authority\n")
+    (tmp_path / "conf" / "edgert.toml").write_text(f'[registry]\naddress = "{registry}"\nca = "ca.pem"\n')
+    assert edgert("bootstrap", "here", "--follow", "oci://elsewhere.example.org/models")[0] == 0
+    assert read_config(StateDir(tmp_path / "dev")).follow.ca == ""
+    assert edgert("bootstrap", "here", "--follow", registry)[0] == 0
+    found = read_config(StateDir(tmp_path / "dev")).follow
+    assert Path(found.ca).read_bytes() == authority.read_bytes()
+    assert found.credentials == "", "the login is the publisher's"
+
+
+def test_an_uninstall_leaves_a_configuration_that_names_no_removed_login(
+    edgert: Edgert, here: Path, tmp_path: Path
+) -> None:
+    login, state = tmp_path / "login.json", tmp_path / "dev"
+    login.write_text('{"auths": {"registry.example.org": {"auth": "dTpwYXNz"}}}')
+    words = ("--follow", "oci://registry.example.org/plant/models", "--registry-login", login)
+    assert edgert("bootstrap", "here", *words)[0] == 0
+    (state / "follow").mkdir(exist_ok=True)  # as the first round makes it
+    code, answer = edgert("uninstall", "here", "--yes")
+    assert (code, (state / "registry-login").exists()) == (0, False)
+    found = read_config(StateDir(state)).follow
+    assert (found.registry, found.credentials) == (words[1], "")
+    assert str(state / "follow") in answer["devices"][0]["left"]
+
+
 def test_files_for_a_registry_need_its_address(edgert: Edgert, here: Path) -> None:
     code, value = edgert("bootstrap", "here", "--registry-login", here / "login.json")
     assert (code, "add --follow" in value["error"]["message"]) == (2, True)

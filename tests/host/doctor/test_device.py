@@ -122,6 +122,16 @@ def test_a_broker_that_refuses_the_reports_is_no_good_telemetry(inventory: Inven
     assert "let this user write" in text_of(found, "telemetry")
 
 
+def test_a_registry_that_a_follower_cannot_ask_is_named(inventory: Inventory) -> None:
+    registry = f"oci+http://127.0.0.1:{free_port()}/models"
+    with a_device(f'[follow]\nregistry = "{registry}"\n', started=False) as device:
+        assert "not asked yet" in text_of(check_device(as_known(device), {}), "channel")
+        device.run("follow", code=6)
+        found = check_device(as_known(device), {})
+    assert levels(found, "channel") == [WARN]
+    assert f"edgert bootstrap d-test --follow {registry} --channel stable" in text_of(found, "channel")
+
+
 def test_the_way_there(inventory: Inventory, sshd: SshDevice, tmp_path: Path) -> None:
     new_ssh_key(tmp_path / "other")
     other = " ".join((tmp_path / "other.pub").read_text().split()[:2])

@@ -71,7 +71,7 @@ remove_state() {
     for name in models keys config.toml latest_time.json revoked_keys.json follow; do gone "$state/$name"; done
   elif test -d "$state"; then
     if doing && test "$(id -u)" = 0; then chown -hR 0:0 "$state"; fi # its user is about to be removed
-    for name in models keys config.toml; do test ! -e "$state/$name" || echo "left $state/$name"; done
+    for name in models keys config.toml latest_time.json revoked_keys.json follow; do test ! -e "$state/$name" || echo "left $state/$name"; done
   fi
 }
 

@@ -18,6 +18,7 @@ from edgert_deploy.cli.shared.broker_options import of_this_broker
 from edgert_deploy.cli.shared.option_groups import gathered, section
 from edgert_deploy.cli.shared.types import FILE, ChannelName, Duration, refuse_pipe
 from edgert_deploy.common.keys import public_key
+from edgert_deploy.common.project import find_project
 from edgert_deploy.common.quantities import duration_text
 from edgert_deploy.devices.device_files import Broker, Following, check_settings
 
@@ -96,9 +97,14 @@ class ChannelOptions:
     registry_login: Path | None
 
     def following(self) -> Following | None:
-        """Return None without a registry. Raises ConfigInvalid."""
+        """Return None without a registry; the project's own has the authority that the project names.
+
+        Raises ConfigInvalid.
+        """
         if self.registry:
-            return Following.parse(self.registry, self.channel, self.registry_ca, self.registry_login)
+            ours = find_project().registry
+            ca = Path(ours.ca) if ours.ca and ours.address == self.registry else None
+            return Following.parse(self.registry, self.channel, self.registry_ca or ca, self.registry_login)
         if self.registry is None and (self.registry_ca or self.registry_login):
             raise click.UsageError(
                 "--registry-ca and --registry-login are for a registry: add --follow oci://HOST/REPOSITORY"
