@@ -141,7 +141,7 @@ class Endpoints:
         self._inferred = True
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind in FORM_TYPES:
-            message = f"Content-Type {kind} is a form's: send {JSON_TYPE}, or {BINARY_TYPE} with binary tensors"
+            message = f"Content-Type {kind} is refused, as web forms send it: set it to {JSON_TYPE}, or {BINARY_TYPE} for binary tensors"
             raise HttpError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, message)
         question = read_question(request.body, request.headers.get(_LENGTH_HEADER))
         timeout_s = None if question.timeout_s is None else min(question.timeout_s, TIMEOUT_S_MAX)

@@ -129,7 +129,7 @@ class Reporter:
     def _report(self, report: WindowReport, *, up: bool) -> None:
         facts = dict(self._host_facts())
         for change in self._alarms.judge(self._readings.of(report, facts)):
-            self._log(f"{report.model}: {change.event} {change.fields()}")
+            self._log(f"{report.model}: {change.event} " + " ".join(f"{k}={v}" for k, v in change.fields().items()))
             self.event(change.event, **change.fields())
         raised = {f"alarm_{name}": round(value, 4) for name, value in self._alarms.raised.items()}
         names = (*self._alarms.raised, *(("shadow",) if facts.get("shadow_alarm") else ()))

@@ -255,7 +255,7 @@ class Worker:
         )
 
     def _notify(self, event: str, fields: Mapping[str, float]) -> None:
-        log(f"{self._model.version.manifest.model}: {event} {dict(fields)}")
+        log(f"{self._model.version.manifest.model}: {event} " + " ".join(f"{k}={v}" for k, v in fields.items()))
         if self._reporter is not None:
             self._reporter.event(event, **fields)
 

@@ -60,6 +60,7 @@ class Device:
 
     def __init__(self, folder: Path, **limits: Any) -> None:
         self.now, self.host = 0.0, {"temp_c": 40.0}
+        self.logged: list[str] = []
         self.spool = Spool(folder / "telemetry.db")
         self.recorder = WindowRecorder("digits", lambda: self.now)
         self.reporter = Reporter(
@@ -71,6 +72,7 @@ class Device:
             clock=lambda: self.now,
             host_facts=lambda: self.host,
             alarms=Alarms.of(AlarmConfig(**limits), 0, 0),
+            log=self.logged.append,
         )
 
     def window(self, outcomes: dict[Outcome, int], took_us: int = 1000) -> None:
@@ -97,6 +99,7 @@ def test_errors_slowness_and_heat_are_reported_as_events_and_counted_in_the_metr
         said["alarm_raised", "temp_c"] | {"value": 91.5, "limit": 85, "model": "digits"}
         == said["alarm_raised", "temp_c"]
     )
+    assert "digits: alarm_raised alarm=temp_c value=91.5 limit=85.0" in device.logged
     metrics = [json.loads(m.payload) for m in device.spool.take(1000, 0) if m.topic.endswith("metrics")]
     assert [m["alarms"] for m in metrics] == [0, 3]
     assert {name: value for name, value in metrics[1].items() if name.startswith("alarm_")} == {

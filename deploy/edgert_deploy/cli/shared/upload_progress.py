@@ -11,15 +11,20 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from edgert_deploy.cli.shared.output import say
 from edgert_deploy.common.quantities import size_text
 
+SMALL_BYTES_MAX = 10_000_000
+
 
 @contextmanager
 def upload_progress(where: str) -> Iterator[Callable[[int, int], None]]:
-    """Give a function that shows (sent, total) bytes: a bar on a terminal, else a line each tenth."""
+    """Give a function that shows (sent, total) bytes: a bar on a terminal, else a line each tenth.
+
+    A small upload has one line.
+    """
     console, tenths = Console(stderr=True), 0
 
     def lines(sent: int, total: int) -> None:
         nonlocal tenths
-        if (now := 10 * sent // max(total, 1)) > tenths:
+        if (now := 10 * sent // max(total, 1)) > tenths and (total > SMALL_BYTES_MAX or sent >= total):
             tenths = now
             say("", f"sending to {where}: {10 * tenths} % of {size_text(total)}")
 
