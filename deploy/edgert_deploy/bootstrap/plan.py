@@ -16,7 +16,7 @@ from edgert_deploy.bootstrap.runtime import TRIAL_S, RuntimePlan, Runtimes, Runt
 from edgert_deploy.bootstrap.wheelhouse import Wheelhouse, WheelTarget
 from edgert_deploy.devices import service
 from edgert_deploy.devices.device_files import Broker, DeviceFile, Following, broker_doubt, holds, wanted_files
-from edgert_deploy.devices.facts import NO_GLIBC, MachineFacts, describe, misfits, probe
+from edgert_deploy.devices.facts import NO_GLIBC, MachineFacts, describe, local_facts, misfits, probe
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.profiles import DeviceProfile
 from edgert_deploy.devices.remote import QUICK_S_MAX, script_path
@@ -126,6 +126,8 @@ def plan_bootstrap(
     It changes nothing there, but ends a runtime trial that can no longer succeed. Raises as `bootstrap`.
     """
     facts = probe(transport, device.name)
+    if not device.kind.needs_runtime:
+        facts = local_facts(facts)
     progress(describe(facts))
     python = facts.python_path if device.kind.needs_runtime else device.python
     if options.broker is not None and python and (doubt := broker_doubt(options.broker, device, python, transport)):

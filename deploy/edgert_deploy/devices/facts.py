@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from edgert.errors import ConfigInvalid, DeviceError
 from edgert_deploy.devices.profiles import DeviceProfile
@@ -124,6 +125,13 @@ class MachineFacts:
     @property
     def default_home(self) -> str:
         return "/opt/edgert" if self.uid == 0 else f"{self.home}/.local/share/edgert"
+
+
+def local_facts(facts: MachineFacts) -> MachineFacts:
+    """Return the facts of this machine as a device: its Python is this one, whatever the PATH has."""
+    return replace(
+        facts, python=f"{sys.version_info[0]}.{sys.version_info[1]}", python_path=sys.executable, python_lacks=""
+    )
 
 
 def probe(transport: Transport, name: str, own_python: str = "") -> MachineFacts:

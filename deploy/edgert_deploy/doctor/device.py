@@ -12,7 +12,7 @@ from edgert import __version__
 from edgert.checks.status import DeviceStatus
 from edgert.errors import ConfigInvalid, DeviceError, DeviceUnreachable, EdgeRTError, HostKeyMismatch, LoginRefused
 from edgert.telemetry.link import CONNECTED
-from edgert_deploy.devices.facts import MachineFacts, misfits, probe
+from edgert_deploy.devices.facts import MachineFacts, local_facts, misfits, probe
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.profiles import DeviceProfile, load_profile
 from edgert_deploy.devices.remote import RemoteDaemon, script_path
@@ -94,6 +94,7 @@ def _connection(report: _Report) -> MachineFacts | None:
     begun = time.monotonic()
     try:
         facts = probe(report.transport, name, device.python)
+        facts = facts if device.kind.needs_runtime else local_facts(facts)
     except HostKeyMismatch as error:
         jump = f"--jump {device.jump}" if "the jump host" in error.message else "--repin"
         report.fail("host key", error.message, f"edgert device set {name} {jump}, once you know why", error.exit_code)

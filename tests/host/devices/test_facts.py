@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from edgert.errors import ConfigInvalid
-from edgert_deploy.devices.facts import _PROBE, MachineFacts, misfits, pick_profile, probe
+from edgert_deploy.devices.facts import _PROBE, MachineFacts, local_facts, misfits, pick_profile, probe
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.profiles import list_profiles, load_profile
 from edgert_deploy.devices.transports import Transport, open_transport
@@ -73,6 +73,15 @@ def test_this_host_gets_its_own_profile() -> None:
 def test_where_none_fits_it_is_said_why(facts: MachineFacts, words: str) -> None:
     with pytest.raises(ConfigInvalid, match=words):
         pick_profile(PROFILES, facts, local=False)
+
+
+def test_a_local_device_runs_in_this_python_whatever_the_path_has() -> None:
+    found = local_facts(replace(NUC, python="3.8", python_path="/usr/bin/python3", python_lacks="_ctypes"))
+    assert (found.python, found.python_path, found.python_lacks) == (
+        ".".join(platform.python_version_tuple()[:2]),
+        sys.executable,
+        "",
+    )
 
 
 def test_several_that_fit_are_named_not_guessed() -> None:

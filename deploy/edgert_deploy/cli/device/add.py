@@ -18,7 +18,7 @@ from edgert_deploy.cli.shared.option_groups import SectionedCommand, each_of, se
 from edgert_deploy.cli.shared.options import inventory_option, profiles_option, same_machine_option
 from edgert_deploy.cli.shared.output import say
 from edgert_deploy.cli.shared.types import FILE, ProfileName
-from edgert_deploy.devices.facts import describe, misfits, pick_profile, probe
+from edgert_deploy.devices.facts import describe, local_facts, misfits, pick_profile, probe
 from edgert_deploy.devices.inventory import Device, Inventory, refuse_same_machine
 from edgert_deploy.devices.profiles import list_profiles, load_profile
 from edgert_deploy.devices.transports import open_transport
@@ -146,7 +146,8 @@ def _completed(
     """Return the device with its facts filled in, and the facts in one line."""
     with closing(open_transport(draft)) as transport:
         facts = probe(transport, draft.name)
-    local = not draft.kind.needs_runtime
+    if local := not draft.kind.needs_runtime:
+        facts = local_facts(facts)
     if profile_name is None:
         profile = pick_profile(list_profiles(profiles_dir), facts, local=local)
     else:

@@ -15,7 +15,7 @@ from edgert_deploy.cli.shared.host_keys import identity_path, pinned
 from edgert_deploy.cli.shared.options import inventory_option, profiles_option
 from edgert_deploy.cli.shared.output import say
 from edgert_deploy.cli.shared.types import FILE, Selector
-from edgert_deploy.devices.facts import LOCAL_PROFILE, MachineFacts, misfits, pick_profile, probe
+from edgert_deploy.devices.facts import LOCAL_PROFILE, MachineFacts, local_facts, misfits, pick_profile, probe
 from edgert_deploy.devices.inventory import Device, Inventory
 from edgert_deploy.devices.profiles import DeviceProfile, list_profiles
 from edgert_deploy.devices.selector import SELECTED_BY
@@ -81,6 +81,7 @@ def _ask(device: Device, transport: Transport, profiles: list[DeviceProfile]) ->
     """Return the machine's facts, the profile that fits (or None and why), and why others do not."""
     local = not device.kind.needs_runtime
     facts = probe(transport, device.name, device.python)
+    facts = local_facts(facts) if local else facts
     misses = {p.name: list(misfits(p, facts).values()) for p in profiles if local or p.name != LOCAL_PROFILE}
     profile, reason = None, ""
     try:
