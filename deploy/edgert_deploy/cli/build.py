@@ -101,7 +101,7 @@ def build(model: Path, init: bool, force: bool, options: BuildOptions, as_json: 
             nonlocal headed
             progress.done(choice.profile.name)
             if not as_json:
-                table = build_output.rows(choice, request.source.size_bytes)
+                table = build_output.rows(choice, request.source.model_bytes)
                 # A build that cannot begin prints no heading.
                 progress.print(table if headed else f"{build_output.HEADING}\n{table}")
                 headed = True

@@ -27,11 +27,14 @@ WIDTHS = {
 HEADING = "  ".join(name.ljust(width) for name, width in WIDTHS.items()).rstrip()
 
 
-def rows(choice: Choice, source_size_bytes: int) -> str:
-    """Return the table's rows of one target, each with what else was tried in its engine."""
+def rows(choice: Choice, model_bytes: int) -> str:
+    """Return the table's rows of one target, each with what else was tried in its engine.
+
+    `model_bytes` is the size in FP32.
+    """
     lines = []
     for candidate in choice.packed:
-        lines.append(_row(choice.profile.name, candidate, source_size_bytes))
+        lines.append(_row(choice.profile.name, candidate, model_bytes))
         if tried := choice.tried_text(candidate.artifact.engine):
             best = f"takes {candidate.how}; " if candidate.passed else ""
             lines.append(f"  {candidate.artifact.engine} {best}tried: {tried}")
@@ -85,14 +88,14 @@ def as_json(result: BuildResult, request: BuildRequest) -> dict[str, Any]:
     }
 
 
-def _row(target: str, candidate: Candidate, source_size_bytes: int) -> str:
+def _row(target: str, candidate: Candidate, model_bytes: int) -> str:
     artifact, accuracy = candidate.artifact, candidate.result.accuracy
     cells = (
         target,
         artifact.engine,
         artifact.kind,
         share_text(artifact.int8_share),
-        f"{size_text(candidate.size_bytes)} ({size_change(candidate.size_bytes, source_size_bytes)})",
+        f"{size_text(candidate.size_bytes)} ({size_change(candidate.size_bytes, model_bytes)})",
         accuracy.metric,
         f"{accuracy.fp32:.4f}",
         f"{accuracy.artifact:.4f}",

@@ -69,7 +69,8 @@ class SourceModel:
     `sha256` and `size_bytes` are those of the given file. `quantized`: the user's training or converter quantized it,
     and that is kept. `fold`: its first layers are preprocessing that was folded in. `remarks`: how its
     contract differs from the file. `buckets`: one axis besides the batch stays open, for these lengths. `state`: outputs
-    that become inputs of the next item, so that apps see neither.
+    that become inputs of the next item, so that apps see neither. `converted_bytes`: the size of the ONNX model that a
+    framework's file became, else 0.
     """
 
     path: Path
@@ -85,6 +86,12 @@ class SourceModel:
     remarks: tuple[str, ...] = ()
     buckets: Buckets | None = None
     state: tuple[State, ...] = ()
+    converted_bytes: int = 0
+
+    @property
+    def model_bytes(self) -> int:
+        """The size of the FP32 model, without samples or optimizers that a framework keeps in its file."""
+        return self.converted_bytes or self.size_bytes
 
     @property
     def app_inputs(self) -> tuple[TensorSpec, ...]:
@@ -133,6 +140,7 @@ def load_source(path: Path, how: Conversion | None = None) -> SourceModel:
         tflite=probed.data if kind == "tflite" else b"",
         quantized=quantized,
         remarks=probed.remarks,
+        converted_bytes=len(data) if framework is not None else 0,
         buckets=probed.buckets,
     )
 

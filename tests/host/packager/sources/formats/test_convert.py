@@ -215,6 +215,8 @@ def check_answers(path: Path, how: Conversion, answers: str = "y.npy") -> None:
 def test_torch_export_and_torchscript_answer_as_the_module_does(torch_models: tuple[str, Path]) -> None:
     python, folder = torch_models
     check_answers(folder / "net.pt2", Conversion(python))
+    source = load_source(folder / "net.pt2", Conversion(python))
+    assert source.model_bytes == source.converted_bytes != source.size_bytes, "the file holds the example's data, too"
     check_answers(folder / "net.pt", Conversion(python, read_inputs(["x=1,3,16,16"])))
     with pytest.raises(SourceInvalid, match=r"--input NAME=1,3,224,224.*its inputs: x; given: none"):
         load_source(folder / "net.pt", Conversion(python))
