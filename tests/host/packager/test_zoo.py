@@ -93,7 +93,7 @@ def test_a_classifier_of_text_keeps_its_labels_in_int8_in_every_engine(signing_k
 
 
 def test_notes_of_music_are_the_same_or_int8_is_not_taken(signing_key: SigningKey, tmp_path: Path) -> None:
-    calibration, holdout = (data.chords(count, 43844, 22050, seed)[..., None] for count, seed in ((8, 1), (8, 2)))
+    calibration, holdout = (data.chords(count, 43844, 22050, seed)[..., None] for count, seed in ((4, 1), (4, 2)))
     options = {"precision": "auto", "recipe": "min-max", "budget": 0}
     got = packed("basic-pitch.onnx", "", calibration, holdout, signing_key, tmp_path, **options)
     assert set(got.chosen) == set(ENGINES)
