@@ -106,6 +106,8 @@ class _Server:
             self._selector.register(link, selectors.EVENT_READ, lambda: self._left(link, pid))
 
     def _left(self, link: socket.socket, pid: int) -> None:
+        if link.fileno() < 0:  # closed a moment ago: the fork has ended, too
+            return
         self._selector.unregister(link)
         os.kill(pid, signal.SIGKILL)  # it is not reaped yet
 
