@@ -231,6 +231,13 @@ def _checked_pins(folder: Path) -> dict[str, str]:
 
 def missing(roots: Iterable[Requirement], wheels: Sequence[Path], target: WheelTarget) -> list[Requirement]:
     """Return the requirements of the tree below `roots` on `target` that no wheel of `wheels` meets."""
+    return _tree(roots, wheels, target)[0]
+
+
+def _tree(
+    roots: Iterable[Requirement], wheels: Sequence[Path], target: WheelTarget
+) -> tuple[list[Requirement], set[str]]:
+    """Return the requirements that no wheel meets, and the names of all packages in the tree."""
     by_name = {str(parse_wheel_filename(path.name)[0]): path for path in wheels}
     todo, seen, absent = list(roots), set[tuple[str, str]](), []
     while todo:
@@ -244,18 +251,24 @@ def missing(roots: Iterable[Requirement], wheels: Sequence[Path], target: WheelT
                 todo += _needs(by_name[name], extra, target)
             elif not extra:
                 absent.append(requirement)
-    return absent
+    return absent, {name for name, _ in seen}
 
 
 def _collect(folder: Path, requirements: Sequence[Requirement], order: _Order) -> None:
     wanted = list(requirements)
+    if order.lock:  # all in one download
+        wanted = order.lock.with_required(wanted, order.target.environment())
     for _ in range(ROUNDS_MAX):
         if order.lock:
             _download_locked(folder, wanted, order.target, order.lock)
         else:
             _download(folder, wanted, order.target)
-        more = missing(requirements, list(folder.glob("*.whl")), order.target)
+        wheels = list(folder.glob("*.whl"))
+        more, needed = _tree(requirements, wheels, order.target)
         if not more:
+            for wheel in wheels if order.lock else ():  # what another Python or extra needs
+                if str(parse_wheel_filename(wheel.name)[0]) not in needed:
+                    wheel.unlink()
             return
         wanted = more if order.lock else wanted + more
     raise ConfigInvalid(
