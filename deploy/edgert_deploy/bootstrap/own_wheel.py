@@ -21,11 +21,14 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 import edgert
+from edgert.durable import replacing, sha256_of
 from edgert.errors import ConfigInvalid
 from edgert_deploy.bootstrap.pip import run_module, run_pip
 from edgert_deploy.common.folders import cache_folder
 
 OWN_PACKAGES = ("edgert", "edgert_deploy")
+# What [tool.hatch] of pyproject.toml makes the wheel of; a test compares.
+SOURCES = ("edgert", "deploy/edgert_deploy", "devices", "pyproject.toml", "LICENSE", ".gitignore")
 WHEEL_TIME = (2020, 2, 2, 0, 0, 0)  # every file in the wheel has this time
 WHEEL = "Wheel-Version: 1.0\nGenerator: edgert\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 
@@ -33,22 +36,29 @@ WHEEL = "Wheel-Version: 1.0\nGenerator: edgert\nRoot-Is-Purelib: true\nTag: py3-
 def own_wheel(progress: Callable[[str], None] = lambda _: None) -> Path:
     """Build edgert's own wheel from this source tree, or repack the installed package.
 
-    So a device always gets the code that its host runs. Repacking needs no index and no build tool.
+    So a device always gets the code that its host runs. Repacking needs no index and no build tool. A tree that was built
+    before is not built again.
     """
-    kept_in = cache_folder() / "own"
+    kept_in, source = cache_folder() / "own", source_tree()
     kept_in.mkdir(parents=True, exist_ok=True)
+    tree = "" if source is None else _tree_digest(source)
+    if (before := _noted(kept_in, tree)) is not None:
+        return before
     with tempfile.TemporaryDirectory(dir=kept_in) as folder:
-        source = source_tree()
         if source is not None:
             progress(f"building edgert's wheel from {source}")
             wheel = _pack(_built(source, Path(folder)), Path(folder))
         else:
             progress("packing edgert's wheel from the installed package")
             wheel = _pack(_installed(installed_distribution()), Path(folder))
-        stored = kept_in / hashlib.sha256(wheel.read_bytes()).hexdigest()[:16] / wheel.name
+        digest = sha256_of(wheel)
+        stored = kept_in / digest[:16] / wheel.name
         stored.parent.mkdir(exist_ok=True)
         os.replace(wheel, stored)
-        return stored
+    if source is not None and _tree_digest(source) == tree:  # nobody changed it meanwhile
+        with replacing(_note(kept_in, tree), shared=True) as file:
+            file.write(f"{digest} {stored.name}\n".encode())
+    return stored
 
 
 def content_digest(wheel: Path) -> str:
@@ -73,6 +83,31 @@ def installed_distribution() -> Distribution:
     raise ConfigInvalid(
         f"edgert runs from {package.parent}, which is not an installed package: pip install 'edgert[host]'"
     )
+
+
+def _tree_digest(source: Path) -> str:
+    """Return the SHA-256 of all that the wheel of a source tree is made of."""
+    total = hashlib.sha256()
+    for name in SOURCES:
+        paths = sorted((source / name).rglob("*")) if (source / name).is_dir() else [source / name]
+        for path in paths:
+            if path.is_file() and path.suffix != ".pyc":
+                total.update(f"{path.relative_to(source)}\0{sha256_of(path)}\n".encode())
+    return total.hexdigest()
+
+
+def _note(folder: Path, tree: str) -> Path:
+    return folder / f"{tree}.built"
+
+
+def _noted(folder: Path, tree: str) -> Path | None:
+    """Return the wheel in `folder` that a build of `tree`, by its digest, noted, if it is there and whole."""
+    try:
+        digest, name = _note(folder, tree).read_text().split()
+        wheel = folder / digest[:16] / name
+        return wheel if sha256_of(wheel) == digest else None
+    except (OSError, ValueError):
+        return None
 
 
 def _built(source: Path, folder: Path) -> dict[str, bytes]:
