@@ -15,6 +15,7 @@ import pytest
 
 from edgert.bundle.signing import SigningKey, new_key
 from edgert.vendor_telemetry import stop_reporting
+from tests.support import devices
 from tests.support.paths import DIGITS, ROOT
 from tests.support.servers.browser import Browser, chromium_path
 from tests.support.servers.databases import new_database, postgres, postgres_folder
@@ -141,6 +142,7 @@ def edgertd_is_forked(forked_edgertd: Any, monkeypatch: pytest.MonkeyPatch) -> N
     from edgert_deploy.devices.transports.local import LocalTransport
 
     run = LocalTransport.run
+    monkeypatch.setattr(devices, "as_run", forked_edgertd.argv)
     monkeypatch.setattr(
         LocalTransport, "run", lambda self, argv, *given, **named: run(self, forked_edgertd.argv(argv), *given, **named)
     )

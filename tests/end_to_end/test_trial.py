@@ -41,6 +41,8 @@ ITEM = np.array([[1.0, 2.0, 3.0, 4.0]], np.float32)
 TRIAL_S_MAX = 120.0  # a busy machine needs long for a hundred golden samples
 FAILS_AT_7 = {"engine": "fault", "program": {"runs": [{"fault": "raise", "value": 7.0}]}}
 
+pytestmark = pytest.mark.usefixtures("edgertd_is_forked")
+
 
 # --- on a device ----------------------------------------------------------------------------
 

@@ -34,6 +34,11 @@ from tests.support.bundles import make_null_bundle
 WAIT_S_MAX = 120.0  # for a machine with much other work
 
 
+def as_run(command: list[str]) -> list[str]:
+    """Return what runs an `edgertd` command; the fixture `edgertd_is_forked` replaces this."""
+    return command
+
+
 @dataclass
 class Device:
     """A device in `folder`, which is short because socket paths must be. Commands must end with `code`."""
@@ -59,7 +64,7 @@ class Device:
     def run(self, *words: str, code: int = 0) -> dict[str, Any]:
         """Run an `edgertd` command with --json and return its answer."""
         command = [sys.executable, "-m", "edgert.cli", "--state", os.fspath(self.state.root), *words, "--json"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(as_run(command), capture_output=True, text=True, timeout=120)
         assert done.returncode == code, f"{words}: exit {done.returncode}\n{done.stdout}\n{done.stderr}\n{self.log()}"
         return dict(json.loads(done.stdout))
 
