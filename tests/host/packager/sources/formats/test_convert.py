@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import zipfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from edgert.errors import ConfigInvalid, SourceInvalid
 from edgert_deploy.packager.accuracy.artifact_runs import reference_outputs
 from edgert_deploy.packager.samples.samples import CalibrationSet, load_samples
 from edgert_deploy.packager.sources.formats.convert import Conversion, digest_and_size, framework_of, read_inputs
-from edgert_deploy.packager.sources.formats.converters.from_keras import replace_erfc
+from edgert_deploy.packager.sources.formats.converters.from_keras import keep_constants, replace_erfc
 from edgert_deploy.packager.sources.formats.kept_conversions import FILES_MAX, KeptConversions
 from edgert_deploy.packager.sources.source_model import load_source
 from tests.support import models
@@ -169,6 +170,11 @@ kinds = [keras.layers.Conv2D(8, 3, activation="gelu"), keras.layers.GlobalAverag
 sequential = keras.Sequential([keras.Input((16, 16, 3), name="x"), *kinds])
 sequential.save("sequential.keras"); sequential.save("sequential.h5")
 numpy.save("z.npy", sequential(x).numpy())
+normalization = keras.layers.Normalization()
+normalization.adapt(x * [1, 10, 100] + 5)
+adapted = keras.Sequential([keras.Input((16, 16, 3), name="x"), normalization, keras.layers.Flatten(), keras.layers.Dense(5)])
+adapted.save("adapted.keras"); adapted.export("adapted", verbose=False)
+numpy.save("n.npy", adapted(x).numpy())
 steps = keras.Input((None, 4), name="steps")
 keras.Model(steps, keras.layers.Conv1D(2, 3, padding="same")(steps)).save("open.keras")
 image = keras.Input((None, None, 3), name="image")
@@ -236,6 +242,31 @@ def test_a_sequential_model_with_gelu_answers_as_the_model_does(name: str, keras
     python, folder = keras_models
     check_answers(folder / name, Conversion(python), "z.npy")
     assert load_source(folder / name, Conversion(python)).outputs[0].name == "last"
+
+
+@pytest.mark.parametrize("name", ["adapted.keras", "adapted"])
+def test_an_adapted_normalization_answers_as_the_model_does(name: str, keras_models: tuple[str, Path]) -> None:
+    python, folder = keras_models
+    check_answers(folder / name, Conversion(python), "n.npy")
+
+
+def test_values_that_tensorflow_captured_are_constants_and_no_inputs(tmp_path: Path) -> None:
+    @dataclass
+    class Tensor:
+        """A tensor of TensorFlow, as far as it is read."""
+
+        value: Any
+
+        def numpy(self) -> Any:
+            return self.value
+
+    proto = models.model("float[N,4] x, float[1,4] mean) => (float[N,4] y", "y = Sub(x, mean)")
+    mean = models.random(1, 4)
+    keep_constants(proto.graph, {"mean": Tensor(mean), "variable": Tensor(None)})
+    source = load_source(models.write(proto, tmp_path / "m.onnx"))
+    assert [spec.name for spec in source.inputs] == ["x"]
+    samples = CalibrationSet({"x": models.random(12, 4, seed=1)}, None)
+    np.testing.assert_allclose(reference_outputs(source, samples)[0], samples.inputs["x"] - mean, atol=1e-6)
 
 
 def test_tensorflows_erfc_is_written_with_onnxs_operators(tmp_path: Path) -> None:

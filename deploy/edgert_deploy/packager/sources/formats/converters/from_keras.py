@@ -31,6 +31,9 @@ def main() -> int:
         given = {name: [None, *one["shape"][1:]] for name, one in request["inputs"].items()}
         signature = [tensorflow.TensorSpec(given.get(name, spec.shape), spec.dtype, name=name) for name, spec in inputs]
         proto, _ = tf2onnx.convert.from_function(function, input_signature=signature, opset=OPSET)
+        # The same function as tf2onnx traced, as the signature is the same.
+        captures = function.get_concrete_function(*signature).graph.captures
+        keep_constants(proto.graph, {inner.name: outer for outer, inner in captures})
         replace_erfc(proto.graph)
         _name_outputs(proto.graph, outputs)
     except Exception as error:  # noqa: BLE001 - two frameworks raise any class
@@ -78,6 +81,19 @@ def _of_saved_model(tensorflow: Any, path: str) -> tuple[Any, Any, list[tuple[st
         return [answers[name] for name in outputs]
 
     return loaded, tensorflow.function(call), inputs, outputs
+
+
+def keep_constants(graph: Any, captured: dict[str, Any]) -> None:
+    """Turn inputs for values that TensorFlow `captured` into constants.
+
+    Such are the mean and the variance of an adapted Normalization layer.
+    """
+    from onnx import numpy_helper
+
+    for value in list(graph.input):
+        if value.name in captured:
+            graph.initializer.append(numpy_helper.from_array(captured[value.name].numpy(), value.name))
+            graph.input.remove(value)
 
 
 def replace_erfc(graph: Any) -> None:
