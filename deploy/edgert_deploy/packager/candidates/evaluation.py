@@ -170,14 +170,15 @@ def _image_size(request: BuildRequest) -> tuple[int, int] | None:
 
 
 def _check_are_numbers(source: SourceModel, answers: Outputs) -> None:
-    """Refuse answers that are NaN: with them, gate and golden samples would prove nothing."""
+    """Refuse answers that are no numbers: with them, gate and golden samples would prove nothing."""
     for spec, array in zip(source.outputs, answers, strict=True):
         if array.dtype.kind != "f":
             continue
-        bad = np.flatnonzero(np.isnan(array).reshape(len(array), -1).any(axis=1))
+        bad = np.flatnonzero(~np.isfinite(array).reshape(len(array), -1).all(axis=1))
         if len(bad):
+            what = "NaN" if np.isnan(array[bad[0]]).any() else "infinity"
             raise CalibrationInvalid(
-                f"the model answers NaN in output {spec.name!r} to hold-out sample {bad[0]} ({len(bad)} of {len(array)} "
+                f"the model answers {what} in output {spec.name!r} to hold-out sample {bad[0]} ({len(bad)} of {len(array)} "
                 "samples): remove these samples if the model need not answer them, else correct the model"
             )
 

@@ -183,7 +183,7 @@ def _read(
     signal_rule = preprocess if isinstance(preprocess, Sound | Series) else None
     given = source.app_inputs
     specs = sample_specs(given, signal_rule)
-    names = (*NAMES, LENGTHS) if source.buckets is not None else NAMES
+    names = (*NAMES, *source.unread, LENGTHS) if source.buckets is not None else (*NAMES, *source.unread)
     if is_function(str(path)):
         arrays, labels = read_function(str(path), specs, _preprocessors(source, image_rule), source.buckets)
         return arrays | ({} if labels is None else {LABELS: labels}), None

@@ -27,6 +27,7 @@ from edgert.typed_json import from_json, to_json
 from edgert_deploy.packager.processes.sandbox import Answer, Progress
 from edgert_deploy.packager.sources.formats.external_data import embed, files_of
 from edgert_deploy.packager.sources.onnx_graph.axes import (
+    drop_unread_inputs,
     drop_weight_inputs,
     fix_batch,
     fixed_batches,
@@ -92,6 +93,8 @@ def _examined(
     remarks += unwrap_maps(proto) + widen_half(proto) + move_input_batches(proto)
     progress(f"onnxruntime {sdk().__version__} computed the conditions of the model's If nodes")
     changed |= drop_infinite_bounds(proto) | inline_known_branches(proto)
+    unread = drop_unread_inputs(proto)
+    remarks += tuple(f"no operator reads input {name!r}: it is left out, and apps do not send it" for name in unread)
     remarks += _fix_batch_where_needed(proto, no_batch)
     buckets = _buckets(proto, request)
     inputs = input_specs(proto, () if buckets is None else tuple((place.name, place.axis) for place in buckets.inputs))
@@ -125,7 +128,7 @@ def _examined(
         buckets = replace(buckets, outputs=cuts)
     answer = {"inputs": [spec.as_json() for spec in inputs], "outputs": [spec.as_json() for spec in outputs]}
     stated = None if buckets is None else to_json(buckets)
-    return {**answer, "remarks": remarks, "buckets": stated}, b"" if unchanged else data
+    return {**answer, "remarks": remarks, "buckets": stated, "unread": unread}, b"" if unchanged else data
 
 
 def _fix_batch_where_needed(proto: Any, no_batch: str) -> tuple[str, ...]:

@@ -40,6 +40,7 @@ class Probed:
     quantized: bool
     remarks: tuple[str, ...] = ()
     buckets: Buckets | None = None
+    unread: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -62,8 +63,9 @@ def probe(kind: str, given: Given, data: bytes, more_bytes: int = 0, limits: Lim
     answer, translated = ask(EXAMINERS[kind], request, data, limits or limits_for(len(data) + 2 * more_bytes))
     inputs, outputs = (tuple(TensorSpec.from_json(spec) for spec in answer[key]) for key in ("inputs", "outputs"))
     remarks = tuple(str(remark) for remark in answer.get("remarks") or ())
+    unread = tuple(str(name) for name in answer.get("unread") or ())
     buckets = None if answer.get("buckets") is None else from_json(Buckets, answer["buckets"])
-    return Probed(inputs, outputs, translated or data, bool(answer.get("quantized")), remarks, buckets)
+    return Probed(inputs, outputs, translated or data, bool(answer.get("quantized")), remarks, buckets, unread)
 
 
 def external_files(name: str, data: bytes) -> list[str]:

@@ -70,7 +70,7 @@ class SourceModel:
     and that is kept. `fold`: its first layers are preprocessing that was folded in. `remarks`: how its
     contract differs from the file. `buckets`: one axis besides the batch stays open, for these lengths. `state`: outputs
     that become inputs of the next item, so that apps see neither. `converted_bytes`: the size of the ONNX model that a
-    framework's file became, else 0.
+    framework's file became, else 0. `unread`: inputs of the file that are left out.
     """
 
     path: Path
@@ -87,6 +87,7 @@ class SourceModel:
     buckets: Buckets | None = None
     state: tuple[State, ...] = ()
     converted_bytes: int = 0
+    unread: tuple[str, ...] = ()
 
     @property
     def model_bytes(self) -> int:
@@ -142,6 +143,7 @@ def load_source(path: Path, how: Conversion | None = None) -> SourceModel:
         remarks=probed.remarks,
         converted_bytes=len(data) if framework is not None else 0,
         buckets=probed.buckets,
+        unread=probed.unread,
     )
 
 

@@ -77,6 +77,8 @@ def test_answers_that_are_nan_are_refused(tmp_path: Path) -> None:
         CalibrationInvalid, match=r"NaN in output 'y' to hold-out sample 0 \(\d+ of 40 samples\): remove"
     ):
         evaluated(tmp_path, "float[N,4] y", "y = Log(x)")
+    with pytest.raises(CalibrationInvalid, match=r"infinity in output 'y' to hold-out sample 0 \(\d+ of 40 samples\)"):
+        evaluated(tmp_path, "float[N,4] y", "p = Relu(x) y = Reciprocal(p)")
 
 
 def test_outputs_of_any_dtype_are_compared(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -273,6 +274,13 @@ def test_an_archive_may_hold_texts_and_numbers_of_recordings(tmp_path: Path) -> 
     ):
         with pytest.raises(CalibrationInvalid, match=says):
             load_samples(models.write_samples(tmp_path / "t.npz", x=GOOD, **more), SOURCE, at_least=10)
+
+
+def test_samples_may_hold_an_input_that_the_model_does_not_read(tmp_path: Path) -> None:
+    path = models.write_samples(tmp_path / "s.npz", x=GOOD, types=GOOD)
+    with pytest.raises(CalibrationInvalid, match="not inputs of the model: 'types'"):
+        load_samples(path, SOURCE, at_least=10)
+    assert list(load_samples(path, replace(SOURCE, unread=("types",)), at_least=10).inputs) == ["x"]
 
 
 def test_sets_whose_values_are_of_another_size_are_told() -> None:

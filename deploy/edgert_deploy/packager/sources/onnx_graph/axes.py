@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from edgert.errors import SourceInvalid
-from edgert_deploy.packager.sources.onnx_graph.nodes import nodes_of
+from edgert_deploy.packager.sources.onnx_graph.nodes import graphs_of, nodes_of
 from edgert_deploy.packager.sources.onnx_graph.structure import opset_of
 
 IR_OF_WEIGHTS_ALONE = 4  # from here on weights need not be inputs
@@ -215,6 +215,22 @@ def drop_weight_inputs(proto: Any) -> bool:
     proto.graph.input.extend(inputs)
     proto.ir_version = max(proto.ir_version, IR_OF_WEIGHTS_ALONE)
     return True
+
+
+def drop_unread_inputs(proto: Any) -> list[str]:
+    """Remove the inputs that no operator reads, and return their names.
+
+    Engines drop them on their own, and then refuse values for them.
+    """
+    read = {name for node in nodes_of(proto.graph) for name in node.input}
+    read |= {value.name for graph in graphs_of(proto.graph) for value in graph.output}
+    kept = [value for value in proto.graph.input if value.name in read]
+    unread = [value.name for value in proto.graph.input if value.name not in read]
+    if not kept:
+        return []
+    del proto.graph.input[:]
+    proto.graph.input.extend(kept)
+    return unread
 
 
 def is_open(dim: Any) -> bool:

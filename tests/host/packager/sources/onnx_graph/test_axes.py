@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper, parser
 pytest.importorskip("onnxruntime")
 
 from edgert.errors import SourceInvalid
-from edgert_deploy.packager.sources.onnx_graph.axes import move_input_batches, set_lengths
+from edgert_deploy.packager.sources.onnx_graph.axes import drop_unread_inputs, move_input_batches, set_lengths
 from edgert_deploy.packager.sources.onnx_model import examine
 
 CAMERA = "agraph (float[batch, 3, height, width] images) => (float[batch, 3, h, w] out) { out = Relu(images) }"
@@ -206,3 +206,22 @@ def test_an_input_without_axes_becomes_a_constant_of_its_own_type() -> None:
     assert [spec["name"] for spec in answer["inputs"]] == ["x"]
     (constant,) = onnx.load_from_string(data).graph.initializer
     assert (constant.name, constant.data_type, onnx.numpy_helper.to_array(constant).item()) == ("rate", 7, 16000)
+
+
+def test_an_input_that_no_operator_reads_is_left_out() -> None:
+    """OpenVINO and TensorRT drop it, and then refuse its values."""
+    answer, data = examined("agraph (float[N, 4] x, float[M, length] types) => (float[N, 4] out) { out = Relu(x) }")
+    assert [spec["name"] for spec in answer["inputs"]] == ["x"]
+    assert "no operator reads input 'types'" in "; ".join(answer["remarks"])
+    assert answer["unread"] == ["types"]
+    assert [value.name for value in onnx.ModelProto.FromString(data).graph.input] == ["x"]
+
+
+def test_an_input_that_a_branch_or_an_output_reads_is_kept() -> None:
+    text = """
+        agraph (bool[1] c, float[1, 4] x, float[1, 4] y, float[1, 4] z) => (float[1, 4] out, float[1, 4] z)
+        { out = If <then_branch = a () => (float[1, 4] t) { t = Relu(x) }, else_branch = b () => (float[1, 4] e) { e = Neg(y) }> (c) }
+    """
+    proto = helper.make_model(parser.parse_graph(text), opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    assert drop_unread_inputs(proto) == []
+    assert [value.name for value in proto.graph.input] == ["c", "x", "y", "z"]
