@@ -25,7 +25,7 @@ from edgert.errors import ConfigInvalid, SourceInvalid
 from edgert_deploy.packager.accuracy.artifact_runs import reference_outputs
 from edgert_deploy.packager.samples.samples import CalibrationSet, load_samples
 from edgert_deploy.packager.sources.formats.convert import Conversion, digest_and_size, framework_of, read_inputs
-from edgert_deploy.packager.sources.formats.converters.from_keras import keep_constants, replace_erfc
+from edgert_deploy.packager.sources.formats.converters.from_keras import keep_constants, reason_of, replace_erfc
 from edgert_deploy.packager.sources.formats.kept_conversions import FILES_MAX, KeptConversions
 from edgert_deploy.packager.sources.source_model import load_source
 from tests.support import models
@@ -175,6 +175,14 @@ normalization.adapt(x * [1, 10, 100] + 5)
 adapted = keras.Sequential([keras.Input((16, 16, 3), name="x"), normalization, keras.layers.Flatten(), keras.layers.Dense(5)])
 adapted.save("adapted.keras"); adapted.export("adapted", verbose=False)
 numpy.save("n.npy", adapted(x).numpy())
+class Scale(keras.layers.Layer):
+    def build(self, shape):
+        self.scale = self.add_weight(shape=(shape[-1],), initializer="random_normal")
+    def call(self, x):
+        return x * self.scale
+own = keras.Sequential([keras.Input((16, 16, 3), name="x"), Scale(), keras.layers.Flatten(), keras.layers.Dense(5)])
+own.save("own.keras"); own.export("own", verbose=False)
+numpy.save("o.npy", own(x).numpy())
 steps = keras.Input((None, 4), name="steps")
 keras.Model(steps, keras.layers.Conv1D(2, 3, padding="same")(steps)).save("open.keras")
 image = keras.Input((None, None, 3), name="image")
@@ -267,6 +275,19 @@ def test_values_that_tensorflow_captured_are_constants_and_no_inputs(tmp_path: P
     assert [spec.name for spec in source.inputs] == ["x"]
     samples = CalibrationSet({"x": models.random(12, 4, seed=1)}, None)
     np.testing.assert_allclose(reference_outputs(source, samples)[0], samples.inputs["x"] - mean, atol=1e-6)
+
+
+def test_a_class_of_the_users_own_is_named_with_the_way_round(keras_models: tuple[str, Path]) -> None:
+    python, folder = keras_models
+    with pytest.raises(SourceInvalid, match=r"Scale is not a part of Keras.*model\.export\('folder'\)"):
+        load_source(folder / "own.keras", Conversion(python))
+    check_answers(folder / "own", Conversion(python), "o.npy")
+
+
+def test_the_reason_of_a_failed_conversion_is_short() -> None:
+    message = "<class 'Sequential'> could not be deserialized. config={} Exception encountered: Could not locate class 'Scale'. "
+    assert reason_of(TypeError(message)).startswith("Scale is not a part of Keras")
+    assert reason_of(ValueError("one\ntwo " + 400 * "x")) == "ValueError: " + 300 * "x"
 
 
 def test_tensorflows_erfc_is_written_with_onnxs_operators(tmp_path: Path) -> None:

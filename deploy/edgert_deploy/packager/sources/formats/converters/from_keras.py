@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from typing import Any
 
@@ -33,16 +34,28 @@ def main() -> int:
         proto, _ = tf2onnx.convert.from_function(function, input_signature=signature, opset=OPSET)
         # The same function as tf2onnx traced, as the signature is the same.
         captures = function.get_concrete_function(*signature).graph.captures
-        keep_constants(proto.graph, {inner.name: outer for outer, inner in captures})
+        values = [(outer, inner) for outer, inner in captures if outer.dtype != tensorflow.resource]
+        keep_constants(proto.graph, {inner.name: outer for outer, inner in values})
         replace_erfc(proto.graph)
         _name_outputs(proto.graph, outputs)
     except Exception as error:  # noqa: BLE001 - two frameworks raise any class
-        print(f"{type(error).__name__}: {' '.join(str(error).split())[-300:]}{_advice(signature)}", file=sys.stderr)
+        print(f"{reason_of(error)}{_advice(signature)}", file=sys.stderr)
         return 3
     del kept
     with open(request["out"], "wb") as file:
         file.write(proto.SerializeToString(deterministic=True))
     return 0
+
+
+def reason_of(error: Exception) -> str:
+    """Return on one line what is wrong, for a class of the user's own also what to do."""
+    text = " ".join(str(error).split())
+    if own := re.search(r"Could not locate (?:class|function) '([^']{1,80})'", text):
+        return (
+            f"{own[1]} is not a part of Keras, and its code is not in the file. Save the model with model.export('folder'), "
+            "which needs no code, and build that folder"
+        )
+    return f"{type(error).__name__}: {text[-300:]}"
 
 
 def _advice(signature: list[Any]) -> str:
