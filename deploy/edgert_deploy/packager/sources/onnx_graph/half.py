@@ -1,6 +1,6 @@
-"""Widens FP16 models to FP32: no builder quantizes FP16, and TFLite reads none.
+"""Widens FP16 and BF16 models to FP32.
 
-Every value of FP16 is one of FP32, so the weights stay what they are. `--precision fp16` halves them again.
+No builder quantizes them, TFLite reads none, and OpenVINO misreads weights in BF16. Every value of FP16 and BF16 is one of FP32, so the weights stay what they are. `--precision fp16` halves them again.
 """
 
 from __future__ import annotations
@@ -16,31 +16,37 @@ TYPE_ATTRIBUTES = (
 
 
 def widen_half(proto: Any) -> tuple[str, ...]:
-    """Make all FP16 of a ModelProto FP32; return a remark, and one for each input and output."""
+    """Make all FP16 and BF16 of a ModelProto FP32; return a remark, and one for each input and output."""
     import numpy as np
     from onnx import TensorProto, numpy_helper
 
-    half = [tensor for tensor in tensors(proto) if tensor.data_type == TensorProto.FLOAT16]
+    half = [tensor for tensor in tensors(proto) if tensor.data_type in _halves()]
     outer = [value for value in (*proto.graph.input, *proto.graph.output) if _is_half(value)]
     if not half and not outer:
         return ()
+    given = [*(tensor.data_type for tensor in half), *(value.type.tensor_type.elem_type for value in outer)]
+    kind = "FP16" if TensorProto.FLOAT16 in given else "BF16"
     for tensor in half:
         name = tensor.name
         tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float32), name))
     for graph in (proto.graph, *proto.functions):
         for node in nodes_of(graph):
             for attribute in node.attribute:
-                if attribute.name in TYPE_ATTRIBUTES and attribute.i == TensorProto.FLOAT16:
+                if attribute.name in TYPE_ATTRIBUTES and attribute.i in _halves():
                     attribute.i = TensorProto.FLOAT
     for graph in graphs_of(proto.graph):
         for value in (*graph.input, *graph.output, *graph.value_info):
             if _is_half(value):
                 value.type.tensor_type.elem_type = TensorProto.FLOAT
-    remarks = ["the model computes in FP16; it is built from the same weights in FP32"]
-    return (*remarks, *(f"{value.name!r} is FP32, not FP16: send and read it as float32" for value in outer))
+    remarks = [f"the model computes in {kind}; it is built from the same weights in FP32"]
+    return (*remarks, *(f"{value.name!r} is FP32, not {kind}: send and read it as float32" for value in outer))
+
+
+def _halves() -> tuple[int, int]:
+    from onnx import TensorProto
+
+    return TensorProto.FLOAT16, TensorProto.BFLOAT16
 
 
 def _is_half(value: Any) -> bool:
-    from onnx import TensorProto
-
-    return bool(value.type.tensor_type.elem_type == TensorProto.FLOAT16)
+    return value.type.tensor_type.elem_type in _halves()
