@@ -378,9 +378,8 @@ class Connection:
             return _UnsupportedProtocol(f"the broker {address} refused the protocol version: {reason}")
         if reason.getName() in ("Bad user name or password", "Not authorized"):
             who = f"as {user!r}" if user else "without a user name"
-            return BrokerRefused(
-                f"the broker {address} refused the login {who}: {reason}; check the user name and the password file"
-            )
+            advice = "check the user name and the password file" if user else "give a user name and a password file"
+            return BrokerRefused(f"the broker {address} refused the login {who}: {reason}; {advice}")
         advice = _ALLOW.get(reason.getName(), "look at the broker's log and its limits")
         return BrokerRefused(f"the broker {address} refused the connection: {reason}; {advice}")
 

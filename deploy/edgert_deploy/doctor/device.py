@@ -11,7 +11,7 @@ from pathlib import Path
 from edgert import __version__
 from edgert.checks.status import DeviceStatus
 from edgert.errors import ConfigInvalid, DeviceError, DeviceUnreachable, EdgeRTError, HostKeyMismatch, LoginRefused
-from edgert.telemetry.link import CONNECTED
+from edgert.telemetry.link import CONNECTED, REFUSED
 from edgert_deploy.devices.facts import MachineFacts, local_facts, misfits, probe
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.profiles import DeviceProfile, load_profile
@@ -316,9 +316,10 @@ def _telemetry(report: _Report, status: DeviceStatus) -> None:
         report.ok("telemetry", f"{link.text}; {waiting}")
     else:
         text = f"{telemetry.broker}: {link.text or 'never connected'}; {waiting}"
-        report.warn(
-            "telemetry", text, f"edgert logs {name} --since 1h; another broker: edgert bootstrap {name} --broker HOST"
-        )
+        login = "--mqtt-username USER --mqtt-password-file FILE"
+        other = f"another login: edgert bootstrap {name} {login}" if link.state == REFUSED else ""
+        other = other or f"another broker: edgert bootstrap {name} --broker HOST"
+        report.warn("telemetry", text, f"edgert logs {name} --since 1h; {other}")
 
 
 def _models(report: _Report, status: DeviceStatus) -> None:

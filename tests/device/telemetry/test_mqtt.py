@@ -37,6 +37,11 @@ def test_a_wrong_password_is_refused_with_the_next_step(tmp_path: Path, secured:
         Connection(replace(secured.settings, password_file=str(wrong))).open()
 
 
+def test_a_login_without_a_user_name_is_told_to_give_one(secured: Broker) -> None:
+    with pytest.raises(BrokerRefused, match=r"without a user name.*give a user name and a password file"):
+        Connection(replace(secured.settings, username="", password_file="")).open()
+
+
 def test_a_certificate_of_an_unknown_authority_is_refused(secured: Broker) -> None:
     with pytest.raises(BrokerTlsFailed, match="not trusted"):
         Connection(replace(secured.settings, ca="")).open()

@@ -120,6 +120,7 @@ def test_a_broker_that_refuses_the_reports_is_no_good_telemetry(inventory: Inven
         found = check_device(as_known(device), {})
     assert levels(found, "telemetry") == [WARN]
     assert "let this user write" in text_of(found, "telemetry")
+    assert "edgert bootstrap d-test --mqtt-username USER" in text_of(found, "telemetry")
 
 
 def test_a_registry_that_a_follower_cannot_ask_is_named(inventory: Inventory) -> None:
