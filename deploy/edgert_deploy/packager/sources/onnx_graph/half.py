@@ -1,6 +1,7 @@
 """Widens FP16 and BF16 models to FP32.
 
-No builder quantizes them, TFLite reads none, and OpenVINO misreads weights in BF16. Every value of FP16 and BF16 is one of FP32, so the weights stay what they are. `--precision fp16` halves them again.
+No builder quantizes them, TFLite reads none, and OpenVINO misreads weights in BF16. Every value of FP16 and BF16 is one
+of FP32, so the weights stay what they are. `--precision fp16` halves them again.
 """
 
 from __future__ import annotations
