@@ -48,11 +48,11 @@ from bench.support.processes import processes
 from bench.support.tables import emit
 from edgert import Client
 from edgert.bundle.signing import new_key
-from edgert.config import StateDir
 from edgert.daemon.workers.fork_server import Process, WorkerStarter, start_alone
 from edgert.daemon.workers.worker_process import WorkerProcess
 from edgert.errors import Unavailable
 from edgert.machine import process_mb
+from edgert.state_dir import StateDir
 from edgert.versions.slot_store import SlotStore
 from edgert.worker_link import link
 from edgert.worker_link.load_order import LoadOrder

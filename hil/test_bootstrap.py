@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from edgert.config import StateDir
 from edgert.errors import EdgeRTError
 from edgert.protocol import control
+from edgert.state_dir import StateDir
 from hil.support import rootfs
 from hil.support.containers import Container, running_container
 from hil.support.dut import Dut, reached

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import pytest
 
 from edgert.checks.channel_status import ChannelStatus, read_channel_status
-from edgert.config import StateDir, read_config
+from edgert.config import read_config
+from edgert.state_dir import StateDir
 from edgert.versions.slot_store import SlotStore
 from edgert.versions.slots import SlotState
 from hil.support.containers import Container, running_container

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from edgert.config import StateDir
 from edgert.errors import DeviceError, EdgeRTError
 from edgert.protocol import control
+from edgert.state_dir import StateDir
 from edgert.telemetry.messages import MetricsMessage, Topic
 from edgert_deploy.fleet.listener import FleetListener
 from edgert_deploy.fleet.reports import EventMessage

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edgert.config import StateDir, read_config
+from edgert.config import read_config
 from edgert.engines import EngineOptions, LocalArtifact, Session, engine_by_name
+from edgert.state_dir import StateDir
 from edgert.versions.installed import load_live
 from edgert.versions.slot_store import SlotStore
 

@@ -18,9 +18,10 @@ from edgert import machine as host
 from edgert.checks.bench import machine
 from edgert.checks.golden_client import GoldenClient
 from edgert.checks.status import ServingStatus, ask_daemon
-from edgert.config import DeviceConfig, StateDir
+from edgert.config import DeviceConfig
 from edgert.errors import EdgeRTError
 from edgert.printable import counted
+from edgert.state_dir import StateDir
 from edgert.versions.installed import InstalledVersion, load_live
 from edgert.versions.slot_store import SlotStore
 

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from edgert.config import DeviceConfig, StateDir
+from edgert.config import DeviceConfig
 from edgert.durable import replace_file
+from edgert.state_dir import StateDir
 from edgert.typed_json import json_bytes, read_json
 
 STALE = "channel_stale"  # the alarm

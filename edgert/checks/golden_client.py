@@ -13,8 +13,9 @@ from typing import Any
 from edgert.checks import golden_samples as golden
 from edgert.checks.golden_samples import Arrays
 from edgert.client.blocking import Client
-from edgert.config import DeviceConfig, StateDir
+from edgert.config import DeviceConfig
 from edgert.errors import EdgeRTError
+from edgert.state_dir import StateDir
 from edgert.versions.installed import InstalledVersion
 
 ASK_S_MAX = 60.0  # the longest wait for the answer to one golden sample
@@ -33,7 +34,7 @@ class GoldenClient:
         )
         if manifest.golden_raw:
             self._inputs = list(manifest.sent_inputs)
-        self._client = Client(state.socket(config), timeout_s=ASK_S_MAX, probe=True)
+        self._client = Client(state.socket(config.socket), timeout_s=ASK_S_MAX, probe=True)
 
     def __enter__(self) -> GoldenClient:
         return self

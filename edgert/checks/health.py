@@ -8,8 +8,9 @@ from typing import Any
 
 from edgert.checks import golden_samples as golden
 from edgert.checks.golden_client import GoldenClient
-from edgert.config import DeviceConfig, StateDir
+from edgert.config import DeviceConfig
 from edgert.errors import HealthCheckFailed
+from edgert.state_dir import StateDir
 from edgert.versions.installed import load_live
 from edgert.versions.slot_store import SlotStore
 

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 from edgert.checks.golden_samples import load_checked
-from edgert.config import DeviceConfig, StateDir
+from edgert.config import DeviceConfig
 from edgert.engines import EngineOptions, engine_by_name
 from edgert.processing.preprocessors import preprocessor
+from edgert.state_dir import StateDir
 from edgert.versions.installed import first_working, load_live, read_file
 from edgert.versions.slot_store import SlotStore
 

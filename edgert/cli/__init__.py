@@ -11,7 +11,7 @@ import click
 from edgert import __version__
 from edgert.cli.command import LazyGroup, main_with_errors
 from edgert.cli.owner import act_as_owner
-from edgert.config import StateDir, default_state_dir
+from edgert.state_dir import StateDir, default_state_dir
 
 # name -> ("module:attribute", the line that --help shows; "": hidden, as only programs call it)
 COMMANDS = {

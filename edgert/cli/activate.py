@@ -9,7 +9,8 @@ from edgert.cli.claim import claim_option
 from edgert.cli.number import Number
 from edgert.cli.output import emit, json_option, progress
 from edgert.cli.slot_commands import follow, store_of
-from edgert.config import StateDir, read_config
+from edgert.config import read_config
+from edgert.state_dir import StateDir
 from edgert.versions.claims import under_claim
 from edgert.versions.trial_limits import LIMIT_NAMES, WATCH_S, TrialLimits, parse_limits
 

@@ -10,9 +10,10 @@ import click
 from edgert.cli.number import Number
 from edgert.cli.output import emit, json_option, progress
 from edgert.cli.slot_commands import store_of
-from edgert.config import StateDir, read_config
+from edgert.config import read_config
 from edgert.errors import TransitionRefused
 from edgert.printable import counted
+from edgert.state_dir import StateDir
 from edgert.versions.claims import claiming
 from edgert.versions.installed import load_live
 from edgert.versions.slot_store import SlotStore

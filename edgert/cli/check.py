@@ -9,10 +9,11 @@ import click
 from edgert.cli.claim import claim_option
 from edgert.cli.output import emit, json_option
 from edgert.cli.slot_commands import store_of
-from edgert.config import StateDir, read_config
+from edgert.config import read_config
 from edgert.errors import EdgeRTError
 from edgert.printable import counted
 from edgert.protocol.control import ask
+from edgert.state_dir import StateDir
 from edgert.versions.claims import under_claim
 
 

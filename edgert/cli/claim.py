@@ -10,9 +10,10 @@ import click
 
 from edgert.cli.number import Number
 from edgert.cli.output import emit, json_option
-from edgert.config import StateDir, read_config
+from edgert.config import read_config
 from edgert.errors import EdgeRTError
 from edgert.names import check_model_name
+from edgert.state_dir import StateDir
 from edgert.versions.claims import LASTS_S_MAX, Claims
 
 F = TypeVar("F", bound=Callable[..., Any])

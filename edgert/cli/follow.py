@@ -10,9 +10,10 @@ import click
 
 from edgert.checks.channel_status import AGAIN
 from edgert.cli.output import emit, json_option
-from edgert.config import StateDir, read_config
+from edgert.config import read_config
 from edgert.environment import home_of
 from edgert.protocol.control import ask
+from edgert.state_dir import StateDir
 
 
 @click.command()

@@ -10,9 +10,10 @@ import click
 
 from edgert.bundle.delta import PATCH_BYTES_MAX, has_zstd
 from edgert.cli.output import emit, json_option
-from edgert.config import StateDir, read_config
+from edgert.config import read_config
 from edgert.machine import mem_available_bytes
 from edgert.names import check_model_name
+from edgert.state_dir import StateDir
 from edgert.versions.install import held_files
 
 # A file may take one part in so many of the free memory: a patch needs the old file, the window and buffers.

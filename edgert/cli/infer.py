@@ -7,7 +7,8 @@ from pathlib import Path
 import click
 
 from edgert.cli.output import emit, json_option
-from edgert.config import StateDir, read_config
+from edgert.config import read_config
+from edgert.state_dir import StateDir
 
 FILE = click.Path(dir_okay=False, path_type=Path)
 
@@ -38,7 +39,7 @@ def infer(state: StateDir, model: str, source: Path, out: Path | None, as_json: 
     from edgert.cli import tensor_files
 
     inputs = tensor_files.read_inputs(source)
-    with Client(state.socket(read_config(state))) as client:
+    with Client(state.socket(read_config(state).socket)) as client:
         labels = client.labels(model)
         outputs = client.infer(model, inputs)
     if out is not None:

@@ -8,7 +8,8 @@ import click
 
 from edgert.cli.claim import claim_option
 from edgert.cli.output import emit, json_option, progress
-from edgert.config import StateDir, read_config
+from edgert.config import read_config
+from edgert.state_dir import StateDir
 from edgert.versions.claims import under_claim
 
 

@@ -7,9 +7,10 @@ import os
 import click
 
 from edgert.cli.output import emit, json_option
-from edgert.config import StateDir, read_config
+from edgert.config import read_config
 from edgert.durable import storing, sync_folder
 from edgert.errors import ConfigInvalid, TransitionRefused
+from edgert.state_dir import StateDir
 from edgert.versions.trust import trusted_keys
 
 

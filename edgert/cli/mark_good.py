@@ -7,7 +7,7 @@ import click
 from edgert.cli.claim import claim_option
 from edgert.cli.output import emit, json_option
 from edgert.cli.slot_commands import follow, store_of
-from edgert.config import StateDir
+from edgert.state_dir import StateDir
 from edgert.versions.claims import under_claim
 
 

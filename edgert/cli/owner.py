@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import pwd
 
-from edgert.config import StateDir
 from edgert.errors import DeviceError
+from edgert.state_dir import StateDir
 
 
 def act_as_owner(state: StateDir, *, of_keys: bool = False) -> None:

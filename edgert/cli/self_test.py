@@ -8,7 +8,8 @@ import click
 
 from edgert import __version__
 from edgert.cli.output import emit, json_option, progress
-from edgert.config import StateDir, read_config
+from edgert.config import read_config
+from edgert.state_dir import StateDir
 from edgert.versions.slot_store import SlotStore
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from edgert.config import StateDir
+from edgert.state_dir import StateDir
 
 
 @click.command()

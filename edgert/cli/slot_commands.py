@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from edgert.cli.output import progress
-from edgert.config import StateDir, check_is_device
+from edgert.config import check_is_device
 from edgert.errors import DaemonEnded, DaemonUnreachable, ModelNotFound
 from edgert.protocol.control import SYNC_S_MAX, ask
+from edgert.state_dir import StateDir
 from edgert.versions.slot_store import SlotStore
 
 

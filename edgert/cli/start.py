@@ -15,11 +15,12 @@ import click
 
 from edgert.checks.status import DaemonStatus, ask_daemon
 from edgert.cli.output import emit, json_option, progress
-from edgert.config import StateDir, read_config
+from edgert.config import read_config
 from edgert.daemon.monitor import LOG_BYTES_MAX, has_lost_its_monitor, monitor_of, signal_monitor
 from edgert.daemon.system.service_manager import manager_of
 from edgert.durable import storing
 from edgert.errors import DaemonUnreachable, DeviceError
+from edgert.state_dir import StateDir
 
 START_S_MAX = 30.0
 
@@ -49,8 +50,8 @@ def start(state: StateDir, as_json: bool) -> None:
             _start_monitor(state, log, "--adopt", str(running.pid))
         progress("the monitor that restarts the daemon was killed; a new one has adopted the daemon")
     emit(
-        {"pid": running.pid, "socket": os.fspath(state.socket(config))},
-        f"edgertd runs (pid {running.pid}) and listens on {state.socket(config)}",
+        {"pid": running.pid, "socket": os.fspath(state.socket(config.socket))},
+        f"edgertd runs (pid {running.pid}) and listens on {state.socket(config.socket)}",
         as_json,
     )
 

@@ -27,12 +27,13 @@ from edgert.checks.status import (
     ask_daemon,
 )
 from edgert.cli.output import emit, json_option
-from edgert.config import DeviceConfig, StateDir, read_config
+from edgert.config import DeviceConfig, read_config
 from edgert.engines.present import engine_versions
 from edgert.errors import ConfigInvalid, DaemonUnreachable, EdgeRTError, StorageFailed
 from edgert.extras import has_tokenizers
 from edgert.machine import temp_c
 from edgert.printable import counted, endpoint
+from edgert.state_dir import StateDir
 from edgert.telemetry.link import read_link
 from edgert.telemetry.spool import Spool, SpoolStats
 from edgert.versions.boot_clock import BootClock
@@ -73,7 +74,7 @@ def device_status(state: StateDir, config: DeviceConfig) -> DeviceStatus:
         device=config.device,
         site=config.site,
         profile=config.profile,
-        socket=os.fspath(state.socket(config)),
+        socket=os.fspath(state.socket(config.socket)),
         boot_id=BootClock().boot_id,
         daemon=DaemonState(False) if daemon is None else DaemonState(True, daemon.pid, daemon.memory, daemon.read_only),
         temp_c=temp_c(),

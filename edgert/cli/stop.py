@@ -9,12 +9,13 @@ from pathlib import Path
 import click
 
 from edgert.cli.output import emit, json_option, progress
-from edgert.config import StateDir, check_is_device
+from edgert.config import check_is_device
 from edgert.daemon.monitor import monitor_of, signal_monitor
 from edgert.daemon.system.service_manager import manager_of
 from edgert.durable import locked
 from edgert.errors import DaemonUnreachable, DeviceError
 from edgert.protocol.control import ask
+from edgert.state_dir import StateDir
 
 STOP_S_MAX = 30.0
 

@@ -14,8 +14,8 @@ import click
 
 from edgert.checks.status import DaemonStatus, ServingStatus, ask_daemon
 from edgert.cli.number import Number
-from edgert.config import StateDir
 from edgert.printable import counted, printable
+from edgert.state_dir import StateDir
 from edgert.typed_json import FLAT, to_json
 
 CLEAR = "\x1b[H\x1b[J"  # cursor home, erase below

@@ -12,8 +12,8 @@ from edgert.cli.claim import claim_option
 from edgert.cli.number import Number
 from edgert.cli.output import emit, json_option
 from edgert.cli.slot_commands import store_of
-from edgert.config import StateDir
 from edgert.errors import DaemonUnreachable, EdgeRTError, RolledBack
+from edgert.state_dir import StateDir
 from edgert.typed_json import to_json
 from edgert.versions.claims import under_claim
 from edgert.versions.slot_store import SlotStore

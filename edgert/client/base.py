@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
-from edgert.config import default_socket
 from edgert.errors import RequestError
 from edgert.protocol import wire
+from edgert.state_dir import default_socket
 
 IDLE_CONNECTIONS_MAX = 32
 TRANSPORTS = ("auto", "socket")

@@ -13,10 +13,11 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from edgert.config import DeviceConfig, StateDir
+from edgert.config import DeviceConfig
 from edgert.environment import RUNTIME, release_in_use
 from edgert.errors import EdgeRTError
 from edgert.log import log
+from edgert.state_dir import StateDir
 from edgert.versions.slot_store import SlotStore
 
 if TYPE_CHECKING:

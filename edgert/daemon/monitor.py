@@ -103,7 +103,7 @@ class Monitor:
         while _was_monitored(daemon):
             time.sleep(ADOPTED_S)
         self._adopted = None
-        from edgert.config import StateDir  # rarely needed, and half of the monitor's imports
+        from edgert.state_dir import StateDir  # rarely needed, and half of the monitor's imports
 
         return self._ending or not StateDir(Path(self._state)).control_socket.exists()
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from edgert import __version__
 from edgert.checks.channel_status import STALE, ChannelEvent, read_channel_status
-from edgert.config import DeviceConfig, StateDir, read_config
+from edgert.config import DeviceConfig, read_config
 from edgert.daemon.device_reporter import DeviceReporter
 from edgert.daemon.memory.load_turns import LoadTurns
 from edgert.daemon.memory.memory_budget import MemoryBudget
@@ -43,6 +43,7 @@ from edgert.log import log
 from edgert.protocol import wire
 from edgert.protocol.control import answer_of, error_answer
 from edgert.protocol.listening import listening
+from edgert.state_dir import StateDir
 from edgert.typed_json import from_json, to_json
 from edgert.versions import latest_time
 from edgert.versions.latest_time import LatestTime
@@ -372,7 +373,7 @@ class Supervisor:
                 log(f"{self._state.root} is read-only: what is live is served, and every change is refused")
         except OSError as error:
             raise StorageFailed(f"no place for the sockets: {error}") from error
-        return (self._state.socket(self._config) if self._config.socket else apps), control
+        return (self._state.socket(self._config.socket) if self._config.socket else apps), control
 
     def _handle_signals(self, stack: contextlib.ExitStack) -> None:
         reader, writer = socket.socketpair()

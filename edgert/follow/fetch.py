@@ -19,12 +19,13 @@ from edgert.bundle.envelope import parse_envelope
 from edgert.bundle.expiry import check_expiry
 from edgert.bundle.manifest import FileEntry, Manifest
 from edgert.bundle.signing import PublicKey
-from edgert.config import DeviceConfig, StateDir
+from edgert.config import DeviceConfig
 from edgert.durable import replacing, sha256_of, storing
 from edgert.errors import BundleError, ChannelMismatch, ReleaseTooOld, StorageFailed
 from edgert.follow.pace import Pace
 from edgert.registry.artifacts import file_blob
 from edgert.registry.client import Blob, Registry
+from edgert.state_dir import StateDir
 from edgert.versions.install import SPARE_BYTES, fetched_path, held_files
 from edgert.versions.slots import SlotState
 

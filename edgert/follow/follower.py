@@ -27,7 +27,7 @@ from edgert.checks.channel_status import (
     read_channel_status,
     write_channel_status,
 )
-from edgert.config import LOGIN_CREDENTIAL, DeviceConfig, StateDir, credential
+from edgert.config import LOGIN_CREDENTIAL, DeviceConfig, credential
 from edgert.durable import locked, make_private, storing
 from edgert.environment import RUNTIME, trial_of
 from edgert.errors import (
@@ -54,6 +54,7 @@ from edgert.registry.address import parse_repository
 from edgert.registry.artifacts import read_channel
 from edgert.registry.client import Registry
 from edgert.registry.login import read_credentials
+from edgert.state_dir import StateDir
 from edgert.typed_json import to_json
 from edgert.versions.latest_time import LatestTime
 from edgert.versions.slot_store import SlotStore

@@ -18,9 +18,9 @@ from pathlib import Path
 
 from edgert.bundle.channel import Entry, Statement, read_statement
 from edgert.bundle.signing import PublicKey
-from edgert.config import StateDir
 from edgert.durable import make_private, replace_file, storing
 from edgert.errors import EdgeRTError
+from edgert.state_dir import StateDir
 from edgert.typed_json import json_bytes, read_json
 from edgert.versions.slots import REASON_LENGTH_MAX
 

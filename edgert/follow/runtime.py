@@ -29,7 +29,7 @@ from edgert.bundle.channel import Entry
 from edgert.bundle.runtime_release import RuntimeTarget, Wheel, read_runtime
 from edgert.bundle.signing import PublicKey
 from edgert.checks.status import WILL_SERVE, ask_daemon
-from edgert.config import UNIT, DeviceConfig, StateDir
+from edgert.config import UNIT, DeviceConfig
 from edgert.durable import locked, store_file, storing
 from edgert.environment import (
     INSTALLED_FACTOR,
@@ -60,6 +60,7 @@ from edgert.follow.pace import Pace
 from edgert.follow.record import RecordStore, Tried
 from edgert.registry.artifacts import file_blob
 from edgert.registry.client import Blob, Registry
+from edgert.state_dir import StateDir
 from edgert.versions.boot_clock import BootClock
 from edgert.versions.claims import Claims
 from edgert.versions.install import fetched_path

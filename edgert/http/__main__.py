@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edgert import Client
-from edgert.config import StateDir, read_config
+from edgert.config import read_config
 from edgert.errors import ConfigInvalid, EdgeRTError
 from edgert.http.address import listening, parse_address
 from edgert.http.endpoints import Endpoints
@@ -19,6 +19,7 @@ from edgert.http.limits import SPARE_PLACES, STOP_S_MAX, Limits
 from edgert.http.request_parser import check_installed
 from edgert.http.server import HttpServer
 from edgert.log import log
+from edgert.state_dir import StateDir
 from edgert.stop import stop_with_supervisor_or_signal
 from edgert.threads import STACK_BYTES
 
@@ -45,7 +46,7 @@ def serve(state: StateDir) -> None:
     address = parse_address(config.http.listen, allow_remote=config.http.allow_remote)
     if not 0 < config.http.connections_max <= 4096 or not 0 < config.http.timeout_s <= 3600:
         raise ConfigInvalid("[http] connections_max must be 1 to 4096, timeout_s above 0 and at most 3600")
-    with Client(state.socket(config), timeout_s=config.http.timeout_s) as client:
+    with Client(state.socket(config.socket), timeout_s=config.http.timeout_s) as client:
         endpoints = Endpoints(
             client,
             state.control_socket,

@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgert.config import SOCKET_PATH_BYTES_MAX
 from edgert.errors import ConfigInvalid
 from edgert.printable import endpoint
 from edgert.protocol import listening as unix_socket
+from edgert.state_dir import SOCKET_PATH_BYTES_MAX
 
 BACKLOG = 128
 

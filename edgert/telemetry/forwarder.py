@@ -23,11 +23,12 @@ from pathlib import Path
 from edgert import __version__
 from edgert import machine as host
 from edgert.backoff import Backoff, doubling
-from edgert.config import PASSWORD_CREDENTIAL, DeviceConfig, StateDir, credential, read_config
+from edgert.config import PASSWORD_CREDENTIAL, DeviceConfig, credential, read_config
 from edgert.errors import EdgeRTError, StorageFailed
 from edgert.log import log
 from edgert.names import checked_id
 from edgert.protocol.control import ask
+from edgert.state_dir import StateDir
 from edgert.stop import Stop, stop_with_supervisor_or_signal
 from edgert.telemetry import messages
 from edgert.telemetry.held_back import HeldBack

@@ -20,9 +20,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from edgert.config import StateDir, read_config
+from edgert.config import read_config
 from edgert.durable import locked, make_private, replace_file, storing
 from edgert.errors import DeployUnderWay, EdgeRTError, StorageFailed
+from edgert.state_dir import StateDir
 from edgert.typed_json import json_bytes, read_json
 from edgert.versions.boot_clock import BootClock
 

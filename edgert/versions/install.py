@@ -12,7 +12,7 @@ from edgert.bundle.delta import Delta, open_delivery
 from edgert.bundle.envelope import ENVELOPE_NAME, parse_envelope
 from edgert.bundle.expiry import check_expiry, expiry_time
 from edgert.bundle.manifest import FileEntry, Manifest
-from edgert.config import DeviceConfig, StateDir
+from edgert.config import DeviceConfig
 from edgert.durable import storing, sync_file
 from edgert.engines import EngineOptions, prepare
 from edgert.errors import (
@@ -26,6 +26,7 @@ from edgert.errors import (
     TransitionRefused,
 )
 from edgert.extras import check_tokenizers
+from edgert.state_dir import StateDir
 from edgert.versions.installed import InstalledVersion, load_version
 from edgert.versions.latest_time import LatestTime
 from edgert.versions.slot_store import STAGE_NAME, SlotStore

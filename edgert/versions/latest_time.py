@@ -14,9 +14,9 @@ from collections.abc import Callable
 
 from edgert import machine as host
 from edgert.bundle.expiry import expiry_time, time_text
-from edgert.config import StateDir
 from edgert.durable import store_file
 from edgert.errors import StorageFailed
+from edgert.state_dir import StateDir
 
 KEPT_S = 86400.0  # an earlier time than this after the one that is kept is not worth a write
 CHECK_S = 3600.0

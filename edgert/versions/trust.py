@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from edgert.bundle.signing import Keyring, read_keyring
-from edgert.config import StateDir
 from edgert.durable import store_file
 from edgert.errors import StorageFailed
+from edgert.state_dir import StateDir
 
 KEYS_MAX = 1024
 

@@ -24,11 +24,12 @@ import numpy as np
 from edgert.checks import golden_samples as golden
 from edgert.checks.golden_client import GoldenClient
 from edgert.checks.status import LoadedStatus, WorkerFigures
-from edgert.config import DeviceConfig, StateDir, read_config
+from edgert.config import DeviceConfig, read_config
 from edgert.errors import EdgeRTError, Moved, ShuttingDown
 from edgert.log import log
 from edgert.machine import prefer_for_oom
 from edgert.protocol import wire
+from edgert.state_dir import StateDir
 from edgert.telemetry.alarms import Alarms
 from edgert.telemetry.messages import Topics, release_id
 from edgert.telemetry.recorder import WindowRecorder

@@ -27,9 +27,10 @@ import numpy as np
 from edgert import Client
 from edgert.bundle.signing import read_signing_key
 from edgert.cli.owner import act_as_owner
-from edgert.config import FollowConfig, StateDir, read_config
+from edgert.config import FollowConfig, read_config
 from edgert.errors import EdgeRTError
 from edgert.protocol.control import ask
+from edgert.state_dir import StateDir
 from edgert.tensors import InferResponse
 from edgert.versions.boot_clock import BOOT_ID_VARIABLE
 from edgert.versions.install import install

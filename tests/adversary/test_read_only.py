@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from edgert import Client
-from edgert.config import SYSTEM_SOCKET, StateDir, read_config
+from edgert.config import read_config
 from edgert.daemon.system.resources import sole_daemon
 from edgert.errors import DeviceError
+from edgert.state_dir import SYSTEM_SOCKET, StateDir
 from edgert_deploy.bootstrap.uninstall import uninstall
 from edgert_deploy.devices.inventory import Device as LocalDevice
 from edgert_deploy.devices.logs import LogRequest, read_log
@@ -77,4 +78,4 @@ def test_an_uninstallation_leaves_what_other_daemons_keep_in_memory(tmp_path: Pa
 
 
 def a_client_of(device: Device) -> Client:
-    return Client(device.state.socket(read_config(device.state)), timeout_s=20.0)
+    return Client(device.state.socket(read_config(device.state).socket), timeout_s=20.0)

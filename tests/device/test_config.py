@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
-from edgert.config import (
-    SOCKET_PATH_BYTES_MAX,
-    SYSTEM_SOCKET,
-    DeviceConfig,
-    StateDir,
-    default_socket,
-    parse_config,
-    read_config,
-)
+from edgert.config import parse_config, read_config
 from edgert.errors import ConfigInvalid
+from edgert.state_dir import StateDir
 from edgert.toml_file import read_toml
-from tests.support.accounts import as_nobody
 
 BASE = 'device = "pi-07"\nprofile = "raspberry-pi-5"\n'
 
@@ -74,27 +65,3 @@ def test_a_wrong_value_is_named(text: str, error: str) -> None:
 def test_a_missing_file_names_the_next_step(tmp_path: Path) -> None:
     with pytest.raises(ConfigInvalid, match="run edgert bootstrap"):
         read_config(StateDir(tmp_path))
-
-
-def test_a_socket_path_that_is_too_long_is_refused(tmp_path: Path) -> None:
-    config = DeviceConfig("d", "p")
-    assert StateDir(tmp_path).socket(config) == tmp_path / "edgert.sock"
-    with pytest.raises(ConfigInvalid, match="set a shorter `socket`"):
-        StateDir(Path("/" + "x" * SOCKET_PATH_BYTES_MAX)).socket(config)
-
-
-def test_the_environment_names_the_socket_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EDGERT_STATE", str(tmp_path))
-    (tmp_path / "edgert.sock").touch()
-    monkeypatch.delenv("EDGERT_SOCKET", raising=False)
-    assert default_socket() == tmp_path / "edgert.sock"
-    monkeypatch.setenv("EDGERT_SOCKET", "/elsewhere")
-    assert default_socket() == Path("/elsewhere")
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
-def test_a_user_without_a_home_finds_the_socket_of_the_machine_and_names_a_state_folder() -> None:
-    assert as_nobody("from edgert.config import default_socket", "default_socket") == str(SYSTEM_SOCKET)
-    said = as_nobody("from edgert.config import default_state_dir", "default_state_dir")
-    assert said.startswith("ConfigInvalid: this user has no home folder")
-    assert said.endswith("Pass --state, or set HOME")

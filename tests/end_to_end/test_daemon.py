@@ -372,7 +372,7 @@ def test_a_foreign_file_at_the_socket_path_is_not_removed() -> None:
 def test_a_daemon_ends_when_its_state_folder_is_removed() -> None:
     """The daemon, which checks the folder every 30 s, has a clock 100 times faster, and is woken up."""
     program = (
-        "import sys, time; from pathlib import Path; from edgert.config import StateDir;"
+        "import sys, time; from pathlib import Path; from edgert.state_dir import StateDir;"
         "from edgert.daemon.supervisor import Supervisor;"
         "Supervisor(StateDir(Path(sys.argv[1])), lambda: 100 * time.monotonic()).run()"
     )

@@ -24,9 +24,10 @@ from edgert.checks.status import ask_daemon
 from edgert.cli.start import start_daemon
 from edgert.cli.status import device_status
 from edgert.cli.stop import stop_daemon
-from edgert.config import StateDir, read_config
+from edgert.config import read_config
 from edgert.errors import DaemonBusy, DaemonUnreachable
 from edgert.protocol.control import ask
+from edgert.state_dir import StateDir
 from edgert.versions.install import install
 from edgert.versions.slot_store import SlotStore
 from tests.support.bundles import make_null_bundle

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from edgert.bundle.signing import SigningKey
-from edgert.config import StateDir, read_config
+from edgert.config import read_config
+from edgert.state_dir import StateDir
 from edgert.versions.install import install
 from edgert.versions.slot_store import SlotStore
 from tests.support.bundles import make_null_bundle

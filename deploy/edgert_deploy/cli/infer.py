@@ -14,8 +14,8 @@ from edgert import Client
 from edgert.cli.output import emit, json_option
 from edgert.cli.tensor_files import Arrays, as_text, class_names, read_inputs, write_outputs
 from edgert.cli.tensor_files import as_json as described
-from edgert.config import default_socket
 from edgert.errors import DaemonUnreachable, DeviceError, EdgeRTError
+from edgert.state_dir import default_socket
 from edgert_deploy.cli.shared.options import device_argument, inventory_option
 from edgert_deploy.cli.shared.types import FILE, ModelName
 from edgert_deploy.devices.inventory import Device, Inventory

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgert.config import SOCKET_PATH_BYTES_MAX
 from edgert.engines import ENGINES
 from edgert.errors import ConfigInvalid
+from edgert.state_dir import SOCKET_PATH_BYTES_MAX
 from edgert.toml_file import from_table, read_toml
 from edgert.typed_json import Closed
 

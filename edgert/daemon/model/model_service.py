@@ -23,7 +23,7 @@ from functools import partial
 from typing import Any
 
 from edgert.checks.status import ServingStatus
-from edgert.config import DeviceConfig, StateDir
+from edgert.config import DeviceConfig
 from edgert.daemon.model.model_state import RETRY_S, ModelState, unavailable
 from edgert.daemon.model.restarts import Restarts
 from edgert.daemon.model.slot_writer import SlotWriter
@@ -35,6 +35,7 @@ from edgert.daemon.workers.worker_process import WorkerProcess
 from edgert.daemon.workers.worker_set import StartWorker, WorkerSet
 from edgert.errors import DeviceError, EdgeRTError, EngineFailed, Overloaded, TransitionRefused, Unavailable
 from edgert.log import log
+from edgert.state_dir import StateDir
 from edgert.versions.slot_store import SlotStore
 from edgert.versions.slots import SlotState, Version
 from edgert.worker_link import link

@@ -9,9 +9,9 @@ import resource
 import stat
 from collections.abc import Iterator
 
-from edgert.config import StateDir
 from edgert.durable import locked
 from edgert.errors import DeviceError, StorageFailed
+from edgert.state_dir import StateDir
 
 
 @contextlib.contextmanager

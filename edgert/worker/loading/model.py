@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 from edgert.bundle.manifest import ArtifactEntry
 from edgert.checks import golden_samples as golden
-from edgert.config import DeviceConfig, StateDir
+from edgert.config import DeviceConfig
 from edgert.engines import CONCURRENT, EngineOptions, Session, engine_by_name
 from edgert.engines.padding import load_session
 from edgert.machine import return_free_memory
+from edgert.state_dir import StateDir
 from edgert.versions.installed import InstalledVersion, check_files, first_working
 from edgert.worker.loading.learning import Circumstances, Learned, LearnedFile, learn
 

@@ -68,10 +68,11 @@ def _open(order: dict[str, Any]) -> Any:
     """Load the reference; return the function that compares the tensors of an INFER frame with its answer."""
     from edgert.bundle.manifest import ArtifactEntry
     from edgert.checks.golden_samples import load_checked
-    from edgert.config import StateDir, read_config
+    from edgert.config import read_config
     from edgert.engines import EngineOptions, Session
     from edgert.errors import BundleError
     from edgert.protocol.arrays import from_wire
+    from edgert.state_dir import StateDir
     from edgert.versions.installed import first_working, load_version
     from edgert.worker.shadow.agreement import compare, scores_output
 

@@ -16,8 +16,9 @@ import zstandard
 from edgert.bundle.bundle_file import open_bundle
 from edgert.bundle.delta import MAGIC, Part, write_delta
 from edgert.bundle.signing import SigningKey, new_key
-from edgert.config import StateDir, read_config
+from edgert.config import read_config
 from edgert.errors import BundleCorrupt, EdgeRTError, SignatureInvalid
+from edgert.state_dir import StateDir
 from edgert.versions.install import install
 from edgert.versions.slot_store import SlotStore
 from edgert_deploy.rollout.delta import Deltas, DeviceFiles

@@ -6,7 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from edgert.checks.channel_status import ChannelStatus, WantedRelease, read_channel_status, write_channel_status
-from edgert.config import DeviceConfig, FollowConfig, StateDir
+from edgert.config import DeviceConfig, FollowConfig
+from edgert.state_dir import StateDir
 
 CONFIG = DeviceConfig("d", "p", follow=FollowConfig("oci://r/x", "canary"))
 KEPT = ChannelStatus(

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from edgert.cli.start import start_daemon
-from edgert.config import StateDir
 from edgert.errors import StorageFailed
+from edgert.state_dir import StateDir
 
 
 class ReadOnlyState(StateDir):

@@ -732,5 +732,5 @@ def test_c_finds_the_daemon_where_python_does(serving: Device, built: Callable[[
 
 def default_socket_of(environment: dict[str, str]) -> Path:
     """Return where Python would look, in this environment."""
-    words = [sys.executable, "-c", "from edgert.config import default_socket; print(default_socket())"]
+    words = [sys.executable, "-c", "from edgert.state_dir import default_socket; print(default_socket())"]
     return Path(subprocess.run(words, capture_output=True, text=True, check=True, env=environment).stdout.strip())

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from edgert.config import StateDir, read_config
+from edgert.config import read_config
 from edgert.daemon.device_reporter import DeviceReporter
+from edgert.state_dir import StateDir
 from edgert.telemetry.spool import Spool
 
 NO_STACK_BYTES = 2**46  # half of the address space, which no thread gets

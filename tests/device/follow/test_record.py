@@ -6,8 +6,8 @@ from pathlib import Path
 
 from edgert.bundle.channel import Statement, sign_statement
 from edgert.bundle.signing import SigningKey, new_key
-from edgert.config import StateDir
 from edgert.follow.record import CHANNELS_MAX, Record, RecordStore, Tried
+from edgert.state_dir import StateDir
 
 TIMES = ("2026-01-01T00:00:00Z", "2099-01-01T00:00:00Z")
 

@@ -19,8 +19,9 @@ import paho.mqtt.client as paho
 import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 
-from edgert.config import PASSWORD_CREDENTIAL, DeviceConfig, MqttConfig, StateDir
+from edgert.config import PASSWORD_CREDENTIAL, DeviceConfig, MqttConfig
 from edgert.errors import ConfigInvalid
+from edgert.state_dir import StateDir
 from edgert.stop import STOP_S_MAX
 from edgert.telemetry.forwarder import BURST_MAX, LOOK_S, ONLINE_AGAIN_S, broker_settings
 from edgert.telemetry.held_back import HANG_UPS_MAX

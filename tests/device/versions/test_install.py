@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from edgert.bundle.signing import new_key
-from edgert.config import StateDir, read_config
+from edgert.config import read_config
 from edgert.errors import (
     BundleCorrupt,
     BundleError,
@@ -22,6 +22,7 @@ from edgert.errors import (
     SignatureInvalid,
     TransitionRefused,
 )
+from edgert.state_dir import StateDir
 from edgert.versions.install import install
 from edgert.versions.installed import check_files, load_live, load_version
 from edgert.versions.slot_store import SlotStore

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from edgert.bundle.expiry import expiry_time
-from edgert.config import StateDir
 from edgert.errors import StorageFailed
+from edgert.state_dir import StateDir
 from edgert.versions.latest_time import CHECK_S, KEPT_S, LatestTime
 from tests.support.devices import nothing_may_be_written
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from edgert.bundle.signing import new_key
-from edgert.config import StateDir
+from edgert.state_dir import StateDir
 from edgert.versions.trust import revoke, revoked_keys, trusted_keys
 
 

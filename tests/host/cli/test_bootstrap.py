@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from edgert.config import StateDir, read_config
+from edgert.config import read_config
+from edgert.state_dir import StateDir
 from edgert_deploy.devices.inventory import Inventory
 from hil.support.sshd import SshDevice
 from tests.support.commands import Edgert

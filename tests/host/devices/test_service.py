@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from edgert.config import DeviceConfig, FollowConfig, MqttConfig, StateDir
+from edgert.config import DeviceConfig, FollowConfig, MqttConfig
 from edgert.daemon.system import service_manager
 from edgert.errors import DeviceError
+from edgert.state_dir import StateDir
 from edgert_deploy.devices.facts import MachineFacts
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.service import _GIVE_TO_USER, Unit, unit_for

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from edgert.bundle.signing import SigningKey, new_key
-from edgert.config import StateDir
 from edgert.errors import DeviceUnreachable
+from edgert.state_dir import StateDir
 from edgert.versions.install import held_files
 from edgert.versions.slot_store import SlotStore
 from edgert_deploy.devices.claims import HeldClaim, claimed

@@ -8,8 +8,9 @@ from typing import Any
 from numpy.typing import NDArray
 
 from edgert.bundle.signing import new_key
-from edgert.config import DeviceConfig, StateDir, read_config
+from edgert.config import DeviceConfig, read_config
 from edgert.protocol import wire
+from edgert.state_dir import StateDir
 from edgert.tensors import DATATYPES
 from edgert.versions.install import install
 from edgert.versions.installed import InstalledVersion, load_live

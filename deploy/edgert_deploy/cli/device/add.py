@@ -11,8 +11,8 @@ from typing import Any
 import click
 
 from edgert.cli.output import emit, json_option
-from edgert.config import SOCKET_PATH_BYTES_MAX, StateDir
 from edgert.errors import ConfigInvalid
+from edgert.state_dir import SOCKET_PATH_BYTES_MAX, StateDir
 from edgert_deploy.cli.shared.host_keys import identity_path, pinned
 from edgert_deploy.cli.shared.option_groups import SectionedCommand, each_of, section
 from edgert_deploy.cli.shared.options import inventory_option, profiles_option, same_machine_option

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from edgert.config import StateDir, parse_config
+from edgert.config import parse_config
 from edgert.daemon.memory.load_turns import ROOM_RETRY_S, ROOM_S_MAX, TURN_S, LoadTurns
 from edgert.daemon.memory.memory_budget import IDLE_S_MIN, MemoryBudget
 from edgert.daemon.memory.worker_sizes import LearnedSizes
 from edgert.daemon.model.model_service import ModelService
 from edgert.daemon.model.restarts import RESTART_PAUSES_S
 from edgert.errors import Unavailable
+from edgert.state_dir import StateDir
 from edgert.versions.slot_store import SlotStore
 from edgert.versions.slots import SlotState, State, Version
 from edgert.worker_link.load_order import LoadOrder

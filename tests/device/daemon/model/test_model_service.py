@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 
 from edgert.backoff import STABLE_S
-from edgert.config import DeviceConfig, StateDir, parse_config
+from edgert.config import DeviceConfig, parse_config
 from edgert.daemon.model.model_service import ModelService
 from edgert.daemon.model.restarts import CRASHES_MAX, QUARANTINE_PAUSES_S, RESTART_PAUSES_S
 from edgert.daemon.model.slot_writer import BUSY_RETRY_S
 from edgert.daemon.workers.worker_process import LOAD_S_MAX
 from edgert.daemon.workers.worker_set import STUCK_S
 from edgert.errors import EdgeRTError, ModelNotFound, Overloaded, ShuttingDown, Unavailable
+from edgert.state_dir import StateDir
 from edgert.versions.slot_store import SlotStore
 from edgert.versions.slots import Event, SlotState, State, Trial, Version, step
 from edgert.versions.trial_limits import LOOKS_TO_BREAK, TrialLimits
