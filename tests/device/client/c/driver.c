@@ -153,7 +153,8 @@ static int many_clients(int threads) {
         if (pthread_create(&pool[i], NULL, ask, (void *)(uintptr_t)i)) return 3;
     while (fgets(line, sizeof line, stdin) && !strncmp(line, "count", 5)) {
         pthread_mutex_lock(&lock);
-        printf("{\"answers\": %lu, \"errors\": %lu}\n", answers, error_count);
+        for (i = 0, k = 0; i < RELEASES; i++) k += releases[i] > 0;
+        printf("{\"answers\": %lu, \"releases\": %lu, \"errors\": %lu}\n", answers, k, error_count);
         pthread_mutex_unlock(&lock);
         fflush(stdout);
     }

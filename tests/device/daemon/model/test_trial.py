@@ -13,6 +13,7 @@ from edgert.errors import EdgeRTError
 from edgert.versions.slot_store import SlotStore
 from edgert.versions.slots import CUT_OFF, SlotState, State, Version
 from edgert.versions.trial_limits import LOOKS_TO_BREAK, TrialLimits
+from tests.support.devices import wait_until
 from tests.support.stand_ins.workers import FakeWorker, figures_message
 
 OLD, NEW = Version(1, "old", good=True), Version(2, "new", good=False)
@@ -124,6 +125,9 @@ def test_a_watch_that_was_cut_off_rolls_back(world: World) -> None:
 
 def test_a_trial_that_runs_out_is_ended_once_the_slots_are_free(world: World) -> None:
     world.activate(None, trial_s=0.001)
+    trial = world.store.read().trial
+    assert trial is not None
+    wait_until(lambda: trial.over(world.store.clock), "the trial is over by the machine's clock", pause_s=0.001)
     with world.store.locked():
         world.wait(1.0)
     assert (world.expired, world.store.read().state) == ([], State.TRIAL)
