@@ -24,7 +24,7 @@ ESCAPE = "\x1b]52;c;Y3VybCBldmls\x07\x9b2J\u202e"
 # The modules that write to a terminal themselves; every other one goes through them.
 WRITERS = {
     "deploy/edgert_deploy/cli/shared/output.py": "the function",
-    "deploy/edgert_deploy/cli/shared/build_progress.py": "bars, and a result above them",
+    "deploy/edgert_deploy/cli/build/progress.py": "bars, and a result above them",
     "deploy/edgert_deploy/cli/completion.py": "a script for the shell, of this package's own",
     "deploy/edgert_deploy/devices/transports/ssh_login.py": "what ssh says on the way to a device, printable",
     "edgert/cli/output.py": "the function",

@@ -13,7 +13,7 @@ import click
 from edgert.cli.output import emit, json_option
 from edgert.errors import ConfigInvalid
 from edgert.state_dir import SOCKET_PATH_BYTES_MAX, StateDir
-from edgert_deploy.cli.shared.host_keys import identity_path, pinned
+from edgert_deploy.cli.device.host_keys import identity_path, pinned
 from edgert_deploy.cli.shared.option_groups import SectionedCommand, each_of, section
 from edgert_deploy.cli.shared.options import inventory_option, profiles_option, same_machine_option
 from edgert_deploy.cli.shared.output import say

@@ -10,8 +10,8 @@ import click
 from edgert.cli.output import json_option
 from edgert.errors import ConfigInvalid
 from edgert.printable import counted
+from edgert_deploy.cli.device.host_keys import identity_path, pinned
 from edgert_deploy.cli.shared.each import Row, run_on_each
-from edgert_deploy.cli.shared.host_keys import identity_path, pinned
 from edgert_deploy.cli.shared.options import inventory_option, profiles_option
 from edgert_deploy.cli.shared.output import say
 from edgert_deploy.cli.shared.types import FILE, Selector

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from edgert.cli.output import emit, json_option
-from edgert_deploy.cli.shared.host_keys import DEVICE_KEY, JUMP_KEY, agreed_host_key, identity_path
+from edgert_deploy.cli.device.host_keys import DEVICE_KEY, JUMP_KEY, agreed_host_key, identity_path
 from edgert_deploy.cli.shared.option_groups import SectionedCommand, gathered, section
 from edgert_deploy.cli.shared.options import inventory_option, profiles_option, selector_argument
 from edgert_deploy.cli.shared.output import say

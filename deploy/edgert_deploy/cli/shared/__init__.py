@@ -1,1 +1,1 @@
-"""Parts of commands: options and their types, the requests made of them, output, work on many devices."""
+"""What several commands share: options and their types, output, work on many devices."""

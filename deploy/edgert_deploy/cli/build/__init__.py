@@ -8,10 +8,10 @@ import click
 
 from edgert.cli.output import emit, json_option
 from edgert.errors import ConfigInvalid
-from edgert_deploy.cli.shared import build_output
-from edgert_deploy.cli.shared.build_options import FILE, BuildOptions, build_options
-from edgert_deploy.cli.shared.build_progress import BuildProgress
-from edgert_deploy.cli.shared.build_request import request_of
+from edgert_deploy.cli.build import output as build_output
+from edgert_deploy.cli.build.options import FILE, BuildOptions, build_options
+from edgert_deploy.cli.build.progress import BuildProgress
+from edgert_deploy.cli.build.request import request_of
 from edgert_deploy.cli.shared.option_groups import SectionedCommand, each_of, section
 from edgert_deploy.cli.shared.types import NewBundlePath
 from edgert_deploy.packager.candidates.choice import Choice

@@ -11,7 +11,7 @@ import pytest
 
 from edgert.bundle.signing import new_key
 from edgert_deploy.cli import main
-from edgert_deploy.cli.shared.rollout_progress import RolloutProgress
+from edgert_deploy.cli.deploy.progress import RolloutProgress
 from edgert_deploy.common.parallel import Stop
 from edgert_deploy.devices.inventory import Inventory
 from edgert_deploy.rollout.deployment import Outcome, Result
@@ -25,7 +25,7 @@ HOST_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIKtJ2Zk1O1N7xVq8M2oPpN3kQ0m4b1sU
 TABLE = """\
 from edgert_deploy.cli.shared.output import say
 from edgert_deploy.cli import main
-from edgert_deploy.cli.shared.rollout_progress import RolloutProgress
+from edgert_deploy.cli.deploy.progress import RolloutProgress
 from edgert_deploy.common.parallel import Stop
 from edgert_deploy.rollout.deployment import Outcome, Result
 with RolloutProgress("echo release 2", 40, Stop()) as progress:

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
-from edgert_deploy.cli.shared.build_output import size_change
+from edgert_deploy.cli.build.output import size_change
 
 
 def test_a_larger_artifact_is_not_called_smaller() -> None:

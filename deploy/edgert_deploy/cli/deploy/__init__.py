@@ -11,7 +11,7 @@ import click
 from edgert.cli.output import emit, json_option
 from edgert.errors import Interrupted, NotBootstrapped, exit_code_of
 from edgert.versions.trial_limits import TrialLimits
-from edgert_deploy.cli.shared.deploy_options import (
+from edgert_deploy.cli.deploy.options import (
     TransferOptions,
     TrialOptions,
     WaveOptions,
@@ -19,10 +19,10 @@ from edgert_deploy.cli.shared.deploy_options import (
     trial_options,
     wave_options,
 )
+from edgert_deploy.cli.deploy.progress import RolloutProgress
 from edgert_deploy.cli.shared.option_groups import SectionedCommand
 from edgert_deploy.cli.shared.options import inventory_option, selector_argument, verbose_option
 from edgert_deploy.cli.shared.rollout_output import ROWS_MAX, plan_json, plan_table, rollout_json, rollout_table
-from edgert_deploy.cli.shared.rollout_progress import RolloutProgress
 from edgert_deploy.cli.shared.team import open_rollouts
 from edgert_deploy.cli.shared.types import BundlePath
 from edgert_deploy.common.project import find_project

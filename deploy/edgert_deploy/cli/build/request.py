@@ -13,7 +13,7 @@ from edgert.bundle.text_rules import Embed, Text
 from edgert.errors import ConfigInvalid
 from edgert.processing.preprocessors import InputRule
 from edgert.toml_file import about
-from edgert_deploy.cli.shared.build_options import BuildOptions
+from edgert_deploy.cli.build.options import BuildOptions
 from edgert_deploy.common.quantities import expiry_from
 from edgert_deploy.devices.profiles import DeviceProfile
 from edgert_deploy.packager.accuracy.golden_samples import SAMPLES as HOLDOUT_SAMPLES_MIN
