@@ -2,8 +2,8 @@
 
 - **Buffers** (1 to 16 MB): processor time of a copy into a map that is kept or new, shared as Python maps by default or
   private, with huge pages where the kernel has some.
-- **Inputs** (MobileNetV2 in FP32 on ONNX Runtime, one thread, 600 KB an item, 32 clients): processor time of a copy and a
-  run, if all share one buffer, if each has its own and it is copied just before the run, or while 31 others run.
+- **Inputs** (MobileNetV2 in FP32 on ONNX Runtime, one thread, 600 KB an item, 32 clients): processor time of a copy and
+  a run, if all share one buffer, if each has its own and it is copied just before the run, or while 31 others run.
 
 No daemon takes part. Times are the median over the rounds, in which all cases take turns.
 

@@ -2,11 +2,12 @@
 
 - **Memory** (PSS) of the supervisor and of the worker, and of the worker above engine and weights: without what loading
   the engine and the model adds to a Python with NumPy, measured in processes of their own.
-- **Many models** (`--models`; copies of three in FP32, from 0.3 to 14 MB): memory of all processes, and its share of that
-  of one FastAPI process with the same artifacts, threads and requests.
-- **Large requests** (MobileNetV2 in FP32 on ONNX Runtime; six clients, eight items a request): memory of the worker before
-  them, after them, and once the clients are silent; a request before them, and the first after the silence.
-- **A further worker**: the time from its start to `ready`, less the engine's load; as a fork, and as a program of its own.
+- **Many models** (`--models`; copies of three in FP32, from 0.3 to 14 MB): memory of all processes, and its share of
+  that of one FastAPI process with the same artifacts, threads and requests.
+- **Large requests** (MobileNetV2 in FP32 on ONNX Runtime; six clients, eight items a request): memory of the worker
+  before them, after them, and once the clients are silent; a request before them, and the first after the silence.
+- **A further worker**: the time from its start to `ready`, less the engine's load; as a fork, and as a program of its
+  own.
 - **Idle**: processor time and wake-ups of all processes of the daemon over `--idle-seconds`, after requests, with one
   client connected, and with the telemetry forwarder connected to a mosquitto if one is installed.
 - **A round** of the follower that finds no news: processor time and the most memory; between two rounds nothing runs.

@@ -1,10 +1,11 @@
 """How the cost grows: with the number of models, of connections, and with the size of a request.
 
-- **Models** (1 to 50; two fully connected layers in FP32 on ONNX Runtime, each model with a worker of its own): memory of
-  all processes, the time from the daemon's start until the first model and until each has answered, and one client's times.
+- **Models** (1 to 50; two fully connected layers in FP32 on ONNX Runtime, each model with a worker of its own): memory
+  of all processes, the time from the daemon's start until the first model and until each has answered, and one client's
+  times.
 - **Connections** (1 to 2,000, all but one idle): memory, and the times of the client that asks.
-- **Bytes** (0.2 KB to 40 MB, a model that reads nothing): one client's times, beside two bare Python processes that pass
-  the same bytes (`support/echo.py`); `cpu_us` is the worker's processor time a request.
+- **Bytes** (0.2 KB to 40 MB, a model that reads nothing): one client's times, beside two bare Python processes that
+  pass the same bytes (`support/echo.py`); `cpu_us` is the worker's processor time a request.
 
 Times are microseconds: the median over the rounds, in which all sizes of an axis take turns where one daemon serves
 them. A kink between two neighbours is what to look for, not the figures of a noisy machine.

@@ -1,11 +1,11 @@
 """EdgeRT beside other servers with the same engine: overhead, tail, requests, processor, memory.
 
 The peers: `minimal`, a socket loop without any feature; FastAPI + uvicorn over TCP and over a Unix socket; LitServe and
-MLServer. Each of the last three gets its own environment, made at first use below `--envs`; a peer that cannot be installed
-or does not start is named and left out. Each is tuned as for a small model, and its clients are as fast as possible:
-one kept connection each, heads made beforehand, binary bodies sent without a copy where the peer accepts them. EdgeRT is
-used through its own client without tuning, and once more over HTTP with binary tensors (`EdgeRT HTTP`); its cache is off.
-Each request of a client has another input than the one before.
+MLServer. Each of the last three gets its own environment, made at first use below `--envs`; a peer that cannot be
+installed or does not start is named and left out. Each is tuned as for a small model, and its clients are as fast as
+possible: one kept connection each, heads made beforehand, binary bodies sent without a copy where the peer accepts
+them. EdgeRT is used through its own client without tuning, and once more over HTTP with binary tensors (`EdgeRT HTTP`);
+its cache is off. Each request of a client has another input than the one before.
 
 The models, all on ONNX Runtime: digits (INT8, trained) and three in FP32 with random weights, from microseconds to
 milliseconds. Each server serves all of them at once, but LitServe and MLServer, which get digits alone.
@@ -199,8 +199,9 @@ def measure(
 def ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return a row for each cell: EdgeRT beside its peers; bold where it misses one of `AIMS`.
 
-    `requests` is over the best of the others; `http_requests`, `http_p99` and `memory` over FastAPI by TCP; `times_fastapi`
-    over FastAPI by its Unix socket; `p99`, `p999` and `more_cpu_us` (a difference) are beside the minimal loop.
+    `requests` is over the best of the others; `http_requests`, `http_p99` and `memory` over FastAPI by TCP;
+    `times_fastapi` over FastAPI by its Unix socket; `p99`, `p999` and `more_cpu_us` (a difference) are beside the
+    minimal loop.
     """
     cells: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}
     for row in rows:

@@ -1,8 +1,8 @@
 """Silero VAD as a session beside its package's own loop: difference of answers, cost of a chunk.
 
-The loop is that of the package's `OnnxWrapper`, which needs PyTorch, in NumPy: 64 samples of the chunk before, 512 of this
-one, and the state, through ONNX Runtime with one thread. The device serves artifacts of the same model, each built from
-speech with the state carried along; `same` is the share of chunks with the same decision. Rounds take turns.
+The loop is that of the package's `OnnxWrapper`, which needs PyTorch, in NumPy: 64 samples of the chunk before, 512 of
+this one, and the state, through ONNX Runtime with one thread. The device serves artifacts of the same model, each built
+from speech with the state carried along; `same` is the share of chunks with the same decision. Rounds take turns.
 
     python -m bench.streams            # a table; needs the models of `make zoo`
     python -m bench.streams --json     # JSON lines

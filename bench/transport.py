@@ -10,7 +10,8 @@ outside its loop, one `run_until_complete` per request, which its figures includ
 Two placements: client and daemon pinned to one core, and free. Waking an idle core costs more than the transport.
 
 A second table is of apps that connect for each request, as scripts do: the processor time of the daemon's processes and
-the time for connecting, one request to digits and closing, beside the loop `minimal` of `bench.peers` in the same rounds.
+the time for connecting, one request to digits and closing, beside the loop `minimal` of `bench.peers` in the same
+rounds.
 
     python -m bench.transport            # two tables
     python -m bench.transport --json     # JSON lines

@@ -1,8 +1,8 @@
 """Hooks of the documentation site: pages from outside docs/, and tables from the JSON Schemas.
 
 A link to another file of the repository becomes a link to its page, or plain code where it has none.
-A paragraph that is only a link to a JSON Schema becomes the table of its fields. The command reference is made from click;
-a hook repairs its examples and defaults.
+A paragraph that is only a link to a JSON Schema becomes the table of its fields. The command reference is made from
+click; a hook repairs its examples and defaults.
 """
 
 from __future__ import annotations

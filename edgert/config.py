@@ -162,8 +162,8 @@ class AlarmConfig(Closed):
 class ModelConfig(Closed):
     """`[models.NAME]`. A pinned model is loaded when the daemon starts and never unloaded to make room.
 
-    Every other setting is off at 0 (docs/serving.md). `p95_ms` is the latency that the batcher tunes itself to. `near` is
-    the largest difference between two camera frames that get the same answer, as a share of the range of values.
+    Every other setting is off at 0 (docs/serving.md). `p95_ms` is the latency that the batcher tunes itself to. `near`
+    is the largest difference between two camera frames that get the same answer, as a share of the range of values.
     `shadow` is the share of requests whose answer is compared with the FP32 reference's; below the agreement
     `shadow_alarm` an event is reported.
     """
@@ -184,9 +184,9 @@ class FollowConfig(Closed):
     """`[follow]`: the channel that this device follows (docs/channels.md); off without `registry`.
 
     `registry` is the repository, as oci://HOST/REPOSITORY. The device asks for the channel once in `interval_s`, and
-    fetches with at most `kbit_max` kbit/s (0: no limit) in the `window` of its local time, such as 22:00-05:00 ("": at any
-    time). `ca` is a file with the authority of the registry's certificate ("": the system's), `credentials` a file with its
-    login. `tags` are those that a channel may select devices by.
+    fetches with at most `kbit_max` kbit/s (0: no limit) in the `window` of its local time, such as 22:00-05:00 ("": at
+    any time). `ca` is a file with the authority of the registry's certificate ("": the system's), `credentials` a file
+    with its login. `tags` are those that a channel may select devices by.
     """
 
     registry: str = ""

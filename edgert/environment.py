@@ -1,7 +1,7 @@
 """The Python environment of a runtime: the commands that make, test and try one beside the one in use.
 
-`edgert bootstrap` runs them on a device over its transport, the follower of a channel runs them here. The layout of HOME
-is described in edgert_deploy/bootstrap/runtime.py.
+`edgert bootstrap` runs them on a device over its transport, the follower of a channel runs them here. The layout of
+HOME is described in edgert_deploy/bootstrap/runtime.py.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _INSTALL = (
     "--quiet",
 )
 
-# Byte code of all that a device may import: the daemon writes none. pip would compile far more: itself, the package of the
-# host, the tests of NumPy. PIL is imported with the first image.
+# Byte code of all that a device may import: the daemon writes none. pip would compile far more: itself, the package of
+# the host, the tests of NumPy. PIL is imported with the first image.
 _COMPILE = """
 import contextlib, gc, importlib, pkgutil
 gc.disable()  # nothing is garbage
@@ -128,8 +128,8 @@ class Installed:
 class Environment:
     """The environment `id` of the runtimes in `home`, as it shall become.
 
-    It is a copy of `base`, where there is one, with the changed wheels of `pins` (SHA-256 by file name) installed; these
-    are in HOME/wheels. With `exactly` every engine must load, else one of them. `device` is its name in messages,
+    It is a copy of `base`, where there is one, with the changed wheels of `pins` (SHA-256 by file name) installed;
+    these are in HOME/wheels. With `exactly` every engine must load, else one of them. `device` is its name in messages,
     `python` the interpreter of a new environment. `about` is kept for later.
     """
 
@@ -280,7 +280,8 @@ def _pip_install(run: Run, new: Environment) -> None:
     script = f'mkdir -p "$2" && printf %s "$1" >"$2/requirements.txt" && {command} --find-links "$2" -r "$2/requirements.txt"'
     pinned = [f"{package_of(name)}=={name.split('-')[1]} --hash=sha256:{new.pins[name]}\n" for name in sorted(changed)]
     _must(run, new, ["sh", "-c", script, "sh", "".join(pinned), wheels], INSTALL_S_MAX)
-    # -I: a follower inherits from the daemon that it writes no byte code. Without any the environment works, and starts slowly.
+    # -I: a follower inherits from the daemon that it writes no byte code. Without any the environment works, and starts
+    # slowly.
     run([f"{new.folder}/bin/python", "-I", "-c", _COMPILE], INSTALL_S_MAX)
 
 

@@ -39,8 +39,8 @@ MAX_RANK = 8
 class TensorSpec:
     """An input or output of a model.
 
-    `shape` counts elements per axis; -1 stands for an axis whose length each request chooses. Axis 0 is the batch axis of
-    every model for which `batchable` is true.
+    `shape` counts elements per axis; -1 stands for an axis whose length each request chooses. Axis 0 is the batch axis
+    of every model for which `batchable` is true.
     """
 
     name: str

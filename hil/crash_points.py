@@ -10,8 +10,8 @@ old version or the new one with every byte; an error must be one of ours; and th
 `faults.c` is preloaded; it counts the calls and injects the fault.
 
 The operation installs a bundle, or a delta with a patch, a compressed file, an unchanged file, and files that the
-device already has; or the device itself follows a channel, from the question to the beginning of the trial. Of a runtime
-that a channel names, the points are those until its environment is whole: hil/runtime_cuts.py has its trial.
+device already has; or the device itself follows a channel, from the question to the beginning of the trial. Of a
+runtime that a channel names, the points are those until its environment is whole: hil/runtime_cuts.py has its trial.
 """
 
 from __future__ import annotations
@@ -109,7 +109,8 @@ def try_all(say: Callable[[Point], None] = lambda _: None, only: str = "") -> li
             raise ConfigInvalid(f"{SOURCE.name} does not compile: {done.stderr.strip()[-600:]}")
         command = [sys.executable, "-m", "hil.crash_points", "--inside", str(library), folder]
         command += ["--only", only] if only else []
-        # The registry here has no TLS: without the authorities of the system, which take 20 ms to read for each follower.
+        # The registry here has no TLS: without the authorities of the system, which take 20 ms to read for each
+        # follower.
         environment = {**os.environ, "LD_PRELOAD": str(library), "SSL_CERT_FILE": os.devnull}
         (Path(made) / "sync").symlink_to("/bin/true")
         environment["PATH"] = f"{made}:{os.environ['PATH']}"

@@ -3,8 +3,8 @@
     make hil-power CUTS=200 SEED=7                     # an emulated machine
     python -m hil.power_cuts --on local --cuts 1000    # this machine's kernel: fast
 
-The state is in an ext4 on a disk that loses unflushed writes (`support/disk.py`). A cut loses the page cache, and by chance
-each unflushed sector of the disk: harder than any real disk. Then the disk is mounted, the daemon starts, and a
+The state is in an ext4 on a disk that loses unflushed writes (`support/disk.py`). A cut loses the page cache, and by
+chance each unflushed sector of the disk: harder than any real disk. Then the disk is mounted, the daemon starts, and a
 request must be answered by the old version or the new one, bit for bit. Operations that were acknowledged before the
 cut must have lasted. No operator helps. The local device also follows a channel: it is cut while it asks, fetches,
 installs and begins a trial, and the next round must go on from there.

@@ -283,7 +283,8 @@ def test_no_more_processes_end_neither_the_daemon_nor_a_worker(world: World) -> 
         (group / "pids.max").write_text("1")  # the end of the worker makes no room
         world.sh(f"kill -9 {pid}")
         fault = "no worker can be started: Resource temporarily unavailable"
-        # An event tells before the third attempt, after which the next one waits for 30 s; a status comes after a second.
+        # An event tells before the third attempt, after which the next one waits for 30 s; a status comes after a
+        # second.
         wait_until(
             lambda: any(event.fields.get("reason") == fault for event in heard.events), "it says what is missing"
         )

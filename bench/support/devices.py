@@ -51,8 +51,8 @@ def digits_device(config: str = "") -> Iterator[tuple[Path, Path]]:
 def device_with(models: Sequence[BenchModel], config: str = "") -> Iterator[tuple[Path, Path]]:
     """Run a daemon that serves the models; yield its state folder and socket, removed afterwards.
 
-    Once it has learned, it is started again as after a reboot: without the batches of learning, and if there are several
-    models, each has a worker that is a fork (decision 24).
+    Once it has learned, it is started again as after a reboot: without the batches of learning, and if there are
+    several models, each has a worker that is a fork (decision 24).
     """
     with state_folder() as state:
         folder = state.parent

@@ -1,4 +1,6 @@
-"""A bad link in user space: two TAP devices, one in a network namespace, and a process that passes packets between them.
+"""A bad link in user space: two TAP devices, and a process that passes packets between them.
+
+One of the devices is in a network namespace.
 
 Rate, delay and loss apply to IP packets, so the kernel's own TCP reacts to them. Needs root and /dev/net/tun; leaves
 nothing behind.

@@ -1,7 +1,7 @@
 """Stand-ins for devices: folders behind one sshd, whose `edgertd` is a shell script with ready answers.
 
-They cost little, so that the host's own cost can be measured with many of them on one machine. A real device answers the
-same commands; the answers come from the simulated device of the tests.
+They cost little, so that the host's own cost can be measured with many of them on one machine. A real device answers
+the same commands; the answers come from the simulated device of the tests.
 """
 
 from __future__ import annotations

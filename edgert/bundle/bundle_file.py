@@ -1,8 +1,9 @@
 """The bundle: one `.edgert` file with a signed manifest and the files it names.
 
-The file is a plain USTAR archive (`tar tvf` lists it): `manifest.dsse.json`, then the files of the manifest in its order.
-Reading never parses the archive. The signed manifest alone determines the headers, sizes and hashes that must follow, and
-every byte is compared with them. So no header can name a link, a device, a path outside, or more bytes than were signed.
+The file is a plain USTAR archive (`tar tvf` lists it): `manifest.dsse.json`, then the files of the manifest in its
+order. Reading never parses the archive. The signed manifest alone determines the headers, sizes and hashes that must
+follow, and every byte is compared with them. So no header can name a link, a device, a path outside, or more bytes than
+were signed.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ _CHUNK_BYTES = 1024**2
 def write_bundle(path: Path, manifest: Manifest, files: Mapping[str, Path], key: SigningKey) -> None:
     """Write a signed bundle beside `path`, then rename it there.
 
-    `files[p]` is the path of the file that the manifest calls `p`. The same manifest, files and key give the same bytes.
-    Raises BundleCorrupt if a file differs from its entry, StorageFailed on a write error.
+    `files[p]` is the path of the file that the manifest calls `p`. The same manifest, files and key give the same
+    bytes. Raises BundleCorrupt if a file differs from its entry, StorageFailed on a write error.
     """
     envelope = sign(manifest.to_bytes(), key)
     if len(envelope) > ENVELOPE_BYTES_MAX:

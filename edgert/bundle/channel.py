@@ -1,8 +1,8 @@
 """A channel: the signed statement of which release of each model its devices take.
 
-A host writes statements and puts the newest into a registry; devices ask for it. The registry is not trusted: a statement
-is a DSSE envelope that a trusted key signed, its counter only rises, and it expires. One statement holds all models of
-the channel, so that nobody can mix entries of two statements.
+A host writes statements and puts the newest into a registry; devices ask for it. The registry is not trusted: a
+statement is a DSSE envelope that a trusted key signed, its counter only rises, and it expires. One statement holds all
+models of the channel, so that nobody can mix entries of two statements.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ class Entry(Closed):
 class Statement(Closed):
     """The releases that a channel gives its devices. Times are UTC, as 2027-02-19T08:00:00Z.
 
-    `counter` only rises, in a new registry too: max(last + 1, seconds since 1970) needs no memory. With `not_before` the
-    statement applies from then on. `revoked` are ids of keys that devices no longer trust; the key that signs the
+    `counter` only rises, in a new registry too: max(last + 1, seconds since 1970) needs no memory. With `not_before`
+    the statement applies from then on. `revoked` are ids of keys that devices no longer trust; the key that signs the
     statement is never among them.
     """
 
@@ -144,8 +144,8 @@ def sign_statement(statement: Statement, key: SigningKey) -> bytes:
 def read_statement(data: bytes, channel: str, trusted: tuple[PublicKey, ...]) -> Statement:
     """Return the statement in an envelope that one of `trusted` signed for `channel`.
 
-    Raises SignatureInvalid, and ChannelInvalid where the bytes are no statement or that of another channel. `check_next`
-    then tells whether it may be followed.
+    Raises SignatureInvalid, and ChannelInvalid where the bytes are no statement or that of another channel.
+    `check_next` then tells whether it may be followed.
     """
     if len(data) > STATEMENT_BYTES_MAX:
         raise ChannelInvalid(
@@ -167,8 +167,8 @@ def read_statement(data: bytes, channel: str, trusted: tuple[PublicKey, ...]) ->
 def check_next(statement: Statement, counter: int, now_s: float) -> None:
     """Raise unless `statement` may follow one with `counter` (0: none yet) at the time `now_s`.
 
-    A device without a clock may be behind: the signed time of issue has certainly passed. Raises ChannelTooOld where the
-    counter is lower, ChannelExpired, and ChannelInvalid where it is too early.
+    A device without a clock may be behind: the signed time of issue has certainly passed. Raises ChannelTooOld where
+    the counter is lower, ChannelExpired, and ChannelInvalid where it is too early.
     """
     now_s = max(now_s, expiry_time(statement.issued))
     name = f"channel {statement.channel}"

@@ -6,9 +6,9 @@
 The header is JSON: {"envelope": bytes, "parts": [{"sha256", "how", "bytes", "base"}]}. `how` is "raw", "zstd", or
 "patch": a zstd frame whose dictionary is the raw content of `base`, a file (by SHA-256) of a version on the device.
 
-Only the envelope is signed, and nothing else is trusted. The signed manifest determines the files, their sizes and hashes;
-a part must yield exactly those bytes. A file without a part comes from the versions in the slots, by its hash, which is
-checked again on reading.
+Only the envelope is signed, and nothing else is trusted. The signed manifest determines the files, their sizes and
+hashes; a part must yield exactly those bytes. A file without a part comes from the versions in the slots, by its hash,
+which is checked again on reading.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Signed documents as canonical JSON: manifests, channel statements, releases of the runtime.
 
-Sorted keys, no spaces, ASCII: the same document always has the same bytes. Each class checks its values when it is made.
+Sorted keys, no spaces, ASCII: the same document always has the same bytes. Each class checks its values when it is
+made.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """DSSE envelopes: a manifest, the statement of a channel or a runtime, and its signatures.
 
-DSSE: https://github.com/secure-systems-lab/dsse/blob/master/protocol.md. A worker only reads envelopes that were verified
-at installation, so this module needs no cryptography; that is in `edgert.bundle.signing`.
+DSSE: https://github.com/secure-systems-lab/dsse/blob/master/protocol.md. A worker only reads envelopes that were
+verified at installation, so this module needs no cryptography; that is in `edgert.bundle.signing`.
 """
 
 from __future__ import annotations

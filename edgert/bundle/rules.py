@@ -32,9 +32,9 @@ BOX_FORMATS = ("cxcywh", "xyxy", "xywh", "yxyx")
 class Resize(Closed):
     """How an image of any size is brought to the model's `height` x `width` pixels.
 
-    "stretch" ignores the ratio of the sides. "crop" scales the shorter side to `shortest_side` (0: the least that covers
-    the model's size) and takes the middle. "letterbox" keeps the ratio, centres the image and fills the rest with
-    `pad_value` before normalisation.
+    "stretch" ignores the ratio of the sides. "crop" scales the shorter side to `shortest_side` (0: the least that
+    covers the model's size) and takes the middle. "letterbox" keeps the ratio, centres the image and fills the rest
+    with `pad_value` before normalisation.
     """
 
     rule: str
@@ -50,9 +50,9 @@ class Preprocess(Closed):
     """How UINT8 values for `input` become the model's values: (value * scale - mean) / std.
 
     `mean` and `std` hold one number, or one per channel. `layout` is that of the UINT8 tensors: "nhwc", "nchw", or
-    "model" for the model's own, `model_layout`. `colour` is the order of the model's channels, `frame_colour` that of the
-    UINT8 tensors ("model": the same). With `resize` these tensors may have any height and width; with `decode` a JPEG
-    or PNG file is accepted as well.
+    "model" for the model's own, `model_layout`. `colour` is the order of the model's channels, `frame_colour` that of
+    the UINT8 tensors ("model": the same). With `resize` these tensors may have any height and width; with `decode` a
+    JPEG or PNG file is accepted as well.
     """
 
     input: str

@@ -52,8 +52,8 @@ class Text(Closed):
 class Embed(Closed):
     """How the output `output` becomes one vector for each item, the output `<output>_embedding`.
 
-    Of token states [N, T, D], `pooling` "mean" takes the mean over the tokens that the input `mask` marks with 1, and "cls"
-    the first token's. With "none" the output is [N, D] already. With `normalise` each vector has the length 1.
+    Of token states [N, T, D], `pooling` "mean" takes the mean over the tokens that the input `mask` marks with 1, and
+    "cls" the first token's. With "none" the output is [N, D] already. With `normalise` each vector has the length 1.
     """
 
     output: str

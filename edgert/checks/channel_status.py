@@ -31,10 +31,10 @@ class WantedRelease:
 class ChannelStatus:
     """The channel that the device follows ("": none), and what the follower last did.
 
-    `counter` and `expires` are those of the newest statement that it kept. `asked_at` is when the registry last answered
-    (0: never yet), `begun_at` when the first round began, in seconds since 1970. `error` says why the last question failed,
-    `stale` why the alarm channel_stale is raised ("": it is not), `steps` the result for each model. `wanted` has the release
-    that the channel wants of each model, unless a deployment made another one live after it.
+    `counter` and `expires` are those of the newest statement that it kept. `asked_at` is when the registry last
+    answered (0: never yet), `begun_at` when the first round began, in seconds since 1970. `error` says why the last
+    question failed, `stale` why the alarm channel_stale is raised ("": it is not), `steps` the result for each model.
+    `wanted` has the release that the channel wants of each model, unless a deployment made another one live after it.
     """
 
     registry: str = ""

@@ -132,8 +132,8 @@ class BatcherStatus:
 class WorkerFigures:
     """The counters of a worker. `runs` has, by items per run, the number of runs and their sum in ns.
 
-    `shared_bytes` is the shared memory of its clients, which is not part of the worker's memory. `session_bytes` is what
-    the `sessions` may keep at most.
+    `shared_bytes` is the shared memory of its clients, which is not part of the worker's memory. `session_bytes` is
+    what the `sessions` may keep at most.
     """
 
     connections: int

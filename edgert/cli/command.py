@@ -1,7 +1,7 @@
 """Shared by `edgert` and `edgertd`: commands imported lazily, and errors as exit codes.
 
-Exit codes: 0 done, 2 wrong usage, 130 interrupted, 141 for `| head`, else the `exit_code` of the error's class. An error
-is one line, `error: ...`, on stderr; with `--json` it is `{"error": {"code", "message"}}` on stdout.
+Exit codes: 0 done, 2 wrong usage, 130 interrupted, 141 for `| head`, else the `exit_code` of the error's class. An
+error is one line, `error: ...`, on stderr; with `--json` it is `{"error": {"code", "message"}}` on stdout.
 Never a traceback, unless EDGERT_DEBUG is set.
 """
 

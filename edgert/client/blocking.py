@@ -354,8 +354,8 @@ class _Connection:
     def _receive(self, deadline: float) -> wire.Frame:
         """Return the next frame. Raises DeadlineExceeded, and the error of a connection that ended.
 
-        A thread that sleeps in `recv` is woken in vain when the daemon reads its request; one that polls sleeps on. That
-        pays where the client would take time from the daemon or from other clients (decision 27).
+        A thread that sleeps in `recv` is woken in vain when the daemon reads its request; one that polls sleeps on.
+        That pays where the client would take time from the daemon or from other clients (decision 27).
         """
         frames = self.conversation.frames
         while True:

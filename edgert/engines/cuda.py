@@ -1,7 +1,7 @@
 """The part of CUDA that TensorRT needs: memory, copies and one stream on GPU 0.
 
-`cuda-bindings` is the first choice (it has wheels for x86-64 and aarch64), `pycuda` the second (the device compiles it).
-Only `open_cuda` imports them. Nothing here has run on a GPU yet.
+`cuda-bindings` is the first choice (it has wheels for x86-64 and aarch64), `pycuda` the second (the device compiles
+it). Only `open_cuda` imports them. Nothing here has run on a GPU yet.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """ONNX Runtime: the engine that installs nearly everywhere.
 
-A call goes directly to the binding's `run`. It skips the Python wrapper's checks, which the server has made already, and
-returns new arrays. It was measured as fast as preset I/O bindings that copy the answer out. Batches of any size run
+A call goes directly to the binding's `run`. It skips the Python wrapper's checks, which the server has made already,
+and returns new arrays. It was measured as fast as preset I/O bindings that copy the answer out. Batches of any size run
 unchanged.
 """
 

@@ -1,8 +1,8 @@
 """TensorRT: the engine for NVIDIA Jetson. Written against the API that 10.3 (JetPack 6) and 11 share.
 
-The artifact is a Q/DQ ONNX graph. As a step of the deployment, `prepare` builds a plan from it on the device; this takes
-minutes, while the previous version serves. A plan fits one GPU and one TensorRT, so its name in `cache_dir` holds both. If
-the device's TensorRT has changed, the next load builds a new plan, faster by the kept timings of kernels.
+The artifact is a Q/DQ ONNX graph. As a step of the deployment, `prepare` builds a plan from it on the device; this
+takes minutes, while the previous version serves. A plan fits one GPU and one TensorRT, so its name in `cache_dir` holds
+both. If the device's TensorRT has changed, the next load builds a new plan, faster by the kept timings of kernels.
 
 Parsing and building are tested without a GPU through TensorRT-RTX, which has the same API. Loading and running have not
 run on a GPU yet.

@@ -1,9 +1,9 @@
 """TFLite, the engine for ARM: `ai-edge-litert`, or `tflite-runtime` where that has no wheel.
 
 An interpreter is planned for one batch size, and planning again takes milliseconds. So each bucket has its own
-interpreter over the same memory-mapped file, made when the bucket is first needed. A batch between two buckets is padded
-and its answers are cut; a batch above the largest bucket runs in pieces. A model with buckets of another axis has a file for
-each, beside the artifact's own, which is the largest. Interpreters copy in and out (`set_tensor`,
+interpreter over the same memory-mapped file, made when the bucket is first needed. A batch between two buckets is
+padded and its answers are cut; a batch above the largest bucket runs in pieces. A model with buckets of another axis
+has a file for each, beside the artifact's own, which is the largest. Interpreters copy in and out (`set_tensor`,
 `get_tensor`), which was measured faster than views into their memory (1.3 us a call, not 2.6) and returns new arrays.
 """
 

@@ -1,7 +1,7 @@
 """Fetch from the registry what this device lacks of a release.
 
-Nothing here trusts the registry. The signed statement names the envelope by its SHA-256, the envelope is signed, too, and
-names the SHA-256 and the size of each file.
+Nothing here trusts the registry. The signed statement names the envelope by its SHA-256, the envelope is signed, too,
+and names the SHA-256 and the size of each file.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The follower of one channel: it asks for the statement, and brings each model a step further.
 
 Theory of operation: `ask_registry` and `advance_models` read everything from disk (the record, the kept statement, the
-slots) and decide from that. So a round that was cut off anywhere is repeated, and continues where it was; nothing else has
-to be restored. Most rounds find nothing new, so what fetches and installs is imported where it is used.
+slots) and decide from that. So a round that was cut off anywhere is repeated, and continues where it was; nothing else
+has to be restored. Most rounds find nothing new, so what fetches and installs is imported where it is used.
 """
 
 from __future__ import annotations

@@ -39,8 +39,8 @@ class Tried:
 class Record:
     """The counters seen, by channel, the newest channel last, and the releases `tried`, by model.
 
-    `manifest` is the digest of the OCI manifest of the kept statement, which came from `source`. `runtime` is the highest
-    release of the runtime that was in use.
+    `manifest` is the digest of the OCI manifest of the kept statement, which came from `source`. `runtime` is the
+    highest release of the runtime that was in use.
     """
 
     counters: dict[str, int] = field(default_factory=dict)

@@ -1,9 +1,9 @@
 """The runtime that a channel names: fetched, made beside the one in use, tested and tried.
 
-Theory of operation: the wheels are fetched to STATE/incoming, as files of a model are. From there on the steps are those
-of `edgert bootstrap --upgrade` (edgert.environment), and the same script HOME/runtime.sh decides which runtime stays. A
-round that was cut off is repeated: an environment counts once it is complete, and the files of the script say whether a
-trial began, and how it ended.
+Theory of operation: the wheels are fetched to STATE/incoming, as files of a model are. From there on the steps are
+those of `edgert bootstrap --upgrade` (edgert.environment), and the same script HOME/runtime.sh decides which runtime
+stays. A round that was cut off is repeated: an environment counts once it is complete, and the files of the script say
+whether a trial began, and how it ended.
 
 The follower runs as the daemon's user. So it can change only a runtime that belongs to this user; one that root
 installed is refused.
@@ -120,8 +120,8 @@ class RuntimeFollower:
     def look(self, entry: Entry, trusted: tuple[PublicKey, ...]) -> Decision:
         """Return what is to be done for `entry`, after the end of its trial was noted and reported.
 
-        Raises ConfigInvalid where bootstrap did not install the runtime, RegistryError, BundleError, ChannelMismatch and
-        StorageFailed.
+        Raises ConfigInvalid where bootstrap did not install the runtime, RegistryError, BundleError, ChannelMismatch
+        and StorageFailed.
         """
         home = self._own_home(check=False)
         here = self._here(home)

@@ -1,12 +1,12 @@
 """Chooses the connections that give way when all places are taken, or bodies fill their memory.
 
-Theory of operation: a connection waits while its client owes something: a request, the rest of one, or the reading of an
-answer. It does not wait while its request is handled. `due_s` is when the client is late. A body and an answer that move
-at BODY_BYTES_PER_S_MIN are never late, and bytes that came faster excuse at most STILL_S_MAX. A newcomer takes the place
-of a client that is late: first one of the address that holds the most places, then the latest one. That a client was
-answered before earns it nothing, because an attacker gets an answer too. So the heads and bodies that an attacker sends
-slowly go before a good request, however many there are. Only bytes that came count as memory, never the length that a
-request states.
+Theory of operation: a connection waits while its client owes something: a request, the rest of one, or the reading of
+an answer. It does not wait while its request is handled. `due_s` is when the client is late. A body and an answer that
+move at BODY_BYTES_PER_S_MIN are never late, and bytes that came faster excuse at most STILL_S_MAX. A newcomer takes the
+place of a client that is late: first one of the address that holds the most places, then the latest one. That a client
+was answered before earns it nothing, because an attacker gets an answer too. So the heads and bodies that an attacker
+sends slowly go before a good request, however many there are. Only bytes that came count as memory, never the length
+that a request states.
 """
 
 from __future__ import annotations

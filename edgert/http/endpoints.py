@@ -48,8 +48,8 @@ class Endpoints:
     `client` and `control_socket` lead to the daemon; `host_checked` refuses foreign Host fields. At most
     `inferences_max` requests infer at once.
 
-    If only this machine can connect, a request whose Host is a foreign name comes from a web page that has given its own
-    name this address (DNS rebinding), and must not be answered.
+    If only this machine can connect, a request whose Host is a foreign name comes from a web page that has given its
+    own name this address (DNS rebinding), and must not be answered.
     """
 
     def __init__(self, client: Client, control_socket: Path, *, host_checked: bool, inferences_max: int) -> None:

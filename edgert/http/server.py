@@ -40,8 +40,8 @@ class HttpServer:
     def run(self, stop: Readable, rest: Callable[[], bool] = lambda: True) -> None:
         """Serve until `stop` can be read; then wait up to STOP_S_MAX for the requests under way.
 
-        Once clients came, it calls `rest`, which gives memory back, every `rest_s` until that returns True and they have
-        gone.
+        Once clients came, it calls `rest`, which gives memory back, every `rest_s` until that returns True and they
+        have gone.
         """
         due_s: float | None = None
         with selectors.DefaultSelector() as selector:

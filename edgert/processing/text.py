@@ -1,7 +1,7 @@
 """From a request's text to the model's token ids, by the library `tokenizers`.
 
-A request may give text instead of the inputs that the rule makes: UINT8 [N, bytes], one UTF-8 text per row, shorter ones
-padded with zeros. So zeros at the end of a text do not count.
+A request may give text instead of the inputs that the rule makes: UINT8 [N, bytes], one UTF-8 text per row, shorter
+ones padded with zeros. So zeros at the end of a text do not count.
 """
 
 from __future__ import annotations

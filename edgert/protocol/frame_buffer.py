@@ -41,8 +41,8 @@ _LENGTHS, _LENGTHS_OFFSET = struct.Struct("<IHHQ"), 24  # meta bytes, tensors, s
 _new = tuple.__new__  # makes a NamedTuple without the Python function in between
 
 # What is known of the last frame, for the next one that is like it:
-# - how many bytes of it came over the socket (the header alone, if the body was in shared memory); -1 if no frame is like
-#   it, as it had meta, a status or no tensors, or more bytes came with it;
+# - how many bytes of it came over the socket (the header alone, if the body was in shared memory); -1 if no frame is
+#   like it, as it had meta, a status or no tensors, or more bytes came with it;
 # - of its header, the bytes of magic, version and kind, then of the lengths; the flag FLAG_SHARED; the kind;
 # - where its descriptors end, and the frame; the descriptors; the tensors that they describe.
 # It is a plain tuple, as Python unpacks no other kind as fast.
@@ -59,8 +59,8 @@ class FrameBuffer:
     Theory of operation: each frame begins at the buffer's offset 0, so that its tensors are aligned. The
     buffer is in one of three states:
 
-    - no frame has begun: `_filled` is 0, and `room` is the whole buffer. The frame returned last lies there, too, so its
-      memoryviews are valid until bytes are received;
+    - no frame has begun: `_filled` is 0, and `room` is the whole buffer. The frame returned last lies there, too, so
+      its memoryviews are valid until bytes are received;
     - a frame has begun: its first `_filled` bytes are here, and `room` is behind them. Once the header is complete,
       there is room for the whole frame;
     - a frame was returned, and `more` bytes of the next ones are behind it; `_filled` counts both. `feed(0)` moves them
@@ -91,8 +91,8 @@ class FrameBuffer:
         self._last = _NONE
 
     def _allocate(self, size_bytes: int) -> None:
-        # An anonymous map is page-aligned and costs nothing until it is touched. A private one costs half of a shared one
-        # then, and a sixth in huge pages.
+        # An anonymous map is page-aligned and costs nothing until it is touched. A private one costs half of a shared
+        # one then, and a sixth in huge pages.
         memory = mmap.mmap(-1, size_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if size_bytes >= HUGE_PAGE_BYTES:
             with contextlib.suppress(OSError, AttributeError):  # not every kernel has huge pages

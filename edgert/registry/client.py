@@ -127,8 +127,8 @@ class Registry:
         """Fetch the blob to `path`, which holds what an earlier attempt fetched, or is missing.
 
         `on_bytes` gets the count of each piece on disk; it may wait (a limited rate), or raise to stop. The
-        fetched bytes stay for the next attempt, over a power cut too. Once all bytes are there and have the digest, the file
-        is durable; with another digest it is removed, and RegistryCorrupt raised. Raises StorageFailed.
+        fetched bytes stay for the next attempt, over a power cut too. Once all bytes are there and have the digest, the
+        file is durable; with another digest it is removed, and RegistryCorrupt raised. Raises StorageFailed.
         """
         _checked(blob)
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -56,8 +56,8 @@ LOOK_S = 1.0  # the pause between two looks at the spool
 RETRY_PAUSES_S = doubling(1.0, 60.0)
 STABLE_AFTER_S = 10.0
 PUBLISH_BYTES = 16  # the most that a packet has besides its topic and payload
-# When a broker has certainly dropped a cut connection (1.5 keepalives, MQTT 3.1.2.10) and published `lost`. It publishes
-# `lost` late where the cut connection had another client id, as an older version's has.
+# When a broker has certainly dropped a cut connection (1.5 keepalives, MQTT 3.1.2.10) and published `lost`. It
+# publishes `lost` late where the cut connection had another client id, as an older version's has.
 ONLINE_AGAIN_S = 2 * KEEPALIVE_S
 DRAIN_ON_STOP_S = 0.7
 GOODBYE_S = 0.4

@@ -2,9 +2,9 @@
 
 A broker may limit the size of a message. One with MQTT 5 may tell its limit; others just end the connection, and would
 end the next one at the same message again. So a message is held back if several connections in a row end at it soon
-after they began. From the second on, messages are sent one at a time, so that none is blamed for another. A message that
-is held back stays in the spool. It is sent again when the device connects a day later, or after its next start: a broker
-that was broken for other reasons may take it.
+after they began. From the second on, messages are sent one at a time, so that none is blamed for another. A message
+that is held back stays in the spool. It is sent again when the device connects a day later, or after its next start: a
+broker that was broken for other reasons may take it.
 """
 
 from __future__ import annotations

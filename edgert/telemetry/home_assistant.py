@@ -80,9 +80,9 @@ def discovery_topic(topics: Topics, prefix: str) -> str:
 def node_id(topics: Topics) -> str:
     """Return the device's id in Home Assistant, unique, of `A-Z a-z 0-9 _ -` only.
 
-    The first `_` before a letter or a digit separates site and device. So every `_` of a site is doubled, as is a `_` of
-    a device before any other character; `.` becomes `_-`. Most names stay unchanged, which a broker's access list with
-    `%u` relies on.
+    The first `_` before a letter or a digit separates site and device. So every `_` of a site is doubled, as is a `_`
+    of a device before any other character; `.` becomes `_-`. Most names stay unchanged, which a broker's access list
+    with `%u` relies on.
     """
     site = topics.site.replace("_", "__").replace(".", "_-")
     return f"edgert_{site}_{_device_part(topics)}"

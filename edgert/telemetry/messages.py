@@ -1,7 +1,7 @@
 """MQTT topics and flat-JSON payloads: the device builds them, subscribers parse them.
 
-docs/telemetry.md is the contract. Payloads are flat (no arrays, no objects), booleans are 0 or 1, and every id contains a
-letter, because exporters turn `1.10` into the number 1.1.
+docs/telemetry.md is the contract. Payloads are flat (no arrays, no objects), booleans are 0 or 1, and every id contains
+a letter, because exporters turn `1.10` into the number 1.1.
 """
 
 from __future__ import annotations

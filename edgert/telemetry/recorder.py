@@ -33,8 +33,8 @@ from edgert.telemetry.spans import (
 )
 
 PENDING_MAX = 4096
-# A slice takes 0.07 ms on a slow x86 core. It delays all clients that ask then: a larger slice would show in the tail of
-# many clients, a smaller one takes more time in all.
+# A slice takes 0.07 ms on a slow x86 core. It delays all clients that ask then: a larger slice would show in the tail
+# of many clients, a smaller one takes more time in all.
 FOLD_SLICE = 512
 
 # A span's whole microseconds, in this order: the time of the request, then each stage.

@@ -1,9 +1,9 @@
 """The reporter: a worker's thread that turns its recorder's windows into spooled messages.
 
 Once a second it folds the waiting spans; once a window it appends `metrics` and `hist`. Without requests it looks ever
-more rarely, in the end only once a window, so that an idle device does not wake up for nothing. A recorder that fills up
-wakes it. A spool that fails costs the messages of a window, never a request: the reporter logs it once, and tries again
-with the next window.
+more rarely, in the end only once a window, so that an idle device does not wake up for nothing. A recorder that fills
+up wakes it. A spool that fails costs the messages of a window, never a request: the reporter logs it once, and tries
+again with the next window.
 """
 
 from __future__ import annotations

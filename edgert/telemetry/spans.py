@@ -35,8 +35,8 @@ class Totals:
     `requests` counts every outcome. Latency counters cover the requests answered `ok`;
     `within_ms[i]` counts those that took at most SLO_BOUNDS_MS[i], exactly. `executed` counts those that an engine
     run answered, `gone` those whose client left before its answer. `stage_sum_us` is the time that answered requests
-    spent in each stage, `hit_cache_sum_us` the part of the cache stage that belongs to hits, `failed_sum_us` the time of
-    the other requests until they were refused.
+    spent in each stage, `hit_cache_sum_us` the part of the cache stage that belongs to hits, `failed_sum_us` the time
+    of the other requests until they were refused.
     """
 
     requests: int = 0

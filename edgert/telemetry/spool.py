@@ -2,11 +2,11 @@
 
 Theory of operation: one SQLite file in WAL mode. Every worker process appends; the forwarder reads the oldest first and
 deletes what was acknowledged. Each append is one transaction: it takes the stream's next `seq`, writes the message and,
-beyond the bounds, deletes the oldest messages of the least important kind. With `synchronous = NORMAL` a commit survives
-the death of any process. A power cut may lose the last commits, which is why subscribers tell boots apart.
+beyond the bounds, deletes the oldest messages of the least important kind. With `synchronous = NORMAL` a commit
+survives the death of any process. A power cut may lose the last commits, which is why subscribers tell boots apart.
 
-An unreadable database is renamed to `NAME.corrupt-N` and replaced by a new one. The other processes notice the new inode
-and follow. The new file counts from a random number above 2**32, so that no `seq` of this boot occurs twice.
+An unreadable database is renamed to `NAME.corrupt-N` and replaced by a new one. The other processes notice the new
+inode and follow. The new file counts from a random number above 2**32, so that no `seq` of this boot occurs twice.
 
 The threads of one process may share a `Spool`; a fork must not.
 """

@@ -1,8 +1,8 @@
 """Claims: which deployment changes a model now, so that two do not undo each other's steps.
 
-A deployment is several commands over minutes, and no process on the device lives that long. So it takes a claim: a token
-with an end time. Each of its commands shows the token, which extends the claim. The claim of a vanished host runs out by
-itself, and a reboot ends it. A command without a token is not refused: claims separate deployments, they are no
+A deployment is several commands over minutes, and no process on the device lives that long. So it takes a claim: a
+token with an end time. Each of its commands shows the token, which extends the claim. The claim of a vanished host runs
+out by itself, and a reboot ends it. A command without a token is not refused: claims separate deployments, they are no
 permission.
 
     STATE/claims/<model>.json    the claim, until it is released

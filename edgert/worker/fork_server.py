@@ -1,7 +1,7 @@
 """The fork server: a process that has imported what workers import, and becomes a worker by fork.
 
-The workers share the memory of these imports, and start at once. The server has no session and one thread, which is what
-makes a fork safe. The daemon's end is `edgert.daemon.workers.fork_server`; `SOCK_SEQPACKET` messages of
+The workers share the memory of these imports, and start at once. The server has no session and one thread, which is
+what makes a fork safe. The daemon's end is `edgert.daemon.workers.fork_server`; `SOCK_SEQPACKET` messages of
 `edgert.worker_link.link` pass between the two:
 
 - `fork`, with the worker's end of its link as descriptor: the new process says `started` with its id there, and goes

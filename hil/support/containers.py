@@ -1,8 +1,8 @@
 """Virtual devices with a real systemd and sshd: systemd-nspawn over one shared root filesystem.
 
-Each container has a network namespace with one link to this host, a cgroup, and an overlay for its changes. It starts in
-about a second. It shares this machine's kernel, clock and page cache: a power cut ends its processes at once and loses
-no written data. `machines.py` has devices that do lose data.
+Each container has a network namespace with one link to this host, a cgroup, and an overlay for its changes. It starts
+in about a second. It shares this machine's kernel, clock and page cache: a power cut ends its processes at once and
+loses no written data. `machines.py` has devices that do lose data.
 """
 
 from __future__ import annotations

@@ -31,8 +31,8 @@ _EINVAL = 22
 class LossyDisk:
     """A disk with `content` at the start.
 
-    `requests` counts writes and flushes. The power is cut before request number `strike_at`; then `struck` is set. Later
-    writes are answered and lost.
+    `requests` counts writes and flushes. The power is cut before request number `strike_at`; then `struck` is set.
+    Later writes are answered and lost.
     """
 
     def __init__(self, path: Path, content: bytes) -> None:

@@ -102,7 +102,7 @@ def running_sshd(folder: Path, path: str = "/usr/local/bin:/usr/bin:/bin") -> It
 def start_sshd(
     folder: Path, path: str = "/usr/local/bin:/usr/bin:/bin", port: int | None = None, more: str = "", text: str = ""
 ) -> SshDevice:
-    """Start a server with the keys in `folder`, on the given port if there is one; `text` replaces its configuration."""
+    """Start a server with the keys in `folder`, on `port` if given; `text` replaces its configuration."""
     program = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:/usr/bin")
     if program is None:
         raise ConfigInvalid(f"no sshd is installed here; install it with: sudo {INSTALL}")

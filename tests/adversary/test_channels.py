@@ -1,7 +1,7 @@
 """A hostile registry or network: each attack of TUF's list is refused with its own error.
 
-The list: https://theupdateframework.github.io/specification/latest/#goals-to-protect-against-specific-attacks. Nothing but
-what a trusted key signed is ever installed, and what is live goes on serving.
+The list: https://theupdateframework.github.io/specification/latest/#goals-to-protect-against-specific-attacks. Nothing
+but what a trusted key signed is ever installed, and what is live goes on serving.
 """
 
 from __future__ import annotations

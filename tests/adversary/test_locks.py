@@ -1,4 +1,4 @@
-"""Another user of the device tries to hold its locks and to change its files, also where everything ran with umask 000."""
+"""Another user tries to hold the locks and to change the files, also where all ran with umask 000."""
 
 from __future__ import annotations
 

@@ -31,9 +31,9 @@ from tests.support.http_requests import binary_body, json_input
 
 GOOD_REQUESTS = 60
 
-# Holds argv[2] connections to the port argv[1]. Each begins with what stdin has, goes on byte by byte, and reads nothing.
-# None takes longer than argv[3] seconds to begin. The attacker makes connections anew that the server closes, a hundred
-# a second, or as many as 8 MB a second allow: one that sends more is no slow client.
+# Holds argv[2] connections to the port argv[1]. Each begins with what stdin has, goes on byte by byte, and reads
+# nothing. None takes longer than argv[3] seconds to begin. The attacker makes connections anew that the server closes,
+# a hundred a second, or as many as 8 MB a second allow: one that sends more is no slow client.
 _ATTACK = """
 import socket, sys, time
 port, count, wait_s_max = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])

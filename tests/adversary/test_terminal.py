@@ -1,4 +1,4 @@
-"""A device and a bundle put terminal escapes into everything that they say; a clipboard is what an operator may lose."""
+"""A device and a bundle put terminal escapes into all their texts; no command prints one."""
 
 from __future__ import annotations
 

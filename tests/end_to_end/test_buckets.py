@@ -22,7 +22,8 @@ from tests.support.examples import ENGINES, Built, built, served
 from tests.support.models.texts import LARGEST, MODEL, answers_to, text, texts, write_texts
 from tests.support.shell import ShellHere
 
-# Transformers in ONNX Runtime get the recipe dynamic-range, in which the items of a batch share the ranges of activations.
+# Transformers in ONNX Runtime get the recipe dynamic-range, in which the items of a batch share the ranges of
+# activations.
 ATOL = {"onnxruntime": 0.05}
 
 

@@ -1,4 +1,4 @@
-"""Every kind of input and output, through every builder and its engine: tokens, masks, bytes, several of each, both batches."""
+"""Every kind of input and output, through every builder and its engine: tokens, masks, bytes, several of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A device changes its own runtime, as a channel in a real registry says: real wheels, pip, daemons, and the real script."""
+"""A device changes its runtime as a channel in a real registry says, with real wheels, pip and daemons."""
 
 from __future__ import annotations
 

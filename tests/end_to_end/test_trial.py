@@ -1,4 +1,4 @@
-"""A trial with limits, on a real device: each limit broken brings the old version back with the reason; held, it stays."""
+"""A trial with limits, on a real device: a broken limit brings the old version back, with the reason."""
 
 from __future__ import annotations
 

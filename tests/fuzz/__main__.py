@@ -4,9 +4,9 @@
     python -m tests.fuzz wire http --seconds 600
     python -m tests.fuzz --only wire build/fuzz/wire-crash-...       # repeat one finding
 
-atheris changes the inputs and follows which lines they reach. A finding is written to build/fuzz/, and the run ends with
-exit status 1: mend its cause, and copy the file to tests/fuzz/corpus/TARGET/, so that `make test` repeats it. What a
-run learns stays in build/fuzz/corpus/, where the next one begins.
+atheris changes the inputs and follows which lines they reach. A finding is written to build/fuzz/, and the run ends
+with exit status 1: mend its cause, and copy the file to tests/fuzz/corpus/TARGET/, so that `make test` repeats it. What
+a run learns stays in build/fuzz/corpus/, where the next one begins.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The readers of what others send, each as a function of bytes: it takes them, or refuses them with its documented error.
+"""The readers of foreign bytes, each a function: it takes them, or refuses them with its documented error.
 
-Any other error, an answer that breaks its own format, a crash, a hang or much memory is a finding. `seeds` returns valid
-inputs: a fuzzer begins with them, and with the files in `corpus/`.
+Any other error, an answer that breaks its own format, a crash, a hang or much memory is a finding. `seeds` returns
+valid inputs: a fuzzer begins with them, and with the files in `corpus/`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Bootstrap: turn a bare device into one that takes deployments, or bring such a device up to date.
 
 A bootstrap looks at the device, plans what has to change, and does exactly that: a second one changes nothing. It
-replaces a runtime only on request, or if an engine is missing, and then on trial (edgert_deploy.bootstrap.runtime). If it
-is interrupted, the old runtime goes on serving, and the next bootstrap continues.
+replaces a runtime only on request, or if an engine is missing, and then on trial (edgert_deploy.bootstrap.runtime). If
+it is interrupted, the old runtime goes on serving, and the next bootstrap continues.
 
     HOME/                    the runtimes (edgert_deploy.bootstrap.runtime)
     HOME/receipt             what else bootstrap made, for `edgert uninstall`

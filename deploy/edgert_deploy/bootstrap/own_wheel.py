@@ -36,8 +36,8 @@ WHEEL = "Wheel-Version: 1.0\nGenerator: edgert\nRoot-Is-Purelib: true\nTag: py3-
 def own_wheel(progress: Callable[[str], None] = lambda _: None) -> Path:
     """Build edgert's own wheel from this source tree, or repack the installed package.
 
-    So a device always gets the code that its host runs. Repacking needs no index and no build tool. A tree that was built
-    before is not built again.
+    So a device always gets the code that its host runs. Repacking needs no index and no build tool. A tree that was
+    built before is not built again.
     """
     kept_in, source = cache_folder() / "own", source_tree()
     kept_in.mkdir(parents=True, exist_ok=True)

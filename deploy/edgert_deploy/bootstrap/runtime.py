@@ -212,8 +212,8 @@ class Runtimes:
     ) -> None:
         """Make the complete environment `plan.id` beside the one in use.
 
-        Nothing points at it yet. Raises StorageFailed before the first byte if there is no room, EngineMissing if no engine
-        loads (with `exactly`, if any does not), and DeviceError.
+        Nothing points at it yet. Raises StorageFailed before the first byte if there is no room, EngineMissing if no
+        engine loads (with `exactly`, if any does not), and DeviceError.
         """
         if plan.id in there.complete:
             return
@@ -269,8 +269,8 @@ class Runtimes:
     def try_out(self, runtime: str, models: Sequence[str], manager: str, trial_s: float = TRIAL_S) -> None:
         """Have the device switch to `runtime` on trial, and wait for its decision.
 
-        `manager` is system, user or monitor. Raises RolledBack with the device's reason, and DeviceUnreachable if the link
-        does not return; the device decides all the same.
+        `manager` is system, user or monitor. Raises RolledBack with the device's reason, and DeviceUnreachable if the
+        link does not return; the device decides all the same.
         """
         self.must(trial_command(self.device.home, self.device.state, runtime, models, manager, trial_s))
         until = time.monotonic() + trial_s + QUICK_S_MAX

@@ -1,8 +1,8 @@
 """Removes what bootstrap made; models, keys and configuration stay unless they are asked for.
 
 Files are removed by name, and folders only if they are empty then: other people's files stay and are listed. One shell
-script does the work on the device (on_device/uninstall.sh). If it is interrupted, it can be run again. While the runtime
-and the credentials are there, the device also clears what the broker retains of it.
+script does the work on the device (on_device/uninstall.sh). If it is interrupted, it can be run again. While the
+runtime and the credentials are there, the device also clears what the broker retains of it.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The wheelhouse: every wheel for a device's Python, processor and glibc, collected on the host.
 
 A device needs no internet. It installs from this folder alone, and only wheels whose hashes were pinned: by the lock
-that ships with edgert (`locked_wheels`), so that every host gives its devices the same versions, which the tests ran with.
-The requirements come from edgert's own wheel. pip evaluates environment markers for its own interpreter, even when it
-downloads for another machine. So this module evaluates them for the device, over the whole tree, and requests by name
-what pip left out.
+that ships with edgert (`locked_wheels`), so that every host gives its devices the same versions, which the tests ran
+with. The requirements come from edgert's own wheel. pip evaluates environment markers for its own interpreter, even
+when it downloads for another machine. So this module evaluates them for the device, over the whole tree, and requests
+by name what pip left out.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ from edgert_deploy.devices.profiles import list_profiles
 def profiles(profiles_dir: Path | None, as_json: bool) -> None:
     """List the device profiles, which `edgert build --target` takes. Each is one TOML file.
 
-    The column ENGINE has the engine that the profile prefers. If the folder ./profiles has profiles, they are listed in place of
-    those that ship.
+    The column ENGINE has the engine that the profile prefers. If the folder ./profiles has profiles, they are listed in
+    place of those that ship.
 
     \b
     Examples:

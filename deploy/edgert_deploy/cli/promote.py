@@ -38,8 +38,8 @@ def promote(
     """Offer the newest release of MODEL in one channel to the devices of another, or to more of the same.
 
     No byte of the release is sent: it is in the registry. Its limits stay as they were, unless you give others. Within
-    one channel the sites, profiles and tags stay, too. A higher --share only adds devices. A release that is halted is not
-    promoted.
+    one channel the sites, profiles and tags stay, too. A higher --share only adds devices. A release that is halted is
+    not promoted.
 
     \b
     Examples:

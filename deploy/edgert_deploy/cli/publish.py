@@ -35,8 +35,8 @@ from edgert_deploy.rollout.request import read_offer
 def publish(bundle: Path, channel: str | None, chosen: Chosen, signing: Signing, reach: Reach, as_json: bool) -> None:
     """Put BUNDLE into REGISTRY, and with --channel offer it to the devices that follow the channel.
 
-    REGISTRY is oci://HOST/REPOSITORY, in any OCI registry; without it, the project's. Only files that the registry lacks
-    are sent. A release there is immutable: one of the same number with other content is refused.
+    REGISTRY is oci://HOST/REPOSITORY, in any OCI registry; without it, the project's. Only files that the registry
+    lacks are sent. A release there is immutable: one of the same number with other content is refused.
 
     A channel is a statement that you sign. Devices verify it, fetch the release, try it with the limits, and keep it or
     go back by themselves. See docs/channels.md.

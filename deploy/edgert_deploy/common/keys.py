@@ -1,7 +1,7 @@
 """Keys: this user's signing keys, and the public keys that the project shares.
 
-Both halves of a key are in the user's configuration (or where `keys` in `edgert.toml` points), never in a project that a
-team commits. There only the public half is, so that any host of the team has devices trust it.
+Both halves of a key are in the user's configuration (or where `keys` in `edgert.toml` points), never in a project that
+a team commits. There only the public half is, so that any host of the team has devices trust it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A project: the folder of what a team shares about its fleet, marked by its `edgert.toml`.
 
-Commands look for that file in the working folder and its parents, like git. Without one, the user's configuration folder
-is the project.
+Commands look for that file in the working folder and its parents, like git. Without one, the user's configuration
+folder is the project.
 
 edgert.toml         defaults of options, the limits of trials, the store
 inventory.toml      the devices

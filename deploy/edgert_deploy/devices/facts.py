@@ -33,7 +33,8 @@ _ENGINES_LINES = (
     "    try: print('engine=' + n, m.version(n))\n"
     "    except m.PackageNotFoundError: pass"
 )
-# A login may not have every Python on its PATH, and a Python may have many names. $1 is the Python of edgert's environment there, if there is one.
+# A login may not have every Python on its PATH, and a Python may have many names. $1 is the Python of edgert's
+# environment there, if there is one.
 _PROBE = rf"""
 echo machine=$(uname -m)
 echo uid=$(id -u)

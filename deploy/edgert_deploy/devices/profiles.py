@@ -34,8 +34,9 @@ class Match(Closed):
 class DeviceProfile(Closed):
     """One `devices/<name>.toml`.
 
-    `engines` come in order of preference, the best first. `machines` are values of `uname -m`; empty means any. `python`
-    and `glibc` are the lowest versions that the engines' wheels need; `python_max` is the highest, "" for none.
+    `engines` come in order of preference, the best first. `machines` are values of `uname -m`; empty means any.
+    `python` and `glibc` are the lowest versions that the engines' wheels need; `python_max` is the highest, "" for
+    none.
     """
 
     name: str

@@ -42,7 +42,8 @@ class Unit:
 def chosen_unit(device: Device, facts: MachineFacts, chosen: str, transport: Transport) -> Unit | None:
     """Return the unit that keeps edgertd running there, or None if the monitor does.
 
-    `chosen` is auto, systemd or monitor; with auto, a monitor that runs goes on. Raises DeviceError if the two would compete for the daemon.
+    `chosen` is auto, systemd or monitor; with auto, a monitor that runs goes on. Raises DeviceError if the two would
+    compete for the daemon.
     """
     unit = unit_for(device, facts)
     if unit is None:
@@ -131,7 +132,8 @@ def start(transport: Transport, device: Device) -> None:
 def check(transport: Transport, device: Device, unit: Unit) -> None:
     """Check what only the device's administrator can grant, before anything is sent. Raises DeviceError.
 
-    A user's services end at log-out unless the user lingers. A change that an uninstall must undo goes into the receipt.
+    A user's services end at log-out unless the user lingers. A change that an uninstall must undo goes into the
+    receipt.
     """
     if not unit.user:
         if not transport.run(["sh", "-c", _CAN_MAKE_USER, "sh", USER], QUICK_S_MAX).ok:

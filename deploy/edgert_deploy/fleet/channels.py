@@ -1,7 +1,7 @@
 """How far a channel is, by what its devices reported to the store. Pure.
 
-A device names its channel in `info`, the live release of each model in `deploy`, and a release that it went back from or
-refused in an event.
+A device names its channel in `info`, the live release of each model in `deploy`, and a release that it went back from
+or refused in an event.
 """
 
 from __future__ import annotations

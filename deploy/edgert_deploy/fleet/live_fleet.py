@@ -1,7 +1,7 @@
 """The fleet as its messages describe it now: devices and their models, without history.
 
-The terminal's table (last_minutes.py) and the page (ui/board.py) are made of it. It is small enough for many devices: a model is
-one record of its newest report.
+The terminal's table (last_minutes.py) and the page (ui/board.py) are made of it. It is small enough for many devices: a
+model is one record of its newest report.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _ALARMS_CHARS_MAX = ALARMS_MAX * (ID_CHARS_MAX + 1)
 class ModelState:
     """One model on one device, by its newest report.
 
-    A figure that a window without requests leaves out is None. `p99s` are those of the last windows with enough requests,
-    the oldest first.
+    A figure that a window without requests leaves out is None. `p99s` are those of the last windows with enough
+    requests, the oldest first.
     """
 
     version: str = ""

@@ -1,7 +1,7 @@
 """Packed histograms, as the store keeps them: (index, count) records, merged in bulk by addition.
 
-A window's counts fit 32 bits; a merged row may hold an hour of a whole fleet and has 64. Little-endian on every machine,
-so that another machine can read a store.
+A window's counts fit 32 bits; a merged row may hold an hour of a whole fleet and has 64. Little-endian on every
+machine, so that another machine can read a store.
 """
 
 from __future__ import annotations

@@ -37,8 +37,8 @@ def write_model_file(
 ) -> Path:
     """Write the model file beside the source; return its path.
 
-    `given` are the options that say how the source was read, which every build needs again. `targets` are profiles; none:
-    this machine's. Raises ConfigInvalid if the file exists, unless forced.
+    `given` are the options that say how the source was read, which every build needs again. `targets` are profiles;
+    none: this machine's. Raises ConfigInvalid if the file exists, unless forced.
     """
     path = source.path.with_suffix(SUFFIX)
     try:

@@ -123,8 +123,8 @@ class Channels:
     ) -> Statement:
         """Sign, put and return the channel's next statement; `edit` changes the entries.
 
-        It is valid for `lasts_s`, and devices no longer trust the keys in `revoked`. With `begins` a channel that is not
-        there begins with no entry. Raises ChannelChanged, and what `read` does.
+        It is valid for `lasts_s`, and devices no longer trust the keys in `revoked`. With `begins` a channel that is
+        not there begins with no entry. Raises ChannelChanged, and what `read` does.
         """
         known, before = "", None
         try:

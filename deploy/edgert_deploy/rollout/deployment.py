@@ -3,8 +3,8 @@
 Facts give a plan, the plan gives steps, the steps give an outcome.
 
 A deployment claims its model on the device before it changes anything, so that no other one interferes. The
-device finishes for a host that cannot: a version that nobody marks good ends with its trial. When the user stops, the current
-step ends, and a version that is not marked good yet is rolled back.
+device finishes for a host that cannot: a version that nobody marks good ends with its trial. When the user stops, the
+current step ends, and a version that is not marked good yet is rolled back.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class Result(str, Enum):
 class Outcome:
     """The result of a deployment on one device, with `error` if it did not succeed.
 
-    `serving` is the release that is live there now, where that is known. `sent_bytes` is the size of what was sent, or in
-    a dry run of what would be; `send_s` includes the making of a delta. `watched` holds the readings of a trial's limits.
-    `warning` says that the release scored less at its build than the one before, "" if it did not.
+    `serving` is the release that is live there now, where that is known. `sent_bytes` is the size of what was sent, or
+    in a dry run of what would be; `send_s` includes the making of a delta. `watched` holds the readings of a trial's
+    limits. `warning` says that the release scored less at its build than the one before, "" if it did not.
     """
 
     device: str

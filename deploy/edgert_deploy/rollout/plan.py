@@ -56,8 +56,8 @@ class Offer:
 class Plan:
     """The steps for one device; none if this content is live and good already.
 
-    `limits` are watched on trial. A trial under way keeps its own limits unless others are asked for. `warning` says that
-    the release scored less at its build than the live one, "" if it did not.
+    `limits` are watched on trial. A trial under way keeps its own limits unless others are asked for. `warning` says
+    that the release scored less at its build than the live one, "" if it did not.
     """
 
     model: str

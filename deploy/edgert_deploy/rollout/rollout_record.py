@@ -1,9 +1,9 @@
 """A rollout, and its record: lines of JSON that are only ever added. Pure.
 
-Theory of operation. The first line says what is rolled out. Each other line is an event: the outcome of a device, or how
-the rollout as a whole stands. An event has a number, which grows; the place of a line does not count. So two copies of a
-record that both grew merge by keeping the lines of both, and every host then reads the same rollout. An abort is final,
-whatever happened elsewhere at the same time.
+Theory of operation. The first line says what is rolled out. Each other line is an event: the outcome of a device, or
+how the rollout as a whole stands. An event has a number, which grows; the place of a line does not count. So two copies
+of a record that both grew merge by keeping the lines of both, and every host then reads the same rollout. An abort is
+final, whatever happened elsewhere at the same time.
 """
 
 from __future__ import annotations

@@ -54,8 +54,8 @@ Settled = Callable[[EdgeRTError | None], None]
 class ModelService:
     """`report` reports an event of the model (name, fields).
 
-    `admit` returns whether a version may load now, and raises if it may not soon; otherwise it calls `sync` when it may.
-    `start_worker` starts a worker, and passes its messages to `received` and its end to `ended`.
+    `admit` returns whether a version may load now, and raises if it may not soon; otherwise it calls `sync` when it
+    may. `start_worker` starts a worker, and passes its messages to `received` and its end to `ended`.
     `clock` is monotonic seconds, the same as the workers' run pages.
     """
 

@@ -23,8 +23,8 @@ from edgert.versions.slots import CUT_OFF, SlotState, Version
 class Trial:
     """All methods run on the supervisor's thread.
 
-    `roll_back` ends the trial of a version (version, reason, fields of the event). `rolled_back` follows a trial that ran
-    out, with the same arguments; `sync` follows the slots if a command ended it before. `report` reports an event.
+    `roll_back` ends the trial of a version (version, reason, fields of the event). `rolled_back` follows a trial that
+    ran out, with the same arguments; `sync` follows the slots if a command ended it before. `report` reports an event.
     """
 
     def __init__(

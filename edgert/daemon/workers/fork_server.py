@@ -1,8 +1,8 @@
 """Starts workers as forks of one fork server where that works and pays, else as programs.
 
-`edgert.worker.fork_server` is the server's process. It is the parent of the workers, so the daemon holds a pidfd of each
-to end it and to see its end, and asks the server for the exit code. Workers outlive a server that was killed; the next
-worker gets a new server.
+`edgert.worker.fork_server` is the server's process. It is the parent of the workers, so the daemon holds a pidfd of
+each to end it and to see its end, and asks the server for the exit code. Workers outlive a server that was killed; the
+next worker gets a new server.
 """
 
 from __future__ import annotations

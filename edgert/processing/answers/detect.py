@@ -1,8 +1,8 @@
 """From a detector's outputs to boxes in the sent image: pure functions on arrays.
 
-Boxes are left, top, right, bottom in pixels of the source image (FP32), best first. Non-maximum suppression is greedy and
-within each class: it removes a box whose intersection over union with a better one of its class is above the threshold.
-Ties keep the order of the model's boxes.
+Boxes are left, top, right, bottom in pixels of the source image (FP32), best first. Non-maximum suppression is greedy
+and within each class: it removes a box whose intersection over union with a better one of its class is above the
+threshold. Ties keep the order of the model's boxes.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def detections(
 ) -> Detections:
     """Return the detections in each image from `outputs`, the arrays that `rule` names, in its order.
 
-    `size` is (height, width) of the model's image; `placements` map back to the sent images. With None, coordinates stay
-    those of the model's image.
+    `size` is (height, width) of the model's image; `placements` map back to the sent images. With None, coordinates
+    stay those of the model's image.
     """
     images, room = len(outputs[0]), rule.detections_max
     detected = Detections(

@@ -1,8 +1,8 @@
 """From image files and frames to the model's size, in Pillow's compiled code, which releases the GIL.
 
-Why only Pillow: a 1080p JPEG to 224x224 takes 5.2 ms with its reduced decode, 4.9 with simplejpeg and OpenCV, 15 without
-reduction (`bench/preprocess.py`). Its pixels are the closest to those of the usual training code. It installs 22 MB,
-OpenCV 150 and 12 MB more of resident memory. With one codec, host and device see the same pixels.
+Why only Pillow: a 1080p JPEG to 224x224 takes 5.2 ms with its reduced decode, 4.9 with simplejpeg and OpenCV, 15
+without reduction (`bench/preprocess.py`). Its pixels are the closest to those of the usual training code. It installs
+22 MB, OpenCV 150 and 12 MB more of resident memory. With one codec, host and device see the same pixels.
 
 A JPEG is decoded at the smallest of 1/1, 1/2, 1/4, 1/8 of its size that is at least the wanted size; a frame is first
 averaged in whole blocks. Limits are checked on the header, before anything is decoded. EXIF orientation is not applied.
@@ -40,8 +40,8 @@ _UNPACKING = threading.BoundedSemaphore(os.cpu_count() or 1)
 class ImageReader:
     """Makes images of one size and colour: UINT8 [height, width, channels], each with its placement.
 
-    `size` is (height, width); without a resize rule images must have exactly this size. Raises EngineMissing where Pillow
-    is not installed.
+    `size` is (height, width); without a resize rule images must have exactly this size. Raises EngineMissing where
+    Pillow is not installed.
     """
 
     def __init__(self, rule: Preprocess, size: tuple[int, int]) -> None:

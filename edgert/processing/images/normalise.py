@@ -1,8 +1,8 @@
 """From UINT8 values to a model's own: (value * scale - mean) / std, transposed in the same pass.
 
-For floats this is one multiplication and one addition per value, with factors folded in FP64: 85 us for 224x224x3, where
-the plain formula takes 550 and a look-up per value 190. The result is within 4 units in the last place of the largest
-value from the formula's. For 8-bit models it is a look-up in a table of 256 values, exact.
+For floats this is one multiplication and one addition per value, with factors folded in FP64: 85 us for 224x224x3,
+where the plain formula takes 550 and a look-up per value 190. The result is within 4 units in the last place of the
+largest value from the formula's. For 8-bit models it is a look-up in a table of 256 values, exact.
 """
 
 from __future__ import annotations

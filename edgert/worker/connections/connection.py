@@ -30,7 +30,8 @@ REACTOR_FRAME_BYTES_MAX = 1024**2  # a connection with larger frames keeps its t
 # A client that stops inside a frame for this long is disconnected; one that is silent between frames loses its buffer.
 STALL_S = 10.0
 _STALL = timeval(STALL_S)
-# A connection with fewer requests stays out of the reactor, and moves no other there: some apps connect for each request.
+# A connection with fewer requests stays out of the reactor, and moves no other there: some apps connect for each
+# request.
 REACTOR_REQUESTS_MIN = 16
 
 

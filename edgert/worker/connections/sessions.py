@@ -1,7 +1,7 @@
 """The sessions of a worker: how many there may be, and what each keeps between its requests.
 
-A session lives on one connection and ends with it. Its memory is reserved at the most that it can take, before its first
-request: a client that opens sessions and never uses them meets the limits too.
+A session lives on one connection and ends with it. Its memory is reserved at the most that it can take, before its
+first request: a client that opens sessions and never uses them meets the limits too.
 """
 
 from __future__ import annotations

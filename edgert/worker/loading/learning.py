@@ -3,16 +3,16 @@
 Theory of operation: threads are tried as 1, 2, 4, ... up to the number of processors, and more are taken only while
 they gain MORE_THREADS_GAIN: a small model runs in 13 us on one thread and in 26 us on two. One session is open at a
 time, so learning takes no more memory than serving. Then batches of 1, 2, 4, ... are timed on the session that won; the
-cap is the largest batch that is still cheaper per item than the smaller ones. A size that would take the process more than
-LEARN_MB_MAX is not tried: its activations would stay in memory while it serves. Engines keep the memory of their largest
-batch, so a session that grew by more than KEPT_MB_MAX is opened anew. Where threads may share the engine's session, a
-model that gains little from batches gets several runs at once: while one waits for its client or its slowest thread,
-another works.
+cap is the largest batch that is still cheaper per item than the smaller ones. A size that would take the process more
+than LEARN_MB_MAX is not tried: its activations would stay in memory while it serves. Engines keep the memory of their
+largest batch, so a session that grew by more than KEPT_MB_MAX is opened anew. Where threads may share the engine's
+session, a model that gains little from batches gets several runs at once: while one waits for its client or its slowest
+thread, another works.
 
-All of it ends within about LEARN_S_MAX: a measurement that would not fit is not begun, and the figures so far decide. The
-result is kept in the device's state, for the artifact, the engine's version, the processors and the configuration, so the
-next load measures nothing. If other work took much of the processors, the next MEASURED_MAX - 1 loads measure again, and
-the least disturbed result counts.
+All of it ends within about LEARN_S_MAX: a measurement that would not fit is not begun, and the figures so far decide.
+The result is kept in the device's state, for the artifact, the engine's version, the processors and the configuration,
+so the next load measures nothing. If other work took much of the processors, the next MEASURED_MAX - 1 loads measure
+again, and the least disturbed result counts.
 """
 
 from __future__ import annotations
@@ -318,9 +318,9 @@ def _learn_batch_cap(
 ) -> tuple[int, dict[int, float]]:
     """Return the largest batch that is cheaper per item than every smaller one, and each one's time in us.
 
-    Sizes are 1, 2, 4, ... up to BATCH_CAP_MAX, in BATCH_ROUNDS rounds. The shortest of all runs of a size counts: longer
-    ones measure the device's other work. Ends soon after `until_s` on `clock`, and before a size that is expected to
-    take LEARN_MB_MAX more than the first.
+    Sizes are 1, 2, 4, ... up to BATCH_CAP_MAX, in BATCH_ROUNDS rounds. The shortest of all runs of a size counts:
+    longer ones measure the device's other work. Ends soon after `until_s` on `clock`, and before a size that is
+    expected to take LEARN_MB_MAX more than the first.
     """
     if not batchable((*session.inputs, *session.outputs)):
         return 1, {}

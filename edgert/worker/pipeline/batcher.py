@@ -85,9 +85,9 @@ class Batcher:
     for the time from a request's arrival to its engine's answer; 0 sets none. `clock` returns seconds, and deadlines
     are stated on it.
 
-    `closed` counts batches by what closed them: `idle` (no other request waited), `cap`, `linger` (the leader waited for
-    the last batch's clients), `deadline` (it waited less, because of its own time-out). `runs` holds, by the number of
-    items in a run, how many such runs there were and their engine time in ns.
+    `closed` counts batches by what closed them: `idle` (no other request waited), `cap`, `linger` (the leader waited
+    for the last batch's clients), `deadline` (it waited less, because of its own time-out). `runs` holds, by the number
+    of items in a run, how many such runs there were and their engine time in ns.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
 """Shadow: a sample of live requests goes through the FP32 reference too, to compare the answers.
 
-Theory of operation: a sampled request leaves a copy of its inputs and its answer in a queue of QUEUE_MAX and goes on; if
-the queue is full, no copy is made. A thread takes the copy to the process edgert.worker.shadow.shadow_process, which runs the
-reference at idle priority. It is a process because a thread of idle priority that holds Python's lock would delay the
-live ones, and because a reference that crashes then costs nothing else.
+Theory of operation: a sampled request leaves a copy of its inputs and its answer in a queue of QUEUE_MAX and goes on;
+if the queue is full, no copy is made. A thread takes the copy to the process edgert.worker.shadow.shadow_process, which
+runs the reference at idle priority. It is a process because a thread of idle priority that holds Python's lock would
+delay the live ones, and because a reference that crashes then costs nothing else.
 
 The alarm is raised when the last WINDOW comparisons agree less often than `alarm`, and cleared when their agreement is
 half way from there to 1.

@@ -1,4 +1,4 @@
-"""The follower against a registry: what it fetches, installs and tries, on a device with its real commands and daemon."""
+"""The follower and a registry: what it fetches, installs and tries, with real commands and a real daemon."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Installing: what is refused, what is kept. tests/device/versions/test_crash_points.py has what is left after a kill or a full disk."""
+"""Installing: what is refused, what is kept.
+
+tests/device/versions/test_crash_points.py has what is left after a kill or a full disk.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bootstrap on this machine: idempotent, keys and configuration without a needless restart, clear about what is missing."""
+"""Bootstrap on this machine: idempotent, without a needless restart, clear about what is missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`edgert logs` and `edgert ssh` against a real OpenSSH server: the lines asked for, the pinned keys, nothing left behind."""
+"""`edgert logs` and `edgert ssh` against a real OpenSSH server: the lines, the pinned keys, nothing left there."""
 
 from __future__ import annotations
 

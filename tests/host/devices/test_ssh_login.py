@@ -1,4 +1,4 @@
-"""Ways to a device: jump hosts, ProxyCommand, agents and ~/.ssh/config, through real OpenSSH servers; pinned keys on all."""
+"""Ways to a device, with pinned keys: jump hosts, ProxyCommand, agents, ~/.ssh/config; real OpenSSH servers."""
 
 from __future__ import annotations
 

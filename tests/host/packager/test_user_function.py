@@ -1,4 +1,4 @@
-"""Functions of the user: found in the folder that is given, else in the working folder, else named with where to look."""
+"""Functions of the user: found in the folder given, else in the working folder; a missing one is named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trained models that EdgeRT's authors did not make keep their task, judged in the vendors' engines without our code."""
+"""Trained models that EdgeRT's authors did not make keep their task, judged in the vendors' own engines."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """A recurrent model that hears bursts in noise, and recordings of them: sound of 1 kHz in chunks of 16 samples.
 
-A GRU with random weights remembers; ridge regression on its states learns whether a burst lasted within the last chunks.
+A GRU with random weights remembers; ridge regression on its states learns whether a burst lasted within the last
+chunks.
 """
 
 from __future__ import annotations

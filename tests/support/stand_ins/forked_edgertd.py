@@ -2,8 +2,8 @@
 
     python -m tests.support.stand_ins.forked_edgertd SOCKET
 
-Each command has a process of its own, with the files, folder, environment, umask and limits of its `edgertd_client`, and
-is killed if that one ends first. `ForkedEdgertd` is the other end.
+Each command has a process of its own, with the files, folder, environment, umask and limits of its `edgertd_client`,
+and is killed if that one ends first. `ForkedEdgertd` is the other end.
 """
 
 from __future__ import annotations

@@ -64,8 +64,8 @@ def watch(
     """Show the progress of channel NAME, and halt MODEL (default: each) if too many devices go back.
 
     Devices report their progress, and `edgert fleet record` brings it to the store. Every device that went back from a
-    release counts, whenever that was. The command ends when each device has decided, or after --for. It does not wait for
-    a device that has been silent for 15 minutes.
+    release counts, whenever that was. The command ends when each device has decided, or after --for. It does not wait
+    for a device that has been silent for 15 minutes.
 
     Exits with 0 when no release was halted, else with 9.
 

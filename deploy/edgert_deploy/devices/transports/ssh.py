@@ -3,8 +3,8 @@
 Files go through `dd` over an ordinary command channel, because many small systems lack SFTP.
 
 A link can be lost silently. Keepalives make traffic, TCP_USER_TIMEOUT ends a connection without acknowledgements, and
-each channel has its own time-out. An upload continues where it stopped, as long as some bytes arrive. It is written to a
-name that only the same content uses, and its hash is compared before it gets its final name.
+each channel has its own time-out. An upload continues where it stopped, as long as some bytes arrive. It is written to
+a name that only the same content uses, and its hash is compared before it gets its final name.
 """
 
 from __future__ import annotations

@@ -50,7 +50,8 @@ FOR_A_PROGRAM = ("-T", "-o", "ClearAllForwardings=yes", "-o", "PermitLocalComman
 def ssh_command(device: Device, *options: str) -> Iterator[list[str]]:
     """Yield the command that logs in to `device`, with more `options` of ssh.
 
-    More words may follow; a shell there reads them. Raises ConfigInvalid if ssh is not installed or the identity is missing.
+    More words may follow; a shell there reads them. Raises ConfigInvalid if ssh is not installed or the identity is
+    missing.
     """
     program = shutil.which("ssh")
     if program is None:

@@ -1,7 +1,7 @@
 """OTLP over HTTP: an exporter's series, pushed as exponential histograms, sums and gauges.
 
-Histograms have scale 5, as the devices sent them: OpenTelemetry's buckets are ours, index for index. They are cumulative,
-so that an endpoint that was down misses only points in time.
+Histograms have scale 5, as the devices sent them: OpenTelemetry's buckets are ours, index for index. They are
+cumulative, so that an endpoint that was down misses only points in time.
 (https://opentelemetry.io/docs/specs/otlp/#otlphttp)
 """
 

@@ -1,8 +1,8 @@
 """The store: the fleet's reports, each written once, kept for a stated time.
 
-Theory of operation of `write`: one transaction for each batch. The key (stream, seq) tells new windows from repeated ones,
-and the database decides (ON CONFLICT DO NOTHING, RETURNING), so any number of recorders may write to one store. Only new
-windows are added to the merged rows (merged_rows.py).
+Theory of operation of `write`: one transaction for each batch. The key (stream, seq) tells new windows from repeated
+ones, and the database decides (ON CONFLICT DO NOTHING, RETURNING), so any number of recorders may write to one store.
+Only new windows are added to the merged rows (merged_rows.py).
 """
 
 from __future__ import annotations

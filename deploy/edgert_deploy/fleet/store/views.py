@@ -70,7 +70,8 @@ def _buckets(dialect: str, table: str, slot: str, owners: str, names: str) -> st
     )
 
 
-# The bucket of a percentile is the first one with which its rank is seen. By nearest rank, the last one is the greatest value.
+# The bucket of a percentile is the first one with which its rank is seen. By nearest rank, the last one is the greatest
+# value.
 _GROUP = "hour, site, model, version, profile"
 _PERCENTILE = f"""
 SELECT {_GROUP}, answered, percentile,

@@ -1,8 +1,8 @@
 """Curves and heat-maps from the store's merged histograms, step by step, by model and version.
 
-Theory of operation: one query gives all data of a model's charts, because each answer is a sketch. Its quantiles are the
-points of the curves; its buckets, eight to a row, are a column of the heat-map. Steps begin at whole multiples of their
-length, so that curves do not wobble. Answers are cached for a while, because many pages ask the same.
+Theory of operation: one query gives all data of a model's charts, because each answer is a sketch. Its quantiles are
+the points of the curves; its buckets, eight to a row, are a column of the heat-map. Steps begin at whole multiples of
+their length, so that curves do not wobble. Answers are cached for a while, because many pages ask the same.
 """
 
 from __future__ import annotations

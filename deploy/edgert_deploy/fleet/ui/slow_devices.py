@@ -1,8 +1,8 @@
 """Finds slow devices: their p99 is above the model's target, or far above its usual p99. Pure.
 
 Theory of operation: a model with a target is slow above it. Any other has a baseline for each profile: the lower one of
-what it took in the last week, by the store, and what the middle device takes now. It is slow above SLOW_FACTOR times the
-baseline. A device is slow when all of its last P99S_KEPT windows with enough requests are above the limit.
+what it took in the last week, by the store, and what the middle device takes now. It is slow above SLOW_FACTOR times
+the baseline. A device is slow when all of its last P99S_KEPT windows with enough requests are above the limit.
 """
 
 from __future__ import annotations

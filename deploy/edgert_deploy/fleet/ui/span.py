@@ -49,8 +49,8 @@ class Span:
     def step_min(self, now_ms: int, minutes_from_ms: int | None) -> int:
         """Return the shortest step, in minutes, of which there are not too many.
 
-        `minutes_from_ms` is since when the store has minutes, None if it has none. Before it there are whole hours, except
-        in the last two days.
+        `minutes_from_ms` is since when the store has minutes, None if it has none. Before it there are whole hours,
+        except in the last two days.
         """
         since_ms = self.bounds_ms(now_ms)[0]
         coarse = minutes_from_ms is None or since_ms < minutes_from_ms

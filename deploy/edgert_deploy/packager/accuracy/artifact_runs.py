@@ -45,8 +45,8 @@ def artifact_outputs(artifact: Artifact, source: SourceModel, samples: Calibrati
 def judged_outputs(artifact: Artifact, source: SourceModel, samples: CalibrationSet) -> list[Outputs]:
     """Return the answers that decide: in batches and, where single samples get others, one by one, too.
 
-    Most requests of a device hold one sample, and an engine may take other kernels for it: OpenVINO computes an INT8 LSTM
-    in integers for a batch of 1 alone, and loses much. Raises as `run_artifact` does.
+    Most requests of a device hold one sample, and an engine may take other kernels for it: OpenVINO computes an INT8
+    LSTM in integers for a batch of 1 alone, and loses much. Raises as `run_artifact` does.
     """
     local = local_artifact(artifact, source)
     both = arrays_of(f"{__name__}:run_both_ways", samples, local)
@@ -78,9 +78,9 @@ def run_here(
 ) -> Outputs:
     """Run all samples: a child's side of `run_artifact`.
 
-    Samples of a model with buckets are sent in their own lengths, as by an app. Those of a model with state run in turn, each
-    with the state that the artifact itself has reached. All others run in batches of one size, at most `batch`: an
-    engine may compile the model for each size, which takes longer than the runs.
+    Samples of a model with buckets are sent in their own lengths, as by an app. Those of a model with state run in
+    turn, each with the state that the artifact itself has reached. All others run in batches of one size, at most
+    `batch`: an engine may compile the model for each size, which takes longer than the runs.
     """
     run, size = _way_to_run(samples, [spec.name for spec in artifact.inputs], min(batch, samples.run_max))
     with quiet():  # TFLite prints the name of its delegate

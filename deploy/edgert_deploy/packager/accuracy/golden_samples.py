@@ -1,8 +1,8 @@
 """Golden samples: inputs in a bundle, their answers, and how far a device may differ.
 
-**Which.** SAMPLES of the hold-out that cover FP32's answers. The first are those with the lowest and the highest value of
-each output. Each next one is the farthest from all chosen ones (greedy k-centre; Gonzalez, 1985), among those of a new
-class while there is one. An error at one end of the range, or in one class, then shows in a check of eight samples.
+**Which.** SAMPLES of the hold-out that cover FP32's answers. The first are those with the lowest and the highest value
+of each output. Each next one is the farthest from all chosen ones (greedy k-centre; Gonzalez, 1985), among those of a
+new class while there is one. An error at one end of the range, or in one class, then shows in a check of eight samples.
 
 **How far.** The artifact answers them here in every way that its engine can compute them (the builder's `ways`): one
 thread and several, optimized kernels and plain ones, integer arithmetic and simulated. A device differs from this host

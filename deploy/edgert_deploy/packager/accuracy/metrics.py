@@ -41,7 +41,8 @@ SQNR_DB_MAX = 200.0  # the value for equal answers
 def metric_for(name: str, reference: Reference) -> Metric:
     """Return the metric `name`; "auto": the first of map, cer, top1, top1_agreement, decisions that fits.
 
-    Under "auto", further outputs of floats are judged besides. Raises ConfigInvalid for an unknown name, CalibrationInvalid if the hold-out or the outputs lack what it needs.
+    Under "auto", further outputs of floats are judged besides. Raises ConfigInvalid for an unknown name,
+    CalibrationInvalid if the hold-out or the outputs lack what it needs.
     """
     metric = _metric(name, reference)
     if name == "auto" and metric.judged:
@@ -241,8 +242,8 @@ def user_metric(name: str) -> Callable[..., Any]:
 def scores_index(reference: Reference, labels: NDArray[Any] | None = None) -> int:
     """Return the index of the output with the class scores that `labels` refer to.
 
-    It is the one that devices make answers of, else the one [N, C] whose FP32 answers are right most often, the first of
-    them. Raises CalibrationInvalid where there is none, or none with so many classes.
+    It is the one that devices make answers of, else the one [N, C] whose FP32 answers are right most often, the first
+    of them. Raises CalibrationInvalid where there is none, or none with so many classes.
     """
     found = [i for i, spec in enumerate(reference.specs) if _is_scores(spec)]
     stated = [

@@ -5,7 +5,8 @@ of each recording. All classes count together; windows of no class, true or answ
 
 - By window: an answered class is right where it is the window's label.
 - By event: a run of windows with one label is an event. An answered event is right if it has the class of a true one
-  and overlaps it. It may also begin in the `windows - 1` windows after it, as smoothing may be late. Each event counts once.
+  and overlaps it. It may also begin in the `windows - 1` windows after it, as smoothing may be late. Each event counts
+  once.
 """
 
 from __future__ import annotations

@@ -80,7 +80,8 @@ class OpenVINOBuilder(Builder):
 def unread_nodes(report: str) -> str:
     """Return the nodes that a report of OpenVINO's reader names, with their reasons.
 
-    Without any, return the report. Nodes behind one that was not read have inputs without a known rank: they are left out.
+    Without any, return the report. Nodes behind one that was not read have inputs without a known rank: they are left
+    out.
     """
     found = re.findall(r"ONNX node '<Node\((\w+)\): (.*?)>'(.*?)(?:\n\s*\n|\Z)", report, re.DOTALL)
     reasons = [f"{op} {name!r}: {rest.strip().splitlines()[-1]}" for op, name, rest in found if rest.strip()]
@@ -131,8 +132,8 @@ def _folded(openvino: Any, model: Any, fold: Fold) -> Any:
 def _fold_constants(model: Any) -> None:
     """Compute what depends on constants alone.
 
-    The reader of ONNX reshapes the weights of a grouped convolution by a shape that it computes. OpenVINO computes such a
-    layer in float, whatever is quantized around it.
+    The reader of ONNX reshapes the weights of a grouped convolution by a shape that it computes. OpenVINO computes such
+    a layer in float, whatever is quantized around it.
     """
     from openvino.passes import ConstantFolding, Manager
 

@@ -91,7 +91,8 @@ class _IR:
     def are_int8(self, number: str, kind: str) -> bool:
         """Whether a layer's weights, or the second matrix of a product, are quantized.
 
-        OpenVINO computes a grouped convolution in float if its weights are more than a constant before they are quantized.
+        OpenVINO computes a grouped convolution in float if its weights are more than a constant before they are
+        quantized.
         """
         if self.holds(number, INT8_TYPES):
             return True

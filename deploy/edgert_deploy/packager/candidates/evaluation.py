@@ -32,8 +32,8 @@ ScoresRule = TypeVar("ScoresRule", Classify | None, Ctc | None)
 class Evaluation:
     """The inputs and the gate that all candidates share.
 
-    `answers` are the source's, of all outputs; `reference` has those that apps get. `golden` are the hold-out's rows that
-    become golden samples: `golden_set`, each as the first of a session.
+    `answers` are the source's, of all outputs; `reference` has those that apps get. `golden` are the hold-out's rows
+    that become golden samples: `golden_set`, each as the first of a session.
     """
 
     source: SourceModel

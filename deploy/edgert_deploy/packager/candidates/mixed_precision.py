@@ -4,8 +4,8 @@ The layers are sorted by their harm (sensitivity.py). The 1, 2, 4 ... worst stay
 the engine itself, until one passes; then the number is halved towards the last that failed. A model of n layers takes
 about 2 log2(n) builds, and the fewest layers that pass are kept.
 
-The search ends with its budget, which counts builds: how busy the machine is changes nothing. It also ends where so many
-layers are in float that what is left is not worth INT8 (`share_min`). Each measurement is saved
+The search ends with its budget, which counts builds: how busy the machine is changes nothing. It also ends where so
+many layers are in float that what is left is not worth INT8 (`share_min`). Each measurement is saved
 at once, so that the same build, run again, continues where it stopped (after Ctrl-C, too).
 """
 

@@ -1,7 +1,7 @@
 """The children of a build: vendors' engines and tools run there, as their native code may crash.
 
-One child stays for the next request, since it takes 1 to 2 s to import its tools. Requests are pickled. Answers are JSON and
-arrays, so that a child that a hostile model took over cannot run code in the command.
+One child stays for the next request, since it takes 1 to 2 s to import its tools. Requests are pickled. Answers are
+JSON and arrays, so that a child that a hostile model took over cannot run code in the command.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ def ask(function: str, request: dict[str, Any], payload: bytes = b"", progress: 
 def arrays_of(function: str, value: Any, *given: Any) -> list[NDArray[Any]]:
     """Return the arrays that `function(kept, *given)` ("module:name") returns in a child.
 
-    Raises as `ask` does. The arrays in `value` may be larger than the memory. They are written to a file, once for the same object.
+    Raises as `ask` does. The arrays in `value` may be larger than the memory. They are written to a file, once for the
+    same object.
     """
     held = _held_for(value)
     with tempfile.TemporaryDirectory(prefix="edgert-run-") as folder:

@@ -1,7 +1,7 @@
 """The temporary folder of a build, checked for space before, and named when its disk is full.
 
-Every temporary file of a build, its tools and its children lies in this folder. A build holds the lock file in it. SIGKILL
-leaves the folder behind with a lock that nobody holds: the next build removes it.
+Every temporary file of a build, its tools and its children lies in this folder. A build holds the lock file in it.
+SIGKILL leaves the folder behind with a lock that nobody holds: the next build removes it.
 """
 
 from __future__ import annotations

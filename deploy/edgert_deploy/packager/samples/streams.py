@@ -76,7 +76,8 @@ def run_in_turn(
 ) -> tuple[list[NDArray[Any]], Arrays]:
     """Run each recording's samples in order, each with the state that the one before left.
 
-    Returns an array for each output, and one for each state with what each sample met; both in the order of the samples.
+    Returns an array for each output, and one for each state with what each sample met; both in the order of the
+    samples.
     """
     specs = {spec.name: spec for spec in session.inputs}
     places = {one.input: [spec.name for spec in session.outputs].index(one.output) for one in state}

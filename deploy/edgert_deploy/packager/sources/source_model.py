@@ -68,9 +68,9 @@ class SourceModel:
     ModelProto of an ONNX model, in an opset that every runtime takes; `tflite` is the file of a TFLite model.
     `sha256` and `size_bytes` are those of the given file. `quantized`: the user's training or converter quantized it,
     and that is kept. `fold`: its first layers are preprocessing that was folded in. `remarks`: how its
-    contract differs from the file. `buckets`: one axis besides the batch stays open, for these lengths. `state`: outputs
-    that become inputs of the next item, so that apps see neither. `converted_bytes`: the size of the ONNX model that a
-    framework's file became, else 0. `unread`: inputs of the file that are left out.
+    contract differs from the file. `buckets`: one axis besides the batch stays open, for these lengths. `state`:
+    outputs that become inputs of the next item, so that apps see neither. `converted_bytes`: the size of the ONNX model
+    that a framework's file became, else 0. `unread`: inputs of the file that are left out.
     """
 
     path: Path

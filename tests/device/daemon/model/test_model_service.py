@@ -1,4 +1,4 @@
-"""A model service follows its slots through loads, swaps, crashes, quarantine and memory, with workers that are fakes."""
+"""A model service follows its slots: loads, swaps, crashes, quarantine, memory. Its workers are fakes."""
 
 from __future__ import annotations
 

@@ -112,7 +112,8 @@ def test_the_reference_is_what_the_source_answers_and_golden_samples_come_from_t
     ],
 )
 def test_scores_that_are_probabilities_get_no_softmax(body: str, once: bool, tmp_path: Path) -> None:
-    """Twice, a sure answer of 0.99 among ten classes would be 0.23. The 8-bit integers of a quantized output are no logits."""
+    # Twice, a sure answer of 0.99 among ten classes would be 0.23. The 8-bit integers of a quantized output are no
+    # logits.
     kind = "int8" if "Cast" in body else "float"
     source = load_source(models.write(models.model(f"float[N,4] x) => ({kind}[N,4] y", body), tmp_path / "m.onnx"))
     samples = CalibrationSet({"x": 9 * models.random(40, 4)}, None)

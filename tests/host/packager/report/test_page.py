@@ -1,4 +1,4 @@
-"""The report on a bundle, seen in a real browser: everything is there, readable on any screen, and nothing is fetched."""
+"""The report on a bundle, in a real browser: complete, readable on any screen, and nothing is fetched."""
 
 from __future__ import annotations
 

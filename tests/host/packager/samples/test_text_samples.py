@@ -1,4 +1,4 @@
-"""Texts in files become the tokens that a device makes of them, and the rule's defaults come from model and tokenizer."""
+"""Texts in files become the tokens that a device makes of them, and the rule's defaults fit the model."""
 
 from __future__ import annotations
 

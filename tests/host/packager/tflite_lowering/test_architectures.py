@@ -1,4 +1,4 @@
-"""Small relatives of the networks that edge devices run, with random weights: FP32 equals ONNX Runtime, INT8 follows."""
+"""Small relatives of edge devices' networks, with random weights: FP32 equals ONNX Runtime, INT8 follows."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Conversions of other frameworks' models, kept for the next build.
 
-A framework takes seconds to start alone. A file holds the SHA-256 of the ONNX model and the model. One that is absent, damaged or cannot be written costs a
-conversion and no more.
+A framework takes seconds to start alone. A file holds the SHA-256 of the ONNX model and the model. One that is absent,
+damaged or cannot be written costs a conversion and no more.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Zeros before a MaxPool, which older releases of ONNX Runtime lose where values are negative.
 
 Their `Pad_Fusion` turns such a Pad into padding of the MaxPool, and a MaxPool ignores its padding: a negative number
-wins where ONNX says 0. Releases 1.23.2 and 1.31.1 do so, 1.32.0 does not. The source's answers, ONNX Runtime's artifacts
-and the TFLite lowering, which starts from ONNX Runtime's folding, all depend on it. The fusion asks whether all bytes of
-the value are 0. So it leaves a Pad with -0.0 alone, which is the same number for every engine. A convolution may have its
-Pads fused, and so may a MaxPool of a Relu.
+wins where ONNX says 0. Releases 1.23.2 and 1.31.1 do so, 1.32.0 does not. The source's answers, ONNX Runtime's
+artifacts and the TFLite lowering, which starts from ONNX Runtime's folding, all depend on it. The fusion asks whether
+all bytes of the value are 0. So it leaves a Pad with -0.0 alone, which is the same number for every engine. A
+convolution may have its Pads fused, and so may a MaxPool of a Relu.
 """
 
 from __future__ import annotations
