@@ -33,8 +33,8 @@ _COUNTER_MAX = 2**53
 
 
 @dataclass(frozen=True)
-class Follower:
-    """The device that a statement is read for."""
+class ChannelDevice:
+    """What entries of a statement select a device by."""
 
     site: str
     device: str
@@ -73,7 +73,7 @@ class Entry(Closed):
     def __post_init__(self) -> None:
         _check_entry(self)
 
-    def selects(self, device: Follower) -> bool:
+    def selects(self, device: ChannelDevice) -> bool:
         """Return whether `device` is to take this release."""
         keys = {tag.partition("=")[0] for tag in device.tags}
         return (
@@ -109,7 +109,7 @@ class Statement(Closed):
         """The models that the channel has, in the order of its entries."""
         return list(dict.fromkeys(entry.model for entry in self.entries))
 
-    def entry_for(self, model: str, device: Follower) -> Entry | None:
+    def entry_for(self, model: str, device: ChannelDevice) -> Entry | None:
         """Return the first entry of `model` that selects `device`; None where there is none."""
         return next((e for e in self.entries if e.model == model and e.selects(device)), None)
 
@@ -185,7 +185,7 @@ def check_next(statement: Statement, counter: int, now_s: float) -> None:
         raise ChannelInvalid(f"{name} begins at {statement.not_before}, and it is {time_text(now_s)}: wait")
 
 
-def position(device: Follower, model: str, release: int) -> float:
+def position(device: ChannelDevice, model: str, release: int) -> float:
     """Return the place of a device among all for a release, from 0 to below 1.
 
     It is fixed, so raising a share only adds devices.

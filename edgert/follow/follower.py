@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from edgert.bundle.channel import Entry, Follower, Statement, check_next, read_statement
+from edgert.bundle.channel import ChannelDevice, Entry, Statement, check_next, read_statement
 from edgert.bundle.expiry import expiry_time, time_text
 from edgert.bundle.signing import PublicKey
 from edgert.checks.channel_status import (
@@ -120,7 +120,7 @@ class ChannelFollower:
         self._state, self._config, self._registry, self._report = state, config, registry, report
         self._channel = config.follow.channel
         self._source = f"{config.follow.registry} {self._channel}"
-        self._device = Follower(config.site, config.device, config.profile, config.follow.tags)
+        self._device = ChannelDevice(config.site, config.device, config.profile, config.follow.tags)
         self._records = RecordStore(state)
         self._latest = latest or LatestTime(state)
         self._pace, self._jitter = pace or Pace(config.follow), jitter

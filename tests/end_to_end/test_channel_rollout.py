@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from edgert.bundle.channel import Follower, position
+from edgert.bundle.channel import ChannelDevice, position
 from edgert.bundle.signing import SigningKey, new_key, write_key_pair
 from edgert.versions.slot_store import SlotStore
 from edgert_deploy.common.keys import key_paths
@@ -98,7 +98,7 @@ def releases(devices: dict[str, Device]) -> dict[str, int]:
 def test_a_broken_release_goes_back_on_the_canary_alone_and_the_fixed_one_reaches_all(
     server: RegistryServer, address: str, key: SigningKey, edgert: Edgert
 ) -> None:
-    first, second = sorted(position(Follower("default", name, "this-machine"), "echo", 2) for name in NAMES)[:2]
+    first, second = sorted(position(ChannelDevice("default", name, "this-machine"), "echo", 2) for name in NAMES)[:2]
     share = ("--share", f"{50 * (first + second):.4f}%")  # exactly one device, by the hash
     with ExitStack() as stack:
         devices = {name: prepared(stack, name, key, follow_config(server, address)) for name in NAMES}

@@ -25,7 +25,7 @@ _NO_LOG = 66
 
 # $1 state folder, $2 lines, $3 since: empty, -SECONDS or @EPOCH, $4 not empty: follow the log,
 # $5 the text of the unit that serves that folder.
-# A follower ends with its input, which closes with the connection: no process stays on the device.
+# `logs --follow` ends with its input, which closes with the connection: no process stays on the device.
 _SCRIPT = r"""
 case "$3" in -*) from=$(( $(date +%s) $3 )) ;; @*) from=${3#@} ;; *) from= ;; esac
 export XDG_RUNTIME_DIR=${XDG_RUNTIME_DIR:-/run/user/$(id -u)}

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from edgert.bundle.channel import Entry, Follower, Statement
+from edgert.bundle.channel import ChannelDevice, Entry, Statement
 from edgert.versions.slots import State
 
 # The states of a device with a release. It took it, tries it, went back from it or refused it, does not have it yet, or
@@ -69,12 +69,12 @@ def progress_of(
     for device in devices:
         if device["info"].get("channel") != statement.channel:
             continue
-        follower = _follower(device)
+        selected = _channel_device(device)
         for model in statement.models:
-            entry = statement.entry_for(model, follower)
+            entry = statement.entry_for(model, selected)
             if entry is not None:
-                reason = failed.get((follower.site, follower.device, model, entry.release))
-                standings[statement.entries.index(entry)].append(_standing(device, follower, entry, reason, now_ms))
+                reason = failed.get((selected.site, selected.device, model, entry.release))
+                standings[statement.entries.index(entry)].append(_standing(device, selected, entry, reason, now_ms))
     return [Progress(entry, tuple(standings[i])) for i, entry in enumerate(statement.entries)]
 
 
@@ -85,7 +85,7 @@ def releases_of(
 
     `silent` counts devices that have it and were not heard of. `failed` names at most FAILED_SHOWN_MAX devices.
     """
-    followers = {(each["site"], each["device"]): each for each in devices if each["info"].get("channel")}
+    following = {(each["site"], each["device"]): each for each in devices if each["info"].get("channel")}
     releases: dict[tuple[str, str, str], dict[str, Any]] = {}
 
     def row(device: Mapping[str, Any], model: str, version: str) -> dict[str, Any]:
@@ -94,7 +94,7 @@ def releases_of(
         counts = {TOOK: 0, TRIAL: 0, BACK: 0, SILENT: 0}
         return releases.setdefault((channel, model, version), {**named, **counts, "failed": []})
 
-    for device in followers.values():
+    for device in following.values():
         for key, version in device["deploy"].items():
             if key.endswith(_ACTIVE) and version != "none":
                 model = key.removesuffix(_ACTIVE)
@@ -102,9 +102,9 @@ def releases_of(
                 state = SILENT if silent else TRIAL if _on_trial(device, model) else TOOK
                 row(device, model, str(version))[state] += 1
     for (site, name, model, release), reason in _newest_failures(events).items():
-        follower = followers.get((site, name))
-        if follower is not None and follower["deploy"].get(f"{model}{_ACTIVE}") != f"r{release}":
-            failed = row(follower, str(model), f"r{release}")
+        reporting = following.get((site, name))
+        if reporting is not None and reporting["deploy"].get(f"{model}{_ACTIVE}") != f"r{release}":
+            failed = row(reporting, str(model), f"r{release}")
             failed[BACK] += 1
             if len(failed["failed"]) < FAILED_SHOWN_MAX:
                 failed["failed"].append({"site": site, "device": name, "reason": reason})
@@ -126,15 +126,19 @@ def _on_trial(device: Mapping[str, Any], model: str) -> bool:
     return device["deploy"].get(f"{model}_state") in (State.TRIAL.value, State.FIRST_TRIAL.value)
 
 
-def _standing(device: Mapping[str, Any], follower: Follower, entry: Entry, failed: str | None, now_ms: int) -> Standing:
+def _standing(
+    device: Mapping[str, Any], selected: ChannelDevice, entry: Entry, failed: str | None, now_ms: int
+) -> Standing:
     if device["deploy"].get(f"{entry.model}{_ACTIVE}") == f"r{entry.release}":
-        return Standing(follower.site, follower.device, TRIAL if _on_trial(device, entry.model) else TOOK)
+        return Standing(selected.site, selected.device, TRIAL if _on_trial(device, entry.model) else TOOK)
     if failed is not None:
-        return Standing(follower.site, follower.device, BACK, failed)
+        return Standing(selected.site, selected.device, BACK, failed)
     silent = now_ms - device["heard_ms"] > SILENT_MS
-    return Standing(follower.site, follower.device, SILENT if silent else WAITS)
+    return Standing(selected.site, selected.device, SILENT if silent else WAITS)
 
 
-def _follower(device: Mapping[str, Any]) -> Follower:
+def _channel_device(device: Mapping[str, Any]) -> ChannelDevice:
     tags = str(device["info"].get("channel_tags", ""))
-    return Follower(device["site"], device["device"], device["profile"], tuple(tag for tag in tags.split(",") if tag))
+    return ChannelDevice(
+        device["site"], device["device"], device["profile"], tuple(tag for tag in tags.split(",") if tag)
+    )

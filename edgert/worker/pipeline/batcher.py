@@ -1,4 +1,4 @@
-"""The micro-batcher: leaders and followers, without a thread of its own and without a timer.
+"""The micro-batcher: a request's thread leads a batch; there is no thread of its own and no timer.
 
 A request that finds an engine instance idle runs it at once, in its own thread. Requests that arrive while all
 instances are busy wait; when a run ends, the first of them is woken as the next leader and takes the others along, up

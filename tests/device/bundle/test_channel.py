@@ -11,8 +11,8 @@ import pytest
 
 from edgert.bundle.channel import (
     STATEMENT_BYTES_MAX,
+    ChannelDevice,
     Entry,
-    Follower,
     Statement,
     check_next,
     position,
@@ -28,11 +28,11 @@ SHA = "ab" * 32
 ENTRY = Entry("digits", 8, SHA, "cd" * 32, "ef" * 32, limits={"p99_ms": 8.0}, watch_s=600.0)
 STATEMENT = Statement("stable", 7, "2026-11-22T08:00:00Z", "2026-12-22T08:00:00Z", (ENTRY,))
 NOW_S = expiry_time("2026-11-23T08:00:00Z")
-CAMERA = Follower("lab", "cam-1", "generic-x86", ("rack=3", "outdoors"))
+CAMERA = ChannelDevice("lab", "cam-1", "generic-x86", ("rack=3", "outdoors"))
 
 
-def devices(count: int) -> list[Follower]:
-    return [Follower("lab", f"cam-{number}", "generic-x86") for number in range(count)]
+def devices(count: int) -> list[ChannelDevice]:
+    return [ChannelDevice("lab", f"cam-{number}", "generic-x86") for number in range(count)]
 
 
 def test_a_signed_statement_is_read_back(signing_key: SigningKey) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from edgert.errors import DeviceError, DeviceUnreachable, EdgeRTError, HostKeyMismatch, LoginRefused, StorageFailed
 from edgert_deploy.devices.inventory import Device, SshAddress
-from edgert_deploy.devices.transports import TRANSPORTS, Pace, PutOptions, Transport, open_transport
+from edgert_deploy.devices.transports import TRANSPORTS, PutOptions, RateLimit, Transport, open_transport
 from edgert_deploy.devices.transports.ssh import SshTransport
 from edgert_deploy.devices.transports.ssh_login import LinkLimits, scan_host_key
 from hil.support.keys import new_ssh_key
@@ -139,12 +139,12 @@ def test_a_bounded_speed_is_kept_and_idle_time_gives_no_burst() -> None:
     def sleep(seconds: float) -> None:
         now[0] += seconds
 
-    pace = Pace(1000.0, clock=lambda: now[0], sleep=sleep)
+    rate_limit = RateLimit(1000.0, clock=lambda: now[0], sleep=sleep)
     for _ in range(5):
-        pace.passed(200)
+        rate_limit.passed(200)
     assert now[0] == pytest.approx(101.0)
     now[0] += 60.0
-    pace.passed(1000)
+    rate_limit.passed(1000)
     assert now[0] == pytest.approx(162.0)
 
 

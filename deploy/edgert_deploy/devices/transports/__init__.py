@@ -132,7 +132,7 @@ def in_folder(folder: str, argv: Sequence[str], *, make: bool = False) -> list[s
     return ["sh", "-c", script, "sh", "yes" if make else "no", folder, *argv]
 
 
-class Pace:
+class RateLimit:
     """Slows a sender down to `bytes_per_s` (0: does not). Unused time does not raise the speed later."""
 
     def __init__(

@@ -35,8 +35,8 @@ from edgert_deploy.devices.transports import (
     PLAIN,
     LineBuffer,
     LineSink,
-    Pace,
     PutOptions,
+    RateLimit,
     Result,
     in_folder,
     name_command,
@@ -79,7 +79,7 @@ class _Upload:
     partial: str
     size: int
     how: PutOptions
-    pace: Pace
+    rate_limit: RateLimit
     may_be_there: bool
     arrived: int = 0
 
@@ -129,8 +129,8 @@ class SshTransport:
         digest, target = sha256_of(local), PurePosixPath(remote)
         # Two uploads into one name write the same bytes to the same places. The name of a secret shows no hash.
         partial = f"./.{target.name}.{digest[:32] if how.resumable else uuid.uuid4().hex}.part"
-        size, pace = local.stat().st_size, Pace(how.bytes_per_s)
-        upload = _Upload(local, str(target.parent), f"./{target.name}", partial, size, how, pace, how.resumable)
+        size, rate_limit = local.stat().st_size, RateLimit(how.bytes_per_s)
+        upload = _Upload(local, str(target.parent), f"./{target.name}", partial, size, how, rate_limit, how.resumable)
         remove = in_folder(upload.folder, ["rm", "-f", partial])
         try:
             for _ in range(_UPLOADS_MAX if how.resumable else 1):
@@ -265,7 +265,7 @@ class SshTransport:
                 done += len(chunk)
                 if upload.how.progress is not None:
                     upload.how.progress(done, upload.size)
-                upload.pace.passed(len(chunk))
+                upload.rate_limit.passed(len(chunk))
             self._end(channel, argv, f"writing {upload.folder}/{upload.partial[2:]}")
 
     def _name(self, upload: _Upload, digest: str) -> bool:
