@@ -22,6 +22,9 @@ from edgert_deploy.packager.candidates.evaluation import Evaluation
 from edgert_deploy.packager.processes.children import cause_text
 from edgert_deploy.packager.processes.sandbox import ChildFailed, Progress
 
+# INT8 for less of the arithmetic saves little: "auto" then takes FP16, which halves the file.
+WORTH_SHARE_MIN = 0.25
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -58,6 +61,12 @@ class Candidate:
     @property
     def is_int8(self) -> bool:
         return self.artifact.precision.startswith("int8")
+
+    @property
+    def is_worth_it(self) -> bool:
+        """Whether it is no INT8, or computes enough in INT8 to save time."""
+        share = self.artifact.int8_share
+        return not self.is_int8 or share is None or share >= WORTH_SHARE_MIN
 
 
 class CandidateBuilder:

@@ -16,20 +16,16 @@ from edgert.errors import (
     EdgeRTError,
     EngineMissing,
 )
-from edgert.printable import counted
 from edgert_deploy.common.quantities import share_text
 from edgert_deploy.devices.profiles import DeviceProfile
 from edgert_deploy.packager.builders import Order, builder_for, check_source, first_engine
-from edgert_deploy.packager.candidates.candidate import Candidate, CandidateBuilder
+from edgert_deploy.packager.candidates.candidate import WORTH_SHARE_MIN, Candidate, CandidateBuilder
 from edgert_deploy.packager.candidates.evaluation import Evaluation
 from edgert_deploy.packager.candidates.measure import MeasureHere, Measurer, Timings, fastest
 from edgert_deploy.packager.candidates.mixed_precision import Budget, Search, search_float_layers
 from edgert_deploy.packager.candidates.recipes import CANNOT_BE_BUILT, NotBuilt, best_recipe, recipes_for, with_recipe
 from edgert_deploy.packager.request import TargetRequest
 from edgert_deploy.packager.sources.source_model import SourceModel
-
-# INT8 for less of the arithmetic saves little: "auto" then takes FP16, which halves the file.
-WORTH_SHARE_MIN = 0.25
 
 
 @dataclass(frozen=True)
@@ -258,7 +254,7 @@ def _candidates(
             if precision != "int8":
                 findings.not_built.append(NotBuilt(engine, precision.upper(), error.message))
             continue
-        if until_passed and any(candidate.passed and _is_worth_it(candidate) for candidate in tried):
+        if until_passed and any(candidate.passed and candidate.is_worth_it for candidate in tried):
             break
     if not tried:
         raise failures[0]
@@ -282,7 +278,7 @@ def _int8_candidates(
         search = search_float_layers(builder, best, budget, WORTH_SHARE_MIN if target.is_auto else 0.0)
         if search is not None:
             findings.searches.append((order.engine, search))
-            findings.warn(f"{target.profile.name}: {_search_text(order.engine, search)}")
+            findings.warn(f"{target.profile.name}: {search.outcome()}")
             if search.found is not None:
                 best = search.found
                 yield best
@@ -293,17 +289,12 @@ def _int8_candidates(
 
 def worth_first(passed: Sequence[Candidate]) -> list[Candidate]:
     """Return candidates, simplest first, with those behind that have hardly any INT8."""
-    return sorted(passed, key=lambda candidate: not _is_worth_it(candidate))
-
-
-def _is_worth_it(candidate: Candidate) -> bool:
-    share = candidate.artifact.int8_share
-    return not candidate.is_int8 or share is None or share >= WORTH_SHARE_MIN
+    return sorted(passed, key=lambda candidate: not candidate.is_worth_it)
 
 
 def _is_hardly_int8(candidate: Candidate) -> bool:
-    """Whether an engine leaves most of the work in float by itself; of a search, its own text says so."""
-    return not _is_worth_it(candidate) and not candidate.artifact.float_layers
+    """Whether an engine leaves most of the work in float by itself; of a search, its outcome says so."""
+    return not candidate.is_worth_it and not candidate.artifact.float_layers
 
 
 def _first_order(source: SourceModel, engine: str, target: TargetRequest) -> Order:
@@ -324,32 +315,6 @@ def _sorted(candidates: Sequence[Candidate], timings: Timings) -> tuple[Candidat
     return tuple(ordered or waiting)
 
 
-def _search_text(engine: str, search: Search) -> str:
-    """Return the outcome of a search in one line."""
-    layers, attempts = len(search.harms), len(search.attempts)
-    if search.found is not None:
-        names = search.found.artifact.float_layers
-        more = "; the budget ended the search for fewer" if search.budget_spent else ""
-        if not _is_worth_it(search.found):
-            left = share_text(search.found.artifact.int8_share)
-            more += f"; {left} of the work is left in INT8, so --precision auto would take another precision"
-        return (
-            f"{engine} INT8 passes with {len(names)} of {counted(layers, 'layer')} in float, the most harmful first: "
-            f"{', '.join(names)} (without: {search.plain.result.loss()}){more}"
-        )
-    if search.budget_spent:
-        return (
-            f"the budget was spent after {attempts} sets of the {counted(layers, 'layer')}, none of which passed in {engine}; "
-            "the same build, run again, continues there; --budget BUILDS allows more at once"
-        )
-    if not attempts:
-        return f"{engine} INT8 does not pass, and nothing would be in INT8 with its most harmful layer in float"
-    most = max((attempt.count for attempt in search.attempts), default=0)
-    if any(attempt.passed for attempt in search.attempts):
-        return f"{engine} INT8 passes only with so many of {counted(layers, 'layer')} in float that it is not worth it"
-    return f"{engine} INT8 does not pass with up to {most} of {counted(layers, 'layer')} in float either"
-
-
 def _why_not_int8(candidate: Candidate, tried: Sequence[Candidate], timings: Timings) -> str:
     engine, own = candidate.artifact.engine, timings.get(candidate.id)
     reasons = []
@@ -359,7 +324,7 @@ def _why_not_int8(candidate: Candidate, tried: Sequence[Candidate], timings: Tim
         kind, timing = other.artifact.kind.upper(), timings.get(other.id)
         if not other.passed:
             reasons.append(f"{kind}: {other.result.loss()}")
-        elif not _is_worth_it(other):
+        elif not other.is_worth_it:
             reasons.append(f"{kind} has only {share_text(other.artifact.int8_share)} of the work in INT8")
         elif own is not None and timing is not None and not timing.error:
             reasons.append(f"{kind} took {timing.p50_ms:.4f} ms, it {own.p50_ms:.4f} ms")

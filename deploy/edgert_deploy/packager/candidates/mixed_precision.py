@@ -22,6 +22,7 @@ from typing import Any
 from edgert.durable import replace_file
 from edgert.errors import BuildFailed, EngineFailed
 from edgert.printable import counted
+from edgert_deploy.common.quantities import share_text
 from edgert_deploy.packager.accuracy.metrics import SQNR_DB_MAX
 from edgert_deploy.packager.accuracy.sensitivity import Harm, worst_first
 from edgert_deploy.packager.build_cache import arrays_digest, cache_key
@@ -73,6 +74,34 @@ class Search:
     harms: tuple[Harm, ...]
     attempts: tuple[Attempt, ...]
     budget_spent: bool
+
+    def outcome(self) -> str:
+        """Return in one line what the search came to."""
+        engine = self.plain.order.engine
+        layers, attempts = len(self.harms), len(self.attempts)
+        if self.found is not None:
+            names = self.found.artifact.float_layers
+            more = "; the budget ended the search for fewer" if self.budget_spent else ""
+            if not self.found.is_worth_it:
+                share = share_text(self.found.artifact.int8_share)
+                more += f"; {share} of the work is left in INT8, so --precision auto would take another precision"
+            return (
+                f"{engine} INT8 passes with {len(names)} of {counted(layers, 'layer')} in float, the most harmful first: "
+                f"{', '.join(names)} (without: {self.plain.result.loss()}){more}"
+            )
+        if self.budget_spent:
+            return (
+                f"the budget was spent after {attempts} sets of the {counted(layers, 'layer')}, none of which passed in {engine}; "
+                "the same build, run again, continues there; --budget BUILDS allows more at once"
+            )
+        if not attempts:
+            return f"{engine} INT8 does not pass, and nothing would be in INT8 with its most harmful layer in float"
+        most = max((attempt.count for attempt in self.attempts), default=0)
+        if any(attempt.passed for attempt in self.attempts):
+            return (
+                f"{engine} INT8 passes only with so many of {counted(layers, 'layer')} in float that it is not worth it"
+            )
+        return f"{engine} INT8 does not pass with up to {most} of {counted(layers, 'layer')} in float either"
 
 
 def search_float_layers(
