@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edgert.cli.trial import trial_of
 from edgert.config import read_config
 from edgert.daemon.model.trial_watch import Phase
 from edgert.errors import DeployUnderWay, DeviceUnreachable, EdgeRTError
@@ -21,7 +22,7 @@ from edgert.versions.boot_clock import BOOT_ID_VARIABLE
 from edgert.versions.claims import Claims, claiming
 from edgert.versions.install import install
 from edgert.versions.slot_store import SlotStore
-from edgert.versions.slots import State
+from edgert.versions.slots import SlotState, State
 from edgert.versions.trial_limits import (
     COMPARED_MIN,
     REQUESTS_MIN,
@@ -227,6 +228,26 @@ def test_a_verdict_that_the_slots_do_not_bear_out_yet_is_still_a_watch(device: D
         found = device.run("trial", "echo")
     assert (found["state"], found["release"]) == ("watching", release)
     assert "rss_mb is" in device.run("trial", "echo", "--wait", "--digest", found["digest"], code=9)["error"]["message"]
+
+
+class ReadLate(SlotStore):
+    """Slots that are read once the watch has ended."""
+
+    def read(self) -> SlotState:
+        def ended() -> bool:
+            limits = SlotStore.read(self).limits
+            return limits is None or limits.passed
+
+        wait_until(ended, "the limits held")
+        return super().read()
+
+
+def test_a_watch_that_ends_while_the_device_is_asked_tells_its_last_figures(device: Device) -> None:
+    store, release = on_trial(device, TrialLimits({"p99_ms": 60_000.0}, 1.0))
+    told = trial_of(device.state, ReadLate(store.folder), "")
+    assert (told["state"], told["release"], told["readings"]["golden"]) == ("held", release, REQUESTS_MIN)
+    store.mark_good()
+    device.sync("echo")
 
 
 @pytest.mark.parametrize("limits", [("--watch-s", "60"), ()], ids=["watched", "ran-out"])
