@@ -118,10 +118,10 @@ def test_a_slow_link_that_loses_packets_and_breaks_ends_with_the_release(world: 
     world.container.spoil(1000, 0.02)
     port = world.relay.port
     world.relay.close()
+    size, begun_s = PIECE_BYTES * BREAKS, time.monotonic()
+    world.publish(4, padding_bytes=size)
     cuts = [10**6, *[PIECE_BYTES] * BREAKS]  # the first connection asks for the channel
     with Relay(world.server.port, port=port, address=world.container.host_ip, cut_answers_after=cuts) as relay:
-        size, begun_s = PIECE_BYTES * BREAKS, time.monotonic()
-        world.publish(4, padding_bytes=size)
         world.wait_for(4)
         took_s = time.monotonic() - begun_s
         print(f"\n{relay.connections} connections, {relay.bytes_passed} bytes for a release of {size}, {took_s:.0f} s")

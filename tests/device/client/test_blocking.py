@@ -36,7 +36,7 @@ with Client(sys.argv[1]) as client:
         return int(open("/proc/thread-self/status").read().split("\\nvoluntary_ctxt_switches:")[1].split()[0])
     ask()
     before = slept()
-    for _ in range(10):
+    for _ in range(20):
         ask()
     print(slept() - before)
 """
@@ -54,7 +54,8 @@ def test_on_one_core_a_client_sleeps_until_its_answer_comes_and_not_only_until_i
 ) -> None:
     done = subprocess.run([sys.executable, "-c", ASKING, device.socket], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert 10 <= int(done.stdout) < 15  # 20 with a thread that sleeps in recv
+    # 40 with a thread that sleeps in recv; fewer than 20 where a busy core lets an answer wait
+    assert 0 < int(done.stdout) < 30
 
 
 @pytest.mark.parametrize("timeout_s", [math.inf, 1e9])

@@ -62,8 +62,8 @@ def test_the_cap_shrinks_while_many_ask_and_grows_back_when_few_do() -> None:
         assert closed["idle"] > 0
 
 
-def two_at_once(device: Device) -> list[InferResponse]:
-    """Return the answers to two requests sent at the same moment over open connections."""
+def waited(device: Device) -> list[int]:
+    """Return how long two requests waited that were sent at the same moment over open connections, in µs."""
     answers: list[InferResponse] = []
     connected = threading.Barrier(2)
 
@@ -78,7 +78,7 @@ def two_at_once(device: Device) -> list[InferResponse]:
         thread.start()
     for thread in threads:
         thread.join()
-    return answers
+    return sorted(answer.stages.queue_us for answer in answers)
 
 
 def test_two_instances_run_two_requests_at_once_and_one_lets_the_second_wait() -> None:
@@ -86,9 +86,10 @@ def test_two_instances_run_two_requests_at_once_and_one_lets_the_second_wait() -
         with a_device(f"[serving]\ninstances = {instances}\nbatch_max = 1\n") as device:
             device.put(delay_s=0.3)
             assert device.serving()["batcher"]["instances"] == instances
-            answers = two_at_once(device)
-        waited = sorted(answer.stages.queue_us for answer in answers)
-        assert (waited[0], waited[1] > 0) == (0, instances == 1)
+            if instances == 2:
+                assert waited(device) == [0, 0]
+            else:  # on a busy machine, one may come after the other's run
+                wait_until(lambda: waited(device)[1] > 0, "the second waits")
 
 
 @pytest.mark.parametrize(("config", "instances"), [('objective = "throughput"', None), ("instances = 3", 3)])

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from edgert.bundle.signing import read_signing_key
+from edgert.versions.slot_store import SlotStore
 from edgert_deploy.devices.inventory import Inventory
 from hil.support.sshd import SshDevice
 from tests.support.bundles import make_null_bundle
@@ -41,16 +42,25 @@ class Host:
         return done.returncode, json.loads(done.stdout)
 
     @contextmanager
-    def deploying(self) -> Iterator[subprocess.Popen[str]]:
-        """A process that deploys release 1 to `here`, and has come to the installation."""
+    def deploying(self, stopped_by: signal.Signals) -> Iterator[subprocess.Popen[str]]:
+        """A process that deploys release 1 to `here`, and gets a signal while the installation waits for the slots."""
         words = [*EDGERT, "deploy", str(self.folder / "bundles" / "echo-1.edgert"), "here"]
-        with subprocess.Popen(
-            words, cwd=self.project, env=self.shell.env, text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-        ) as process:
+        slots = SlotStore(Path(Inventory(self.project / "inventory.toml").device("here").state) / "models" / "echo")
+        with slots.locked():
+            process = subprocess.Popen(
+                words,
+                cwd=self.project,
+                env=self.shell.env,
+                text=True,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+            )
             assert process.stderr is not None
             for line in process.stderr:
                 if line.strip() == "[here] install":
                     break
+            process.send_signal(stopped_by)
+        with process:
             yield process
 
     def git(self, *words: str) -> None:
@@ -149,8 +159,8 @@ def test_a_host_lists_resumes_and_aborts_what_another_one_began(hosts: tuple[Hos
 
 def test_a_host_asks_before_it_takes_over_what_may_still_run_elsewhere(hosts: tuple[Host, Host]) -> None:
     a, b = hosts
-    with a.deploying() as deploying:
-        deploying.send_signal(signal.SIGKILL)
+    with a.deploying(signal.SIGKILL):
+        pass
     a.commit()
     b.pull(a)
     assert [host("rollout", "list")[1]["rollouts"][0]["rollout"]["state"] for host in hosts] == ["cut off", "running"]
@@ -170,8 +180,7 @@ def test_with_a_store_the_other_host_sees_a_rollout_at_once(hosts: tuple[Host, H
     for host in hosts:
         store = store_url.removeprefix("sqlite:///")
         (host.project / "edgert.toml").write_text(f'store = "{store}"\n')
-    with a.deploying() as deploying:
-        deploying.send_signal(signal.SIGSTOP)
+    with a.deploying(signal.SIGSTOP) as deploying:
         try:
             (seen,) = b("rollout", "list")[1]["rollouts"]
             assert seen["rollout"]["state"] == "running"
