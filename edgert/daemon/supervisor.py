@@ -163,12 +163,12 @@ class Supervisor:
     def _check_state_folder(self) -> None:
         """Stop if the state folder was removed: no command can reach this daemon any more."""
         try:
-            there = self._pid_inode is None or self._state.pid.stat().st_ino == self._pid_inode
+            exists = self._pid_inode is None or self._state.pid.stat().st_ino == self._pid_inode
         except FileNotFoundError:
-            there = False
+            exists = False
         except OSError:  # a failing disk is no reason to stop serving
             return
-        if not there and self._stop_by_s is None:
+        if not exists and self._stop_by_s is None:
             log(f"{self._state.root} was removed or replaced: the daemon stops")
             self._stop()
         self._own_alarms = self._channel_alarms()
@@ -206,11 +206,11 @@ class Supervisor:
                 welcome = wire.json_frame(wire.WELCOME, {"edgert": __version__, "models": self._model_list()})
                 sock.send(welcome, socket.MSG_DONTWAIT)
             elif isinstance(model, str) and model in self._services:
-                asked = {name: hello.get(name) is True for name in ("shared", "probe", "session")}
-                self._services[model].connect(sock, **asked)
+                options = {name: hello.get(name) is True for name in ("shared", "probe", "session")}
+                self._services[model].connect(sock, **options)
             else:
-                known = ", ".join(sorted(self._services)) or "none"
-                raise ModelNotFound(f"unknown model {str(model)[:80]!r}; this device has: {known}")
+                models = ", ".join(sorted(self._services)) or "none"
+                raise ModelNotFound(f"unknown model {str(model)[:80]!r}; this device has: {models}")
         except EdgeRTError as error:
             self._due_s = 0.0  # the model may begin to load
             reject(sock, error)
@@ -312,14 +312,14 @@ class Supervisor:
             self._follow_hint()
             control.reply(answer_of({}))
         elif op == "event":  # from the follower
-            told = vars(from_json(ChannelEvent, request))
-            self._reporter.event(told.pop("event"), told.pop("model"), told)
+            event = vars(from_json(ChannelEvent, request))
+            self._reporter.event(event.pop("event"), event.pop("model"), event)
             self._own_alarms = self._channel_alarms()
             control.reply(answer_of({}))
         elif op == "checked":
             samples = int(request["samples"])
-            if (known := self._services.get(str(request["model"]))) is not None:
-                known.trial.count_golden(samples)
+            if (checked := self._services.get(str(request["model"]))) is not None:
+                checked.trial.count_golden(samples)
             control.reply(answer_of({}))
         else:
             raise ProtocolError(f"unknown control request {op!r}")

@@ -175,11 +175,11 @@ class Worker:
                 for descriptor in descriptors:
                     # With family and type given, Python does not ask the kernel for them.
                     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, descriptor)
-                    asked = {name: bool(message.get(name)) for name in ("shared", "probe", "session")}
-                    self._connections.accept(sock, **asked)
+                    options = {name: bool(message.get(name)) for name in ("shared", "probe", "session")}
+                    self._connections.accept(sock, **options)
             elif message["op"] == "stats":
-                value = {"loaded": to_json(self._loaded()), "figures": to_json(self._figures_now())}
-                _send(end, {"op": "stats", "id": message["id"], **value})
+                status = {"loaded": to_json(self._loaded()), "figures": to_json(self._figures_now())}
+                _send(end, {"op": "stats", "id": message["id"], **status})
             elif message["op"] == "figures":
                 _send(end, {"op": "figures", **self._trial_figures()})
             elif message["op"] == "ask_golden":
@@ -228,15 +228,15 @@ class Worker:
         before = self._probes.snapshot().totals.requests
         try:
             with GoldenClient(self._model.version, self._state, self._config) as client:
-                asked = client.ask_many(int(message["count"]), float(message["for_s"]))
+                count = client.ask_many(int(message["count"]), float(message["for_s"]))
         except EdgeRTError as error:  # the disk gives no samples: a limit that was not measured does not hold
             log(f"{self._model.version.manifest.model}: cannot ask the golden samples: {error.message}")
-            asked = 0
+            count = 0
         # A request is recorded a moment after its answer was sent; the figures that follow must have them all.
         until = time.monotonic() + RECORDED_S_MAX
-        while self._probes.snapshot().totals.requests < before + asked and time.monotonic() < until:
+        while self._probes.snapshot().totals.requests < before + count and time.monotonic() < until:
             time.sleep(0.002)
-        _send(end, {"op": "asked_golden", "count": asked})
+        _send(end, {"op": "asked_golden", "count": count})
 
     def _loaded(self) -> LoadedStatus:
         model = self._model

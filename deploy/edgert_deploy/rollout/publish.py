@@ -47,14 +47,14 @@ class Release:
         return sum(blob.size_bytes for blob in self.files)
 
     def as_json(self) -> dict[str, str | int]:
-        named: dict[str, str | int] = {
+        names: dict[str, str | int] = {
             "model": self.model,
             "release": self.number,
             "digest": self.digest,
             "tag": self.tag,
         }
         sizes = {"size_bytes": self.size_bytes, "sent_bytes": self.sent_bytes}
-        return {**named, "manifest": f"sha256:{self.oci_manifest}", **sizes}
+        return {**names, "manifest": f"sha256:{self.oci_manifest}", **sizes}
 
 
 def publish(registry: Registry, path: Path, on_bytes: OnBytes = lambda sent, total: None) -> Release:
@@ -67,9 +67,9 @@ def publish(registry: Registry, path: Path, on_bytes: OnBytes = lambda sent, tot
             return [Path(folder) / name for name in names]
 
         manifest = bundle.manifest
-        data = release_manifest(manifest, bundle.envelope, bundle.digest)
+        oci_manifest = release_manifest(manifest, bundle.envelope, bundle.digest)
         files = {file_blob(entry): entry.path for entry in manifest.files}
-        contents = (manifest.model, manifest.release, bundle.digest, bundle.envelope.raw, data)
+        contents = (manifest.model, manifest.release, bundle.digest, bundle.envelope.raw, oci_manifest)
         return put_release(registry, *contents, files, unpacked, on_bytes)
 
 
@@ -91,10 +91,10 @@ def put_release(
     """
     tag, sent = release_tag(model, number), 0
     try:
-        there = registry.manifest(tag)
+        published = registry.manifest(tag)
     except NotInRegistry:
-        there = None
-    if there is None:
+        published = None
+    if published is None:
         lacking = {blob: name for blob, name in files.items() if not _again(registry.has, blob)}
         total = sum(blob.size_bytes for blob in lacking)
 
@@ -108,12 +108,14 @@ def put_release(
         _again(put_small, registry, EMPTY, envelope)
         _again(registry.put_manifest, tag, oci_manifest)
         sent = total
-    elif there.digest != digest_of(oci_manifest):
+    elif published.digest != digest_of(oci_manifest):
         raise ConfigInvalid(
             f"{registry.repository} has release {number} of {model} already, with other content or signed by another key. "
             "A release is immutable: give this one the next number"
         )
-    envelope_sha256, manifest_sha256 = (digest_of(data).removeprefix("sha256:") for data in (envelope, oci_manifest))
+    envelope_sha256, manifest_sha256 = (
+        digest_of(content).removeprefix("sha256:") for content in (envelope, oci_manifest)
+    )
     return Release(model, number, digest, envelope_sha256, manifest_sha256, tuple(files), sent)
 
 

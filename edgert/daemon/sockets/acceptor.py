@@ -30,8 +30,9 @@ BURST_MAX = 512  # the clients of a model that reconnect at the same time after 
 FLOOD_PAUSE_S = 0.01
 ACCEPT_PAUSE_S = 0.1  # when the process is out of descriptors or memory
 PASSED_ON = "passed on"  # what the acceptor's events return: only `route` may have changed more than the acceptor
-KNOWN_BYTES = wire.HEADER_BYTES + wire.ALIGNMENT  # the length of most hellos, which apps send again and again
-KNOWN_MAX = 64
+# Apps send the same hello again and again, and most have this length: such a hello is read once.
+KEPT_HELLO_BYTES = wire.HEADER_BYTES + wire.ALIGNMENT
+KEPT_HELLOS_MAX = 64
 _SO_PEERGROUPS = 59
 _GROUPS_MAX = 256  # Python's limit for one option; for a user with more groups, only the first group counts
 
@@ -48,8 +49,8 @@ class Acceptor:
     ) -> None:
         self._serving, self._selector, self._route, self._clock = serving, selector, route, clock
         self._pending: dict[socket.socket, _PendingHello] = {}  # oldest first
-        self._spare: FrameBuffer | None = None  # the buffer of the last hello: a new one costs 9 us
-        self._known: dict[bytes, dict[str, Any]] = {}  # the content of hellos of KNOWN_BYTES
+        self._spare_buffer: FrameBuffer | None = None  # of the last hello: a new one costs 9 us
+        self._kept_hellos: dict[bytes, dict[str, Any]] = {}  # their content; nobody changes it
         self._paused: socket.socket | None = None
         self._resume_at_s = 0.0
         self._allowed, self._allowed_at_s = float(BURST_MAX), clock()
@@ -67,8 +68,9 @@ class Acceptor:
                 self._pause(listener, ACCEPT_PAUSE_S)
                 return PASSED_ON
             self._allowed -= 1
-            frames, self._spare = self._spare or FrameBuffer(wire.HEADER_BYTES + wire.HELLO_BYTES_MAX), None
-            pending = _PendingHello(sock, self._clock() + HELLO_S_MAX, frames, self._known)
+            frames = self._spare_buffer or FrameBuffer(wire.HEADER_BYTES + wire.HELLO_BYTES_MAX)
+            self._spare_buffer = None
+            pending = _PendingHello(sock, self._clock() + HELLO_S_MAX, frames, self._kept_hellos)
             if not self._read(pending):
                 self._add(pending)
         if self._allowed < 1:
@@ -134,7 +136,7 @@ class Acceptor:
                 NotAllowed("this user may not connect: see allow_uids and allow_gids in the device's config.toml"),
             )
         else:
-            self._spare = pending.frames
+            self._spare_buffer = pending.frames
             self._route(pending.sock, hello)
         return True
 
@@ -148,11 +150,13 @@ class Acceptor:
 
 
 class _PendingHello:
+    """A connection whose hello is being read."""
+
     def __init__(
-        self, sock: socket.socket, until_s: float, frames: FrameBuffer, known: dict[bytes, dict[str, Any]]
+        self, sock: socket.socket, until_s: float, frames: FrameBuffer, kept_hellos: dict[bytes, dict[str, Any]]
     ) -> None:
-        self.sock, self.until_s, self.frames, self._known = sock, until_s, frames, known
-        self._began = b""  # the first bytes that had come
+        self.sock, self.until_s, self.frames, self._kept_hellos = sock, until_s, frames, kept_hellos
+        self._first_bytes = b""  # at most KEPT_HELLO_BYTES
 
     def read(self) -> dict[str, Any] | None:
         """Return the hello's content, or None if the client ended.
@@ -160,11 +164,11 @@ class _PendingHello:
         Raises BlockingIOError while bytes are missing.
         """
         frames, hello = self.frames, None
-        if not self._began:
-            self._began = self.sock.recv(KNOWN_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-            if (known := self._known.get(self._began)) is not None:
-                self.sock.recv(KNOWN_BYTES, socket.MSG_DONTWAIT)
-                return known
+        if not self._first_bytes:
+            self._first_bytes = self.sock.recv(KEPT_HELLO_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            if (content := self._kept_hellos.get(self._first_bytes)) is not None:
+                self.sock.recv(KEPT_HELLO_BYTES, socket.MSG_DONTWAIT)
+                return content
         while hello is None:
             # The kernel closes descriptors that a client attaches, as `recv_into` takes none.
             room = frames.room[: frames.missing() or wire.HEADER_BYTES]
@@ -175,10 +179,10 @@ class _PendingHello:
         if hello.kind != wire.HELLO or hello.tensors:
             raise ProtocolError("a connection begins with a HELLO frame of at most 4096 bytes (docs/protocol.md)")
         content = hello.json()
-        if len(self._began) == KNOWN_BYTES == wire.HEADER_BYTES + wire.aligned(len(hello.meta)):
-            if len(self._known) >= KNOWN_MAX:
-                self._known.clear()
-            self._known[self._began] = content
+        if len(self._first_bytes) == KEPT_HELLO_BYTES == wire.HEADER_BYTES + wire.aligned(len(hello.meta)):
+            if len(self._kept_hellos) >= KEPT_HELLOS_MAX:
+                self._kept_hellos.clear()
+            self._kept_hellos[self._first_bytes] = content
         return content
 
 

@@ -72,8 +72,11 @@ class ReactorSwitch:
         self.last: Connection | None = None
 
 
-class Left(NamedTuple):
-    """What a connection leaves that ended between two small frames: the next client's often look the same."""
+class SpareBuffers(NamedTuple):
+    """The buffers of a connection that has ended, for the next one.
+
+    Two clients often send frames of one form, so the reading of the last request's tensors stays with the buffers.
+    """
 
     frames: FrameBuffer
     reply: KeptFrame
@@ -84,7 +87,7 @@ class Left(NamedTuple):
 class Connection:
     """Serves `sock` with `pipeline`. Its buffers count towards `budget` until `close`.
 
-    It uses what another connection `left`.
+    It takes over `spare` buffers of a connection that has ended.
     """
 
     def __init__(
@@ -95,14 +98,16 @@ class Connection:
         frame_bytes_max: int,
         budget: BufferBudget,
         log: Callable[[str], None],
-        left: Left | None = None,
+        spare: SpareBuffers | None = None,
     ) -> None:
         self.sock, self._pipeline, self._record, self._log = sock, pipeline, recorder.record, log
         self._frame_bytes_max, self.budget = frame_bytes_max, budget
         budget.resize(0, FIRST_BUFFER_BYTES)
-        if left is None:
-            left = Left(FrameBuffer(frame_bytes_max, FIRST_BUFFER_BYTES, budget.resize), KeptFrame(wire.RESULT))
-        self.frames, self.reply, self._tensors, self._inputs = left
+        if spare is None:
+            spare = SpareBuffers(
+                FrameBuffer(frame_bytes_max, FIRST_BUFFER_BYTES, budget.resize), KeptFrame(wire.RESULT)
+            )
+        self.frames, self.reply, self._tensors, self._inputs = spare
         self.area: SharedArea | None = None
         self.session: ClientSession | None = None
         self._after_others = 0  # the requests that came when another connection was the last
@@ -244,13 +249,16 @@ class Connection:
         self._tensors = self._inputs = None
         self.frames.shrink()
 
-    def close(self) -> Left | None:
-        """Return the connection's part of the buffer budget; also what another connection may use."""
+    def close(self) -> SpareBuffers | None:
+        """Give the connection's part of the buffer budget back; return its buffers if another one may use them.
+
+        Shared memory, half a frame or a large buffer belong to this client only.
+        """
         frames = self.frames
         self.budget.resize(frames.size_bytes, 0)
         if self.area is not None or frames.more or frames.missing() or frames.size_bytes != FIRST_BUFFER_BYTES:
             return None
-        return Left(frames, self.reply, self._tensors, self._inputs)
+        return SpareBuffers(frames, self.reply, self._tensors, self._inputs)
 
     def _suits_reactor(self, request: wire.Frame) -> bool:
         """Return whether the reactor may read the next frame after `request`."""

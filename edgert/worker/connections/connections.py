@@ -15,7 +15,7 @@ from edgert.protocol.local_socket import send_all
 from edgert.telemetry.recorder import WindowRecorder
 from edgert.worker.connections.admission import Admission, Peer
 from edgert.worker.connections.area_budget import AreaBudget
-from edgert.worker.connections.connection import BufferBudget, Connection, Left, ReactorSwitch
+from edgert.worker.connections.connection import BufferBudget, Connection, ReactorSwitch, SpareBuffers
 from edgert.worker.connections.reactor import Departure, Reactor
 from edgert.worker.connections.sessions import Sessions
 from edgert.worker.connections.spare_threads import SPARE_MAX, SpareThreads
@@ -55,7 +55,7 @@ class Connections:
         self._admission = Admission(connections_max)
         self._switch = ReactorSwitch()
         self._threads = SpareThreads()
-        self._left: list[Left] = []  # what connections that have ended leave to the next ones
+        self._spare: list[SpareBuffers] = []  # of connections that have ended, for the next ones
         self._reactor: Reactor | None = None
         if reactor_cap is not None:
             self._reactor = Reactor(pipeline, reactor_cap, self._switch, self._departs, log)
@@ -111,10 +111,10 @@ class Connections:
         connection = None
         try:
             recorder = self._probes if probe else self._recorder
-            left = None
+            spare = None
             with contextlib.suppress(IndexError):
-                left = self._left.pop()
-            connection = Connection(sock, self._pipeline, recorder, self._frame_bytes_max, self._budget, log, left)
+                spare = self._spare.pop()
+            connection = Connection(sock, self._pipeline, recorder, self._frame_bytes_max, self._budget, log, spare)
             if session:
                 connection.begin(self._sessions.open())
             connection.greet(
@@ -174,9 +174,9 @@ class Connections:
                 self._areas.end(connection.area, unread=not _has_closed(sock))
             if connection.session is not None:
                 self._sessions.close()
-            left = connection.close()
-            if left is not None and len(self._left) < SPARE_MAX:
-                self._left.append(left)
+            spare = connection.close()
+            if spare is not None and len(self._spare) < SPARE_MAX:
+                self._spare.append(spare)
         sock.close()
 
     def _set_switch(self) -> None:

@@ -1,4 +1,4 @@
-"""Threads for connections: one that is done waits for a moment for the next connection.
+"""Threads for connections: a thread whose connection has ended waits a moment for the next one.
 
 Some apps connect for each request. A new thread costs the worker more than all else that a short connection needs.
 """
@@ -34,21 +34,21 @@ class SpareThreads:
     def __len__(self) -> int:
         return len(self._spare)
 
-    def start(self, job: Callable[..., object], *given: Any) -> None:
-        """Call `job(*given)` in another thread. Raises RuntimeError if the system gives no more threads."""
+    def start(self, job: Callable[..., object], *arguments: Any) -> None:
+        """Call `job(*arguments)` in another thread. Raises RuntimeError if the system gives no more threads."""
         try:
             spare = self._spare.pop()
         except IndexError:
             # threading.Thread would make this thread wait for the new one to begin, which costs more than all else here
             # when many connect at once.
-            _thread.start_new_thread(self._run, (job, given))
+            _thread.start_new_thread(self._run, (job, arguments))
             return
-        spare.job = job, given
+        spare.job = job, arguments
         spare.gate.release()
 
-    def _run(self, job: Callable[..., object], given: tuple[Any, ...]) -> None:
-        job(*given)
-        del job, given  # keep nothing of a connection that has ended
+    def _run(self, job: Callable[..., object], arguments: tuple[Any, ...]) -> None:
+        job(*arguments)
+        del job, arguments  # keep nothing of a connection that has ended
         spare = _Spare()
         while len(self._spare) < self._spare_max:
             self._spare.append(spare)
@@ -59,6 +59,6 @@ class SpareThreads:
                 except ValueError:  # it was taken just now, and gets its job
                     spare.gate.acquire()
             assert spare.job is not None  # the gate was opened for it
-            (job, given), spare.job = spare.job, None
-            job(*given)
-            del job, given
+            (job, arguments), spare.job = spare.job, None
+            job(*arguments)
+            del job, arguments

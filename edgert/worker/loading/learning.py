@@ -259,25 +259,25 @@ def _choose_instances(
 
     `sessions` holds the sessions for them then. A configured number is not measured.
     """
-    shared, each = circumstances.engine in CONCURRENT, circumstances.threads or 1
-    wanted = circumstances.instances or max(1, circumstances.cpus // each)
-    if wanted == 1 or (circumstances.engine in UNTHREADED and not circumstances.instances):
+    shared, threads_each = circumstances.engine in CONCURRENT, circumstances.threads or 1
+    count = circumstances.instances or max(1, circumstances.cpus // threads_each)
+    if count == 1 or (circumstances.engine in UNTHREADED and not circumstances.instances):
         return threads, 1
     alone = 0.0
     if not circumstances.instances:
         if clock() + 4 * RATE_S > until_s:
             return threads, 1
         alone = _rate(sessions, sample, clock)
-    if threads != each:
-        _replace(sessions, load, each)
-    while len(sessions) < wanted and not shared:
-        sessions.append(load(each))
-    together = sessions * wanted if shared else sessions
+    if threads != threads_each:
+        _replace(sessions, load, threads_each)
+    while len(sessions) < count and not shared:
+        sessions.append(load(threads_each))
+    together = sessions * count if shared else sessions
     if circumstances.instances or _rate(together, sample, clock) >= (1 + MORE_INSTANCES_GAIN) * alone:
-        return each, wanted
+        return threads_each, count
     while len(sessions) > 1:
         sessions.pop().close()
-    if threads != each:
+    if threads != threads_each:
         _replace(sessions, load, threads)
     return threads, 1
 

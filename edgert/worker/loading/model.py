@@ -89,8 +89,8 @@ def _open(
         options = EngineOptions(threads=threads, cache_dir=state.cache, progress=progress)
         return load_session(version.local(artifact), options)
 
-    known = learned_file.read(circumstances)
-    learned = None if known is None or known.doubtful else known
+    kept = learned_file.read(circumstances)
+    learned = None if kept is None or kept.doubtful else kept
     sessions = [load(learned.threads if learned else circumstances.threads_to_try[0])]
     try:
         checked = sessions[0]
@@ -98,7 +98,7 @@ def _open(
         if learned is None:
             sessions = []  # learn closes what it does not return
             sessions, measured = learn(load, checked, next(golden.samples(version)), circumstances)
-            learned = measured if known is None else known.better(measured)
+            learned = measured if kept is None else kept.better(measured)
             if learned.threads != measured.threads:
                 _close_to(sessions, 0)
         count = 1 if artifact.engine in CONCURRENT else learned.instances
@@ -111,7 +111,7 @@ def _open(
     except BaseException:
         _close_to(sessions, 0)
         raise
-    if learned != known:
+    if learned != kept:
         learned_file.write(circumstances, learned)
     if artifact.engine in CONCURRENT:
         sessions *= learned.instances  # the same one

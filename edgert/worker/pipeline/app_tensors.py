@@ -89,23 +89,23 @@ class AppTensors:
 
     def welcome(self) -> dict[str, Any]:
         """Return the description of the model that a client gets when it connects."""
-        value: dict[str, Any] = {
+        description: dict[str, Any] = {
             "inputs": [spec.as_json() for spec in self.inputs],
             "outputs": [spec.as_json() for spec in self.outputs],
         }
         if self._pre is not None:
-            named = {"input": self._pre.frames, "integers": self._pre.integers, "files": self._pre.files}
+            forms = {"input": self._pre.frames, "integers": self._pre.integers, "files": self._pre.files}
             if isinstance(self._pre, TextPreprocessor):
-                named = {"text": self._pre.files}
-            value["preprocess"] = {name: form.as_json() for name, form in named.items() if form is not None}
+                forms = {"text": self._pre.files}
+            description["preprocess"] = {name: form.as_json() for name, form in forms.items() if form is not None}
             if self._form.pre is not None:
-                value["preprocess"]["step"] = self._form.pre.step
+                description["preprocess"]["step"] = self._form.pre.step
             if len(self.sent) < len(self.inputs):
-                made = [spec.name for i, spec in enumerate(self.inputs) if i not in self.sent or i == self.ruled]
-                value["preprocess"]["text_for"] = made
+                computed = [spec.name for i, spec in enumerate(self.inputs) if i not in self.sent or i == self.ruled]
+                description["preprocess"]["text_for"] = computed
         if self._labels and sum(map(len, self._labels)) < wire.META_BYTES_MAX // 8:
-            value["labels"] = list(self._labels)
-        return value
+            description["labels"] = list(self._labels)
+        return description
 
     def read(self, tensors: tuple[wire.WireTensor, ...]) -> ModelInputs:
         """Return a frame's tensors as arrays, not copied. Raises RequestError if the model takes others."""
@@ -116,9 +116,9 @@ class AppTensors:
         for tensor, i in zip(tensors, numbers, strict=True):
             spec, forms = self.inputs[i], self._forms(i, len(numbers))
             if tensor.number != i or not any(fits(form, tensor.datatype, tensor.shape) for form in forms):
-                wanted = " or ".join(f"{form.datatype} {list(form.shape)}" for form in forms)
+                accepted = " or ".join(f"{form.datatype} {list(form.shape)}" for form in forms)
                 raise RequestError(
-                    f"input {i} ({spec.name!r}) takes {wanted}, got {tensor.datatype} {list(tensor.shape)}"
+                    f"input {i} ({spec.name!r}) takes {accepted}, got {tensor.datatype} {list(tensor.shape)}"
                 )
             arrays.append(from_wire(tensor))
             if self._pre is not None and i == self.ruled:

@@ -19,7 +19,7 @@ from edgert.daemon.sockets.acceptor import (
     BURST_MAX,
     FLOOD_PAUSE_S,
     HELLO_S_MAX,
-    KNOWN_MAX,
+    KEPT_HELLOS_MAX,
     PENDING_MAX,
     Acceptor,
 )
@@ -99,7 +99,7 @@ def test_a_hello_is_routed_at_once_and_one_in_pieces_when_it_is_complete(world: 
 
 
 def test_a_hello_that_came_before_is_read_to_its_end_and_not_further(world: World) -> None:
-    others = [bytes(wire.json_frame(wire.HELLO, {"model": f"m{i}"})) for i in range(KNOWN_MAX + 2)]
+    others = [bytes(wire.json_frame(wire.HELLO, {"model": f"m{i}"})) for i in range(KEPT_HELLOS_MAX + 2)]
     longer = bytes(wire.json_frame(wire.HELLO, {"model": "m" * 200}))
     sent = [hello(), hello(), longer, longer, *others, *others, hello()]
     for i, each in enumerate(sent):

@@ -27,9 +27,9 @@ def test(code: str) -> Write:
     return of_several(lambda pair, node: pair[0].binary(code, pair[1], dtype=BOOL))
 
 
-def select(condition: Value, one: Value, other: Value) -> Value:
-    shape = broadcast(condition.shape, broadcast(one.shape, other.shape))
-    return condition.op("SELECT_V2", one, other, shape=shape, dtype=other.dtype)
+def select(condition: Value, if_true: Value, if_false: Value) -> Value:
+    shape = broadcast(condition.shape, broadcast(if_true.shape, if_false.shape))
+    return condition.op("SELECT_V2", if_true, if_false, shape=shape, dtype=if_false.dtype)
 
 
 def variadic(code: str) -> Write:
@@ -42,7 +42,7 @@ def mean(values: list[Value], node: Node) -> Value:
 
 
 def _joined(code: str, values: list[Value]) -> Value:
-    return reduce(lambda one, other: one.binary(code, other), values)
+    return reduce(lambda joined, value: joined.binary(code, value), values)
 
 
 def divide(lowering: Lowering, node: Node) -> None:
@@ -65,11 +65,11 @@ def _long_division(x: Value, y: Value) -> Value:
     Each quotient is right in its upper 22 bits or more, and its product is subtracted exactly. The last one divides a
     multiple of the divisor (FLOOR_MOD removed the remainder first), so that rounding makes it exact.
     """
-    divisor, left = y.cast(FLOAT32), x - _rest_with_dividends_sign(x, y)
+    divisor, remaining = y.cast(FLOAT32), x - _rest_with_dividends_sign(x, y)
     quotients = []
     for _ in range(LONG_DIVISION_STEPS):
-        quotients.append((left.cast(FLOAT32) / divisor).op("ROUND").cast(INT64))
-        left = left - quotients[-1] * y
+        quotients.append((remaining.cast(FLOAT32) / divisor).op("ROUND").cast(INT64))
+        remaining = remaining - quotients[-1] * y
     return _joined("ADD", quotients)
 
 
@@ -95,11 +95,11 @@ def power(lowering: Lowering, node: Node) -> None:
     """Raise to a power. The result has the base's dtype, whatever the exponent's."""
     base, exponent = node.inputs
     dtype, constant = lowering.dtype(base), lowering.graph.constants.get(exponent)
-    known = constant is not None and constant.size == 1 and float(constant.reshape(())) in KNOWN_POWERS
-    same = lowering.shape(base).dims == lowering.shape(node.outputs[0]).dims
-    if constant is not None and known and same and (dtype == FLOAT32 or float(constant.reshape(())) >= 1):
+    power_of = float(constant.reshape(())) if constant is not None and constant.size == 1 else None
+    keeps_shape = lowering.shape(base).dims == lowering.shape(node.outputs[0]).dims
+    if power_of is not None and power_of in KNOWN_POWERS and keeps_shape and (dtype == FLOAT32 or power_of >= 1):
         x, layout = lowering.read_as_made(node)
-        lowering.result(node, KNOWN_POWERS[float(constant.reshape(()))](x), layout)
+        lowering.result(node, KNOWN_POWERS[power_of](x), layout)
         return
     (x, y), layout = operands(lowering, node)
     if FLOAT32 not in (x.dtype, y.dtype):

@@ -103,7 +103,7 @@ _KINDS = {
 
 def activations_of(names: Sequence[str], alphas: Sequence[float], betas: Sequence[float]) -> list[Activation]:
     """Return the activations by name. Each takes the next given parameter of its kind, else its default."""
-    given = {"alpha": list(alphas), "beta": list(betas)}
+    parameters = {"alpha": list(alphas), "beta": list(betas)}
     activations: list[Activation] = []
     for name in names:
         kind = _KINDS.get(name.lower())
@@ -111,8 +111,8 @@ def activations_of(names: Sequence[str], alphas: Sequence[float], betas: Sequenc
             raise Uncovered(f"activation {name!r} is not covered; use one of {', '.join(_KINDS)}")
         values = {}
         for parameter, default in (("alpha", kind.alpha), ("beta", kind.beta)):
-            takes = default is not None and given[parameter]
-            values[parameter] = float(given[parameter].pop(0)) if takes else (default or 0.0)
+            takes = default is not None and parameters[parameter]
+            values[parameter] = float(parameters[parameter].pop(0)) if takes else (default or 0.0)
         activations.append(_bound(kind, **values))
     return activations
 

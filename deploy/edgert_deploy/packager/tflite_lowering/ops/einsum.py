@@ -30,8 +30,8 @@ class Equation:
 
 def parse(text: str, ranks: list[int]) -> Equation:
     """Return `text` with labels for each ellipsis. Raises Uncovered where it does not fit `ranks`."""
-    left, arrow, right = text.replace(" ", "").partition("->")
-    terms = left.split(",")
+    operands_text, arrow, result_text = text.replace(" ", "").partition("->")
+    terms = operands_text.split(",")
     if len(terms) != len(ranks):
         raise Uncovered(
             f"the equation {text!r} has {len(terms)} operands, but the node has {len(ranks)}; correct the equation"
@@ -43,7 +43,7 @@ def parse(text: str, ranks: list[int]) -> Equation:
     flat = [label for labels in operands for label in labels]
     dots = sorted({label for label in flat if label.startswith(".")}, key=lambda label: -int(label[1:]))
     if arrow:
-        before, ellipsis, after = right.partition("...")
+        before, ellipsis, after = result_text.partition("...")
         return Equation(operands, (*before, *(dots if ellipsis else ()), *after))
     return Equation(operands, (*dots, *sorted(label for label in flat if flat.count(label) == 1 and label[0] != ".")))
 
@@ -73,12 +73,12 @@ class Term:
 
     def grouped(self, *groups: Labels) -> Term:
         """Return the term with one axis per group; the groups hold all labels, and an empty one has length 1."""
-        laid = self.in_order(tuple(label for group in groups for label in group))
+        ordered = self.in_order(tuple(label for group in groups for label in group))
         signature = dict(zip(self.labels, self.shape.signature, strict=True))
         dims = tuple(int(np.prod([self.lengths()[label] for label in group])) for group in groups)
         opens = [any(signature[label] == -1 for label in group) for group in groups]
         shape = BatchShape(dims, tuple(-1 if is_open else n for n, is_open in zip(dims, opens, strict=True)))
-        return laid.reshaped(tuple("".join(group) for group in groups), shape)
+        return ordered.reshaped(tuple("".join(group) for group in groups), shape)
 
     def reshaped(self, labels: Labels, shape: BatchShape) -> Term:
         value = self.value
@@ -141,9 +141,9 @@ def _term(lowering: Lowering, node: Node, index: int, labels: Labels) -> Term:
     dtype = lowering.dtype(name)
     if dtype != FLOAT32:
         raise Uncovered(f"{name!r} has dtype {dtype}; convert the model to float32")
-    known = lowering.is_constant(name)
+    is_constant = lowering.is_constant(name)
     return Term(
-        labels, lowering.shape(name), lowering.value(name, f"{name!r}") if known else lowering.read(node, index)
+        labels, lowering.shape(name), lowering.value(name, f"{name!r}") if is_constant else lowering.read(node, index)
     )
 
 
@@ -173,14 +173,17 @@ def _product(left: Term, right: Term, needed: set[str]) -> Term:
     shape = BatchShape(tuple(lengths[n][0] for n in labels), tuple(lengths[n][1] for n in labels))
     if inner and not batch and isinstance(right.value, np.ndarray):
         weights = np.asarray(right.grouped(columns, inner).value)
-        made = _computed(left.grouped(rows, inner)).times_weights(weights)
+        product = _computed(left.grouped(rows, inner)).times_weights(weights)
     else:
-        one, other = left.grouped(batch, rows, inner), right.grouped(batch, inner, columns)
-        wanted = BatchShape(
-            (*one.shape.dims[:2], other.shape.dims[2]), (*one.shape.signature[:2], other.shape.signature[2])
+        rows_matrix, columns_matrix = left.grouped(batch, rows, inner), right.grouped(batch, inner, columns)
+        product_shape = BatchShape(
+            (*rows_matrix.shape.dims[:2], columns_matrix.shape.dims[2]),
+            (*rows_matrix.shape.signature[:2], columns_matrix.shape.signature[2]),
         )
-        made = _computed(one).op("BATCH_MATMUL" if inner else "MUL", other.value, shape=wanted)
-    return Term(labels, shape, made.reshaped(shape))
+        product = _computed(rows_matrix).op(
+            "BATCH_MATMUL" if inner else "MUL", columns_matrix.value, shape=product_shape
+        )
+    return Term(labels, shape, product.reshaped(shape))
 
 
 def _computed(term: Term) -> Value:

@@ -25,34 +25,34 @@ def gather(lowering: Lowering, node: Node) -> None:
 
 def gather_nd(lowering: Lowering, node: Node) -> None:
     """Look up. TFLite has no batch axes here: each index gets its position on ONNX's batch axes prepended."""
-    x, wanted, batch_dims = (
+    x, index_shape, batch_dims = (
         lowering.read(node),
         lowering.shape(node.inputs[1]),
         int(node.attributes.get("batch_dims", 0)),
     )
-    end = batch_dims + wanted.dims[-1]
+    end = batch_dims + index_shape.dims[-1]
     _require_fixed(x.shape, range(end), "it picks elements along the batch")
     chosen = _non_negative(lowering, node, 1, x.shape.dims[batch_dims:end])
     if batch_dims:
-        _require_fixed(wanted, range(wanted.rank), "batch_dims needs the length of the batch")
-        places = chosen.constant(np.moveaxis(np.indices(wanted.dims[:-1])[:batch_dims], 0, -1))
-        whole = wanted.with_length(wanted.rank - 1, end)
-        chosen = places.op("CONCATENATION", chosen, shape=whole, axis=wanted.rank - 1)
+        _require_fixed(index_shape, range(index_shape.rank), "batch_dims needs the length of the batch")
+        places = chosen.constant(np.moveaxis(np.indices(index_shape.dims[:-1])[:batch_dims], 0, -1))
+        whole = index_shape.with_length(index_shape.rank - 1, end)
+        chosen = places.op("CONCATENATION", chosen, shape=whole, axis=index_shape.rank - 1)
     lowering.result(node, x.op("GATHER_ND", chosen, shape=lowering.shape(node.outputs[0])))
 
 
 def gather_elements(lowering: Lowering, node: Node) -> None:
     """Look up in the flattened value: index * stride of the axis + the position on the other axes."""
-    x, wanted = lowering.read(node), lowering.shape(node.inputs[1])
-    for each in (x.shape, wanted):
-        _require_fixed(each, range(each.rank), "it needs the length of every axis, the batch included")
+    x, index_shape = lowering.read(node), lowering.shape(node.inputs[1])
+    for shape in (x.shape, index_shape):
+        _require_fixed(shape, range(shape.rank), "it needs the length of every axis, the batch included")
     rank, dims = x.shape.rank, x.shape.dims
     axis = int(node.attributes.get("axis", 0)) % rank
-    strides, grid = [int(np.prod(dims[i + 1 :])) for i in range(rank)], np.indices(wanted.dims)
-    base = sum((grid[i] * strides[i] for i in range(rank) if i != axis), np.zeros(wanted.dims, np.int64))
+    strides, grid = [int(np.prod(dims[i + 1 :])) for i in range(rank)], np.indices(index_shape.dims)
+    base = sum((grid[i] * strides[i] for i in range(rank) if i != axis), np.zeros(index_shape.dims, np.int64))
     places = _non_negative(lowering, node, 1, dims[axis]) * strides[axis] + base
     flat = x.reshaped(BatchShape.fixed(int(np.prod(dims))))
-    lowering.result(node, flat.op("GATHER", places, shape=wanted, axis=0, batchDims=0))
+    lowering.result(node, flat.op("GATHER", places, shape=index_shape, axis=0, batchDims=0))
 
 
 def scatter_nd(lowering: Lowering, node: Node) -> None:

@@ -98,8 +98,8 @@ def _joined(lowering: Lowering, node: Node, index: int, layout: Layout) -> Value
         raise Uncovered(f"{name!r} depends on the batch; export the model with its batch fixed to 1")
     x = lowering.read(node, peer)
     ones = (1,) * (x.shape.rank - 1)
-    one = x.cut([0] * x.shape.rank, BatchShape((x.shape.dims[0], *ones), (-1, *ones)))
-    return one * 0 + lowering.read(node, index)
+    one_element = x.cut([0] * x.shape.rank, BatchShape((x.shape.dims[0], *ones), (-1, *ones)))
+    return one_element * 0 + lowering.read(node, index)
 
 
 def split(lowering: Lowering, node: Node) -> None:

@@ -30,10 +30,10 @@ def _arg(lowering: Lowering, node: Node, code: str) -> None:
     if from_the_end:
         x = x.op("REVERSE_V2", place)
     shape = x.shape.reduced([axis], keep=False)
-    found = x.op(code, place, shape=shape, dtype=dtype, outputType=TENSOR_TYPES[dtype])
+    index = x.op(code, place, shape=shape, dtype=dtype, outputType=TENSOR_TYPES[dtype])
     if from_the_end:
-        found = (x.shape.dims[axis] - 1) - found
-    lowering.result(node, found.reshaped(result))
+        index = (x.shape.dims[axis] - 1) - index
+    lowering.result(node, index.reshaped(result))
 
 
 def top_k(lowering: Lowering, node: Node) -> None:

@@ -154,8 +154,8 @@ def _run(sequence: _Sequence, cell: Cell, given: list[Value], state: State, is_r
     results: dict[int, Value] = {}
     for step in order:
         x, hidden, memory = (
-            None if one is None else cell.at_step(step, one, is_first=step == order[0])
-            for one in (given[step], state.hidden, state.memory)
+            None if value is None else cell.at_step(step, value, is_first=step == order[0])
+            for value in (given[step], state.hidden, state.memory)
         )
         assert x is not None
         next_state = KINDS[sequence.node.op_type].step(cell, x, State(hidden, memory))

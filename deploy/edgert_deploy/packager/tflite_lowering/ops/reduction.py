@@ -69,11 +69,11 @@ def _writer(compute: Callable[[Value, Axes], Value]) -> Write:
 def _axes(lowering: Lowering, node: Node) -> Axes:
     """Return the axes to reduce: without any given, all of them, or none with `noop_with_empty_axes`."""
     rank = lowering.shape(node.inputs[0]).rank
-    given = lowering.integers(node, "axes", 1)
-    if not given:
-        given = [] if node.attributes.get("noop_with_empty_axes", 0) else list(range(rank))
-    wanted = sorted({axis % rank for axis in given})
-    return _laid_axes(lowering, node, wanted, bool(node.attributes.get("keepdims", 1)))
+    axes = lowering.integers(node, "axes", 1)
+    if not axes:
+        axes = [] if node.attributes.get("noop_with_empty_axes", 0) else list(range(rank))
+    sorted_axes = sorted({axis % rank for axis in axes})
+    return _laid_axes(lowering, node, sorted_axes, bool(node.attributes.get("keepdims", 1)))
 
 
 def _laid_axes(lowering: Lowering, node: Node, axes: list[int], keep: bool) -> Axes:

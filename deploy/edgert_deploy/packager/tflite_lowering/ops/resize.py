@@ -79,9 +79,9 @@ def _scales(lowering: Lowering, node: Node, axes: list[int]) -> list[float]:
     """Return ONNX's own factor for each of `axes`, or the quotient of its lengths."""
     if "scales" in node.attributes:
         return [float(s) for s in node.attributes["scales"]]
-    given = node.input(2 if _is_modern(node) else 1)
-    if given and lowering.shape(given).dims != (0,):
-        return [float(s) for s in lowering.value(given, "the scales")]
+    name = node.input(2 if _is_modern(node) else 1)
+    if name and lowering.shape(name).dims != (0,):
+        return [float(s) for s in lowering.value(name, "the scales")]
     before, after = (lowering.shape(name).dims for name in (node.inputs[0], node.outputs[0]))
     policy = node.attributes.get("keep_aspect_ratio_policy", "stretch")
     if policy == "stretch":
@@ -148,12 +148,12 @@ def _by_matrices(
     rank = lowering.shape(node.inputs[0]).rank
     layout = lowering.layout(node.inputs[0]) if rank > 3 else Layout.NATIVE
     x = lowering.read(node, 0, layout)
-    order = wanted = CHANNELS_LAST_ORDERS[rank] if layout is Layout.CHANNELS_LAST else tuple(range(rank))
+    order = result_order = CHANNELS_LAST_ORDERS[rank] if layout is Layout.CHANNELS_LAST else tuple(range(rank))
     # While the order is unchanged, the axis at the end needs no transposition.
     for axis in sorted(weights, key=order.index, reverse=True):
         turned = (*(a for a in order if a != axis), axis)
         x, order = x.turned([order.index(a) for a in turned]).times_weights(weights[axis]), turned
-    x = x.turned([order.index(a) for a in wanted])
+    x = x.turned([order.index(a) for a in result_order])
     lowering.result(node, _with_outside(node, x, _inside(samplings, rank), rank, layout), layout)
 
 
