@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edgert import machine as host
@@ -31,44 +32,50 @@ SLICE_PAUSE_S = 0.0005  # the pause between two slices of folding, in which the 
 STOP_TIMEOUT_S = 5.0
 
 
+@dataclass(frozen=True)
+class ReporterSettings:
+    """Where the reports of a model belong, and how long a window is."""
+
+    topics: Topics
+    boot: str
+    model_version: str
+    window_s: float = WINDOW_S
+
+    def __post_init__(self) -> None:
+        checked_id("boot", self.boot)
+        checked_id("model_version", self.model_version)
+
+
 class Reporter:
     """Reports one model's recorder to the spool.
 
-    `clock` is monotonic seconds and `wall_clock` seconds since 1970. Tests pass their own and call `tick` themselves.
+    `host_facts` returns fields of `metrics` beside the recorder's; `window_ended` is called before each report. `clock`
+    is monotonic seconds, `wall_clock` seconds since 1970. Tests pass their own and call `tick` themselves.
     """
 
     def __init__(
         self,
         recorder: WindowRecorder,
         spool: Spool,
-        topics: Topics,
+        settings: ReporterSettings,
         *,
-        boot: str,
-        model_version: str,
-        window_s: float = WINDOW_S,
-        clock: Callable[[], float] = time.monotonic,
-        wall_clock: Callable[[], float] = time.time,
+        alarms: Alarms | None = None,
         host_facts: Callable[[], Mapping[str, object]] = lambda: host_facts_now(),
         window_ended: Callable[[], None] = lambda: None,
-        alarms: Alarms | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
         log: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.alarms: tuple[str, ...] = ()  # the names of those that are raised
         self.alarms_changed: Callable[[], object] = lambda: None
         self._alarms = alarms or Alarms({})
         self._readings = Readings()
-        self._recorder = recorder
-        self._spool = spool
-        self._topics = topics
-        self._boot = checked_id("boot", boot)
-        self._model_version = checked_id("model_version", model_version)
-        self._window_s = window_s
-        self._clock = clock
-        self._wall_clock = wall_clock
+        self._recorder, self._spool, self._settings = recorder, spool, settings
+        self._clock, self._wall_clock = clock, wall_clock
         self._host_facts, self._window_ended = host_facts, window_ended
         self._log = log
         self._refused = False
-        self._window_ends_at = clock() + window_s
+        self._window_ends_at = clock() + settings.window_s
         self._stopping = threading.Event()
         self._wake = threading.Event()
         self._fold_every_s = FOLD_EVERY_S
@@ -95,7 +102,7 @@ class Reporter:
         self._window_ended()
         self._report(self._recorder.cut(), up=True)
         # From now, not from the planned end: after a suspend, missed windows are not reported.
-        self._window_ends_at = self._clock() + self._window_s
+        self._window_ends_at = self._clock() + self._settings.window_s
         return True
 
     def event(self, name: str, **fields: Scalar | None) -> None:
@@ -103,12 +110,12 @@ class Reporter:
         self._guarded(
             lambda: append_event(
                 self._spool,
-                self._topics,
+                self._settings.topics,
                 name,
-                boot=self._boot,
+                boot=self._settings.boot,
                 ts_ms=self._ts_ms(),
                 model=self._recorder.model,
-                model_version=self._model_version,
+                model_version=self._settings.model_version,
                 **fields,
             )
         )
@@ -140,17 +147,19 @@ class Reporter:
 
     def _append(self, report: WindowReport, up: bool, facts: Mapping[str, object]) -> None:
         model, ts_ms = report.model, self._ts_ms()
-        metrics = messages.metrics_fields(report, up=up, model_version=self._model_version, host=facts)
-        hist = messages.hist_fields(report, model_version=self._model_version, clock_synced=facts.get("clock_synced"))
+        metrics = messages.metrics_fields(report, up=up, model_version=self._settings.model_version, host=facts)
+        hist = messages.hist_fields(
+            report, model_version=self._settings.model_version, clock_synced=facts.get("clock_synced")
+        )
 
         def keep(kind: str, topic: str, fields: Mapping[str, object]) -> None:
             def numbered(seq: int) -> dict[str, object]:
-                return {**messages.envelope(ts_ms=ts_ms, boot=self._boot, seq=seq), **fields}
+                return {**messages.envelope(ts_ms=ts_ms, boot=self._settings.boot, seq=seq), **fields}
 
             self._spool.append(f"{kind}/{model}", topic, numbered, messages.QOS[kind], kind)
 
-        keep("hist", self._topics.hist(model), hist)
-        keep("metrics", self._topics.metrics(model), metrics)
+        keep("hist", self._settings.topics.hist(model), hist)
+        keep("metrics", self._settings.topics.metrics(model), metrics)
 
     def _guarded(self, append: Callable[[], object]) -> None:
         """Run `append`; log when the spool starts to fail and when it works again."""

@@ -33,7 +33,7 @@ from edgert.state_dir import StateDir
 from edgert.telemetry.alarms import Alarms
 from edgert.telemetry.messages import Topics, release_id
 from edgert.telemetry.recorder import WindowRecorder
-from edgert.telemetry.reporter import Reporter, host_facts_now
+from edgert.telemetry.reporter import Reporter, ReporterSettings, host_facts_now
 from edgert.telemetry.sketch import merged
 from edgert.telemetry.spool import Spool
 from edgert.threads import STACK_BYTES
@@ -308,15 +308,17 @@ def _reporter(
         return Reporter(
             recorder,
             Spool(state.spool, log=log),
-            Topics(config.site, config.device),
-            boot=boot,
-            model_version=release_id(model.version.manifest.release),
-            window_s=config.serving.window_s,
-            host_facts=lambda: {**window_facts(), **host_facts_now()},
-            window_ended=rest,
+            ReporterSettings(
+                Topics(config.site, config.device),
+                boot,
+                release_id(model.version.manifest.release),
+                config.serving.window_s,
+            ),
             alarms=Alarms.of(
                 config.alarms, config.model(model.version.manifest.model).p95_ms, config.serving.worker_mb_max
             ),
+            host_facts=lambda: {**window_facts(), **host_facts_now()},
+            window_ended=rest,
             log=log,
         )
     except EdgeRTError as error:

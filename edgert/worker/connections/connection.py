@@ -250,7 +250,7 @@ class Connection:
         self.frames.shrink()
 
     def close(self) -> SpareBuffers | None:
-        """Give the connection's part of the buffer budget back; return its buffers if another one may use them.
+        """Give its part of the buffer budget back; return its buffers if another connection may use them.
 
         Shared memory, half a frame or a large buffer belong to this client only.
         """

@@ -13,7 +13,7 @@ from edgert.errors import ConfigInvalid
 from edgert.telemetry.alarms import Alarms, Change
 from edgert.telemetry.messages import Topics
 from edgert.telemetry.recorder import WindowRecorder
-from edgert.telemetry.reporter import Reporter
+from edgert.telemetry.reporter import Reporter, ReporterSettings
 from edgert.telemetry.spans import Outcome, RequestSpan
 from edgert.telemetry.spool import Spool
 
@@ -66,9 +66,7 @@ class Device:
         self.reporter = Reporter(
             self.recorder,
             self.spool,
-            Topics("plant-a", "pi-07"),
-            boot="b1",
-            model_version="r7",
+            ReporterSettings(Topics("plant-a", "pi-07"), "b1", "r7"),
             clock=lambda: self.now,
             host_facts=lambda: self.host,
             alarms=Alarms.of(AlarmConfig(**limits), 0, 0),

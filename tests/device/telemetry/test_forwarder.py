@@ -23,7 +23,8 @@ from edgert.config import PASSWORD_CREDENTIAL, DeviceConfig, MqttConfig
 from edgert.errors import ConfigInvalid
 from edgert.state_dir import StateDir
 from edgert.stop import STOP_S_MAX
-from edgert.telemetry.forwarder import BURST_MAX, LOOK_S, ONLINE_AGAIN_S, broker_settings
+from edgert.telemetry.forwarder import broker_settings
+from edgert.telemetry.forwarding import BURST_MAX, LOOK_S, ONLINE_AGAIN_S
 from edgert.telemetry.held_back import HANG_UPS_MAX
 from edgert.telemetry.link import REFUSED, read_link
 from edgert.telemetry.messages import Topics

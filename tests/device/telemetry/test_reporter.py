@@ -12,7 +12,7 @@ import pytest
 
 from edgert.telemetry.messages import HistMessage, MetricsMessage, Topics
 from edgert.telemetry.recorder import PENDING_MAX, WindowRecorder
-from edgert.telemetry.reporter import FOLD_EVERY_S, Reporter
+from edgert.telemetry.reporter import FOLD_EVERY_S, Reporter, ReporterSettings
 from edgert.telemetry.spans import RequestSpan
 from edgert.telemetry.spool import ROWS_MAX, Spool, SpoolBounds
 from tests.support.devices import wait_until
@@ -39,9 +39,7 @@ class Bench:
         self.reporter = Reporter(
             self.recorder,
             self.spool,
-            TOPICS,
-            boot="b1",
-            model_version="r7",
+            ReporterSettings(TOPICS, "b1", "r7"),
             clock=self.clock,
             wall_clock=lambda: 1_700_000_000.5,
             host_facts=lambda: {"rss_bytes": 7},
@@ -118,7 +116,7 @@ def test_a_spool_that_refuses_is_said_once_and_reporting_goes_on_when_it_works_a
 
 def test_the_thread_reports_by_itself_and_stops(tmp_path: Path) -> None:
     spool = Spool(tmp_path / "telemetry.db")
-    reporter = Reporter(WindowRecorder("digits"), spool, TOPICS, boot="b1", model_version="r7", window_s=0.05)
+    reporter = Reporter(WindowRecorder("digits"), spool, ReporterSettings(TOPICS, "b1", "r7", 0.05))
     reporter.start()
     wait_until(lambda: len(spool.take(10)) >= 4, "two windows in the spool")
     reporter.stop()
@@ -144,7 +142,7 @@ def test_a_recorder_that_fills_up_wakes_it(tmp_path: Path) -> None:
     recorder = WindowRecorder("digits")
     spool = Spool(tmp_path / "telemetry.db")
     clock = Clock()
-    reporter = Reporter(recorder, spool, TOPICS, boot="b1", model_version="r7", window_s=3600, clock=clock)
+    reporter = Reporter(recorder, spool, ReporterSettings(TOPICS, "b1", "r7", 3600), clock=clock)
     for _ in range(8):
         reporter.tick()
     assert reporter.pause_s() > 200  # longer than this test waits

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from edgert.stop import Stop
-from edgert.telemetry.forwarder import Forwarder
+from edgert.telemetry.forwarding import Forwarder, ForwarderSettings
 from edgert.telemetry.messages import Topics
 from edgert.telemetry.mqtt import MqttSettings
 from edgert.telemetry.spool import Spool
@@ -36,19 +36,21 @@ class ForwardingDevice:
         self.hints = 0
         self._stop = Stop()
         self.forwarder = Forwarder(
-            settings,
-            topics,
+            ForwarderSettings(
+                settings,
+                topics,
+                "b1",
+                info={"edgert_version": "0.1.0"},
+                home_assistant=home_assistant,
+                hint_topic=hint_topic,
+                rate_per_s=rate_per_s,
+                retry_pauses_s=(0.05, 0.2),
+            ),
             self.spool,
-            boot="b1",
-            info={"edgert_version": "0.1.0"},
             sys_fields=lambda: {"temp_c": 40.5},
-            retry_pauses_s=(0.05, 0.2),
-            log=self.said.append,
-            rate_per_s=rate_per_s,
-            home_assistant=home_assistant,
-            clock=clock,
-            hint_topic=hint_topic,
             on_hint=self._hinted,
+            clock=clock,
+            log=self.said.append,
         )
         self._thread = threading.Thread(target=lambda: self.forwarder.run(self._stop), daemon=True)
 
