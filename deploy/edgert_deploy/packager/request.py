@@ -30,18 +30,40 @@ Asked = Literal["auto", "int8", "fp16", "fp32"]
 ALL_PRECISIONS: tuple[Precision, ...] = ("int8", "fp16", "fp32")
 
 
-@dataclass(frozen=True)
-class BuildRequest:
-    """The options of one build.
+@dataclass(frozen=True, kw_only=True)
+class BuildSettings:
+    """What the user sets, and the build takes as it is.
 
     `precision` None takes each profile's own, or "auto" for a model of classical machine learning. `engines` "all"
     packs an artifact for every engine of a profile that takes the model, "first" one for the first. `with_reference`
     adds an FP32 artifact of the same engine for each target whose own is not FP32: devices can compare their live
-    answers with it (docs/serving.md). `downgrade_from`, `state_id`, `expires` and `signed_at` are the manifest's.
-    `allow_overlap` accepts hold-out samples that are calibration samples too. `metric` is a name from metrics.py.
-    `budget` is how many artifacts all searches for layers that must stay in float may build. `recipe` is the one that
-    INT8 is quantized with, in each engine that has it; "" tries them. `measure` times candidates, and the fastest that
-    passes is packed. `jobs` is how many artifacts are built at once, 0 for as many as fit.
+    answers with it (docs/serving.md). `allow_overlap` accepts hold-out samples that are calibration samples too.
+    `metric` is a name from metrics.py. `budget` is how many artifacts all searches for layers that must stay in float
+    may build. `recipe` is the one that INT8 is quantized with, in each engine that has it; "" tries them. `jobs` is how
+    many artifacts are built at once, 0 for as many as fit.
+    """
+
+    release: int = 1
+    max_drop: float = 0.01
+    max_class_drop: float | None = None
+    metric: str = "auto"
+    allow_overlap: bool = False
+    precision: Asked | None = None
+    engines: Literal["all", "first"] = "all"
+    recipe: str = ""
+    budget: int = BUDGET
+    with_reference: bool = False
+    licence: str = ""
+    notes: str = ""
+    jobs: int = 0
+
+
+@dataclass(frozen=True)
+class BuildRequest(BuildSettings):
+    """One build: its settings, and what was read of the files that the user names.
+
+    `downgrade_from`, `state_id`, `expires` and `signed_at` are the manifest's. `measure` times candidates, and the
+    fastest that passes is packed.
     """
 
     source: SourceModel
@@ -49,12 +71,6 @@ class BuildRequest:
     holdout: CalibrationSet
     targets: tuple[DeviceProfile, ...]
     model: str
-    release: int = 1
-    max_drop: float = 0.01
-    max_class_drop: float | None = None
-    precision: Asked | None = None
-    engines: Literal["all", "first"] = "all"
-    with_reference: bool = False
     preprocess: InputRule | None = None
     classify: Classify | None = None
     detect: Detect | None = None
@@ -64,15 +80,8 @@ class BuildRequest:
     state_id: str = ""
     expires: str = ""
     signed_at: str = ""
-    licence: str = ""
-    notes: str = ""
-    metric: str = "auto"
-    allow_overlap: bool = False
-    budget: int = BUDGET
-    recipe: str = ""
     measure: Measurer | None = None
     cache: BuildCache | None = None
-    jobs: int = 0
 
     @property
     def limits(self) -> Limits:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import click
 
@@ -19,7 +18,7 @@ from edgert_deploy.common.keys import key_paths, keys_dir
 from edgert_deploy.devices.inventory import Inventory
 from edgert_deploy.devices.profiles import DeviceProfile, load_profile
 from edgert_deploy.packager.accuracy.metrics import NAMES as METRICS
-from edgert_deploy.packager.request import BUDGET
+from edgert_deploy.packager.request import BUDGET, BuildSettings
 from edgert_deploy.packager.sources.formats.convert import Conversion, read_inputs
 from edgert_deploy.packager.sources.formats.kept_conversions import KeptConversions
 from edgert_deploy.packager.sources.onnx_graph.bucket_axis import read_buckets
@@ -28,15 +27,11 @@ FILE = FilePath(path_type=Path)
 
 
 @dataclass(frozen=True)
-class BuildOptions:
+class BuildOptions(BuildSettings):
     """The options of a build, as the command line and the model file give them."""
 
     calibration: Path | None
     holdout: Path | None
-    allow_overlap: bool
-    metric: str
-    max_drop: float
-    max_class_drop: float | None
     inputs: tuple[str, ...]
     buckets: str | None
     pads: tuple[str, ...]
@@ -47,24 +42,15 @@ class BuildOptions:
     labels: Path | None
     targets: tuple[str, ...]
     profiles_dir: Path | None
-    engines: Literal["all", "first"]
-    precision: Literal["auto", "int8", "fp16", "fp32"] | None
-    recipe: str
-    budget: int
-    with_reference: bool
     measure: bool
     measure_on: str | None
     inventory: Inventory
     out: Path | None
     name: str | None
-    release: int
     downgrade_from: int | None
     expires: str
     key: Path | None
-    licence: str
-    notes: str
     no_cache: bool
-    jobs: int
 
     def conversion(self) -> Conversion:
         """Return how the model becomes ONNX with fixed lengths. Raises ConfigInvalid."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 
 from edgert.bundle.expiry import time_text
@@ -21,7 +21,7 @@ from edgert_deploy.packager.build_cache import default_cache
 from edgert_deploy.packager.builders.folded_preprocessing import folded
 from edgert_deploy.packager.candidates.measure import MeasureHere, MeasureOn, Measurer
 from edgert_deploy.packager.new_model_file import name_from
-from edgert_deploy.packager.request import BuildRequest
+from edgert_deploy.packager.request import BuildRequest, BuildSettings
 from edgert_deploy.packager.samples.processing import OutputRule, read_classify, read_postprocess, read_preprocess
 from edgert_deploy.packager.samples.samples import load_samples
 from edgert_deploy.packager.samples.streams import read_state
@@ -49,28 +49,18 @@ def request_of(source: SourceModel, profiles: tuple[DeviceProfile, ...], options
         transcripts=isinstance(after, Ctc),
     )
     now_s, expires = time.time(), options.expires or (DOWNGRADE_EXPIRES if options.downgrade_from else "")
+    settings = {each.name: getattr(options, each.name) for each in fields(BuildSettings)}
     return BuildRequest(
+        **settings,
         source=source,
         calibration=reading(options.calibration, at_least=CALIBRATION_SAMPLES_MIN),
         holdout=reading(options.holdout, at_least=HOLDOUT_SAMPLES_MIN),
-        allow_overlap=options.allow_overlap,
-        metric=options.metric,
-        max_drop=options.max_drop,
-        max_class_drop=options.max_class_drop,
         targets=profiles,
-        engines=options.engines,
-        precision=options.precision,
-        recipe=options.recipe,
-        budget=options.budget,
-        with_reference=options.with_reference,
         measure=_measurer(options, profiles),
         model=options.name or name_from(source.path),
-        release=options.release,
         downgrade_from=options.downgrade_from or 0,
         expires=expiry_from(expires, now_s) if expires else "",
         signed_at=time_text(now_s) if expires else "",
-        licence=options.licence,
-        notes=options.notes,
         preprocess=before,
         state_id=state_id,
         classify=after if isinstance(after, Classify) else None,
@@ -78,7 +68,6 @@ def request_of(source: SourceModel, profiles: tuple[DeviceProfile, ...], options
         ctc=after if isinstance(after, Ctc) else None,
         embed=after if isinstance(after, Embed) else None,
         cache=None if options.no_cache else default_cache(),
-        jobs=options.jobs,
     )
 
 
