@@ -39,6 +39,8 @@ SAMPLES_MAX = 300
 # The batches that an artifact is tried with where its batch is open.
 TRIAL_BATCHES = (1, 2)
 
+IsFloat = Callable[[str], bool]  # whether the operator of this name stays in float
+
 
 class TFLiteBuilder(Builder):
     engine = "tflite"
@@ -54,46 +56,11 @@ class TFLiteBuilder(Builder):
     ) -> Artifact:
         source = as_taken(source, self.engine)
         tools = _tool_versions()
-        # These import onnx and ai-edge-litert.
-        from edgert_deploy.packager.tflite_lowering import lower
-        from edgert_deploy.packager.tflite_lowering.dynamic_range import with_int8_weights
-        from edgert_deploy.packager.tflite_lowering.half import with_half_weights
-        from edgert_deploy.packager.tflite_lowering.plain_weights import with_plain_weights
-        from edgert_deploy.packager.tflite_lowering.quantize import quantize_int8
-        from edgert_deploy.packager.tflite_lowering.tables import with_shared_weights
-
-        if source.tflite and source.quantized and order.precision != "int8":
-            raise BuildFailed(
-                f"{source.path.name} is quantized, so it holds no {order.precision} weights: "
-                "build it with --precision int8, or give the float model"
-            )
-        if order.recipe == DYNAMIC_RANGE and OLD_RUNTIME_MACHINE in order.profile.machines:
-            raise BuildFailed(
-                f"{order.profile.name} may run tflite-runtime 2.14, which cannot load the recipe {DYNAMIC_RANGE}: "
-                f"build it with --recipe {FIRST_RECIPE}"
-            )
+        _check_order(order, source)
         is_float = _is_float(source, order.float_layers)
-        cut = CUT if order.recipe == PERCENTILE else 0.0
 
         def write(source: SourceModel, calibration: CalibrationSet, path: Path) -> None:
-            if source.kind == "onnx":
-                progress("tflite: lowering the ONNX graph")
-            content = source.tflite or lower(float_proto(source))
-            if order.precision == "int8" and not (source.tflite and source.quantized):
-                with vendor_tool(
-                    f"TFLite's tools cannot quantize {source.path.name}", "build it with --precision auto"
-                ):
-                    content = with_plain_weights(content) if source.tflite else content
-                if order.recipe == DYNAMIC_RANGE:
-                    progress("tflite: quantizing the weights")
-                    content = with_int8_weights(content, is_float)
-                else:
-                    progress(f"tflite: quantizing with {counted(min(len(calibration), SAMPLES_MAX), 'sample')}")
-                    own = ranges_of(source.proto) if keeps_quantization(order, source) else {}
-                    content = quantize_int8(content, _runs(source, calibration), is_float, own, cut)
-            elif order.precision == "fp16":
-                content = with_half_weights(content)
-            path.write_bytes(content if source.tflite else with_shared_weights(content))
+            path.write_bytes(_content(order, source, calibration, is_float, progress))
             progress("tflite: running the artifact once")
             _run_on_zeros(path)
 
@@ -121,7 +88,64 @@ class TFLiteBuilder(Builder):
         return tflite_layers(path)
 
 
-def _is_float(source: SourceModel, float_layers: tuple[Layer, ...]) -> Callable[[str], bool]:
+def _check_order(order: Order, source: SourceModel) -> None:
+    """Raise BuildFailed for a precision that the source has not, or a recipe that the target does not run."""
+    if source.tflite and source.quantized and order.precision != "int8":
+        raise BuildFailed(
+            f"{source.path.name} is quantized, so it holds no {order.precision} weights: "
+            "build it with --precision int8, or give the float model"
+        )
+    if order.recipe == DYNAMIC_RANGE and OLD_RUNTIME_MACHINE in order.profile.machines:
+        raise BuildFailed(
+            f"{order.profile.name} may run tflite-runtime 2.14, which cannot load the recipe {DYNAMIC_RANGE}: "
+            f"build it with --recipe {FIRST_RECIPE}"
+        )
+
+
+def _content(
+    order: Order, source: SourceModel, calibration: CalibrationSet, is_float: IsFloat, progress: Progress
+) -> bytes:
+    """Return the .tflite file of `source` in the order's precision."""
+    # These import onnx and ai-edge-litert.
+    from edgert_deploy.packager.tflite_lowering import lower
+    from edgert_deploy.packager.tflite_lowering.half import with_half_weights
+    from edgert_deploy.packager.tflite_lowering.tables import with_shared_weights
+
+    if source.kind == "onnx":
+        progress("tflite: lowering the ONNX graph")
+    content = source.tflite or lower(float_proto(source))
+    if order.precision == "int8" and not (source.tflite and source.quantized):
+        content = _in_int8(content, order, source, calibration, is_float, progress)
+    elif order.precision == "fp16":
+        content = with_half_weights(content)
+    return content if source.tflite else with_shared_weights(content)
+
+
+def _in_int8(
+    content: bytes,
+    order: Order,
+    source: SourceModel,
+    calibration: CalibrationSet,
+    is_float: IsFloat,
+    progress: Progress,
+) -> bytes:
+    """Return the float file `content` quantized by the order's recipe."""
+    from edgert_deploy.packager.tflite_lowering.dynamic_range import with_int8_weights
+    from edgert_deploy.packager.tflite_lowering.plain_weights import with_plain_weights
+    from edgert_deploy.packager.tflite_lowering.quantize import quantize_int8
+
+    with vendor_tool(f"TFLite's tools cannot quantize {source.path.name}", "build it with --precision auto"):
+        content = with_plain_weights(content) if source.tflite else content
+    if order.recipe == DYNAMIC_RANGE:
+        progress("tflite: quantizing the weights")
+        return with_int8_weights(content, is_float)
+    progress(f"tflite: quantizing with {counted(min(len(calibration), SAMPLES_MAX), 'sample')}")
+    own_ranges = ranges_of(source.proto) if keeps_quantization(order, source) else {}
+    cut = CUT if order.recipe == PERCENTILE else 0.0
+    return quantize_int8(content, _runs(source, calibration), is_float, own_ranges, cut)
+
+
+def _is_float(source: SourceModel, float_layers: tuple[Layer, ...]) -> IsFloat:
     """Return a function: whether the operator whose output TFLite calls by a name stays in float."""
     if not float_layers:
         return lambda name: False
