@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from edgert.bundle.signing import PublicKey
@@ -15,7 +15,16 @@ from edgert_deploy.bootstrap.locked_wheels import shipped_lock
 from edgert_deploy.bootstrap.runtime import TRIAL_S, RuntimePlan, Runtimes, RuntimeThere, plan_runtime, script_text
 from edgert_deploy.bootstrap.wheelhouse import Wheelhouse, WheelTarget
 from edgert_deploy.devices import service
-from edgert_deploy.devices.device_files import Broker, DeviceFile, Following, broker_doubt, holds, wanted_files
+from edgert_deploy.devices.device_files import (
+    Broker,
+    DeviceFile,
+    Following,
+    broker_doubt,
+    config_text,
+    holds,
+    own_user,
+    wanted_files,
+)
 from edgert_deploy.devices.facts import NO_GLIBC, MachineFacts, describe, local_facts, misfits, probe
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.profiles import DeviceProfile
@@ -137,12 +146,19 @@ def plan_bootstrap(
     if device.kind.needs_runtime:
         _check_machine(device, profile, facts)
         runtimes_there, house, plan = _plan_runtime(Runtimes(device, transport, progress), facts, options, profile)
+    broker = options.broker
+    if broker is not None and (user := own_user(broker, config_text(device.state, transport))):
+        progress(
+            f"keeps its own login {user} at the broker; --mqtt-username {broker.username or 'NAME'} with "
+            "--mqtt-password-file replaces it"
+        )
+        broker = replace(broker, username="", password=None)
     files, config = wanted_files(
         device,
         profile,
         facts,
         options.keys,
-        options.broker,
+        broker,
         options.following,
         options.settings,
         unit is not None,

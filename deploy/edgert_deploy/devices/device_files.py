@@ -47,7 +47,10 @@ except OSError as error:
 
 @dataclass(frozen=True)
 class Broker:
-    """The broker that a device reports to; `password` and `ca` are the content of files."""
+    """The broker that a device reports to; `password` and `ca` are the content of files.
+
+    `for_new`: a device that logs in there as another user keeps its own login.
+    """
 
     host: str
     port: int = 1883
@@ -55,10 +58,18 @@ class Broker:
     password: bytes | None = field(default=None, repr=False)
     ca: bytes | None = None
     tls: bool = False
+    for_new: bool = False
 
     @classmethod
     def parse(
-        cls, text: str, username: str, password_file: Path | None, ca: Path | None, *, tls: bool = False
+        cls,
+        text: str,
+        username: str,
+        password_file: Path | None,
+        ca: Path | None,
+        *,
+        tls: bool = False,
+        for_new: bool = False,
     ) -> Broker:
         """Parse HOST[:PORT] and read the files.
 
@@ -67,7 +78,7 @@ class Broker:
         """
         tls = tls or ca is not None
         address = host_and_port(text, PORT_TLS if tls else PORT_PLAIN)
-        return cls(*address, username, _content(password_file), _content(ca), tls)
+        return cls(*address, username, _content(password_file), _content(ca), tls, for_new)
 
 
 @dataclass(frozen=True)
@@ -134,6 +145,8 @@ def wanted_files(
     present = config_text(state, transport)
     if broker is not None:
         present = _without_old_login(present, broker, f"{state}/{PASSWORD_NAME}")
+    if following is not None:
+        present = _without_old_registry(present, following, state)
     text = merged_config(present, ours)
     # Refuse here what the daemon would refuse later.
     config = parse_config(text, f"{state}/config.toml")
@@ -202,6 +215,42 @@ def merged_config(present: str, ours: dict[str, Any]) -> str:
                     table[inner] = inner_value
         elif document.get(key) != value:
             document[key] = value
+    return tomlkit.dumps(document)
+
+
+def own_user(broker: Broker, present: str) -> str:
+    """Return the user whose login a device with the configuration `present` keeps; "" if it gets that of `broker`."""
+    table = _table(present, "mqtt")
+    user = str(table.get("username", ""))
+    if not (broker.for_new and (broker.username or broker.password)):
+        return ""
+    if (table.get("host"), table.get("port")) != (broker.host, broker.port):
+        return ""
+    return user if user != broker.username else ""
+
+
+def _table(present: str, name: str) -> dict[str, Any]:
+    """Return a table of the configuration, {} if there is none; `merged_config` reports what is no TOML."""
+    try:
+        table = tomlkit.parse(present).unwrap().get(name)
+    except TOMLKitError:
+        return {}
+    return table if isinstance(table, dict) else {}
+
+
+def _without_old_registry(present: str, following: Following, state: str) -> str:
+    """Remove the login and the authority that an earlier bootstrap wrote for a registry at another address."""
+    table = _table(present, "follow")
+    try:
+        before = parse_repository(str(table.get("registry", ""))).host
+    except ConfigInvalid:
+        before = ""
+    if not table or before == parse_repository(following.registry).host:
+        return present
+    document: Any = tomlkit.parse(present)
+    for key, name in (("credentials", LOGIN_NAME), ("ca", CA_NAME)):
+        if table.get(key) == f"{state}/{name}":
+            document["follow"].pop(key)
     return tomlkit.dumps(document)
 
 

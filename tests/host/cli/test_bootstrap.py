@@ -67,6 +67,51 @@ def test_the_authority_of_the_projects_registry_goes_to_the_devices_that_follow_
     assert found.credentials == "", "the login is the publisher's"
 
 
+def test_another_registry_gets_neither_login_nor_authority_of_the_last_one(
+    edgert: Edgert, here: Path, tmp_path: Path
+) -> None:
+    login, authority = tmp_path / "login.json", tmp_path / "ca.pem"
+    login.write_text('{"auths": {"registry.example.org": {"auth": "dTpwYXNz"}}}')
+    authority.write_text("the authority\n")
+    first = ("--follow", "oci://registry.example.org/plant/models")
+    assert edgert("bootstrap", "here", *first, "--registry-login", login, "--registry-ca", authority)[0] == 0
+    assert edgert("bootstrap", "here", "--follow", "oci://registry.example.org/other")[0] == 0
+    found = read_config(StateDir(tmp_path / "dev")).follow
+    assert (Path(found.credentials).name, Path(found.ca).name) == ("registry-login", "registry-ca.pem"), "one registry"
+    assert edgert("bootstrap", "here", "--follow", "oci://elsewhere.example.org/models")[0] == 0
+    found = read_config(StateDir(tmp_path / "dev")).follow
+    assert (found.credentials, found.ca) == ("", "")
+
+
+def test_a_device_keeps_its_own_login_at_the_projects_broker_unless_options_give_another(
+    edgert: Edgert, here: Path, tmp_path: Path
+) -> None:
+    team, own = tmp_path / "team", tmp_path / "own"
+    team.write_text("team\n")
+    own.write_text("own\n")
+    (tmp_path / "conf" / "edgert.toml").write_text(
+        f'[broker]\naddress = "127.0.0.1:1"\nusername = "edge"\npassword_file = "{team}"\n'
+    )
+
+    def login() -> tuple[str, str]:
+        found = read_config(StateDir(tmp_path / "dev")).mqtt
+        return found.username, Path(found.password_file).read_text()
+
+    assert edgert("bootstrap", "here")[0] == 0
+    assert login() == ("edge", "team\n"), "a device without a login gets the project's"
+    given = ("--mqtt-username", "pi-07", "--mqtt-password-file", own)
+    assert edgert("bootstrap", "here", *given)[0] == 0
+    assert login() == ("pi-07", "own\n")
+    assert edgert("bootstrap", "here")[1]["devices"][0]["changed"] == []
+    assert "keeps its own login pi-07 at the broker; --mqtt-username edge with" in edgert.stderr
+    assert login() == ("pi-07", "own\n")
+    assert edgert("bootstrap", "here", "--mqtt-username", "edge")[0] == 0
+    assert login() == ("edge", "team\n")
+    team.write_text("newer\n")
+    assert edgert("bootstrap", "here")[0] == 0
+    assert login() == ("edge", "newer\n"), "the project's own login follows the project"
+
+
 def test_an_uninstall_leaves_a_configuration_that_names_no_removed_login(
     edgert: Edgert, here: Path, tmp_path: Path
 ) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 import tomlkit
+from click.core import ParameterSource
 from tomlkit.exceptions import TOMLKitError
 
 from edgert.bundle.signing import PublicKey, read_public_key
@@ -78,12 +79,22 @@ class ReportOptions:
     mqtt_ca: Path | None
 
     def broker_of_devices(self) -> Broker | None:
-        """Return the broker; only the project's own gets the project's login. Raises ConfigInvalid."""
+        """Return the broker; only the project's own gets the project's login.
+
+        A login that the options give replaces a device's own; the project's does not. Raises ConfigInvalid.
+        """
         if not self.broker:
             return None
         login = of_this_broker(vars(self), _WITHOUT_LOGIN, "mqtt_tls")
+        context = click.get_current_context()
+        sources = [context.get_parameter_source(name) for name in ("mqtt_username", "mqtt_password_file")]
         return Broker.parse(
-            self.broker, login["mqtt_username"], login["mqtt_password_file"], login["mqtt_ca"], tls=login["mqtt_tls"]
+            self.broker,
+            login["mqtt_username"],
+            login["mqtt_password_file"],
+            login["mqtt_ca"],
+            tls=login["mqtt_tls"],
+            for_new=ParameterSource.COMMANDLINE not in sources,
         )
 
 
