@@ -29,12 +29,12 @@ from typing import Any
 
 from edgert.checks.status import DeviceStatus
 from edgert.durable import locked
-from edgert.errors import ConfigInvalid, DeployUnderWay, DeviceError, EdgeRTError
+from edgert.errors import ConfigInvalid, DeployUnderWay, DeviceError, EdgeRTError, StorageFailed
 from edgert.versions.claims import LASTS_S_MAX
 from edgert_deploy.common.folders import cache_folder
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.remote import QUICK_S_MAX, RemoteDaemon
-from edgert_deploy.devices.transports import PLAIN, LineSink, PutOptions, Result, Transport
+from edgert_deploy.devices.transports import PLAIN, LineSink, PutOptions, Result, Transport, full_disk
 
 LASTS_S = 60.0  # how long a model's claim lasts: commands on the device renew it while they run
 SPARE_S = 240.0  # how long a set-up's claim outlasts its longest command: others wait so long for a host that vanished
@@ -100,7 +100,7 @@ def setting_up(device: Device, transport: Transport, *, make: bool = True) -> It
     """Claim the whole device; yield a transport that runs commands only while this host has the claim.
 
     Without `make`, a device that was never set up is neither changed nor claimed. Raises DeployUnderWay if another host
-    sets the device up, and DeviceError if its folders hold other things than EdgeRT's.
+    sets the device up, StorageFailed if its disk is full, and DeviceError if its folders hold other things.
     """
     with _noted(device, _SET_UP, "another bootstrap or uninstall") as note:
         if not device.kind.needs_runtime:
@@ -187,6 +187,8 @@ def _script(device: Device, transport: Transport, words: Sequence[str]) -> Resul
             f"{device.name}: {printed}: it is read-only or another user's. Nothing was sent. Make it writable; or run edgert "
             f"device remove {device.name}, then add it again with another --home and --state"
         )
+    if full := full_disk(device, result.stderr):
+        raise StorageFailed(full)
     if not result.ok:
         raise DeviceError(f"{device.name}: its folder {device.home} cannot be used: {result.stderr.strip()[-300:]}")
     return result

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from edgert.errors import DeployUnderWay, DeviceError
+from edgert.errors import DeployUnderWay, DeviceError, StorageFailed
 from edgert_deploy.bootstrap.runtime import _ALONE, Runtimes
 from edgert_deploy.bootstrap.uninstall import uninstall
-from edgert_deploy.devices.claims import check_not_set_up, claimed, setting_up
+from edgert_deploy.devices.claims import check_not_set_up, claimed, note_folders, setting_up
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.remote import RemoteDaemon
 from edgert_deploy.devices.transports import Result
@@ -220,6 +220,52 @@ def test_folders_that_cannot_be_written_are_told_before_anything_is_sent(
     finally:
         subprocess.run(["umount", there], check=True)
     assert not Path(device.home).exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a file system")
+def test_a_full_disk_is_named_with_what_to_remove(
+    device: Device, on_host: Callable[[str], None], tmp_path: Path
+) -> None:
+    on_host("one")
+    home, source = Path(device.home), tmp_path / "source"
+    home.mkdir(parents=True)
+    source.write_bytes(bytes(100_000))
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k,mode=755", "tmpfs", home], check=True)
+    try:
+        with pytest.raises(OSError, match="No space left"):
+            (home / "ballast").write_bytes(bytes(100_000))
+        with pytest.raises(StorageFailed) as claim, setting_up(device, LocalTransport(device)):
+            pass
+        with pytest.raises(StorageFailed) as copy:
+            LocalTransport(device).put(source, str(home / "copy"))
+    finally:
+        subprocess.run(["umount", home], check=True)
+    for caught in (claim, copy):
+        assert caught.value.message.startswith("the disk of board is full (No space left on device)")
+        assert f"{device.state}/cache may be removed" in caught.value.message
+
+
+def test_folders_that_bootstrap_made_for_the_state_are_removed_with_it(
+    device: Device, on_host: Callable[[str], None], tmp_path: Path
+) -> None:
+    """The first uninstall keeps the receipt, as the folders above the models cannot be removed yet."""
+    on_host("one")
+    transport = LocalTransport(device)
+    before = set(tmp_path.iterdir()) | {tmp_path / "hosts"}
+    with setting_up(device, transport):
+        note_folders(device, [device.home, device.state], transport)
+        Path(device.home, "venvs").mkdir()
+        Path(device.state, "models").mkdir(parents=True)
+        Path(device.state, "config.toml").touch()
+    shown = uninstall(device, transport, purge=False, dry_run=True)
+    gone = uninstall(device, transport, purge=False)
+    receipt = Path(device.home, "receipt")
+    assert str(receipt) in shown.left
+    assert str(receipt) in gone.left
+    assert list(Path(device.home).iterdir()) == [receipt]
+    assert Path(device.state, "models").exists()
+    assert str(Path(device.state).parent) in uninstall(device, transport, purge=True).removed
+    assert set(tmp_path.iterdir()) == before
 
 
 @pytest.mark.parametrize("place", ["home", "state"])

@@ -108,6 +108,15 @@ remove_from_memory() { # what root's daemon keeps there on read-only storage (ed
   if doing && rmdir /run/edgert 2>/dev/null; then removed /run/edgert; fi
 }
 
+later() { # a folder that bootstrap made holds the state, which stays: the next uninstall needs the receipt
+  test "$purge" = no && test -n "$home" && test -d "$state" || return 1
+  printf '%s\n' "$receipt" | while read -r what path; do
+    case $what:$state in "folder:$path"/*) exit 1 ;; esac
+  done && return 1
+  if doing && printf '%s\n' "$receipt" | grep -qx linger; then printf '%s\n' "$receipt" | grep '^folder ' >"$home/receipt"; fi
+  echo "left $home/receipt"
+}
+
 remove_folders() {
   if test "$purge" = yes; then empty "$state"; fi
   if printf '%s\n' "$receipt" | grep -qx linger; then
@@ -116,6 +125,7 @@ remove_folders() {
   fi
   if doing; then made_folders; fi
   if doing && test -n "$home"; then rm -f "$home/setup" "$home/working"; fi # the claim of this very uninstall: last
+  if later; then return; fi
   if test -n "$home"; then gone "$home/receipt" && empty "$home"; fi
   if doing; then made_folders; fi
 }

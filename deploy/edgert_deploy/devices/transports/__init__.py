@@ -43,6 +43,7 @@ TRANSPORTS = {
 OUTPUT_BYTES_MAX = 16 * 1024**2  # a command that prints more is ended
 INPUT_BYTES_MAX = 1024**2
 OTHER_BYTES = "other bytes"
+_FULL_TEXTS = ("No space left on device", "Disk quota exceeded")  # in messages of commands there
 EOF_GRACE_S = 2.0  # a child that a command leaves behind keeps the pipes open; the answer is complete without it
 
 # From stdin, sha256sum prints no file name, which could be escaped.
@@ -105,6 +106,16 @@ class Transport(Protocol):
     def close(self) -> None:
         """Close the link; a later call opens it again."""
         ...
+
+
+def full_disk(device: Device, reason: str) -> str:
+    """Return what happened and what to do if `reason` is that of a full disk there; "" for another reason."""
+    if not (found := [text for text in _FULL_TEXTS if text in reason]):
+        return ""
+    return (
+        f"the disk of {device.name} is full ({found[0]}), so nothing was written. Free some space there: "
+        f"{device.state}/cache may be removed at any time, and journalctl --vacuum-size=50M shrinks the system's log"
+    )
 
 
 def open_transport(device: Device) -> Transport:

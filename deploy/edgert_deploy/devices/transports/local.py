@@ -25,12 +25,15 @@ from edgert_deploy.devices.transports import (
     LineSink,
     PutOptions,
     Result,
+    full_disk,
     in_folder,
     name_command,
 )
 
 _ERROR_CHARS_MAX = 2000
-_RECEIVE = 'umask 077; : >"$1" && chmod "$2" "$1" && exec dd of="$1" bs=65536 conv=notrunc,fsync status=none'
+_RECEIVE = (
+    'umask 077; export LC_ALL=C; : >"$1" && chmod "$2" "$1" && exec dd of="$1" bs=65536 conv=notrunc,fsync status=none'
+)
 
 
 class LocalTransport:
@@ -76,6 +79,8 @@ class LocalTransport:
         except BaseException as error:
             with contextlib.suppress(StorageFailed):
                 _in_folder(folder, ["rm", "-f", partial], doing)
+            if isinstance(error, StorageFailed) and (full := full_disk(self.device, error.message)):
+                raise StorageFailed(full) from error
             if isinstance(error, OSError):
                 raise StorageFailed(f"cannot {doing}: {error.strerror or error}") from error
             raise

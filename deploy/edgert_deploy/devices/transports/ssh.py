@@ -38,6 +38,7 @@ from edgert_deploy.devices.transports import (
     PutOptions,
     RateLimit,
     Result,
+    full_disk,
     in_folder,
     name_command,
 )
@@ -46,7 +47,7 @@ from edgert_deploy.devices.transports.ssh_login import LinkLimits, log_in
 _CHUNK_BYTES = 32 * 1024  # a channel packet of OpenSSH; an upload continues at a multiple of it
 # Each block has its place in the file, so a late write of a lost channel does no harm. The mode is set before the first
 # byte: the file may be a secret.
-_RECEIVE = 'umask 077; : >>"$1" && chmod "$2" "$1" && exec dd of="$1" bs="$3" seek="$4" conv=notrunc'
+_RECEIVE = 'umask 077; export LC_ALL=C; : >>"$1" && chmod "$2" "$1" && exec dd of="$1" bs="$3" seek="$4" conv=notrunc'
 _SIZE = 'test ! -e "$1" || wc -c <"$1"'
 _UPLOADS_MAX = 2  # attempts for one file: the first may have continued damaged bytes
 _MOVED_BYTES = 256 * 1024  # an attempt that moved so much does not count as failed: the link is lost now and then
@@ -285,12 +286,15 @@ class SshTransport:
             raise EOFError("the connection ended during the transfer")
         if exit_code != 0:
             reason = " ".join(line for line in err.text().splitlines() if "records" not in line).strip()
-            raise StorageFailed(f"{self.device.name}: {doing} failed: {reason or f'exit code {exit_code}'}")
+            raise StorageFailed(
+                full_disk(self.device, reason)
+                or f"{self.device.name}: {doing} failed: {reason or f'exit code {exit_code}'}"
+            )
 
     def _must(self, argv: Sequence[str], timeout_s: float = _STEP_S_MAX) -> Result:
         result = self.run(argv, timeout_s)
         if not result.ok:
-            raise StorageFailed(f"{self.device.name}: {result.complaint()}")
+            raise StorageFailed(full_disk(self.device, result.stderr) or f"{self.device.name}: {result.complaint()}")
         return result
 
     @contextmanager
