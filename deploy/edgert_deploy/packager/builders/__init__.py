@@ -157,8 +157,8 @@ class Builder(Protocol):
 
     def takes(self, source: SourceModel) -> bool:
         """Whether an artifact is built from `source`; `check_source` tells the user why not."""
-        classical = self.takes_classical or not classical_operators(source.proto)
-        return source.kind in self.source_kinds and (source.fold is None or self.takes_folded) and classical
+        known = takes_operators(source, self.engine)
+        return source.kind in self.source_kinds and (source.fold is None or self.takes_folded) and known
 
     def made(
         self, order: Order, source: SourceModel, path: Path, tools: dict[str, str], companions: tuple[Path, ...] = ()
@@ -218,6 +218,11 @@ def first_engine(source: SourceModel, engines: Sequence[str]) -> str:
     if source.kind == "onnx" and not classical_operators(source.proto):
         return engines[0]
     return next((engine for engine in engines if builder_for(engine).takes(source)), engines[0])
+
+
+def takes_operators(source: SourceModel, engine: str) -> bool:
+    """Whether `engine` computes the source's operators of ai.onnx.ml, if it has any."""
+    return not classical_operators(source.proto) or builder_for(engine).takes_classical
 
 
 def check_source(source: SourceModel, engine: str, target: str) -> None:

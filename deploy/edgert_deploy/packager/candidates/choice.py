@@ -18,7 +18,7 @@ from edgert.errors import (
 )
 from edgert_deploy.common.quantities import share_text
 from edgert_deploy.devices.profiles import DeviceProfile
-from edgert_deploy.packager.builders import Order, builder_for, check_source, first_engine
+from edgert_deploy.packager.builders import Order, builder_for, check_source, first_engine, takes_operators
 from edgert_deploy.packager.candidates.candidate import WORTH_SHARE_MIN, Candidate, CandidateBuilder
 from edgert_deploy.packager.candidates.evaluation import Evaluation
 from edgert_deploy.packager.candidates.measure import MeasureHere, Measurer, Timings, fastest
@@ -98,7 +98,8 @@ def choose(builder: CandidateBuilder, target: TargetRequest, budget: Budget, mea
         except (*CANNOT_BE_BUILT, AccuracyTooLow, ConfigInvalid, EngineMissing) as error:
             if is_first:
                 raise
-            findings.leave_out(engine, error)
+            # One warning of the build names the engines that compute no classical model.
+            findings.leave_out(engine, error, warned=not takes_operators(builder.evaluation.source, engine))
     timings: Timings = {}
     if measure is not None:
         timings = measure(
@@ -128,9 +129,10 @@ class _Findings:
         self.progress(f"warning: {text}")
         self.warnings.append(text)
 
-    def leave_out(self, engine: str, error: EdgeRTError) -> None:
+    def leave_out(self, engine: str, error: EdgeRTError, *, warned: bool) -> None:
         self.left_out.append(LeftOut(engine, error.code, error.message))
-        self.warn(f"{self.profile.name} goes without {engine}: {error.message}")
+        if not warned:
+            self.warn(f"{self.profile.name} goes without {engine}: {error.message}")
 
     def choice(
         self, packed: tuple[Candidate, ...], timings: Timings | None = None, reference: Candidate | None = None
