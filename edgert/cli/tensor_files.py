@@ -21,6 +21,8 @@ from edgert.protocol.arrays import FILE_STARTS
 INPUT_BYTES_MAX = 1024**3
 SHOWN_VALUES_MAX = 64
 
+BESIDE_INPUTS = ("labels", "slice", "boxes", "transcript", "recording")  # what the build reads in a file of samples
+
 Arrays = dict[str, NDArray[Any]]
 
 
@@ -59,6 +61,14 @@ def read_inputs(source: Path) -> NDArray[Any] | Arrays:
             return read_csv(source)
         # NumPy's own message is about pickles and headers.
         raise InputError(f"{source} holds no arrays: {advice}") from error
+
+
+def without_labels(given: NDArray[Any] | Arrays, metadata: dict[str, Any]) -> NDArray[Any] | Arrays:
+    """Return the arrays without those that only the build reads, except for inputs of the model."""
+    if not isinstance(given, dict):
+        return given
+    inputs = {each["name"] for each in metadata["inputs"]}
+    return {name: array for name, array in given.items() if name in inputs or name not in BESIDE_INPUTS}
 
 
 def write_outputs(path: Path, outputs: Arrays) -> None:

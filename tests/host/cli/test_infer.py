@@ -19,6 +19,9 @@ def test_infer_asks_a_device_and_leaves_nothing_there(edgert: Edgert, here: Path
     assert (code, answer["outputs"]["y"]) == (0, {"shape": [2, 4], "dtype": "float32"})
     assert np.load(tmp_path / "out.npz")["y"].shape == (2, 4)
     assert list((tmp_path / "dev" / "incoming").iterdir()) == []
+    np.savez(tmp_path / "holdout.npz", x=np.ones((2, 4), np.float32), labels=np.array([0, 1]))
+    code, answer = edgert("infer", "echo", "--input", tmp_path / "holdout.npz", "here")
+    assert (code, answer["outputs"]["y"]["values"]) == (0, [[1.0] * 4] * 2), "the labels of samples are left out"
     (tmp_path / "model.onnx").write_bytes(b"\x08\x07onnx")
     code, answer = edgert("infer", "echo", "--input", tmp_path / "model.onnx", "here")
     assert code == 4
