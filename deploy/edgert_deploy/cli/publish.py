@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import click
@@ -17,6 +18,7 @@ from edgert_deploy.cli.shared.channel_options import (
     reach_of_argument,
     signing_options,
 )
+from edgert_deploy.cli.shared.output import say
 from edgert_deploy.cli.shared.types import BundlePath
 from edgert_deploy.cli.shared.upload_progress import upload_progress
 from edgert_deploy.common.quantities import size_text
@@ -55,7 +57,7 @@ def publish(bundle: Path, channel: str | None, chosen: Chosen, signing: Signing,
     key = signing.key() if channel else None
     with reach.opened() as client:
         with upload_progress(str(client.repository)) as progress:
-            release = put(client, bundle, progress)
+            release = put(client, bundle, progress, partial(say, ""))
         sent = f"sent {size_text(release.sent_bytes)} of {size_text(release.size_bytes)}"
         text = f"{release.tag} in {client.repository}: {sent if release.sent_bytes else 'it was there'}"
         value = {"ok": True, "release": release.as_json()}

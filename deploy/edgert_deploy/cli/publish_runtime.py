@@ -93,7 +93,7 @@ def publish_runtime(
     with reach.opened() as client:
         runtime, files = collect_runtime(release, profiles, pythons, options, lambda text: say("", text))
         with upload_progress(str(client.repository)) as progress:
-            published = put(client, runtime, files, key, progress)
+            published = put(client, runtime, files, key, progress, lambda text: say("", text))
         text = (
             f"{published.tag} in {client.repository}: edgert {runtime.edgert}, sent {size_text(published.sent_bytes)}"
         )

@@ -20,6 +20,7 @@ PAUSE_S_MAX = 60.0  # where the registry names one
 _T = TypeVar("_T")
 
 OnBytes = Callable[[int, int], object]  # those sent so far, and all
+OnPause = Callable[[str], object]  # why a step failed, and when it is repeated
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,12 @@ class Release:
         return {**names, "manifest": f"sha256:{self.oci_manifest}", **sizes}
 
 
-def publish(registry: Registry, path: Path, on_bytes: OnBytes = lambda sent, total: None) -> Release:
+def publish(
+    registry: Registry,
+    path: Path,
+    on_bytes: OnBytes = lambda sent, total: None,
+    on_pause: OnPause = lambda text: None,
+) -> Release:
     """Put the bundle at `path` into the registry. Raises BundleError, and what `put_release` does."""
     prefix = "edgert-publish-"
     with open_bundle(path, trusted=None) as bundle, tempfile.TemporaryDirectory(prefix=prefix) as folder:
@@ -70,7 +76,7 @@ def publish(registry: Registry, path: Path, on_bytes: OnBytes = lambda sent, tot
         oci_manifest = release_manifest(manifest, bundle.envelope, bundle.digest)
         files = {file_blob(entry): entry.path for entry in manifest.files}
         contents = (manifest.model, manifest.release, bundle.digest, bundle.envelope.raw, oci_manifest)
-        return put_release(registry, *contents, files, unpacked, on_bytes)
+        return put_release(registry, *contents, files, unpacked, on_bytes, on_pause)
 
 
 def put_release(
@@ -83,6 +89,7 @@ def put_release(
     files: Mapping[Blob, str],
     paths_of: Callable[[Sequence[str]], Sequence[Path]],
     on_bytes: OnBytes,
+    on_pause: OnPause,
 ) -> Release:
     """Put the files that the registry lacks, then the envelope and the manifest.
 
@@ -95,7 +102,7 @@ def put_release(
     except NotInRegistry:
         published = None
     if published is None:
-        lacking = {blob: name for blob, name in files.items() if not _again(registry.has, blob)}
+        lacking = {blob: name for blob, name in files.items() if not _again(on_pause, registry.has, blob)}
         total = sum(blob.size_bytes for blob in lacking)
 
         def count(size: int) -> None:
@@ -104,9 +111,9 @@ def put_release(
             on_bytes(sent, total)
 
         for blob, path in zip(lacking, paths_of(list(lacking.values())), strict=True):
-            _again(registry.upload, blob, path, count)
-        _again(put_small, registry, EMPTY, envelope)
-        _again(registry.put_manifest, tag, oci_manifest)
+            _again(on_pause, registry.upload, blob, path, count)
+        _again(on_pause, put_small, registry, EMPTY, envelope)
+        _again(on_pause, registry.put_manifest, tag, oci_manifest)
         sent = total
     elif published.digest != digest_of(oci_manifest):
         raise ConfigInvalid(
@@ -119,13 +126,15 @@ def put_release(
     return Release(model, number, digest, envelope_sha256, manifest_sha256, tuple(files), sent)
 
 
-def _again(step: Callable[..., _T], *given: object) -> _T:
+def _again(on_pause: OnPause, step: Callable[..., _T], *given: object) -> _T:
     """Do a step of an upload, again after each pause if the link broke."""
     for pause_s in PAUSES_S:
         try:
             return step(*given)
         except RegistryUnreachable as error:
-            time.sleep(max(pause_s, min(error.retry_after_s or 0.0, PAUSE_S_MAX)))
+            wait_s = max(pause_s, min(error.retry_after_s or 0.0, PAUSE_S_MAX))
+            on_pause(f"trying again in {wait_s:.0f} s: {error.message}")
+            time.sleep(wait_s)
     return step(*given)
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ import pytest
 from edgert.bundle.bundle_file import open_bundle
 from edgert.bundle.signing import SigningKey, new_key
 from edgert.errors import BundleCorrupt, ConfigInvalid, NotInRegistry, RegistryLoginRefused, RegistryUnreachable
-from edgert.registry.address import parse_repository
+from edgert.registry.address import Repository, parse_repository
 from edgert.registry.artifacts import RELEASE_TYPE, blob_of, file_blob
 from edgert.registry.client import Registry
 from edgert_deploy.rollout import publish as publishing
@@ -75,6 +77,37 @@ def test_a_link_that_breaks_in_the_middle_of_a_file_costs_that_attempt_only(
             assert all(plain.registry().has(file_blob(entry)) for entry in bundle.manifest.files)
     assert counts[-1] == (release.sent_bytes, release.sent_bytes), "what was sent in vain does not count"
     assert max(sent for sent, _ in counts) == release.sent_bytes
+
+
+def test_a_registry_that_says_when_to_come_back_is_named_before_each_wait(
+    key: SigningKey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publishing, "PAUSE_S_MAX", 0.01)
+    monkeypatch.setattr(publishing, "PAUSES_S", (0.01, 0.01, 0.01))
+    said: list[str] = []
+
+    class Busy(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_error(404)
+
+        def do_HEAD(self) -> None:
+            self.send_response(503)
+            self.send_header("Retry-After", "30")
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Busy) as busy, ThreadPoolExecutor() as threads:
+        threads.submit(busy.serve_forever, 0.02)
+        try:
+            registry = Registry(Repository("http", f"127.0.0.1:{busy.server_port}", "plant/models"))
+            with pytest.raises(RegistryUnreachable):
+                publish(registry, make_null_bundle(tmp_path, key, "busy"), on_pause=said.append)
+        finally:
+            busy.shutdown()
+    assert len(said) == 3
+    assert all(line.startswith("trying again in 0 s: ") and "answers 503" in line for line in said)
 
 
 def test_a_release_is_immutable(server: RegistryServer, key: SigningKey, tmp_path: Path) -> None:
