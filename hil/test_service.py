@@ -221,7 +221,7 @@ class Heard(FleetListener):
     """The events and the windows that the broker delivers while this is entered."""
 
     def __init__(self, broker: Broker) -> None:
-        super().__init__()
+        super().__init__(lambda: time.time_ns() // 10**6)
         self.events: list[EventMessage] = []
         self.windows: list[MetricsMessage] = []
         self._subscriber = FleetSubscriber(broker.settings, [self])

@@ -6,7 +6,7 @@ contract (docs/telemetry.md) is refused and counted, and so are streams beyond t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from edgert.errors import ProtocolError
 from edgert.telemetry import messages
@@ -16,6 +16,7 @@ from edgert_deploy.fleet.reports import KINDS, EventMessage, Report, parse_repor
 from edgert_deploy.fleet.stream_limit import StreamLimit
 
 RETAINED = ("status", "info", "deploy")
+DESCRIBED_MAX = 60_000  # topics whose newest time is kept
 
 
 class FleetListener:
@@ -23,16 +24,19 @@ class FleetListener:
 
     decodes_hist = True  # else on_hist receives None: decoding is most of the work
 
-    def __init__(self) -> None:
+    def __init__(self, wall_ms: Callable[[], int]) -> None:
         self.refused = 0
         self.last_refusal = ""
         self._limit = StreamLimit()
+        self._wall_ms = wall_ms
+        self._described: dict[Topic, tuple[str, int]] = {}  # boot and time of the newest description
 
     def apply(self, topic: str, payload: bytes, retained: bool, now: float) -> None:
         """Take one message."""
         try:
             parsed = parse_topic(topic)
             if not payload and parsed.kind in RETAINED:
+                self._described.pop(parsed, None)
                 return self.on_cleared(parsed)
             fault = self._decode(parsed, payload, now)
             self.on_message(parsed, retained, now)
@@ -70,12 +74,29 @@ class FleetListener:
         elif topic.kind not in KINDS:
             fields = messages.load(payload)
             contract.check(topic.kind, fields)
-            self.on_fields(topic, fields, now)
+            if not self._is_late(topic, fields):
+                self.on_fields(topic, fields, now)
         elif topic.kind == "hist" and not self.decodes_hist:
             self.on_hist(topic, None, now)
         else:
             return self._report(topic, parse_report(topic, payload), now)
         return ""
+
+    def _is_late(self, topic: Topic, fields: Mapping[str, Scalar]) -> bool:
+        """Return whether the device sent a newer one before.
+
+        A time ahead of ours proves nothing: the device's clock was wrong.
+        """
+        boot, ts_ms = fields.get("boot"), fields.get("ts")
+        if not isinstance(ts_ms, int):
+            return False
+        last_boot, last_ms = self._described.get(topic, ("", 0))
+        if boot == last_boot and ts_ms < last_ms <= self._wall_ms():
+            return True
+        if len(self._described) >= DESCRIBED_MAX:
+            self._described.clear()
+        self._described[topic] = str(boot), ts_ms
+        return False
 
     def _report(self, topic: Topic, report: Report, now: float) -> str:
         if not isinstance(report, HistMessage):  # which takes nothing that it did not check

@@ -122,9 +122,9 @@ class Fleet(FleetListener):
     """Every device. `wall_ms` is ms since 1970."""
 
     def __init__(self, wall_ms: Callable[[], int], devices_max: int) -> None:
-        super().__init__()
+        super().__init__(wall_ms)
         self.devices: dict[tuple[str, str], DeviceState] = {}
-        self._wall_ms, self._devices_max = wall_ms, devices_max
+        self._devices_max = devices_max
 
     def on_message(self, topic: Topic, retained: bool, now: float) -> None:
         device = self.device(topic, now)

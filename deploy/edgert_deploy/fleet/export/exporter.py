@@ -98,7 +98,7 @@ class Exporter(FleetListener):
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
     ) -> None:
-        super().__init__()
+        super().__init__(lambda: int(wall_clock() * 1000))
         self.lock = threading.Lock()
         self.name, self.by = name, by
         self.counting = Counting()

@@ -30,7 +30,7 @@ class Recorder(FleetListener):
     """
 
     def __init__(self, store: Store, wall_clock_ms: Callable[[], int], retention: Retention | None = None) -> None:
-        super().__init__()
+        super().__init__(wall_clock_ms)
         self.recorded = self.duplicates = self.dropped = 0
         self.settled = 0  # this many messages, from the first, are in the store or never will be
         self.failures = 0  # consecutive flushes that the store refused

@@ -53,6 +53,17 @@ def test_a_device_is_in_its_worst_state_and_says_since_when() -> None:
     assert state_of(board, "late")[:2] == ("behind", "its reports are 20 min late")
 
 
+def test_a_description_that_arrives_late_replaces_no_newer_one() -> None:
+    board, pi = Watched(), Pi("pi-1")
+    feed(board, pi.deploy(NOW_MS - 1000) + pi.deploy(NOW_MS - 5000, "temp_c"))
+    assert board.devices["plant-a", "pi-1"].alarms == {}
+    feed(board, Pi("pi-1", boot="b2").deploy(NOW_MS - 9000, "temp_c"))
+    assert board.devices["plant-a", "pi-1"].alarms == {"digits": ("temp_c",)}, "another boot has another clock"
+    ahead = Pi("pi-2")
+    feed(board, ahead.deploy(NOW_MS + 3_600_000) + ahead.deploy(NOW_MS, "temp_c"))
+    assert board.devices["plant-a", "pi-2"].alarms == {"digits": ("temp_c",)}, "its clock was ahead, and was set"
+
+
 def test_a_model_that_was_taken_away_is_forgotten_and_one_that_cannot_serve_is_an_alarm() -> None:
     board, pi = Watched(), Pi("pi-1")
     feed(board, [(topic.replace("digits", name), payload) for name in ("old", "ill", "digits") for topic, payload in pi.window(NOW_MS, [1.0])])  # fmt: skip
