@@ -219,7 +219,7 @@ def merged_config(present: str, ours: dict[str, Any]) -> str:
 
 
 def own_user(broker: Broker, present: str) -> str:
-    """Return the user whose login a device with the configuration `present` keeps; "" if it gets that of `broker`."""
+    """Return the user of the device's own login, which it keeps; "" if it gets that of `broker`."""
     table = _table(present, "mqtt")
     user = str(table.get("username", ""))
     if not (broker.for_new and (broker.username or broker.password)):
@@ -230,7 +230,7 @@ def own_user(broker: Broker, present: str) -> str:
 
 
 def _table(present: str, name: str) -> dict[str, Any]:
-    """Return a table of the configuration, {} if there is none; `merged_config` reports what is no TOML."""
+    """Return a table of the configuration, {} if there is none; `merged_config` reports bad TOML."""
     try:
         table = tomlkit.parse(present).unwrap().get(name)
     except TOMLKitError:
@@ -239,7 +239,7 @@ def _table(present: str, name: str) -> dict[str, Any]:
 
 
 def _without_old_registry(present: str, following: Following, state: str) -> str:
-    """Remove the login and the authority that an earlier bootstrap wrote for a registry at another address."""
+    """Remove the login and the authority that a bootstrap wrote for a registry at another address."""
     table = _table(present, "follow")
     try:
         before = parse_repository(str(table.get("registry", ""))).host
