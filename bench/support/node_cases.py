@@ -19,7 +19,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from edgert_deploy.packager.sources.onnx_model import IR_MAX
+from edgert_deploy.packager.sources.onnx_graph.opsets import IR_MAX
 from edgert_deploy.packager.tflite_lowering.writer import TENSOR_TYPES
 
 Arrays = dict[str, NDArray[Any]]

@@ -2,10 +2,6 @@
 
 `examine` runs in a child process (probe.py): protobuf, ONNX's checker and ONNX Runtime are native code, and a file made
 to crash them or to exhaust the machine must not end the command.
-
-Runtimes on devices are older than exporters: ONNX Runtime 1.22 takes opset 22 and IR 10, TensorRT 10.3 less. So a
-model of a newer opset is lowered to OPSET_MAX, and one from before quantization is raised, where ONNX's converter can
-do so and the answers stay the same. Else the model stays as it is.
 """
 
 from __future__ import annotations
@@ -43,14 +39,18 @@ from edgert_deploy.packager.sources.onnx_graph.functions import inline_functions
 from edgert_deploy.packager.sources.onnx_graph.half import widen_half
 from edgert_deploy.packager.sources.onnx_graph.infinite_bounds import drop_infinite_bounds
 from edgert_deploy.packager.sources.onnx_graph.nodes import nodes_of, tensors
+from edgert_deploy.packager.sources.onnx_graph.opsets import (
+    IR_MAX,
+    OPSET_MAX,
+    OPSET_MIN,
+    at_opset,
+    count_fourier_axes,
+    wanted_opsets,
+)
 from edgert_deploy.packager.sources.onnx_graph.structure import forget_inner_shapes, opset_of, structure_of
 from edgert_deploy.packager.sources.onnx_graph.zero_pads import keep_zero_pads
 from edgert_deploy.packager.sources.tensor_specs import OneSampleOnly, check_run_size, input_specs, output_spec
 
-OPSET_MIN = 13  # the first whose QuantizeLinear has scales per channel
-OPSET_RAISED_TO = 17
-OPSET_MAX = 21
-IR_MAX = 10  # the IR of OPSET_MAX
 NODES_MAX = 200_000
 # Complaints of the checker that ONNX Runtime decides: newer operators, outputs without a shape.
 _OPSET_TOO_NEW = re.compile(r"Opset (\d+) is under development.* is till opset (\d+)", re.DOTALL)
@@ -107,7 +107,7 @@ def _examined(
     check_weights(proto)
     progress("onnx converted the model to another opset, and onnxruntime compared the answers")
     translated = _translated(proto, _at_largest(inputs, buckets))
-    changed |= keep_zero_pads(translated or proto)
+    changed |= keep_zero_pads(translated or proto) | count_fourier_axes(translated or proto)
     if changed or remarks or stripped or translated is not None:
         data = (translated or proto).SerializeToString(deterministic=True)
         unchanged = False
@@ -287,27 +287,16 @@ def _strip_notes(proto: Any) -> bool:
 
 
 def _translated(proto: Any, inputs: tuple[TensorSpec, ...]) -> Any:
-    """Return the model in an opset from OPSET_MIN to OPSET_MAX and its IR; None where it stays as it is."""
-    opset = opset_of(proto)
-    opset_wanted = OPSET_RAISED_TO if opset < OPSET_MIN else min(opset, OPSET_MAX)
-    if (opset == opset_wanted and proto.ir_version <= IR_MAX) or not opset or proto.functions:
+    """Return the model in an opset and IR that all runtimes read; None where it stays as it is."""
+    if not (opset := opset_of(proto)) or proto.functions:
         return None
-    converted = proto
-    if opset != opset_wanted:
-        from onnx import version_converter
-
-        try:
-            converted = version_converter.convert_version(proto, opset_wanted)
-        except MemoryError:
-            raise
-        except Exception:  # noqa: BLE001 - native code raises any class; the model then stays as it is
+    for wanted in wanted_opsets(proto):
+        if opset == wanted and proto.ir_version <= IR_MAX:
             return None
-    if converted.ir_version > IR_MAX:
-        lowered = type(proto)()
-        lowered.CopyFrom(converted)
-        lowered.ir_version = IR_MAX
-        converted = lowered
-    return converted if _answers_agree(proto, converted, inputs) else None
+        converted = at_opset(proto, wanted)
+        if converted is not None and _answers_agree(proto, converted, inputs):
+            return converted
+    return None
 
 
 def _answers_agree(proto: Any, converted: Any, inputs: tuple[TensorSpec, ...]) -> bool:

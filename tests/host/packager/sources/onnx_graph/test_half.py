@@ -35,4 +35,7 @@ def test_weights_of_16_bits_are_the_same_in_every_engine(tmp_path: Path, engine:
     assert source.remarks[0].startswith(f"the model computes in {name};")
     samples = CalibrationSet({"x": models.random(24, 4)}, None)
     answers = artifact_outputs(build(engine, source, samples, "fp32", tmp_path), source, samples)
-    np.testing.assert_allclose(answers[0], samples.inputs["x"] @ weights, atol=1e-5)
+    want = samples.inputs["x"] @ weights
+    np.testing.assert_allclose(answers[0], want, atol=1e-5)
+    quantized = artifact_outputs(build(engine, source, samples, "int8", tmp_path / "int8"), source, samples)
+    assert np.abs(quantized[0] - want).max() < 0.05 * np.abs(want).max()

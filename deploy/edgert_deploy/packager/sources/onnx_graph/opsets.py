@@ -1,0 +1,68 @@
+"""Opsets that the runtimes read.
+
+Runtimes on devices are older than exporters: ONNX Runtime 1.22 takes opset 22 and IR 10, TensorRT 10.3 less. So a
+model of a newer opset is lowered to OPSET_MAX, and one from before quantization is raised, where ONNX's converter can
+do so and the answers stay the same. Else the model stays as it is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from edgert_deploy.packager.sources.onnx_graph.nodes import graphs_of, nodes_of
+from edgert_deploy.packager.sources.onnx_graph.structure import opset_of, structure_of
+
+OPSET_MIN = 13  # the first whose QuantizeLinear has scales per channel
+OPSET_RAISED_TO = 17
+OPSET_MAX = 21
+OPSET_OF_DFT = 19  # the last in which DFT has its axis as an attribute: OpenVINO overlooks one that is an input
+IR_MAX = 10  # the IR of OPSET_MAX
+
+
+def wanted_opsets(proto: Any) -> list[int]:
+    """Return the opsets that the model may get, the best first: from OPSET_MIN to OPSET_MAX."""
+    opset = opset_of(proto)
+    wanted = [OPSET_RAISED_TO if opset < OPSET_MIN else min(opset, OPSET_MAX)]
+    if opset > OPSET_OF_DFT and any(node.op_type == "DFT" for node in nodes_of(proto.graph)):
+        wanted.insert(0, OPSET_OF_DFT)
+    return wanted
+
+
+def at_opset(proto: Any, opset: int) -> Any:
+    """Return the model in that opset and an IR up to IR_MAX; None where ONNX cannot convert it."""
+    from onnx import version_converter
+
+    converted = proto
+    if opset_of(proto) != opset:
+        try:
+            converted = version_converter.convert_version(proto, opset)
+        except MemoryError:
+            raise
+        except Exception:  # noqa: BLE001 - native code raises any class; the model then stays as it is
+            return None
+    if converted.ir_version > IR_MAX:
+        lowered = type(proto)()
+        lowered.CopyFrom(converted)
+        lowered.ir_version = IR_MAX
+        converted = lowered
+    return converted
+
+
+def count_fourier_axes(proto: Any) -> bool:
+    """Count the axes of each DFT from the front, as OpenVINO overlooks negative ones; return if any changed."""
+    from onnx import shape_inference
+
+    found = [(node, a) for node in nodes_of(proto.graph) if node.op_type == "DFT" for a in node.attribute]
+    negative = [(node, attribute) for node, attribute in found if attribute.name == "axis" and attribute.i < 0]
+    if not negative:
+        return False
+    graphs = graphs_of(shape_inference.infer_shapes(structure_of(proto)).graph)
+    ranks = {
+        value.name: len(value.type.tensor_type.shape.dim)
+        for graph in graphs
+        for value in (*graph.input, *graph.value_info)
+        if value.type.tensor_type.HasField("shape")
+    }
+    for node, attribute in negative:
+        attribute.i += ranks.get(node.input[0], 0)
+    return True
