@@ -27,7 +27,7 @@ from edgert_deploy.packager.processes.sandbox import Progress
 from edgert_deploy.packager.processes.work_folder import work_folder
 from edgert_deploy.packager.receipt import receipt
 from edgert_deploy.packager.request import BuildRequest, TargetRequest, check_request, overlap, target_requests
-from edgert_deploy.packager.samples.samples import constant_inputs, inputs_apart
+from edgert_deploy.packager.samples.samples import constant_inputs, inputs_apart, inputs_beyond
 from edgert_deploy.packager.sources.onnx_graph.classical import classical_operators, is_float_only
 
 # Disk space in units of the model's size: the files that a builder writes on its way; an artifact and its copy in the
@@ -76,7 +76,7 @@ def build_bundle(
             *_classical_warnings(request),
             *_overlap_warnings(request),
             *_constant_warnings(request),
-            *_apart_warnings(request),
+            *_range_warnings(request),
             *accuracy_gate.warnings(evaluation.metric, evaluation.reference, evaluation.limits),
         ]
         request = replace(request, classify=evaluation.reference.classify, ctc=evaluation.reference.ctc)
@@ -168,19 +168,33 @@ def _constant_warnings(request: BuildRequest) -> list[str]:
     return texts
 
 
-def _apart_warnings(request: BuildRequest) -> list[str]:
-    """Return a sentence for each input that calibration and hold-out hold in different sizes."""
-    texts = []
-    for name in inputs_apart(request.calibration, request.holdout):
-        ranges = [
-            f"{samples.inputs[name].min():.4g} to {samples.inputs[name].max():.4g}"
-            for samples in (request.calibration, request.holdout)
-        ]
-        texts.append(
-            f"input {name!r} is {ranges[0]} in the calibration samples and {ranges[1]} in the hold-out samples, so INT8 has the "
-            "wrong ranges: prepare both in the same way, as the app does"
-        )
-    return texts
+def _range_warnings(request: BuildRequest) -> list[str]:
+    """Return a sentence for each input that hold-out has in another size, or outside the calibration's range."""
+    apart = inputs_apart(request.calibration, request.holdout)
+    beyond = [name for name in inputs_beyond(request.calibration, request.holdout) if name not in apart]
+    precisions = {precision for target in target_requests(request) for precision in target.precisions}
+    if "int8" not in precisions or request.source.quantized:
+        beyond = []  # no scale comes from the calibration samples
+    return [
+        *(
+            f"input {name!r} is {_ranges(request, name)}, so INT8 has the wrong ranges: prepare both in the same way, as the "
+            "app does"
+            for name in apart
+        ),
+        *(
+            f"input {name!r} is {_ranges(request, name)}. INT8 cuts off what lies outside the first range: give calibration "
+            "samples that reach as far as the field's values do"
+            for name in beyond
+        ),
+    ]
+
+
+def _ranges(request: BuildRequest, name: str) -> str:
+    calibration, holdout = (
+        f"{samples.inputs[name].min():.4g} to {samples.inputs[name].max():.4g}"
+        for samples in (request.calibration, request.holdout)
+    )
+    return f"{calibration} in the calibration samples and {holdout} in the hold-out samples"
 
 
 def _space_needed(request: BuildRequest, targets: tuple[TargetRequest, ...]) -> int:

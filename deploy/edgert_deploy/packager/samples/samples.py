@@ -54,6 +54,7 @@ PER_SAMPLE: dict[str, tuple[str, Any, str]] = {
 }
 NAMES = (*PER_SAMPLE, BOXES)
 SIZES_APART = 10  # times the mean size of a value: sets that differ more were prepared in different ways
+BEYOND = 0.1  # of the calibration's range: values farther outside are cut off where that matters
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png")
 IMAGE_BYTES_MAX = 64 * 1024**2
 RUN_BYTES_MAX = 2 * 1024**2  # the size of the inputs that run at once: activations are hundreds of times as large
@@ -243,6 +244,19 @@ def inputs_apart(one: CalibrationSet, other: CalibrationSet) -> list[str]:
             if 0.0 < sizes[0] * SIZES_APART < sizes[1]:
                 apart.append(name)
     return apart
+
+
+def inputs_beyond(calibration: CalibrationSet, holdout: CalibrationSet) -> list[str]:
+    """Return the inputs of floats whose hold-out values lie clearly outside the calibration's range."""
+    beyond = []
+    for name, array in calibration.inputs.items():
+        if array.dtype.kind == "f":
+            low, high = float(array.min()), float(array.max())
+            room = BEYOND * (high - low)
+            other = holdout.inputs[name]
+            if room and not low - room <= float(other.min()) <= float(other.max()) <= high + room:
+                beyond.append(name)
+    return beyond
 
 
 def _is_constant(array: NDArray[Any]) -> bool:

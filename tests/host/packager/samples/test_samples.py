@@ -17,7 +17,13 @@ pytest.importorskip("onnx")
 from edgert.bundle.rules import Preprocess, Resize
 from edgert.errors import CalibrationInvalid
 from edgert.tensors import TensorSpec
-from edgert_deploy.packager.samples.samples import CalibrationSet, constant_inputs, inputs_apart, load_samples
+from edgert_deploy.packager.samples.samples import (
+    CalibrationSet,
+    constant_inputs,
+    inputs_apart,
+    inputs_beyond,
+    load_samples,
+)
 from edgert_deploy.packager.sources.source_model import SourceModel
 from tests.support import models
 from tests.support.models.images import encoded, photo, png_header
@@ -290,3 +296,15 @@ def test_sets_whose_values_are_of_another_size_are_told() -> None:
             CalibrationSet({"x": values * np.float32(f), "n": number * n}, None) for f, n in ((1.0, 1), (factor, 99))
         ]
         assert inputs_apart(*sets) == found
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "found"), [(0.0, 1.0, []), (-1.1, 5.1, []), (0.0, 6.9, ["x"]), (-2.0, 1.0, ["x"])]
+)
+def test_a_holdout_beyond_the_calibrations_range_is_told(low: float, high: float, found: list[str]) -> None:
+    """INT8 clips what lies beyond."""
+    calibration, holdout = (
+        CalibrationSet({"x": np.linspace(*ends, 48, dtype=np.float32).reshape(12, 4), "n": np.arange(12) * n}, None)
+        for ends, n in (((-1.0, 5.0), 1), ((low, high), 9))
+    )
+    assert inputs_beyond(calibration, holdout) == found
