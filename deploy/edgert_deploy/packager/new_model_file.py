@@ -103,7 +103,8 @@ def _processing_lines(source: SourceModel, detector: bool, classes: int | None) 
             if has_rule
             else "a guess, compare it with training: imagenet, yolo or a .toml file"
         )
-        is_unset = not has_rule and (preset == "preprocess.toml" or images[0].datatype != "FP32")
+        is_float = images[0].datatype == "FP32" or images[0].name in source.scales
+        is_unset = not has_rule and (preset == "preprocess.toml" or not is_float)
         lines.append(_line("preprocess", "preprocess.toml" if has_rule else preset, guess, unset=is_unset))
     if detector:
         lines.append(_line("postprocess", "yolo", "decodes boxes, with non-maximum suppression; or a .toml file"))

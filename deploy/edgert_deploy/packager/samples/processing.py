@@ -132,10 +132,15 @@ def _of_table(path: Path, values: dict[str, Any], source: SourceModel) -> Sound 
 
 def _preset(name: str, source: SourceModel) -> Preprocess:
     """Return a preset for camera frames: torchvision's ImageNet evaluation, or Ultralytics' letterbox."""
-    images = [spec for spec in source.inputs if len(spec.shape) == 4 and spec.datatype == "FP32"]
+    images = [
+        spec
+        for spec in source.inputs
+        if len(spec.shape) == 4 and (spec.datatype == "FP32" or spec.name in source.scales)
+    ]
     if len(images) != 1:
         raise ConfigInvalid(
-            f"--preprocess {name} needs a model with one FP32 input of 4 axes, this one has {len(images)}: give a file"
+            f"--preprocess {name} needs a model with one FP32 input of 4 axes, or one in INT8 with a scale; this one has "
+            f"{len(images)}: give a file"
         )
     spec = images[0]
     layout = _model_layout(spec)
@@ -151,11 +156,23 @@ def _preset(name: str, source: SourceModel) -> Preprocess:
         )
     if name == "yolo":
         resize = Resize("letterbox", height, width)
-        return Preprocess(spec.name, 1 / 255, layout="nhwc", model_layout=layout, resize=resize, decode=True)
+        rule = Preprocess(spec.name, 1 / 255, layout="nhwc", model_layout=layout, resize=resize, decode=True)
+        return _quantized(rule, source)
     resize = Resize("crop", height, width, shortest_side=round(max(height, width) * IMAGENET_MARGIN))
-    return Preprocess(
+    rule = Preprocess(
         spec.name, 1 / 255, IMAGENET_MEAN, IMAGENET_STD, layout="nhwc", model_layout=layout, resize=resize, decode=True
     )
+    return _quantized(rule, source)
+
+
+def _quantized(rule: Preprocess, source: SourceModel) -> Preprocess:
+    """Return a rule that makes the numbers of an INT8 input: value / scale + zero point."""
+    if rule.input not in source.scales:
+        return rule
+    scale, zero = source.scales[rule.input]
+    std = [each * scale for each in rule.std]
+    mean = tuple(mean - zero * each for mean, each in zip(rule.mean, std, strict=True))
+    return replace(rule, mean=mean, std=tuple(std))
 
 
 def _yolo(source: SourceModel, labels: tuple[str, ...]) -> Detect:

@@ -41,6 +41,7 @@ class Probed:
     remarks: tuple[str, ...] = ()
     buckets: Buckets | None = None
     unread: tuple[str, ...] = ()
+    scales: Mapping[str, tuple[float, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,8 @@ def probe(kind: str, given: Given, data: bytes, more_bytes: int = 0, limits: Lim
     remarks = tuple(str(remark) for remark in answer.get("remarks") or ())
     unread = tuple(str(name) for name in answer.get("unread") or ())
     buckets = None if answer.get("buckets") is None else from_json(Buckets, answer["buckets"])
-    return Probed(inputs, outputs, translated or data, bool(answer.get("quantized")), remarks, buckets, unread)
+    scales = {str(name): (float(scale), int(zero)) for name, (scale, zero) in (answer.get("scales") or {}).items()}
+    return Probed(inputs, outputs, translated or data, bool(answer.get("quantized")), remarks, buckets, unread, scales)
 
 
 def external_files(name: str, data: bytes) -> list[str]:

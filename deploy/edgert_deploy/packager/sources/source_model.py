@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -71,6 +72,7 @@ class SourceModel:
     contract differs from the file. `buckets`: one axis besides the batch stays open, for these lengths. `state`:
     outputs that become inputs of the next item, so that apps see neither. `converted_bytes`: the size of the ONNX model
     that a framework's file became, else 0. `unread`: inputs of the file that are left out.
+    `scales`: scale and zero point of inputs in INT8, for the presets.
     """
 
     path: Path
@@ -88,6 +90,7 @@ class SourceModel:
     state: tuple[State, ...] = ()
     converted_bytes: int = 0
     unread: tuple[str, ...] = ()
+    scales: Mapping[str, tuple[float, int]] = field(default_factory=dict)
 
     @property
     def model_bytes(self) -> int:
@@ -144,6 +147,7 @@ def load_source(path: Path, how: Conversion | None = None) -> SourceModel:
         converted_bytes=len(data) if framework is not None else 0,
         buckets=probed.buckets,
         unread=probed.unread,
+        scales=probed.scales,
     )
 
 

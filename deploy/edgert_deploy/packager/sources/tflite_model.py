@@ -65,7 +65,14 @@ def _examined(name: str, data: bytes) -> dict[str, Any]:
         for i, output in enumerate(names)
     ]
     answer = {"inputs": [spec.as_json() for spec in inputs], "outputs": [spec.as_json() for spec in outputs]}
-    return {**answer, "quantized": _is_quantized(interpreter)}
+    return {**answer, "quantized": _is_quantized(interpreter), "scales": _scales_of_inputs(interpreter)}
+
+
+def _scales_of_inputs(interpreter: Any) -> dict[str, tuple[float, int]]:
+    """Return scale and zero point of each INT8 input that has them: value = (number - zero point) * scale."""
+    details = (detail for detail in interpreter.get_input_details() if detail["dtype"] == np.int8)
+    pairs = {str(detail["name"]): detail["quantization"] for detail in details}
+    return {name: (float(scale), int(zero)) for name, (scale, zero) in pairs.items() if scale}
 
 
 def _with_batch_of_one(data: bytes) -> bytes:

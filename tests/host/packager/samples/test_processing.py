@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 pytest.importorskip("onnx")
 
 from edgert.bundle.rules import Classify, Ctc, Detect, Preprocess, Resize, Smooth
 from edgert.errors import ConfigInvalid
+from edgert.processing.images.preprocess import Preprocessor
 from edgert.tensors import TensorSpec
 from edgert_deploy.packager.samples.processing import read_classify, read_postprocess, read_preprocess
 from edgert_deploy.packager.sources.source_model import SourceModel
@@ -124,6 +126,21 @@ def test_presets_say_what_training_code_does() -> None:
     yolo = image_rule(Path("yolo"), source((1, 640, 640, 3)))
     assert yolo.resize == Resize("letterbox", 640, 640, pad_value=114)
     assert (yolo.scale, yolo.model_layout) == (1 / 255, "nhwc")
+
+
+def test_a_preset_makes_the_numbers_of_an_int8_input() -> None:
+    """As Ultralytics' export to TFLite has it: a step of 1/255 and a zero point of -128."""
+    spec = TensorSpec("image", "INT8", (1, 8, 8, 3))
+    quantized = replace(source((1, 8, 8, 3)), inputs=(spec,), scales={"image": (1 / 255, -128)})
+    frames = np.arange(256, dtype=np.uint8).repeat(3).reshape(4, 8, 8, 3)
+    made, _ = Preprocessor(replace(image_rule(Path("yolo"), quantized), resize=None, decode=False), spec)(frames)
+    np.testing.assert_array_equal(made, frames.astype(np.int16) - 128)
+    rule = image_rule(Path("imagenet"), replace(quantized, scales={"image": (0.02, 5)}))
+    plain = image_rule(Path("imagenet"), source((1, 8, 8, 3)))
+    real = (100 / 255 - np.array(plain.mean)) / plain.std
+    np.testing.assert_allclose((100 / 255 - np.array(rule.mean)) / rule.std, real / 0.02 + 5)
+    with pytest.raises(ConfigInvalid, match="or one in INT8 with a scale; this one has 0"):
+        read_preprocess(Path("yolo"), replace(quantized, scales={}))
 
 
 @pytest.mark.parametrize("image", [(-1, 3, -1, -1), (-1, 10), (-1, 4, 8, 8), (-1, 1, 8, 8)])

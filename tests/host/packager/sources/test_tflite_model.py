@@ -121,6 +121,26 @@ def test_one_that_is_quantized_already_is_kept(
         build("tflite", source, digits_calibration, "fp16", tmp_path / "out")
 
 
+def test_the_scale_of_an_int8_input_is_read(
+    tmp_path: Path, digits_source: SourceModel, digits_calibration: CalibrationSet
+) -> None:
+    """A preset for images needs it. Converters write such files with inference_input_type = tf.int8."""
+    made = build("tflite", digits_source, digits_calibration, "int8", tmp_path)
+    assert load_source(made.path).scales == {}
+    model = unpacked(made.path.read_bytes())
+    graph = model.subgraphs[0]
+    quantize = next(operator for operator in graph.operators if operator.inputs[0] == graph.inputs[0])
+    assert model.operatorCodes[quantize.opcodeIndex].builtinCode == schema.BuiltinOperator.QUANTIZE
+    graph.operators.remove(quantize)
+    inner = graph.tensors[quantize.outputs[0]]
+    graph.inputs = [quantize.outputs[0]]
+    (tmp_path / "int8.tflite").write_bytes(packed(model))
+    source = load_source(tmp_path / "int8.tflite")
+    assert [spec.datatype for spec in source.inputs] == ["INT8"]
+    scale, zero = float(inner.quantization.scale[0]), int(inner.quantization.zeroPoint[0])
+    assert source.scales == {source.inputs[0].name: (scale, zero)}
+
+
 def test_a_custom_operator_is_named(digits_tflite: Path, tmp_path: Path) -> None:
     """As in MediaPipe's face landmarks with attention, and where TensorFlow's operators were selected."""
     model = unpacked(digits_tflite.read_bytes())
