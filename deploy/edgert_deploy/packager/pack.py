@@ -169,7 +169,7 @@ def _constant_warnings(request: BuildRequest) -> list[str]:
 
 
 def _range_warnings(request: BuildRequest) -> list[str]:
-    """Return a sentence for each input that hold-out has in another size, or outside the calibration's range."""
+    """Return a sentence for each input whose hold-out values are of another size or range."""
     apart = inputs_apart(request.calibration, request.holdout)
     beyond = [name for name in inputs_beyond(request.calibration, request.holdout) if name not in apart]
     precisions = {precision for target in target_requests(request) for precision in target.precisions}

@@ -49,7 +49,10 @@ def at_opset(proto: Any, opset: int) -> Any:
 
 
 def count_fourier_axes(proto: Any) -> bool:
-    """Count the axes of each DFT from the front, as OpenVINO overlooks negative ones; return if any changed."""
+    """Count the axes of each DFT from the front; return whether any changed.
+
+    OpenVINO overlooks negative ones.
+    """
     from onnx import shape_inference
 
     found = [(node, a) for node in nodes_of(proto.graph) if node.op_type == "DFT" for a in node.attribute]
