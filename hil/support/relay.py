@@ -6,13 +6,14 @@ import contextlib
 import socket
 import threading
 import time
+from collections.abc import Callable
 
 
 class Relay:
     """A relay to a port that cuts or freezes each connection after a number of bytes towards the server.
 
-    `bytes_per_s` limits the rate in that direction, `cut_answers_after` cuts in the other one. The relay listens on
-    `address` at `port` (0: a free one).
+    `bytes_per_s` limits the rate in that direction, `cut_answers_after` cuts in the other one, and `before_cut` is
+    called before a cut of the first kind. The relay listens on `address` at `port` (0: a free one).
     """
 
     def __init__(
@@ -24,12 +25,13 @@ class Relay:
         port: int = 0,
         cut_answers_after: list[int] | None = None,
         address: str = "127.0.0.1",
+        before_cut: Callable[[], object] = lambda: None,
     ) -> None:
         self._target_port = target_port
         self._bytes_per_s = bytes_per_s
         self._cut_after = list(cut_after or [])  # one entry per connection, then no more cuts
         self._cut_answers_after = list(cut_answers_after or [])  # likewise
-        self._freeze_after = freeze_after
+        self._freeze_after, self._before_cut = freeze_after, before_cut
         self._listener = socket.create_server((address, port))
         self._sockets: list[socket.socket] = [self._listener]
         self.connections = 0
@@ -77,7 +79,9 @@ class Relay:
                 if cut is not None and passed + len(data) > cut:
                     target.sendall(data[: cut - passed])
                     self.bytes_passed += cut - passed
-                    self.bytes_towards_server += cut - passed if slow else 0
+                    if slow:
+                        self.bytes_towards_server += cut - passed
+                        self._before_cut()
                     break
                 target.sendall(data)
                 passed += len(data)
