@@ -46,7 +46,7 @@ from edgert.errors import (
 )
 from edgert.printable import counted
 from edgert_deploy.bootstrap.wheelhouse import Wheelhouse
-from edgert_deploy.devices.facts import MachineFacts
+from edgert_deploy.devices.facts import FREE_KB, MachineFacts
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.remote import QUICK_S_MAX, RemoteDaemon, script_path
 from edgert_deploy.devices.transports import LineSink, Result, Transport, sha256_command
@@ -102,7 +102,9 @@ def script_text() -> bytes:
     return (files("edgert_deploy") / "bootstrap" / "on_device" / "runtime.sh").read_bytes()
 
 
-_LOOK = """
+_LOOK = (
+    FREE_KB
+    + """
 cd "$1" 2>/dev/null && {
   test -e runtime.sh && sh runtime.sh settle
   for link in venv previous; do
@@ -118,8 +120,9 @@ cd "$1" 2>/dev/null && {
 test -e "$2/config.toml" && echo "configured 1"
 there=$1
 while ! test -d "$there"; do there=$(dirname "$there"); done
-echo "free $(df -Pk "$there" | awk 'NR == 2 {while (NF > 1 && $NF !~ /%$/) NF--; print $(NF - 1)}')"
+echo "free $(free_kb "$there")"
 """
+)
 
 
 # The command holds this lock, and so do its children: after the link is lost, it may go on alone.

@@ -33,9 +33,15 @@ _ENGINES_LINES = (
     "    try: print('engine=' + n, m.version(n))\n"
     "    except m.PackageNotFoundError: pass"
 )
+# A function of a script: prints the free KiB at $1. The name of a file system, the first column, may hold spaces.
+FREE_KB = r"""
+free_kb() {
+  df -Pk "$1" 2>/dev/null | awk 'NR == 2 {while (NF > 1 && $NF !~ /%$/) NF--; print $(NF - 1)}'
+}
+"""
 # A login may not have every Python on its PATH, and a Python may have many names. $1 is the Python of edgert's
 # environment there, if there is one.
-_PROBE = rf"""
+_PROBE = rf"""{FREE_KB}
 echo machine=$(uname -m)
 echo uid=$(id -u)
 echo "home=$HOME"
@@ -46,7 +52,7 @@ echo "cpu=$(awk -F': *' '/^model name/ {{print $2; exit}}' /proc/cpuinfo)"
 echo "cpus=$(getconf _NPROCESSORS_ONLN 2>/dev/null)"
 (. /etc/os-release 2>/dev/null && echo "distribution=$PRETTY_NAME")
 test $(id -u) = 0 && place=/ || place=$HOME
-echo "disk_kb=$(df -Pk "$place" 2>/dev/null | awk 'NR == 2 {{while (NF > 1 && $NF !~ /%$/) NF--; print $(NF - 1)}}')"
+echo "disk_kb=$(free_kb "$place")"
 test -d /run/systemd/system && echo systemd=1
 echo "l4t=$(sed -n 's/^# R\([0-9]*\) (release), REVISION: \([0-9.]*\).*/\1.\2/p' /etc/nv_tegra_release 2>/dev/null)"
 for file in /sys/class/drm/renderD*/device/vendor; do test -r $file && echo accelerator=gpu $(cat $file); done

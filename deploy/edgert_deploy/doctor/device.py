@@ -12,7 +12,7 @@ from edgert import __version__
 from edgert.checks.status import DeviceStatus
 from edgert.errors import ConfigInvalid, DeviceError, DeviceUnreachable, EdgeRTError, HostKeyMismatch, LoginRefused
 from edgert.telemetry.link import CONNECTED, REFUSED
-from edgert_deploy.devices.facts import MachineFacts, local_facts, misfits, probe
+from edgert_deploy.devices.facts import FREE_KB, MachineFacts, local_facts, misfits, probe
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.profiles import DeviceProfile, load_profile
 from edgert_deploy.devices.remote import RemoteDaemon, script_path
@@ -27,10 +27,12 @@ WAITING_WARN = 500  # reports; a model makes two in each window
 MODE_OTHERS_WRITE = 0o002
 
 # $1 state folder, $2 Python, $3 the text of the unit that serves that folder.
-_LOOK = r"""
+_LOOK = (
+    FREE_KB
+    + r"""
 echo now=$(date +%s)
 place=$1; while test ! -e "$place"; do place=$(dirname "$place"); done
-echo "free_kb=$(df -Pk "$place" 2>/dev/null | awk 'NR == 2 {while (NF > 1 && $NF !~ /%$/) NF--; print $(NF - 1)}')"
+echo "free_kb=$(free_kb "$place")"
 echo "user=$(id -un)"
 export XDG_RUNTIME_DIR=${XDG_RUNTIME_DIR:-/run/user/$(id -u)}
 if test -d /run/systemd/system; then
@@ -42,6 +44,7 @@ test $(id -u) = 0 && echo root=yes || { sudo -n true 2>/dev/null && echo root=su
 test -n "$2" && "$2" -c 'import venv' 2>/dev/null && echo venv=yes
 exit 0
 """
+)
 _SOCKET = 'stat -L -c "%a %U %G %F" -- "$1"'
 
 
