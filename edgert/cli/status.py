@@ -38,8 +38,9 @@ from edgert.telemetry.link import read_link
 from edgert.telemetry.spool import Spool, SpoolStats
 from edgert.versions.boot_clock import BootClock
 from edgert.versions.claims import Claims
-from edgert.versions.installed import load_live
+from edgert.versions.installed import load_version
 from edgert.versions.slot_store import SlotStore
+from edgert.versions.slots import SlotState
 from edgert.versions.trust import trusted_keys
 
 
@@ -139,15 +140,17 @@ def _model(state: StateDir, config: DeviceConfig, name: str, serving: ServingSta
         trial_limits=slots.limits,
         rolled_back=slots.rolled_back,
         serving=serving,
-        accuracy=_accuracy(store, config),
+        accuracy=_accuracy(store, slots, config),
     )
 
 
-def _accuracy(store: SlotStore, config: DeviceConfig) -> Accuracy | None:
+def _accuracy(store: SlotStore, slots: SlotState, config: DeviceConfig) -> Accuracy | None:
     """Return the gate's result for the live version's preferred artifact; None if there is none to read."""
+    if slots.live is None:
+        return None
     try:
-        return load_live(store, config).artifacts[0].accuracy
-    except EdgeRTError:  # no version is live, or a slot is damaged: neither prevents a deployment
+        return load_version(store.live_folder(slots), slots.live.digest, config).artifacts[0].accuracy
+    except EdgeRTError:  # a slot is damaged, which does not prevent a deployment
         return None
 
 
