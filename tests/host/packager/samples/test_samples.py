@@ -15,9 +15,11 @@ import pytest
 pytest.importorskip("onnx")
 
 from edgert.bundle.rules import Preprocess, Resize
+from edgert.cli.tensor_files import BESIDE_INPUTS
 from edgert.errors import CalibrationInvalid
 from edgert.tensors import TensorSpec
 from edgert_deploy.packager.samples.samples import (
+    NAMES,
     CalibrationSet,
     constant_inputs,
     inputs_apart,
@@ -41,6 +43,10 @@ def test_samples_and_labels_are_read(tmp_path: Path) -> None:
     np.testing.assert_array_equal(samples.inputs["x"], GOOD)
     assert samples.labels is not None
     assert samples.labels.dtype == np.int64
+
+
+def test_infer_leaves_out_what_a_file_of_samples_may_hold_beside_its_inputs() -> None:
+    assert set(BESIDE_INPUTS) == set(NAMES)
 
 
 def test_samples_in_narrower_numbers_of_the_same_kind_are_read(tmp_path: Path) -> None:
