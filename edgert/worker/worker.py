@@ -41,6 +41,7 @@ from edgert.typed_json import from_json, to_json
 from edgert.versions.installed import load_version
 from edgert.worker.connections.area_budget import AreaBudget, areas_bytes_max
 from edgert.worker.connections.connections import Connections
+from edgert.worker.connections.reactor import RunLimits
 from edgert.worker.connections.sessions import Sessions
 from edgert.worker.loading.learning import QUICK_US_MAX
 from edgert.worker.loading.model import LoadedModel, load_model
@@ -55,6 +56,7 @@ from edgert.worker_link.load_order import LoadOrder
 from edgert.worker_link.run_page import RunPage
 
 DRAIN_S = 20.0  # the longest wait for engine runs under way; nothing else is waited for
+PAIR_US_MIN = 20.0  # an engine run for one item, from which on two requests gain from sharing one (decision 17)
 RECORDED_S_MAX = 2.0  # the longest wait until the last golden samples are recorded
 TRIAL_SHARE = 0.25  # the share of the requests on trial that the previous version answers too, as far as it keeps up at idle priority
 
@@ -148,7 +150,7 @@ class Worker:
             wire.json_frame(wire.WELCOME, welcome),
             frame_bytes_max,
             serving.connections_max,
-            reactor_cap=self._batcher.cap if _answers_quickly(model, self._batcher) else None,
+            reactor_limits=_reactor_limits(model, self._batcher, len(os.sched_getaffinity(0))),
             areas=self._areas,
             sessions=self._sessions,
         )
@@ -374,11 +376,12 @@ def _previous_version(order: LoadOrder) -> Shadow | None:
     return Shadow(lambda: ReferenceProcess(before, as_served=True), TRIAL_SHARE, 0.0, lambda event, fields: None)
 
 
-def _answers_quickly(model: LoadedModel, batcher: Batcher) -> bool:
-    """Return whether requests may wait for each other in the reactor.
+def _reactor_limits(model: LoadedModel, batcher: Batcher, cpus: int) -> RunLimits | None:
+    """Return the limits of a reactor; None: requests must not wait for each other.
 
     The engine must be quick, and no other step slow: an image takes milliseconds to decode. The reactor runs requests
-    of one shape. A latency target needs the batcher to see every waiting request.
+    of one shape. A latency target needs the batcher to see every waiting request. Two requests of a very quick engine
+    run one by one if there is a core for the clients: the first client goes on while the second request runs.
     """
     learned = model.learned
     run_us = learned.run_us.get("1", learned.threads_us.get(str(learned.threads), float("inf")))
@@ -389,7 +392,9 @@ def _answers_quickly(model: LoadedModel, batcher: Batcher) -> bool:
         and not model.version.manifest.state
         and model.version.manifest.input_rule is None
     )
-    return plain and run_us <= QUICK_US_MAX
+    if not plain or run_us > QUICK_US_MAX:
+        return None
+    return RunLimits(3 if cpus > 1 and run_us <= PAIR_US_MIN else 2, batcher.cap)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from edgert.telemetry.recorder import WindowRecorder
 from edgert.worker.connections.admission import Admission, Peer
 from edgert.worker.connections.area_budget import AreaBudget
 from edgert.worker.connections.connection import BufferBudget, Connection, ReactorSwitch, SpareBuffers
-from edgert.worker.connections.reactor import Departure, Reactor
+from edgert.worker.connections.reactor import Departure, Reactor, RunLimits
 from edgert.worker.connections.sessions import Sessions
 from edgert.worker.connections.spare_threads import SPARE_MAX, SpareThreads
 from edgert.worker.pipeline.pipeline import Pipeline
@@ -31,8 +31,9 @@ MOVED = wire.json_frame(wire.MOVED, {})
 class Connections:
     """Serves clients with `pipeline`.
 
-    `reactor_cap` is the reactor's batch; None: the model does not answer quickly. `recorder` takes the requests of
-    apps, `probes` those of checks. `final_frame` is what the clients get when they are sent away.
+    `reactor_limits` is how many requests share a run in the reactor; None: the model does not answer quickly.
+    `recorder` takes the requests of apps, `probes` those of checks. `final_frame` is what the clients get when they are
+    sent away.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class Connections:
         welcome: bytes,
         frame_bytes_max: int,
         connections_max: int,
-        reactor_cap: int | None,
+        reactor_limits: RunLimits | None,
         areas: AreaBudget,
         sessions: Sessions,
     ) -> None:
@@ -57,8 +58,8 @@ class Connections:
         self._threads = SpareThreads()
         self._spare: list[SpareBuffers] = []  # of connections that have ended, for the next ones
         self._reactor: Reactor | None = None
-        if reactor_cap is not None:
-            self._reactor = Reactor(pipeline, reactor_cap, self._switch, self._departs, log)
+        if reactor_limits is not None:
+            self._reactor = Reactor(pipeline, reactor_limits, self._switch, self._departs, log)
         self.final_frame = MOVED
         self._stopping = False
 

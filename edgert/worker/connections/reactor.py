@@ -3,7 +3,8 @@
 A thread for each connection is the fastest way while few clients ask. But when many ask a model that answers within
 microseconds, handing the interpreter from thread to thread costs several times what the engine does. So a worker with
 many connections moves them here. The reactor reads every connection that has sent something, runs all these requests
-through the engine at once (up to the batcher's cap), and answers them. It waits for no client.
+through the engine at once (up to the batcher's cap), and answers them. It waits for no client. Where `RunLimits` says
+that a shared run of few requests does not pay, each of them is run and answered by itself.
 
 The code here never blocks. A connection leaves for a thread of its own when few connections are left or the others are
 silent, and when its client stops inside a frame, does not take an answer, breaks the protocol, asks with high priority
@@ -37,6 +38,13 @@ class Departure(NamedTuple):
 
     unsent: bytes = b""
     error: Exception | None = None
+
+
+class RunLimits(NamedTuple):
+    """How many requests share a run of the engine: `least` or more, `most` at a time."""
+
+    least: int
+    most: int
 
 
 class _Client:
@@ -95,7 +103,7 @@ class _Client:
 
 
 class Reactor:
-    """Serves the connections given to `add` with `pipeline`, at most `cap` of them in a turn.
+    """Serves the connections given to `add` with `pipeline`, at most `limits.most` of them in a turn.
 
     `departs` is called with each connection that leaves, in the reactor's thread: it must not block.
     """
@@ -103,12 +111,13 @@ class Reactor:
     def __init__(
         self,
         pipeline: Pipeline,
-        cap: int,
+        limits: RunLimits,
         switch: ReactorSwitch,
         departs: Callable[[Connection, Departure], None],
         log: Callable[[str], None],
     ) -> None:
-        self._pipeline, self._cap, self._switch, self._departs, self._log = pipeline, cap, switch, departs, log
+        self._pipeline, self._switch, self._departs, self._log = pipeline, switch, departs, log
+        self._least, self._most = limits
         self._clients: dict[int, _Client] = {}
         self._epoll = select.epoll()
 
@@ -137,8 +146,8 @@ class Reactor:
             ready = [clients[number] for number, _ in poll(0 if more else None)]
             if more:
                 ready = list(dict.fromkeys([*more, *ready]))
-            for at in range(0, len(ready), self._cap):
-                turn = ready[at : at + self._cap]
+            for at in range(0, len(ready), self._most):
+                turn = ready[at : at + self._most]
                 try:
                     self._turn(turn)
                 except Exception as error:  # noqa: BLE001  # a fault of ours must not end the thread
@@ -157,6 +166,7 @@ class Reactor:
         """Read each client once, and answer those that have asked."""
         together: list[_Client] = []
         items = 0  # those in `together`
+        enough = len(clients) >= self._least
         for client in clients:
             received = client.receive()
             if received is None:
@@ -167,8 +177,8 @@ class Reactor:
                 self._answer_other(client, received)
             elif self._read(client, received):
                 high = received.flags & wire.FLAG_HIGH_PRIORITY
-                if len(clients) > 1 and not high and self._pipeline.is_bare(client.inputs, received.flags):
-                    if together and items + client.inputs.items > self._cap:
+                if enough and not high and self._pipeline.is_bare(client.inputs, received.flags):
+                    if together and items + client.inputs.items > self._most:
                         self._answer_all(together)
                         together, items = [], 0
                     together.append(client)

@@ -16,6 +16,7 @@ import pytest
 from edgert.engines import Session
 from edgert.protocol import wire
 from edgert.tensors import TensorSpec
+from edgert.worker.connections.reactor import RunLimits
 from edgert.worker.loading.model import load_model
 from edgert.worker.pipeline.batcher import REST_S
 from edgert.worker.worker import Worker
@@ -140,22 +141,24 @@ def test_a_worker_whose_daemon_stops_tells_its_clients_to_come_back_later(starte
 
 
 @pytest.mark.parametrize(
-    ("config", "reactor"),
+    ("config", "cap"),
     [
-        ("", True),
-        ("[serving]\nthreads = 1\nbatch_max = 4\n", True),
-        ("[models.echo]\np95_ms = 5.0\n", False),
-        ("[serving]\ninstances = 2\nthreads = 1\n", False),
+        ("", None),
+        ("[serving]\nthreads = 1\nbatch_max = 4\n", 4),
+        ("[models.echo]\np95_ms = 5.0\n", 0),
+        ("[serving]\ninstances = 2\nthreads = 1\n", 0),
     ],
     ids=["quick", "configured", "latency target", "instances"],
 )
 def test_only_a_quick_model_without_a_target_and_with_one_instance_has_a_reactor(
-    tmp_path: Path, config: str, reactor: bool
+    tmp_path: Path, config: str, cap: int | None
 ) -> None:
-    from edgert.worker.worker import _answers_quickly
+    from edgert.worker.worker import _reactor_limits
 
     version, state, settings = installed(tmp_path, config)
     model = load_model(version, state, settings)
     order = LoadOrder("echo", str(version.folder), version.digest, str(state.root), "b")
     worker = Worker(order, state, settings, model)
-    assert _answers_quickly(model, worker._batcher) is reactor
+    limits = [_reactor_limits(model, worker._batcher, cpus) for cpus in (1, 2)]
+    cap = worker._batcher.cap if cap is None else cap
+    assert limits == ([RunLimits(2, cap), RunLimits(3, cap)] if cap else [None, None])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -27,7 +28,9 @@ from edgert.worker.connections.connection import (
     ReactorSwitch,
 )
 from edgert.worker.connections.connections import Connections
-from edgert.worker.connections.reactor import Departure, Reactor
+from edgert.worker.connections.reactor import Departure, Reactor, RunLimits
+from edgert.worker.pipeline.batcher import Batcher
+from edgert.worker.pipeline.cache import PredictionCache
 from edgert.worker.pipeline.pipeline import Pipeline
 from tests.support.clients import ITEM, read_frame, request
 from tests.support.devices import WAIT_S_MAX, wait_until
@@ -177,7 +180,9 @@ def test_silent_clients_in_the_reactor_cannot_keep_the_buffers_that_others_need(
     budget, switch = BufferBudget(20 * FIRST_BUFFER_BYTES + 6 * items.nbytes), ReactorSwitch()
     switch.many = True
     departed: list[Departure] = []
-    reactor = Reactor(pipeline, 1, switch, lambda connection, departure: departed.append(departure), print)
+    reactor = Reactor(
+        pipeline, RunLimits(2, 1), switch, lambda connection, departure: departed.append(departure), print
+    )
     reactor.start()
     with contextlib.ExitStack() as stack:
         for number in range(20):
@@ -193,6 +198,30 @@ def test_silent_clients_in_the_reactor_cannot_keep_the_buffers_that_others_need(
             client.sendall(head)
             assert client.recv(64)[5] == wire.RESULT
         assert departed == []
+
+
+@pytest.mark.parametrize(
+    ("least", "runs"), [(2, {2: 1}), (3, {1: 2})], ids=["two share a run", "two are run one by one"]
+)
+def test_as_many_requests_share_a_run_as_the_limits_allow(tmp_path: Path, least: int, runs: Mapping[int, int]) -> None:
+    model = loaded(tmp_path)
+    batcher = Batcher(model.session, cap=4)
+    pipeline = Pipeline(model, batcher, PredictionCache(0, 60.0))
+    switch = ReactorSwitch()
+    switch.many = True
+    reactor = Reactor(pipeline, RunLimits(least, 4), switch, lambda connection, departure: None, print)
+    with contextlib.ExitStack() as stack:
+        clients = []
+        for _ in range(2):
+            client, server = (stack.enter_context(sock) for sock in socket.socketpair())
+            client.settimeout(WAIT_S_MAX)
+            client.sendall(request(1))
+            reactor.add(Connection(server, pipeline, WindowRecorder("m"), FRAME_BYTES_MAX, BufferBudget(), print))
+            clients.append(client)
+        reactor.start()
+        for client in clients:
+            assert read_frame(client).kind == wire.RESULT
+    assert {items: count for items, (count, _) in batcher.runs.items()} == runs
 
 
 @pytest.mark.parametrize("items", [ITEM, ITEM[:, :3]], ids=["answered", "refused"])
@@ -230,7 +259,7 @@ def connections(pipeline: Pipeline) -> Iterator[Connections]:
         WELCOME,
         FRAME_BYTES_MAX,
         2,
-        reactor_cap=None,
+        reactor_limits=None,
         areas=AreaBudget(0),
         sessions=None,  # type: ignore[arg-type]  # no test here begins one
     )
