@@ -31,7 +31,8 @@ START_S_MAX = 30.0
 def start(state: StateDir, as_json: bool) -> None:
     """Run the daemon in the background and restart it when it dies. Does nothing if it runs.
 
-    Its log is `edgertd.log` in the state folder. Where a systemd unit runs the daemon, it names the command to use.
+    Its log is `edgertd.log` in the state folder. If a systemd unit runs the daemon, this command refuses, and names the
+    command to use.
 
     \b
     Example:

@@ -26,8 +26,8 @@ STOP_S_MAX = 30.0
 def stop(state: StateDir, as_json: bool) -> None:
     """Stop the daemon; do nothing if none runs. The state folder must be a device's.
 
-    It answers the requests that have arrived and refuses new ones. Where a systemd unit runs the daemon and would start
-    it again, the command names the one to use.
+    The daemon answers the requests that have arrived and refuses new ones. If a systemd unit runs the daemon, it would
+    start it again: this command then refuses, and names the command to use.
 
     \b
     Example:

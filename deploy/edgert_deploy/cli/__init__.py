@@ -43,7 +43,10 @@ COMMANDS = {
     "logs": ("edgert_deploy.cli.logs:logs", "Show the log of a device's daemon."),
     "ssh": ("edgert_deploy.cli.ssh:ssh", "Open a shell on a device, its host key pinned."),
     "fleet": ("edgert_deploy.cli.fleet:fleet", "Watch, record, query and export what the fleet reports."),
-    "completion": ("edgert_deploy.cli.completion:completion", "Print the completion script of a shell."),
+    "completion": (
+        "edgert_deploy.cli.completion:completion",
+        "Print the script that completes commands in your shell.",
+    ),
 }
 
 

@@ -36,10 +36,10 @@ def bench(
 ) -> None:
     """Measure latency, throughput, memory and temperature on devices.
 
-    A BUNDLE (a file, or a name that ends in .edgert) sends its artifacts for each device there. The engine alone runs
-    them, in turn with the live version of the same model. Then they are removed: nothing is installed. A MODEL
-    measures its live version with golden inputs through the daemon's socket: one client measures the latency,
-    --clients the throughput. Without SELECTOR, the devices are those of the project's `selector`.
+    For a BUNDLE (a file, or a name that ends in .edgert), the command sends each device its artifacts. The device runs
+    them in the engine alone, in turn with the live version of the same model, and removes them: nothing is installed.
+    For a MODEL, the device measures the live version with golden inputs through the daemon's socket: one client
+    measures the latency, --clients the throughput. Without SELECTOR, the devices are those of the project's `selector`.
 
     Exits with the code of the first device that could not be measured.
 

@@ -55,9 +55,9 @@ def infer(
 ) -> None:
     """Send one request for MODEL to a running daemon and show the answer.
 
-    The daemon is this machine's, or that of the one device of SELECTOR: then the file is sent there and the answer
-    comes back, up to 16 MB as JSON. Exits with 4 if the file cannot be used, 6 if the device cannot be reached, 8 if
-    the request fails.
+    Without SELECTOR, the request goes to this machine's daemon. With the SELECTOR of one device, the command sends the
+    file there, and returns an answer of up to 16 MB as JSON. Exits with 4 if the file cannot be used, 6 if the device
+    cannot be reached, 8 if the request fails.
 
     \b
     Examples:

@@ -58,8 +58,9 @@ IGNORED = ("*.edgert", "*.key.pem", ".inventory.toml.lock", "bundles/", "fleet.d
 def init(folder: Path, as_json: bool) -> None:
     """Make DIR (default: this folder) a project: write edgert.toml, inventory.toml and .gitignore.
 
-    If you have no signing key, one is made in your own configuration, outside of the project; a copy of its public half
-    goes to keys/. A team commits the folder. Existing files stay as they are, so you may repeat the command.
+    If you have no signing key, the command makes one in your own configuration folder, outside of the project. It
+    copies the public half to keys/. A team commits the folder. Existing files stay as they are, so you may repeat the
+    command.
 
     \b
     Examples:

@@ -97,8 +97,8 @@ def list_(selector: str | None, inventory: Inventory, as_json: bool) -> None:
 def remove(key: str, selector: str, force: bool, inventory: Inventory, as_json: bool) -> None:
     """Remove KEY (its id) from the keys that devices trust: they refuse new bundles that it signed.
 
-    Installed versions stay and serve. The key's files on this host stay too; a bootstrap installs the keys that it
-    is given, so give it others (--key).
+    Installed versions stay and serve. The key's files on this host stay too. Give later bootstraps another key (--key),
+    or they install the removed one again.
 
     \b
     Example:

@@ -37,8 +37,8 @@ def promote(
 ) -> None:
     """Offer the newest release of MODEL in one channel to the devices of another, or to more of the same.
 
-    No byte of the release is sent: it is in the registry. Its limits stay as they were, unless you give others. Within
-    one channel the sites, profiles and tags stay, too. A higher --share only adds devices. A release that is halted is
+    The registry has the release already, so no file is sent. Its limits stay as they were, unless you give others.
+    Within one channel the sites, profiles and tags stay, too. A higher --share only adds devices. A halted release is
     not promoted.
 
     \b

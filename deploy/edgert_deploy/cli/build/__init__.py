@@ -43,9 +43,9 @@ def _read_model_argument(ctx: click.Context, param: click.Parameter, path: Path)
     *section(
         "The model file",
         click.option(
-            "--init", is_flag=True, help="Write MODEL's model file, with what the model tells, and build nothing."
+            "--init", is_flag=True, help="Write a model file for MODEL, filled in from the model, and build nothing."
         ),
-        click.option("--force", is_flag=True, help="With --init: overwrite a model file that exists."),
+        click.option("--force", is_flag=True, help="With --init: overwrite an existing model file."),
     )
 )
 @build_options
@@ -83,7 +83,7 @@ def build(model: Path, init: bool, force: bool, options: BuildOptions, as_json: 
       cosine  the mean cosine of the artifact's outputs to FP32's, of the worst output.
       module:function   your own, called with (outputs, inputs, labels), higher is better.
 
-    Targets: see edgert profiles.
+    `edgert profiles` lists the targets.
     """
     if init:
         _write_model_file(model, options, force, as_json)

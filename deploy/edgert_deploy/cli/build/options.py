@@ -93,11 +93,11 @@ build_options = gathered(
             type=FILE,
             help="Samples to quantize with: .npz, .npy, a folder of .npy, images, sound, series or texts, or module:function.",
         ),
-        click.option("--holdout", type=FILE, help="Samples to judge by, none of them used for training."),
+        click.option("--holdout", type=FILE, help="Samples that judge the artifacts; none may be from the training."),
         click.option(
             "--allow-overlap",
             is_flag=True,
-            help="Accept hold-out samples that are calibration samples: the gate proves less.",
+            help="Accept hold-out samples that are also calibration samples; the gate then proves less.",
         ),
         click.option(
             "--metric",
@@ -181,7 +181,7 @@ build_options = gathered(
             default=BUDGET,
             show_default=True,
             metavar="BUILDS",
-            help="How many artifacts to build in search of the fewest layers in float if INT8 does not pass; 0: no search.",
+            help="If INT8 does not pass: build at most so many artifacts to find the fewest layers to leave in float; 0: none.",
         ),
         click.option(
             "--with-reference", is_flag=True, help="Add FP32 artifacts that devices compare live answers with."
@@ -216,12 +216,14 @@ build_options = gathered(
             help="When the bundle expires: 90d, 12h, 2027-02-19 (UTC). Devices install it until then.",
         ),
         click.option("--key", type=FILE, help="Private key to sign with [default: default.key.pem of your keys]."),
-        click.option("--licence", default="", help="The model's licence, for those who inspect the bundle."),
-        click.option("--notes", default="", help="Notes for the same readers: the origin of the data, what changed."),
+        click.option("--licence", default="", help="The model's licence; edgert bundle inspect shows it."),
+        click.option(
+            "--notes", default="", help="Notes in the bundle, such as the origin of the data and the changes."
+        ),
     ),
     *section(
         "The work",
-        click.option("--no-cache", is_flag=True, help="Build all artifacts anew, and keep none for the next build."),
+        click.option("--no-cache", is_flag=True, help="Build all artifacts again, and keep none for the next build."),
         click.option(
             "--jobs",
             type=click.IntRange(0, 64),

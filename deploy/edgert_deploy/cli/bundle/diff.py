@@ -40,7 +40,7 @@ def diff(before: Path, after: Path, as_json: bool) -> None:
 
     If both have a receipt, their builds are compared too: the accuracy gate, what was packed or left out, layers in
     float, the classes that lost most. The bytes are what `edgert deploy` sends, as patches if they are smaller. The
-    contents are checked, the signatures are not (edgert bundle verify checks them). Exits with 0 if they differ, too.
+    contents are checked, the signatures are not (edgert bundle verify checks them). Exits with 0 also if they differ.
 
     \b
     Examples:

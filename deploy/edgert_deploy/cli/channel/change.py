@@ -72,8 +72,8 @@ def resume(name: str, model: str, retry: bool, reach: Reach, signing: Signing, a
 def renew(name: str, revoked: tuple[str, ...], reach: Reach, signing: Signing, as_json: bool) -> None:
     """Sign channel NAME again as it is, with a later expiry; revoke keys.
 
-    A channel that nobody changes needs this before it expires: devices raise the alarm channel_stale and take nothing
-    from a statement that expired. A revoked key cannot sign the statement that revokes it: pass --key of another one.
+    Run this before the channel expires, unless another command changes it in time. Devices take nothing from an expired
+    statement, and raise the alarm channel_stale. A key cannot revoke itself: give another one with --key.
 
     \b
     Examples:

@@ -21,8 +21,8 @@ from edgert_deploy.cli.shared.types import ChannelName
 def hint(name: str, settings: MqttSettings, as_json: bool) -> None:
     """Have the devices that follow channel NAME ask the registry at once, not only at their interval.
 
-    The broker retains a message without content for them. It carries no authority: a device verifies the statement in
-    the same way. All of them ask within seconds, so a large fleet does without.
+    The broker retains a small message, and the devices that read it ask the registry. They verify the channel's
+    statement as always. All of them ask within seconds, so do not use this for a large fleet.
 
     \b
     Examples:

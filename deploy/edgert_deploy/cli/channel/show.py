@@ -14,15 +14,17 @@ from edgert_deploy.cli.shared.types import ChannelName
 
 @click.command()
 @click.argument("name", type=ChannelName())
-@click.option("--fleet", is_flag=True, help="Show how far each release is, by what devices report to the store.")
+@click.option(
+    "--fleet", is_flag=True, help="Show the progress of each release, from the devices' reports in the store."
+)
 @store_option
 @reach_options
 @json_option
 def show(name: str, fleet: bool, store_url: str, reach: Reach, as_json: bool) -> None:
-    """Show the statement of channel NAME, its signature verified; with --fleet its progress.
+    """Verify the statement of channel NAME and show it; with --fleet also its progress.
 
-    A device took a release, has it on trial, went back from it or refused it, waits, or is silent: not heard of for 15
-    minutes.
+    The progress counts devices: those that took a release, have it on trial, went back from it, refused it or wait, and
+    those that are silent because they sent no report for 15 minutes.
 
     \b
     Examples:

@@ -63,9 +63,9 @@ def deploy(
 
     Each device installs the bundle, loads it beside the live version, checks its golden samples, switches to it on
     trial, checks it again through the socket, and keeps it. If anything fails, the previous version stays live. A
-    device that does not answer delays no other. A local device is bootstrapped on the way. A device takes one
-    deployment of a model at a time and refuses a second one. Without SELECTOR, the devices are those of the project's
-    `selector`.
+    device that does not answer delays no other. If a local device is not bootstrapped yet, the command does that first.
+    A device takes one deployment of a model at a time and refuses a second one. Without SELECTOR, the devices are those
+    of the project's `selector`.
 
     With --limit and --watch the device measures the version on trial. It rolls back by itself, with the reason, when a
     limit breaks or when this host does not confirm the version. Limits may also be in edgert.toml, table [trial].
@@ -74,14 +74,15 @@ def deploy(
     stops when too many devices fail. Its progress is kept in the project: after Ctrl-C, a stop or a crash of this host,
     `edgert rollout resume` continues, also on another host of the team.
 
-    Many devices show a table of those in progress on a terminal, and each tenth of them elsewhere; --verbose prints a
-    line for each step. Beyond 40 devices the result is a summary, in which failures of one cause share a line.
+    For many devices, a terminal shows a table of those in progress. Without a terminal, the command prints a line for
+    each tenth of the devices; --verbose prints a line for each step. With more than 40 devices the result is a summary,
+    with one line for each cause of failure.
 
     A device gets only the files that it lacks, and patches where it has an older version. An interrupted transfer
     continues where it stopped, also when you repeat the command.
 
-    Ctrl-C stops at the next step and rolls back the devices that are not done. A second Ctrl-C detaches at once: a
-    device in the middle then rolls back by itself when the trial ends.
+    Ctrl-C stops at the next step and rolls back the devices that are not done. A second Ctrl-C ends the command at
+    once: a device with a trial in progress then rolls back by itself.
 
     Exits with 0 if every device took the bundle, else with the code of the first that did not: 5 bundle refused,
     6 unreachable or another host key, 7 device error, 9 rolled back; 130 interrupted.

@@ -95,9 +95,10 @@ def add(
 ) -> None:
     """Add a device to the inventory: over SSH, or this machine.
 
-    Its SSH host key is shown. Once you agree to it, no other key is accepted. No option agrees unseen: scripts pass
-    the fingerprint that they expect. With --jump, the jump host's key is pinned in the same way. ADDRESS may be a Host
-    of ~/.ssh/config, which may also set user and port. The device is asked for its facts; nothing is installed.
+    The command shows the device's SSH host key. After you agree to it, EdgeRT accepts no other key from the device.
+    Scripts pass --fingerprint with the key that they expect; no option accepts any key. With --jump, the jump host's
+    key is pinned in the same way. The address may be a Host of ~/.ssh/config, which may also set user and port. The
+    command asks the device for its facts, and installs nothing.
 
     \b
     Examples:

@@ -32,10 +32,10 @@ Examples:
   edgert fleet forget pi-07 --site plant-a --broker broker.local --store /var/lib/edgert/fleet.db
 
 \b
-`edgert uninstall` clears a device's retained messages itself. This is for a device that is gone: it clears `status`,
-`info`, `deploy` and Home Assistant's discovery, so that no late subscriber hears of it. With --store (or $EDGERT_STORE) it
-also removes every row of the device. Sums over groups of devices stay, as they name no device. The broker must let
-this user write the device's topics.
+`edgert uninstall` clears a device's retained messages itself. Use this command for a device that is gone. It clears
+`status`, `info`, `deploy` and Home Assistant's discovery, so that new subscribers do not see the device. With --store (or
+$EDGERT_STORE) it also removes every row of the device. Sums over groups of devices stay, because they name no device. The
+broker must let this user write the device's topics.
 
 \b
 Exit codes: 0 done (also where nothing was left), 4 refused or misconfigured, 6 the broker or the store cannot be reached,
@@ -49,7 +49,9 @@ Exit codes: 0 done (also where nothing was left), 4 refused or misconfigured, 6 
 @click.option(
     "--store", "store_url", metavar="URL", envvar="EDGERT_STORE", help="Also remove its rows from this store."
 )
-@click.option("--force", is_flag=True, help="Forget it even if its status is online: it died while the broker did.")
+@click.option(
+    "--force", is_flag=True, help="Forget it even if its status is online, because it and the broker failed together."
+)
 @json_option
 def forget(
     settings: MqttSettings, site: str | None, device: str, store_url: str | None, force: bool, as_json: bool
@@ -63,7 +65,9 @@ def forget(
     if len(sites) > 1:
         raise ConfigInvalid(f"there is a {device} at {', '.join(sites)}: choose with --site")
     if any(payload == b"online" for payload in retained.values()) and not force:
-        raise DeviceError(f"{device} is online: uninstall it first, or pass --force if it died while the broker did")
+        raise DeviceError(
+            f"{device} is online: uninstall it first, or pass --force if it and the broker failed together"
+        )
     if retained:
         clear(settings, retained)
         if still_retained := _retained(settings, site, device):

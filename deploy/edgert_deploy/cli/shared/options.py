@@ -31,7 +31,7 @@ inventory_option = click.option(
     type=FILE,
     callback=_inventory,
     is_eager=True,  # a shell completes SELECTOR from it
-    help="The fleet [default: the project's].",
+    help="The inventory file, which lists the devices [default: the project's].",
 )
 
 profiles_option = click.option(
