@@ -65,7 +65,7 @@ def check(
         if not worst[-1] <= atol:  # written so that NaN fails
             raise HealthCheckFailed(
                 f"output {spec.name!r} of {artifact.id} differs from its golden values by {worst[-1]:.6g}, "
-                f"more than {atol:.6g}: this device computes something else than the host did"
+                f"more than {atol:.6g}: this device computes other values than the host did"
             )
     return worst
 

@@ -23,7 +23,9 @@ def check_served(model: str, store: SlotStore, state: StateDir, config: DeviceCo
     with GoldenClient(version, state, config) as client:
         served = client.served()
         if served["release"] != release:
-            raise HealthCheckFailed(f"the daemon serves release {served['release']}, the slots name release {release}")
+            raise HealthCheckFailed(
+                f"the daemon serves release {served['release']}, but release {release} is live in the slots: restart the daemon"
+            )
         artifact = version.manifest.artifact(served["artifact"])
 
         def ask(sample: golden.Arrays) -> golden.Arrays:

@@ -35,5 +35,5 @@ def follow(state: StateDir, model: str) -> dict[str, Any] | None:
     except DaemonEnded:  # perhaps while it loaded this version
         raise
     except DaemonUnreachable:
-        progress("no daemon runs: one that is started serves this version")
+        progress("no daemon runs: the next one serves this version; start it with edgertd start")
         return None

@@ -38,7 +38,9 @@ class Retry(Exception):
         """Return how long to wait before the next attempt. Raises an error if too little time is left."""
         if self.error is None:  # the model moved to another worker, which is ready
             if left_s <= 0:
-                raise DeadlineExceeded("the time-out passed while the model moved to another worker; send it again")
+                raise DeadlineExceeded(
+                    "the time-out passed while the model moved to another worker; repeat the request"
+                )
             return 0.0
         wait_s = self.error.retry_after_s or RETRY_PAUSE_S
         if wait_s >= left_s:
@@ -190,7 +192,9 @@ class Conversation:
 
     def _look_at(self, tensors: tuple[wire.WireTensor, ...], names: Sequence[str]) -> None:
         if any(tensor.number >= len(names) for tensor in tensors):
-            raise EdgeRTError("the daemon answered with an output that the model does not have")
+            raise EdgeRTError(
+                "the daemon's answer has an output that the model does not have: please report this fault"
+            )
         views = [(names[tensor.number], from_wire(tensor)) for tensor in tensors]
         self._views = [(name, view[0, ...]) for name, view in views] if self._added_axis else views
         self._tensors = tensors

@@ -64,7 +64,7 @@ class ModelInterface:
         size = sum(array.nbytes for array in arrays)
         if size + FRAME_OVERHEAD_BYTES > self.frame_bytes_max:
             raise RequestError(
-                f"the inputs take {size} bytes, a request at most {self.frame_bytes_max}: send less at once"
+                f"the inputs take {size} bytes; a request may have {self.frame_bytes_max}: send fewer items at once"
             )
         return arrays, added == {True}
 
@@ -109,7 +109,7 @@ def _array(value: ArrayLike) -> NDArray[Any]:
     try:
         return np.asarray(value)
     except (ValueError, TypeError) as error:  # rows of different lengths, say
-        raise RequestError(f"the input is no array: {error}; give values of one shape and dtype") from error
+        raise RequestError(f"the input is not an array: {error}; give values of one shape and dtype") from error
 
 
 def _bytes(value: Any) -> bytes:

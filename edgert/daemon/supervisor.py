@@ -370,9 +370,9 @@ class Supervisor:
         try:
             control, apps = self._state.place("control.sock"), self._state.place("edgert.sock")
             if self._state.read_only:
-                log(f"{self._state.root} is read-only: what is live is served, and every change is refused")
+                log(f"{self._state.root} is read-only: live versions are served, and every change is refused")
         except OSError as error:
-            raise StorageFailed(f"no place for the sockets: {error}") from error
+            raise StorageFailed(f"cannot make a folder for the sockets: {error}") from error
         return (self._state.socket(self._config.socket) if self._config.socket else apps), control
 
     def _handle_signals(self, stack: contextlib.ExitStack) -> None:

@@ -90,7 +90,8 @@ class BindingsCuda:
         """Call a function of the runtime, which returns (status, value) or (status,)."""
         status, *values = function(*args)
         if int(status) != 0:
-            raise EngineFailed(f"CUDA's {function.__name__} failed: {getattr(status, 'name', status)}; is there a GPU?")
+            reason = getattr(status, "name", status)
+            raise EngineFailed(f"CUDA's {function.__name__} failed: {reason}; check that the GPU and its driver work")
         return values[0] if values else None
 
 
@@ -107,7 +108,7 @@ class PycudaCuda:
             with _current(self._context):
                 self._stream = driver.Stream()
         except driver.Error as error:
-            raise EngineFailed(f"CUDA cannot be started: {error}; is there a GPU?") from error
+            raise EngineFailed(f"CUDA cannot be started: {error}; check that the GPU and its driver work") from error
         self.compute_capability = f"{major}.{minor}"
         self.stream = int(self._stream.handle)
         self._memory: list[Any] = []

@@ -128,7 +128,9 @@ def _check_fits(manifest: Manifest, config: DeviceConfig, slots: SlotState, now_
     manifest.target_for(config.profile, config.machine)
     check_expiry(manifest.expires, name, now_s)
     if not manifest.may_follow(slots.ratchet):
-        raise ReleaseTooOld(f"{name} is older than {slots.ratchet}, which was live here")
+        raise ReleaseTooOld(
+            f"{name} is older than {slots.ratchet}, which was live here: publish it as a higher release"
+        )
 
 
 def _sha256(path: Path) -> str:

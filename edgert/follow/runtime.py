@@ -132,7 +132,8 @@ class RuntimeFollower:
         decision = decide_runtime(entry, target.id, here, record.tried_of(entry), record.runtime)
         if decision.do is Do.FETCH and entry.release < record.runtime:
             raise ReleaseTooOld(
-                f"release {entry.release} of {RUNTIME} is older than {record.runtime}, which was live here"
+                f"release {entry.release} of {RUNTIME} is older than {record.runtime}, which was live here: publish it with a "
+                "higher number"
             )
         return decision
 

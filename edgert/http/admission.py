@@ -87,7 +87,9 @@ class Admission:
         with self._lock:
             while self._taken_bytes + size_bytes > self._limits.bodies_bytes_max:
                 if not self._evict(place, only_with_bytes=True):
-                    raise busy(f"requests of {self._taken_bytes} bytes are in progress")
+                    raise busy(
+                        f"requests of {self._taken_bytes} bytes are in progress, and there is no memory for more: try again"
+                    )
             self._taken_bytes += size_bytes
             place.taken_bytes += size_bytes
 

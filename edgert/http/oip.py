@@ -365,7 +365,7 @@ def _classified(
 ) -> tuple[dict[str, Any], bytes | memoryview | None]:
     """Return the largest values of each item as `value:index[:label]`: Triton's classification extension."""
     if not array.ndim:
-        raise RequestError(f"output {want.name!r} has no classes")
+        raise RequestError(f"output {want.name!r} has no classes: leave `classification` out")
     rows = array.reshape(-1, array.shape[-1])
     named = len(labels) == array.shape[-1]
     texts: list[str] = []

@@ -70,7 +70,8 @@ class Claims:
             held = self._read(model)
             if held is None or held.token != token:
                 raise DeployUnderWay(
-                    f"this deployment's claim on {model} ran out" + (f"; {self._refusal(held)}" if held else "")
+                    f"this deployment's claim on {model} ran out"
+                    + (f"; {self._refusal(held)}" if held else ": begin the deployment again")
                 )
             return self._write(held)
 

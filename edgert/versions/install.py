@@ -128,7 +128,7 @@ def _present_files(state: StateDir, manifest: Manifest) -> dict[str, Path]:
 
 def _check_release(manifest: Manifest, digest: str, state: SlotState) -> None:
     if state.state in ON_TRIAL:  # the table refuses it, too, but only after minutes of unpacking
-        raise TransitionRefused("a version is on trial; mark-good or rollback it first")
+        raise TransitionRefused("a version is on trial: end it first with edgertd mark-good or edgertd rollback")
     if not manifest.may_follow(state.ratchet):
         raise ReleaseTooOld(
             f"release {manifest.release} of {manifest.model} is older than {state.ratchet}, which was live here: "

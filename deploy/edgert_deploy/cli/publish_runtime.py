@@ -82,7 +82,7 @@ def publish_runtime(
       edgert promote edgert.runtime --from canary --to stable
     """
     if not chosen.profiles:
-        raise ConfigInvalid("a runtime is made for profiles: give --profile")
+        raise ConfigInvalid("the profiles of the devices are missing: give --profile")
     trial = {"watch_s": TRIAL_S} | chosen.trial(RUNTIME)
     for python in pythons:
         if not re.fullmatch(r"3\.[0-9]{1,2}", python):

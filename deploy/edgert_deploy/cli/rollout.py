@@ -171,5 +171,5 @@ def _agree_if_it_may_run(store: RolloutStore, rollout: Rollout, yes: bool) -> No
         return
     why = f"rollout {rollout.id} is {rollout.state.value}, as {rollout.by} last recorded it, and may still run there"
     if not sys.stdin.isatty():
-        raise click.UsageError(f"{why}: make sure that it does not, then pass --yes")
+        raise click.UsageError(f"{why}: check that it does not, then pass --yes")
     click.confirm(f"{why}. Take it over?", abort=True, err=True)

@@ -135,9 +135,9 @@ def refuse_same_machine(chosen: Iterable[Device], known: Iterable[Device]) -> No
                     f"{device.name} has the folder of {other.name}, {device.address}: give another folder, or use one name"
                 )
             raise ConfigInvalid(
-                f"{device.name} has the host key of {other.name}: they are one machine, and a bootstrap of one would take the "
-                "other over. Use one name, and remove the other (edgert device remove). Of two machines with a copied disk, "
-                "give one a new host key. --same-machine allows both names"
+                f"{device.name} has the host key of {other.name}. If they are one machine, a bootstrap of one would take over "
+                "the other: use one name, and remove the other (edgert device remove), or allow both with --same-machine. If "
+                "they are two machines with a copied disk, give one a new host key"
             )
 
 
@@ -214,8 +214,8 @@ class Inventory:
                 (c for c in path if not c.isprintable() or c in "'\"\\`$*?[]|"), ""
             ):  # for shebang lines, find and sed
                 raise ConfigInvalid(
-                    f"device {device.name}: the folder {path!r} has {odd!r} in its name, which programs there cannot have "
-                    "in their path: give others with --state and --home"
+                    f"device {device.name}: the folder {path!r} has {odd!r} in its name, and programs on the device do not "
+                    "start from such a path: give others with --state and --home"
                 )
         if device.name in {d.name for d in present}:
             raise ConfigInvalid(

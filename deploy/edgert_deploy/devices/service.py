@@ -77,8 +77,8 @@ def unit_for(
     user = facts.uid != 0
     if not user and f"{device.home}/".startswith(f"{device.state}/"):
         raise DeviceError(
-            f"{device.name}: root runs what is in {device.home}, and the daemon's user may change {device.state}. Run edgert "
-            f"device remove {device.name}, then add it again with a --home outside its --state"
+            f"{device.name}: root runs programs in {device.home}, which is in {device.state}, and the daemon's user may "
+            f"change that folder. Run edgert device remove {device.name}, then add it again with a --home outside its --state"
         )
     template = (files("edgert_deploy") / "devices" / "systemd" / ("edgertd-user.service" if user else UNIT)).read_text()
     text = Template(template).substitute(

@@ -53,7 +53,7 @@ def golden_samples(evaluation: Evaluation, choices: Sequence[Choice], progress: 
     """Answer the golden samples in every way that each packed artifact's engine can."""
     samples, files = evaluation.golden_set, {}
     for name, candidate in all_packed(choices).items():
-        progress(f"{name}: comparing its answers between the ways to compute them")
+        progress(f"{name}: comparing its answers with other kernels and numbers of threads")
         answers = evaluation.answers
         files[name] = tolerances(candidate.artifact, evaluation.source, samples, candidate.golden, answers)
     return Golden(evaluation.golden_inputs(), files, samples.raw, samples.lengths)

@@ -162,7 +162,7 @@ class Channels:
         if statement.counter < (counter := self._seen.counter(repository, channel)):
             raise ChannelTooOld(
                 f"{repository} gives channel {channel} with counter {statement.counter}, and this user saw {counter}: the "
-                "registry was restored from a copy, or is hostile"
+                "registry was restored from an older copy, or is hostile. Restore the newer one, or use another channel name"
             )
         self._seen.keep(repository, channel, statement.counter)
         return current[0], statement
@@ -174,7 +174,7 @@ class Channels:
         if there_s is not None and abs(there_s - now_s) > CLOCK_S_MAX:
             raise ConfigInvalid(
                 f"it is {time_text(now_s)} on this host, and {time_text(there_s)} at {self.registry.repository}: set the "
-                "clock that is wrong. Devices would take nothing that expires before a time that a channel states"
+                "clock that is wrong. After a statement with a time too far ahead, devices refuse bundles as expired"
             )
         # One that was signed far ahead of both clocks had a wrong clock itself: the next one corrects it.
         ahead_s = 0.0 if before is None else expiry_time(before.issued) - now_s

@@ -93,7 +93,9 @@ class RolloutStore:
         """Return the one rollout whose id is, or begins with, `beginning`. Raises ConfigInvalid."""
         matching = [id for id in self.ids() if id.startswith(beginning)]
         if beginning not in matching and len(matching) > 1:
-            raise ConfigInvalid(f"{beginning!r} begins the ids of {', '.join(matching[:5])}: write more of it")
+            raise ConfigInvalid(
+                f"several ids begin with {beginning!r}: {', '.join(matching[:5])}; write more of the id"
+            )
         return self.read(matching[0] if len(matching) == 1 else beginning)
 
     def last(self) -> Rollout:

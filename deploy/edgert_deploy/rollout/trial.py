@@ -44,7 +44,7 @@ def watch_trial(
         except DeviceUnreachable as error:
             if clock() >= until:
                 raise
-            progress(f"{error.message}; the trial goes on there, trying again")
+            progress(f"{error.message}; the trial continues on the device, asking it again")
             time.sleep(RETRY_S)
             continue
         state = str(result.get("state"))

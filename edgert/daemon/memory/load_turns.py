@@ -60,7 +60,7 @@ class LoadTurns:
         now_s = self._clock()
         since_s = now_s if wait is None else wait.since_s
         if now_s >= max(since_s, service.asked_at_s or 0.0) + ROOM_S_MAX:
-            raise Overloaded("other models hold the memory and are in use", retry_after_s=1.0)
+            raise Overloaded("there is no memory for this model: other models use it", retry_after_s=1.0)
         self._waits[model] = _Wait(since_s, now_s + ROOM_RETRY_S)
         return False
 

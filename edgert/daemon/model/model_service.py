@@ -134,9 +134,11 @@ class ModelService:
         try:
             link.send(worker.link, {"op": "connection", **asked}, (client.fileno(),))
         except BlockingIOError as error:
-            raise Overloaded(f"model {self.model} takes no more connections now", retry_after_s=0.5) from error
+            raise Overloaded(
+                f"model {self.model} takes no more connections now: try again", retry_after_s=0.5
+            ) from error
         except OSError as error:  # it has just ended; the loop will notice
-            raise Unavailable(f"model {self.model} is restarting", retry_after_s=RETRY_S) from error
+            raise Unavailable(f"model {self.model} is restarting: try again", retry_after_s=RETRY_S) from error
         worker.connected_at_s = self._clock()
 
     def received(self, worker: WorkerProcess, message: dict[str, Any]) -> None:

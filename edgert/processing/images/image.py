@@ -175,8 +175,10 @@ def _translated() -> Iterator[None]:
     except sdk().DecompressionBombError as error:
         raise RequestError(f"the image has more than {STORED_PIXELS_MAX} pixels: make it smaller") from error
     except sdk().UnidentifiedImageError as error:
-        raise RequestError("the file is neither a JPEG nor a PNG, or its head is damaged: send a whole one") from error
+        raise RequestError(
+            "the file is neither a JPEG nor a PNG, or its head is damaged: send a complete file"
+        ) from error
     except Exception as error:  # decoders' errors share no base class: OSError, SyntaxError, ValueError, struct.error
         raise RequestError(
-            f"the image cannot be decoded: {str(error)[:200] or type(error).__name__}; send a whole JPEG or PNG file"
+            f"the image cannot be decoded: {str(error)[:200] or type(error).__name__}; send a complete JPEG or PNG file"
         ) from error

@@ -27,7 +27,7 @@ def read_csv(path: Path) -> NDArray[np.float32]:
         with path.open(encoding="utf-8-sig", newline="") as file:  # a mark of Windows' editors is no name
             table = _table(file)
         if np.isnan(table).all():
-            raise ValueError("it holds no number")
+            raise ValueError("it has no numbers")
     except (ValueError, csv.Error) as error:
         raise InputError(f"{path} is not a table of numbers: {str(error)[:200]}; {_ADVICE}") from error
     return table
@@ -45,7 +45,7 @@ def _table(lines: Iterable[str]) -> NDArray[np.float32]:
                 continue
         for cell in cells:
             if (value := _number(cell)) is None:
-                raise ValueError(f"line {reader.line_num} has {cell[:40]!r}, which is no number")
+                raise ValueError(f"line {reader.line_num} has {cell[:40]!r}, which is not a number")
             values.append(value)
         if len(cells) != columns:
             raise ValueError(

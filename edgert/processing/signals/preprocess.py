@@ -146,7 +146,8 @@ class SignalPreprocessor:
         assert isinstance(rule, Sound)  # only sound has files
         samples, rate_hz = read_wav(file)
         if not RATE_HZ_MIN <= rate_hz <= RATE_HZ_MAX:
-            raise RequestError(f"the file has {rate_hz} samples a second; {RATE_HZ_MIN} to {RATE_HZ_MAX} are read")
+            allowed = f"{RATE_HZ_MIN} to {RATE_HZ_MAX}"
+            raise RequestError(f"the file has {rate_hz} samples a second; {allowed} are allowed: resample it first")
         self._count(resampled_length(len(samples), rate_hz, rule.rate_hz), rule.lead)  # before the work
         return resample(samples, rate_hz, rule.rate_hz)
 
@@ -174,7 +175,7 @@ class SignalPreprocessor:
         if length > rule.length and not rule.step:
             raise RequestError(
                 f"the signal has {length} {unit}, and the model's window has {rule.length}: send one window, or build the "
-                f"model with a step between windows (step = {rule.length} in the file of --preprocess: side by side)"
+                f"model with a step between windows (step = {rule.length} in the file of --preprocess: no overlap)"
             )
         count = 1 + max(0, length - rule.length) // rule.step if rule.step else 1
         if count > WINDOWS_MAX:

@@ -25,7 +25,7 @@ def read_wav(data: bytes | memoryview) -> tuple[NDArray[np.float32], int]:
     """
     view = memoryview(data)
     if len(view) < 12 or bytes(view[:4]) != b"RIFF" or bytes(view[8:12]) != b"WAVE":
-        raise RequestError("this is not a WAV file; send a whole one, or the samples as INT16 or FP32")
+        raise RequestError("this is not a WAV file; send a complete WAV file, or the samples as INT16 or FP32")
     form, at = None, 12
     while at + 8 <= len(view):
         name, size = struct.unpack_from("<4sI", view, at)
@@ -37,17 +37,17 @@ def read_wav(data: bytes | memoryview) -> tuple[NDArray[np.float32], int]:
                 raise RequestError("the WAV file has its data before its format; write it again")
             if at + size > len(view):
                 raise RequestError(
-                    f"the WAV file states {size} bytes of samples and has {len(view) - at}: send it whole"
+                    f"the WAV file states {size} bytes of samples and has {len(view) - at}: send the complete file"
                 )
             return _samples(view[at : at + size], *form)
         at += size + size % 2
-    raise RequestError("the WAV file has no samples; send a whole file")
+    raise RequestError("the WAV file has no samples; send a complete file")
 
 
 def _format(chunk: memoryview) -> tuple[int, int, int, int]:
     """Return tag, channels, rate in Hz and bytes per sample."""
     if len(chunk) < 16:
-        raise RequestError("the WAV file's format is cut off; send a whole file")
+        raise RequestError("the WAV file's format is cut off; send a complete file")
     tag, channels, rate_hz, _, _, bits = struct.unpack_from("<HHIIHH", chunk)
     if tag == _EXTENSIBLE and len(chunk) >= 26:
         (tag,) = struct.unpack_from("<H", chunk, 24)

@@ -51,9 +51,7 @@ class BufferBudget:
         """Count a buffer that is about to change its size. Raises Overloaded if too little is left."""
         with self._lock:
             if new_bytes - old_bytes > self._left_bytes:
-                raise Overloaded(
-                    "the frames of all clients fill the daemon's buffers; send it again", retry_after_s=0.2
-                )
+                raise Overloaded("the requests of all clients fill the daemon's buffers; try again", retry_after_s=0.2)
             self._left_bytes += old_bytes - new_bytes
             self.scarce = self._left_bytes < self._scarce_bytes
 
@@ -221,7 +219,7 @@ class Connection:
             if self.session is not None:
                 self.session.undo()
             raise RequestError(
-                f"the answer takes {reply.frame_bytes} bytes, a frame at most {self._frame_bytes_max}: ask for fewer items"
+                f"the answer takes {reply.frame_bytes} bytes; a frame may have {self._frame_bytes_max}: ask for fewer items"
             )
         return parts
 

@@ -47,11 +47,11 @@ class Sessions:
         """
         name, form, serving = self.manifest.model, self._form, self._serving
         if not form.keeps:
-            raise RequestError(f"model {name} keeps nothing between requests: send them without a session")
+            raise RequestError(f"model {name} has no state: send its requests without a session")
         if form.size_bytes + FRAME_OVERHEAD_BYTES > self._frame_bytes_max:
             raise RequestError(
-                f"a session of model {name} keeps up to {form.size_bytes} bytes, and a frame, in which it moves to another "
-                f"worker, holds {self._frame_bytes_max} ([serving] frame_mb): raise that limit"
+                f"a session of model {name} keeps up to {form.size_bytes} bytes, which must fit a frame of at most "
+                f"{self._frame_bytes_max}: raise frame_mb under [serving] in config.toml"
             )
         with self._lock:
             if self.count >= serving.sessions_max:

@@ -235,7 +235,7 @@ class Pipeline:
         else:
             arrays[ruled], request.windows = self._pre(given[ruled], request.deadline_s)
             if self.memory_form.first.state and len(request.windows or ()) > 1:
-                raise RequestError("a request of this model takes one signal, as its state goes from window to window")
+                raise RequestError("the model's state passes from window to window: send one signal in each request")
         request.arrays = [arrays[i] if i in arrays else given[i] for i in range(len(inputs))]
         # A signal may hold several windows; in a session also none that is complete.
         request.items = self.tensors.items(request.arrays) if len(arrays[ruled]) else 0

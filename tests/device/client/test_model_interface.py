@@ -16,7 +16,7 @@ from edgert.errors import RequestError
     [
         ([1, 4], np.zeros((3, 4), np.float32), r"takes FP32 \[1, 4\], got FP32 \[3, 4\]; send 1 item a request$"),
         ([-1, 4], np.zeros((3, 5), np.float32), r"takes FP32 \[-1, 4\], got FP32 \[3, 5\] \(-1: any length\)$"),
-        ([-1, 4], [[1, 2], [3]], r"^the input is no array: .*inhomogeneous.*; give values of one shape and dtype$"),
+        ([-1, 4], [[1, 2], [3]], r"^the input is not an array: .*inhomogeneous.*; give values of one shape and dtype$"),
         ([-1, 4], {"y": [1]}, r"takes inputs \['x'\], got \['y'\]: send these names and no others$"),
     ],
 )

@@ -102,5 +102,5 @@ def test_a_failing_driver_is_an_engine_that_failed(driver: DriverSimulator) -> N
     driver.fails = True
     with pytest.raises(EngineFailed, match="an illegal address"):
         cuda.allocate(8)
-    with pytest.raises(EngineFailed, match="is there a GPU"):
+    with pytest.raises(EngineFailed, match="check that the GPU"):
         open_cuda()

@@ -264,7 +264,7 @@ def test_a_machine_without_a_gpu_is_engine_failed(
     tensorrt: TensorRTSimulator, cuda: CudaSimulator, artifact: LocalArtifact
 ) -> None:
     cuda.fails = "cudaDeviceGetAttribute"
-    with pytest.raises(EngineFailed, match="is there a GPU"):
+    with pytest.raises(EngineFailed, match="check that the GPU"):
         engine_by_name("tensorrt").load(artifact, EngineOptions())
 
 

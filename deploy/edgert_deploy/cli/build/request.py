@@ -80,13 +80,11 @@ def _input_rule(source: SourceModel, options: BuildOptions) -> tuple[SourceModel
         before = read_preprocess(options.preprocess, source)
     if source.buckets is not None and (source.state or not isinstance(before, Text | None)):
         raise ConfigInvalid(
-            "--buckets keeps an axis open, and only text has a --preprocess for that: give the axis a length with --input"
+            "--buckets goes with no state and with no --preprocess but that of text: give the axis a length with --input"
         )
     if options.fold_preprocess:
         if not isinstance(before, Preprocess):
-            raise ConfigInvalid(
-                "--fold-preprocess folds in a rule for images: give --preprocess imagenet, yolo or a file"
-            )
+            raise ConfigInvalid("--fold-preprocess needs a rule for images: give --preprocess imagenet, yolo or a file")
         source, before = folded(source, before)
     return source, before, state_id
 
@@ -98,7 +96,7 @@ def _output_rule(source: SourceModel, before: InputRule | None, options: BuildOp
         after = read_postprocess(options.postprocess, source, options.labels, before)
         if source.buckets is not None and isinstance(after, Detect):
             raise ConfigInvalid(
-                "--buckets keeps an axis open, and a detector's boxes need fixed sizes: leave one of them out"
+                "--buckets does not go with a detector's boxes, which need fixed sizes: leave one of them out"
             )
     elif options.labels is not None:
         after = read_classify(options.labels, source)

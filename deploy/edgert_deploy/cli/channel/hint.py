@@ -30,4 +30,8 @@ def hint(name: str, settings: MqttSettings, as_json: bool) -> None:
       edgert channel hint stable --broker broker.example:8883 --tls --username ops --password-file pw
     """
     retain(settings, {hint_topic(name): str(time.time_ns()).encode()})
-    emit({"ok": True, "channel": name}, f"hinted: the devices of channel {name} at {settings.address} ask now", as_json)
+    emit(
+        {"ok": True, "channel": name},
+        f"the devices that follow channel {name} at {settings.address} ask their registry soon",
+        as_json,
+    )

@@ -187,7 +187,7 @@ def _say_next(before: Mapping[str, Device], changed: Sequence[Device]) -> None:
     if moved:
         say(
             "",
-            "note: what the broker retains of the former site stays until they connect from the new one and clear it",
+            "note: the broker keeps their messages of the former site until they connect from the new one and clear them",
         )
 
 

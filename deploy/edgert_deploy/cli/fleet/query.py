@@ -94,7 +94,7 @@ def query(
     now_ms = time.time_ns() // 1_000_000
     until_ms = now_ms - int(until_s * 1000)
     if as_csv and as_json:
-        raise ConfigInvalid("--csv and --json are two forms of one answer: give one of them")
+        raise ConfigInvalid("--csv and --json exclude each other: choose one")
     if step_s is not None and step_s % 60:
         raise ConfigInvalid(f"--step {duration_text(step_s)} is not a number of whole minutes: write 1m, 15m or 1h")
     question = Question(

@@ -74,7 +74,7 @@ class Recorder(FleetListener):
                 say(f"{error.message}; reports: {self.waiting} waiting, {self.dropped} dropped; retrying")
         else:
             if failed and not self.failures:
-                say("the store works again: what waited is written")
+                say("the store works again: the waiting reports are written")
 
     def prune_when_due(self, say: Callable[[str], None]) -> None:
         """Remove what is older than the retention, at most every PRUNE_EVERY_S."""

@@ -117,7 +117,7 @@ class CandidateBuilder:
         result = min(results, key=lambda one: (one.passed, -one.accuracy.drop))
         if len(ways) > 1:
             self.progress(
-                f"{order.profile.name}: it answers one sample otherwise than a batch: judged both ways, the worse counts"
+                f"{order.profile.name}: it answers a sample differently alone and in a batch: the worse score counts"
             )
         return Candidate(order, artifact, result, golden, artifact.size_bytes(), build_s)
 

@@ -216,11 +216,11 @@ def _measurer(
         if on_host.covers(target.profile):
             return on_host
         builder.progress(
-            f"{name}: not timed, since this machine has another processor: of what passes, INT8 is taken to be the "
-            "fastest (--measure-on DEVICE times it there)"
+            f"{name}: not timed, since this machine has another processor. INT8 counts as the fastest if it passes; "
+            "--measure-on DEVICE times it on a device"
         )
     elif measure is not None and not measure.covers(target.profile):
-        warn(f"{name} is not measured: that takes a device of its kind (--measure-on)")
+        warn(f"{name} is not measured: name a device of this profile with --measure-on")
         return None
     return measure
 

@@ -128,7 +128,7 @@ def _measured(builder: CandidateBuilder, order: Order, layers: Sequence[Layer], 
     if missing:
         builder.progress(
             f"{name}: measuring the harm of INT8 in {counted(len(layers), 'layer')}, to leave the worst in float "
-            "(--budget 0 skips this search; Ctrl-C, and the next build goes on here)"
+            "(--budget 0 skips this search; after Ctrl-C, the next build continues it)"
         )
     recipe = _recipe(builder, order)
     for number, layer in enumerate(missing, start=1):

@@ -159,7 +159,7 @@ class Lowering:
         """Return the tensor of `name` in `layout`, converted at most once."""
         if (name, layout) not in self._tensors:
             if name not in self._layouts:
-                raise Uncovered(f"nothing here computes {name!r}, an optional output of its node")
+                raise Uncovered(f"the optional output {name!r} of its node is not covered; export the model without it")
             self._tensors[name, layout] = self._converted(name, layout).tensor
             self._named.add(self._tensors[name, layout])
         return self._tensors[name, layout]

@@ -43,16 +43,16 @@ def test_empty_cells_are_missing_values(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ("1;2\n3;4\n", "line 2 has '3;4', which is no number"),
-        ("ax;ay\n1,5;2,5\n", "line 2 has '5;2', which is no number"),
+        ("1;2\n3;4\n", "line 2 has '3;4', which is not a number"),
+        ("ax;ay\n1,5;2,5\n", "line 2 has '5;2', which is not a number"),
         ("1.5\t2.5\n3.5\t4.5\n", "line 2 has '3.5"),
-        ("ax,ay\nm/s2,m/s2\n1,2\n", "line 2 has 'm/s2', which is no number"),
-        ("ax,ay\n1,2\n3,n/a\n", "line 3 has 'n/a', which is no number"),
-        ("n/a,2\n3,4\n", "line 1 has 'n/a', which is no number"),
+        ("ax,ay\nm/s2,m/s2\n1,2\n", "line 2 has 'm/s2', which is not a number"),
+        ("ax,ay\n1,2\n3,n/a\n", "line 3 has 'n/a', which is not a number"),
+        ("n/a,2\n3,4\n", "line 1 has 'n/a', which is not a number"),
         ("1,2\n3\n", "line 2 has 1 column, and the lines before have 2"),
-        ("", "holds no number"),
-        ("ax,ay\n", "holds no number"),
-        (",\n,\n", "holds no number"),
+        ("", "has no numbers"),
+        ("ax,ay\n", "has no numbers"),
+        (",\n,\n", "has no numbers"),
     ],
 )
 def test_a_file_that_is_no_table_is_refused_by_its_line(tmp_path: Path, content: str, says: str) -> None:

@@ -86,7 +86,9 @@ def open_file(name: str, folder: Path, location: str) -> BinaryIO:
         ) from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise SourceInvalid(f"{name} keeps weights in {location!r}, which is no regular file")
+        raise SourceInvalid(
+            f"{name} keeps weights in {location!r}, which is not a regular file: put the file itself there"
+        )
     if problem := pointer_problem(path):
         os.close(descriptor)
         raise SourceInvalid(problem)
