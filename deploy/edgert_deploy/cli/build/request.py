@@ -23,13 +23,12 @@ from edgert_deploy.packager.candidates.measure import MeasureHere, MeasureOn, Me
 from edgert_deploy.packager.new_model_file import name_from
 from edgert_deploy.packager.request import BuildRequest, BuildSettings
 from edgert_deploy.packager.samples.processing import OutputRule, read_classify, read_postprocess, read_preprocess
-from edgert_deploy.packager.samples.samples import load_samples
+from edgert_deploy.packager.samples.samples import CALIBRATION_SAMPLES_MIN, load_samples
 from edgert_deploy.packager.samples.streams import read_state
 from edgert_deploy.packager.sources.source_model import SourceModel
 
 TEXT_LETTERS_MAX = 10_000
 DOWNGRADE_EXPIRES = "30d"  # unless given: one that is never over could be replayed for ever
-CALIBRATION_SAMPLES_MIN = 10
 
 
 def request_of(source: SourceModel, profiles: tuple[DeviceProfile, ...], options: BuildOptions) -> BuildRequest:

@@ -42,6 +42,7 @@ from edgert_deploy.packager.samples.text_samples import SUFFIX, read_texts, toke
 from edgert_deploy.packager.sources.source_model import SourceModel
 from edgert_deploy.packager.user_function import is_function
 
+CALIBRATION_SAMPLES_MIN = 10  # the hold-out needs as many as there are golden samples
 LENGTHS = "lengths"
 SLICES = "slice"
 BOXES = "boxes"
