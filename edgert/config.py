@@ -241,7 +241,7 @@ class DeviceConfig(Closed):
 
 
 def _check_ranges(config: Any, names: Iterable[str], wanted: str, least: float = 0, most: float = math.inf) -> None:
-    """Raise ConfigInvalid, which says what to give, where a value is out of its range."""
+    """Raise ConfigInvalid, which says what to give, if a value is out of its range."""
     for name in names:
         if not least <= getattr(config, name) <= most:
             raise ConfigInvalid(f"{name} is {getattr(config, name)}; give {wanted}")
@@ -254,7 +254,7 @@ def credential(name: str, configured: str) -> str:
 
 
 def read_config(state: StateDir) -> DeviceConfig:
-    """Read `config.toml`. Raises ConfigInvalid where it is missing, is not TOML or has an unknown key."""
+    """Read `config.toml`. Raises ConfigInvalid if it is missing, is not TOML or has an unknown key."""
     try:
         text = state.config.read_text("utf-8-sig")  # whatever the locale; Windows' editors begin files with a mark
     except FileNotFoundError as error:

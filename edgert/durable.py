@@ -131,7 +131,7 @@ def locked(path: Path, wait_s: float = LOCK_S_MAX) -> FileIO:
     """Lock the file `path` against every other process and return it open; closing it unlocks it.
 
     The file is made where it is missing. The kernel unlocks it when the process dies. Raises
-    BlockingIOError where another holder keeps it for `wait_s`, and OSError.
+    BlockingIOError if another holder keeps it for `wait_s`, and OSError.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     file = FileIO(os.open(path, flags, PRIVATE), "r+b")

@@ -149,7 +149,7 @@ class Environment:
 
 
 def home_of(prefix: Path) -> Path | None:
-    """Return the folder of runtimes that `prefix` belongs to; None where bootstrap did not make it."""
+    """Return the folder of runtimes that `prefix` belongs to; None if bootstrap did not make it."""
     home = prefix.resolve().parent.parent
     return home if prefix.resolve().parent.name == "venvs" and (home / "runtime.sh").is_file() else None
 
@@ -164,7 +164,7 @@ def trial_of(home: Path) -> str:
 
 
 def release_in_use(prefix: Path | None = None) -> int | None:
-    """Return the release of the runtime that this process, or `prefix`, is; None where no channel gave it."""
+    """Return the release of the runtime that this process, or `prefix`, is; None if no channel gave it."""
     try:
         return int((prefix or Path(sys.prefix)).joinpath(RELEASE_NAME).read_text())
     except (OSError, ValueError):

@@ -61,7 +61,7 @@ def has_tokenizers() -> bool:
 
 
 def check_tokenizers() -> None:
-    """Raise EngineMissing, which says how to install it, where the library `tokenizers` is missing."""
+    """Raise EngineMissing, which says how to install it, if the library `tokenizers` is missing."""
     if not has_tokenizers():
         raise EngineMissing(
             "the model takes text, and the package tokenizers is not installed here: run edgert bootstrap DEVICE --with text "

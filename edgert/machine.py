@@ -95,7 +95,7 @@ def disk_free_bytes(path: Path) -> int | None:
 
 
 def clock_synced() -> bool | None:
-    """Return whether the kernel's clock follows a time source; None where that is unknown.
+    """Return whether the kernel's clock follows a time source; None if that is unknown.
 
     A sandboxed service may not ask the kernel (systemd's ProtectClock); then a file of systemd-timesyncd tells it.
     """

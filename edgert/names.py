@@ -16,7 +16,7 @@ CHANNEL_NAME_RULE = "use one of a-z, then at most 39 of a-z 0-9 -"
 
 
 def check_model_name(name: str) -> None:
-    """Raise ConfigInvalid where no model can be called `name`."""
+    """Raise ConfigInvalid if no model can be called `name`."""
     if not NAME.fullmatch(name):
         raise ConfigInvalid(f"{name[:80]!r} is not a model name: {NAME_RULE}")
 

@@ -65,7 +65,7 @@ def from_json(cls: type[T], value: Any) -> T:
 
 
 def read_json(cls: type[T], path: Path) -> T | None:
-    """Return the dataclass `cls` that the file `path` holds as JSON; None where it is missing or damaged."""
+    """Return the dataclass `cls` that the file `path` holds as JSON; None if it is missing or damaged."""
     try:
         return from_json(cls, json.loads(path.read_bytes()))
     except (OSError, ValueError, RecursionError):  # Mistyped is a ValueError

@@ -51,7 +51,7 @@ def write_bundle(path: Path, manifest: Manifest, files: Mapping[str, Path], key:
 
 @dataclass(frozen=True)
 class Bundle:
-    """An open bundle. `signed_by` is None where the signature was not checked. Errors name `path`."""
+    """An open bundle. `signed_by` is None if the signature was not checked. Errors name `path`."""
 
     manifest: Manifest
     envelope: Envelope
@@ -73,7 +73,7 @@ class Bundle:
     def read_file(self, path: str, bytes_max: int) -> bytes:
         """Return one file's content, checked against its entry.
 
-        Raises BundleCorrupt; BundleError where it is too large.
+        Raises BundleCorrupt; BundleError if it is too large.
         """
         with _naming(self.path):
             at, content = self._payload_start, list[bytes]()

@@ -110,7 +110,7 @@ class Statement(Closed):
         return list(dict.fromkeys(entry.model for entry in self.entries))
 
     def entry_for(self, model: str, device: ChannelDevice) -> Entry | None:
-        """Return the first entry of `model` that selects `device`; None where there is none."""
+        """Return the first entry of `model` that selects `device`; None if there is none."""
         return next((e for e in self.entries if e.model == model and e.selects(device)), None)
 
     def expired(self, now_s: float) -> bool:
@@ -122,7 +122,7 @@ class Statement(Closed):
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Statement:
-        """Parse a statement. Raises ChannelInvalid where this version cannot read it."""
+        """Parse a statement. Raises ChannelInvalid if this version cannot read it."""
         return read_document(cls, data, "the channel", ChannelInvalid, "update edgert on the device")
 
 
@@ -144,7 +144,7 @@ def sign_statement(statement: Statement, key: SigningKey) -> bytes:
 def read_statement(data: bytes, channel: str, trusted: tuple[PublicKey, ...]) -> Statement:
     """Return the statement in an envelope that one of `trusted` signed for `channel`.
 
-    Raises SignatureInvalid, and ChannelInvalid where the bytes are no statement or that of another channel.
+    Raises SignatureInvalid, and ChannelInvalid if the bytes are no statement or that of another channel.
     `check_next` then tells whether it may be followed.
     """
     if len(data) > STATEMENT_BYTES_MAX:
@@ -167,8 +167,8 @@ def read_statement(data: bytes, channel: str, trusted: tuple[PublicKey, ...]) ->
 def check_next(statement: Statement, counter: int, now_s: float) -> None:
     """Raise unless `statement` may follow one with `counter` (0: none yet) at the time `now_s`.
 
-    A device without a clock may be behind: the signed time of issue has certainly passed. Raises ChannelTooOld where
-    the counter is lower, ChannelExpired, and ChannelInvalid where it is too early.
+    A device without a clock may be behind: the signed time of issue has certainly passed. Raises ChannelTooOld if
+    the counter is lower, ChannelExpired, and ChannelInvalid if it is too early.
     """
     now_s = max(now_s, expiry_time(statement.issued))
     name = f"channel {statement.channel}"

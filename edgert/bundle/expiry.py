@@ -23,7 +23,7 @@ def time_text(time_s: float) -> str:
 
 
 def check_expiry(expires: str, what: str, now_s: float) -> None:
-    """Raise BundleExpired where `what` (model and release) expired before `now_s`, in seconds since 1970."""
+    """Raise BundleExpired if `what` (model and release) expired before `now_s`, in seconds since 1970."""
     if expires and now_s >= expiry_time(expires):
         raise BundleExpired(
             f"{what} could be installed until {expires}, and it is {time_text(now_s)}: build it again with --expires"

@@ -191,7 +191,7 @@ class Manifest:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Manifest:
-        """Parse a manifest. Raises BundleError where this version cannot read it."""
+        """Parse a manifest. Raises BundleError if this version cannot read it."""
         return read_document(cls, data, "the bundle's manifest", BundleError, "update edgert on the device")
 
 

@@ -89,7 +89,7 @@ class RuntimeRelease(Closed):
 
     @classmethod
     def from_bytes(cls, data: bytes) -> RuntimeRelease:
-        """Parse a release. Raises BundleError where this version cannot read it."""
+        """Parse a release. Raises BundleError if this version cannot read it."""
         return read_document(cls, data, "the runtime", BundleError, "run edgert bootstrap --upgrade")
 
 

@@ -83,7 +83,7 @@ def write_key_pair(key: SigningKey, private_path: Path, public_path: Path) -> No
 
 
 def read_signing_key(path: Path) -> SigningKey:
-    """Read an unencrypted Ed25519 private key. Raises ConfigInvalid where `path` is missing or holds none."""
+    """Read an unencrypted Ed25519 private key. Raises ConfigInvalid if `path` is missing or holds none."""
     data = _read(path, "make one with: edgert keys new")
     try:
         key = serialization.load_pem_private_key(data, password=None)
@@ -97,7 +97,7 @@ def read_signing_key(path: Path) -> SigningKey:
 
 
 def read_public_key(path: Path) -> PublicKey:
-    """Read an Ed25519 public key. Raises ConfigInvalid where `path` is missing or holds none."""
+    """Read an Ed25519 public key. Raises ConfigInvalid if `path` is missing or holds none."""
     data = _read(path, "edgert keys new writes it beside the private key")
     try:
         key = serialization.load_pem_public_key(data)
@@ -129,7 +129,7 @@ class Keyring:
 
 
 def read_keyring(folder: Path) -> Keyring:
-    """Read every `*.pem` of `folder`; none where the folder is missing."""
+    """Read every `*.pem` of `folder`; none if the folder is missing."""
     ring = Keyring({}, {})
     for path in sorted(folder.glob("*.pem")):
         try:

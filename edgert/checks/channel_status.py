@@ -64,7 +64,7 @@ class ChannelEvent:
 
 
 def read_channel_status(state: StateDir, config: DeviceConfig) -> ChannelStatus:
-    """Return what the follower last kept; an empty status where it kept nothing of the configured channel."""
+    """Return what the follower last kept; an empty status if it kept nothing of the configured channel."""
     follow = config.follow
     if not follow.registry:
         return ChannelStatus()

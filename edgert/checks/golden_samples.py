@@ -43,7 +43,7 @@ def check(
 ) -> list[float]:
     """Pass every golden sample, as `samples`, to `ask`; return the largest absolute difference per output.
 
-    With `as_sent`, `ask` answers the outputs that apps get. Raises HealthCheckFailed where one is beyond the signed
+    With `as_sent`, `ask` answers the outputs that apps get. Raises HealthCheckFailed if one is beyond the signed
     tolerance, and what `ask` raises.
     """
     answers = [ask(sample) for sample in samples(version, as_sent=as_sent)]
@@ -99,7 +99,7 @@ def _rows(arrays: Arrays) -> Iterator[Arrays]:
 
 
 def _lengths(padder: Padder | None, count: int) -> tuple[int, ...]:
-    """Return the lengths of `count` golden samples, 0 where all have one length. Raises BundleCorrupt."""
+    """Return the lengths of `count` golden samples, 0 if all have one length. Raises BundleCorrupt."""
     lengths = (0,) * count if padder is None else padder.buckets.golden_lengths
     if len(lengths) != count:
         raise BundleCorrupt(f"the manifest has the lengths of {len(lengths)} golden samples of {count}: build it again")

@@ -233,7 +233,7 @@ class Session:
         """Answer the next chunk: arrays by output name, one item for each window that it completed.
 
         Inputs and options are those of `Client.infer`. After an error of the daemon the session goes on without this
-        chunk. Raises SessionLost where it cannot go on: begin a new one.
+        chunk. Raises SessionLost if it cannot go on: begin a new one.
         """
         flags = request_flags(True, priority)
         timeout_s = self._client.timeout_s if timeout_s is None else timeout_s

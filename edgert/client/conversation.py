@@ -28,7 +28,7 @@ Outputs = dict[str, NDArray[Any]]
 
 
 class Retry(Exception):
-    """The request reached no engine: send it over a new connection, after what `error` asks for."""
+    """The request reached no engine: send it over a new connection, after the pause that `error` asks for."""
 
     def __init__(self, error: Unavailable | None = None) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class Conversation:
         """Return the buffers of an INFER frame; send them before the next call. Raises RequestError.
 
         With `trace`, the answer is an InferResponse. Long arrays are sent from their own memory. Raises Retry for the
-        first large request of a conversation without shared memory, where the next one may have some.
+        first large request of a conversation without shared memory, if the next one may have some.
         """
         interface, frame = self._interface, self._frame
         assert interface is not None  # the daemon has greeted

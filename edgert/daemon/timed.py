@@ -1,4 +1,4 @@
-"""The shape of everything in the daemon that acts at times of its own, with an injected clock."""
+"""The interface of the daemon's parts that act at due times; each gets its clock from outside."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ def engine_by_name(name: str) -> Engine:
 
 
 def prepare(artifact: LocalArtifact, options: EngineOptions, progress: Callable[[str], None]) -> None:
-    """Do `Engine.prepare`; an engine that has nothing to do there is not imported, and NumPy neither."""
+    """Do `Engine.prepare`; for an engine with nothing to prepare, import neither the engine nor NumPy."""
     if artifact.engine in PREPARED or artifact.engine not in ENGINES:
         engine_by_name(artifact.engine).prepare(artifact, options, progress)
 
@@ -148,5 +148,5 @@ def closed(*_: Any) -> Any:
 
 
 def bucket_for(count: int, buckets: Sequence[int]) -> int:
-    """Return the smallest of the ascending `buckets` that holds `count` items, or `count` where none does."""
+    """Return the smallest of the ascending `buckets` that holds `count` items, or `count` if none does."""
     return next((b for b in buckets if b >= count), count)

@@ -33,7 +33,7 @@ class Padder:
         self._outputs = [(names.index(place.name), place) for place in buckets.outputs]
 
     def length(self, inputs: Sequence[NDArray[Any]]) -> int:
-        """Return the length of a request. Raises RequestError where its inputs differ in it."""
+        """Return the length of a request. Raises RequestError if its inputs differ in it."""
         lengths = [int(inputs[i].shape[place.axis]) for i, place in self._inputs]
         if len(set(lengths)) != 1:
             raise RequestError(f"the inputs differ in length along axis {self.buckets.axis!r}: {lengths}")

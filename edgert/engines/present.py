@@ -19,7 +19,7 @@ from edgert.errors import EdgeRTError
 
 
 def engine_versions(remembered: Path) -> dict[str, str | None]:
-    """Return the version of each engine's SDK, None where it is missing.
+    """Return the version of each engine's SDK, None if it is missing.
 
     `remembered` is the file for known versions. An engine whose libraries broke later is still listed; loading an
     artifact then reports the fault.

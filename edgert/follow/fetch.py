@@ -39,7 +39,7 @@ class ReleaseFetcher:
     def fetch(self, entry: Entry, slots: SlotState, trusted: tuple[PublicKey, ...], now_s: float) -> Path:
         """Fetch what this device lacks of a release; return the file that `edgertd install` takes.
 
-        Raises RegistryError, BundleError and ChannelMismatch where the release cannot be installed here, StorageFailed,
+        Raises RegistryError, BundleError and ChannelMismatch if the release cannot be installed here, StorageFailed,
         and WindowClosed.
         """
         self._pace.check()

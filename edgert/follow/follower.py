@@ -379,7 +379,7 @@ def reporter(state: StateDir) -> Report:
 
 
 def check_follows(config: DeviceConfig) -> None:
-    """Raise ConfigInvalid where the device follows no channel."""
+    """Raise ConfigInvalid if the device follows no channel."""
     if not config.follow.registry:
         raise ConfigInvalid(
             "this device follows no channel: set [follow] registry, or run edgert bootstrap --follow oci://HOST/REPOSITORY"

@@ -66,7 +66,7 @@ class Record:
         return replace(self, tried={**self.tried, entry.model: tried})
 
     def tried_of(self, entry: Entry) -> Tried | None:
-        """Return the attempt with exactly this entry; None where there was none."""
+        """Return the attempt with exactly this entry; None if there was none."""
         tried = self.tried.get(entry.model)
         return tried if tried is not None and tried.attempt == attempt_of(entry) else None
 
@@ -80,7 +80,7 @@ class RecordStore:
         self._record, self._statement = folder / "record.json", folder / "statement.dsse.json"
 
     def read(self) -> Record:
-        """Return the record; an empty one where there is none, or where it is damaged."""
+        """Return the record; an empty one if there is none, or if it is damaged."""
         return read_json(Record, self._record) or Record()
 
     def write(self, record: Record) -> None:
@@ -93,7 +93,7 @@ class RecordStore:
         self.write(record)
 
     def statement(self, channel: str, trusted: tuple[PublicKey, ...]) -> Statement | None:
-        """Return the kept statement; None where there is none that `trusted` signed for `channel`."""
+        """Return the kept statement; None if there is none that `trusted` signed for `channel`."""
         try:
             return read_statement(self._statement.read_bytes(), channel, trusted)
         except (OSError, EdgeRTError):

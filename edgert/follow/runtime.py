@@ -120,7 +120,7 @@ class RuntimeFollower:
     def look(self, entry: Entry, trusted: tuple[PublicKey, ...]) -> Decision:
         """Return what is to be done for `entry`, after the end of its trial was noted and reported.
 
-        Raises ConfigInvalid where bootstrap did not install the runtime, RegistryError, BundleError, ChannelMismatch
+        Raises ConfigInvalid if bootstrap did not install the runtime, RegistryError, BundleError, ChannelMismatch
         and StorageFailed.
         """
         home = self._own_home(check=False)
@@ -169,7 +169,7 @@ class RuntimeFollower:
         """Make the environment, test it and begin its trial.
 
         The script `runtime.sh` decides, and restarts the daemon twice at most. Raises DeployUnderWay, EngineMissing,
-        RolledBack where the test failed, DaemonUnreachable and DeviceError.
+        RolledBack if the test failed, DaemonUnreachable and DeviceError.
         """
         home = self._own_home()
         with self._claimed(home):

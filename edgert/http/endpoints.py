@@ -161,7 +161,7 @@ class Endpoints:
         return cached[1]
 
     def _served(self, model: str, version: str) -> dict[str, Any]:
-        """Return how `model` is served. Raises ModelNotFound where it is not, or not in `version` ("": any)."""
+        """Return how `model` is served. Raises ModelNotFound if it is not, or not in `version` ("": any)."""
         for served in self._client.models():
             if served["name"] == model and version in ("", str(served.get("release", version))):
                 return served

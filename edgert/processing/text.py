@@ -29,7 +29,7 @@ Tokens = dict[str, NDArray[Any]]
 class TextPreprocessor:
     """Applies `rule` to text for `inputs`; `content` is the tokenizer's file.
 
-    Raises EngineMissing where the library is missing, BundleError where it cannot use the file.
+    Raises EngineMissing if the library is missing, BundleError if it cannot use the file.
     """
 
     of_images = False

@@ -85,7 +85,7 @@ class Registry:
         return self._connection.date_s
 
     def manifest(self, reference: str, known: str = "") -> Fetched | None:
-        """Return the manifest of a tag or a digest; None where its digest is still `known`."""
+        """Return the manifest of a tag or a digest; None if its digest is still `known`."""
         if not (TAG.fullmatch(reference) or DIGEST.fullmatch(reference)):
             raise RegistryError(f"{reference[:80]!r} is neither a tag nor a digest")
         headers = {"Accept": MANIFEST_TYPE} | ({"If-None-Match": f'"{known}"'} if known else {})
@@ -211,7 +211,7 @@ class Registry:
                     on_bytes(len(new))
 
     def _pieces(self, response: urllib3.BaseHTTPResponse, what: str, length: int) -> Iterator[bytes]:
-        """Yield a body of `length` bytes. Raises RegistryUnreachable where it breaks off or comes too slowly."""
+        """Yield a body of `length` bytes. Raises RegistryUnreachable if it breaks off or comes too slowly."""
         waited_s, received = 0.0, 0
         while received < length:
             began_s = self._clock()

@@ -43,7 +43,7 @@ class Credentials:
 
 
 def read_credentials(file: Path | None, host: str) -> Credentials | None:
-    """Return the credentials for `host` in a file of Docker's form; None where it has none.
+    """Return the credentials for `host` in a file of Docker's form; None if it has none.
 
     A credential helper that the file names for the host is run, as Docker does. Raises ConfigInvalid.
     """

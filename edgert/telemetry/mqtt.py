@@ -91,7 +91,7 @@ class MqttSettings(BrokerLogin):
             )
 
     def password(self) -> str | None:
-        """Return the first line of the password file; None where no file is named. Raises ConfigInvalid."""
+        """Return the first line of the password file; None if no file is named. Raises ConfigInvalid."""
         if not self.password_file:
             return None
         try:
@@ -239,7 +239,7 @@ class Connection:
             raise self._gone(code)
 
     def close(self) -> None:
-        """Disconnect in order, so that the broker drops the will. Does nothing where not connected."""
+        """Disconnect in order, so that the broker drops the will. Does nothing if not connected."""
         if self._client is not None:
             self._client.disconnect()
             self.abandon()

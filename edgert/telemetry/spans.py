@@ -17,7 +17,7 @@ SLO_BOUNDS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 class RequestSpan(NamedTuple):
     """One served request. Durations are whole microseconds.
 
-    `batch` counts the items of the engine run that answered it, 0 where none ran.
+    `batch` counts the items of the engine run that answered it, 0 if none ran.
     """
 
     outcome: Outcome
@@ -60,7 +60,7 @@ class Totals:
 class WindowReport:
     """One window of one model: cumulative totals, and sketches of this window alone (ms).
 
-    `batch_mean` is the mean number of items per engine run in the window, 0 where none ran.
+    `batch_mean` is the mean number of items per engine run in the window, 0 if none ran.
     """
 
     model: str

@@ -53,7 +53,7 @@ class Claims:
     def take(self, model: str, by: str, lasts_s: float, instead_of: str = "") -> Claim:
         """Claim `model` for `by`, a person at a host. `instead_of` is the token of a deployment that is over.
 
-        Raises DeployUnderWay where another deployment has it.
+        Raises DeployUnderWay if another deployment has it.
         """
         with self._locked():
             held = self._read(model)
@@ -64,7 +64,7 @@ class Claims:
             return self._write(Claim(token, model, by, since, min(lasts_s, LASTS_S_MAX), "", 0.0))
 
     def show(self, token: str) -> Claim:
-        """Extend the claim `token` by its whole time. Raises DeployUnderWay where it ran out."""
+        """Extend the claim `token` by its whole time. Raises DeployUnderWay if it ran out."""
         model = token.partition(".")[0]
         with self._locked():
             held = self._read(model)

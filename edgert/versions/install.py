@@ -167,8 +167,8 @@ def _unpack(bundle: Bundle | Delta, files: Sequence[FileEntry], stage: Path, pro
 def _prepare(version: InstalledVersion, state: StateDir, config: DeviceConfig, progress: Callable[[str], None]) -> None:
     """Let each engine compile its artifact while the old version still serves.
 
-    An engine that cannot is skipped, as loading will skip it. Raises the first error where no engine can, and with
-    `strict` where the first cannot.
+    An engine that cannot is skipped, as loading will skip it. Raises the first error if no engine can, and with
+    `strict` if the first cannot.
     """
     options = EngineOptions(cache_dir=state.cache)
     failures: list[EdgeRTError] = []

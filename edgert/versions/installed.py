@@ -44,7 +44,7 @@ class InstalledVersion:
 
 
 def load_live(store: SlotStore, config: DeviceConfig) -> InstalledVersion:
-    """Read the live version's manifest. Raises ModelNotFound where no version is live, and BundleCorrupt."""
+    """Read the live version's manifest. Raises ModelNotFound if no version is live, and BundleCorrupt."""
     slots = store.read()
     if slots.live is None:
         raise ModelNotFound(f"no version of model {store.folder.name} is live: deploy one first")
@@ -78,7 +78,7 @@ class Working(Generic[T]):
 def first_working(version: InstalledVersion, use: Callable[[ArtifactEntry], T], *, strict: bool = False) -> Working[T]:
     """Pass the version's artifacts to `use`, in order of preference, until it raises no error.
 
-    Raises the last artifact's error where none works; with `strict`, the first one's.
+    Raises the last artifact's error if none works; with `strict`, the first one's.
     """
     tried: list[str] = []
     for artifact in version.artifacts:

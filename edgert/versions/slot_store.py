@@ -78,7 +78,7 @@ class SlotStore:
 
     @contextmanager
     def installing(self) -> Iterator[None]:
-        """Lock the stage against every other install. Raises SlotsBusy where one runs.
+        """Lock the stage against every other install. Raises SlotsBusy if one runs.
 
         This is not the slots' lock: an install may take minutes, and a rollback must not wait for it.
         """
@@ -89,7 +89,7 @@ class SlotStore:
     def locked(self, *, wait: bool = True) -> Iterator[None]:
         """Lock the model's slots against every other process.
 
-        Raises SlotsBusy where another process holds them for LOCK_S_MAX; without `wait`, at once.
+        Raises SlotsBusy if another process holds them for LOCK_S_MAX; without `wait`, at once.
         """
         with self._holding("lock", LOCK_S_MAX if wait else 0.0):
             yield
@@ -127,7 +127,7 @@ class SlotStore:
     def mark_good(self, *, force: bool = False) -> SlotState:
         """End the trial: from now on the live version is the one to roll back to.
 
-        Raises TransitionRefused where its limits have not passed yet, unless `force`.
+        Raises TransitionRefused if its limits have not passed yet, unless `force`.
         """
         with self.locked():
             before = self.read()
@@ -145,10 +145,10 @@ class SlotStore:
         return after
 
     def fail(self, digest: str, reason: str, distrusted: Container[str] = (), *, of_trial: bool = False) -> bool:
-        """Roll back from the version `digest`; return False where it is not live (any more).
+        """Roll back from the version `digest`; return False if it is not live (any more).
 
-        With `of_trial`, also return False where it is not on trial: a command has kept it. Raises SlotsBusy at once
-        where another process works on the slots, TransitionRefused where no good version is left whose digest is not in
+        With `of_trial`, also return False if it is not on trial: a command has kept it. Raises SlotsBusy at once
+        if another process works on the slots, TransitionRefused if no good version is left whose digest is not in
         `distrusted`.
         """
 
@@ -170,7 +170,7 @@ class SlotStore:
                 self.commit(state)
 
     def start_watch(self) -> bool:
-        """Note that the watch of the trial's limits starts; return False where an earlier watch was cut off."""
+        """Note that the watch of the trial's limits starts; return False if an earlier watch was cut off."""
         with self.locked(wait=False):
             before = self.read()
             if before.limits is None or before.limits.started:
@@ -181,7 +181,7 @@ class SlotStore:
     def pass_limits(self, digest: str) -> SlotState:
         """Note that the limits held: an unattended trial ends well, else the host has `confirm_s` from now on.
 
-        Raises TransitionRefused where another version than `digest` is on trial by now, or none.
+        Raises TransitionRefused if another version than `digest` is on trial by now, or none.
         """
         with self.locked(wait=False):
             before = self.read()

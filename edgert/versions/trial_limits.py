@@ -109,7 +109,7 @@ class Readings:
         return self.requests - self.failed
 
     def value(self, name: str) -> float | None:
-        """Return the value that limit `name` is compared with; None where nothing is known yet."""
+        """Return the value that limit `name` is compared with; None if nothing is known yet."""
         if name == "p99_ms":
             return self.p99_ms if self.answered else None
         if name == "error_rate":
@@ -139,7 +139,7 @@ class Readings:
 
 @dataclass(frozen=True)
 class Broken:
-    """A limit that does not hold. `value` is None where it could not be measured."""
+    """A limit that does not hold. `value` is None if it could not be measured."""
 
     name: str
     value: float | None

@@ -105,7 +105,7 @@ class Agent:
 class CutDevice(Protocol):
     """A device with a daemon and an agent whose power can be cut. `disk` survives the cut.
 
-    `key` signs the channel that it follows; None where it follows none.
+    `key` signs the channel that it follows; None if it follows none.
     """
 
     disk: LossyDisk

@@ -56,7 +56,7 @@ _NOT_SET_UP = "none"
 class HeldClaim:
     """A model that this deployment alone changes on the device.
 
-    `facts` are the device's under the claim, `has` what `edgertd have` says then; None where an older `edgertd` left it
+    `facts` are the device's under the claim, `has` what `edgertd have` says then; None if an older `edgertd` left it
     out.
     """
 

@@ -93,7 +93,7 @@ class Device(Closed):
         return f"{self.home}/venv/bin/python" if self.kind.needs_runtime else sys.executable
 
     def as_json(self) -> dict[str, Any]:
-        """Return the fields, and the host key's fingerprint (None where there is no key)."""
+        """Return the fields, and the host key's fingerprint (None if there is no key)."""
         lists = {key: list(getattr(self, key)) for key in LISTS}
         return {**asdict(self), **lists, "fingerprint": fingerprint(self.host_key) if self.host_key else None}
 

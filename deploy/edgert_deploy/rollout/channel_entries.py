@@ -49,7 +49,7 @@ def with_halt(entries: Entries, model: str, halted: bool, *, retry: bool = False
 
 
 def without_model(entries: Entries, model: str) -> Entries:
-    """Return the entries without those of `model`. Raises ConfigInvalid where there are none."""
+    """Return the entries without those of `model`. Raises ConfigInvalid if there are none."""
     kept = tuple(entry for entry in entries if entry.model != model)
     if len(kept) == len(entries):
         raise ConfigInvalid(f"the channel has no model {model}: it has {_models(entries)}")
@@ -57,7 +57,7 @@ def without_model(entries: Entries, model: str) -> Entries:
 
 
 def newest_of(entries: Entries, model: str, channel: str) -> Entry:
-    """Return the entry of the newest release of `model`. Raises ConfigInvalid where there is none."""
+    """Return the entry of the newest release of `model`. Raises ConfigInvalid if there is none."""
     newest = next((entry for entry in entries if entry.model == model), None)
     if newest is None:
         raise ConfigInvalid(f"channel {channel} has no model {model}: it has {_models(entries)}")

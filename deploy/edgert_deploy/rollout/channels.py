@@ -85,7 +85,7 @@ class Channels:
 
         Raises NotInRegistry, SignatureInvalid, ChannelError, RegistryError.
 
-        An expired one is returned: a host signs it again. Raises ChannelTooOld where this user saw a newer one.
+        An expired one is returned: a host signs it again. Raises ChannelTooOld if this user saw a newer one.
         """
         return self._read(channel)[1]
 

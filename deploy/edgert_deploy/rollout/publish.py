@@ -94,7 +94,7 @@ def put_release(
     """Put the files that the registry lacks, then the envelope and the manifest.
 
     `paths_of` returns where the contents are that `files` name. A release that is there already stays as it is. A file
-    whose transfer breaks is sent again. Raises ConfigInvalid where that has other content, and RegistryError.
+    whose transfer breaks is sent again. Raises ConfigInvalid if the one there has other content, and RegistryError.
     """
     tag, sent = release_tag(model, number), 0
     try:

@@ -46,7 +46,7 @@ class LoadTurns:
     def admit(self, service: ModelService, slots: SlotState) -> bool:
         """Return whether `service` may load its live version now; if not, `tick` tries again.
 
-        Raises Unavailable for a version that the memory budget can never hold, Overloaded where other models have used
+        Raises Unavailable for a version that the memory budget can never hold, Overloaded if other models have used
         the memory for too long.
         """
         model = service.model

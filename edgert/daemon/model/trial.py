@@ -114,7 +114,7 @@ class Trial:
         return min((time_s for time_s in times if time_s is not None), default=None)
 
     def status(self) -> TrialStatus | None:
-        """Return how the limits are watched, or what the last watch found; None where there was none."""
+        """Return how the limits are watched, or what the last watch found; None if there was none."""
         return self._last if self._watch is None else self._watch.status(self._clock())
 
     def _begin(self, worker: WorkerProcess) -> None:

@@ -18,7 +18,7 @@ from edgert.state_dir import StateDir
 def sole_daemon(state: StateDir) -> Iterator[int | None]:
     """Lock the state folder's pid file while the block runs; yield the inode of that file.
 
-    On read-only storage without that file, lock the folder of the models and yield None. Raises DeviceError where
+    On read-only storage without that file, lock the folder of the models and yield None. Raises DeviceError if
     another daemon runs.
     """
     with contextlib.ExitStack() as stack:

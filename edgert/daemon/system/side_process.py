@@ -69,7 +69,7 @@ class SideProcess:
             self._due_s = self._clock() + CHECK_S
 
     def start_in(self, pause_s: float) -> None:
-        """Start the process after a pause; where it runs, so long after its end."""
+        """Start the process after a pause, which begins at its end if it still runs."""
         if self._process is None:
             self._due_s = self._clock() + pause_s
         else:

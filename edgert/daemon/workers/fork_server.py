@@ -1,4 +1,4 @@
-"""Starts workers as forks of one fork server where that works and pays, else as programs.
+"""Starts workers as forks of one fork server if that saves memory and works, else as programs.
 
 `edgert.worker.fork_server` is the server's process. It is the parent of the workers, so the daemon holds a pidfd of
 each to end it and to see its end, and asks the server for the exit code. Workers outlive a server that was killed; the
@@ -34,7 +34,7 @@ class Process(Protocol):
 
 
 class WorkerStarter:
-    """Starts workers, on the supervisor's thread; `pays` tells whether there are enough for a fork server."""
+    """Starts workers, on the supervisor's thread; `pays` returns whether a fork server saves memory."""
 
     def __init__(self, pays: Callable[[], bool] = lambda: True) -> None:
         self._pays = pays

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from edgert.bundle.rules import Classify
 
-NONE = -1  # the class of an answer where no class is
+NONE = -1  # the class of a place without a class
 
 
 class Classifier:

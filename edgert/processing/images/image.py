@@ -40,7 +40,7 @@ _UNPACKING = threading.BoundedSemaphore(os.cpu_count() or 1)
 class ImageReader:
     """Makes images of one size and colour: UINT8 [height, width, channels], each with its placement.
 
-    `size` is (height, width); without a resize rule images must have exactly this size. Raises EngineMissing where
+    `size` is (height, width); without a resize rule images must have exactly this size. Raises EngineMissing if
     Pillow is not installed.
     """
 
@@ -55,7 +55,7 @@ class ImageReader:
     def decoded(self, data: bytes | memoryview, deadline_s: float | None = None) -> tuple[NDArray[np.uint8], Placement]:
         """Return a JPEG or PNG file at the model's size.
 
-        Raises RequestError for other files and too large ones, DeadlineExceeded where `deadline_s` (monotonic) passes
+        Raises RequestError for other files and too large ones, DeadlineExceeded if `deadline_s` (monotonic) passes
         before a processor is free.
         """
         with _a_turn(deadline_s), _translated():

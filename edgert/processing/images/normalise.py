@@ -21,7 +21,7 @@ from edgert.tensors import TensorSpec
 class Normaliser:
     """Writes UINT8 arrays with the model's axes into arrays of the model's dtype.
 
-    Raises BundleError where the rule's number of channels is not the model's.
+    Raises BundleError if the rule's number of channels is not the model's.
     """
 
     def __init__(self, rule: Preprocess, spec: TensorSpec) -> None:

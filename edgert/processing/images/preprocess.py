@@ -30,9 +30,9 @@ _TO_NCHW, _TO_NHWC = (0, 3, 1, 2), (0, 2, 3, 1)
 class Preprocessor:
     """Applies `rule` to the input `spec`.
 
-    Raises EngineMissing where the rule is about images and Pillow is missing.
+    Raises EngineMissing if the rule is about images and Pillow is missing.
 
-    `frames` and `files` describe the UINT8 tensors that a request may give instead of `spec`; None where it may not.
+    `frames` and `files` describe the UINT8 tensors that a request may give instead of `spec`; None if it may not.
     """
 
     def __init__(self, rule: Preprocess, spec: TensorSpec) -> None:
@@ -55,8 +55,8 @@ class Preprocessor:
     ) -> tuple[NDArray[Any], list[Placement] | None]:
         """Return the model's tensor and the placement of each image.
 
-        The placement is None where the model's own tensor was given. Raises RequestError for images that cannot be
-        decoded or are too large, DeadlineExceeded where `deadline_s` (monotonic) passes while other requests' images
+        The placement is None if the model's own tensor was given. Raises RequestError for images that cannot be
+        decoded or are too large, DeadlineExceeded if `deadline_s` (monotonic) passes while other requests' images
         are decoded.
         """
         if not self.wants(array):

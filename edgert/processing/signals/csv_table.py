@@ -20,8 +20,8 @@ _ADVICE = "give a line for each moment, and on it a number (as 1.5) for each cha
 def read_csv(path: Path) -> NDArray[np.float32]:
     """Return FP32 [lines, columns]; an empty cell is NaN.
 
-    A first line of names, empty lines, and lines that begin with # are left out. Raises InputError where the file is no
-    table of numbers, OSError where it cannot be read.
+    A first line of names, empty lines, and lines that begin with # are left out. Raises InputError if the file is no
+    table of numbers, OSError if it cannot be read.
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:  # a mark of Windows' editors is no name

@@ -111,7 +111,7 @@ class SignalPreprocessor:
         return windows, values[begin:].copy(), max(0, begin - len(values))
 
     def _bounded(self, windows: Floats) -> Floats:
-        """Return `windows` in memory of their own. Raises RequestError where they take too much."""
+        """Return `windows` in memory of their own. Raises RequestError if they take too much."""
         rule = self._rule
         size = len(windows) * max(rule.length * rule.channels, math.prod(self._made)) * 4
         if len(windows) > 1 and size > EXPANDED_BYTES_MAX:

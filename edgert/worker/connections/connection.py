@@ -230,7 +230,7 @@ class Connection:
         self._record(("ok", (sent_ns - came_ns) // 1000, stages, (sent_ns - encoding_ns) // 1000, batch, flags != 0))
 
     def missed(self, came_ns: int) -> None:
-        """Count a request that came at `came_ns`, and whose client left, or reads nothing, before its answer."""
+        """Count a request that came at `came_ns`, whose client left or stopped reading before its answer."""
         self._record(RequestSpan("gone", (time.perf_counter_ns() - came_ns) // 1000))
 
     def refusal(self, request: wire.Frame, error: Exception, came_ns: int) -> bytes:
@@ -273,7 +273,7 @@ class Connection:
     def _wait_until_readable(self) -> None:
         """Sleep until bytes, or the end, have come: the socket's own time-out is for pauses inside a frame.
 
-        Raises SessionLost where a session's client sent nothing for too long.
+        Raises SessionLost if a session's client sent nothing for too long.
         """
         poll = select.poll()
         poll.register(self.sock, select.POLLIN)

@@ -43,11 +43,11 @@ class Sessions:
     def open(self) -> ClientSession:
         """Return a new session.
 
-        Raises Overloaded, which names the limit, and RequestError for a model that keeps nothing.
+        Raises Overloaded, which names the limit, and RequestError for a model without state or windows.
         """
         name, form, serving = self.manifest.model, self._form, self._serving
         if not form.keeps:
-            raise RequestError(f"model {name} has no state: send its requests without a session")
+            raise RequestError(f"model {name} has no state and no windows: send its requests without a session")
         if form.size_bytes + FRAME_OVERHEAD_BYTES > self._frame_bytes_max:
             raise RequestError(
                 f"a session of model {name} keeps up to {form.size_bytes} bytes, which must fit a frame of at most "
@@ -99,11 +99,11 @@ class ClientSession:
         manifest, memory = self._sessions.manifest, self.memory
         if memory is self._sessions.pipeline.memory_form.first:  # its RESUME may still be on the way
             return [wire.json_frame(wire.MOVED, {})]
-        value = {"release": manifest.release, "version": self._sessions.digest, "skip": memory.skip}
+        origin = {"release": manifest.release, "version": self._sessions.digest, "skip": memory.skip}
         if manifest.state_id:
-            value["state_id"] = manifest.state_id
+            origin["state_id"] = manifest.state_id
         tensors = [to_wire(i, array) for i, array in enumerate(memory.arrays)]
-        return wire.frame(wire.MOVED, meta=wire.json_meta(value), tensors=tensors)
+        return wire.frame(wire.MOVED, meta=wire.json_meta(origin), tensors=tensors)
 
     def resume(self, frame: wire.Frame) -> None:
         """Continue with the memory in a client's RESUME frame.
@@ -112,15 +112,15 @@ class ClientSession:
 
         It comes from the client and is trusted as little as a request: it can only be of this version's form.
         """
-        value, manifest = frame.json(), self._sessions.manifest
-        same = value.get("version") == self._sessions.digest
-        alike = manifest.state_id != "" and value.get("state_id") == manifest.state_id
-        if not (same or alike):
+        origin, manifest = frame.json(), self._sessions.manifest
+        same_version = origin.get("version") == self._sessions.digest
+        same_state = manifest.state_id != "" and origin.get("state_id") == manifest.state_id
+        if not (same_version or same_state):
             raise SessionLost(
-                f"the session began with release {_text(value.get('release'))}, which no longer serves, and release "
+                f"the session began with release {_text(origin.get('release'))}, which no longer serves, and release "
                 f"{manifest.release} does not continue it: begin a new session"
             )
-        form, skip = self._sessions.pipeline.memory_form, value.get("skip")
+        form, skip = self._sessions.pipeline.memory_form, origin.get("skip")
         if not form.fits(frame.tensors) or type(skip) is not int or not 0 <= skip < 2**31:
             raise ProtocolError("the memory of the session does not fit the model")
         arrays = [from_wire(tensor).copy() for tensor in frame.tensors]

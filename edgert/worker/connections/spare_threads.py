@@ -25,7 +25,7 @@ class _Spare:
 
 
 class SpareThreads:
-    """Runs each job in a thread of its own, which at most `spare_max` threads outlive by `spare_s`."""
+    """Runs each job in a thread of its own; up to `spare_max` threads wait `spare_s` for another job afterwards."""
 
     def __init__(self, spare_max: int = SPARE_MAX, spare_s: float = SPARE_S) -> None:
         self._spare_max, self._spare_s = spare_max, spare_s

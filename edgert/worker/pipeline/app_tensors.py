@@ -146,7 +146,7 @@ class AppTensors:
         return self._pre.forms[1:] if count == len(self.sent) else self._pre.forms[:1]
 
     def _any_number(self, spec: TensorSpec) -> TensorSpec:
-        """Return an output as answers have it: with an item for each one that ran, also of a model for one."""
+        """Return an output's form in answers: with state, a model with a batch of 1 also gives several items."""
         return TensorSpec(spec.name, spec.datatype, (-1, *spec.item_shape)) if self._form.in_turn else spec
 
     def _item_bytes(self, spec: TensorSpec) -> int:

@@ -567,7 +567,7 @@ def test_c_is_told_of_a_model_without_sessions(serving: Device, driver: Path) ->
     done = subprocess.run(
         [driver, serving.socket, "echo", "20000", "session"], capture_output=True, text=True, timeout=60
     )
-    assert "has no state" in json.loads(done.stdout)["message"]
+    assert "send its requests without a session" in json.loads(done.stdout)["message"]
 
 
 def test_the_program_on_the_clients_page_compiles(built: Callable[[Path], Path], tmp_path: Path) -> None:

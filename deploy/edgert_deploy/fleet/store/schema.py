@@ -251,7 +251,7 @@ def open_engine(url: str, *, writes: bool, log: Callable[[str], None] = lambda l
 
 
 def file_of(engine: sa.Engine) -> tuple[int, int] | None:
-    """Return what tells a SQLite file from one that replaces it; None where there is no file."""
+    """Return what tells a SQLite file from one that replaces it; None if there is no file."""
     if engine.dialect.name != "sqlite":
         return None
     try:

@@ -261,7 +261,7 @@ def curves_of(
 
 
 def target_of(name: str, versions: Mapping[str, Sequence[Answer]], targets: Mapping[str, float]) -> dict[str, Any]:
-    """Return a model's target, and the share of its requests within it; nothing where it has none."""
+    """Return a model's target, and the share of its requests within it; nothing if it has none."""
     if name not in targets:
         return {}
     latency = merged(answer.latency for answers in versions.values() for answer in answers)

@@ -138,7 +138,7 @@ def run_samples(session: Session, inputs: Sequence[NDArray[Any]], batch: int = B
 
 
 def _check_lengths(spec: TensorSpec, parts: Sequence[NDArray[Any]]) -> None:
-    """Raise SourceInvalid where the length of an answer depends on the values of its sample."""
+    """Raise SourceInvalid if the length of an answer depends on the values of its sample."""
     for part in parts:
         if any(length not in (-1, found) for length, found in zip(spec.shape[1:], part.shape[1:], strict=True)):
             raise SourceInvalid(

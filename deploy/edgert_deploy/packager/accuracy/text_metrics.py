@@ -16,7 +16,7 @@ from edgert_deploy.packager.accuracy.reference import Metric, Outputs, Reference
 
 
 class ErrorRate(Metric):
-    """1 - the error rate, so that higher is better; below 0 where there are more errors than words."""
+    """1 - the error rate, so that higher is better; below 0 if there are more errors than words."""
 
     def __init__(self, reference: Reference, unit: str) -> None:
         metric = UNITS[unit]

@@ -64,7 +64,7 @@ class Artifact:
     `judged_by` names the engine that measures the artifact's accuracy on this host. `tools` are the versions of what
     made it, for the receipt. `float_layers` names the layers that an INT8 artifact computes in float, where accuracy
     needs it. `qat`: its scales are those that the source came with. `int8_share` is the share of multiply-accumulates
-    that run in INT8, read from the artifact; None where its file does not tell.
+    that run in INT8, read from the artifact; None if its file does not tell.
     """
 
     engine: str
@@ -226,7 +226,7 @@ def takes_operators(source: SourceModel, engine: str) -> bool:
 
 
 def check_source(source: SourceModel, engine: str, target: str) -> None:
-    """Raise ConfigInvalid or OperatorUnsupported where no artifact of `engine` is built from `source`."""
+    """Raise ConfigInvalid or OperatorUnsupported if no artifact of `engine` is built from `source`."""
     builder = builder_for(engine)
     if (operators := classical_operators(source.proto)) and not builder.takes_classical:
         raise OperatorUnsupported(

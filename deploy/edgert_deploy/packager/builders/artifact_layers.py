@@ -15,7 +15,7 @@ class ArtifactLayer(NamedTuple):
     """A layer: `precision` is "int8", "fp16", "fp32" or another dtype.
 
     `macs` counts the multiply-accumulates of one sample in a layer with weights or a matrix product. It is 0 for other
-    layers, and None where the file does not tell the shapes.
+    layers, and None if the file does not tell the shapes.
     """
 
     kind: str
@@ -24,7 +24,7 @@ class ArtifactLayer(NamedTuple):
 
 
 def int8_share(layers: Iterable[ArtifactLayer]) -> float | None:
-    """Return the share of multiply-accumulates in INT8, or None where it is unknown or there are none."""
+    """Return the share of multiply-accumulates in INT8, or None if it is unknown or there are none."""
     total = in_int8 = 0
     for layer in layers:
         if layer.macs is None:

@@ -144,7 +144,7 @@ def _golden_rows_of(answers: Outputs, holdout: CalibrationSet) -> Rows:
 
 
 def _check_buckets(request: BuildRequest) -> None:
-    """Raise CalibrationInvalid where a bucket has no samples: nothing would calibrate or judge it."""
+    """Raise CalibrationInvalid if a bucket has no samples: nothing would calibrate or judge it."""
     buckets = request.source.buckets
     if buckets is None:
         return

@@ -53,7 +53,7 @@ class Budget:
 class Attempt:
     """The `count` most harmful layers in float.
 
-    `drop` is None if that cannot be built; `share` is how much of the work is still in INT8, None where unknown.
+    `drop` is None if that cannot be built; `share` is how much of the work is still in INT8, None if unknown.
     """
 
     count: int

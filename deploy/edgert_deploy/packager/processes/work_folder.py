@@ -35,7 +35,7 @@ def free_bytes(folder: Path) -> int:
 def work_folder(needed: int = 0, free: Callable[[Path], int] = free_bytes) -> Iterator[Path]:
     """Lend a temporary folder, and remove it afterwards, also when SIGTERM ends the build.
 
-    Until then, all temporary files of this process and of those that it starts are made in it. Raises BuildFailed where
+    Until then, all temporary files of this process and of those that it starts are made in it. Raises BuildFailed if
     its disk has less than `needed` bytes free, or becomes full.
     """
     _remove_abandoned(Path(tempfile.gettempdir()))

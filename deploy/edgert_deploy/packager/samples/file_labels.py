@@ -37,7 +37,7 @@ class Timing(NamedTuple):
 def labels_of(folder: Path, files: Sequence[Path], class_names: Sequence[str], transcripts: bool = False) -> Arrays:
     """Return the array LABELS with the class of each file: by the table, else by its folder.
 
-    If the model writes text, the table holds the text of each file, and the array is TRANSCRIPTS. Empty where there is
+    If the model writes text, the table holds the text of each file, and the array is TRANSCRIPTS. Empty if there is
     no table, and no file is in a folder of a class. Raises CalibrationInvalid.
     """
     path = folder / LABELS_TABLE

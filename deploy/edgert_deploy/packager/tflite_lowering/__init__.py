@@ -32,7 +32,7 @@ __all__ = ["OPS", "lower"]
 def lower(model: onnx.ModelProto) -> bytes:
     """Return the float32 .tflite file of a checked model. Deterministic.
 
-    Raises OperatorUnsupported, which lists everything that is not covered, and BuildFailed where ONNX Runtime
+    Raises OperatorUnsupported, which lists everything that is not covered, and BuildFailed if ONNX Runtime
     cannot fold the model.
     """
     graph = fuse(widen(read_graph(model, OPS), OPS), OPS)

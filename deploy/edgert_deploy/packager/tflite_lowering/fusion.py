@@ -72,7 +72,7 @@ def _gelu_group(links: Links, erf: Node) -> tuple[str, list[Node]] | None:
 
 
 def _scaled_by(links: Links, node: Node, factor: float) -> str | None:
-    """Return the value that `node` multiplies by `factor`, or None where it does something else."""
+    """Return the value that `node` multiplies by `factor`, or None if it does something else."""
     if node.op_type == "Mul":
         return links.operand_beside(node, factor)
     if node.op_type == "Div" and links.is_scalar(node.inputs[1], 1 / factor):

@@ -35,7 +35,7 @@ class _Changes:
 
 
 def soften_masks(graph: Graph) -> Graph:
-    """Raise constants below MASKED_SCORE to it, where they only reach the scores of a Softmax."""
+    """Raise constants below MASKED_SCORE to it, if they only reach the scores of a Softmax."""
     links, changes = Links(graph), _Changes()
     waiting = [name for node in graph.nodes if node.op_type == "Softmax" for name in node.inputs]
     seen: set[str] = set()

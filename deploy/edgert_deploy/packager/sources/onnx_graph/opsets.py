@@ -29,7 +29,7 @@ def wanted_opsets(proto: Any) -> list[int]:
 
 
 def at_opset(proto: Any, opset: int) -> Any:
-    """Return the model in that opset and an IR up to IR_MAX; None where ONNX cannot convert it."""
+    """Return the model in that opset and an IR up to IR_MAX; None if ONNX cannot convert it."""
     from onnx import version_converter
 
     converted = proto

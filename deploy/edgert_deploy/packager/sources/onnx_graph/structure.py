@@ -16,7 +16,7 @@ SHAPE_VALUES_MAX = 1024  # a larger constant is no shape
 
 
 def opset_of(proto: Any) -> int:
-    """Return the model's version of ONNX's own operators; 0 where it names none."""
+    """Return the model's version of ONNX's own operators; 0 if it names none."""
     return next((int(entry.version) for entry in proto.opset_import if entry.domain in ONNX_DOMAINS), 0)
 
 

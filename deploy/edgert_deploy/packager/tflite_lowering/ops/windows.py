@@ -70,7 +70,7 @@ class Window:
 
     @property
     def padding(self) -> int | None:
-        """TFLite's padding scheme, or None where a PAD must come first."""
+        """TFLite's padding scheme, or None if a PAD must come first."""
         if all(axis.is_valid for axis in self.axes):
             return int(schema.Padding.VALID)
         return int(schema.Padding.SAME) if all(axis.is_same for axis in self.axes) else None
