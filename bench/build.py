@@ -1,4 +1,4 @@
-"""How long `edgert build` takes: digits for four kinds of target, and a model of MobileNetV2's size.
+"""The time that `edgert build` takes: digits for four kinds of target, and a model of MobileNetV2's size.
 
 Each figure is the whole command in its own process: Python's start, reading, probing, judging and packing. It also
 gives the processor time of all its processes. `cold` has an empty build cache, `warm` one with all artifacts. Rows of

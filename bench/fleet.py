@@ -1,7 +1,7 @@
 """The number of devices that one real mosquitto and one real `edgert fleet export` can handle.
 
 The devices are simulated. Every device has its own connection and reports once a minute, as in the field
-(`support/fleet_load.py`). `lost` are reports that were sent and that no exporter had counted when none counted anything
+(`support/fleet_load.py`). `lost` are sent reports that no exporter had counted when none counted anything
 for GIVE_UP_S. `drained_s` is the time from the last sent report to the last counted one; more than LATE_S is late.
 `--find-max` sends ever faster, with one exporter, then with two and four of a site each, until reports are lost or
 late; a window of 30 s equals twice the devices. The load, the broker and the exporters share this machine's processors.

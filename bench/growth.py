@@ -1,4 +1,4 @@
-"""How the cost grows: with the number of models, of connections, and with the size of a request.
+"""The growth of the cost with the number of models, of connections, and with the size of a request.
 
 - **Models** (1 to 50; two fully connected layers in FP32 on ONNX Runtime, each model with a worker of its own): memory
   of all processes, the time from the daemon's start until the first model and until each has answered, and one client's

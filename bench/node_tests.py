@@ -1,4 +1,4 @@
-"""How far the TFLite lowering reaches, by the ONNX project's own node tests (`onnx.backend.test`).
+"""The reach of the TFLite lowering, by the ONNX project's own node tests (`onnx.backend.test`).
 
 Each test's model is lowered to a float32 .tflite file, run in TFLite's interpreter, and compared with the test's
 outputs at the test's tolerances. `support/node_cases.py` decides which tests are promised and why the others are not.

@@ -1,4 +1,4 @@
-"""Which sensitivity measure finds the layers to keep in float: `python -m bench.sensitivity [--json]`.
+"""A comparison of sensitivity measures, which find the layers to keep in float: `python -m bench.sensitivity [--json]`.
 
 Digits with outlier channels, which INT8 breaks. Each measure sorts the layers on the same calibration samples:
 "alone" (that layer in INT8, the others in float, as the packager does) and "all but one" (that layer in float, the

@@ -44,7 +44,7 @@ _RANGES: dict[str, tuple[float, float]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class BrokerLogin(Closed):
-    """How to log in at an MQTT broker. The files are paths; "" for what the broker does not ask for."""
+    """The login at an MQTT broker. The files are paths; "" for what the broker does not ask for."""
 
     tls: bool = False
     ca: str = ""

@@ -69,7 +69,7 @@ done
 
 @dataclass(frozen=True)
 class Result:
-    """How a command ended and what it printed."""
+    """The end of a command and its output."""
 
     argv: tuple[str, ...]
     exit_code: int

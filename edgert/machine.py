@@ -57,7 +57,7 @@ def return_free_memory() -> None:
 
 
 def prefer_for_oom(score: int) -> None:
-    """When memory runs out, let the kernel end this process first: up to 1000, the most; others have 0."""
+    """Let the kernel end this process before others when memory runs out; `score` is at most 1000."""
     with contextlib.suppress(OSError):  # some sandboxes refuse
         Path("/proc/self/oom_score_adj").write_text(str(score))
 

@@ -196,7 +196,7 @@ def build(model: ZooModel, engine: str, folder: Path, precision: str) -> Built:
 
 
 def _tried(found: dict[str, Any]) -> str:
-    """Return each candidate with its score and time: what an engineer reads who wants to know why."""
+    """Return each candidate with its score and time, which explain the choice."""
     words = [
         f"{one['artifact']}{'+' + str(len(one['float_layers'])) if one['float_layers'] else ''} {one['score']:.4f}"
         + (f" {one['p50_ms']:.3f} ms" if one.get("p50_ms") else "")

@@ -34,7 +34,7 @@ _COUNTER_MAX = 2**53
 
 @dataclass(frozen=True)
 class ChannelDevice:
-    """What entries of a statement select a device by."""
+    """The properties of a device by which an entry of a statement selects it."""
 
     site: str
     device: str

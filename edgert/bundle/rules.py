@@ -30,7 +30,7 @@ BOX_FORMATS = ("cxcywh", "xyxy", "xywh", "yxyx")
 
 @dataclass(frozen=True)
 class Resize(Closed):
-    """How an image of any size is brought to the model's `height` x `width` pixels.
+    """The rule that brings an image of any size to the model's `height` x `width` pixels.
 
     "stretch" ignores the ratio of the sides. "crop" scales the shorter side to `shortest_side` (0: the least that
     covers the model's size) and takes the middle. "letterbox" keeps the ratio, centres the image and fills the rest
@@ -47,7 +47,7 @@ class Resize(Closed):
 
 @dataclass(frozen=True)
 class Preprocess(Closed):
-    """How UINT8 values for `input` become the model's values: (value * scale - mean) / std.
+    """The rule that makes the model's values of UINT8 values for `input`: (value * scale - mean) / std.
 
     `mean` and `std` hold one number, or one per channel. `layout` is that of the UINT8 tensors: "nhwc", "nchw", or
     "model" for the model's own, `model_layout`. `colour` is the order of the model's channels, `frame_colour` that of
@@ -74,7 +74,7 @@ class Preprocess(Closed):
 
 @dataclass(frozen=True)
 class Smooth(Closed):
-    """How the answer to a window counts the last `windows` windows of its signal, itself included.
+    """The rule for an answer that depends on the last `windows` windows of a signal.
 
     "mean": the class scores are averaged, over the windows that there are. "majority" answers the class that more than
     half of them decide, "all" the class that each of them decides; before there are so many, windows decide nothing.

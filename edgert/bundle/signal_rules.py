@@ -82,7 +82,7 @@ class Sound(Closed):
 
 @dataclass(frozen=True)
 class Series(Closed):
-    """How sensor values [time, channels] become features of each window of `length` values.
+    """The rule that makes features of sensor values [time, channels], for each window of `length` values.
 
     With `step` 0 a request holds exactly one window; else a new window begins every `step` values, and each is an item.
     Values are first completed by `missing` (of NaN: "refuse", "zero", "hold" the last one, or "linear" between

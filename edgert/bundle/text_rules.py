@@ -23,7 +23,7 @@ DATATYPES = ("INT64", "INT32")
 
 @dataclass(frozen=True)
 class Text(Closed):
-    """How UTF-8 text becomes token ids, by a file of the library `tokenizers`.
+    """The rule that makes token ids of UTF-8 text, by a file of the library `tokenizers`.
 
     `tokenizer` is that file's path: in a manifest its name in the bundle, on the host a path there. The model's `input`
     gets the ids, `mask` 1 for a token and 0 for padding, `types` the type ids; "" for what the model does not take.
@@ -50,7 +50,7 @@ class Text(Closed):
 
 @dataclass(frozen=True)
 class Embed(Closed):
-    """How the output `output` becomes one vector for each item, the output `<output>_embedding`.
+    """The rule that makes one vector for each item of `output`, the output `<output>_embedding`.
 
     Of token states [N, T, D], `pooling` "mean" takes the mean over the tokens that the input `mask` marks with 1, and
     "cls" the first token's. With "none" the output is [N, D] already. With `normalise` each vector has the length 1.

@@ -59,7 +59,7 @@ class LocalArtifact:
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """How an engine should run here. `threads` 0 lets the engine choose.
+    """The settings of an engine on this machine. `threads` 0 lets the engine choose.
 
     An engine keeps compiled files in `cache_dir`; None keeps none. `extra` holds settings under the engine's own names:
     with them the packager runs an artifact in several ways, to see how far answers differ. A load reports work of

@@ -1,4 +1,4 @@
-"""When and how fast the follower may fetch: a window of hours, and a limited rate."""
+"""The hours in which the follower may fetch, and the rate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How releases and channels lie in a repository: OCI image manifests with media types of their own.
+"""Releases and channels in a repository: OCI image manifests with media types of their own.
 
 A release is one manifest: a layer for the signed envelope of its bundle and one for each file of it, named by its path,
 as `oras` and `skopeo` expect. Releases share the files that are equal. A channel is a manifest with one layer, the

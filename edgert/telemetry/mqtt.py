@@ -128,7 +128,7 @@ class Will:
 
 @dataclass(frozen=True)
 class Session:
-    """That the broker is to keep this client's subscriptions and messages for so long while it is away.
+    """The time for which the broker keeps the subscriptions and messages of a client that is away.
 
     With 3.1.1 the broker's own limit counts (mosquitto: persistent_client_expiration).
     """

@@ -34,7 +34,7 @@ STOP_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True)
 class ReporterSettings:
-    """Where the reports of a model belong, and how long a window is."""
+    """The topics of a model's reports, and the length of a window."""
 
     topics: Topics
     boot: str

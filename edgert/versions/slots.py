@@ -72,7 +72,7 @@ class Version:
 
 @dataclass(frozen=True)
 class Trial:
-    """When a trial ends, in seconds of the boot clock of `boot_id`."""
+    """The end of a trial, in seconds of the boot clock of `boot_id`."""
 
     boot_id: str
     ends_at_s: float

@@ -92,7 +92,7 @@ class Host:
         return dict(next(each for each in models if each["model"] == model))
 
     def is_ready(self, device: str, model: str) -> bool:
-        """Return whether the model serves. A daemon that has just started has no word of it yet."""
+        """Return whether the model serves. A daemon that has just started does not list it yet."""
         return (self.model(device, model).get("serving") or {}).get("state") == "ready"
 
     def on(self, device: str, *argv: str, timeout_s: float = 300.0) -> Result:

@@ -74,7 +74,7 @@ class RuntimeThere:
 
 @dataclass(frozen=True)
 class RuntimePlan:
-    """How the runtime changes. `action` is install, upgrade, keep (another runtime stays) or none.
+    """The change of a runtime. `action` is install, upgrade, keep (another runtime stays) or none.
 
     The new environment is a copy of `base` ("" for none) with the wheels in `changed` installed; of these, the device
     lacks those in `send`.

@@ -106,7 +106,7 @@ def resume_rollout(id: str | None, bundle: Path | None, yes: bool, verbose: bool
 @yes_option
 @json_option
 def abort(id: str | None, yes: bool, as_json: bool) -> None:
-    """Abort rollout ID (default: the newest), so that no host resumes it. Devices keep the version that they have.
+    """Abort rollout ID (default: the newest), so that no host resumes it. Devices keep their version.
 
     To abort a rollout that runs in another process, press Ctrl-C there.
     """

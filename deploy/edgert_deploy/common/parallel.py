@@ -26,7 +26,7 @@ Answer = TypeVar("Answer")
 
 
 class Stop:
-    """How often the user has asked to stop. A signal handler may call `press`: it takes no lock."""
+    """Counts how often the user asked to stop. A signal handler may call `press`: it takes no lock."""
 
     def __init__(self) -> None:
         self._presses = 0

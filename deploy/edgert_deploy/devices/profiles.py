@@ -19,7 +19,7 @@ PRECISIONS = ("auto", "int8", "fp16", "fp32")
 
 @dataclass(frozen=True)
 class Match(Closed):
-    """How to recognize this kind of device.
+    """The marks of this kind of device.
 
     `model` and `cpu` are words in the names of the board and of the processor, `l4t` major versions of a Jetson's
     system. One entry of a list is enough; an empty list matches nothing.

@@ -1,4 +1,4 @@
-"""How far a channel is, by what its devices reported to the store. Pure.
+"""The progress of a channel, from its devices' reports in the store. Pure.
 
 A device names its channel in `info`, the live release of each model in `deploy`, and a release that it went back from
 or refused in an event.
@@ -51,12 +51,12 @@ class Progress:
 
     @property
     def begun(self) -> int:
-        """How many devices began with the release."""
+        """The number of devices that began with the release."""
         return sum(standing.state in (TOOK, TRIAL, BACK) for standing in self.standings)
 
     @property
     def done(self) -> bool:
-        """Whether every device that is heard of has decided."""
+        """Whether every device that reports has decided."""
         return not any(standing.state in (TRIAL, WAITS) for standing in self.standings)
 
 

@@ -45,7 +45,7 @@ class SeqTracker:
 
     @property
     def lost_min(self) -> int:
-        """How many were lost at least. A lost spool held an unknown number, and counts as one."""
+        """The least number of lost reports. A lost spool held an unknown number, and counts as one."""
         return self.missing + self.restarts
 
     def is_new(self, seq: int) -> bool:

@@ -32,7 +32,7 @@ ALL_PRECISIONS: tuple[Precision, ...] = ("int8", "fp16", "fp32")
 
 @dataclass(frozen=True, kw_only=True)
 class BuildSettings:
-    """What the user sets, and the build takes as it is.
+    """The user's settings that the build takes as they are.
 
     `precision` None takes each profile's own, or "auto" for a model of classical machine learning. `engines` "all"
     packs an artifact for every engine of a profile that takes the model, "first" one for the first. `with_reference`

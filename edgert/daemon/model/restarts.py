@@ -1,4 +1,4 @@
-"""When the worker of a model restarts after a crash, and which versions a rollback must not choose."""
+"""Restarts of a model's worker after crashes, and the versions that a rollback must not choose."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Restarts:
 
     @property
     def crashes(self) -> int:
-        """How many workers ended in a row."""
+        """The number of workers that ended in a row."""
         return self._backoff.failures
 
     @property

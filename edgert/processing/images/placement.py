@@ -1,4 +1,4 @@
-"""How coordinates map between a sent image and the model's image: arithmetic without pixels.
+"""The mapping of coordinates between a sent image and the model's image: arithmetic without pixels.
 
 Coordinates are continuous and start at the top left corner: pixel i covers i to i + 1.
 """
@@ -22,7 +22,7 @@ class Placement(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """How to make the model's image: `box` of the source at `width` x `height`, put at (`left`, `top`).
+    """The steps to the model's image: `box` of the source at `width` x `height`, put at (`left`, `top`).
 
     `box` is left, top, right, bottom. `full` is the size of the whole source at that scale.
     """

@@ -34,7 +34,7 @@ _NO_INPUTS = ModelInputs([], 0, False, b"")
 
 
 class Departure(NamedTuple):
-    """How a connection leaves: the part of an answer that is still to be sent, and the error that ends it."""
+    """A connection that leaves the reactor: the rest of an answer to send, and the error that ends it."""
 
     unsent: bytes = b""
     error: Exception | None = None

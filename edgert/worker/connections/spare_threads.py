@@ -25,7 +25,7 @@ class _Spare:
 
 
 class SpareThreads:
-    """Runs each job in a thread of its own; up to `spare_max` threads wait `spare_s` for another job afterwards."""
+    """Runs each job in a thread of its own; up to `spare_max` of them wait `spare_s` for another job."""
 
     def __init__(self, spare_max: int = SPARE_MAX, spare_s: float = SPARE_S) -> None:
         self._spare_max, self._spare_s = spare_max, spare_s

@@ -67,7 +67,7 @@ Load = Callable[[int], Session]
 
 @dataclass(frozen=True)
 class Learned:
-    """How to run an artifact on this device.
+    """The measured settings for an artifact on this device.
 
     `threads_us` and `run_us` are the measured times (threads, batch -> us). `instances` is how many runs there are at
     once: of one session if the engine is one of CONCURRENT, else each of its own. `others` is the share of the

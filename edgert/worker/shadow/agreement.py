@@ -1,4 +1,4 @@
-"""Whether two answers to one input agree: by their top classes, else by the cosine of their values."""
+"""Agreement of two answers to one input: by their top classes, else by the cosine of their values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ COSINE_MIN = 0.99  # answers with at least this cosine agree, if the model gives
 
 
 class Agreement(NamedTuple):
-    """Whether two answers agree: the same top classes of scores, else a cosine of at least COSINE_MIN."""
+    """The agreement of two answers: the same top classes of scores, else a cosine of at least COSINE_MIN."""
 
     agrees: bool
     cosine: float

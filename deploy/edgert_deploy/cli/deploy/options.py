@@ -21,7 +21,7 @@ BYTES_PER_S_MIN = 1000.0
 
 @dataclass(frozen=True)
 class TrialOptions:
-    """How long a version is on trial, and the limits that it must hold."""
+    """The length of a trial, and the limits that the version must hold."""
 
     trial_s: float
     limits: tuple[str, ...]
@@ -36,7 +36,7 @@ class TrialOptions:
 
 @dataclass(frozen=True)
 class WaveOptions:
-    """Which devices come first, and when a rollout stops."""
+    """The order of the devices, and the limit of failures that stops a rollout."""
 
     canary: int
     waves: str
@@ -51,7 +51,7 @@ class WaveOptions:
 
 @dataclass(frozen=True)
 class TransferOptions:
-    """How fast a bundle is sent, and the bundles that devices have already."""
+    """The rate at which a bundle is sent, and the bundles that devices have already."""
 
     bytes_per_s: float | None
     delta_from: tuple[Path, ...]

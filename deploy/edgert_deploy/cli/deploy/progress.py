@@ -1,4 +1,4 @@
-"""How a deployment to devices goes, on stderr.
+"""The progress of a deployment to devices, on stderr.
 
 One device, or --verbose: a line for each step. Many devices: on a terminal a live table of those in progress, elsewhere
 a line for each tenth of them.

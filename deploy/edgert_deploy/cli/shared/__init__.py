@@ -1,1 +1,1 @@
-"""What several commands share: options and their types, output, work on many devices."""
+"""The common parts of commands: options and their types, output, work on many devices."""

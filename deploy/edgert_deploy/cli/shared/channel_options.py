@@ -36,7 +36,7 @@ _YEARS_S = 10 * 365 * 86_400.0
 
 @dataclass(frozen=True)
 class Reach:
-    """How to reach the registry: its address and two files."""
+    """The way to the registry: its address and two files."""
 
     address: str | None
     ca: Path | None

@@ -1,4 +1,4 @@
-"""How commands print: progress on stderr, tables, errors by cause; no control characters.
+"""The output of commands: progress on stderr, tables, errors by cause; no control characters.
 
 Results go to stdout as those of `edgertd` do (edgert/cli/output.py).
 """

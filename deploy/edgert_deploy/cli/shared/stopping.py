@@ -1,4 +1,4 @@
-"""How long-running commands end: the first Ctrl-C or SIGTERM lets them finish what they do."""
+"""The end of long-running commands: after the first Ctrl-C or SIGTERM they finish their current work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How an upload to a registry goes, on stderr."""
+"""The progress of an upload to a registry, on stderr."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ ByteProgress = Callable[[int, int], None]  # bytes so far, bytes in total
 
 @dataclass(frozen=True)
 class PutOptions:
-    """How `Transport.put` sends a file.
+    """The options of `Transport.put`.
 
     If a `resumable` upload fails, its bytes stay, and the next one with the same content continues there. `bytes_per_s`
     bounds the speed; 0 does not.

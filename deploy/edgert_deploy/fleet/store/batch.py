@@ -54,7 +54,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class WriteResult:
-    """How many reports of a batch were new."""
+    """The numbers of new reports in a batch."""
 
     hists: int
     metrics: int

@@ -1,4 +1,4 @@
-"""How long the store keeps what, and how streams, groups and devices without reports are removed.
+"""The removal of old rows, and of streams, groups and devices without reports.
 
 Theory of operation: the rows of windows and hours are keyed by time first, so that asking them for a stream's last
 report would read them all. So the last hour of each stream and group is in a table of its own, indexed by hour and

@@ -18,7 +18,7 @@ COMPARED_EVERY_S = 5.0
 
 
 class SlowDevices:
-    """Which devices are slow, and since when: the limits of each (model, profile) decide."""
+    """The slow devices, and since when they are slow: the limits of each (model, profile) decide."""
 
     def __init__(self, targets: Mapping[str, float]) -> None:
         self._targets = targets

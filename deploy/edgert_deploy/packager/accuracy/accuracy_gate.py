@@ -35,7 +35,7 @@ GROUP_SAMPLES_MIN = 10  # a smaller class or slice fails no build: one sample of
 
 @dataclass(frozen=True)
 class Limits:
-    """How much an artifact may lose, absolutely: in total, and in any class or slice (None: no limit)."""
+    """The most that an artifact may lose: in total, and in any class or slice (None: no limit)."""
 
     max_drop: float = 0.01
     max_class_drop: float | None = None

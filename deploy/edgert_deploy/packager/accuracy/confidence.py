@@ -1,4 +1,4 @@
-"""How sure a measured drop is: its confidence interval, and how many samples decide within a limit.
+"""The confidence interval of a measured drop, and the number of samples that a limit needs.
 
 Each hold-out sample is answered by FP32 and by the artifact, so the two shares of right answers are paired. Tango's
 score interval for the difference of paired shares (Statistics in Medicine 17, 1998, 891-908) holds for few samples.

@@ -23,7 +23,7 @@ from edgert_deploy.packager.accuracy.reference import Metric, Outputs, Reference
 
 
 class Counts(NamedTuple):
-    """How many windows or events are answered correctly, are answered, and are true."""
+    """The numbers of windows or events that are answered correctly, are answered, and are true."""
 
     right: int
     answered: int

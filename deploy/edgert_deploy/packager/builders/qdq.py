@@ -39,7 +39,7 @@ PASS_THROUGH_OPS = ("Cast", "Dropout", "Identity", "Reshape", "Transpose")
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to quantize: `activations` in "uint8" or "int8", weights in int8; `ops` None: every operator.
+    """`activations` in "uint8" or "int8", weights in int8, for the operators `ops` (None: every one).
 
     `ranges` is how the range of an activation follows from the samples: "MinMax", "Percentile" or "Entropy". With
     DYNAMIC_RANGE the engine computes it from each sample.

@@ -32,7 +32,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Timing:
-    """How fast a candidate was at one place, or the `error` that prevented it; the numbers are then 0."""
+    """The times of a candidate on one machine, or the `error` that prevented them; the numbers are then 0."""
 
     where: str
     p50_ms: float = 0.0

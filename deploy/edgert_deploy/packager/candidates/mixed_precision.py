@@ -37,7 +37,7 @@ FORMAT = 3
 
 @dataclass
 class Budget:
-    """How many artifacts all searches of a build may build together."""
+    """The number of artifacts that all searches of a build may build together."""
 
     builds: int
 

@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class Timing(NamedTuple):
-    """When the first window begins, the step to the next, and a window's length, in seconds."""
+    """The start of the first window, the step to the next, and a window's length, in seconds."""
 
     begin_s: float
     step_s: float

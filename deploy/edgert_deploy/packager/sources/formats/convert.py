@@ -39,7 +39,7 @@ INPUT_DATATYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16"
 
 @dataclass(frozen=True)
 class Conversion:
-    """How to convert: the `python` with the framework; `{"datatype", "shape"}` of inputs by name.
+    """The `python` with the framework, and `{"datatype", "shape"}` of inputs by name.
 
     `buckets` are for an axis that the resulting ONNX leaves open. `kept`: earlier conversions, None to convert anew.
     """
