@@ -1,4 +1,4 @@
-"""When and how fast the follower fetches."""
+"""The hours and the rate in which the follower fetches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far a channel is, by what devices reported."""
+"""The progress of a channel, from what devices reported."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class PerfAnalyzer:
         self.problem = f"{', '.join(lacking)} is not installed: apt-get install libb64-0d" if lacking else ""
 
     def run(self, *words: str) -> str:
-        """Run it with the options `words` and return what it prints. Fails the test where it fails.
+        """Run it with the options `words` and return what it prints. Fails the test if it fails.
 
         With --request-count it sometimes waits for ever, after the server has answered all requests: it is run again.
         """

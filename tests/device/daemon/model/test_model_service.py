@@ -311,7 +311,7 @@ def test_a_model_waits_for_memory_and_then_refuses(tmp_path: Path) -> None:
     with theirs, ours:
         with pytest.raises(Unavailable, match="is waiting"):
             world.service.connect(theirs)
-        world.room = Overloaded("other models hold the memory")
+        world.room = Overloaded("other models use the memory")
         world.service.sync()
         assert world.service.state == "unloaded"
         assert world.names() == ["no_room"]

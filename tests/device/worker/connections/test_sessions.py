@@ -60,7 +60,7 @@ def test_sessions_and_their_memory_are_limited_and_given_back(tmp_path: Path) ->
 
 def test_a_memory_that_no_frame_could_move_is_refused(tmp_path: Path) -> None:
     model = loaded(tmp_path, op="add", state_id="", item_shape=(10_000,))
-    with pytest.raises(RequestError, match=r"keeps up to 40000 bytes, and a frame.*frame_mb"):
+    with pytest.raises(RequestError, match=r"keeps up to 40000 bytes, which must fit a frame.*frame_mb"):
         sessions(model, frame_mb=0.04).open()
     sessions(model, frame_mb=0.05).open()
 
@@ -147,7 +147,7 @@ def test_several_signals_in_one_request_have_no_order_to_carry_state_in(tmp_path
         ask(opened.open(), two)
     pipeline = opened.pipeline
     tensor = wire.WireTensor(0, "FP32", two.shape, memoryview(two.tobytes()))
-    with pytest.raises(RequestError, match="takes one signal, as its state goes"):
+    with pytest.raises(RequestError, match="send one signal in each request"):
         pipeline.infer(pipeline.tensors.read((tensor,)), wire.FLAG_NO_CACHE, 0, None)
 
 
