@@ -147,16 +147,16 @@ class HttpConnection:
         else:
             place = self._kept
         body = place[:size_bytes]
-        at = 0
+        filled = 0
         for part in request.parts:
-            body[at : at + len(part)] = part
-            at += len(part)
-        self._admission.take(self._place, at)
+            body[filled : filled + len(part)] = part
+            filled += len(part)
+        self._admission.take(self._place, filled)
         until_s = self._clock() + self._limits.body_s_max(size_bytes)
-        while at < size_bytes:
-            count = self._receive(body[at:], until_s)
+        while filled < size_bytes:
+            count = self._receive(body[filled:], until_s)
             self._admission.take(self._place, count)
-            at += count
+            filled += count
         self._parser.skip_body()
         return body
 

@@ -130,17 +130,17 @@ def _question(text: bytes, data_bytes: int) -> tuple[list[BinaryInput], Question
     names: set[str] = set()
     inputs: dict[str, Given] = {}
     stated: list[BinaryInput] = []
-    at = 0
+    offset = 0
     for entry in entries:
-        name, tensor = _input(entry, data_bytes, at)
+        name, tensor = _input(entry, data_bytes, offset)
         _check(name not in names, f"input {name!r} is given twice")
         names.add(name)
         if isinstance(tensor, BinaryInput):
             stated.append(tensor)
-            at = tensor.end
+            offset = tensor.end
         else:
             inputs[name] = tensor
-    _check(at == data_bytes, f"the inputs state {at} bytes of binary data, the body has {data_bytes}")
+    _check(offset == data_bytes, f"the inputs state {offset} bytes of binary data, the body has {data_bytes}")
     question_id = value.get("id", "")
     _check(isinstance(question_id, str) and len(question_id) <= ID_LENGTH_MAX, "'id' must be a short string")
     timeout_us = _whole(parameters.get("timeout", 0), "the parameter 'timeout' (microseconds)")
@@ -223,8 +223,8 @@ def _split(body: memoryview, json_length: str | None) -> tuple[memoryview, memor
     return body[:length], body[length:]
 
 
-def _input(entry: Any, data_bytes: int, at: int) -> tuple[str, Given | BinaryInput]:
-    """Return an input's name and its values, or its place from byte `at` of the binary data."""
+def _input(entry: Any, data_bytes: int, offset: int) -> tuple[str, Given | BinaryInput]:
+    """Return an input's name and its values, or its place from byte `offset` of the binary data."""
     _check(isinstance(entry, dict) and isinstance(entry.get("name"), str), "each input must be an object with a 'name'")
     name, datatype, shape = entry["name"][:200], entry.get("datatype"), entry.get("shape")
     if not isinstance(datatype, str) or (datatype not in NUMPY_NAMES and datatype != "BYTES"):
@@ -242,14 +242,14 @@ def _input(entry: Any, data_bytes: int, at: int) -> tuple[str, Given | BinaryInp
         return name, _from_json(name, entry.get("data"), np.dtype(NUMPY_NAMES[datatype]), datatype, shape)
     size = _whole(parameters["binary_data_size"], f"'binary_data_size' of input {name!r}")
     _check("data" not in entry, f"input {name!r} has both 'data' and 'binary_data_size'")
-    _check(at + size <= data_bytes, f"the body ends within the binary data of input {name!r}")
+    _check(offset + size <= data_bytes, f"the body ends within the binary data of input {name!r}")
     if datatype == "BYTES":
-        return name, BinaryInput(name, None, shape, at, at + size)
+        return name, BinaryInput(name, None, shape, offset, offset + size)
     dtype = np.dtype(NUMPY_NAMES[datatype])
     takes = math.prod(shape) * dtype.itemsize
     if size != takes:
         raise RequestError(f"input {name!r} has {datatype} {shape}, which takes {takes} bytes, not {size}")
-    return name, BinaryInput(name, dtype, shape, at, at + size)
+    return name, BinaryInput(name, dtype, shape, offset, offset + size)
 
 
 def _texts(name: str, data: Any, count: int) -> list[bytes]:
@@ -268,12 +268,12 @@ def _files(name: str, data: memoryview, count: int) -> list[bytes]:
     """Return the elements of a BYTES tensor: files, each after its length in 4 bytes."""
     _check(0 < count <= FILES_MAX, f"input {name!r} has {count} files; it may have 1 to {FILES_MAX}")
     files: list[bytes] = []
-    at = 0
-    while at + 4 <= len(data) and len(files) < count:
-        length = int.from_bytes(data[at : at + 4], "little")
-        files.append(bytes(data[at + 4 : at + 4 + length]))
-        at += 4 + length
-    _check(at == len(data) and len(files) == count, f"the lengths in the BYTES of input {name!r} do not add up")
+    offset = 0
+    while offset + 4 <= len(data) and len(files) < count:
+        length = int.from_bytes(data[offset : offset + 4], "little")
+        files.append(bytes(data[offset + 4 : offset + 4 + length]))
+        offset += 4 + length
+    _check(offset == len(data) and len(files) == count, f"the lengths in the BYTES of input {name!r} do not add up")
     return _padded_alike(name, files, len(data))
 
 

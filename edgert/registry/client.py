@@ -251,12 +251,12 @@ class Registry:
     ) -> Iterator[urllib3.BaseHTTPResponse]:
         """Send a request, again with a login if the registry wants one; `path` may be a whole URL."""
         url = f"{self.repository.url}{path}" if path.startswith("/") else path
-        ours = urlsplit(url).netloc == self.repository.host
+        is_registry = urlsplit(url).netloc == self.repository.host
         for first in (True, False):
-            login = {"Authorization": self._login.header} if self._login.header and ours else {}
+            login = {"Authorization": self._login.header} if self._login.header and is_registry else {}
             with self._connection.request(method, url, {**(headers or {}), **login}, body, wait_s) as response:
                 challenge = response.headers.get("WWW-Authenticate")
-                if response.status != 401 or challenge is None or not first or not ours:
+                if response.status != 401 or challenge is None or not first or not is_registry:
                     yield response
                     return
             self._login.answer(url, challenge)

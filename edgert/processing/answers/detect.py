@@ -151,13 +151,13 @@ def _boxes_and_scores(rule: Detect, arrays: Sequence[Array]) -> tuple[Array, Arr
                 f"which is not the manifest's form {rule.form}"
             )
         return boxes, None, scores
-    together = arrays[0] if first else arrays[0].T
-    at = 5 if rule.objectness else 4
-    if len(together) <= at:
+    values = arrays[0] if first else arrays[0].T
+    first_score = 5 if rule.objectness else 4
+    if len(values) <= first_score:
         raise EngineFailed(
-            f"output {rule.boxes!r} has {len(together)} values a box, form {rule.form} needs more than {at}"
+            f"output {rule.boxes!r} has {len(values)} values a box, form {rule.form} needs more than {first_score}"
         )
-    boxes, objectness, scores = together[:4], together[4] if rule.objectness else None, together[at:]
+    boxes, objectness, scores = values[:4], values[4] if rule.objectness else None, values[first_score:]
     return (boxes, objectness, scores) if first else (boxes.T, objectness, scores.T)
 
 

@@ -26,21 +26,21 @@ def read_wav(data: bytes | memoryview) -> tuple[NDArray[np.float32], int]:
     view = memoryview(data)
     if len(view) < 12 or bytes(view[:4]) != b"RIFF" or bytes(view[8:12]) != b"WAVE":
         raise RequestError("this is not a WAV file; send a complete WAV file, or the samples as INT16 or FP32")
-    form, at = None, 12
-    while at + 8 <= len(view):
-        name, size = struct.unpack_from("<4sI", view, at)
-        at += 8
+    form, offset = None, 12
+    while offset + 8 <= len(view):
+        name, size = struct.unpack_from("<4sI", view, offset)
+        offset += 8
         if name == b"fmt ":
-            form = _format(view[at : at + size])
+            form = _format(view[offset : offset + size])
         elif name == b"data":
             if form is None:
                 raise RequestError("the WAV file has its data before its format; write it again")
-            if at + size > len(view):
+            if offset + size > len(view):
                 raise RequestError(
-                    f"the WAV file states {size} bytes of samples and has {len(view) - at}: send the complete file"
+                    f"the WAV file states {size} bytes of samples and has {len(view) - offset}: send the complete file"
                 )
-            return _samples(view[at : at + size], *form)
-        at += size + size % 2
+            return _samples(view[offset : offset + size], *form)
+        offset += size + size % 2
     raise RequestError("the WAV file has no samples; send a complete file")
 
 

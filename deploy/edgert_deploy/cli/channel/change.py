@@ -29,8 +29,7 @@ from edgert_deploy.rollout.channel_entries import Entries, with_halt, without_mo
 def halt(name: str, model: str, reach: Reach, signing: Signing, as_json: bool) -> None:
     """Halt the newest release of MODEL (default: of every model) in channel NAME.
 
-    Devices that have not begun with it do not begin, and keep what they have. Devices that have it keep it, too: to
-    replace it there, publish a fixed release.
+    No further device begins with it. Devices that have it keep it: to replace it there, publish a fixed release.
 
     \b
     Example:

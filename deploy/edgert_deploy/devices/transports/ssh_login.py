@@ -1,8 +1,9 @@
 """The SSH login: jump hosts, host keys and authentication, up to the moment when commands can be sent.
 
 The only accepted host key of a device is the one in the inventory. It is compared at the end of the key exchange,
-before a user name, a login or any payload is sent. The same holds for a jump host of the inventory. To a jump host that
-only ~/.ssh/config names the system's ssh connects, which must know its key. (Fabric's own default accepts any key.)
+before a user name, a login or any payload is sent. The same holds for a jump host of the inventory. If only
+~/.ssh/config names a jump host, the system's ssh connects to it, and must know its key. (Fabric's own default accepts any
+key.)
 
 These lines of ~/.ssh/config apply: Host, Match (by all, host, originalhost, user, localuser, exec, canonical and
 final), Include, HostName, User, Port, IdentityFile, IdentitiesOnly, IdentityAgent, CertificateFile, ProxyJump,
