@@ -230,12 +230,12 @@ class Connection:
 
     def _send_rest(self, parts: Sequence[wire.Buffer], sent: int) -> None:
         """Send what the kernel did not take at once, as it makes room."""
-        rest = _after(parts, sent)
+        rest = _unsent(parts, sent)
 
         def writable() -> None:
             nonlocal rest
             try:
-                rest = _after(rest, self._sock.sendmsg(rest))
+                rest = _unsent(rest, self._sock.sendmsg(rest))
             except BlockingIOError:
                 return
             except OSError:
@@ -295,7 +295,7 @@ class Connection:
             self.parting = error
 
 
-def _after(parts: Sequence[wire.Buffer], sent: int) -> list[wire.Buffer]:
+def _unsent(parts: Sequence[wire.Buffer], sent: int) -> list[wire.Buffer]:
     """Return what is left of `parts` after their first `sent` bytes. Nothing is copied."""
     rest: list[wire.Buffer] = []
     for part in parts:

@@ -65,13 +65,13 @@ class NullSession(Session):
             return [np.sum(tensors, axis=0, dtype=spec.dtype) for spec in self.outputs]
         first = tensors[0]
         sums = first.reshape(len(first), -1).sum(axis=1)
-        return [_spread(sums, spec) for spec in self.outputs]
+        return [_filled(sums, spec) for spec in self.outputs]
 
     def close(self) -> None:
         return None
 
 
-def _spread(sums: NDArray[Any], spec: TensorSpec) -> NDArray[Any]:
+def _filled(sums: NDArray[Any], spec: TensorSpec) -> NDArray[Any]:
     """Return an array of `spec` with every element of an item set to the item's entry in `sums`."""
     shape = (len(sums), *spec.item_shape)
     return np.broadcast_to(sums.reshape(-1, *(1 for _ in spec.item_shape)), shape).astype(spec.dtype)

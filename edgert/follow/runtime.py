@@ -124,7 +124,7 @@ class RuntimeFollower:
         and StorageFailed.
         """
         home = self._own_home(check=False)
-        here = self._here(home)
+        here = self._runtimes_here(home)
         target = self._target(entry, trusted, _installed(home, here.current))
         if not here.trying:
             self._note_end(home, entry, target.id, here)
@@ -156,7 +156,7 @@ class RuntimeFollower:
     def fetch(self, entry: Entry, trusted: tuple[PublicKey, ...]) -> None:
         """Fetch the wheels that the environment lacks. Raises RegistryError, StorageFailed, WindowClosed."""
         home = self._own_home()
-        base = _installed(home, self._here(home).current)
+        base = _installed(home, self._runtimes_here(home).current)
         target = self._target(entry, trusted, base)
         if not _complete(home, target.id):
             changed = _changed(target, base.base_for(target.python, target.engines))
@@ -173,7 +173,7 @@ class RuntimeFollower:
         """
         home = self._own_home()
         with self._claimed(home):
-            base = _installed(home, self._here(home).current)
+            base = _installed(home, self._runtimes_here(home).current)
             target = self._target(entry, trusted, base)
             if not _complete(home, target.id):
                 self._make(home, target, base.base_for(target.python, target.engines))
@@ -203,8 +203,8 @@ class RuntimeFollower:
             )
         return self._home
 
-    def _here(self, home: Path) -> RuntimesHere:
-        outcome = (*_text(home / "outcome").splitlines(), "", "", "")
+    def _runtimes_here(self, home: Path) -> RuntimesHere:
+        outcome = (*_content(home / "outcome").splitlines(), "", "", "")
         return RuntimesHere(_target_of(home / "venv"), trial_of(home), (outcome[0], outcome[1], outcome[2]))
 
     def _target(self, entry: Entry, trusted: tuple[PublicKey, ...], base: Installed) -> RuntimeTarget:
@@ -248,7 +248,7 @@ class RuntimeFollower:
         with storing(f"cannot use {home}", busy=DeployUnderWay("a bootstrap is at work on this device")):
             lock = locked(home / "working", wait_s=0)
         with lock:
-            claim = dict(line.partition("=")[::2] for line in _text(home / "setup").splitlines())
+            claim = dict(line.partition("=")[::2] for line in _content(home / "setup").splitlines())
             until = float(claim["until"]) if claim.get("until", "").isdecimal() else 0.0
             if BootClock().left_s(claim.get("boot", ""), until) > 0:
                 raise DeployUnderWay(f"a bootstrap is under way on this device, by {claim.get('who')}")
@@ -279,7 +279,7 @@ class RuntimeFollower:
             raise DeviceError(f"the trial of the new runtime did not begin: {began.complaint()}")
         until = time.monotonic() + BEGIN_S_MAX
         while time.monotonic() < until:
-            here = self._here(home)
+            here = self._runtimes_here(home)
             if here.trying or here.outcome[:2] in (("kept", runtime), ("back", runtime)):
                 return
             time.sleep(POLL_S)
@@ -301,8 +301,8 @@ def _run(argv: Sequence[str], timeout_s: float) -> Result:
 
 def _installed(home: Path, runtime: str) -> Installed:
     folder = home / "venvs" / runtime
-    lines = _text(folder / "pyvenv.cfg").splitlines()
-    return Installed.read(runtime, _text(folder / ".complete"), dict(line.partition(" = ")[::2] for line in lines))
+    lines = _content(folder / "pyvenv.cfg").splitlines()
+    return Installed.read(runtime, _content(folder / ".complete"), dict(line.partition(" = ")[::2] for line in lines))
 
 
 def _changed(target: RuntimeTarget, base: Installed) -> list[Wheel]:
@@ -316,7 +316,7 @@ def _complete(home: Path, runtime: str) -> bool:
 
 def _manager(daemon: int) -> str:
     """Return what restarts the daemon: systemd, or the monitor."""
-    if f"/{UNIT}" not in _text(Path(f"/proc/{daemon}/cgroup")):
+    if f"/{UNIT}" not in _content(Path(f"/proc/{daemon}/cgroup")):
         return "monitor"
     return "system" if os.geteuid() == 0 else "user"
 
@@ -336,7 +336,7 @@ def _target_of(link: Path) -> str:
         return ""
 
 
-def _text(path: Path) -> str:
+def _content(path: Path) -> str:
     try:
         return path.read_text(errors="replace")
     except OSError:

@@ -143,13 +143,13 @@ def _question(text: bytes, data_bytes: int) -> tuple[list[BinaryInput], Question
     _check(offset == data_bytes, f"the inputs state {offset} bytes of binary data, the body has {data_bytes}")
     question_id = value.get("id", "")
     _check(isinstance(question_id, str) and len(question_id) <= ID_LENGTH_MAX, "'id' must be a short string")
-    timeout_us = _whole(parameters.get("timeout", 0), "the parameter 'timeout' (microseconds)")
+    timeout_us = _whole_number(parameters.get("timeout", 0), "the parameter 'timeout' (microseconds)")
     return stated, Question(
         id=question_id,
         inputs=inputs,
         outputs=_wanted(value.get("outputs"), binary),
         binary=binary,
-        priority=_whole(parameters.get("priority", 0), "the parameter 'priority'"),
+        priority=_whole_number(parameters.get("priority", 0), "the parameter 'priority'"),
         timeout_s=timeout_us / 1e6 if timeout_us else None,
     )
 
@@ -240,7 +240,7 @@ def _input(entry: Any, data_bytes: int, offset: int) -> tuple[str, Given | Binar
         if datatype == "BYTES":
             return name, _texts(name, entry.get("data"), math.prod(shape))
         return name, _from_json(name, entry.get("data"), np.dtype(NUMPY_NAMES[datatype]), datatype, shape)
-    size = _whole(parameters["binary_data_size"], f"'binary_data_size' of input {name!r}")
+    size = _whole_number(parameters["binary_data_size"], f"'binary_data_size' of input {name!r}")
     _check("data" not in entry, f"input {name!r} has both 'data' and 'binary_data_size'")
     _check(offset + size <= data_bytes, f"the body ends within the binary data of input {name!r}")
     if datatype == "BYTES":
@@ -331,7 +331,7 @@ def _wanted(entries: Any, binary: bool) -> tuple[WantedOutput, ...] | None:
         )
         parameters = _object(entry, "parameters", f"output {entry['name'][:200]!r}")
         _check("shared_memory_region" not in parameters, "shared memory regions are not supported")
-        classes = _whole(parameters.get("classification", 0), "the parameter 'classification'")
+        classes = _whole_number(parameters.get("classification", 0), "the parameter 'classification'")
         _check(classes <= CLASSES_MAX, f"the parameter 'classification' is at most {CLASSES_MAX}")
         wanted.append(WantedOutput(entry["name"], parameters.get("binary_data", binary) is True, classes))
     return tuple(wanted)
@@ -387,7 +387,7 @@ def _object(value: dict[str, Any], key: str, where: str) -> dict[str, Any]:
     return dict(member)
 
 
-def _whole(value: Any, what: str) -> int:
+def _whole_number(value: Any, what: str) -> int:
     _check(_is_length(value), f"{what} must be a whole number, 0 or more")
     return int(value)
 

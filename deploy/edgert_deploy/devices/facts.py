@@ -170,15 +170,15 @@ def probe(transport: Transport, name: str, own_python: str = "") -> MachineFacts
         python_path=path,
         python_lacks="" if lacks == "-" else lacks.replace(",", ", "),
         glibc=fact("glibc"),
-        memory_mb=_whole(fact("memory_kb")) // 1024,
-        uid=_whole(fact("uid")),
+        memory_mb=_whole_number(fact("memory_kb")) // 1024,
+        uid=_whole_number(fact("uid")),
         home=fact("home"),
         model=fact("model"),
         systemd="systemd" in answers,
         cpu=fact("cpu"),
-        cpus=_whole(fact("cpus")),
+        cpus=_whole_number(fact("cpus")),
         distribution=fact("distribution"),
-        disk_free_mb=_whole(fact("disk_kb")) // 1024,
+        disk_free_mb=_whole_number(fact("disk_kb")) // 1024,
         l4t=fact("l4t"),
         accelerators=tuple(
             dict.fromkeys(_ACCELERATORS[raw] for raw in answers.get("accelerator", []) if raw in _ACCELERATORS)
@@ -276,5 +276,5 @@ def _contains(text: str, words: str) -> bool:
     return re.search(rf"(?<![a-z0-9]){pattern}{ends}", text.lower()) is not None
 
 
-def _whole(text: str) -> int:
+def _whole_number(text: str) -> int:
     return int(text) if text.isdigit() else 0

@@ -95,7 +95,7 @@ def _model(name: str, there: ModelStatus | None, wanted: Wanted | None) -> Model
         return ModelDrift(name, None, wanted, (Drift("missing", text),))
     if there.damaged:
         return ModelDrift(name, None, wanted, (Drift("damaged", there.damaged),))
-    drift = [] if wanted is None else _against(there, wanted)
+    drift = [] if wanted is None else _release_drift(there, wanted)
     serving = there.serving
     if there.on_trial:
         trial = None if serving is None else serving.trial
@@ -108,7 +108,7 @@ def _model(name: str, there: ModelStatus | None, wanted: Wanted | None) -> Model
     return ModelDrift(name, there.release, wanted, tuple(drift))
 
 
-def _against(there: ModelStatus, wanted: Wanted) -> list[Drift]:
+def _release_drift(there: ModelStatus, wanted: Wanted) -> list[Drift]:
     """Return how the live version differs from the wanted one."""
     release, failed = there.release, there.rolled_back
     if there.live is not None and there.live.digest == wanted.digest:

@@ -97,7 +97,7 @@ def make_plan(facts: DeviceStatus, offer: Offer, limits: TrialLimits | None = No
             f"edgert bootstrap {facts.device} --with text"
         )
     _check_engine([manifest.artifact(name) for name in target.artifacts], facts)
-    if limits is None and model is not None and _is(model.live, offer.digest):
+    if limits is None and model is not None and _has_digest(model.live, offer.digest):
         limits = model.trial_limits
     steps = _steps(model, offer.digest, limits)
     if Step.WATCH in steps and limits is not None:
@@ -133,15 +133,15 @@ def _steps(model: ModelStatus | None, digest: str, limits: TrialLimits | None) -
     if limits is not None:
         keep = () if limits.unattended else (Step.MARK_GOOD,)
         make_live = (Step.ACTIVATE, Step.CHECK, Step.WATCH, *keep)
-    if model is not None and _is(model.live, digest):
+    if model is not None and _has_digest(model.live, digest):
         return () if model.live is not None and model.live.good else make_live[1:]
-    if model is not None and model.state in STAGED and _is(model.spare, digest):
+    if model is not None and model.state in STAGED and _has_digest(model.spare, digest):
         return make_live
     return (Step.SEND, Step.INSTALL, *make_live)
 
 
 def _check_release(manifest: Manifest, digest: str, model: ModelStatus | None, facts: DeviceStatus) -> None:
-    if model is None or _is(model.live, digest):
+    if model is None or _has_digest(model.live, digest):
         return
     if not manifest.may_follow(model.ratchet):
         raise ReleaseTooOld(
@@ -203,5 +203,5 @@ def _check_disk(offer: Offer, target: TargetEntry, facts: DeviceStatus) -> None:
         )
 
 
-def _is(version: Version | None, digest: str) -> bool:
+def _has_digest(version: Version | None, digest: str) -> bool:
     return version is not None and version.digest == digest

@@ -102,7 +102,7 @@ def put_release(
     except NotInRegistry:
         published = None
     if published is None:
-        lacking = {blob: name for blob, name in files.items() if not _again(on_pause, registry.has, blob)}
+        lacking = {blob: name for blob, name in files.items() if not _repeated(on_pause, registry.has, blob)}
         total = sum(blob.size_bytes for blob in lacking)
 
         def count(size: int) -> None:
@@ -111,9 +111,9 @@ def put_release(
             on_bytes(sent, total)
 
         for blob, path in zip(lacking, paths_of(list(lacking.values())), strict=True):
-            _again(on_pause, registry.upload, blob, path, count)
-        _again(on_pause, put_small, registry, EMPTY, envelope)
-        _again(on_pause, registry.put_manifest, tag, oci_manifest)
+            _repeated(on_pause, registry.upload, blob, path, count)
+        _repeated(on_pause, put_small, registry, EMPTY, envelope)
+        _repeated(on_pause, registry.put_manifest, tag, oci_manifest)
         sent = total
     elif published.digest != digest_of(oci_manifest):
         raise ConfigInvalid(
@@ -126,7 +126,7 @@ def put_release(
     return Release(model, number, digest, envelope_sha256, manifest_sha256, tuple(files), sent)
 
 
-def _again(on_pause: OnPause, step: Callable[..., _T], *given: object) -> _T:
+def _repeated(on_pause: OnPause, step: Callable[..., _T], *given: object) -> _T:
     """Do a step of an upload, again after each pause if the link broke."""
     for pause_s in PAUSES_S:
         try:

@@ -131,7 +131,9 @@ class Record:
         if len(heads) != 1:
             raise ValueError(f"{len(heads)} of its lines name the rollout; one must")
         events = sorted((int(value["n"]), line, value) for value, line in parsed if "rollout" not in value)
-        return cls(_after(_head_from_json(heads[0]), (event for *_, event in events)), events[-1][0] if events else 0)
+        return cls(
+            _with_events(_head_from_json(heads[0]), (event for *_, event in events)), events[-1][0] if events else 0
+        )
 
     def to(self, rollout: Rollout) -> tuple[Record, list[str]]:
         """Return the record of `rollout` and the lines that lead there from this one."""
@@ -157,7 +159,7 @@ def _events(before: Rollout, after: Rollout) -> Iterator[dict[str, Any]]:
         yield {"state": after.state.value, "reason": after.reason, "by": after.by}
 
 
-def _after(rollout: Rollout, events: Iterable[Mapping[str, Any]]) -> Rollout:
+def _with_events(rollout: Rollout, events: Iterable[Mapping[str, Any]]) -> Rollout:
     """Return the rollout after `events`. Those of a kind that a newer version knows change nothing."""
     outcomes: dict[str, dict[str, Any]] = {}
     for value in events:

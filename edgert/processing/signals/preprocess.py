@@ -57,7 +57,7 @@ class SignalPreprocessor:
                 self._made = self._made[::-1]
         self.frames = TensorSpec(spec.name, "FP32", shape)
         self.integers = TensorSpec(spec.name, "INT16", shape)
-        self._takes_own = not _alike(spec.shape, shape)
+        self._takes_own = not _may_be_signal(spec.shape, shape)
         forms = (spec if self._takes_own else None, self.frames, self.integers, self.files)
         self.forms = tuple(form for form in forms if form is not None)
         self._item_shape = _item_shape(spec.item_shape, self._made)
@@ -183,7 +183,7 @@ class SignalPreprocessor:
         return count
 
 
-def _alike(own: tuple[int, ...], signal: tuple[int, ...]) -> bool:
+def _may_be_signal(own: tuple[int, ...], signal: tuple[int, ...]) -> bool:
     """Return whether a tensor of the shape `own` could also be a signal."""
     return len(own) == len(signal) and all(-1 in (a, b) or a == b for a, b in zip(own, signal, strict=True))
 

@@ -67,7 +67,7 @@ class AppTensors:
         self._labels = () if post is None else post.labels
         states = {binding.output for binding in manifest.state}
         places = [i for i, spec in enumerate(computed) if spec.name not in states]
-        self.outputs = tuple(self._any_number(computed[i]) for i in places)
+        self.outputs = tuple(self._answer_spec(computed[i]) for i in places)
         sent = [places if post is None else post.sent(raw) for raw in (False, True)]
         self.places = tuple([i for i in places if i in each] for each in sent)
         self.numbers = tuple([places.index(i) for i in each] for each in self.places)
@@ -145,7 +145,7 @@ class AppTensors:
             return self._pre.forms
         return self._pre.forms[1:] if count == len(self.sent) else self._pre.forms[:1]
 
-    def _any_number(self, spec: TensorSpec) -> TensorSpec:
+    def _answer_spec(self, spec: TensorSpec) -> TensorSpec:
         """Return an output's form in answers: with state, a model with a batch of 1 also gives several items."""
         return TensorSpec(spec.name, spec.datatype, (-1, *spec.item_shape)) if self._form.in_turn else spec
 

@@ -2,7 +2,7 @@
 
 The only accepted host key of a device is the one in the inventory. It is compared at the end of the key exchange,
 before a user name, a login or any payload is sent. The same holds for a jump host of the inventory. If only
-~/.ssh/config names a jump host, the system's ssh connects to it, and must know its key. (Fabric's own default accepts any
+~/.ssh/config names a jump host, the system's ssh connects to it, and must know its key. (By default, Fabric accepts any
 key.)
 
 These lines of ~/.ssh/config apply: Host, Match (by all, host, originalhost, user, localuser, exec, canonical and
@@ -87,7 +87,7 @@ def log_in(device: Device, limits: LinkLimits, stack: ExitStack) -> fabric.Conne
     """
     called = f"{device.name} ({device.address})"
     target = _Hop(Jump(SshAddress.parse(device.address), device.host_key, device.identity), called, device.name)
-    _way(target, Jump.of(device), limits, stack)
+    _socket_to(target, Jump.of(device), limits, stack)
     with _JUMP_LOGINS if target.proxy_command() else contextlib.nullcontext():
         _open(target, limits)
     return target.connection
@@ -116,7 +116,7 @@ def _shown_key(address: SshAddress, jump: Jump | None, but: list[str]) -> str | 
     limits = LinkLimits()
     target = _Hop(Jump(address), address.host, address.host)
     with ExitStack() as stack:
-        _way(target, jump, limits, stack)
+        _socket_to(target, jump, limits, stack)
         target.connection.client.set_missing_host_key_policy(_OnlyLook())
         target.connection.connect_kwargs["disabled_algorithms"] = {"keys": [*but, *(_RSA if "ssh-rsa" in but else ())]}
         try:
@@ -228,7 +228,7 @@ class _Hop:
         return shlex.join(["ssh", "-o", "BatchMode=yes", *chain, "-W", target, f"ssh://{last}"])
 
 
-def _way(target: _Hop, jump: Jump | None, limits: LinkLimits, stack: ExitStack) -> None:
+def _socket_to(target: _Hop, jump: Jump | None, limits: LinkLimits, stack: ExitStack) -> None:
     """Open all connections before `target`, and give it the socket to connect over."""
     first = target
     if jump is not None:
@@ -253,7 +253,7 @@ def _open(hop: _Hop, limits: LinkLimits) -> None:
     except (UnknownKeyType, paramiko.SSHException, ValueError) as error:
         raise ConfigInvalid(
             f"the pinned host key of {hop.called} is invalid ({hop.host_key[:40]}...). Pin it again: "
-            f"edgert device set {hop.device} {_again(hop)}"
+            f"edgert device set {hop.device} {_pin_option(hop)}"
         ) from error
     hop.connection.client.get_host_keys().add(name, kind, key)
     with _translated(hop):
@@ -282,7 +282,7 @@ def _translated(hop: _Hop) -> Iterator[None]:
         shown = f"{error.key.get_name()} {error.key.get_base64()}"
         raise HostKeyMismatch(
             f"{hop.called} shows host key {fingerprint(shown)}; pinned is {fingerprint(hop.host_key)}. Nothing was sent. If its system is "
-            f"new, compare the fingerprint on its own console, then pin it: edgert device set {hop.device} {_again(hop)}"
+            f"new, compare the fingerprint on its own console, then pin it: edgert device set {hop.device} {_pin_option(hop)}"
         ) from error
     except (OSError, EOFError, paramiko.SSHException) as error:
         # paramiko has no error class for a user without any key.
@@ -299,7 +299,7 @@ def _translated(hop: _Hop) -> Iterator[None]:
         raise DeviceUnreachable(f"{hop.called} cannot be reached: {_reason(error)}{way}") from error
 
 
-def _again(hop: _Hop) -> str:
+def _pin_option(hop: _Hop) -> str:
     """Return the option that pins its key again."""
     return f"--jump {hop.connection.host}" if hop.called.startswith("the jump host") else "--repin"
 

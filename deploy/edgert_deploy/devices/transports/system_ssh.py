@@ -67,9 +67,9 @@ def ssh_command(device: Device, *options: str) -> Iterator[list[str]]:
         words = [program, *_options(known_hosts, DEVICE_ALIAS), *options, *_identity(device)]
         if device.jump:
             before = shlex.join([program, *_options(known_hosts, JUMP_ALIAS), *_identity(device)]).replace("%", "%%")
-            to = shlex.join(_to(device.jump)).replace("%", "%%")
+            to = shlex.join(_destination(device.jump)).replace("%", "%%")
             words += ["-o", f"ProxyCommand={before} -W [%h]:%p {to}"]  # ssh fills in %h and %p
-        yield [*words, *_to(device.address)]
+        yield [*words, *_destination(device.address)]
 
 
 def _one_line(host_key: str) -> str:
@@ -92,7 +92,7 @@ def _literal(path: Path) -> str:
     return str(path).replace("%", "%%")
 
 
-def _to(text: str) -> Sequence[str]:
+def _destination(text: str) -> Sequence[str]:
     address = SshAddress.parse(text)
     user = ["-l", address.user] if address.user else []
     port = ["-p", str(address.port)] if address.port else []

@@ -33,9 +33,9 @@ class Gap(NamedTuple):
 
     def within(self, first: int, end: int) -> int:
         """Return how many of its reports fall into the minutes from `first` to before `end`."""
-        return self._before(end) - self._before(first)
+        return self._missing_before(end) - self._missing_before(first)
 
-    def _before(self, minute: int) -> int:
+    def _missing_before(self, minute: int) -> int:
         count, length = self.end_seq - self.first_seq, self.until_minute - self.from_minute
         if length <= 0:
             return count if minute > self.until_minute else 0
@@ -55,7 +55,7 @@ def note(connection: sa.Connection, reports: Sequence[tuple[int, int, int]]) -> 
     of_boot = _newest_of_boots(connection, behind)
     late = {row["device_id"] for row in known.values() if min(arrived[row["id"]]) <= row["model_seq"]}
     open_gaps = _open(connection, late)
-    before = _all(open_gaps)
+    before = _all_gaps(open_gaps)
     for stream, seqs in arrived.items():
         row = known[stream]
         model = (row["device_id"], row["model"])
@@ -80,7 +80,7 @@ def note(connection: sa.Connection, reports: Sequence[tuple[int, int, int]]) -> 
         if at >= newest.get(model, (-1, 0))[1]:
             newest[model] = hist_seq, at
     _remember(connection, known)
-    _store(connection, before, _all(open_gaps))
+    _store(connection, before, _all_gaps(open_gaps))
 
 
 def overlapping(connection: sa.Connection, first: int, end: int) -> Iterator[Gap]:
@@ -156,7 +156,7 @@ def _open(connection: sa.Connection, devices: set[int]) -> dict[tuple[int, str],
     return open_gaps
 
 
-def _all(open_gaps: Mapping[tuple[int, str], Sequence[Gap]]) -> set[Gap]:
+def _all_gaps(open_gaps: Mapping[tuple[int, str], Sequence[Gap]]) -> set[Gap]:
     return {gap for gaps in open_gaps.values() for gap in gaps}
 
 

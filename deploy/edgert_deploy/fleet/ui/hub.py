@@ -36,7 +36,7 @@ class View:
         sites = [
             {"site": site, "devices": names, "states": states} for site, (names, states) in sorted(self.sites.items())
         ]
-        return {**self._said(), "words": self.words, "sites": sites}
+        return {**self._counts(), "words": self.words, "sites": sites}
 
     def since(self, before: View) -> dict[str, Any] | None:
         """Return the changes; None if devices were added or removed, which needs the whole fleet."""
@@ -51,12 +51,12 @@ class View:
             for number, (letter, was) in enumerate(zip(states, before.sites[site][1], strict=True))
             if letter != was
         ]
-        return {**self._said(), **({"words": self.words} if self.words != before.words else {}), "changed": changed}
+        return {**self._counts(), **({"words": self.words} if self.words != before.words else {}), "changed": changed}
 
     def is_news(self, before: View) -> bool:
         return replace(self, at_ms=0) != replace(before, at_ms=0)
 
-    def _said(self) -> dict[str, Any]:
+    def _counts(self) -> dict[str, Any]:
         return {
             "at_ms": self.at_ms,
             "counts": self.counts,

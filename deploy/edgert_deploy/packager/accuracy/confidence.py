@@ -35,7 +35,7 @@ def drop_interval(drops: NDArray[Any]) -> tuple[float, float]:
         return abs(lost - gained - count * drop) <= Z * math.sqrt(variance)
 
     mean = (lost - gained) / count
-    return _last(fits, mean, -1.0), _last(fits, mean, 1.0)
+    return _boundary(fits, mean, -1.0), _boundary(fits, mean, 1.0)
 
 
 def samples_needed(max_drop: float) -> int:
@@ -43,7 +43,7 @@ def samples_needed(max_drop: float) -> int:
     return math.ceil(3 / max_drop - 1e-9)
 
 
-def _last(fits: Callable[[float], bool], inside: float, outside: float) -> float:
+def _boundary(fits: Callable[[float], bool], inside: float, outside: float) -> float:
     """Return where `fits` ends between `inside`, which fits, and `outside`."""
     for _ in range(STEPS):
         middle = (inside + outside) / 2

@@ -44,19 +44,19 @@ class MeanAveragePrecision(Metric):
         detected = detections(self._rule, [answers[i][rows] for i in self._at], self._size, None)
         truth = self._truth[rows]
         if of_class:  # the boxes of other classes become padding
-            truth = np.where(self._is(truth[..., 0], of_class)[..., None], truth, -1.0)
+            truth = np.where(self._equals_name(truth[..., 0], of_class)[..., None], truth, -1.0)
         return average_precision(truth, detected)
 
     def classes(self) -> dict[str, Rows]:
         """Return the samples that show an object of each class."""
         shown = np.unique(self._truth[..., 0]).astype(int)
         names = [self._name(value) for value in shown if value >= 0]
-        return {name: np.flatnonzero(self._is(self._truth[..., 0], name).any(axis=1)) for name in names}
+        return {name: np.flatnonzero(self._equals_name(self._truth[..., 0], name).any(axis=1)) for name in names}
 
     def _name(self, value: int) -> str:
         return self._names[value] if value < len(self._names) else str(value)
 
-    def _is(self, values: Any, name: str) -> Any:
+    def _equals_name(self, values: Any, name: str) -> Any:
         return values == (self._names.index(name) if name in self._names else int(name))
 
 

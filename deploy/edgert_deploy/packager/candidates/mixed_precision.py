@@ -171,7 +171,7 @@ def _fewest(
         else:
             fails = count
     spent = most > 0 and passes != fails + 1
-    return (builder.build(_with(order, worst, passes)) if passes else None), spent
+    return (builder.build(_order_with_float(order, worst, passes)) if passes else None), spent
 
 
 def _attempt(builder: CandidateBuilder, order: Order, worst: Sequence[Layer], count: int) -> Attempt:
@@ -179,14 +179,14 @@ def _attempt(builder: CandidateBuilder, order: Order, worst: Sequence[Layer], co
     layers = ", ".join(layer.name for layer in worst[:count][:5]) + (", ..." if count > 5 else "")
     builder.progress(f"{name}: {order.engine} INT8 with {count} of {counted(len(worst), 'layer')} in float ({layers})")
     try:
-        built = builder.build(_with(order, worst, count))
+        built = builder.build(_order_with_float(order, worst, count))
     except (BuildFailed, EngineFailed) as error:
         builder.progress(f"{name}: {error.message}")
         return Attempt(count, passed=False, drop=None)
     return Attempt(count, built.passed, built.result.accuracy.drop, built.artifact.int8_share)
 
 
-def _with(order: Order, worst: Sequence[Layer], count: int) -> Order:
+def _order_with_float(order: Order, worst: Sequence[Layer], count: int) -> Order:
     # Sorted by harm: the cache's key and the receipt show this order.
     return replace(order, float_layers=tuple(worst[:count]))
 

@@ -58,7 +58,7 @@ def read_function(
                 f"{where} has {'no' if label is None else 'a'} label, unlike those before; return labels for all or none"
             )
     if buckets is None:
-        arrays = {spec.name: np.stack(rows[spec.name]) if rows[spec.name] else _none(spec) for spec in specs}
+        arrays = {spec.name: np.stack(rows[spec.name]) if rows[spec.name] else _no_samples(spec) for spec in specs}
     else:
         arrays = stack_all(name, specs, [rows[spec.name] for spec in specs], buckets)
     return arrays, np.array(labels, np.int64) if labels else None
@@ -128,5 +128,5 @@ def _label(where: str, label: Any) -> int:
     return int(label)
 
 
-def _none(spec: TensorSpec) -> NDArray[Any]:
+def _no_samples(spec: TensorSpec) -> NDArray[Any]:
     return np.empty((0, *spec.item_shape), spec.dtype)
