@@ -84,7 +84,7 @@ def test_a_registry_that_gives_an_older_statement_is_noticed(
     channels.change("old", same, key)
     assert older is not None
     registry.put_manifest(channel_tag("old"), older.data)
-    with pytest.raises(ChannelTooOld, match="restored from a copy"):
+    with pytest.raises(ChannelTooOld, match="restored from an older copy"):
         channels.change("old", same, key)
     assert host(server, key, tmp_path / "another user").read("old").entries == (ENTRY,)
 

@@ -105,7 +105,7 @@ def test_the_models_axes_are_filled(item: tuple[int, ...], time_axis: str) -> No
 def test_a_signal_that_is_too_long_is_refused_before_it_is_resampled() -> None:
     with pytest.raises(RequestError, match="the signal has 4001 samples, and the model's window has 4000"):
         sound()(tone(4001, 8000)[None])
-    with pytest.raises(RequestError, match="1000 to 384000 are read"):
+    with pytest.raises(RequestError, match="1000 to 384000 are allowed"):
         sound()(wav(tone(4000, 8000), 7)[None])
     with pytest.raises(RequestError, match="windows, at most 1024"):
         sound((40, 26), step=1)(np.zeros((1, 6000), np.int16))
