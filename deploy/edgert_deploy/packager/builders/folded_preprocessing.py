@@ -14,6 +14,8 @@ import numpy as np
 from edgert.bundle.rules import Preprocess
 from edgert.errors import ConfigInvalid
 from edgert.tensors import TensorSpec
+from edgert_deploy.packager.sources.onnx_graph.axes import rename
+from edgert_deploy.packager.sources.onnx_graph.nodes import refill
 from edgert_deploy.packager.sources.source_model import HEAD, Fold, SourceModel
 
 
@@ -53,20 +55,14 @@ def _is_plain(proto: Any, name: str) -> bool:
 
 
 def _with_head(proto: Any, frame: TensorSpec, fold: Fold) -> Any:
-    """Return the graph behind Cast, Transpose and Gather (where layouts and colours differ), Mul and Add.
-
-    TensorRT requires that a UINT8 input is cast first.
-    """
+    """Return the graph behind Cast (TensorRT needs it first), Transpose and Gather if any, Mul and Add."""
     from onnx import TensorProto, helper, numpy_helper
 
     copy = type(proto)()
     copy.CopyFrom(proto)
     graph = copy.graph
     inner = f"{HEAD}{fold.input}"
-    for node in graph.node:
-        for i, name in enumerate(node.input):
-            if name == fold.input:
-                node.input[i] = inner
+    rename(graph, fold.input, inner)
     value = next(value for value in graph.input if value.name == fold.input)
     batch = value.type.tensor_type.shape.dim[0]
     dims = [batch.dim_param or "N" if frame.shape[0] == -1 else 1, *frame.item_shape]
@@ -87,7 +83,6 @@ def _with_head(proto: Any, frame: TensorSpec, fold: Fold) -> Any:
         out = inner if i == len(steps) - 1 else f"{HEAD}{op.lower()}_out"
         nodes.append(helper.make_node(op, [last, *more], [out], name=f"{HEAD}{op.lower()}", **attributes))
         last = out
-    nodes += list(graph.node)
-    del graph.node[:], graph.value_info[:]
-    graph.node.extend(nodes)
+    refill(graph.node, [*nodes, *graph.node])
+    del graph.value_info[:]
     return copy

@@ -113,12 +113,6 @@ class Child:
             with contextlib.suppress(OSError):  # a request that was not read
                 file.close()
 
-    def __enter__(self) -> Child:
-        return self
-
-    def __exit__(self, *failure: object) -> None:
-        self.close()
-
     def _printed(self) -> str:
         size = self._stderr.seek(0, os.SEEK_END)
         self._stderr.seek(max(0, size - STDERR_BYTES_MAX))

@@ -52,10 +52,7 @@ def work_folder(needed: int = 0, free: Callable[[Path], int] = free_bytes) -> It
 
 
 def _locked(folder: Path) -> FileIO:
-    """Lock the build's folder.
-
-    The lock has its name once it is held, so that no other build takes it for abandoned.
-    """
+    """Lock the build's folder. The lock is named once it is held, or another build would take the folder."""
     lock = locked(folder / f"{LOCK}.new")
     (folder / f"{LOCK}.new").rename(folder / LOCK)
     return lock

@@ -86,7 +86,8 @@ def _examined(
     """
     name, unchanged = str(request["name"]), True
     proto = parse(name, data)
-    changed = _with_weights(name, proto, request) | drop_weight_inputs(proto) | inline_functions(proto)
+    changed = embed(name, Path(str(request.get("folder", "."))), proto)
+    changed |= drop_weight_inputs(proto) | inline_functions(proto)
     resized, remarks = set_lengths(proto, request.get("shapes") or {})
     changed |= resized
     replaced += remarks
@@ -96,7 +97,8 @@ def _examined(
     unread = drop_unread_inputs(proto)
     remarks += tuple(f"no operator reads input {name!r}: it is left out, and apps do not send it" for name in unread)
     remarks += _fix_batch_where_needed(proto, no_batch)
-    buckets = _buckets(proto, request)
+    wanted = request.get("buckets")  # their outputs are not known yet
+    buckets = None if wanted is None else find_axis(proto, from_json(WantedBuckets, wanted))
     inputs = input_specs(proto, () if buckets is None else tuple((place.name, place.axis) for place in buckets.inputs))
     changed |= buckets is not None
     stripped = _strip_notes(proto)
@@ -122,13 +124,15 @@ def _examined(
         move_output_batches(proto, *shapes)
         data, unchanged = proto.SerializeToString(deterministic=True), False
         session, runs = _run_once_and_twice(data, _at_largest(inputs, buckets))
-    outputs = _output_specs([value.name for value in session.get_outputs()], runs, inputs)
+    outputs: Sequence[TensorSpec] = [
+        output_spec(value.name, _datatype(runs[0][i]), [_shape_of(run[i]) for run in runs], inputs)
+        for i, value in enumerate(session.get_outputs())
+    ]
     if buckets is not None:
         outputs, cuts = cut_outputs(outputs, _shapes_by_length(session, inputs, buckets), buckets.axis)
         buckets = replace(buckets, outputs=cuts)
-    answer = {"inputs": [spec.as_json() for spec in inputs], "outputs": [spec.as_json() for spec in outputs]}
-    stated = None if buckets is None else to_json(buckets)
-    return {**answer, "remarks": remarks, "buckets": stated, "unread": unread}, b"" if unchanged else data
+    answer = {"inputs": inputs, "outputs": outputs, "remarks": remarks, "buckets": buckets, "unread": unread}
+    return to_json(answer), b"" if unchanged else data
 
 
 def _fix_batch_where_needed(proto: Any, no_batch: str) -> tuple[str, ...]:
@@ -181,7 +185,6 @@ def parse(name: str, data: bytes) -> Any:
 
 def check_weights(proto: Any) -> None:
     """Raise SourceInvalid where a weight is NaN or infinite: training diverged, or the export is damaged."""
-    import numpy as np
     from onnx import numpy_helper
 
     for tensor in proto.graph.initializer:
@@ -202,25 +205,11 @@ def check_weights(proto: Any) -> None:
                 )
 
 
-def _with_weights(name: str, proto: Any, request: dict[str, Any]) -> bool:
-    """Bring weights in files beside the model into `proto`. Returns whether there were any."""
-    if not files_of(name, tensors(proto)):
-        return False
-    embed(name, Path(str(request.get("folder", "."))), tensors(proto))
-    return True
-
-
 def _run_once_and_twice(model: bytes, inputs: tuple[TensorSpec, ...]) -> tuple[Any, list[list[Any]]]:
-    """The session, and its answers to one sample and, where the batch is open, to two."""
+    """Return the session, and its answers to one sample and, where the batch is open, to two."""
     session = _load(model)
     counts = (1, 2) if inputs[0].shape[0] == -1 else (1,)
     return session, [_run(session, inputs, count) for count in counts]
-
-
-def _buckets(proto: Any, request: dict[str, Any]) -> Buckets | None:
-    """Return the buckets that the request asks for, their outputs not known yet."""
-    buckets = request.get("buckets")
-    return None if buckets is None else find_axis(proto, from_json(WantedBuckets, buckets))
 
 
 def _at_largest(inputs: tuple[TensorSpec, ...], buckets: Buckets | None) -> tuple[TensorSpec, ...]:
@@ -230,7 +219,6 @@ def _at_largest(inputs: tuple[TensorSpec, ...], buckets: Buckets | None) -> tupl
 def _shapes_by_length(
     session: Any, inputs: tuple[TensorSpec, ...], buckets: Buckets
 ) -> dict[int, list[tuple[int, ...]]]:
-    """Return the outputs' shapes for one sample of each length."""
     shapes = {}
     for length in probed_lengths(buckets):
         at = tuple(buckets.at(spec, length) for spec in inputs)
@@ -357,13 +345,6 @@ def _run(session: Any, inputs: tuple[TensorSpec, ...], count: int, seed: int = 0
         kind = OneSampleOnly if count > 1 else SourceInvalid
         raise kind(f"the model does not run on a batch of {count}: {_first_line(error)}; export it again") from error
     return outputs
-
-
-def _output_specs(names: list[str], runs: list[list[Any]], inputs: tuple[TensorSpec, ...]) -> Sequence[TensorSpec]:
-    return [
-        output_spec(name, _datatype(runs[0][i]), [_shape_of(run[i]) for run in runs], inputs)
-        for i, name in enumerate(names)
-    ]
 
 
 def _shape_of(value: Any) -> tuple[int, ...]:

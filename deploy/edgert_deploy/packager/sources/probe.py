@@ -6,8 +6,8 @@ The command's own process parses nothing of the file before the probe has report
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from contextlib import closing
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from edgert.bundle.buckets import Buckets
@@ -36,8 +36,8 @@ class Probed:
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
-    data: bytes
-    quantized: bool
+    data: bytes = b""
+    quantized: bool = False
     remarks: tuple[str, ...] = ()
     buckets: Buckets | None = None
     unread: tuple[str, ...] = ()
@@ -49,25 +49,16 @@ class Given:
     """The context of a model's bytes: name, folder, lengths of its inputs' axes, buckets for one."""
 
     name: str
-    folder: Path
+    folder: str
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
     buckets: WantedBuckets | None = None
 
 
 def probe(kind: str, given: Given, data: bytes, more_bytes: int = 0, limits: Limits | None = None) -> Probed:
-    """Examine the model `data` of `kind` in a child process. `more_bytes` lie in files beside it.
-
-    Raises SourceInvalid.
-    """
-    shapes = {name: list(lengths) for name, lengths in given.shapes.items()}
-    request = {"name": given.name, "folder": str(given.folder), "shapes": shapes, "buckets": to_json(given.buckets)}
-    answer, translated = ask(EXAMINERS[kind], request, data, limits or limits_for(len(data) + 2 * more_bytes))
-    inputs, outputs = (tuple(TensorSpec.from_json(spec) for spec in answer[key]) for key in ("inputs", "outputs"))
-    remarks = tuple(str(remark) for remark in answer.get("remarks") or ())
-    unread = tuple(str(name) for name in answer.get("unread") or ())
-    buckets = None if answer.get("buckets") is None else from_json(Buckets, answer["buckets"])
-    scales = {str(name): (float(scale), int(zero)) for name, (scale, zero) in (answer.get("scales") or {}).items()}
-    return Probed(inputs, outputs, translated or data, bool(answer.get("quantized")), remarks, buckets, unread, scales)
+    """Examine `data` of `kind`, with `more_bytes` in files beside it, in a child. Raises SourceInvalid."""
+    limits = limits or limits_for(len(data) + 2 * more_bytes)
+    answer, translated = ask(EXAMINERS[kind], to_json(given), data, limits)
+    return replace(from_json(Probed, answer), data=translated or data)
 
 
 def external_files(name: str, data: bytes) -> list[str]:
@@ -88,7 +79,7 @@ def limits_for(size_bytes: int) -> Limits:
 def ask(function: str, request: dict[str, Any], data: bytes, limits: Limits) -> Answer:
     """Return what `function` ("module:name") answers in a child. Raises SourceInvalid for any failure."""
     steps = ["onnx read the model"]
-    with Child(ENVIRONMENT) as child:
+    with closing(Child(ENVIRONMENT)) as child:
         try:
             return child.ask(function, request, data, limits, steps.append)
         except EdgeRTError as error:

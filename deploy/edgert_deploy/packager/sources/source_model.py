@@ -33,8 +33,6 @@ from edgert_deploy.packager.sources.tflite_model import is_tflite
 SOURCE_BYTES_MAX = 2**31 - 1  # the limit of a protobuf message and of a flatbuffer's offsets
 
 Kind = Literal["onnx", "tflite"]
-
-
 HEAD = "edgert_fold_"  # begins the names of folded-in preprocessing, which stays in float
 
 
@@ -129,7 +127,7 @@ def load_source(path: Path, how: Conversion | None = None) -> SourceModel:
         shapes = {name: [1, *lengths[1:]] for name, lengths in shapes.items()}
     beside = external_files(path.name, data) if kind == "onnx" and framework is None else []
     beside_bytes = size_of(path.name, path.parent, beside)
-    probed = probe(kind, Given(path.name, path.parent, shapes, how.buckets), data, beside_bytes)
+    probed = probe(kind, Given(path.name, str(path.parent), shapes, how.buckets), data, beside_bytes)
     if beside:
         sha256, size_bytes = _digest_of_all(path, data, beside)
     proto, quantized = (None, probed.quantized) if kind == "tflite" else _parsed(probed.data)
@@ -167,7 +165,10 @@ def _parsed(data: bytes) -> tuple[Any, bool]:
     proto = ModelProto()
     proto.ParseFromString(data)
     quantized = is_quantized(proto)
-    return (proto if quantized else _with_float_weights(proto)), quantized
+    if not quantized and any(node.op_type == "DequantizeLinear" for node in proto.graph.node):
+        with contextlib.suppress(BuildFailed):
+            proto = float_of(proto)  # its weights are in INT8, and it computes in float
+    return proto, quantized
 
 
 def reference_engine(source: SourceModel) -> str:
@@ -203,16 +204,8 @@ def float_proto(source: SourceModel) -> Any:
     return float_of(source.proto) if source.quantized else source.proto
 
 
-def _with_float_weights(proto: Any) -> Any:
-    """Return the model; if it has weights in INT8 and computes in float, with weights in float."""
-    if any(node.op_type == "DequantizeLinear" for node in proto.graph.node):
-        with contextlib.suppress(BuildFailed):
-            return float_of(proto)
-    return proto
-
-
 def _digest_of_all(path: Path, data: bytes, beside: list[str]) -> tuple[str, int]:
-    """The SHA-256 and the bytes of the model's file and of the files beside it that hold its weights."""
+    """Return the SHA-256 and the bytes of the model's file and of the files beside it that hold its weights."""
     digest, size = hashlib.sha256(data), len(data)
     for location in beside:
         with open_file(path.name, path.parent, location) as file:

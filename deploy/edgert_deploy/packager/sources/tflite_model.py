@@ -12,6 +12,7 @@ import numpy as np
 
 from edgert.errors import SourceInvalid
 from edgert.tensors import DATATYPES, MAX_RANK, TensorSpec
+from edgert.typed_json import to_json
 from edgert_deploy.packager.processes.sandbox import Answer, Progress
 from edgert_deploy.packager.sources.tensor_specs import (
     OneSampleOnly,
@@ -30,10 +31,7 @@ def is_tflite(data: bytes) -> bool:
 
 
 def examine(request: dict[str, Any], data: bytes, progress: Progress) -> Answer:
-    """Return inputs and outputs of the model in `data`, if it is quantized, and its bytes if changed.
-
-    Raises SourceInvalid.
-    """
+    """Return inputs and outputs of the model in `data`, and its bytes if changed. Raises SourceInvalid."""
     name = str(request["name"])
     progress("ai-edge-litert loaded the model and ran it on one sample")
     try:
@@ -64,8 +62,9 @@ def _examined(name: str, data: bytes) -> dict[str, Any]:
         output_spec(output, runs[0][i].dtype.name, [run[i].shape for run in runs], inputs)
         for i, output in enumerate(names)
     ]
-    answer = {"inputs": [spec.as_json() for spec in inputs], "outputs": [spec.as_json() for spec in outputs]}
-    return {**answer, "quantized": _is_quantized(interpreter), "scales": _scales_of_inputs(interpreter)}
+    answer = {"inputs": inputs, "outputs": outputs, "quantized": _is_quantized(interpreter)}
+    result: dict[str, Any] = to_json({**answer, "scales": _scales_of_inputs(interpreter)})
+    return result
 
 
 def _scales_of_inputs(interpreter: Any) -> dict[str, tuple[float, int]]:

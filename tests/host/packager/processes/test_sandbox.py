@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -49,7 +50,7 @@ def call(function: Any) -> str:
 
 def test_one_child_answers_request_after_request() -> None:
     lines: list[str] = []
-    with Child() as child:
+    with closing(Child()) as child:
         first, payload = child.ask(call(doubled), {"n": 1}, b"ab", LIMITS, lines.append)
         assert (first["n"], payload, lines) == (1, b"abab", ["doubling"])
         with pytest.raises(BuildFailed, match="no such operator"):

@@ -87,10 +87,7 @@ def names_in_zip(path: Path) -> list[str] | None:
 
 
 def converted(path: Path, framework: str, how: Conversion) -> bytes:
-    """Return the model as ONNX, from an earlier conversion of the same file where there is one.
-
-    Raises ConfigInvalid if the framework is missing, SourceInvalid if it fails.
-    """
+    """Return the model as ONNX, if possible from an earlier time. Raises ConfigInvalid or SourceInvalid."""
     if how.kept is None or (versions := _versions(how.python)) is None:
         return _converted(path, framework, how)
     script = (SCRIPTS / f"from_{framework}.py").read_text()

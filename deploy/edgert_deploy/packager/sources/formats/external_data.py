@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 
 from edgert.errors import SourceInvalid
 from edgert_deploy.packager.sources.formats.git_lfs import pointer_problem
+from edgert_deploy.packager.sources.onnx_graph.nodes import tensors
 
 BYTES_MAX = 2**31 - 1
 
@@ -22,35 +23,29 @@ BYTES_MAX = 2**31 - 1
 def files_of(name: str, proto_tensors: Iterator[Any]) -> list[str]:
     """Return the files that the tensors refer to, sorted. Raises SourceInvalid for one that leads out."""
     locations = set()
-    for tensor in proto_tensors:
-        if _is_external(tensor):
-            location = _entries(tensor).get("location", "")
-            parts = Path(location).parts
-            if not location or os.path.isabs(location) or ".." in parts or "\0" in location:
-                raise SourceInvalid(
-                    f"{name} keeps tensor {tensor.name[:80]!r} in {location[:200]!r}, which is no file below the model's "
-                    "folder; export the model again"
-                )
-            locations.add(location)
+    for tensor in filter(_is_external, proto_tensors):
+        location = _entries(tensor).get("location", "")
+        if not location or os.path.isabs(location) or ".." in Path(location).parts or "\0" in location:
+            raise SourceInvalid(
+                f"{name} keeps tensor {tensor.name[:80]!r} in {location[:200]!r}, which is no file below the model's "
+                "folder; export the model again"
+            )
+        locations.add(location)
     return sorted(locations)
 
 
-def embed(name: str, folder: Path, proto_tensors: Iterator[Any]) -> int:
-    """Read the tensors' external data from `folder`; return how many bytes. Raises SourceInvalid.
+def embed(name: str, folder: Path, proto: Any) -> bool:
+    """Read external data of a ModelProto from `folder`; return whether there was any. Raises SourceInvalid.
 
     All places are checked before anything is read: a model that is too large costs no memory.
     """
-    places, opened = list[tuple[Any, BinaryIO, int, int]](), dict[str, BinaryIO]()
-    with ExitStack() as files:
-        for tensor in proto_tensors:
-            if not _is_external(tensor):
-                continue
+    places = list[tuple[Any, BinaryIO, int, int]]()
+    with ExitStack() as stack:
+        files = {each: stack.enter_context(open_file(name, folder, each)) for each in files_of(name, tensors(proto))}
+        for tensor in filter(_is_external, tensors(proto)):
             entries = _entries(tensor)
-            location = entries["location"]
-            if location not in opened:
-                opened[location] = files.enter_context(open_file(name, folder, location))
-            size = os.fstat(opened[location].fileno()).st_size
-            places.append((tensor, opened[location], *_range(name, tensor, entries, size)))
+            file = files[entries["location"]]
+            places.append((tensor, file, *_range(name, tensor, entries, os.fstat(file.fileno()).st_size)))
         total = sum(length for *_, length in places)
         if total > BYTES_MAX:
             raise SourceInvalid(
@@ -61,7 +56,7 @@ def embed(name: str, folder: Path, proto_tensors: Iterator[Any]) -> int:
             tensor.raw_data = _read(name, file, offset, length)  # no second copy stays in a variable
             del tensor.external_data[:]
             tensor.data_location = tensor.DEFAULT
-    return total
+    return bool(places)
 
 
 def size_of(name: str, folder: Path, locations: Sequence[str]) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from edgert.errors import SourceInvalid
-from edgert_deploy.packager.sources.onnx_graph.nodes import graphs_of, nodes_of
+from edgert_deploy.packager.sources.onnx_graph.nodes import graphs_of, nodes_of, refill
 from edgert_deploy.packager.sources.onnx_graph.structure import opset_of
 
 IR_OF_WEIGHTS_ALONE = 4  # from here on weights need not be inputs
@@ -159,13 +159,10 @@ def forget_shapes(proto: Any) -> None:
 
 def fixed_batches(proto: Any) -> list[str]:
     """Return the inputs whose batch is 1 where other inputs leave theirs open."""
-    firsts = {value.name: value.type.tensor_type.shape.dim[0] for value in model_inputs(proto) if _rank(value)}
+    shapes = {value.name: value.type.tensor_type.shape.dim for value in model_inputs(proto)}
+    firsts = {name: dims[0] for name, dims in shapes.items() if dims}
     ones = [name for name, dim in firsts.items() if not is_open(dim) and dim.dim_value == 1]
     return ones if any(is_open(dim) for dim in firsts.values()) else []
-
-
-def _rank(value: Any) -> int:
-    return len(value.type.tensor_type.shape.dim)
 
 
 def fix_batch(proto: Any) -> bool:
@@ -211,25 +208,19 @@ def drop_weight_inputs(proto: Any) -> bool:
     inputs = list(model_inputs(proto))
     if len(inputs) == len(proto.graph.input):
         return False
-    del proto.graph.input[:]
-    proto.graph.input.extend(inputs)
+    refill(proto.graph.input, inputs)
     proto.ir_version = max(proto.ir_version, IR_OF_WEIGHTS_ALONE)
     return True
 
 
 def drop_unread_inputs(proto: Any) -> list[str]:
-    """Remove the inputs that no operator reads, and return their names.
-
-    Engines drop them on their own, and then refuse values for them.
-    """
+    """Remove and return inputs that no operator reads: engines drop them, and then refuse their values."""
     read = {name for node in nodes_of(proto.graph) for name in node.input}
     read |= {value.name for graph in graphs_of(proto.graph) for value in graph.output}
-    kept = [value for value in proto.graph.input if value.name in read]
     unread = [value.name for value in proto.graph.input if value.name not in read]
-    if not kept:
+    if len(unread) == len(proto.graph.input):
         return []
-    del proto.graph.input[:]
-    proto.graph.input.extend(kept)
+    refill(proto.graph.input, (value for value in proto.graph.input if value.name in read))
     return unread
 
 
@@ -253,7 +244,6 @@ def _may_be_batch(dims: Any, axis: int, batches: set[str]) -> bool:
 
 
 def _fix(proto: Any, value: Any, number: int) -> None:
-    """Make an input without axes a constant."""
     import numpy as np
     from onnx import helper, numpy_helper
 
@@ -267,14 +257,10 @@ def _move_input(proto: Any, value: Any, axis: int) -> None:
 
     inner, dims = value.name + SUFFIX, list(value.type.tensor_type.shape.dim)
     rename(proto.graph, value.name, inner)
-    moved = [dims[axis], *dims[:axis], *dims[axis + 1 :]]
-    del value.type.tensor_type.shape.dim[:]
-    value.type.tensor_type.shape.dim.extend(moved)
+    refill(value.type.tensor_type.shape.dim, [dims[axis], *dims[:axis], *dims[axis + 1 :]])
     perm = [*range(1, axis + 1), 0, *range(axis + 1, len(dims))]
     node = helper.make_node("Transpose", [value.name], [inner], name=inner, perm=perm)
-    nodes = [node, *proto.graph.node]
-    del proto.graph.node[:]
-    proto.graph.node.extend(nodes)
+    refill(proto.graph.node, [node, *proto.graph.node])
 
 
 def _move_output(proto: Any, value: Any, axis: int, rank: int) -> None:

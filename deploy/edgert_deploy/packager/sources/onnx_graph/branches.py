@@ -14,7 +14,7 @@ from typing import Any
 
 from edgert.engines.onnxruntime import sdk
 from edgert_deploy.packager.sources.onnx_graph.axes import open_batch_axes, rename
-from edgert_deploy.packager.sources.onnx_graph.nodes import graphs_inside
+from edgert_deploy.packager.sources.onnx_graph.nodes import graphs_inside, refill
 
 CONTROL_FLOW = ("If", "Loop", "Scan")
 END = "/edgert_condition"
@@ -37,11 +37,11 @@ def inline_known_branches(proto: Any) -> bool:
         conditions = {node.input[0] for node in proto.graph.node if node.op_type == "If"}
         if not conditions or not (known := _known_conditions(proto, sorted(conditions))):
             break
-        nodes = list(proto.graph.node)
-        del proto.graph.node[:]
-        for node in nodes:
+        nodes = []
+        for node in proto.graph.node:
             inlined = node.op_type == "If" and node.input[0] in known
-            proto.graph.node.extend(_branch(proto.graph, node, known[node.input[0]]) if inlined else [node])
+            nodes += _branch(proto.graph, node, known[node.input[0]]) if inlined else [node]
+        refill(proto.graph.node, nodes)
         changed = True
     if changed:
         remove_unused(proto.graph)
@@ -136,8 +136,5 @@ def remove_unused(graph: Any) -> None:
                 needed.update(name for one in inside.node for name in one.input)
                 needed.update(value.name for value in inside.output)
     needed.update(value.name for value in graph.input)  # where an input has a default
-    constants = [tensor for tensor in graph.initializer if tensor.name in needed]
-    del graph.node[:]
-    del graph.initializer[:]
-    graph.node.extend(reversed(used_nodes))
-    graph.initializer.extend(constants)
+    refill(graph.node, reversed(used_nodes))
+    refill(graph.initializer, (tensor for tensor in graph.initializer if tensor.name in needed))

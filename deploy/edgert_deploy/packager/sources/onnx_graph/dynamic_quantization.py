@@ -7,20 +7,17 @@ the batch of such a model to 1: an answer must not depend on what shares its bat
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edgert.errors import BuildFailed
+from edgert_deploy.packager.sources.onnx_graph.nodes import Array
 
 QUANTIZE = "DynamicQuantizeLinear"
 # Operators that compute the range of their input as they run; those but the first are ONNX Runtime's own.
 RANGES_AS_THEY_RUN = frozenset({QUANTIZE, "DynamicQuantizeLSTM", "DynamicQuantizeMatMul"})
 FLOAT_SUFFIX = "/edgert_float"
-
-Array = NDArray[Any]
 
 
 def is_dynamic(proto: Any) -> bool:
@@ -67,10 +64,7 @@ class _Graph:
         return name
 
     def fold(self, node: Any) -> bool:
-        """Compute `node` if it is a product of two scales, and return whether it is.
-
-        In FP16, ONNX Runtime 1.32 crashes on such a product of constants.
-        """
+        """Compute a product of two scales, on which ONNX Runtime 1.32 crashes in FP16; return if it is one."""
         if node.op_type != "Mul" or not any(name in self._made for name in node.input):
             return False
         factors = [self._made.get(name, self._constants.get(name)) for name in node.input]
@@ -94,60 +88,37 @@ class _Graph:
         name = str(node.input[at])
         if name in self.before:
             return self.before[name]
-        zero = self.read(node, zero_at) if _has(node, zero_at) else np.zeros((), np.int32)
+        has_zero = len(node.input) > zero_at and node.input[zero_at]
+        zero = self.read(node, zero_at) if has_zero else np.zeros((), np.int32)
         zero = zero.reshape(shape) if shape and zero.size > 1 else zero
         return self.put(
             f"{node.output[0]}{FLOAT_SUFFIX}{at}", self.read(node, at).astype(np.float32) - zero.astype(np.float32)
         )
 
 
-def _quantize(graph: _Graph, node: Any) -> Iterator[Any]:
-    """The value stays as it is, with a scale of 1."""
+def _quantize(graph: _Graph, node: Any) -> list[Any]:
+    """Leave the value as it is, with a scale of 1."""
     graph.before[node.output[0]] = node.input[0]
     graph.put(node.output[1], np.ones((), np.float32))
-    yield from ()
+    return []
 
 
-def _matmul(graph: _Graph, node: Any) -> Iterator[Any]:
+def _matmul(graph: _Graph, node: Any) -> list[Any]:
     from onnx import helper
 
-    yield helper.make_node("MatMul", [graph.operand(node, 0, 2), graph.operand(node, 1, 3)], node.output[:1])
+    return [helper.make_node("MatMul", [graph.operand(node, 0, 2), graph.operand(node, 1, 3)], node.output[:1])]
 
 
-def _conv(graph: _Graph, node: Any) -> Iterator[Any]:
+def _conv(graph: _Graph, node: Any) -> list[Any]:
     from onnx import helper
 
     weights = graph.operand(node, 1, 3, (-1, *(1 for _ in graph.read(node, 1).shape[1:])))
     conv = helper.make_node("Conv", [graph.operand(node, 0, 2), weights], node.output[:1])
     conv.attribute.extend(node.attribute)
-    yield conv
+    return [conv]
 
 
-def _fused_matmul(graph: _Graph, node: Any) -> Iterator[Any]:
-    """DynamicQuantizeMatMul: (A, B, scale of B, zero point of B, bias)."""
-    yield from _scaled_matmul(graph, node, str(node.input[0]), 2, 3, 4)
-
-
-def _matmul_to_float(graph: _Graph, node: Any) -> Iterator[Any]:
-    """MatMulIntegerToFloat: (A, B, scale of A, scale of B, zero point of A, zero point of B, bias)."""
-    yield from _scaled_matmul(graph, node, graph.operand(node, 0, 4), 3, 5, 6)
-
-
-def _scaled_matmul(graph: _Graph, node: Any, left: str, scale_at: int, zero_at: int, bias_at: int) -> Iterator[Any]:
-    from onnx import helper
-
-    zero = graph.read(node, zero_at) if _has(node, zero_at) else np.zeros((), np.int32)
-    exact = (graph.read(node, 1).astype(np.float32) - zero.astype(np.float32)) * graph.read(node, scale_at)
-    weights = graph.put(f"{node.output[0]}{FLOAT_SUFFIX}", exact.astype(np.float32))
-    if not _has(node, bias_at):
-        yield helper.make_node("MatMul", [left, weights], node.output[:1])
-        return
-    product = node.output[0] + FLOAT_SUFFIX + "_product"
-    yield helper.make_node("MatMul", [left, weights], [product])
-    yield helper.make_node("Add", [product, node.input[bias_at]], node.output[:1])
-
-
-def _lstm(graph: _Graph, node: Any) -> Iterator[Any]:
+def _lstm(graph: _Graph, node: Any) -> list[Any]:
     """DynamicQuantizeLSTM: an LSTM with W and R transposed; inputs 8 to 11 are scales and zero points."""
     from onnx import helper
 
@@ -162,18 +133,12 @@ def _lstm(graph: _Graph, node: Any) -> Iterator[Any]:
         inputs.pop()
     lstm = helper.make_node("LSTM", inputs, node.output)
     lstm.attribute.extend(node.attribute)
-    yield lstm
-
-
-def _has(node: Any, at: int) -> bool:
-    return len(node.input) > at and bool(node.input[at])
+    return [lstm]
 
 
 _REPLACED = {
     QUANTIZE: _quantize,
     "MatMulInteger": _matmul,
     "ConvInteger": _conv,
-    "DynamicQuantizeMatMul": _fused_matmul,
-    "MatMulIntegerToFloat": _matmul_to_float,
     "DynamicQuantizeLSTM": _lstm,
 }

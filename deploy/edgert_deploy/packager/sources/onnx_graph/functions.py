@@ -9,10 +9,7 @@ from typing import Any
 
 
 def inline_functions(proto: Any) -> bool:
-    """Inline the functions that a ModelProto defines; return whether there were any.
-
-    A function of another opset than the model's stays, as do those whose calls ONNX cannot follow.
-    """
+    """Inline the model's own functions where ONNX can; return whether there were any."""
     if not proto.functions:
         return False
     from onnx import inliner

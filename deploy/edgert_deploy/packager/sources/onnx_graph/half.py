@@ -10,10 +10,8 @@ from typing import Any
 
 from edgert_deploy.packager.sources.onnx_graph.nodes import graphs_of, nodes_of, tensors
 
-TYPE_ATTRIBUTES = (
-    "to",
-    "dtype",
-)  # attributes of Cast, EyeLike and the random operators that name the type of the result
+# The attributes of Cast, EyeLike and the random operators that name the type of the result.
+TYPE_ATTRIBUTES = ("to", "dtype")
 
 
 def widen_half(proto: Any) -> tuple[str, ...]:

@@ -28,8 +28,7 @@ def drop_infinite_bounds(proto: Any) -> bool:
         while node.input and not node.input[-1]:
             node.input.pop()
     unread = dropped - {name for node in nodes_of(proto.graph) for name in node.input}
-    for tensor in [tensor for tensor in proto.graph.initializer if tensor.name in unread]:
-        proto.graph.initializer.remove(tensor)
-    for value in [value for value in proto.graph.input if value.name in unread]:
-        proto.graph.input.remove(value)
+    for field in (proto.graph.initializer, proto.graph.input):
+        for message in [message for message in field if message.name in unread]:
+            field.remove(message)
     return bool(dropped)

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
+
+
+def refill(field: Any, messages: Iterable[Any]) -> None:
+    """Let a repeated field of a message hold `messages` alone, which may be some of its own."""
+    kept = list(messages)
+    del field[:]
+    field.extend(kept)
 
 
 def tensors(message: Any) -> Iterator[Any]:

@@ -49,10 +49,7 @@ def at_opset(proto: Any, opset: int) -> Any:
 
 
 def count_fourier_axes(proto: Any) -> bool:
-    """Count the axes of each DFT from the front; return whether any changed.
-
-    OpenVINO overlooks negative ones.
-    """
+    """Count axes of DFTs from the front, as OpenVINO overlooks negative ones; return whether any changed."""
     from onnx import shape_inference
 
     found = [(node, a) for node in nodes_of(proto.graph) if node.op_type == "DFT" for a in node.attribute]

@@ -14,17 +14,13 @@ import numpy as np
 
 from edgert.errors import BuildFailed
 from edgert_deploy.packager.sources.onnx_graph.dynamic_quantization import RANGES_AS_THEY_RUN, undo
-from edgert_deploy.packager.sources.onnx_graph.nodes import Array, Constants, nodes_of
+from edgert_deploy.packager.sources.onnx_graph.nodes import Array, Constants, nodes_of, refill
 
 QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
 # Quantized arithmetic in one operator: it is kept, and what dynamic_quantization.py does not undo stays so.
-QUANTIZED_ARITHMETIC = RANGES_AS_THEY_RUN | {
-    "ConvInteger",
-    "MatMulInteger",
-    "MatMulIntegerToFloat",
-    "QLinearConv",
-    "QLinearMatMul",
-}
+QUANTIZED_ARITHMETIC = RANGES_AS_THEY_RUN.union(
+    ("ConvInteger", "MatMulInteger", "MatMulIntegerToFloat", "QLinearConv", "QLinearMatMul")
+)
 INTEGERS = {"uint8": (0, 255), "int8": (-128, 127), "int16": (-32768, 32767), "uint16": (0, 65535)}
 
 
@@ -142,10 +138,7 @@ def _float(node: Any, array: Array, constants: Constants) -> Array:
 
 
 def _as_float(node: Any, constants: Constants, unpacked: dict[str, Array]) -> Iterator[Any]:
-    """Yield nodes that compute what a DequantizeLinear of integers computes.
-
-    Scales per channel are refused.
-    """
+    """Yield nodes that compute what a DequantizeLinear of integers, with one scale, computes."""
     from onnx import helper
 
     name = str(node.output[0])
@@ -168,7 +161,5 @@ def _put_constants(graph: Any, unpacked: dict[str, Array]) -> None:
     from onnx import numpy_helper
 
     used = {name for node in nodes_of(graph) for name in node.input} | {value.name for value in graph.output}
-    left = [tensor for tensor in graph.initializer if tensor.name in used]
-    del graph.initializer[:]
-    graph.initializer.extend(left)
+    refill(graph.initializer, (tensor for tensor in graph.initializer if tensor.name in used))
     graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in unpacked.items() if name in used)

@@ -108,7 +108,7 @@ def test_lengths_that_the_export_fixed_are_replaced_and_the_build_says_so() -> N
         {"name": "m.onnx", "shapes": {"image": [1, 1, 20, 30]}}, fixed_at_export(SMALL), lambda *words: None
     )
     assert (shapes_of(answer, "inputs"), shapes_of(answer, "outputs")) == ([[1, 1, 20, 30]], [[1, 1, 18, 28]])
-    assert answer["remarks"] == ("input 'image' [10, 1, 8, 8] is taken as [1, 1, 20, 30], as --input says",)
+    assert answer["remarks"] == ["input 'image' [10, 1, 8, 8] is taken as [1, 1, 20, 30], as --input says"]
     onnx.checker.check_model(onnx.load_from_string(data), full_check=True)
 
 
@@ -182,14 +182,14 @@ def test_a_batch_that_some_inputs_fix_to_one_is_one_for_all() -> None:
         "{ axes = Constant <value_ints = [0]> ()  s = Squeeze (state, axes)  out = Add (x, s)  next = Relu (state) }"
     )
     assert shapes_of(answer, "inputs") == [[1, 8], [1, 1, 8]]
-    assert answer["remarks"] == (
-        "the batch of 'state' is 1 in the model, so that of its other inputs is fixed to 1, too",
-    )
+    assert answer["remarks"] == [
+        "the batch of 'state' is 1 in the model, so that of its other inputs is fixed to 1, too"
+    ]
 
 
 def test_a_model_whose_batch_is_in_front_stays_as_it_is() -> None:
     answer, data = examined("agraph (float[N, 8] x) => (float[N, 8] out) { out = Relu(x) }")
-    assert answer["remarks"] == ()
+    assert answer["remarks"] == []
     assert data == b""
 
 

@@ -108,6 +108,14 @@ def test_a_bias_that_is_added_to_sums_in_int32_is_refused() -> None:
         float_of(models.model("float[N,4] x) => (float[N,3] y", body, weights))
 
 
+def test_a_fused_operator_of_onnx_runtimes_own_is_refused() -> None:
+    """ONNX Runtime writes such operators where it saves a model that it has optimized."""
+    fused = models.model("float[N,4] x) => (float[N,3] y", "y = MatMul (x, w)", {"w": np.ones((4, 3), np.float32)})
+    fused.graph.node[0].op_type = "DynamicQuantizeMatMul"
+    with pytest.raises(BuildFailed, match="holds DynamicQuantizeMatMul, which cannot be turned into float"):
+        float_of(fused)
+
+
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> SourceModel:
     return load_source(models.write(trained(), tmp_path_factory.mktemp("qat") / "qat.onnx"))

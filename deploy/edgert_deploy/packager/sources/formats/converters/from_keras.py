@@ -97,10 +97,7 @@ def _of_saved_model(tensorflow: Any, path: str) -> tuple[Any, Any, list[tuple[st
 
 
 def keep_constants(graph: Any, captured: dict[str, Any]) -> None:
-    """Turn inputs for values that TensorFlow `captured` into constants.
-
-    Such are the mean and the variance of an adapted Normalization layer.
-    """
+    """Make inputs for values that TensorFlow `captured` constants, such as a Normalization layer's mean."""
     from onnx import numpy_helper
 
     for value in list(graph.input):
