@@ -158,6 +158,11 @@ OUTSIDE = (
     Outside("a dtype that the lowering does not hold", lambda test: not test.dtypes <= HELD_DTYPES),
     Outside("a softmax in float64", _attribute_is("Attention", "softmax_precision", onnx.TensorProto.DOUBLE)),
     Outside("a result without elements", _has_empty_result),
+    Outside("a crop by Resize", _attribute_is("Resize", "coordinate_transformation_mode", "tf_crop_and_resize")),
+    Outside(
+        "an aspect ratio kept by Resize",
+        _attribute_is("Resize", "keep_aspect_ratio_policy", "not_larger", "not_smaller"),
+    ),
     Outside("a reduction of ScatterND other than add", _attribute_is("ScatterND", "reduction", "mul", "max", "min")),
     Outside(
         "powers of int64",
@@ -165,6 +170,7 @@ OUTSIDE = (
     ),
     Outside("training mode", _attribute_is("BatchNormalization", "training_mode", 1)),
     Outside("training mode", _trains),
+    Outside("the mask of Dropout", _has_output("Dropout", 1)),
     Outside("the indices of MaxPool", _has_output("MaxPool", 1)),
     Outside("ONNX Runtime does not take it, and so no build does", _is_refused_by_onnx_runtime),
     # ONNX Runtime 1.32 has no kernel for it: it writes the operator out, and casts to float64 on the way.

@@ -38,13 +38,15 @@ class Ranges:
         activations = _float_activations(schema.Model.GetRootAs(float_model, 0))
         self._lows = dict.fromkeys(activations, np.float32(np.inf))
         self._highs = dict.fromkeys(activations, np.float32(-np.inf))
-        self._is_prepared = False
+
+    def prepare(self, arrays: Sequence[NDArray[Any]]) -> None:
+        """Make room for samples of these shapes."""
+        for detail, array in zip(self._interpreter.get_input_details(), arrays, strict=True):
+            self._interpreter.resize_tensor_input(detail["index"], array.shape)
+        self._interpreter.allocate_tensors()
 
     def watch(self, arrays: Sequence[NDArray[Any]]) -> None:
-        """Run on one sample, an array per input in the model's order; all have the shapes of the first."""
-        if not self._is_prepared:
-            self._prepare(arrays)
-            self._is_prepared = True
+        """Run on one sample, an array per input in the model's order, of the shapes that were prepared."""
         for detail, array in zip(self._interpreter.get_input_details(), arrays, strict=True):
             self._interpreter.set_tensor(detail["index"], array)
         self._interpreter.invoke()
@@ -80,11 +82,6 @@ class Ranges:
             return values.min(), values.max()
         ordered = np.partition(values, (count, values.size - 1 - count), axis=None)
         return ordered[count], ordered[values.size - 1 - count]
-
-    def _prepare(self, arrays: Sequence[NDArray[Any]]) -> None:
-        for detail, array in zip(self._interpreter.get_input_details(), arrays, strict=True):
-            self._interpreter.resize_tensor_input(detail["index"], array.shape)
-        self._interpreter.allocate_tensors()
 
 
 def _kind(name: str) -> str:

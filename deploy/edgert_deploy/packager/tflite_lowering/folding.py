@@ -14,6 +14,7 @@ from onnx import helper, inliner, shape_inference
 from edgert.errors import BuildFailed, OperatorUnsupported
 from edgert_deploy.packager.sources.onnx_graph.axes import open_batch_axes
 from edgert_deploy.packager.sources.onnx_graph.branches import optimized
+from edgert_deploy.packager.sources.onnx_graph.nodes import refill
 from edgert_deploy.packager.sources.onnx_graph.structure import ONNX_DOMAINS, opset_of
 from edgert_deploy.packager.tflite_lowering.pool_shapes import infer_shapes
 
@@ -129,8 +130,7 @@ def _plain(model: onnx.ModelProto) -> onnx.ModelProto:
             nodes.append(helper.make_node("Shape", node.input, [shape]))
             node = helper.make_node("ReduceProd", [shape], node.output, node.name, keepdims=0)
         nodes.append(node)
-    del model.graph.node[:]
-    model.graph.node.extend(nodes)
+    refill(model.graph.node, nodes)
     return model
 
 

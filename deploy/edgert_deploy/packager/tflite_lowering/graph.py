@@ -132,10 +132,7 @@ class Graph:
 
 
 def read_graph(model: onnx.ModelProto, lowered: Collection[str]) -> Graph:
-    """Fold `model`, down to the operators that are `lowered`, and find every value's shape.
-
-    Raises OperatorUnsupported or BuildFailed.
-    """
+    """Fold `model` to `lowered` operators of known shapes. Raises OperatorUnsupported or BuildFailed."""
     at_one = folded(model, 1, lowered)
     two = folded(model, 2, lowered) if any(open_batch_axes(model)) else at_one
     constants, other = _constants(at_one), _constants(two)

@@ -41,7 +41,7 @@ class Lowering:
     """The graph that operators are read from, and the file that they are written to."""
 
     def __init__(self, graph: Graph, ops: Mapping[str, Op]) -> None:
-        self.graph, self._ops = graph, ops
+        self.graph, self.links, self._ops = graph, Links(graph), ops
         self.writer = Writer()
         # The order of features in a flattened channels-last value: element i of it is element order[i] of ONNX's
         # value. The reader of the value permutes its weights.
@@ -52,7 +52,6 @@ class Lowering:
         self._named: set[int] = set()  # tensors of ONNX values, and constants
         self._non_negative: set[str] = set()
         self._unknown: set[str] = set()
-        self._users = Links(graph).users
 
     # --- the graph
 
@@ -98,13 +97,9 @@ class Lowering:
             return None
         return [int(v) for v in self.value(node.input(index), attribute).reshape(-1)]
 
-    def only_user(self, name: str) -> Node | None:
-        users = self._users.get(name, [])
-        return users[0] if len(users) == 1 and name not in self.graph.outputs else None
-
     def is_read(self, name: str) -> bool:
         """Whether anything reads `name`, an output of a node that may be absent."""
-        return bool(name) and (name in self._users or name in self.graph.outputs)
+        return bool(name) and (name in self.links.users or name in self.graph.outputs)
 
     def is_non_negative(self, name: str) -> bool:
         return name in self._non_negative
@@ -124,10 +119,7 @@ class Lowering:
         return self._layouts.get(name, Layout.NATIVE)
 
     def read(self, node: Node, index: int = 0, layout: Layout = Layout.NATIVE, rank: int = 0) -> Value:
-        """Return input `index` of `node` in `layout`, from which the node's result is computed.
-
-        A constant gets the axes of a value of `rank` where that is given.
-        """
+        """Return input `index` of `node` in `layout`; a constant gets the axes of a value of `rank`, if given."""
         name = node.inputs[index]
         if not self.is_constant(name):
             return self._value(name, layout, self.tensor(name, layout), _result_name(node))
@@ -181,7 +173,7 @@ class Lowering:
 
     def _stays_float(self, name: str) -> bool:
         """Whether a reader of `name` may stay in float32 beside INT8."""
-        users = [self._ops.get(user.op_type) for user in self._users.get(name, [])]
+        users = [self._ops.get(user.op_type) for user in self.links.users.get(name, [])]
         return any(op is not None and op.stays_float for op in users)
 
     def alias(self, name: str, layout: Layout, tensor: int) -> int:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import onnx
 from onnx import helper, shape_inference
 
+from edgert_deploy.packager.sources.onnx_graph.nodes import refill
+
 POOLS = ("AveragePool", "LpPool", "MaxPool")
 
 
@@ -46,10 +48,8 @@ def _round_down(node: onnx.NodeProto, dims: list[int]) -> None:
     """Give `node` the same windows without rounding up, by more padding, for the inference only."""
     windows, attributes = _windows(node, dims[2:]), _attributes(node)
     begins = attributes.get("pads", [0] * 2 * len(windows))[: len(windows)]
-    others = [a for a in node.attribute if a.name not in ("ceil_mode", "pads")]
-    del node.attribute[:]
-    node.attribute.extend(others)
-    node.attribute.append(helper.make_attribute("pads", [*begins, *(behind for _, behind in windows)]))
+    pads = helper.make_attribute("pads", [*begins, *(behind for _, behind in windows)])
+    refill(node.attribute, [*(a for a in node.attribute if a.name not in ("ceil_mode", "pads")), pads])
 
 
 def _windows(node: onnx.NodeProto, sizes: list[int]) -> list[tuple[int, int]]:

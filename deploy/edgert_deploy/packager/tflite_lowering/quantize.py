@@ -90,6 +90,7 @@ def _calibrated(wrapper: Any, float_model: bytes, samples: Iterable[Sequence[NDA
         if not prepared:  # one run of TFLite's calibrator makes room for the ranges
             calibrator.Prepare([list(array.shape) for array in ordered])
             calibrator.FeedTensor(ordered)
+            ranges.prepare(ordered)
             prepared = True
         ranges.watch(ordered)
     assert prepared, "no sample was given"
@@ -123,7 +124,6 @@ def _hidden(calibrated: bytes, is_float: Callable[[str], bool]) -> tuple[bytes, 
 
 
 def _undisguised(quantized: bytes, hidden: dict[str, tuple[Any, int, Any]]) -> bytes:
-    """Return the quantized model with the operators that `_hidden` disguised."""
     if not hidden:
         return quantized
     model = unpacked(quantized)

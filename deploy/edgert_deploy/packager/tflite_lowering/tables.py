@@ -43,10 +43,7 @@ def packed(model: Any) -> bytes:
 
 
 def with_shared_weights(content: bytes) -> bytes:
-    """Return the file with equal large weights written once.
-
-    An LSTM whose steps the exporter unrolled reads the same weights at each step.
-    """
+    """Return the file with equal large weights written once, as the steps of an unrolled LSTM have them."""
     model = unpacked(content)
     first: dict[bytes, int] = {}
     changed = False

@@ -117,10 +117,7 @@ class Value:
         return self.reduced("MEAN", axes)
 
     def total(self, axes: Sequence[int], *, keep: bool = True) -> Value:
-        """Write the sum; of floats as mean times number, because the quantizer would clip SUM.
-
-        It gives that result the scale of the elements.
-        """
+        """Write the sum; of floats as mean times number: the quantizer gives SUM the scale of the elements."""
         counts = [self.shape.signature[axis] for axis in axes]
         if self.dtype != FLOAT32 or min(counts, default=0) < 1:
             return self.reduced("SUM", axes, keep=keep)
@@ -167,10 +164,7 @@ class Value:
         return self.op("SLICE", self.indices(begin), self.indices(shape.signature), shape=shape)
 
     def padded(self, amounts: Sequence[Sequence[int]], mirror: str = "") -> Value:
-        """Write the value between `amounts` [rank, 2] of zeros, or of its own elements for `mirror`.
-
-        REFLECT begins beside the element at the edge, SYMMETRIC repeats it.
-        """
+        """Write zeros around the value, or for `mirror` REFLECT its elements, for SYMMETRIC from the edge on."""
         places, shape = self.indices(amounts), self.shape.padded(amounts)
         if not mirror:
             return self.op("PAD", places, shape=shape)

@@ -23,15 +23,8 @@ BUFFER_ALIGNMENT = 16
 LAST_DEPRECATED_CODE = 127
 
 TENSOR_TYPES = {
-    np.dtype("float32"): schema.TensorType.FLOAT32,
-    np.dtype("int16"): schema.TensorType.INT16,
-    np.dtype("uint16"): schema.TensorType.UINT16,
-    np.dtype("uint32"): schema.TensorType.UINT32,
-    np.dtype("int32"): schema.TensorType.INT32,
-    np.dtype("int64"): schema.TensorType.INT64,
-    np.dtype("uint8"): schema.TensorType.UINT8,
-    np.dtype("int8"): schema.TensorType.INT8,
-    np.dtype("bool"): schema.TensorType.BOOL,
+    np.dtype(name): getattr(schema.TensorType, name.upper())
+    for name in ("float32", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "bool")
 }
 
 # The mark in the name of a tensor that every step of a sequence has, between the tensor's own name and the step.

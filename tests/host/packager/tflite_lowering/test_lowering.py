@@ -21,6 +21,7 @@ from tests.support.models.tflite_cases import (
     FEATURES,
     IMAGE,
     RELATIVE_TOLERANCE,
+    TOKENS,
     Arrays,
     Case,
     inputs_of,
@@ -101,6 +102,14 @@ def test_everything_that_is_not_covered_is_listed_at_once() -> None:
             "it pads the batch; export the model with its batch fixed to 1",
         ),
         ("y = Concat<axis=0>(x, x)", IMAGE, {}, "along the batch"),
+        ('y = Einsum<equation="bcij,bjj->bci">(x, d)', {"x": (4, 7, 9), "d": (9, 9)}, {}, "takes a diagonal"),
+        (
+            'y = Resize<coordinate_transformation_mode="tf_crop_and_resize", axes=[2,3]>(x, r, , t)',
+            IMAGE,
+            {"r": np.array([0, 0, 1, 1], np.float32), "t": ints(5, 8)},
+            "'tf_crop_and_resize' are not covered, only half_pixel.*cut with Slice",
+        ),
+        ('y = Resize<keep_aspect_ratio_policy="not_larger", axes=[2,3]>(x, , , t)', IMAGE, {"t": ints(5, 8)}, "policy"),
         ("c = Cast<to=11>(x) s = Sin(c) y = Cast<to=1>(s)", IMAGE, {}, "float64"),
         ("n = NonZero(x) c = Cast<to=1>(n) y = Relu(c)", IMAGE, {}, "NonZero"),
     ],
@@ -109,4 +118,10 @@ def test_what_is_not_covered_says_why(
     body: str, items: Mapping[str, tuple[int, ...]], constants: Arrays, reason: str
 ) -> None:
     with pytest.raises(OperatorUnsupported, match=reason):
-        lower(model_of(Case("uncovered", body, items, constants)))
+        lower(model_of(Case("uncovered", body, items, constants, opset=18)))
+
+
+def test_a_softmax_over_several_axes_is_refused() -> None:
+    """Before opset 13; a build raises such a model, whose Softmax then has one axis."""
+    with pytest.raises(OperatorUnsupported, match="axis 1 joins all axes"):
+        lower(model_of(Case("old", "y = Softmax(x)", TOKENS, opset=11)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -26,6 +28,13 @@ def test_arithmetic_of_bytes_is_cast_and_wraps_around() -> None:
     assert {str(graph.dtypes[name]) for name in graph.nodes[1].inputs} == {"int32"}
     inputs = {"x": np.array([[0, 55, 56, 255]], np.uint8)}
     np.testing.assert_array_equal(run_tflite(lower(model_of(case)), inputs)[0], [[200, 255, 0, 199]])
+
+
+def test_what_reads_a_result_gets_it_wrapped_around() -> None:
+    case = bytes_case("s = Add(x, k) y = Div(s, two)")
+    case = replace(case, constants={**case.constants, "two": np.uint8(2)})
+    inputs = {"x": np.array([[0, 55, 56, 255]], np.uint8)}
+    np.testing.assert_array_equal(run_tflite(lower(model_of(case)), inputs)[0], [[100, 127, 0, 99]])
 
 
 def test_operators_that_only_move_bytes_are_left_alone() -> None:

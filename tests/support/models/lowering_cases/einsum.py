@@ -18,8 +18,6 @@ CASES = [
     case_of("bij->bji", (3, 4)),
     case_of("bij->bi", (3, 4)),
     case_of("bij", (3, 4)),
-    case_of("bii->bi", (4, 4)),
-    case_of("...ii->...i", (2, 4, 4)),
     case_of("bij,bjk->bik", (3, 4), (4, 5)),
     case_of("bij, bjk -> bki", (3, 4), (4, 5)),
     case_of("bhid,bhjd->bhij", (2, 3, 4), (2, 5, 4)),

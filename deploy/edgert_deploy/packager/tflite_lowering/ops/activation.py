@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from edgert_deploy.packager.tflite_lowering.fusion import clamp_name
-from edgert_deploy.packager.tflite_lowering.graph import BatchShape, Node
+from edgert_deploy.packager.tflite_lowering.graph import Node
 from edgert_deploy.packager.tflite_lowering.lowering import Layout, Lowering, in_layout
 from edgert_deploy.packager.tflite_lowering.op import NARROW, Op
 from edgert_deploy.packager.tflite_lowering.ops.elementwise import unary
@@ -23,7 +21,7 @@ def relu(x: Value, node: Node) -> Value:
 def clip(lowering: Lowering, node: Node) -> None:
     """Apply the lower bound, then the upper one, which wins where they cross."""
     x, layout = lowering.read_as_made(node)
-    name = clamp_name(node, lambda bound: _scalar(lowering, bound))
+    name = clamp_name(node, lowering.links.scalar)
     if name != "NONE" and x.dtype == FLOAT32:
         lowering.result(node, x.op(name), layout)
         return
@@ -33,11 +31,6 @@ def clip(lowering: Lowering, node: Node) -> None:
         elif node.input(index):
             x = x.op(code, lowering.read(node, index))
     lowering.result(node, x, layout)
-
-
-def _scalar(lowering: Lowering, name: str) -> float | None:
-    array = lowering.graph.constants.get(name)
-    return float(array.reshape(())) if array is not None and array.size == 1 else None
 
 
 def gelu(x: Value, node: Node) -> Value:
@@ -134,9 +127,8 @@ def softmax(lowering: Lowering, node: Node) -> None:
     per_axis = lowering.graph.opset >= PER_AXIS_SOFTMAX_OPSET
     axis = int(node.attributes.get("axis", -1 if per_axis else 1)) % shape.rank
     if not per_axis and axis != shape.rank - 1:
-        x = lowering.read(node)
-        lowering.result(node, _softmax(x.reshaped(_flat(shape, axis)), node).reshaped(shape))
-    elif layout is Layout.CHANNELS_LAST and axis == 1:
+        raise Uncovered(f"before opset 13, axis {axis} joins all axes from there on; export the model with opset 13")
+    if layout is Layout.CHANNELS_LAST and axis == 1:
         lowering.result(node, _softmax(lowering.read(node, 0, layout), node), layout)
     else:
         lowering.result(node, lowering.read(node).along_last(axis, lambda x: _softmax(x, node)))
@@ -144,16 +136,6 @@ def softmax(lowering: Lowering, node: Node) -> None:
 
 def _softmax(x: Value, node: Node) -> Value:
     return x.op("LOG_SOFTMAX") if node.op_type == "LogSoftmax" else x.op("SOFTMAX", beta=1.0)
-
-
-def _flat(shape: BatchShape, axis: int) -> BatchShape:
-    if axis != 1 or -1 in shape.signature[1:]:
-        raise Uncovered(
-            f"axis {axis} joins axes before opset {PER_AXIS_SOFTMAX_OPSET}; "
-            f"export the model with opset {PER_AXIS_SOFTMAX_OPSET} or later"
-        )
-    features = int(np.prod(shape.dims[1:]))
-    return BatchShape((shape.dims[0], features), (shape.signature[0], features))
 
 
 OPS = {

@@ -94,8 +94,7 @@ def _magnitude(x: Value) -> Value:
 def power(lowering: Lowering, node: Node) -> None:
     """Raise to a power. The result has the base's dtype, whatever the exponent's."""
     base, exponent = node.inputs
-    dtype, constant = lowering.dtype(base), lowering.graph.constants.get(exponent)
-    power_of = float(constant.reshape(())) if constant is not None and constant.size == 1 else None
+    dtype, power_of = lowering.dtype(base), lowering.links.scalar(exponent)
     keeps_shape = lowering.shape(base).dims == lowering.shape(node.outputs[0]).dims
     if power_of is not None and power_of in KNOWN_POWERS and keeps_shape and (dtype == FLOAT32 or power_of >= 1):
         x, layout = lowering.read_as_made(node)

@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
-from edgert_deploy.packager.tflite_lowering.ops.activation import hard_sigmoid, softplus, softsign
+from edgert_deploy.packager.tflite_lowering.ops.activation import hard_sigmoid
 from edgert_deploy.packager.tflite_lowering.value import Uncovered, Value
 from edgert_deploy.packager.tflite_lowering.writer import STEP_MARK
 
@@ -72,53 +73,22 @@ class Cell:
 # --- activations
 
 
-def _elu(x: Value, alpha: float, beta: float) -> Value:
-    if alpha != 1:
-        raise Uncovered(f"activation Elu has alpha {alpha}, and TFLite's has 1; export the model with alpha 1")
-    return x.op("ELU")
-
-
-@dataclass(frozen=True)
-class _Kind:
-    """An activation, and the defaults of its parameters."""
-
-    write: Callable[[Value, float, float], Value]
-    alpha: float | None = None
-    beta: float | None = None
-
-
-_KINDS = {
-    "affine": _Kind(lambda x, alpha, beta: x * alpha + beta, 1.0, 0.0),
-    "elu": _Kind(_elu, 1.0),
-    "hardsigmoid": _Kind(hard_sigmoid, 0.2, 0.5),
-    "leakyrelu": _Kind(lambda x, alpha, beta: x.op("LEAKY_RELU", alpha=alpha), 0.01),
-    "relu": _Kind(lambda x, alpha, beta: x.op("RELU")),
-    "scaledtanh": _Kind(lambda x, alpha, beta: (x * beta).op("TANH") * alpha, 1.0, 1.0),
-    "sigmoid": _Kind(lambda x, alpha, beta: x.op("LOGISTIC")),
-    "softplus": _Kind(lambda x, alpha, beta: softplus(x)),
-    "softsign": _Kind(lambda x, alpha, beta: softsign(x)),
-    "tanh": _Kind(lambda x, alpha, beta: x.op("TANH")),
+ALPHA, BETA = 0.2, 0.5  # ONNX's defaults for HardSigmoid, the only one here that has parameters
+ACTIVATIONS: dict[str, Activation] = {
+    "hardsigmoid": lambda x: hard_sigmoid(x, ALPHA, BETA),
+    "relu": lambda x: x.op("RELU"),
+    "sigmoid": lambda x: x.op("LOGISTIC"),
+    "tanh": lambda x: x.op("TANH"),
 }
 
 
 def activations_of(names: Sequence[str], alphas: Sequence[float], betas: Sequence[float]) -> list[Activation]:
-    """Return the activations by name. Each takes the next given parameter of its kind, else its default."""
-    parameters = {"alpha": list(alphas), "beta": list(betas)}
-    activations: list[Activation] = []
-    for name in names:
-        kind = _KINDS.get(name.lower())
-        if kind is None:
-            raise Uncovered(f"activation {name!r} is not covered; use one of {', '.join(_KINDS)}")
-        values = {}
-        for parameter, default in (("alpha", kind.alpha), ("beta", kind.beta)):
-            takes = default is not None and parameters[parameter]
-            values[parameter] = float(parameters[parameter].pop(0)) if takes else (default or 0.0)
-        activations.append(_bound(kind, **values))
-    return activations
-
-
-def _bound(kind: _Kind, alpha: float, beta: float) -> Activation:
-    return lambda x: kind.write(x, alpha, beta)
+    """Return the activations by name, the only ones that exporters write. Raises Uncovered for others."""
+    if unknown := [name for name in names if name.lower() not in ACTIVATIONS]:
+        raise Uncovered(f"activation {unknown[0]!r} is not covered; use one of {', '.join(ACTIVATIONS)}")
+    if not (np.allclose(alphas, ALPHA) and np.allclose(betas, BETA)):
+        raise Uncovered(f"an activation has other parameters than alpha {ALPHA} and beta {BETA}; leave them out")
+    return [ACTIVATIONS[name.lower()] for name in names]
 
 
 # --- one step; `given` is the product with the input, with biases

@@ -6,7 +6,7 @@ Source: the specification of ONNX's Einsum. The axes of an ellipsis get labels o
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,8 @@ def parse(text: str, ranks: list[int]) -> Equation:
     for labels, rank in zip(operands, ranks, strict=True):
         if len(labels) != rank:
             raise Uncovered(f"the equation {text!r} does not fit a value of rank {rank}; correct the equation")
+        if len(set(labels)) != rank:
+            raise Uncovered(f"the equation {text!r} takes a diagonal; take it with GatherElements before")
     flat = [label for labels in operands for label in labels]
     dots = sorted({label for label in flat if label.startswith(".")}, key=lambda label: -int(label[1:]))
     if arrow:
@@ -92,26 +94,6 @@ class Term:
         kept = tuple(i for i, (label, length) in pairs if length != 1 or label not in labels)
         return self.reshaped(tuple(self.labels[i] for i in kept), self.shape.permuted(kept))
 
-    def without_repeats(self) -> Term:
-        """Return the diagonal over axes with one label: every (n + 1)th element of both axes joined."""
-        for label in self.labels:
-            if self.labels.count(label) == 1:
-                continue
-            first, second = (i for i, other in enumerate(self.labels) if other == label)
-            length, rest = self.shape.dims[first], [i for i in range(self.shape.rank) if i not in (first, second)]
-            marked = replace(self, labels=(*self.labels[:second], f"{label}'", *self.labels[second + 1 :]))
-            others = tuple(marked.labels[i] for i in rest)
-            both = marked.in_order((*others, label, f"{label}'"))
-            whole = both.shape.reduced([len(rest)], keep=False).with_length(len(rest), length * length)
-            flat = both.reshaped((*others, label), whole)
-            return flat.taken(label, np.arange(length) * (length + 1)).without_repeats()
-        return self
-
-    def taken(self, label: str, elements: NDArray[Any]) -> Term:
-        axis, value = self.labels.index(label), self.value
-        taken = value.take(elements, axis) if isinstance(value, np.ndarray) else value.picked(elements, axis)
-        return Term(self.labels, self.shape.with_length(axis, len(elements)), taken)
-
     def summed(self, labels: Iterable[str]) -> Term:
         """Return the sum over `labels`."""
         axes, value = sorted(self.labels.index(label) for label in labels), self.value
@@ -125,7 +107,7 @@ class Term:
 def einsum(lowering: Lowering, node: Node) -> None:
     shape = lowering.shape(node.outputs[0])
     equation = parse(str(node.attributes["equation"]), [lowering.shape(name).rank for name in node.inputs])
-    terms = [_term(lowering, node, index, labels).without_repeats() for index, labels in enumerate(equation.operands)]
+    terms = [_term(lowering, node, index, labels) for index, labels in enumerate(equation.operands)]
     # The first one is computed, as are all products then; weights are on the side where FULLY_CONNECTED has them.
     terms = sorted(_without_broadcasts(terms), key=lambda term: isinstance(term.value, np.ndarray))
     product = terms.pop(0)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from edgert_deploy.packager.tflite_lowering.fusion import RSQRT
-from edgert_deploy.packager.tflite_lowering.graph import BatchShape, Node
+from edgert_deploy.packager.tflite_lowering.graph import Node
 from edgert_deploy.packager.tflite_lowering.lowering import Lowering
 from edgert_deploy.packager.tflite_lowering.op import NARROW, Op, Write
 from edgert_deploy.packager.tflite_lowering.ops.operands import of_one
@@ -67,16 +65,11 @@ def cast(lowering: Lowering, node: Node) -> None:
 
 
 def dropout(lowering: Lowering, node: Node) -> None:
-    """Pass the input on: inference drops nothing, and the mask is true everywhere."""
+    """Pass the input on: inference drops nothing. Nobody reads the mask."""
     if node.input(2) and lowering.value(node.inputs[2], "training_mode").any():
         raise Uncovered("it is in training mode; export the model for inference")
     x, layout = lowering.read_as_made(node)
     lowering.result(node, x, layout)
-    if len(node.outputs) > 1 and node.outputs[1]:
-        shape: BatchShape = lowering.shape(node.outputs[1])
-        if -1 in shape.signature:
-            raise Uncovered("its mask depends on the batch; export the model with its batch fixed to 1")
-        lowering.result(node, x.constant(np.ones(shape.dims, bool), BOOL).copied(shape), index=1)
 
 
 def is_inf(x: Value, node: Node) -> Value:

@@ -29,7 +29,7 @@ def _flattens_features(lowering: Lowering, node: Node) -> bool:
     source, output = node.inputs[0], node.outputs[0]
     if lowering.layout(source) is not Layout.CHANNELS_LAST:
         return False
-    dims, user = lowering.shape(source).dims, lowering.only_user(output)
+    dims, user = lowering.shape(source).dims, lowering.links.only_user(node)
     if lowering.shape(output).dims != (dims[0], int(np.prod(dims[1:]))) or user is None:
         return False
     takes = user.op_type == "MatMul" or (user.op_type == "Gemm" and not user.attributes.get("transA", 0))

@@ -13,7 +13,6 @@ from edgert_deploy.packager.tflite_lowering.op import Op
 from edgert_deploy.packager.tflite_lowering.value import Uncovered, Value
 
 SMALLEST_NORM = 1e-6  # tflite/kernels/internal/reference/l2normalization.h
-SMALLEST_DEVIATION = 1e-9
 
 
 def layer_normalization(lowering: Lowering, node: Node) -> None:
@@ -50,26 +49,12 @@ def instance_normalization(lowering: Lowering, node: Node) -> None:
     image, channel, layout = _image(lowering, node)
     axes = [axis for axis in range(1, image.shape.rank) if axis != channel]
     scale, offset = (lowering.value(name, f"{name!r}") for name in node.inputs[1:3])
-    normal = _normalized(image, axes, _epsilon(node))
+    centred = image - image.mean(axes)
+    normal = centred * _inverse_deviation(centred, axes, _epsilon(node))
     _finish_image(lowering, node, normal, channel, layout, scale, offset)
 
 
-def mean_variance_normalization(lowering: Lowering, node: Node) -> None:
-    """(x - mean) / deviation. ONNX adds 1e-9 to the deviation, so that a deviation of 0 gives 0."""
-    x, layout = lowering.read_as_made(node)
-    rank = lowering.shape(node.inputs[0]).rank
-    axes = [lowering.axis(int(axis), rank, layout) for axis in node.attributes.get("axes", (0, 2, 3))]
-    lowering.result(node, _normalized(x, axes, SMALLEST_DEVIATION**2), layout)
-
-
-def _normalized(x: Value, axes: list[int], epsilon: float) -> Value:
-    """(x - mean) * rsqrt(variance + epsilon)."""
-    centred = x - x.mean(axes)
-    return centred * _inverse_deviation(centred, axes, epsilon)
-
-
 def _inverse_deviation(centred: Value, axes: list[int], epsilon: float) -> Value:
-    """rsqrt(mean of squares + epsilon)."""
     return ((centred * centred).mean(axes) + epsilon).op("RSQRT")
 
 
@@ -146,6 +131,5 @@ OPS = {
     "LRN": Op(local_response_normalization, stays_float=True),
     "LayerNormalization": Op(layer_normalization),
     "LpNormalization": Op(lp_normalization, stays_float=True),
-    "MeanVarianceNormalization": Op(mean_variance_normalization),
     "RMSNormalization": Op(rms_normalization),
 }

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from edgert_deploy.packager.tflite_lowering.graph import Node
 from edgert_deploy.packager.tflite_lowering.lowering import Lowering
-from edgert_deploy.packager.tflite_lowering.op import NARROW, Op, Write
+from edgert_deploy.packager.tflite_lowering.op import NARROW, Op
 from edgert_deploy.packager.tflite_lowering.value import FLOAT32, INT32, Uncovered, Value
 from edgert_deploy.packager.tflite_lowering.writer import TENSOR_TYPES
 
 
-def arg(code: str) -> Write:
-    return lambda lowering, node: _arg(lowering, node, code)
-
-
-def _arg(lowering: Lowering, node: Node, code: str) -> None:
+def arg(code: str, lowering: Lowering, node: Node) -> None:
     """Find an index, TFLite's first of equal elements; for the last one the axis is reversed."""
     if lowering.dtype(node.inputs[0]) not in (FLOAT32, INT32):
         raise Uncovered(
@@ -58,7 +56,7 @@ def _mirrored(x: Value) -> Value:
 
 
 OPS = {
-    "ArgMax": Op(arg("ARG_MAX"), widens=NARROW),
-    "ArgMin": Op(arg("ARG_MIN"), widens=NARROW, stays_float=True),
+    "ArgMax": Op(partial(arg, "ARG_MAX"), widens=NARROW),
+    "ArgMin": Op(partial(arg, "ARG_MIN"), widens=NARROW, stays_float=True),
     "TopK": Op(top_k, widens=NARROW, stays_float=True),
 }

@@ -12,8 +12,7 @@ from edgert_deploy.packager.tflite_lowering.lowering import Layout, Lowering
 from edgert_deploy.packager.tflite_lowering.op import NARROW_BUT_BYTES, Op
 from edgert_deploy.packager.tflite_lowering.value import FLOAT32, Uncovered, Value
 
-# ONNX's modes, and numpy's names for them.
-LOOKED_UP = {"edge": "edge", "reflect": "reflect", "wrap": "wrap"}
+LOOKED_UP = ("edge", "reflect", "wrap")  # modes of ONNX, and of numpy.pad
 
 
 def pad(lowering: Lowering, node: Node) -> None:
@@ -73,7 +72,7 @@ def _padded_with_itself(x: Value, amounts: NDArray[np.int32], mode: str) -> Valu
         return x.padded(amounts.tolist(), "SYMMETRIC")
     for axis, amount in enumerate(amounts):
         if amount.any():
-            elements = np.pad(np.arange(x.shape.dims[axis]), amount, mode=LOOKED_UP[mode])  # type: ignore[call-overload]
+            elements = np.pad(np.arange(x.shape.dims[axis]), amount, mode=mode)  # type: ignore[call-overload]
             x = x.picked(elements, axis)
     return x
 

@@ -29,28 +29,16 @@ DIRECTIONS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, 
 
 @dataclass(frozen=True)
 class _Sequence:
-    """X, a state's shape, and the items not yet ended at each step, for all of a node's directions.
-
-    `masks` is [steps, batch, 1], or None where no item ends before the others.
-    """
+    """X and the shape of a state, for all of a node's directions."""
 
     lowering: Lowering
     node: Node
     x: BatchShape
     state: BatchShape
-    masks: NDArray[np.float32] | None
 
     @property
     def steps(self) -> int:
         return self.x.dims[0]
-
-
-@dataclass(frozen=True)
-class _Run:
-    """The outcome of one direction: the results of its steps in the order of time, and the last state."""
-
-    results: list[Value]
-    last: State
 
 
 def recurrent(lowering: Lowering, node: Node) -> None:
@@ -58,13 +46,15 @@ def recurrent(lowering: Lowering, node: Node) -> None:
     turns = DIRECTIONS[node.attributes.get("direction", "forward")]
     activations = _activations(node, len(turns))
     hidden, memory = (_initial(sequence, place, len(turns)) for place in (INITIAL_HIDDEN, INITIAL_MEMORY))
-    runs = []
+    results, last = [], []
     for i, is_reverse in enumerate(turns):
         cell, given = _cell(sequence, i, activations[i]), _input_gates(sequence, i)
-        runs.append(_run(sequence, cell, given, State(hidden[i], memory[i]), is_reverse))
+        of_steps, state = _run(sequence, cell, given, State(hidden[i], memory[i]), is_reverse)
+        results.append(of_steps)
+        last.append(state)
     if lowering.is_read(node.outputs[0]):  # Y, [steps, directions, batch, hidden]
-        lowering.result(node, _stacked([_stacked(run.results, 0) for run in runs], 1))
-    for place, values in ((1, [run.last.hidden for run in runs]), (2, [run.last.memory for run in runs])):
+        lowering.result(node, _stacked([_stacked(of_steps, 0) for of_steps in results], 1))
+    for place, values in ((1, [state.hidden for state in last]), (2, [state.memory for state in last])):
         if len(node.outputs) > place and lowering.is_read(node.outputs[place]):
             lowering.result(node, _stacked([value for value in values if value is not None], 0), index=place)
 
@@ -77,22 +67,12 @@ def _sequence_of(lowering: Lowering, node: Node) -> _Sequence:
         raise Uncovered(
             f"it has {x.dims[0]} steps; at most {STEPS_MAX} are unrolled, so export the model for shorter sequences"
         )
-    state = x.reduced([0], keep=False).with_length(1, recurrent_shape.dims[2])
-    return _Sequence(lowering, node, x, state, _masks(lowering, node, x.dims[0]))
-
-
-def _masks(lowering: Lowering, node: Node, steps: int) -> NDArray[np.float32] | None:
-    if not node.input(LENGTHS):
-        return None
-    lengths = lowering.value(node.input(LENGTHS), "the lengths of the sequences")
-    if (lengths >= steps).all():
-        return None
-    masks: NDArray[np.float32] = (np.arange(steps)[:, None, None] < lengths[None, :, None]).astype(np.float32)
-    return masks
+    if node.input(LENGTHS) and (lowering.value(node.input(LENGTHS), "the lengths of the sequences") < x.dims[0]).any():
+        raise Uncovered("some sequences are shorter than the input; leave sequence_lens out, and pad or cut the input")
+    return _Sequence(lowering, node, x, x.reduced([0], keep=False).with_length(1, recurrent_shape.dims[2]))
 
 
 def _activations(node: Node, directions: int) -> list[list[Activation]]:
-    """Return the activations of each direction."""
     default = KINDS[node.op_type].activations
     names = [n.decode() if isinstance(n, bytes) else str(n) for n in node.attributes.get("activations", ())]
     activations = activations_of(
@@ -104,7 +84,6 @@ def _activations(node: Node, directions: int) -> list[list[Activation]]:
 
 
 def _initial(sequence: _Sequence, place: int, directions: int) -> list[Value | None]:
-    """Return the initial state of each direction."""
     lowering, node = sequence.lowering, sequence.node
     if not node.input(place):
         return [None] * directions
@@ -118,7 +97,7 @@ def _cell(sequence: _Sequence, direction: int, activations: list[Activation]) ->
     lowering, node = sequence.lowering, sequence.node
     clip = node.attributes.get("clip")
     return Cell(
-        f"{_name(node)}_{direction}",
+        f"{node.name or next(filter(None, node.outputs))}_{direction}",
         lowering.value(node.inputs[2], "R")[direction],
         _biases(sequence, direction)[1],
         lowering.value(node.input(PEEPHOLES), "P")[direction] if node.input(PEEPHOLES) else None,
@@ -149,7 +128,10 @@ def _biases(sequence: _Sequence, direction: int) -> NDArray[np.float32]:
     return biases
 
 
-def _run(sequence: _Sequence, cell: Cell, given: list[Value], state: State, is_reverse: bool) -> _Run:
+def _run(
+    sequence: _Sequence, cell: Cell, given: list[Value], state: State, is_reverse: bool
+) -> tuple[list[Value], State]:
+    """Return the results of all steps in the order of time, and the last state."""
     order = range(sequence.steps)[:: -1 if is_reverse else 1]
     results: dict[int, Value] = {}
     for step in order:
@@ -158,22 +140,10 @@ def _run(sequence: _Sequence, cell: Cell, given: list[Value], state: State, is_r
             for value in (given[step], state.hidden, state.memory)
         )
         assert x is not None
-        next_state = KINDS[sequence.node.op_type].step(cell, x, State(hidden, memory))
-        assert next_state.hidden is not None
-        results[step] = next_state.hidden
-        if sequence.masks is not None and not sequence.masks[step].all():
-            mask = x.constant(sequence.masks[step])
-            results[step] = next_state.hidden * mask
-            next_state = State(_masked(mask, hidden, next_state.hidden), _masked(mask, memory, next_state.memory))
-        state = next_state
-    return _Run([results[step] for step in range(sequence.steps)], state)
-
-
-def _masked(mask: Value, old: Value | None, new: Value | None) -> Value | None:
-    """Return `new` for items that have not ended, else `old`."""
-    if new is None:
-        return None
-    return new * mask if old is None else old + (new - old) * mask
+        state = KINDS[sequence.node.op_type].step(cell, x, State(hidden, memory))
+        assert state.hidden is not None
+        results[step] = state.hidden
+    return [results[step] for step in range(sequence.steps)], state
 
 
 def _stacked(values: list[Value], axis: int) -> Value:
@@ -189,10 +159,6 @@ def _unpacked(value: Value, count: int, shape: BatchShape) -> list[Value]:
     if count == 1:
         return [value.reshaped(shape)]
     return value.op_of_many("UNPACK", [(shape, value.dtype)] * count, num=count, axis=0)
-
-
-def _name(node: Node) -> str:
-    return node.name or next(filter(None, node.outputs))
 
 
 OPS = {name: Op(recurrent) for name in KINDS}

@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgert_deploy.packager.tflite_lowering.graph import Node
-from edgert_deploy.packager.tflite_lowering.lowering import CHANNELS_LAST_ORDERS, Layout, Lowering, in_layout
+from edgert_deploy.packager.tflite_lowering.lowering import CHANNELS_LAST_ORDERS, Layout, Lowering
 from edgert_deploy.packager.tflite_lowering.op import Op
-from edgert_deploy.packager.tflite_lowering.ops.sampling import Sampling, nearest_of_tflite, weights_of_tflite
-from edgert_deploy.packager.tflite_lowering.value import FLOAT32, Uncovered, Value
+from edgert_deploy.packager.tflite_lowering.ops.sampling import RULES, Sampling, nearest_of_tflite, weights_of_tflite
+from edgert_deploy.packager.tflite_lowering.value import FLOAT32, Uncovered
 
 # The largest difference of two computations of a weight in float32, on an axis of some thousand elements.
 WEIGHT_TOLERANCE = 1e-4
@@ -42,10 +42,9 @@ def resize(lowering: Lowering, node: Node) -> None:
     weights = {axis: s.weights(mode, coefficient, antialias, exclude) for axis, s in samplings.items()}
     rule = _bilinear_rule(lowering, node, weights)
     if rule is None:
-        _by_matrices(lowering, node, weights, samplings)
-        return
-    align_corners, half_pixel = rule
-    _emit_tflite(lowering, node, "RESIZE_BILINEAR", align_corners, half_pixel)
+        _by_matrices(lowering, node, weights)
+    else:
+        _emit_tflite(lowering, node, "RESIZE_BILINEAR", *rule)
 
 
 def _samplings(lowering: Lowering, node: Node) -> dict[int, Sampling]:
@@ -54,14 +53,10 @@ def _samplings(lowering: Lowering, node: Node) -> dict[int, Sampling]:
     axes = [int(axis) % len(before) for axis in node.attributes.get("axes", range(len(before)))]
     scales = _scales(lowering, node, axes)
     rule = _coordinate_rule(node)
-    crop = [0.0] * len(axes) + [1.0] * len(axes)
-    if rule == "tf_crop_and_resize":
-        crop = [float(v) for v in lowering.value(node.input(1), "the region")]
-    samplings = {
-        axis: Sampling(before[axis], after[axis], scale, rule, first, last)
-        for axis, scale, first, last in zip(axes, scales, crop, crop[len(axes) :], strict=False)
-    }
-    return {axis: s for axis, s in samplings.items() if (s.length, s.scale, s.first, s.last) != (s.outputs, 1, 0, 1)}
+    if rule not in RULES:
+        raise Uncovered(f"coordinates {rule!r} are not covered, only {', '.join(RULES)}; cut with Slice, then resize")
+    samplings = {axis: Sampling(before[axis], after[axis], n, rule) for axis, n in zip(axes, scales, strict=True)}
+    return {axis: s for axis, s in samplings.items() if (s.length, s.scale) != (s.outputs, 1)}
 
 
 def _coordinate_rule(node: Node) -> str:
@@ -82,13 +77,10 @@ def _scales(lowering: Lowering, node: Node, axes: list[int]) -> list[float]:
     name = node.input(2 if _is_modern(node) else 1)
     if name and lowering.shape(name).dims != (0,):
         return [float(s) for s in lowering.value(name, "the scales")]
+    if (policy := node.attributes.get("keep_aspect_ratio_policy", "stretch")) != "stretch":
+        raise Uncovered(f"policy {policy!r} is not covered; export the model with the sizes that it comes to")
     before, after = (lowering.shape(name).dims for name in (node.inputs[0], node.outputs[0]))
-    policy = node.attributes.get("keep_aspect_ratio_policy", "stretch")
-    if policy == "stretch":
-        return [after[axis] / before[axis] for axis in axes]
-    sizes = lowering.value(node.input(3), "the sizes")
-    ratios = [float(size) / before[axis] for axis, size in zip(axes, sizes, strict=True)]
-    return [min(ratios) if policy == "not_larger" else max(ratios)] * len(axes)
+    return [after[axis] / before[axis] for axis in axes]
 
 
 # --- TFLite's operators
@@ -122,28 +114,19 @@ def _emit_tflite(lowering: Lowering, node: Node, code: str, align_corners: bool,
 def _nearest(lowering: Lowering, node: Node, samplings: dict[int, Sampling]) -> None:
     rounding = str(node.attributes.get("nearest_mode", "round_prefer_floor" if _is_modern(node) else "floor"))
     picked = {axis: sampling.nearest(rounding) for axis, sampling in samplings.items()}
-    inside = _inside(samplings, lowering.shape(node.inputs[0]).rank)
     for half in (False, True):
         theirs = (nearest_of_tflite(s.length, s.outputs, half) for s in samplings.values())
-        if (
-            inside is None
-            and _has_operator(lowering, node, picked)
-            and all(map(np.array_equal, picked.values(), theirs))
-        ):
+        if _has_operator(lowering, node, picked) and all(map(np.array_equal, picked.values(), theirs)):
             _emit_tflite(lowering, node, "RESIZE_NEAREST_NEIGHBOR", False, half)
             return
     x, layout = lowering.read_as_made(node)
     rank = lowering.shape(node.inputs[0]).rank
     for axis, indices in picked.items():
         x = x.picked(indices, lowering.axis(axis, rank, layout))
-    if inside is not None:
-        x = x * in_layout(inside, rank, layout)
-    lowering.result(node, _with_outside(node, x, inside, rank, layout), layout)
+    lowering.result(node, x, layout)
 
 
-def _by_matrices(
-    lowering: Lowering, node: Node, weights: dict[int, NDArray[Any]], samplings: dict[int, Sampling]
-) -> None:
+def _by_matrices(lowering: Lowering, node: Node, weights: dict[int, NDArray[Any]]) -> None:
     """Multiply each axis, moved to the end, by its matrix: FULLY_CONNECTED is exact in INT8."""
     rank = lowering.shape(node.inputs[0]).rank
     layout = lowering.layout(node.inputs[0]) if rank > 3 else Layout.NATIVE
@@ -153,24 +136,7 @@ def _by_matrices(
     for axis in sorted(weights, key=order.index, reverse=True):
         turned = (*(a for a in order if a != axis), axis)
         x, order = x.turned([order.index(a) for a in turned]).times_weights(weights[axis]), turned
-    x = x.turned([order.index(a) for a in result_order])
-    lowering.result(node, _with_outside(node, x, _inside(samplings, rank), rank, layout), layout)
-
-
-def _with_outside(node: Node, x: Value, inside: NDArray[np.bool_] | None, rank: int, layout: Layout) -> Value:
-    """Add the value of the outside of the image, where `x` has zeros."""
-    value = float(node.attributes.get("extrapolation_value", 0.0))
-    if value == 0 or inside is None:
-        return x
-    return x + in_layout(np.where(inside, np.float32(0), np.float32(value)), rank, layout)
-
-
-def _inside(samplings: dict[int, Sampling], rank: int) -> NDArray[np.bool_] | None:
-    """Return which outputs are inside the image (with length 1 along unchanged axes); None: all are."""
-    inside = np.ones((1,) * rank, np.bool_)
-    for axis, sampling in samplings.items():
-        inside = inside & ~sampling.is_outside().reshape(-1, *(1,) * (rank - 1 - axis))
-    return None if inside.all() else inside
+    lowering.result(node, x.turned([order.index(a) for a in result_order]), layout)
 
 
 OPS = {"Resize": Op(resize, sign="as_input"), "Upsample": Op(resize)}

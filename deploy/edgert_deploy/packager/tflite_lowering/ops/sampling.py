@@ -14,18 +14,18 @@ from numpy.typing import NDArray
 
 # Half the width of each kernel.
 REACH = {"linear": 1, "cubic": 2}
+# ONNX's rules for the position of an output on the axis.
+RULES = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric")
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How an axis of `length` elements becomes `outputs`; `first` and `last` crop it (0 to 1)."""
+    """How an axis of `length` elements becomes `outputs`, by one of RULES."""
 
     length: int
     outputs: int
     scale: float
     rule: str
-    first: float = 0.0
-    last: float = 1.0
 
     def positions(self) -> NDArray[np.float32]:
         """Return the position of each output on the axis, in elements; in float32, to round like runtimes do."""
@@ -38,20 +38,11 @@ class Sampling:
                 placed = x / scale
             case "align_corners":
                 placed = x * 0 if resized == 1 else x * np.float32(self.length - 1) / (resized - 1)
-            case "tf_crop_and_resize":
-                first, last = (np.float32(edge * (self.length - 1)) for edge in (self.first, self.last))
-                placed = x * 0 + (first + last) / 2 if resized == 1 else first + x * (last - first) / (resized - 1)
             case "half_pixel_symmetric":
                 placed = placed + np.float32(self.length / 2) * (1 - self.outputs / resized)
             case "pytorch_half_pixel" if self.outputs == 1:
                 placed = x
         return placed
-
-    def is_outside(self) -> NDArray[np.bool_]:
-        """Return which outputs are outside the axis and get the extrapolation value; only a crop has any."""
-        x = self.positions()
-        outside: NDArray[np.bool_] = (x < 0) | (x > self.length - 1)
-        return outside & (self.rule == "tf_crop_and_resize")
 
     def nearest(self, rounding: str) -> NDArray[np.intp]:
         """Return the element that each output takes."""
@@ -80,7 +71,6 @@ class Sampling:
             weights = weights / weights.sum(axis=1, keepdims=True)
         matrix = np.zeros((self.outputs, self.length))
         np.add.at(matrix, (np.arange(self.outputs)[:, None], np.clip(elements, 0, self.length - 1)), weights)
-        matrix[self.is_outside()] = 0
         return matrix.astype(np.float32)
 
 

@@ -86,14 +86,12 @@ COMPOSED_SQNR_DB_MIN = 25
         "lp normalization 2 1",
         "local response normalization",
         "instance normalization 3-D",
-        "rnn lengths",
         "gru bidirectional",
         "lstm peepholes",
         "pad wrap",
         "pad negative",
         "resize shrinks",
         "resize 3-D",
-        "crop and resize linear",
     ],
 )
 def test_int8_of_composed_operators_stays_close(name: str) -> None:
