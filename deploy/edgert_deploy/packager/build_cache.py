@@ -19,7 +19,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -31,11 +31,8 @@ from edgert.errors import ConfigInvalid
 from edgert_deploy.common.folders import cache_folder
 from edgert_deploy.packager.builders import Artifact, Order, builder_for
 from edgert_deploy.packager.builders.qdq import Recipe
-from edgert_deploy.packager.processes.sandbox import Progress
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.source_model import SourceModel
-
-Build = Callable[[Order, SourceModel, CalibrationSet, Path, Progress], Artifact]
 
 FORMAT = 2
 CODE = Path(__file__).parent
@@ -117,24 +114,6 @@ class BuildCache:
                     yield path, (path / ENTRY).stat().st_mtime, size
 
 
-class CachedBuilder:
-    """A builder that looks into the cache first: `build` is called once for the same order."""
-
-    def __init__(self, build: Build, cache: BuildCache) -> None:
-        self._build, self._cache = build, cache
-
-    def build(
-        self, order: Order, source: SourceModel, calibration: CalibrationSet, out_dir: Path, progress: Progress
-    ) -> Artifact:
-        key = cache_key(order, source, calibration)
-        if (cached := self._cache.get(key, out_dir)) is not None:
-            progress(f"{order.engine}: unchanged, taken from the build cache")
-            return cached
-        artifact = self._build(order, source, calibration, out_dir, progress)
-        self._cache.put(key, artifact)
-        return artifact
-
-
 def default_cache() -> BuildCache:
     """Return the cache in $XDG_CACHE_HOME, else ~/.cache, of $EDGERT_CACHE_MB. Raises ConfigInvalid."""
     limit = os.environ.get("EDGERT_CACHE_MB", "")
@@ -146,10 +125,7 @@ def default_cache() -> BuildCache:
 
 
 def cache_key(order: Order, source: SourceModel, calibration: CalibrationSet, recipe: Recipe | None = None) -> str:
-    """Return the digest of everything that the artifact of `order` is made from.
-
-    With `recipe`: of everything that its layers' sensitivity is measured with.
-    """
+    """Return the digest of all that `order`'s artifact, or with `recipe` the layers' harm, is made from."""
     stated = {
         "format": FORMAT,
         "engine": "sensitivity" if recipe else order.engine,

@@ -83,14 +83,12 @@ def build_bundle(
         for warning in warnings:
             progress(f"warning: {warning}")
         builder = CandidateBuilder(evaluation, cache, work, progress)
-        builder.processes.ahead(certain_orders(evaluation, targets), cache, progress, request.jobs)
+        builder.processes.ahead(certain_orders(evaluation, targets), progress, request.jobs)
         choices = _choose_all(builder, targets, request, report)
         check_gate(choices)
         golden = golden_samples(evaluation, choices, progress)
         ranges = builder.processes.activations(progress)
-        receipt_bytes = receipt(
-            choices, builder.built, ranges, request.licence, request.notes, model=request.model, release=request.release
-        )
+        receipt_bytes = receipt(choices, builder.built, ranges, request.licence, request.notes)
         contents = write_contents(request, choices, golden, receipt_bytes, work)
         progress(f"writing {out}")
         write_bundle(out, contents.manifest, contents.files, key)
@@ -117,7 +115,6 @@ def _choose_all(
 
 
 def _with_advice(request: BuildRequest, target: TargetRequest, error: EdgeRTError) -> str:
-    """Return the builder's message, and what the user can do about it."""
     engine = target.engines[0]
     same = [profile.name for profile in request.targets if profile.engines[0] == engine]
     if len(same) < len(request.targets):
@@ -146,7 +143,7 @@ def _classical_warnings(request: BuildRequest) -> list[str]:
 
 
 def _overlap_warnings(request: BuildRequest) -> list[str]:
-    if not (shared := overlap(request.calibration, request.holdout)):
+    if not request.allow_overlap or not (shared := overlap(request.calibration, request.holdout)):
         return []
     return [
         f"calibration has {len(shared)} of {counted(len(request.holdout), 'hold-out sample')} too: the gate proves less "
@@ -175,26 +172,20 @@ def _range_warnings(request: BuildRequest) -> list[str]:
     precisions = {precision for target in target_requests(request) for precision in target.precisions}
     if "int8" not in precisions or request.source.quantized:
         beyond = []  # no scale comes from the calibration samples
-    return [
-        *(
-            f"input {name!r} is {_ranges(request, name)}, so INT8 has the wrong ranges: prepare both in the same way, as the "
-            "app does"
-            for name in apart
-        ),
-        *(
-            f"input {name!r} is {_ranges(request, name)}. INT8 cuts off what lies outside the first range: give calibration "
-            "samples that reach as far as the field's values do"
-            for name in beyond
-        ),
-    ]
-
-
-def _ranges(request: BuildRequest, name: str) -> str:
-    calibration, holdout = (
-        f"{samples.inputs[name].min():.4g} to {samples.inputs[name].max():.4g}"
-        for samples in (request.calibration, request.holdout)
-    )
-    return f"{calibration} in the calibration samples and {holdout} in the hold-out samples"
+    texts = []
+    for name in (*apart, *beyond):
+        one, other = (
+            f"{samples.inputs[name].min():.4g} to {samples.inputs[name].max():.4g}"
+            for samples in (request.calibration, request.holdout)
+        )
+        effect = (
+            ", so INT8 has the wrong ranges: prepare both in the same way, as the app does"
+            if name in apart
+            else ". INT8 cuts off what lies outside the first range: give calibration samples that reach as far as the "
+            "field's values do"
+        )
+        texts.append(f"input {name!r} is {one} in the calibration samples and {other} in the hold-out samples{effect}")
+    return texts
 
 
 def _space_needed(request: BuildRequest, targets: tuple[TargetRequest, ...]) -> int:

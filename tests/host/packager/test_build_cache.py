@@ -17,8 +17,8 @@ pytest.importorskip("onnxruntime")
 
 from edgert.errors import ConfigInvalid
 from edgert_deploy.devices.profiles import DeviceProfile, load_profile
-from edgert_deploy.packager.build_cache import CODE, BuildCache, CachedBuilder, cache_key, code_digest, default_cache
-from edgert_deploy.packager.builders import Artifact, Order, builder_for
+from edgert_deploy.packager.build_cache import CODE, BuildCache, cache_key, code_digest, default_cache
+from edgert_deploy.packager.builders import Order, builder_for
 from edgert_deploy.packager.builders.layers import Layer
 from edgert_deploy.packager.builders.qdq import Recipe
 from edgert_deploy.packager.samples.samples import CalibrationSet
@@ -36,17 +36,17 @@ class Builds:
         self.count = 0
         self._folder = folder
 
-    def build(self, order: Order, *given: Any) -> Artifact:
-        self.count += 1
-        return builder_for(order.engine).build(order, *given)
-
     def __call__(self, source: SourceModel, calibration: CalibrationSet, profile: DeviceProfile = THIS) -> bytes:
         out = self._folder / "out"
         shutil.rmtree(out, ignore_errors=True)
         out.mkdir()
-        built = CachedBuilder(self.build, self.cache).build(
-            Order("onnxruntime", "fp32", profile), source, calibration, out, lambda line: None
-        )
+        order = Order("onnxruntime", "fp32", profile)
+        key = cache_key(order, source, calibration)
+        built = self.cache.get(key, out)
+        if built is None:
+            self.count += 1
+            built = builder_for(order.engine).build(order, source, calibration, out, lambda line: None)
+            self.cache.put(key, built)
         assert built.path.parent == out
         assert built.tools
         return built.path.read_bytes()

@@ -22,7 +22,7 @@ from edgert.machine import mem_available_bytes
 from edgert.typed_json import from_json, to_json
 from edgert_deploy.packager.accuracy.activation_ranges import Activation, activations
 from edgert_deploy.packager.accuracy.sensitivity import Harm, Sensitivity
-from edgert_deploy.packager.build_cache import BuildCache, CachedBuilder, cache_key
+from edgert_deploy.packager.build_cache import BuildCache, cache_key
 from edgert_deploy.packager.builders import Artifact, Order, builder_for
 from edgert_deploy.packager.builders.layers import Layer, layers_of
 from edgert_deploy.packager.builders.qdq import Recipe, prepared
@@ -43,16 +43,16 @@ MEMORY_SHARE = 0.8
 class BuildProcesses:
     """Builds artifacts of one source and set of samples, which its children read from `folder`."""
 
-    def __init__(self, folder: Path, source: SourceModel, calibration: CalibrationSet) -> None:
+    def __init__(self, folder: Path, source: SourceModel, calibration: CalibrationSet, cache: BuildCache) -> None:
         self._inputs, self._source, self._calibration = folder / "inputs", source, calibration
-        self._lock = threading.Lock()
+        self._cache, self._lock = cache, threading.Lock()
 
-    def build(
-        self, order: Order, source: SourceModel, calibration: CalibrationSet, out_dir: Path, progress: Progress
-    ) -> Artifact:
-        """Build as `Builder.build` does. Raises BuildFailed where the child crashes, too."""
-        assert source is self._source
-        assert calibration is self._calibration
+    def build(self, order: Order, out_dir: Path, progress: Progress) -> Artifact:
+        """Take the artifact from the cache, else build it in a child, which may crash: BuildFailed, too."""
+        key = cache_key(order, self._source, self._calibration)
+        if (cached := self._cache.get(key, out_dir)) is not None:
+            progress(f"{order.engine}: unchanged, taken from the build cache")
+            return cached
         steps = [f"{order.engine}: starting"]
 
         def noted(line: str) -> None:
@@ -63,14 +63,13 @@ class BuildProcesses:
         try:
             answer, _ = children.ask(f"{__name__}:build_in_child", request, pickle.dumps(order), noted)
         except sandbox.ChildFailed as error:
-            raise BuildFailed(_complaint(error, order, source.path.name, steps[-1])) from error
-        return Artifact.from_json(answer, out_dir)
+            raise BuildFailed(_complaint(error, order, self._source.path.name, steps[-1])) from error
+        artifact = Artifact.from_json(answer, out_dir)
+        self._cache.put(key, artifact)
+        return artifact
 
     def activations(self, progress: Progress) -> tuple[Activation, ...]:
-        """Return the ranges of the layers' answers; none of a model that is not ONNX, or if the child crashes.
-
-        Raises BuildFailed for a fault of ours.
-        """
+        """Return the ranges of layers' answers; none without ONNX, or after a crash. Raises BuildFailed."""
         if self._source.kind != "onnx":
             return ()
         request = {"inputs": self._written_inputs()}
@@ -111,24 +110,23 @@ class BuildProcesses:
                     pickle.dump((self._source, self._calibration), file, protocol=5)
         return str(self._inputs)
 
-    def ahead(self, orders: Sequence[Order], cache: BuildCache, progress: Progress, processes: int = 0) -> None:
+    def ahead(self, orders: Sequence[Order], progress: Progress, processes: int = 0) -> None:
         """Build what the cache lacks of `orders`, `processes` at once (0: as many as fit; 1: build none).
 
         An order that fails is left to the build flow, which meets the error again and knows what it means there.
         """
         missing = {cache_key(order, self._source, self._calibration): order for order in orders}
-        missing = {key: order for key, order in missing.items() if not cache.has(key)}
+        missing = {key: order for key, order in missing.items() if not self._cache.has(key)}
         if not processes:
             small = self._source.size_bytes < SOURCE_BYTES_MIN
             processes = 1 if small else _processes(self._source, self._calibration)
         if min(processes, len(missing)) < 2:
             return
-        builder = CachedBuilder(self.build, cache)
 
         def build(order: Order) -> None:
             progress(f"{order.profile.name}: building {order.engine} {order.precision}")
             with tempfile.TemporaryDirectory(dir=self._inputs.parent) as folder, contextlib.suppress(EdgeRTError):
-                builder.build(order, self._source, self._calibration, Path(folder), progress)
+                self.build(order, Path(folder), progress)
 
         with ThreadPoolExecutor(processes) as pool:
             builds = [pool.submit(build, order) for order in missing.values()]

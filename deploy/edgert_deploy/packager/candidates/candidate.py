@@ -15,7 +15,7 @@ from edgert.printable import counted
 from edgert_deploy.packager.accuracy.accuracy_gate import GateResult, judge
 from edgert_deploy.packager.accuracy.artifact_runs import judged_outputs
 from edgert_deploy.packager.accuracy.reference import Outputs
-from edgert_deploy.packager.build_cache import BuildCache, CachedBuilder
+from edgert_deploy.packager.build_cache import BuildCache
 from edgert_deploy.packager.builders import FIRST_RECIPE, Artifact, Order
 from edgert_deploy.packager.candidates.build_processes import BuildProcesses
 from edgert_deploy.packager.candidates.evaluation import Evaluation
@@ -74,8 +74,7 @@ class CandidateBuilder:
 
     def __init__(self, evaluation: Evaluation, cache: BuildCache, work: Path, progress: Progress) -> None:
         self.evaluation, self.cache, self.progress, self._work = evaluation, cache, progress, work
-        self.processes = BuildProcesses(work, evaluation.source, evaluation.calibration)
-        self._builder = CachedBuilder(self.processes.build, cache)
+        self.processes = BuildProcesses(work, evaluation.source, evaluation.calibration, cache)
         self._built: dict[tuple[str, tuple[str, ...]], Candidate] = {}
         self._tried = 0
 
@@ -85,10 +84,7 @@ class CandidateBuilder:
         return tuple(self._built[key] for key in sorted(self._built))
 
     def build(self, order: Order) -> Candidate:
-        """Return the candidate of `order`.
-
-        Raises OperatorUnsupported, BuildFailed, EngineMissing or EngineFailed.
-        """
+        """Return the candidate of `order`. Raises OperatorUnsupported, BuildFailed or an engine's error."""
         key = (order.id, tuple(layer.name for layer in order.float_layers))
         if key not in self._built:
             self._tried += 1  # also what failed has a folder
@@ -101,7 +97,7 @@ class CandidateBuilder:
         self.progress(f"{order.profile.name}: building {order.engine} {order.precision}{recipe}")
         began = time.monotonic()
         out.mkdir()
-        artifact = self._builder.build(order, evaluation.source, evaluation.calibration, out, self.progress)
+        artifact = self.processes.build(order, out, self.progress)
         build_s = time.monotonic() - began
         reference = evaluation.reference
         samples = len(reference.holdout)

@@ -160,7 +160,6 @@ def _check_buckets(request: BuildRequest) -> None:
 
 
 def _image_size(request: BuildRequest) -> tuple[int, int] | None:
-    """Return height and width of a detector's input."""
     before = request.preprocess if isinstance(request.preprocess, Preprocess) else None
     name = before.input if before is not None else request.source.inputs[0].name
     shape = next(spec.shape for spec in request.source.inputs if spec.name == name)

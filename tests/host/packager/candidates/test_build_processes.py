@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from edgert_deploy.packager.build_cache import BuildCache, cache_key
 from edgert_deploy.packager.builders import Order
 from edgert_deploy.packager.candidates.build_processes import BuildProcesses, free_memory_bytes
 from edgert_deploy.packager.processes.work_folder import work_folder
-from edgert_deploy.packager.sources.source_model import load_source
+from edgert_deploy.packager.sources.source_model import SourceModel, load_source
 from tests.support import models
 from tests.support.paths import DIGITS
 from tests.support.shell import EDGERT, Shell
@@ -35,28 +36,40 @@ ORDERS = [
 ]
 
 
+def processes(folder: Path, source: Any, calibration: Any) -> BuildProcesses:
+    return BuildProcesses(folder, source, calibration, BuildCache(folder / "cache"))
+
+
 def test_two_at_once_are_in_the_cache_afterwards(digits_source: Any, digits_calibration: Any, tmp_path: Path) -> None:
     cache, lines = BuildCache(tmp_path / "cache"), list[str]()
-    processes = BuildProcesses(tmp_path, digits_source, digits_calibration)
-    processes.ahead(ORDERS, cache, lines.append, processes=2)
+    builds = BuildProcesses(tmp_path, digits_source, digits_calibration, cache)
+    builds.ahead(ORDERS, lines.append, processes=2)
     for order in ORDERS:
         assert cache.has(cache_key(order, digits_source, digits_calibration))
     assert {"raspberry-pi-4: building tflite int8", "this-machine: building onnxruntime int8"} <= set(lines)
     lines.clear()
-    processes.ahead(ORDERS, cache, lines.append, processes=2)
+    builds.ahead(ORDERS, lines.append, processes=2)
     assert lines == []
+    (tmp_path / "out").mkdir()
+    assert builds.build(ORDERS[1], tmp_path / "out", lines.append).path.parent == tmp_path / "out"
+    assert lines == ["onnxruntime: unchanged, taken from the build cache"]
 
 
 class Ends:
-    """A source that ends the process that unpickles it."""
-
-    size_bytes, path, sha256, kind = 0, Path("hostile.onnx"), "", "onnx"
+    """A model that ends the process that unpickles it."""
 
     def __init__(self, signal_number: int) -> None:
         self.signal_number = signal_number
 
+    def SerializeToString(self, deterministic: bool) -> bytes:
+        return b""
+
     def __reduce__(self) -> Any:
         return os.kill, (0, self.signal_number)
+
+
+def that_ends(signal_number: int, source: SourceModel) -> SourceModel:
+    return replace(source, path=Path("hostile.onnx"), proto=Ends(signal_number))
 
 
 @pytest.mark.parametrize(
@@ -70,15 +83,15 @@ class Ends:
 def test_a_crash_ends_the_child_alone(
     signal_number: int, message: str, digits_source: Any, digits_calibration: Any, tmp_path: Path
 ) -> None:
-    hostile: Any = Ends(signal_number)
+    hostile = that_ends(signal_number, digits_source)
     for folder in ("hostile", "sound", "out"):
         (tmp_path / folder).mkdir()
     with pytest.raises(BuildFailed, match=message):
-        BuildProcesses(tmp_path / "hostile", hostile, digits_calibration).build(
-            ORDERS[0], hostile, digits_calibration, tmp_path / "out", lambda line: None
+        processes(tmp_path / "hostile", hostile, digits_calibration).build(
+            ORDERS[0], tmp_path / "out", lambda line: None
         )
-    sound = BuildProcesses(tmp_path / "sound", digits_source, digits_calibration)
-    made = sound.build(ORDERS[1], digits_source, digits_calibration, tmp_path / "out", lambda line: None)
+    sound = processes(tmp_path / "sound", digits_source, digits_calibration)
+    made = sound.build(ORDERS[1], tmp_path / "out", lambda line: None)
     assert made.path.parent == tmp_path / "out"
 
 
@@ -86,12 +99,12 @@ def test_ranges_are_measured_in_the_child_and_a_crash_leaves_none(
     digits_source: Any, digits_calibration: Any, tmp_path: Path
 ) -> None:
     (tmp_path / "hostile").mkdir()
-    hostile: Any = Ends(signal.SIGSEGV)
-    assert BuildProcesses(tmp_path / "hostile", hostile, digits_calibration).activations(lambda line: None) == ()
+    hostile = that_ends(signal.SIGSEGV, digits_source)
+    assert processes(tmp_path / "hostile", hostile, digits_calibration).activations(lambda line: None) == ()
     for name in ("first", "second"):  # the child stays, and the first build's folder is gone
         folder = tmp_path / name
         folder.mkdir()
-        sound = BuildProcesses(folder, digits_source, digits_calibration)
+        sound = processes(folder, digits_source, digits_calibration)
         assert sound.activations(lambda line: None) == activations(digits_source, digits_calibration) != ()
         shutil.rmtree(folder)
 
@@ -101,9 +114,7 @@ def test_a_builders_error_is_raised_here(digits_calibration: Any, tmp_path: Path
         models.write(models.model("float[N,4] x) => (float[N,4] y", "y = Tan(x)"), tmp_path / "m.onnx")
     )
     with pytest.raises(OperatorUnsupported, match="Tan"):
-        BuildProcesses(tmp_path, source, digits_calibration).build(
-            ORDERS[0], source, digits_calibration, tmp_path, lambda line: None
-        )
+        processes(tmp_path, source, digits_calibration).build(ORDERS[0], tmp_path, lambda line: None)
 
 
 @pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGKILL])
