@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgert import __version__
-from edgert.bundle.buckets import Buckets
 from edgert.bundle.manifest import ArtifactEntry, FileEntry, Manifest, TargetEntry
 from edgert.bundle.rules import Preprocess
 from edgert.bundle.signal_rules import Series, Sound
@@ -24,7 +23,6 @@ from edgert_deploy.packager.candidates.candidate import Candidate
 from edgert_deploy.packager.candidates.choice import Choice, all_packed
 from edgert_deploy.packager.candidates.evaluation import Evaluation
 from edgert_deploy.packager.request import BuildRequest
-from edgert_deploy.packager.sources.source_model import SourceModel
 
 
 @dataclass(frozen=True)
@@ -70,6 +68,9 @@ def write_contents(
     if isinstance(rule, Text):
         files.paths[TOKENIZER] = Path(rule.tokenizer)
         rule = replace(rule, tokenizer=TOKENIZER)
+    buckets = request.source.buckets
+    if buckets is not None and golden.lengths is not None:
+        buckets = replace(buckets, golden_lengths=tuple(golden.lengths.tolist()))
     inputs = tuple(files.save(f"golden/inputs/{i}.npy", array) for i, array in enumerate(golden.inputs))
     raw = "" if golden.raw is None else files.save("golden/raw.npy", golden.raw)
     packed = all_packed(choices).items()
@@ -97,7 +98,7 @@ def write_contents(
         downgrade_from=request.downgrade_from,
         expires=request.expires,
         signed_at=request.signed_at,
-        buckets=_buckets(request.source, golden),
+        buckets=buckets,
         state=request.source.state,
         state_id=request.state_id,
     )
@@ -140,21 +141,11 @@ class _Files:
 
     def entries(self) -> tuple[FileEntry, ...]:
         """Return size and hash of every file, by name."""
-        return tuple(_file_entry(name, self.paths[name]) for name in sorted(self.paths))
-
-
-def _buckets(source: SourceModel, golden: Golden) -> Buckets | None:
-    if source.buckets is None or golden.lengths is None:
-        return None
-    return replace(source.buckets, golden_lengths=tuple(golden.lengths.tolist()))
+        contents = ((name, self.paths[name].read_bytes()) for name in sorted(self.paths))
+        return tuple(FileEntry(name, len(data), hashlib.sha256(data).hexdigest()) for name, data in contents)
 
 
 def _target(choice: Choice) -> TargetEntry:
     packed = tuple(candidate.id for candidate in choice.packed)
     reference = "" if choice.reference is None else choice.reference.id
     return TargetEntry(choice.profile.name, choice.profile.machines, packed, reference)
-
-
-def _file_entry(name: str, path: Path) -> FileEntry:
-    data = path.read_bytes()
-    return FileEntry(name, len(data), hashlib.sha256(data).hexdigest())

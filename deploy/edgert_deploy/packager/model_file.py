@@ -30,10 +30,6 @@ def _processing(folder: Path, text: str) -> str:
     return text if text in (*PREPROCESS_PRESETS, *POSTPROCESS_PRESETS) else _path(folder, text)
 
 
-def _metric(folder: Path, text: str) -> str:
-    return in_folder(folder, text) if is_function(text) else text
-
-
 def _as_given(folder: Path, text: str) -> str:
     return text
 
@@ -45,7 +41,7 @@ TEXTS: dict[str, Callable[[Path, str], str]] = {
     "preprocess": _processing,
     "postprocess": _processing,
     "labels": _path,
-    "metric": _metric,
+    "metric": in_folder,
     **dict.fromkeys(("name", "precision", "engines", "licence", "notes", "expires", "buckets"), _as_given),
 }
 NUMBERS = ("max_drop", "max_class_drop")

@@ -91,21 +91,18 @@ def model_file_text(source: SourceModel, given: Mapping[str, Any], targets: Sequ
 def _processing_lines(source: SourceModel, detector: bool, classes: int | None) -> list[str]:
     folder = source.path.parent
     images = [spec for spec in source.inputs if _layout(spec)]
-    lines = (
-        [] if not images else ["# Processing on the device: raw frames and JPEG files to inputs, outputs to labels."]
-    )
+    lines = []
     if images:
+        lines.append("# Processing on the device: raw frames and JPEG files to inputs, outputs to labels.")
         colour = any(3 in (spec.shape[1], spec.shape[3]) for spec in images)
         preset = ("yolo" if detector else "imagenet") if colour and len(source.inputs) == 1 else "preprocess.toml"
         has_rule = (folder / "preprocess.toml").is_file()
-        guess = (
-            "found beside the model"
-            if has_rule
-            else "a guess, compare it with training: imagenet, yolo or a .toml file"
-        )
         is_float = images[0].datatype == "FP32" or images[0].name in source.scales
-        is_unset = not has_rule and (preset == "preprocess.toml" or not is_float)
-        lines.append(_line("preprocess", "preprocess.toml" if has_rule else preset, guess, unset=is_unset))
+        if has_rule:
+            lines.append(_line("preprocess", "preprocess.toml", "found beside the model"))
+        else:
+            guess = "a guess, compare it with training: imagenet, yolo or a .toml file"
+            lines.append(_line("preprocess", preset, guess, unset=preset == "preprocess.toml" or not is_float))
     if detector:
         lines.append(_line("postprocess", "yolo", "decodes boxes, with non-maximum suppression; or a .toml file"))
     if detector or classes is not None:

@@ -7,7 +7,6 @@ of day, no path and no duration of the build: the same inputs give the same byte
 The drop lies between `drop_low` and `drop_high` with 95 % confidence; null for a metric that is no share of samples.
 
     {"format": 2, "licence": text, "notes": text,
-     "sbom": the bill of materials of the tools that made the packed artifacts (CycloneDX 1.5),
      "gate": {"metric", "samples", "max_drop", "max_class_drop"},
      "targets": [{"profile", "artifacts": [id], "left_out": [{"engine", "code", "reason"}],
                   "not_built": [{"engine", "how", "reason"}], "warnings": [text],
@@ -19,7 +18,6 @@ The drop lies between `drop_low` and `drop_high` with 95 % confidence; null for 
                      "accuracy": {"metric", "samples", "fp32", "artifact", "drop", "drop_low", "drop_high"},
                      "also": {name: {"fp32", "artifact"}},
                      "classes": [{"name", "samples", "fp32", "artifact"}], "slices", "buckets", "outputs": [the same]}],
-     "sbom": a bill of materials in the form of CycloneDX 1.5: the bundle, and the tools that made its artifacts,
      "activations": [{"layer", "op", "low", "high", "quantiles": [0.1 %, 50 %, 99.9 %], "sqnr_db"}]}
 """
 
@@ -48,9 +46,6 @@ def receipt(
     activations: Sequence[Activation] = (),
     licence: str = "",
     notes: str = "",
-    *,
-    model: str,
-    release: int,
 ) -> bytes:
     """Return the file's bytes: JSON with sorted keys, readable lines, ASCII."""
     # A search builds many sets of layers: the receipt lists the one that won, and `attempts` describes the others.
@@ -107,14 +102,11 @@ def _candidate(candidate: Candidate, packed: bool) -> dict[str, Any]:
     artifact, result = candidate.artifact, candidate.result
     accuracy = result.accuracy
     low, high = (None, None) if result.drop_interval is None else (round(end, 6) for end in result.drop_interval)
-    groups = {
-        kind: [
-            {"name": group.name, "samples": group.samples, "fp32": group.fp32, "artifact": group.artifact}
-            for group in result.groups
-            if group.kind == kind
-        ]
-        for kind in ("class", "slice", "bucket", "output")
-    }
+
+    def groups(kind: str) -> list[dict[str, Any]]:
+        fields = ("name", "samples", "fp32", "artifact")
+        return [{field: getattr(group, field) for field in fields} for group in result.groups if group.kind == kind]
+
     return {
         "id": candidate.id,
         "engine": artifact.engine,
@@ -130,17 +122,13 @@ def _candidate(candidate: Candidate, packed: bool) -> dict[str, Any]:
         "packed": packed,
         "passed": result.passed,
         "accuracy": {
-            "metric": accuracy.metric,
-            "samples": accuracy.samples,
-            "fp32": accuracy.fp32,
-            "artifact": accuracy.artifact,
-            "drop": accuracy.drop,
+            **{field: getattr(accuracy, field) for field in ("metric", "samples", "fp32", "artifact", "drop")},
             "drop_low": low,
             "drop_high": high,
         },
         "also": {name: {"fp32": fp32, "artifact": artifact} for name, fp32, artifact in result.also},
-        "classes": groups["class"],
-        "slices": groups["slice"],
-        "buckets": groups["bucket"],
-        "outputs": groups["output"],
+        "classes": groups("class"),
+        "slices": groups("slice"),
+        "buckets": groups("bucket"),
+        "outputs": groups("output"),
     }

@@ -28,10 +28,7 @@ HEADING = "  ".join(name.ljust(width) for name, width in WIDTHS.items()).rstrip(
 
 
 def rows(choice: Choice, model_bytes: int) -> str:
-    """Return the table's rows of one target, each with what else was tried in its engine.
-
-    `model_bytes` is the size in FP32.
-    """
+    """Return a target's rows, each with what else its engine tried; `model_bytes` is the size in FP32."""
     lines = []
     for candidate in choice.packed:
         lines.append(_row(choice.profile.name, candidate, model_bytes))

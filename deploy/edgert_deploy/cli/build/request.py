@@ -89,7 +89,6 @@ def _input_rule(source: SourceModel, options: BuildOptions) -> tuple[SourceModel
 
 
 def _output_rule(source: SourceModel, before: InputRule | None, options: BuildOptions) -> OutputRule | None:
-    """Return the rule that makes answers of the model's outputs."""
     after: OutputRule | None = None
     if options.postprocess is not None:
         after = read_postprocess(options.postprocess, source, options.labels, before)

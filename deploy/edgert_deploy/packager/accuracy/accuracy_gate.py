@@ -127,20 +127,19 @@ def judge(metric: Metric, reference: Reference, answers: Outputs, limits: Limits
         of_class = name if kind == "class" else ""
         fp32, artifact = (metric.score(a, rows, of_class) for a in (reference.answers, answers))
         compared.append(Group(kind, name, len(rows), fp32, artifact))
-    every = reference.all_rows
     if metric.besides is not None:
-        parts = metric.besides.parts(answers, every)
-        compared += [Group("output", name, len(every), 1.0, score) for name, score in parts]
+        parts = metric.besides.parts(answers, reference.all_rows)
+        compared += [Group("output", name, accuracy.samples, 1.0, score) for name, score in parts]
     interval = _drop_interval(metric, accuracy.drop, answers)
     also = _also(metric, reference, answers)
-    return GateResult(accuracy, limits, tuple(compared), also, interval, _is_similarity(metric))
+    return GateResult(accuracy, limits, tuple(compared), also, interval, metric.is_similarity)
 
 
 def warnings(metric: Metric, reference: Reference, limits: Limits) -> list[str]:
     """Return why the gate may prove less than it seems to, one sentence each."""
     judged = reference.as_judged()
     texts = _meaning_warnings(metric, judged)
-    if not texts or _is_similarity(metric):  # chance says the same of labels, and why
+    if not texts or metric.is_similarity:  # chance says the same of labels, and why
         texts += _alike_warnings(metric, judged, limits)
     return [*texts, *_count_warnings(metric, reference, limits)]
 
@@ -180,16 +179,12 @@ def _meaning_warnings(metric: Metric, reference: Reference) -> list[str]:
             f"the FP32 source's own top-1 is {found[0]:.4f} on the hold-out, chance is {found[1]:.4f}: check that samples are "
             f"prepared as for training, and that labels count from 0 in the model's order{instead}"
         ]
-    if _is_similarity(metric):
+    if metric.is_similarity:
         return [
             "similarity only: the gate knows how similar the answers are to FP32's, and not what is right; "
             "give `labels` in the hold-out, or your own --metric module:function"
         ]
     return []
-
-
-def _is_similarity(metric: Metric) -> bool:
-    return isinstance(metric, Decisions) and metric.is_similarity
 
 
 def _drop_interval(metric: Metric, drop: float, answers: Outputs) -> tuple[float, float] | None:

@@ -60,8 +60,6 @@ def activations(source: SourceModel, calibration: CalibrationSet) -> tuple[Activ
 
 
 class _Values:
-    """The values of one activation so far."""
-
     def __init__(self) -> None:
         self.low, self.high, self.count = np.inf, -np.inf, 0
         self._values: list[NDArray[np.float64]] = []

@@ -66,10 +66,7 @@ def run_artifact(
     extra: Mapping[str, Any] | None = None,
     batch: int = BATCH,
 ) -> Outputs:
-    """Load the artifact in a child, run all samples through it, and close it.
-
-    Raises EngineMissing, EngineFailed, and ChildFailed if the engine crashes.
-    """
+    """Run all samples through an artifact in a child. Raises EngineMissing, EngineFailed or ChildFailed."""
     return arrays_of(f"{__name__}:run_here", samples, artifact, threads, dict(extra or {}), batch)
 
 

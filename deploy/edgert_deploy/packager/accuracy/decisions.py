@@ -2,22 +2,7 @@
 
 A cosine hides what matters: boxes of 0 to 320 beside scores of 0 to 1 in one tensor, or one positive value, are
 always alike. So each output is recognized by its shape and by FP32's values, and judged by what an app reads from it:
-
-    boxes        a detector: F1 of its boxes against FP32's, same class, IoU of at least 0.5
-    anchors      a detector whose boxes count from anchors that are not in the model: F1 of confident anchors whose
-                 boxes overlap (an anchor is the same in both), or else whose values differ by little
-    top1         class probabilities: how often both put the same class first
-    steps        class probabilities for each step of an input (tags of tokens, classes of frames): how often both put
-                 the same class first; the most frequent one counts only where the two differ
-    texts        probabilities along a sequence (CTC): how often both read the same
-    decisions    values of 0 to 1, some on either side of 0.5: how often both are on the same side
-    maps         values of 0 to 1 over positions, or of many classes: IoU of what is above 0.3, 0.5 and 0.7, the least
-    neighbours   embeddings: how often both have the same nearest other sample, or one that FP32 finds as near within
-                 0.01 of cosine and 5 % of its lead over the mean sample (which of two equally near ones comes first is
-                 no decision), and the cosine to FP32's
-    values       anything else: R squared, 1 - error^2 / spread^2, of the worst channels
-
-FP32 scores 1 in each. The least of them counts. `values` says only how similar two artifacts are, and is strict.
+docs/accuracy.md has the table of judgements, agreement.py computes them. FP32 scores 1 in each, and the least counts.
 """
 
 from __future__ import annotations
@@ -65,20 +50,12 @@ ANYWHERE = (1 << 20, 1 << 20)  # height and width of an image that cuts no box
 
 @dataclass(frozen=True)
 class Judgement:
-    """How some outputs are judged: `score(answers, reference)`, both samples along axis 0, gives 0 to 1.
-
-    If the score is a share of samples, `share` is how much of each is right.
-    """
+    """How outputs are judged: `score(answers, reference)` is 0 to 1, `share` the same for each sample."""
 
     name: str
     outputs: tuple[str, ...]
     score: Score
     share: Callable[[Outputs, Outputs], Array] | None = None
-
-    @property
-    def is_similarity(self) -> bool:
-        """Whether it says only how similar the answers are, and nothing of what an app decides."""
-        return self.name == "values"
 
 
 def judgements(
@@ -100,8 +77,10 @@ def judgements(
         i for i in range(len(specs)) if np.issubdtype(reference[i].dtype, np.number) or reference[i].dtype == bool
     ]
     judged: list[Judgement] = []
-    detector = _stated_detector(names, detect, image_size)
-    if detector is None and (not inputs or any(len(shape) == IMAGE_RANK for shape in inputs)):
+    detector = None
+    if detect is not None:
+        detector = _boxes(detect, [names.index(name) for name in detect.outputs], image_size or ANYWHERE)
+    elif not inputs or any(len(shape) == IMAGE_RANK for shape in inputs):
         detector = _detector(names, reference, unjudged)
     if detector is not None:
         judged.append(detector)
@@ -145,10 +124,7 @@ def _recognized(reference: Array, named: bool, steps: Collection[int]) -> str:
 
 
 def _are_many_classes(reference: Array) -> bool:
-    """Return whether values of 0 to 1 are scores of many classes, of which few are there at once.
-
-    Vectors of length 1 are embeddings.
-    """
+    """Return whether values of 0 to 1 are scores of many classes; vectors of length 1 are embeddings."""
     flat = reference.reshape(len(reference), -1)
     if flat.shape[1] < MAP_POSITIONS_MIN or float(flat.max(initial=0.0)) <= min(MAP_THRESHOLDS):
         return False
@@ -206,10 +182,6 @@ def _are_embeddings(reference: Array) -> bool:
         return False
     mean = unit_vectors(reference).mean(axis=0)
     return float(mean @ mean) < ALIKE_MAX  # the mean cosine of all pairs
-
-
-def _stated_detector(names: list[str], detect: Detect | None, size: tuple[int, int] | None) -> Judgement | None:
-    return None if detect is None else _boxes(detect, [names.index(name) for name in detect.outputs], size or ANYWHERE)
 
 
 def _boxes(rule: Detect, chosen: Sequence[int], size: tuple[int, int]) -> Judgement:

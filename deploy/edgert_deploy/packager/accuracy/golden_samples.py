@@ -36,12 +36,8 @@ SAMPLES = 8
 FEATURES_MAX = 256  # values of an output, evenly spaced, that make a sample's position
 MARGIN = 4.0
 STEPS_MIN = 3.0
-FLOORS = {
-    "int8": STEPS_MIN / 255,
-    "int8fp16": STEPS_MIN / 255,
-    "fp16": 2.0**-9,
-    "fp32": 1e-4,
-}  # of the range of FP32's answers
+# Of the range of FP32's answers.
+FLOORS = {"int8": STEPS_MIN / 255, "int8fp16": STEPS_MIN / 255, "fp16": 2.0**-9, "fp32": 1e-4}
 ATOL_MIN = 1e-5
 
 

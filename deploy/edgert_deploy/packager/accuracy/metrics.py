@@ -1,15 +1,7 @@
 """The metrics of the accuracy gate: one number for answers to hold-out samples, higher is better.
 
-    top1, top5       the share of samples whose class comes first, or among the first five; needs labels
-    map              mean average precision of a detector, over IoU 0.5 to 0.95 as in COCO; needs boxes
-    wer, cer         1 - the word or character error rate of the texts that CTC reads; needs `transcript`
-    window_f1, event_f1
-                     F1 of the classes that a device answers, by window or by event; needs labels
-    top1_agreement   how often artifact and FP32 put the same class first; needs class scores, no labels
-    decisions        what apps read from each output, recognized by its shape (decisions.py); needs nothing
-    cosine           the mean over samples of the cosine to FP32's output (of integer outputs: the share of equal
-                     elements), of the worst output; needs nothing
-    module:function  the user's own: `function(outputs, inputs, labels) -> float`, see `user_metric`
+docs/accuracy.md lists them with what each needs. `top1_agreement`, under "auto", is how often artifact and FP32 put the
+same class first.
 
 The largest element of an output [N, C] means nothing in an embedding or a regression. An output counts as class
 scores if the user names its classes, or if FP32's rows are probabilities (none below 0, sum 1).
@@ -71,22 +63,20 @@ def _metric(name: str, reference: Reference) -> Metric:
     return Cosine(reference) if name == "cosine" else Decisions(reference)
 
 
-class TopK(Metric):
-    """The share of samples whose label is among the `k` highest scores."""
+class _Ranking(Metric):
+    """The share of samples whose class of `labels` is among the `k` highest scores."""
 
     counts_samples = True
 
-    def __init__(self, reference: Reference, labels: NDArray[Any], k: int) -> None:
-        self.name, self._k, self._labels = f"top{k}", k, labels
-        self._reference = reference
-        self._index, self._names = scores_index(reference, labels), reference.class_names
-        self.judged = (self._index,)
+    def __init__(self, reference: Reference, labels: NDArray[Any], k: int = 1) -> None:
+        self._reference, self._labels, self._k = reference, labels, k
+        self._index = scores_index(reference, labels)
 
     def score(self, answers: Outputs, rows: Rows, of_class: str = "") -> float:
         return float(self._right(answers, rows).mean())
 
     def classes(self) -> dict[str, Rows]:
-        return by_value(self._labels, self._names)
+        return by_value(self._labels, self._reference.class_names)
 
     def drops(self, answers: Outputs) -> NDArray[np.float64]:
         rows = self._reference.all_rows
@@ -106,35 +96,25 @@ class TopK(Metric):
         return _finite(right, scores)
 
 
-class Agreement(Metric):
+class TopK(_Ranking):
+    """The share of samples whose label is among the `k` highest scores."""
+
+    def __init__(self, reference: Reference, labels: NDArray[Any], k: int) -> None:
+        super().__init__(reference, labels, k)
+        self.name, self.judged = f"top{k}", (self._index,)
+
+
+class Agreement(_Ranking):
     """The share of samples for which the artifact puts the same class first as FP32."""
 
     name = "top1_agreement"
-    counts_samples = True
 
     def __init__(self, reference: Reference) -> None:
-        self._index, self._names = scores_index(reference), reference.class_names
-        self._winners = reference.answers[self._index].argmax(axis=1)
-
-    def score(self, answers: Outputs, rows: Rows, of_class: str = "") -> float:
-        return float(self._right(answers, rows).mean())
-
-    def classes(self) -> dict[str, Rows]:
-        return by_value(self._winners, self._names)
-
-    def drops(self, answers: Outputs) -> NDArray[np.float64]:
-        return 1.0 - self._right(answers, np.arange(len(self._winners))).astype(np.float64)
-
-    def _right(self, answers: Outputs, rows: Rows) -> NDArray[np.bool_]:
-        scores = answers[self._index][rows]
-        return _finite(scores.argmax(axis=1) == self._winners[rows], scores)
+        super().__init__(reference, reference.answers[scores_index(reference)].argmax(axis=1))
 
 
 class Decisions(Metric):
-    """The decisions that apps read from each output; the worst output counts.
-
-    Its name lists the judgements: `boxes`, `decisions+values`.
-    """
+    """The decisions that apps read from each output, called `boxes+values`; the worst output counts."""
 
     def __init__(self, reference: Reference) -> None:
         self.judgements = judgements(
@@ -148,12 +128,8 @@ class Decisions(Metric):
         )
         self.name = "+".join(dict.fromkeys(judgement.name for judgement in self.judgements))
         self.counts_samples = any(judgement.share is not None for judgement in self.judgements)
+        self.is_similarity = all(judgement.name == "values" for judgement in self.judgements)
         self._reference = reference.answers
-
-    @property
-    def is_similarity(self) -> bool:
-        """Whether nothing is known but how similar the answers are."""
-        return all(judgement.is_similarity for judgement in self.judgements)
 
     def score(self, answers: Outputs, rows: Rows, of_class: str = "") -> float:
         return min(score for _, score in self.parts(answers, rows))

@@ -62,28 +62,26 @@ class Reference:
         return np.arange(len(self.answers[0]))
 
 
-class PartsOfOutputs(Protocol):
-    """Judges outputs by their agreement with FP32."""
-
-    def parts(self, answers: Outputs, rows: Rows) -> list[tuple[str, float]]:
-        """Return name and score of each judgement; FP32's score is 1."""
-        ...
-
-
 class Metric(Protocol):
     """`name` is the metric's name in the receipt; `counts_samples`: its number is a share of samples.
 
-    `judged` are the outputs that it reads, empty: all; `besides` judges the others.
+    `is_similarity`: it knows how similar the answers are to FP32's, and not what is right. `judged` are the outputs
+    that it reads, empty: all; `besides` judges the others.
     """
 
     name: str
     counts_samples: bool = False
+    is_similarity: bool = False
     judged: tuple[int, ...] = ()
-    besides: PartsOfOutputs | None = None
+    besides: Metric | None = None
 
     def score(self, answers: Outputs, rows: Rows, of_class: str = "") -> float:
         """Return the number for the samples `rows`; `of_class` counts only that class's objects."""
         ...
+
+    def parts(self, answers: Outputs, rows: Rows) -> list[tuple[str, float]]:
+        """Return name and score of each judgement that it consists of; FP32's score is 1."""
+        return []
 
     def classes(self) -> dict[str, Rows]:
         """Return the samples of each class by its name; empty if the metric knows no classes."""

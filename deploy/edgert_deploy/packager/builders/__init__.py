@@ -133,10 +133,7 @@ class Builder(Protocol):
     def build(
         self, order: Order, source: SourceModel, calibration: CalibrationSet, out_dir: Path, progress: Progress
     ) -> Artifact:
-        """Write the artifact into `out_dir` (exists, empty). The same input and versions give the same bytes.
-
-        Raises OperatorUnsupported or BuildFailed.
-        """
+        """Write the artifact into the empty `out_dir`, the same bytes each time. Raises BuildFailed."""
         ...
 
     def recipe(self, source: SourceModel, profile: DeviceProfile) -> Recipe:
@@ -197,10 +194,7 @@ def is_kept(source: SourceModel, engine: str) -> bool:
 
 
 def as_taken(source: SourceModel, engine: str) -> SourceModel:
-    """Return the source as `engine` takes it, in float if its quantization is not kept.
-
-    Raises BuildFailed if it cannot be turned into float.
-    """
+    """Return the source as `engine` takes it, in float if need be. Raises BuildFailed if it cannot be."""
     if not source.quantized or is_kept(source, engine):
         return source
     return replace(source, proto=float_of(source.proto), quantized=False)

@@ -8,33 +8,15 @@ operators by the names of ONNX's nodes and values, which all engines keep.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 # Operators that belong to the layer that they read from.
 FOLLOWERS = frozenset(
-    [
-        "BatchNormalization",
-        "Clip",
-        "Dropout",
-        "Elu",
-        "Flatten",
-        "Gelu",
-        "HardSigmoid",
-        "HardSwish",
-        "Identity",
-        "LeakyRelu",
-        "Mish",
-        "PRelu",
-        "Relu",
-        "Reshape",
-        "Sigmoid",
-        "Softplus",
-        "Squeeze",
-        "Tanh",
-        "Unsqueeze",
-    ]
+    ["BatchNormalization", "Clip", "Dropout", "Elu", "Flatten", "Gelu", "HardSigmoid", "HardSwish", "Identity"]
+    + ["LeakyRelu", "Mish", "PRelu", "Relu", "Reshape", "Sigmoid", "Softplus", "Squeeze", "Tanh", "Unsqueeze"]
 )
 
 
@@ -51,12 +33,8 @@ class Layer:
 def layers_of(proto: Any) -> tuple[Layer, ...]:
     """Return the layers of a prepared graph (every node has a name), in the order of its nodes."""
     constants = {tensor.name for tensor in proto.graph.initializer}
-    readers: dict[str, int] = {}
-    for node in proto.graph.node:
-        for name in node.input:
-            readers[name] = readers.get(name, 0) + 1
-    for value in proto.graph.output:
-        readers[value.name] = readers.get(value.name, 0) + 1
+    readers = Counter(name for node in proto.graph.node for name in node.input)
+    readers.update(value.name for value in proto.graph.output)
     layer_of: dict[str, int] = {}  # value -> its layer
     members: list[list[Any]] = []
     for node in proto.graph.node:

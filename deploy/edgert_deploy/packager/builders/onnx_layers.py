@@ -68,10 +68,7 @@ def onnx_layers(path: Path, *, needs_quantized_result: bool = False) -> Iterator
 
 
 def _inner_layers(node: Any, shapes: Mapping[str, list[int]]) -> Iterator[ArtifactLayer]:
-    """Yield the layers in the graphs of an `If`, `Loop` or `Scan`, which stay in float.
-
-    Nobody knows how often they run: each of their weights counts once.
-    """
+    """Yield the layers inside `If`, `Loop` and `Scan`, which stay in float; each weight counts once."""
     for graph in graphs_inside(node):
         own = {tensor.name: list(tensor.dims) for tensor in graph.initializer}
         for inner in graph.node:

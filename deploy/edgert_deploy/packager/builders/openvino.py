@@ -90,7 +90,6 @@ def unread_nodes(report: str) -> str:
 
 
 def _write(order: Order, source: SourceModel, calibration: CalibrationSet, path: Path) -> dict[str, str]:
-    """Write the model and return the versions of the tools."""
     openvino = sdk()
     bare = source if source.fold is None else replace(source, proto=source.fold.inner)
     proto = bare.proto if order.precision == "int8" else float_proto(bare)
@@ -148,17 +147,16 @@ def _numbers(values: NDArray[np.float64]) -> float | list[float]:
 
 def _ignored(nncf: Any, model: Any, source: SourceModel, order: Order) -> Any:
     """Return what NNCF leaves in float: operators of `order.float_layers`, by ONNX's names, and a tail."""
-    names = [*_tail(model), *_recurrent(model)] if order.recipe == "float-tail" else []
+    names: list[str] = []
+    if order.recipe == "float-tail":
+        # OpenVINO loses much in INT8 where it computes a single sample of a recurrent layer.
+        recurrent = (op for op in model.get_ordered_ops() if op.get_type_name() in RECURRENT)
+        names = [*_tail(model), *(op.get_friendly_name() for op in recurrent)]
     if order.float_layers:
         every = layers_of(prepared(source))
         own = [op.get_friendly_name() for op in model.get_ordered_ops() if op.get_type_name() not in NO_OPERATORS]
         names += [name for name in own if name not in names and belongs(name, order.float_layers, every)]
     return nncf.IgnoredScope(names=names, validate=False) if names else None
-
-
-def _recurrent(model: Any) -> list[str]:
-    """Return the recurrent operators: OpenVINO loses much in INT8 where it computes a single sample."""
-    return [op.get_friendly_name() for op in model.get_ordered_ops() if op.get_type_name() in RECURRENT]
 
 
 def _tail(model: Any) -> list[str]:

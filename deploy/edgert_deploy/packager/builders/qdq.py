@@ -147,10 +147,7 @@ def raised(proto: Any, opset: int) -> Any:
 
 
 def to_fp16(proto: Any, source: SourceModel) -> Any:
-    """Return the model in FP16, its inputs and outputs unchanged. Raises BuildFailed.
-
-    Values are clipped to FP16's range, and nodes that have no FP16 in ONNX stay FP32.
-    """
+    """Return the model in FP16 where ONNX has it, inputs and outputs unchanged. Raises BuildFailed."""
     import onnx
     from onnx import shape_inference
 

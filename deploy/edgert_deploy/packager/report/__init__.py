@@ -107,10 +107,7 @@ class Report:
 
 
 def gather(bundle: Bundle, size_bytes: int) -> Report:
-    """Read an open bundle.
-
-    Raises BundleCorrupt for a file that differs from the signed one, BundleError for an unreadable one.
-    """
+    """Read an open bundle. Raises BundleCorrupt for a file not as signed, BundleError if unreadable."""
     manifest = bundle.manifest
     with tempfile.TemporaryDirectory(prefix="edgert-report-") as folder:
         bundle.unpack(Path(folder), frozenset(entry.path for entry in manifest.files))
@@ -153,10 +150,7 @@ def _agreement(manifest: Manifest, one: ArtifactEntry, other: ArtifactEntry, fol
 
 
 def _layer_precisions(engine: str, path: Path) -> dict[str, dict[str, int]]:
-    """Return {kind of layer: {"int8", "fp16" or another dtype: count}}, the most frequent kind first.
-
-    Empty for an engine without a builder, and for a file that its reader does not understand.
-    """
+    """Return {kind of layer: {dtype: count}}, the most frequent first; empty if no reader understands it."""
     counts: dict[str, Counter[str]] = {}
     try:
         for kind, precision, _ in builder_for(engine).layers(path) if engine in BUILDERS else ():

@@ -64,18 +64,13 @@ def in_buckets(
     check_lengths(str(path), lengths.tolist(), buckets)
     arrays = dict(inputs)
     for place in buckets.inputs:
-        given_array = arrays[place.name]
-        shape = list(given_array.shape)
+        items = inputs[place.name]
+        shape = list(items.shape)
         shape[place.axis] = buckets.largest
-        copied = min(longest, buckets.largest)
-        array = np.full(shape, place.value, given_array.dtype)
-        first = tuple(slice(0, copied) if axis == place.axis else slice(None) for axis in range(len(shape)))
-        array[first] = given_array[first]
-        for row, length in zip(array, lengths, strict=True):
-            row[
-                tuple(slice(int(length), None) if axis == place.axis else slice(None) for axis in range(1, len(shape)))
-            ] = place.value
-        arrays[place.name] = array
+        arrays[place.name] = np.full(shape, place.value, items.dtype)
+        for row, item, length in zip(arrays[place.name], items, lengths, strict=True):
+            part = (*[slice(None)] * (place.axis - 1), slice(0, int(length)))
+            row[part] = item[part]
     return arrays, lengths.astype(np.int64)
 
 

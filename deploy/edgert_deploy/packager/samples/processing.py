@@ -154,14 +154,11 @@ def _preset(name: str, source: SourceModel) -> Preprocess:
             f"--preprocess {name}: input {spec.name!r} has an open size, {list(spec.shape)}: give a file that states "
             "height and width under [resize]"
         )
-    if name == "yolo":
-        resize = Resize("letterbox", height, width)
-        rule = Preprocess(spec.name, 1 / 255, layout="nhwc", model_layout=layout, resize=resize, decode=True)
-        return _quantized(rule, source)
-    resize = Resize("crop", height, width, shortest_side=round(max(height, width) * IMAGENET_MARGIN))
-    rule = Preprocess(
-        spec.name, 1 / 255, IMAGENET_MEAN, IMAGENET_STD, layout="nhwc", model_layout=layout, resize=resize, decode=True
-    )
+    resize = Resize("letterbox", height, width)
+    rule = Preprocess(spec.name, 1 / 255, layout="nhwc", model_layout=layout, resize=resize, decode=True)
+    if name == "imagenet":
+        resize = Resize("crop", height, width, shortest_side=round(max(height, width) * IMAGENET_MARGIN))
+        rule = replace(rule, mean=IMAGENET_MEAN, std=IMAGENET_STD, resize=resize)
     return _quantized(rule, source)
 
 

@@ -38,27 +38,9 @@ TABLE_BYTES_MAX = 64 * 1024**2
 FILES_MAX = 1_000_000
 # Images, sound and tables that no device reads.
 OTHER_SUFFIXES = frozenset(
-    [
-        ".webp",
-        ".bmp",
-        ".gif",
-        ".tif",
-        ".tiff",
-        ".heic",
-        ".avif",
-        ".jp2",
-        ".mp3",
-        ".flac",
-        ".ogg",
-        ".opus",
-        ".m4a",
-        ".aac",
-        ".aif",
-        ".aiff",
-        ".tsv",
-        ".xlsx",
-        ".parquet",
-    ]
+    [".webp", ".bmp", ".gif", ".tif", ".tiff", ".heic", ".avif", ".jp2"]
+    + [".mp3", ".flac", ".ogg", ".opus", ".m4a", ".aac", ".aif", ".aiff"]
+    + [".tsv", ".xlsx", ".parquet"]
 )
 
 
@@ -103,10 +85,7 @@ def check_size(where: Path, size_bytes: int) -> None:
 
 
 def read_npz(path: Path, specs: Sequence[TensorSpec], more: Collection[str]) -> Arrays:
-    """Return the arrays of an archive: one for each of `specs`, and those of `more` that it holds.
-
-    Raises CalibrationInvalid.
-    """
+    """Return the arrays of `specs`, and those of `more` that the archive has. Raises CalibrationInvalid."""
     with _as_samples(path, ".npz file of plain arrays", _NPZ_ADVICE), zipfile.ZipFile(path) as archive:
         members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
         _check_names(path, members, specs, more)
@@ -143,10 +122,7 @@ def has_npy(folder: Path, specs: Sequence[TensorSpec]) -> bool:
 def read_npy_folder(
     folder: Path, specs: Sequence[TensorSpec], more: Collection[str], buckets: Buckets | None = None
 ) -> Arrays:
-    """Return the samples of a folder of .npy, and those of `more` beside them. Raises CalibrationInvalid.
-
-    With `buckets`, files of one sample may differ in length.
-    """
+    """Return a folder's samples, with `buckets` of any lengths, and `more`. Raises CalibrationInvalid."""
     beside = {name: folder / f"{name}.npy" for name in more}
     stacked = {spec.name: folder / f"{stem(spec.name)}.npy" for spec in specs}
     if all(path.is_file() for path in stacked.values()):
@@ -195,10 +171,7 @@ def read_label_table(path: Path, class_names: Sequence[str]) -> dict[str, int]:
 
 
 def read_label_spans(path: Path, class_names: Sequence[str]) -> tuple[dict[str, int], list[Span]]:
-    """Return {file name: class}, and the parts of files with other classes (begin and end in s).
-
-    Raises CalibrationInvalid.
-    """
+    """Return {file: class}, and the parts of files with other classes. Raises CalibrationInvalid."""
     whole: dict[str, int] = {}
     spans: list[Span] = []
     for i, row in _table_rows(path, (2, 4)):
@@ -233,10 +206,7 @@ def _class_number(path: Path, line: int, text: str, class_names: Sequence[str]) 
 
 
 def _table_rows(path: Path, columns: Collection[int]) -> Iterator[tuple[int, list[str]]]:
-    """Yield number and cells of each line that is neither empty nor the names of the columns.
-
-    The first cell is a path relative to the folder, with `/`.
-    """
+    """Yield number and cells of each line with content; the first cell is a path below the folder."""
     labels: dict[str, str] = {}
     with _as_samples(path, "table of labels", "write a line `file,label` for each sample"):
         if path.stat().st_size > TABLE_BYTES_MAX:
@@ -297,10 +267,7 @@ def _header(file: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
 
 
 def _mapped(path: Path, spec: TensorSpec | None = None) -> NDArray[Any]:
-    """Return a stacked file as an array that is mapped from the file.
-
-    NumPy's `load` would advise to unpickle a file of another kind.
-    """
+    """Map a stacked file: NumPy's `load` would advise to unpickle a file of another kind."""
     with _as_samples(path, ".npy file of plain values", _NPY_ADVICE):
         array = np.asarray(_open_memmap(path, mode="r"))
         if spec is not None:
@@ -372,7 +339,6 @@ def as_recording(path: Path, size_bytes_max: int, advice: str) -> Iterator[None]
 
 @contextmanager
 def _as_samples(path: Path, what: str, advice: str) -> Iterator[None]:
-    """Translate errors of reading to CalibrationInvalid."""
     if problem := pointer_problem(path):
         raise CalibrationInvalid(problem)
     try:

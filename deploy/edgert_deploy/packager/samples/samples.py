@@ -234,10 +234,7 @@ def constant_inputs(samples: CalibrationSet) -> list[str]:
 
 
 def inputs_apart(one: CalibrationSet, other: CalibrationSet) -> list[str]:
-    """Return the inputs of floats whose values are of another size in two sets.
-
-    Such as 0 to 1 in one and 0 to 255 in the other.
-    """
+    """Return inputs of floats whose values differ in size, such as 0 to 1 in one set and 0 to 255."""
     apart = []
     for name, array in one.inputs.items():
         if array.dtype.kind == "f":
@@ -317,7 +314,6 @@ def _checked(path: Path, spec: TensorSpec, array: NDArray[Any]) -> NDArray[Any]:
 
 
 def _checked_column(path: Path, name: str, array: NDArray[Any], count: int) -> NDArray[Any]:
-    """Return an array of PER_SAMPLE in its dtype."""
     kinds, dtype, wanted = PER_SAMPLE[name]
     if array.shape != (count,) or array.dtype.kind not in kinds:
         raise CalibrationInvalid(

@@ -62,10 +62,7 @@ def read_signal_files(
     at_least: int,
     transcripts: bool = False,
 ) -> Arrays:
-    """Return the windows of a folder's WAV or CSV files, with their number as RECORDINGS and their label.
-
-    Raises CalibrationInvalid.
-    """
+    """Return the windows of WAV or CSV files, with RECORDINGS and labels. Raises CalibrationInvalid."""
     suffix = ".wav" if isinstance(rule, Sound) else ".csv"
     if len(inputs) != 1:
         raise CalibrationInvalid(f"{folder} can hold {suffix} files only for a model with one input: give an .npz")

@@ -23,10 +23,7 @@ LINES_BYTES_MAX = 256 * 1024**2
 
 
 def read_texts(path: Path, class_names: Sequence[str], at_least: int) -> tuple[NDArray[np.uint8], Arrays]:
-    """Return texts as UINT8 [N, bytes], and labels, from a .txt file's lines or a folder's .txt files.
-
-    Raises CalibrationInvalid.
-    """
+    """Return texts, UINT8 [N, bytes], and labels, of a .txt or a folder. Raises CalibrationInvalid."""
     labels: Arrays = {}
     if path.is_file():
         with as_recording(path, LINES_BYTES_MAX, "split it"):
@@ -53,7 +50,7 @@ def tokens_of(
             f"{path} holds text, which becomes {', '.join(rule.inputs)}, and the model has other inputs too: "
             "give an .npz with all of them"
         )
-    preprocessor = text_preprocessor(rule, inputs)
+    preprocessor = TextPreprocessor(rule, inputs, Path(rule.tokenizer).read_bytes())
     rows = []
     for i, text in enumerate(texts):
         try:
@@ -64,11 +61,6 @@ def tokens_of(
     if buckets is not None:
         return stack_all(str(path), inputs, columns, buckets)
     return {spec.name: np.stack(column) for spec, column in zip(inputs, columns, strict=True)}
-
-
-def text_preprocessor(rule: Text, inputs: Sequence[TensorSpec]) -> TextPreprocessor:
-    """Return what devices make tokens with; `rule` names the tokenizer's file on this host."""
-    return TextPreprocessor(rule, inputs, Path(rule.tokenizer).read_bytes())
 
 
 def _file(path: Path) -> bytes:
