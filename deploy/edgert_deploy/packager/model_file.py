@@ -6,7 +6,7 @@ Its keys are the options' names, with `_` for `-`. Paths begin at the file's fol
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -44,11 +44,21 @@ TEXTS: dict[str, Callable[[Path, str], str]] = {
     "metric": in_folder,
     **dict.fromkeys(("name", "precision", "engines", "licence", "notes", "expires", "buckets"), _as_given),
 }
-NUMBERS = ("max_drop", "max_class_drop")
-WHOLE = ("release",)
-FLAGS = ("allow_overlap", "fold_preprocess", "with_reference")
-LISTS = ("targets", "inputs", "pads")
-KEYS = (*TEXTS, *NUMBERS, *WHOLE, *FLAGS, *LISTS)
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(item, str) for item in value)
+
+
+# Keys, whether a value of them is right, and what it must be.
+CHECKS: tuple[tuple[Collection[str], Callable[[Any], bool], str], ...] = (
+    (TEXTS, lambda value: isinstance(value, str) and bool(value), "text"),
+    (("max_drop", "max_class_drop"), lambda value: type(value) in (int, float), "a number"),
+    (("release",), lambda value: type(value) is int, "a whole number"),
+    (("allow_overlap", "fold_preprocess", "with_reference"), lambda value: type(value) is bool, "true or false"),
+    (("targets", "inputs", "pads"), _is_list, 'a list of text, as ["one", "two"]'),
+)
+KEYS = tuple(key for keys, _, _ in CHECKS for key in keys)
 
 
 def read_model_file(path: Path) -> dict[str, Any]:
@@ -60,25 +70,11 @@ def read_model_file(path: Path) -> dict[str, Any]:
 
 
 def _value(path: Path, key: str, value: Any) -> Any:
-    if key in TEXTS:
-        _check(path, key, value, isinstance(value, str) and bool(value), "text")
-        return TEXTS[key](path.parent, value)
-    if key in NUMBERS:
-        _check(path, key, value, isinstance(value, int | float) and not isinstance(value, bool), "a number")
-    elif key in WHOLE:
-        _check(path, key, value, type(value) is int, "a whole number")
-    elif key in FLAGS:
-        _check(path, key, value, isinstance(value, bool), "true or false")
-    elif key in LISTS:
-        is_list = isinstance(value, list) and bool(value) and all(isinstance(item, str) for item in value)
-        _check(path, key, value, is_list, 'a list of text, as ["one", "two"]')
-    else:
-        near = difflib.get_close_matches(key, KEYS, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"the keys are {', '.join(sorted(KEYS))}"
-        raise ConfigInvalid(f"{path} has an unknown key {key!r}; {hint}")
-    return value
-
-
-def _check(path: Path, key: str, value: Any, is_right: bool, expected: str) -> None:
-    if not is_right:
-        raise ConfigInvalid(f"{path}: {key} = {value!r} must be {expected}")
+    for keys, is_right, expected in CHECKS:
+        if key in keys:
+            if not is_right(value):
+                raise ConfigInvalid(f"{path}: {key} = {value!r} must be {expected}")
+            return TEXTS[key](path.parent, value) if key in TEXTS else value
+    near = difflib.get_close_matches(key, KEYS, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"the keys are {', '.join(sorted(KEYS))}"
+    raise ConfigInvalid(f"{path} has an unknown key {key!r}; {hint}")

@@ -11,17 +11,13 @@ import click
 
 from edgert.bundle.bundle_file import open_bundle
 from edgert.bundle.manifest import ArtifactEntry
-from edgert.bundle.rules import Classify, Detect, Preprocess
-from edgert.bundle.signal_rules import signal_text
-from edgert.bundle.state import state_text
-from edgert.bundle.text_rules import embed_text, text_text
 from edgert.cli.output import emit, json_option
-from edgert.printable import counted, some_of
+from edgert.printable import counted
 from edgert_deploy.cli.shared.types import BundlePath
 from edgert_deploy.common.quantities import difference_text, share_text, size_text
 from edgert_deploy.packager.report import Report, gather
+from edgert_deploy.packager.report.meaning import meaning
 
-LABELS_SHOWN_MAX = 12
 WORST_SHOWN_MAX = 5  # classes, layers
 
 
@@ -56,27 +52,7 @@ def _lines(report: Report) -> Iterator[str]:
     yield f"size      {size_text(report.size_bytes)}, {counted(len(manifest.files), 'file')}"
     yield f"source    {size_text(manifest.source_size_bytes)}, SHA-256 {manifest.source_sha256}"
     yield from (f"{name:<10}{receipt[name]}" for name in ("licence", "notes") if receipt.get(name))
-    yield from (f"input     {spec.name} {spec.form}" for spec in manifest.inputs)
-    yield from (f"output    {spec.name} {spec.form}" for spec in manifest.outputs)
-    if manifest.state:
-        yield f"state     {state_text(manifest.state, manifest.state_id)}"
-    if manifest.buckets is not None:
-        yield f"buckets   {manifest.buckets.form}"
-    if manifest.preprocess is not None:
-        yield from _preprocess(manifest.preprocess)
-    if (rule := manifest.sound or manifest.series) is not None:
-        yield f"before    {rule.input}: {signal_text(rule)}"
-    if manifest.text is not None:
-        yield f"before    {text_text(manifest.text)}"
-    if (classify := manifest.classify) is not None:
-        yield from _classify(classify)
-    if manifest.embed is not None:
-        yield f"after     {manifest.embed.output}: {embed_text(manifest.embed)}"
-    if manifest.detect is not None:
-        yield from _detect(manifest.detect)
-        yield f"labels    {some_of(manifest.detect.labels, LABELS_SHOWN_MAX)}"
-    if (ctc := manifest.ctc) is not None:
-        yield f"after     {ctc.output}: text by CTC, {len(ctc.labels)} classes, blank {ctc.blank}"
+    yield from (f"{kind:<10}{text}" for kind, text in meaning(manifest))
     yield f"golden    {counted(report.golden_samples, 'sample')} with each artifact's answers"
     built = {entry["profile"]: entry for entry in receipt.get("targets", [])}
     for target in manifest.targets:
@@ -150,41 +126,3 @@ def _receipt(report: Report) -> Iterator[str]:
 
 def _decibels(layers: Sequence[Mapping[str, Any]], name: str) -> str:
     return ", ".join(f"{layer[name]} {layer['sqnr_db']:.1f} dB" for layer in layers)
-
-
-def _classify(rule: Classify) -> Iterator[str]:
-    parts = [f"top {rule.top_k} of {counted(len(rule.labels), 'label')}", *(["softmax"] if rule.softmax else [])]
-    if rule.threshold:
-        low, high = min(rule.threshold), max(rule.threshold)
-        parts.append(f"from {low:g}" + (f" to {high:g}, by label" if high > low else ""))
-    if (smooth := rule.smooth) is not None:
-        parts.append(f"{smooth.rule} of {counted(smooth.windows, 'window')}")
-    yield f"after     {rule.output}: {', '.join(parts)}"
-    none = f"; none: {some_of(rule.none, LABELS_SHOWN_MAX)}" if rule.none else ""
-    yield f"labels    {some_of(rule.labels, LABELS_SHOWN_MAX)}{none}"
-
-
-def _preprocess(rule: Preprocess) -> Iterator[str]:
-    frames = f"UINT8 frames {rule.layout if rule.layout != 'model' else rule.model_layout}"
-    if rule.frame_colour not in ("model", rule.colour):
-        frames += f" {rule.frame_colour}"
-    yield f"before    {rule.input}: takes {frames}{', JPEG and PNG files' if rule.decode else ''}"
-    if (resize := rule.resize) is not None:
-        how = {
-            "crop": f", shorter side {resize.shortest_side or 'as needed'}",
-            "letterbox": f", pad {resize.pad_value}",
-        }
-        yield f"          {resize.rule} to {resize.height} x {resize.width}, {resize.filter}{how.get(resize.rule, '')}"
-    value = f"(value * {rule.scale:g} - {list(rule.mean)}) / {list(rule.std)}"
-    yield f"          {value}, {rule.colour}, model {rule.model_layout}"
-
-
-def _detect(rule: Detect) -> Iterator[str]:
-    parts = "boxes, objectness and scores" if rule.objectness else "boxes and scores"
-    place = f"boxes in {rule.boxes}, scores in {rule.scores}" if rule.scores else f"{parts} in {rule.boxes}"
-    form = f"{rule.form}, {rule.box_format}{', 0 to 1' if rule.normalised else ''}{', logits' if rule.sigmoid else ''}"
-    yield f"after     {place}: {form}"
-    yield (
-        f"          scores from {rule.score_threshold:g}, NMS at IoU {rule.iou_threshold:g} within each class, "
-        f"at most {rule.detections_max}, {counted(len(rule.labels), 'label')}"
-    )

@@ -84,11 +84,19 @@ def quantize(
     source: SourceModel, calibration: CalibrationSet, recipe: Recipe, float_layers: Sequence[Layer] = ()
 ) -> Any:
     """Return the source as an INT8 Q/DQ ModelProto, with `float_layers` in float. Raises BuildFailed."""
+    proto = prepared(source)
     excluded = [name for layer in float_layers for name in layer.nodes]
+    excluded += [node.name for node in proto.graph.node if node.name.startswith(HEAD)]
+    excluded += _without_ranges(proto)
     advice = "build this target with --precision fp32, or export the model with opset 17"
     failure = f"onnxruntime's quantizer failed on {source.path.name}"
     with tempfile.TemporaryDirectory(prefix="edgert-qdq-") as folder, vendor_tool(failure, advice):
-        return _quantize(source, calibration, recipe, excluded, Path(folder))
+        proto = _quantized(proto, calibration, recipe, excluded, Path(folder))
+    if (inside := control_flow(proto)) and not INT8_NODES & {node.op_type for node in proto.graph.node}:
+        raise BuildFailed(only_in_float(source, inside, "onnxruntime's quantizer leaves what is inside in float"))
+    # Inferred shapes only cost bytes on every device.
+    del proto.graph.value_info[:]
+    return proto
 
 
 def prepared(source: SourceModel) -> Any:
@@ -257,16 +265,11 @@ def _separate_biases(proto: Any) -> None:
         seen.add(bias)
 
 
-def _quantize(
-    source: SourceModel, calibration: CalibrationSet, recipe: Recipe, excluded: list[str], folder: Path
-) -> Any:
+def _quantized(proto: Any, calibration: CalibrationSet, recipe: Recipe, excluded: list[str], folder: Path) -> Any:
     import onnx
-
-    proto = _prepared(source, folder)
-    write_proto(proto, folder / "prepared.onnx")
-    excluded = [*excluded, *(node.name for node in proto.graph.node if node.name.startswith(HEAD))]
-    excluded += _without_ranges(proto)
     from onnxruntime import quantization
+
+    write_proto(proto, folder / "prepared.onnx")
 
     types = {"uint8": quantization.QuantType.QUInt8, "int8": quantization.QuantType.QInt8}
     files = (folder / "prepared.onnx", folder / "int8.onnx")
@@ -291,12 +294,7 @@ def _quantize(
             extra_options={**recipe.options, "CalibPercentile": PERCENTILE},
             **common,
         )
-    proto = onnx.load(folder / "int8.onnx")
-    if (inside := control_flow(proto)) and not INT8_NODES & {node.op_type for node in proto.graph.node}:
-        raise BuildFailed(only_in_float(source, inside, "onnxruntime's quantizer leaves what is inside in float"))
-    # Inferred shapes only cost bytes on every device.
-    del proto.graph.value_info[:]
-    return proto
+    return onnx.load(folder / "int8.onnx")
 
 
 class CalibrationReader:

@@ -161,13 +161,9 @@ def _tool_versions() -> dict[str, str]:
 
 
 def _runs(source: SourceModel, calibration: CalibrationSet) -> Iterator[list[NDArray[Any]]]:
-    """Yield the samples one run at a time: one each, or as many as a model with a fixed batch takes."""
-    batch = max(1, source.inputs[0].shape[0]) if source.inputs[0].shape else 1
-    count = min(len(calibration), max(SAMPLES_MAX, batch))
-    if count < batch:
-        raise BuildFailed(f"the model takes {batch} items a run, and the samples are {count}; give at least {batch}")
-    for start in range(0, count - batch + 1, batch):
-        yield [calibration.inputs[spec.name][start : start + batch] for spec in source.inputs]
+    """Yield the samples, one a run."""
+    for i in range(min(len(calibration), SAMPLES_MAX)):
+        yield [calibration.inputs[spec.name][i : i + 1] for spec in source.inputs]
 
 
 def _run_on_zeros(path: Path) -> None:

@@ -7,15 +7,14 @@ from functools import partial
 from html import escape
 from typing import Any
 
-from edgert.bundle.signal_rules import signal_text
-from edgert.bundle.state import state_text
-from edgert.bundle.text_rules import embed_text, text_text
 from edgert.printable import counted
 from edgert_deploy.common.quantities import difference_text, share_text, size_text
 from edgert_deploy.packager.report import Report
+from edgert_deploy.packager.report.meaning import meaning
 from edgert_deploy.packager.report.plots import Scale, bars, segments, spread
 from edgert_deploy.packager.report.tables import ROWS_SHOWN_MAX, code, legend, table
 
+HEADINGS = {"before": "Preprocessing", "after": "Postprocessing"}
 PRECISION_CLASSES = {"int8": "int8", "fp32": "fp32", "fp16": "other"}
 
 
@@ -248,28 +247,7 @@ def _goldens(report: Report) -> str:
 
 def _meaning(report: Report) -> str:
     manifest = report.manifest
-    facts = [(f"Input {spec.name}", spec.form) for spec in manifest.inputs]
-    facts += [(f"Output {spec.name}", spec.form) for spec in manifest.outputs]
-    if manifest.state:
-        facts.append(("State", state_text(manifest.state, manifest.state_id)))
-    if manifest.buckets is not None:
-        facts.append(("Buckets", manifest.buckets.form))
-    if (before := manifest.preprocess) is not None:
-        resize = before.resize
-        size = "" if resize is None else f"{resize.rule} to {resize.height} x {resize.width}, "
-        files = ", JPEG and PNG files" if before.decode else ""
-        value = f"(value * {before.scale:g} - {list(before.mean)}) / {list(before.std)}"
-        facts.append(("Preprocessing", f"{before.input}: {size}{value}, {before.colour}, {before.model_layout}{files}"))
-    if (signal := manifest.sound or manifest.series) is not None:
-        facts.append(("Preprocessing", f"{signal.input}: {signal_text(signal)}"))
-    if manifest.text is not None:
-        facts.append(("Preprocessing", text_text(manifest.text)))
-    if manifest.embed is not None:
-        facts.append(("Postprocessing", f"{manifest.embed.output}: {embed_text(manifest.embed)}"))
-    after = manifest.classify or manifest.detect or manifest.ctc
-    if after is not None:
-        more = " ..." if len(after.labels) > ROWS_SHOWN_MAX else ""
-        facts.append(("Labels", f"{len(after.labels)}: {', '.join(after.labels[:ROWS_SHOWN_MAX])}{more}"))
+    facts = [(HEADINGS.get(kind, kind.capitalize()), text) for kind, text in meaning(manifest)]
     facts.append(("Source", f"{manifest.source_size_bytes} bytes"))
     facts.append(("Downgrade", f"from releases up to {manifest.downgrade_from}" if manifest.downgrade_from else "no"))
     facts.append(("Expires", manifest.expires or "never"))

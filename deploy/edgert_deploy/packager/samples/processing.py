@@ -265,14 +265,10 @@ def _check_there(path: Path, presets: tuple[str, ...]) -> None:
 
 def _checked(name: str, preprocess: Preprocess, source: SourceModel) -> Preprocess:
     spec = next(spec for spec in source.inputs if spec.name == preprocess.input)
-    if preprocess.layout == "nhwc" and len(spec.shape) != 4:
-        raise ConfigInvalid(f'{name}: layout = "nhwc" needs an input of four axes; {spec.name!r} has {len(spec.shape)}')
     channels = _channels(spec, preprocess.model_layout)
     for key, values in (("mean", preprocess.mean), ("std", preprocess.std)):
         if len(values) not in (1, channels):
             raise ConfigInvalid(f"{name}: {key} has {len(values)} numbers; give 1, or {channels}, one per channel")
-    if 0.0 in preprocess.std:
-        raise ConfigInvalid(f"{name}: std has a 0, by which values are divided; give other numbers")
     with about(name):
         check_preprocess(preprocess, source.inputs)
     return preprocess

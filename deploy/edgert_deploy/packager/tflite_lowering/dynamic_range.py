@@ -93,16 +93,16 @@ class _Rewriting:
         table, result = gather.inputs[0], self._graph.tensors[gather.outputs[0]]
         signature = result.shape if result.shapeSignature is None else result.shapeSignature
         name, shape = result.name, (list(result.shape), list(signature))
-        ones = ([*shape[0][: -self._rank(table) + 1], *[1] * (self._rank(table) - 1)],
-                [*shape[1][: -self._rank(table) + 1], *[1] * (self._rank(table) - 1)])  # fmt: skip
+        of_row = [1] * (len(self._graph.tensors[table].shape) - 1)
+        before, before_open = (lengths[: len(lengths) - len(of_row)] for lengths in shape)
         buffer = schema.BufferT()
         buffer.data = self._scales[table].view(np.uint8)
         self._model.buffers.append(buffer)
-        each = [len(self._scales[table]), *[1] * (self._rank(table) - 1)]
+        each = [len(self._scales[table]), *of_row]
         scales = self._tensor(name + b"_scales", (each, each), "FLOAT32", len(self._model.buffers) - 1)
         rows = self._tensor(name + b"_int8", shape, "INT8")
         wide = self._tensor(name + b"_steps", shape, "FLOAT32")
-        factor = self._tensor(name + b"_scale", ones, "FLOAT32")
+        factor = self._tensor(name + b"_scale", ([*before, *of_row], [*before_open, *of_row]), "FLOAT32")
         options = gather.builtinOptions
         output, gather.outputs, gather.opcodeIndex = gather.outputs[0], [rows], self._code("GATHER", 2)
         return [
@@ -111,9 +111,6 @@ class _Rewriting:
             self._operator("CAST", [rows], wide, schema.CastOptionsT(), "CastOptions"),
             self._operator("MUL", [wide, factor], output, schema.MulOptionsT(), "MulOptions"),
         ]
-
-    def _rank(self, tensor: int) -> int:
-        return len(self._graph.tensors[tensor].shape)
 
     def _tensor(self, name: bytes, shape: tuple[list[int], list[int]], kind: str, buffer: int = 0) -> int:
         tensor = schema.TensorT()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 pytest.importorskip("onnx")
@@ -15,11 +14,9 @@ pytest.importorskip("ai_edge_litert")
 from ai_edge_litert import schema_py_generated as schema
 
 from edgert.errors import BuildFailed
-from edgert.tensors import TensorSpec
 from edgert_deploy.devices.profiles import load_profile
 from edgert_deploy.packager.builders import Order, builder_for, tflite
-from edgert_deploy.packager.samples.samples import CalibrationSet
-from edgert_deploy.packager.sources.source_model import SourceModel, load_source
+from edgert_deploy.packager.sources.source_model import load_source
 from edgert_deploy.packager.tflite_lowering import lower
 from edgert_deploy.packager.tflite_lowering.half import with_half_weights
 from edgert_deploy.packager.tflite_lowering.tables import packed, unpacked
@@ -35,14 +32,6 @@ def test_an_artifact_names_its_tools_and_its_layers(tmp_path: Path) -> None:
     assert (artifact.engine, artifact.judged_by, artifact.precision) == ("tflite", "tflite", "int8")
     assert set(artifact.tools) == {"ai-edge-litert", "onnx", "onnxruntime"}
     assert ("FULLY_CONNECTED", "int8") in [layer[:2] for layer in builder_for("tflite").layers(artifact.path)]
-
-
-def test_too_few_samples_for_a_fixed_batch_fail_the_build(tmp_path: Path) -> None:
-    proto = models.model("float[64,4] x) => (float[64,4] y", "y = Relu(x)")
-    spec = TensorSpec("x", "FP32", (64, 4))
-    source = SourceModel(Path("m.onnx"), proto, "0" * 64, 1, (spec,), (TensorSpec("y", "FP32", (64, 4)),))
-    with pytest.raises(BuildFailed, match="64 items a run"):
-        build("tflite", source, CalibrationSet({"x": np.zeros((40, 4), np.float32)}, None), "int8", tmp_path / "out")
 
 
 def test_an_artifact_that_the_interpreter_refuses_fails_the_build(tmp_path: Path) -> None:

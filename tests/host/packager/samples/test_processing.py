@@ -47,7 +47,7 @@ def test_all_keys_are_read_and_all_but_the_input_may_be_left_out(tmp_path: Path)
         ('input = "mask"', "is UINT8"),
         ('input = "image"\nsize = 3', "unknown key 'size'"),
         ('input = "image"\nmean = [1, 2]', "give 1, or 3"),
-        ('input = "image"\nstd = [1, 0, 1]', "std has a 0"),
+        ('input = "image"\nstd = [1, 0, 1]', "no std may be 0"),
         ('input = "image"\nmean = "none"', r"mean\[0\] is 'none'"),
         ('input = "image"\nmean = []', "mean has 0 numbers; give 1, or 3"),
         ('input = "image"\nscale = nan', "scale is not a finite number"),

@@ -1,0 +1,78 @@
+"""What a bundle's inputs and outputs mean, for people: `edgert bundle inspect` and the page show the same lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from edgert.bundle.manifest import Manifest
+from edgert.bundle.rules import Classify, Detect, Preprocess
+from edgert.bundle.signal_rules import signal_text
+from edgert.bundle.state import state_text
+from edgert.bundle.text_rules import embed_text, text_text
+from edgert.printable import counted, some_of
+
+LABELS_SHOWN_MAX = 12
+
+
+def meaning(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    """Yield the kind of each fact and its text: tensors, state, buckets, the rules before and after the model."""
+    yield from (("input", f"{spec.name} {spec.form}") for spec in manifest.inputs)
+    yield from (("output", f"{spec.name} {spec.form}") for spec in manifest.outputs)
+    if manifest.state:
+        yield "state", state_text(manifest.state, manifest.state_id)
+    if manifest.buckets is not None:
+        yield "buckets", manifest.buckets.form
+    if manifest.preprocess is not None:
+        yield from (("before", text) for text in _preprocess(manifest.preprocess))
+    if (signal := manifest.sound or manifest.series) is not None:
+        yield "before", f"{signal.input}: {signal_text(signal)}"
+    if manifest.text is not None:
+        yield "before", text_text(manifest.text)
+    if manifest.classify is not None:
+        yield "after", _classify(manifest.classify)
+    if manifest.embed is not None:
+        yield "after", f"{manifest.embed.output}: {embed_text(manifest.embed)}"
+    if manifest.detect is not None:
+        yield from (("after", text) for text in _detect(manifest.detect))
+    if (ctc := manifest.ctc) is not None:
+        yield "after", f"{ctc.output}: text by CTC, {len(ctc.labels)} classes, blank {ctc.blank}"
+    if (labelled := manifest.classify or manifest.detect or manifest.ctc) is not None:
+        none = manifest.classify.none if manifest.classify is not None else ()
+        listed = f"; none: {some_of(none, LABELS_SHOWN_MAX)}" if none else ""
+        yield "labels", f"{some_of(labelled.labels, LABELS_SHOWN_MAX)}{listed}"
+
+
+def _preprocess(rule: Preprocess) -> Iterator[str]:
+    frames = f"UINT8 frames {rule.layout if rule.layout != 'model' else rule.model_layout}"
+    if rule.frame_colour not in ("model", rule.colour):
+        frames += f" {rule.frame_colour}"
+    yield f"{rule.input}: takes {frames}{', JPEG and PNG files' if rule.decode else ''}"
+    if (resize := rule.resize) is not None:
+        how = {
+            "crop": f", shorter side {resize.shortest_side or 'as needed'}",
+            "letterbox": f", pad {resize.pad_value}",
+        }
+        yield f"{resize.rule} to {resize.height} x {resize.width}, {resize.filter}{how.get(resize.rule, '')}"
+    value = f"(value * {rule.scale:g} - {list(rule.mean)}) / {list(rule.std)}"
+    yield f"{value}, {rule.colour}, model {rule.model_layout}"
+
+
+def _classify(rule: Classify) -> str:
+    parts = [f"top {rule.top_k} of {counted(len(rule.labels), 'label')}", *(["softmax"] if rule.softmax else [])]
+    if rule.threshold:
+        low, high = min(rule.threshold), max(rule.threshold)
+        parts.append(f"from {low:g}" + (f" to {high:g}, by label" if high > low else ""))
+    if (smooth := rule.smooth) is not None:
+        parts.append(f"{smooth.rule} of {counted(smooth.windows, 'window')}")
+    return f"{rule.output}: {', '.join(parts)}"
+
+
+def _detect(rule: Detect) -> Iterator[str]:
+    parts = "boxes, objectness and scores" if rule.objectness else "boxes and scores"
+    place = f"boxes in {rule.boxes}, scores in {rule.scores}" if rule.scores else f"{parts} in {rule.boxes}"
+    form = f"{rule.form}, {rule.box_format}{', 0 to 1' if rule.normalised else ''}{', logits' if rule.sigmoid else ''}"
+    yield f"{place}: {form}"
+    yield (
+        f"scores from {rule.score_threshold:g}, NMS at IoU {rule.iou_threshold:g} within each class, "
+        f"at most {rule.detections_max}, {counted(len(rule.labels), 'label')}"
+    )
