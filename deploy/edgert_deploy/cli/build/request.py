@@ -19,7 +19,7 @@ from edgert_deploy.devices.profiles import DeviceProfile
 from edgert_deploy.packager.accuracy.golden_samples import SAMPLES as HOLDOUT_SAMPLES_MIN
 from edgert_deploy.packager.build_cache import default_cache
 from edgert_deploy.packager.builders.folded_preprocessing import folded
-from edgert_deploy.packager.candidates.measure import MeasureHere, MeasureOn, Measurer
+from edgert_deploy.packager.candidates.measure import Measurer, measurer_on
 from edgert_deploy.packager.new_model_file import name_from
 from edgert_deploy.packager.request import BuildRequest, BuildSettings
 from edgert_deploy.packager.samples.processing import OutputRule, read_classify, read_postprocess, read_preprocess
@@ -105,6 +105,6 @@ def _output_rule(source: SourceModel, before: InputRule | None, options: BuildOp
 
 
 def _measurer(options: BuildOptions, profiles: tuple[DeviceProfile, ...]) -> Measurer | None:
-    if options.measure_on is not None:
-        return MeasureOn(options.inventory.device(options.measure_on), profiles)
-    return MeasureHere() if options.measure else None
+    if options.measure_on is None:
+        return Measurer() if options.measure else None
+    return measurer_on(options.inventory.device(options.measure_on), profiles)

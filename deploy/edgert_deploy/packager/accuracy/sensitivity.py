@@ -1,10 +1,8 @@
 """Sensitivity: how much each layer alone, in INT8, disturbs the model's answers.
 
-Theory of operation: activation ranges are recorded once, on up to SAMPLES_MAX calibration samples. Then, one layer at a
-time, only that layer is quantized in a Q/DQ graph and the model runs on the same samples in ONNX Runtime. The noise in
-its outputs is the layer's harm, as SQNR in decibels (low is bad). This takes one run of the model a layer, no labels,
-and no hold-out sample: the gate's samples choose nothing. It is measured once for each recipe (unsigned activations:
-ONNX Runtime on x86, OpenVINO, TFLite; signed symmetric ones: ONNX Runtime on ARM, TensorRT).
+Activation ranges are recorded once, on up to SAMPLES_MAX calibration samples. Then, one layer at a time, only that
+layer is quantized in a Q/DQ graph, and the model runs on the same samples in ONNX Runtime. The noise in its outputs is
+the layer's harm, as SQNR in decibels (low is bad). No hold-out sample is used: the gate's samples choose nothing.
 
 Why one alone and not all but one: docs/decisions/0007. Source: Wu et al., "Integer Quantization for
 Deep Learning Inference", 2020, section 5 (partial quantization by one-layer sensitivity); SQNR in place of accuracy as

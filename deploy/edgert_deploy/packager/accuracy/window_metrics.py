@@ -1,12 +1,7 @@
 """Precision, recall and F1 of the classes that a device answers for the windows of recordings.
 
-Answers are made by the rule that devices use: with its thresholds and labels of no class, and smoothed over the windows
-of each recording. All classes count together; windows of no class, true or answered, are no hits.
-
-- By window: an answered class is right where it is the window's label.
-- By event: a run of windows with one label is an event. An answered event is right if it has the class of a true one
-  and overlaps it. It may also begin in the `windows - 1` windows after it, as smoothing may be late. Each event counts
-  once.
+docs/accuracy.md defines windows and events that are right. Answers are made by the rule that devices use: with its
+thresholds and labels of no class, and smoothed over the windows of each recording.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from edgert_deploy.devices.profiles import DeviceProfile
 from edgert_deploy.packager.builders import Order, builder_for, check_source, first_engine, takes_operators
 from edgert_deploy.packager.candidates.candidate import WORTH_SHARE_MIN, Candidate, CandidateBuilder
 from edgert_deploy.packager.candidates.evaluation import Evaluation
-from edgert_deploy.packager.candidates.measure import MeasureHere, Measurer, Timings, fastest
+from edgert_deploy.packager.candidates.measure import Measurer, Timings, fastest
 from edgert_deploy.packager.candidates.mixed_precision import Budget, Search, search_float_layers
 from edgert_deploy.packager.candidates.recipes import CANNOT_BE_BUILT, NotBuilt, best_recipe, recipes_for, with_recipe
 from edgert_deploy.packager.request import TargetRequest
@@ -212,7 +212,7 @@ def _measurer(
     """Return what times the candidates of a target: what the user asked for or, for "auto", this machine."""
     name = target.profile.name
     if measure is None and target.is_auto:
-        on_host = MeasureHere()
+        on_host = Measurer()
         if on_host.covers(target.profile):
             return on_host
         builder.progress(

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from edgert.errors import ConfigInvalid, DeviceError
 from edgert_deploy.devices.bench import bench_folder, write_spec
@@ -46,14 +46,31 @@ class Timing:
 Timings = Mapping[str, Timing]  # candidate id -> timing
 
 
-class Measurer(Protocol):
-    """Times the candidates of the profiles that it covers."""
+@dataclass(frozen=True)
+class Measurer:
+    """Times candidates on `device`, for its profile, or here, for the profiles of this machine's processor.
 
-    def covers(self, profile: DeviceProfile) -> bool: ...
+    Only compiled engines stay on the device (`STATE/cache`).
+    """
+
+    device: Device | None = None
+
+    def covers(self, profile: DeviceProfile) -> bool:
+        if self.device is not None:
+            return profile.name == self.device.profile
+        return not profile.machines or platform.machine() in profile.machines
 
     def __call__(
         self, profile: DeviceProfile, evaluation: Evaluation, candidates: Sequence[Candidate], progress: Progress
-    ) -> Timings: ...
+    ) -> Timings:
+        if self.device is not None:
+            name = self.device.name
+            return _measured(name, self.device, evaluation, candidates, lambda line: progress(f"{name}: {line}"))
+        with tempfile.TemporaryDirectory(prefix="edgert-bench-") as state:
+            this_machine = Device("this machine", "local", state, profile.name, state)
+            return _measured(
+                "here", this_machine, evaluation, candidates, lambda line: progress(f"measuring here: {line}")
+            )
 
 
 def fastest(candidates: Sequence[Candidate], timings: Timings) -> Candidate:
@@ -69,42 +86,15 @@ def fastest(candidates: Sequence[Candidate], timings: Timings) -> Candidate:
     return best
 
 
-class MeasureHere:
-    """Measures on this machine, for the profiles of its processor."""
-
-    def covers(self, profile: DeviceProfile) -> bool:
-        return not profile.machines or platform.machine() in profile.machines
-
-    def __call__(
-        self, profile: DeviceProfile, evaluation: Evaluation, candidates: Sequence[Candidate], progress: Progress
-    ) -> Timings:
-        with tempfile.TemporaryDirectory(prefix="edgert-bench-") as state:
-            this_machine = Device("this machine", "local", state, profile.name, state)
-            return _measured(
-                "here", this_machine, evaluation, candidates, lambda line: progress(f"measuring here: {line}")
-            )
-
-
-class MeasureOn:
-    """Measures on `device`, for its profile. Only compiled engines stay there (`STATE/cache`)."""
-
-    def __init__(self, device: Device, targets: Iterable[DeviceProfile]) -> None:
-        names = [profile.name for profile in targets]
-        if device.profile not in names:
-            raise ConfigInvalid(
-                f"{device.name} has profile {device.profile}, which is not among the targets ({', '.join(names)}): "
-                f"add --target {device.profile}, or measure on another device"
-            )
-        self._device = device
-
-    def covers(self, profile: DeviceProfile) -> bool:
-        return profile.name == self._device.profile
-
-    def __call__(
-        self, profile: DeviceProfile, evaluation: Evaluation, candidates: Sequence[Candidate], progress: Progress
-    ) -> Timings:
-        name = self._device.name
-        return _measured(name, self._device, evaluation, candidates, lambda line: progress(f"{name}: {line}"))
+def measurer_on(device: Device, targets: Iterable[DeviceProfile]) -> Measurer:
+    """Return what measures on `device`. Raises ConfigInvalid if it is of no target's profile."""
+    names = [profile.name for profile in targets]
+    if device.profile not in names:
+        raise ConfigInvalid(
+            f"{device.name} has profile {device.profile}, which is not among the targets ({', '.join(names)}): "
+            f"add --target {device.profile}, or measure on another device"
+        )
+    return Measurer(device)
 
 
 def _measured(

@@ -1,12 +1,7 @@
 """The search for mixed precision: if plain INT8 loses too much, the most harmful layers stay in float.
 
-The layers are sorted by their harm (sensitivity.py). The 1, 2, 4 ... worst stay in float, each set built and judged in
-the engine itself, until one passes; then the number is halved towards the last that failed. A model of n layers takes
-about 2 log2(n) builds, and the fewest layers that pass are kept.
-
-The search ends with its budget, which counts builds: how busy the machine is changes nothing. It also ends where so
-many layers are in float that what is left is not worth INT8 (`share_min`). Each measurement is saved
-at once, so that the same build, run again, continues where it stopped (after Ctrl-C, too).
+docs/accuracy.md describes the search. It ends with its budget, which counts builds: how busy the machine is changes
+nothing. Each measurement is saved at once, so that the same build, run again, continues where it stopped.
 """
 
 from __future__ import annotations

@@ -1,13 +1,7 @@
 """Samples from files, never unpickled: .npz, .npy, a folder of .npy, and a table of labels.
 
 Names, shapes and sizes are checked in the headers before data is read: a file of kilobytes may unpack to gigabytes.
-Stacked .npy files are mapped, not read.
-
-A folder of .npy is one of three:
-
-    NAME.npy for each input        all samples along axis 0
-    NAME/*.npy for each input      one sample per file, the same file names under each input
-    *.npy, for a model of 1 input  one sample per file
+Stacked .npy files are mapped, not read. docs/models.md has the three arrangements of a folder of .npy.
 """
 
 from __future__ import annotations

@@ -133,14 +133,9 @@ def load_samples(
 ) -> CalibrationSet:
     """Read samples, with `labels`, `slice`, `boxes`, `transcript` and `recording` where there are any.
 
-    `path` is an .npz with an array for each input, one .npy for a model with one input, a folder of .npy
-    (sample_files.py), a folder of images, signals or texts, a .txt with a text on each line, or `module:function`
-    (sample_function.py). Images, signals and texts are preprocessed by the code that devices run. A table `labels.csv`
-    gives their classes, or the names of their folders do, in the order of `class_names` or else of the alphabet. With
-    `transcripts` that table holds texts.
-
-    Raises CalibrationInvalid: unreadable, an input missing, an array of another name, wrong dtype or item shape, fewer
-    than `at_least` samples, NaN or infinity, a different number of labels.
+    `path` is any of the forms in docs/models.md. Images, signals and texts are preprocessed by the code that devices
+    run. `class_names` is the order of the classes, else the alphabet. With `transcripts` labels.csv holds texts. Raises
+    CalibrationInvalid, also for fewer than `at_least` samples.
     """
     signal_rule = preprocess if isinstance(preprocess, Sound | Series) else None
     given = source.app_inputs

@@ -26,7 +26,7 @@ from edgert_deploy.packager.builders import Order, Precision
 from edgert_deploy.packager.candidates import measure
 from edgert_deploy.packager.candidates.candidate import CandidateBuilder
 from edgert_deploy.packager.candidates.evaluation import evaluate_source
-from edgert_deploy.packager.candidates.measure import MeasureHere, MeasureOn, Timing, fastest
+from edgert_deploy.packager.candidates.measure import Measurer, Timing, fastest, measurer_on
 from edgert_deploy.packager.pack import build_bundle
 from edgert_deploy.packager.receipt import read_receipt
 from edgert_deploy.packager.request import BuildRequest
@@ -84,7 +84,7 @@ def pack(request: BuildRequest, key: SigningKey, out: Path, lines: list[str]) ->
 def test_every_precision_is_timed_and_the_receipt_holds_the_table(
     request_: BuildRequest, signing_key: SigningKey, tmp_path: Path
 ) -> None:
-    told = pack(replace(request_, measure=MeasureHere()), signing_key, tmp_path / "x.edgert", [])
+    told = pack(replace(request_, measure=Measurer()), signing_key, tmp_path / "x.edgert", [])
     times = {one["id"]: one for one in told["targets"][0]["times"]}
     assert list(times) == ["onnxruntime-fp16", "onnxruntime-fp32", "onnxruntime-int8"]
     assert all(one["where"] == "here" and one["p50_ms"] > 0 and one["runs"] >= 15 for one in times.values())
@@ -99,7 +99,7 @@ def test_a_profile_of_another_processor_is_not_timed_here(
 ) -> None:
     other = replace(profile("other"), machines=("no-such-machine",))
     lines: list[str] = []
-    told = pack(replace(request_, targets=(other,), measure=MeasureHere()), signing_key, tmp_path / "x.edgert", lines)
+    told = pack(replace(request_, targets=(other,), measure=Measurer()), signing_key, tmp_path / "x.edgert", lines)
     assert told["targets"][0]["times"] == []
     assert told["targets"][0]["artifacts"] == ["onnxruntime-int8"]
     assert any("other is not measured" in line for line in lines)
@@ -115,7 +115,7 @@ def test_an_artifact_that_crashes_its_engine_has_no_time_and_the_others_have_the
     candidates = [builder.build(Order("onnxruntime", precision, profile("box"))) for precision in precisions]
     only = CalibrationSet({"x": models.crashing(np.empty((0, 4), np.float32), in_int8_only=True)}, None)
     lines = list[str]()
-    timings = MeasureHere()(profile("box"), replace(evaluation, golden_set=only), candidates, lines.append)
+    timings = Measurer()(profile("box"), replace(evaluation, golden_set=only), candidates, lines.append)
     assert "exited with -8" in timings["onnxruntime-int8"].error  # SIGFPE
     assert timings["onnxruntime-fp32"].p50_ms > 0
     assert any("each artifact is timed alone" in line for line in lines)
@@ -141,7 +141,7 @@ def test_a_device_is_sent_the_candidates_and_keeps_none_of_them(
 ) -> None:
     device = replace(sshd.device(), profile="this-machine")
     target: DeviceProfile = replace(load_profile("this-machine"), engines=("onnxruntime", "tensorrt"))
-    request = replace(request_, targets=(target,), precision="int8", measure=MeasureOn(device, (target,)))
+    request = replace(request_, targets=(target,), precision="int8", measure=measurer_on(device, (target,)))
     with pytest.raises(NotBootstrapped, match="bootstrap"):
         pack(request, signing_key, tmp_path / "x.edgert", [])
     with_edgertd(sshd)
@@ -159,4 +159,4 @@ def test_a_device_is_sent_the_candidates_and_keeps_none_of_them(
 
 def test_a_device_of_another_kind_is_refused_before_anything_is_built(sshd: SshDevice) -> None:
     with pytest.raises(ConfigInvalid, match="add --target"):
-        MeasureOn(replace(sshd.device(), profile="intel-nuc"), (profile("box"),))
+        measurer_on(replace(sshd.device(), profile="intel-nuc"), (profile("box"),))
