@@ -50,7 +50,7 @@ ANYWHERE = (1 << 20, 1 << 20)  # height and width of an image that cuts no box
 
 @dataclass(frozen=True)
 class Judgement:
-    """How outputs are judged: `score(answers, reference)` is 0 to 1, `share` the same for each sample."""
+    """The judge of some outputs: `score(answers, reference)` is 0 to 1, `share` the same for each sample."""
 
     name: str
     outputs: tuple[str, ...]

@@ -48,7 +48,7 @@ Timings = Mapping[str, Timing]  # candidate id -> timing
 
 @dataclass(frozen=True)
 class Measurer:
-    """Times candidates on `device`, for its profile, or here, for the profiles of this machine's processor.
+    """Times candidates on `device`, for its profile, or here, for profiles of this machine's processor.
 
     Only compiled engines stay on the device (`STATE/cache`).
     """

@@ -1,4 +1,4 @@
-"""What a bundle's inputs and outputs mean, for people: `edgert bundle inspect` and the page show the same lines."""
+"""The inputs, outputs and rules of a bundle in the lines that bundle inspect and the page show."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LABELS_SHOWN_MAX = 12
 
 
 def meaning(manifest: Manifest) -> Iterator[tuple[str, str]]:
-    """Yield the kind of each fact and its text: tensors, state, buckets, the rules before and after the model."""
+    """Yield each fact's kind and text: tensors, state, buckets, the rules before and after the model."""
     yield from (("input", f"{spec.name} {spec.form}") for spec in manifest.inputs)
     yield from (("output", f"{spec.name} {spec.form}") for spec in manifest.outputs)
     if manifest.state:

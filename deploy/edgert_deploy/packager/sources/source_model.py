@@ -205,7 +205,7 @@ def float_proto(source: SourceModel) -> Any:
 
 
 def _digest_of_all(path: Path, data: bytes, beside: list[str]) -> tuple[str, int]:
-    """Return the SHA-256 and the bytes of the model's file and of the files beside it that hold its weights."""
+    """Return SHA-256 and bytes of the model's file with the files beside it that hold its weights."""
     digest, size = hashlib.sha256(data), len(data)
     for location in beside:
         with open_file(path.name, path.parent, location) as file:

@@ -35,7 +35,7 @@ def files_of(name: str, proto_tensors: Iterator[Any]) -> list[str]:
 
 
 def embed(name: str, folder: Path, proto: Any) -> bool:
-    """Read external data of a ModelProto from `folder`; return whether there was any. Raises SourceInvalid.
+    """Read a ModelProto's external data from `folder`; return whether it has any. Raises SourceInvalid.
 
     All places are checked before anything is read: a model that is too large costs no memory.
     """

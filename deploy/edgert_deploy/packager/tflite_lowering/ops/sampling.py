@@ -20,7 +20,7 @@ RULES = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corn
 
 @dataclass(frozen=True)
 class Sampling:
-    """How an axis of `length` elements becomes `outputs`, by one of RULES."""
+    """An axis of `length` elements that becomes one of `outputs`, by one of RULES."""
 
     length: int
     outputs: int
