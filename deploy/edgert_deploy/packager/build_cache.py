@@ -62,7 +62,8 @@ class BuildCache:
                 raise ValueError(f"{ENTRY} is larger than {ENTRY_BYTES_MAX} bytes")
             record = json.loads((entry / ENTRY).read_bytes())
             for name, digest in record["files"].items():
-                _copy_verified(entry, name, digest, out_dir)
+                if Path(name).name != name or _copy(entry / name, out_dir / name) != digest:
+                    raise ValueError(f"{name} is not the file that was stored")
             artifact = Artifact.from_json(record["artifact"], out_dir)
             if not {path.name for path in (artifact.path, *artifact.companions)} <= set(record["files"]):
                 raise ValueError("the entry lacks files that it names")
@@ -195,8 +196,3 @@ def _copy(source: Path, target: Path) -> str:
             digest.update(chunk)
             writer.write(chunk)
     return digest.hexdigest()
-
-
-def _copy_verified(entry: Path, name: str, digest: str, out_dir: Path) -> None:
-    if Path(name).name != name or _copy(entry / name, out_dir / name) != digest:
-        raise ValueError(f"{name} is not the file that was stored")

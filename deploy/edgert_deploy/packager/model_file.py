@@ -30,10 +30,6 @@ def _processing(folder: Path, text: str) -> str:
     return text if text in (*PREPROCESS_PRESETS, *POSTPROCESS_PRESETS) else _path(folder, text)
 
 
-def _as_given(folder: Path, text: str) -> str:
-    return text
-
-
 TEXTS: dict[str, Callable[[Path, str], str]] = {
     "model": _path,
     "calibration": _samples,
@@ -42,7 +38,9 @@ TEXTS: dict[str, Callable[[Path, str], str]] = {
     "postprocess": _processing,
     "labels": _path,
     "metric": in_folder,
-    **dict.fromkeys(("name", "precision", "engines", "licence", "notes", "expires", "buckets"), _as_given),
+    **dict.fromkeys(
+        ("name", "precision", "engines", "licence", "notes", "expires", "buckets"), lambda folder, text: text
+    ),
 }
 
 

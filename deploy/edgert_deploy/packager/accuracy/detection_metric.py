@@ -50,11 +50,8 @@ class MeanAveragePrecision(Metric):
     def classes(self) -> dict[str, Rows]:
         """Return the samples that show an object of each class."""
         shown = np.unique(self._truth[..., 0]).astype(int)
-        names = [self._name(value) for value in shown if value >= 0]
+        names = [self._names[n] if n < len(self._names) else str(n) for n in shown if n >= 0]
         return {name: np.flatnonzero(self._equals_name(self._truth[..., 0], name).any(axis=1)) for name in names}
-
-    def _name(self, value: int) -> str:
-        return self._names[value] if value < len(self._names) else str(value)
 
     def _equals_name(self, values: Any, name: str) -> Any:
         return values == (self._names.index(name) if name in self._names else int(name))

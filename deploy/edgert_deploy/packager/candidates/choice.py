@@ -10,12 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from edgert.errors import (
-    AccuracyTooLow,
-    ConfigInvalid,
-    EdgeRTError,
-    EngineMissing,
-)
+from edgert.errors import AccuracyTooLow, ConfigInvalid, EdgeRTError, EngineMissing
 from edgert_deploy.common.quantities import share_text
 from edgert_deploy.devices.profiles import DeviceProfile
 from edgert_deploy.packager.builders import Order, builder_for, check_source, first_engine, takes_operators
@@ -157,7 +152,8 @@ def _warn_of_float(
     for candidate in packed:
         if target.is_auto and not candidate.is_int8:
             findings.warn(f"{target.profile.name}: {_why_not_int8(candidate, findings.tried, timings)}")
-        elif not target.is_auto and not quantized and _is_hardly_int8(candidate):
+        elif not (target.is_auto or quantized or candidate.is_worth_it or candidate.artifact.float_layers):
+            # An engine leaves most of the work in float by itself. The outcome of a search for layers says so.
             share = share_text(candidate.artifact.int8_share)
             findings.warn(
                 f"{target.profile.name}: {candidate.artifact.engine} computes {share} of the work in INT8 and the rest in float; "
@@ -292,11 +288,6 @@ def _int8_candidates(
 def worth_first(passed: Sequence[Candidate]) -> list[Candidate]:
     """Return candidates, simplest first, with those behind that have hardly any INT8."""
     return sorted(passed, key=lambda candidate: not candidate.is_worth_it)
-
-
-def _is_hardly_int8(candidate: Candidate) -> bool:
-    """Whether an engine leaves most of the work in float by itself; of a search, its outcome says so."""
-    return not candidate.is_worth_it and not candidate.artifact.float_layers
 
 
 def _first_order(source: SourceModel, engine: str, target: TargetRequest) -> Order:

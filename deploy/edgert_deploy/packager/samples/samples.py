@@ -222,7 +222,7 @@ def constant_inputs(samples: CalibrationSet) -> list[str]:
     """
     if len(samples) < 2:
         return []
-    alike = [name for name, array in samples.inputs.items() if _is_constant(array)]
+    alike = [name for name, array in samples.inputs.items() if all((row == array[0]).all() for row in array[1:])]
     if len(alike) == len(samples.inputs):
         return alike
     return [name for name in alike if samples.inputs[name].dtype.kind == "f"]
@@ -250,10 +250,6 @@ def inputs_beyond(calibration: CalibrationSet, holdout: CalibrationSet) -> list[
             if room and not low - room <= float(other.min()) <= float(other.max()) <= high + room:
                 beyond.append(name)
     return beyond
-
-
-def _is_constant(array: NDArray[Any]) -> bool:
-    return all((row == array[0]).all() for row in array[1:])
 
 
 def _preprocessors(source: SourceModel, rule: Preprocess | None) -> dict[str, Preprocessor]:

@@ -136,9 +136,4 @@ def _lstm(graph: _Graph, node: Any) -> list[Any]:
     return [lstm]
 
 
-_REPLACED = {
-    QUANTIZE: _quantize,
-    "MatMulInteger": _matmul,
-    "ConvInteger": _conv,
-    "DynamicQuantizeLSTM": _lstm,
-}
+_REPLACED = {QUANTIZE: _quantize, "MatMulInteger": _matmul, "ConvInteger": _conv, "DynamicQuantizeLSTM": _lstm}

@@ -20,16 +20,8 @@ from edgert_deploy.packager.tflite_lowering.value import FLOAT32, Uncovered, Val
 Labels = tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Equation:
-    """The labels of each operand and of the result."""
-
-    operands: tuple[Labels, ...]
-    result: Labels
-
-
-def parse(text: str, ranks: list[int]) -> Equation:
-    """Return `text` with labels for each ellipsis. Raises Uncovered where it does not fit `ranks`."""
+def parse(text: str, ranks: list[int]) -> tuple[tuple[Labels, ...], Labels]:
+    """Return the labels of each operand and of the result. Raises Uncovered if they do not fit `ranks`."""
     operands_text, arrow, result_text = text.replace(" ", "").partition("->")
     terms = operands_text.split(",")
     if len(terms) != len(ranks):
@@ -46,8 +38,8 @@ def parse(text: str, ranks: list[int]) -> Equation:
     dots = sorted({label for label in flat if label.startswith(".")}, key=lambda label: -int(label[1:]))
     if arrow:
         before, ellipsis, after = result_text.partition("...")
-        return Equation(operands, (*before, *(dots if ellipsis else ()), *after))
-    return Equation(operands, (*dots, *sorted(label for label in flat if flat.count(label) == 1 and label[0] != ".")))
+        return operands, (*before, *(dots if ellipsis else ()), *after)
+    return operands, (*dots, *sorted(label for label in flat if flat.count(label) == 1 and label[0] != "."))
 
 
 def _labels(term: str, rank: int) -> Labels:
@@ -106,15 +98,16 @@ class Term:
 
 def einsum(lowering: Lowering, node: Node) -> None:
     shape = lowering.shape(node.outputs[0])
-    equation = parse(str(node.attributes["equation"]), [lowering.shape(name).rank for name in node.inputs])
-    terms = [_term(lowering, node, index, labels) for index, labels in enumerate(equation.operands)]
+    operands, result = parse(str(node.attributes["equation"]), [lowering.shape(name).rank for name in node.inputs])
+    terms = [_term(lowering, node, index, labels) for index, labels in enumerate(operands)]
     # The first one is computed, as are all products then; weights are on the side where FULLY_CONNECTED has them.
     terms = sorted(_without_broadcasts(terms), key=lambda term: isinstance(term.value, np.ndarray))
     product = terms.pop(0)
     while terms:
-        needed = {label for term in terms[1:] for label in term.labels} | set(equation.result)
+        needed = {label for term in terms[1:] for label in term.labels} | set(result)
         product = _product(product, terms.pop(0), needed)
-    product = product.summed(set(product.labels) - set(equation.result)).in_order(_present(equation.result, product))
+    product = product.summed(set(product.labels) - set(result))
+    product = product.in_order(tuple(label for label in result if label in product.labels))
     lowering.result(node, _computed(product).reshaped(shape))
 
 
@@ -135,10 +128,6 @@ def _without_broadcasts(terms: list[Term]) -> list[Term]:
         label for term in terms for label, length in zip(term.labels, term.shape.signature, strict=True) if length != 1
     }
     return [term.without(longer) for term in terms]
-
-
-def _present(labels: Labels, term: Term) -> Labels:
-    return tuple(label for label in labels if label in term.labels)
 
 
 def _product(left: Term, right: Term, needed: set[str]) -> Term:

@@ -83,13 +83,7 @@ def _image(lowering: Lowering, node: Node) -> tuple[Value, int, Layout]:
 
 
 def _finish_image(
-    lowering: Lowering,
-    node: Node,
-    x: Value,
-    channel: int,
-    layout: Layout,
-    scale: NDArray[Any],
-    offset: NDArray[Any],
+    lowering: Lowering, node: Node, x: Value, channel: int, layout: Layout, scale: NDArray[Any], offset: NDArray[Any]
 ) -> None:
     """Make `node`'s result: `x`, made of an image, times one constant per channel plus another."""
     dims = [-1 if axis == channel else 1 for axis in range(x.shape.rank)]
