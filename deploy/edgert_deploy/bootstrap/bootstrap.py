@@ -35,7 +35,7 @@ from edgert_deploy.bootstrap.runtime import RuntimePlan, Runtimes, RuntimeThere
 from edgert_deploy.bootstrap.wheelhouse import Wheelhouse
 from edgert_deploy.devices import service
 from edgert_deploy.devices.claims import note_folders, setting_up
-from edgert_deploy.devices.device_files import DeviceFile, check_config, config_there, holds, put
+from edgert_deploy.devices.device_files import DeviceFile, check_config, config_there, holds, put, unnamed_files
 from edgert_deploy.devices.facts import probe
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.profiles import DeviceProfile
@@ -133,7 +133,8 @@ class _Work:
             self.progress("starting the daemon")
             before = self._link() if plan.config.mqtt.host else Link()
             service.restart(self.transport, self.device, unit)
-            self.transport.run(["rm", "-f", restart_marker(self.device)], QUICK_S_MAX)
+            unnamed = unnamed_files(plan.config, self.device.state)
+            self.transport.run(["rm", "-f", restart_marker(self.device), *unnamed], QUICK_S_MAX)
             if not done.changed:
                 done.changed.append("daemon restarted")
             done.status = self._with_broker(before)

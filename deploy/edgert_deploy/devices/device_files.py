@@ -30,8 +30,10 @@ from edgert_deploy.devices.remote import QUICK_S_MAX
 from edgert_deploy.devices.transports import PutOptions, Transport, in_folder, sha256_command
 
 BROKER_S_MAX = 5.0
-PASSWORD_NAME = "mqtt-password"
+PASSWORD_NAME, BROKER_CA_NAME = "mqtt-password", "mqtt-ca.pem"
 LOGIN_NAME, CA_NAME = "registry-login", "registry-ca.pem"
+_OF_BROKER = (("password_file", PASSWORD_NAME), ("ca", BROKER_CA_NAME))  # a key and the name of its file in STATE
+_OF_REGISTRY = (("credentials", LOGIN_NAME), ("ca", CA_NAME))
 REACHED = "reached"
 CONFIG_BYTES_MAX = 1024**2
 _IF_PLAIN = 'test -f "$1" && test ! -L "$1" && shift && exec "$@"'
@@ -144,7 +146,7 @@ def wanted_files(
         ours[name] = {**ours.get(name, {}), **value} if isinstance(value, dict) else value
     present = config_text(state, transport)
     if broker is not None:
-        present = _without_old_login(present, broker, f"{state}/{PASSWORD_NAME}")
+        present = _without_old_broker(present, broker, state)
     if following is not None:
         present = _without_old_registry(present, following, state)
     text = merged_config(present, ours)
@@ -174,12 +176,17 @@ def config_text(state: str, transport: Transport) -> str:
 def check_settings(settings: dict[str, Any]) -> None:
     """Raise ConfigInvalid for invalid lines of config.toml, before any device is asked.
 
-    Another broker needs --broker, which also removes the login for the old one.
+    Another broker or registry needs its own option, which also removes the login for the old one.
     """
     mqtt = settings.get("mqtt")
     for key in ("host", "port"):
         if isinstance(mqtt, dict) and key in mqtt:
             raise ConfigInvalid(f"--set mqtt.{key} would keep the login of another broker: give --broker HOST:PORT")
+    follow = settings.get("follow")
+    if isinstance(follow, dict) and "registry" in follow:
+        raise ConfigInvalid(
+            "--set follow.registry would keep the login of another registry: give --follow oci://HOST/REPOSITORY"
+        )
     fixed = {"device": "any", "profile": "any"}
     parse_config(tomlkit.dumps({**fixed, **settings}), "--set")
 
@@ -247,26 +254,31 @@ def _without_old_registry(present: str, following: Following, state: str) -> str
         before = ""
     if not table or before == parse_repository(following.registry).host:
         return present
+    return _without(present, "follow", [key for key, name in _OF_REGISTRY if table.get(key) == f"{state}/{name}"])
+
+
+def _without_old_broker(present: str, broker: Broker, state: str) -> str:
+    """Remove the login and the authority that a bootstrap wrote for a broker at another address."""
+    table = _table(present, "mqtt")
+    if not table or (table.get("host"), table.get("port")) == (broker.host, broker.port):
+        return present
+    ours = [key for key, name in _OF_BROKER if table.get(key) == f"{state}/{name}"]
+    return _without(present, "mqtt", [*ours, *(["username"] if "password_file" in ours else [])])
+
+
+def _without(present: str, section: str, keys: Sequence[str]) -> str:
     document: Any = tomlkit.parse(present)
-    for key, name in (("credentials", LOGIN_NAME), ("ca", CA_NAME)):
-        if table.get(key) == f"{state}/{name}":
-            document["follow"].pop(key)
+    for key in keys:
+        document[section].pop(key, None)
     return tomlkit.dumps(document)
 
 
-def _without_old_login(present: str, broker: Broker, password_file: str) -> str:
-    """Remove the login that an earlier bootstrap wrote for a broker at another address."""
-    try:
-        document = tomlkit.parse(present)
-    except TOMLKitError:  # `merged_config` reports it
-        return present
-    table = document.get("mqtt")
-    if not isinstance(table, dict) or table.get("password_file") != password_file:
-        return present
-    if (table.get("host"), table.get("port")) != (broker.host, broker.port):
-        for key in ("username", "password_file"):
-            table.pop(key, None)
-    return tomlkit.dumps(document)
+def unnamed_files(config: DeviceConfig, state: str) -> list[str]:
+    """Return the logins and authorities of earlier bootstraps that the configuration does not name any more."""
+    mqtt, follow = config.mqtt, config.follow
+    paths = (mqtt.password_file, mqtt.ca, mqtt.cert, mqtt.key, follow.credentials, follow.ca)
+    named = {PurePosixPath(path).name for path in paths}
+    return [f"{state}/{name}" for _, name in (*_OF_BROKER, *_OF_REGISTRY) if name not in named]
 
 
 def _broker_files(broker: Broker, state: str) -> tuple[dict[str, Any], list[DeviceFile]]:
@@ -274,7 +286,7 @@ def _broker_files(broker: Broker, state: str) -> tuple[dict[str, Any], list[Devi
     table: dict[str, Any] = {"host": broker.host, "port": broker.port, "tls": broker.tls or broker.ca is not None}
     if broker.username:
         table["username"] = broker.username
-    files = ((broker.password, PASSWORD_NAME, "password_file", 0o600), (broker.ca, "mqtt-ca.pem", "ca", 0o644))
+    files = ((broker.password, PASSWORD_NAME, "password_file", 0o600), (broker.ca, BROKER_CA_NAME, "ca", 0o644))
     return _named_files(table, state, files)
 
 

@@ -81,6 +81,34 @@ def test_another_registry_gets_neither_login_nor_authority_of_the_last_one(
     assert edgert("bootstrap", "here", "--follow", "oci://elsewhere.example.org/models")[0] == 0
     found = read_config(StateDir(tmp_path / "dev")).follow
     assert (found.credentials, found.ca) == ("", "")
+    assert not list((tmp_path / "dev").glob("registry-*")), "the files that nothing names are gone"
+
+
+def test_another_broker_gets_neither_login_nor_authority_of_the_last_one(
+    edgert: Edgert, here: Path, tmp_path: Path
+) -> None:
+    password, authority = tmp_path / "password", tmp_path / "ca.pem"
+    password.write_text("secret\n")
+    authority.write_text("the authority\n")
+    login = ("--mqtt-username", "edge", "--mqtt-password-file", password, "--mqtt-ca", authority)
+    assert edgert("bootstrap", "here", "--broker", "127.0.0.1:1", *login)[0] == 0
+    found = read_config(StateDir(tmp_path / "dev")).mqtt
+    assert (found.username, Path(found.ca).name, found.tls) == ("edge", "mqtt-ca.pem", True)
+    assert edgert("bootstrap", "here", "--broker", "127.0.0.1:2", "--mqtt-tls")[0] == 0
+    found = read_config(StateDir(tmp_path / "dev")).mqtt
+    assert (found.port, found.username, found.password_file, found.ca, found.tls) == (2, "", "", "", True)
+    assert not list((tmp_path / "dev").glob("mqtt-*")), "the files that nothing names are gone"
+
+
+@pytest.mark.parametrize(
+    ("setting", "option"),
+    [('follow.registry="oci://elsewhere.example.org/models"', "--follow"), ('mqtt.host="elsewhere"', "--broker")],
+)
+def test_an_address_that_logins_belong_to_is_changed_by_its_option_only(
+    edgert: Edgert, here: Path, setting: str, option: str
+) -> None:
+    code, answer = edgert("bootstrap", "here", "--set", setting)
+    assert (code, f"give {option}" in answer["error"]["message"]) == (4, True)
 
 
 def test_a_device_keeps_its_own_login_at_the_projects_broker_unless_options_give_another(
