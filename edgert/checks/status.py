@@ -167,13 +167,17 @@ class WorkerFigures:
 
 @dataclass(frozen=True)
 class TrialStatus:
-    """The watch of a trial's limits, in progress or ended. `text` is `readings` for people."""
+    """The watch of a trial's limits, in progress or ended.
+
+    `text` is `readings` for people, `doubt` a sentence about limits that held on few answers.
+    """
 
     release: int
     phase: str
     left_s: float
     readings: Readings
     text: str
+    doubt: str = ""
 
 
 @dataclass(frozen=True)

@@ -206,6 +206,8 @@ def _model_line(model: ModelStatus) -> str:
         parts.append(f"its limits are watched for {trial.left_s:.0f} s more: {trial.text}")
     elif model.trial_limits and model.trial_limits.passed:
         parts.append("all trial limits held; the trial waits for mark-good")
+    if trial and trial.doubt and trial.release == model.release:
+        parts.append(f"it held its limits, but {trial.doubt}")
     if failed := model.rolled_back:
         parts.append(f"release {failed.release} was rolled back: {failed.reason}")
     if serving.memory_mb:

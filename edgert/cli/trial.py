@@ -113,7 +113,11 @@ def _text(model: str, answer: dict[str, Any]) -> str:
     }
     release = f"release {answer['release']} of {model}" if answer["release"] is not None else model
     if answer["state"] in texts:
-        return f"{release} {texts[answer['state']]}" + (f": {answer['text']}" if answer.get("text") else "")
+        return ": ".join(filter(None, [f"{release} {texts[answer['state']]}", _told(answer)]))
     if "text" not in answer:
         return f"{release} is watched; the daemon is too busy to report figures"
     return f"{release} is watched for {answer['left_s']:.0f} s more: {answer['text']}"
+
+
+def _told(answer: dict[str, Any]) -> str:
+    return "; ".join(filter(None, (answer.get("text"), answer.get("doubt"))))

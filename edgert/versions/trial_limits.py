@@ -17,6 +17,7 @@ WATCH_S = 60.0  # the watch of limits that are given without a time
 WATCH_S_MAX = 23 * 3600.0  # the longest watch: with loading and confirmation, it is still below the longest trial
 REQUESTS_MIN = 100  # a p99 or a share of errors of fewer requests means nothing; golden samples fill up to it
 COMPARED_MIN = 20  # the agreement of fewer compared answers means nothing
+COMPARED_FEW = 300  # below it, similar versions are hardly told apart (docs/deploying.md)
 LOOKS_TO_BREAK = 3  # looks in a row that find it broken, so that one hiccup breaks nothing
 FILL_S_MAX = 60.0  # the time for golden samples at the end of a watch with too little traffic
 OFF = "off"
@@ -161,6 +162,13 @@ def broken(limits: TrialLimits, readings: Readings, *, at_end: bool) -> list[Bro
         elif at_end:
             reasons.append(Broken(name, None, limit, _not_measured(name, readings)))
     return reasons
+
+
+def doubt(limits: TrialLimits, readings: Readings) -> str:
+    """Return a sentence about an agreement that few answers decided, "" if there is none."""
+    if "agreement" not in limits.bounds or not COMPARED_MIN <= readings.compared < COMPARED_FEW:
+        return ""
+    return f"only {readings.compared} answers were compared for agreement, too few to tell similar versions apart"
 
 
 def parse_limits(words: Iterable[str]) -> dict[str, float | None]:

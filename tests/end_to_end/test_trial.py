@@ -24,6 +24,7 @@ from edgert.versions.install import install
 from edgert.versions.slot_store import SlotStore
 from edgert.versions.slots import SlotState, State
 from edgert.versions.trial_limits import (
+    COMPARED_FEW,
     COMPARED_MIN,
     REQUESTS_MIN,
     TrialLimits,
@@ -160,6 +161,7 @@ def test_all_limits_held_is_for_the_host_to_confirm_and_not_before(device: Devic
         found = device.run("trial", "echo", "--wait")
     assert (found["state"], found["release"], found["readings"]["failed"]) == ("held", release, 0)
     assert found["readings"]["agreed"] == found["readings"]["compared"] >= COMPARED_MIN
+    assert bool(found["doubt"]) == (found["readings"]["compared"] < COMPARED_FEW)
     assert [event["release"] for event in events(device, "limits_held")] == [release]
     device.run("mark-good", "echo")
     assert device.run("trial", "echo", "--digest", found["digest"])["state"] == "kept"

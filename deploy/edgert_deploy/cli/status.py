@@ -70,7 +70,7 @@ def status(selector: str, check: bool, inventory: Inventory, as_json: bool) -> N
     results.show(
         columns([HEADING, *(cells for row in results.rows for cells in _cells(row))]),
         as_json,
-        below="\n".join([*_reasons(results.good), *_next_steps(results.good)]),
+        below="\n".join([*_reasons(results.good), *_doubts(results.good), *_next_steps(results.good)]),
         code=EXIT_DRIFT if check and drifts else 0,
         raise_lone=False,
         drifts=drifts,
@@ -83,6 +83,19 @@ def _reasons(rows: list[Row]) -> list[str]:
         lines += [f"{row['device']}: {drift['text']}" for drift in row["drift"]]
         for model in row["models"]:
             lines += [f"{row['device']} {model['model']}: {drift['text']}" for drift in model["drift"]]
+    return lines
+
+
+def _doubts(rows: list[Row]) -> list[str]:
+    """Return what makes the trial of a live version a weak one."""
+    lines = []
+    for row in rows:
+        for model in row["status"]["models"]:
+            trial = (model.get("serving") or {}).get("trial") or {}
+            if trial.get("doubt") and model["live"] and trial["release"] == model["live"]["release"]:
+                lines.append(
+                    f"{row['device']} {model['model']}: release {trial['release']} held its limits, but {trial['doubt']}"
+                )
     return lines
 
 

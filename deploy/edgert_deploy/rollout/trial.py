@@ -50,7 +50,9 @@ def watch_trial(
         state = str(result.get("state"))
         if state in ("held", "kept"):
             progress(f"all limits held: {result.get('text', '')}")
-            return {key: result[key] for key in ("state", "readings", "text") if key in result}
+            if result.get("doubt"):
+                progress(f"warning: {result['doubt']}")
+            return {key: result[key] for key in ("state", "readings", "text", "doubt") if key in result}
         if state not in ("loading", "watching", "filling"):
             raise RolledBack(f"{name}: release {plan.release} of {plan.model} is no longer on trial")
         if clock() >= until + GRACE_S:

@@ -19,7 +19,16 @@ from edgert.checks.status import TrialStatus
 from edgert.daemon.workers.worker_process import WorkerProcess
 from edgert.versions.slot_store import SlotStore
 from edgert.versions.slots import SlotState
-from edgert.versions.trial_limits import FILL_S_MAX, LOOKS_TO_BREAK, REQUESTS_MIN, Broken, Readings, TrialLimits, broken
+from edgert.versions.trial_limits import (
+    FILL_S_MAX,
+    LOOKS_TO_BREAK,
+    REQUESTS_MIN,
+    Broken,
+    Readings,
+    TrialLimits,
+    broken,
+    doubt,
+)
 from edgert.worker_link import link
 
 PERIOD_SHARE = 1 / 60  # the time between two looks, as a share of the watch
@@ -138,7 +147,8 @@ class TrialWatch:
     def status(self, now_s: float) -> TrialStatus:
         left_s = round(max(0.0, self._ends_s - now_s), 1)
         release, readings = self.worker.version.release, self.readings
-        return TrialStatus(release, self.phase.value, left_s, readings, readings.described())
+        few = doubt(self.limits, readings) if self.phase is Phase.HELD else ""
+        return TrialStatus(release, self.phase.value, left_s, readings, readings.described(), few)
 
 
 def event_fields(readings: Readings) -> dict[str, Any]:

@@ -9,11 +9,13 @@ import pytest
 
 from edgert.errors import ConfigInvalid
 from edgert.versions.trial_limits import (
+    COMPARED_FEW,
     COMPARED_MIN,
     REQUESTS_MIN,
     Readings,
     TrialLimits,
     broken,
+    doubt,
     parse_limits,
 )
 
@@ -57,3 +59,11 @@ def test_what_was_not_measured_does_not_hold_at_the_end_and_breaks_nothing_befor
     held = Readings(requests=10, p99_ms=8.0, rss_mb=50.0, temp_c=80.0, compared=20, agreed=18)
     assert broken(limits, held, at_end=True) == [], "a value at its limit holds"
     assert [one.name for one in broken(limits, replace(held, golden=6), at_end=True)] == ["min_requests"]
+
+
+def test_an_agreement_that_few_answers_decided_is_doubted() -> None:
+    limits, few = TrialLimits({"agreement": 0.99}), Readings(requests=100, compared=COMPARED_MIN, agreed=COMPARED_MIN)
+    assert doubt(limits, few).startswith("only 20 answers were compared for agreement")
+    assert doubt(limits, replace(few, compared=COMPARED_FEW)) == ""
+    assert doubt(limits, Readings()) == "", "such a limit does not hold at all"
+    assert doubt(TrialLimits({"p99_ms": 8.0}), few) == ""

@@ -34,3 +34,17 @@ def test_a_daemon_that_hangs_is_not_waited_for_for_ever() -> None:
         watch_trial(claim, plan, Stop(), lambda line: None, lambda: now[0])
     assert limits.trial_s + limits.confirm_s < now[0] < limits.trial_s + limits.confirm_s + 100
     assert len(asked) == now[0] / 5
+
+
+def test_limits_that_held_on_few_answers_are_told_so() -> None:
+    doubt = "only 25 answers were compared"
+
+    class Held(RemoteDaemon):
+        def call(self, *words: str, timeout_s: float = 0.0) -> dict[str, Any]:
+            return {"state": "held", "text": "100 requests", "doubt": doubt}
+
+    key, told = new_key(), list[str]()
+    plan = Plan("echo", 2, "digest", (Step.WATCH,), TrialLimits({"agreement": 0.99}, 600.0))
+    claim = HeldClaim(Held(SimulatedDevice(key), BOARD), "t", RemoteDaemon(SimulatedDevice(key), BOARD).status())
+    assert watch_trial(claim, plan, Stop(), told.append)["doubt"] == doubt
+    assert told[1:] == ["all limits held: 100 requests", f"warning: {doubt}"]

@@ -57,6 +57,15 @@ def test_limits_that_hold_until_the_end_pass(worker: FakeWorker) -> None:
     assert (fields["requests"], fields["p99_ms"], fields["error_rate"]) == (200, 7.0, 0.0)
 
 
+def test_an_agreement_of_few_answers_is_doubted_once_it_held(worker: FakeWorker) -> None:
+    watch = a_watch(worker, agreement=0.99)
+    watch.received(figures(requests=REQUESTS_MIN, compared=25, agreed=25), 30.0)
+    assert watch.status(30.0).doubt == ""
+    watch.received(figures(requests=REQUESTS_MIN, compared=25, agreed=25), 60.0)
+    assert (watch.phase, watch.finding) == (Phase.HELD, None)
+    assert watch.status(60.0).doubt.startswith("only 25 answers were compared")
+
+
 def test_without_enough_requests_the_worker_asks_itself(worker: FakeWorker) -> None:
     watch = a_watch(worker, p99_ms=8.0)
     watch.count_golden(3)
