@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -66,6 +67,11 @@ LONG_FILES = (
 os.environ["PATH"] = os.pathsep.join(
     [f"{sys.base_prefix}/bin", *(path for path in os.environ["PATH"].split(os.pathsep) if Path(path).name != "shims")]
 )
+# The path of a Unix socket has 107 bytes at most, of which pytest and a test's own folders take up to 90.
+TMPDIR_BYTES_MAX = 16
+tmpdir_was = tempfile.gettempdir()
+if len(os.fsencode(tmpdir_was)) > TMPDIR_BYTES_MAX and os.access("/tmp", os.W_OK):
+    tempfile.tempdir = os.environ["TMPDIR"] = "/tmp"
 # The servers of the tests are on this machine, also where a proxy leads to the internet.
 if {"http_proxy", "https_proxy", "all_proxy"} & {name.lower() for name in os.environ}:
     for name in ("no_proxy", "NO_PROXY"):
@@ -83,6 +89,12 @@ gc.disable()
 # A background shell starts programs that ignore Ctrl-C, and the programs of the tests would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_report_header() -> str:
+    if tempfile.gettempdir() == tmpdir_was:
+        return ""
+    return f"temporary files are in /tmp: the paths of sockets below {tmpdir_was} would be too long"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
