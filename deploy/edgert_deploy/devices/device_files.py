@@ -274,7 +274,7 @@ def _without(present: str, section: str, keys: Sequence[str]) -> str:
 
 
 def unnamed_files(config: DeviceConfig, state: str) -> list[str]:
-    """Return the logins and authorities of earlier bootstraps that the configuration does not name any more."""
+    """Return the files of logins and authorities that the configuration does not name any more."""
     mqtt, follow = config.mqtt, config.follow
     paths = (mqtt.password_file, mqtt.ca, mqtt.cert, mqtt.key, follow.credentials, follow.ca)
     named = {PurePosixPath(path).name for path in paths}
