@@ -143,14 +143,10 @@ class BuildProcesses:
 
 def free_memory_bytes() -> int:
     """Return the memory free without swapping: MemAvailable, or a control group's lower limit."""
-    found = [mem_available_bytes() or 0]
-    for limit, used in (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-    ):
-        with contextlib.suppress(OSError, ValueError):  # absent, or "max"
-            found.append(int(Path(limit).read_text()) - int(Path(used).read_text()))
-    return max(0, min(found))
+    free, group = mem_available_bytes() or 0, Path("/sys/fs/cgroup")
+    with contextlib.suppress(OSError, ValueError):  # absent, or "max"
+        free = min(free, int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
+    return max(0, free)
 
 
 def _processes(source: SourceModel, calibration: CalibrationSet) -> int:

@@ -84,7 +84,7 @@ def _examined(
 
     `no_batch` says why the model takes one sample only, though its batch is open. Raises OneSampleOnly to be told.
     """
-    name, unchanged = str(request["name"]), True
+    name, translation = str(request["name"]), b""
     proto = parse(name, data)
     changed = embed(name, Path(str(request.get("folder", "."))), proto)
     changed |= drop_weight_inputs(proto) | inline_functions(proto)
@@ -101,7 +101,7 @@ def _examined(
     buckets = None if wanted is None else find_axis(proto, from_json(WantedBuckets, wanted))
     inputs = input_specs(proto, () if buckets is None else tuple((place.name, place.axis) for place in buckets.inputs))
     changed |= buckets is not None
-    stripped = _strip_notes(proto)
+    changed |= _strip_notes(proto)
     progress("onnx checked the model")
     structure, forgot = _checked(proto)
     changed |= forgot
@@ -110,9 +110,8 @@ def _examined(
     progress("onnx converted the model to another opset, and onnxruntime compared the answers")
     translated = _translated(proto, _at_largest(inputs, buckets))
     changed |= keep_zero_pads(translated or proto) | count_fourier_axes(translated or proto)
-    if changed or remarks or stripped or translated is not None:
-        data = (translated or proto).SerializeToString(deterministic=True)
-        unchanged = False
+    if changed or remarks or translated is not None:
+        data = translation = (translated or proto).SerializeToString(deterministic=True)
     # The runtime needs room for two copies of the weights: only the serialized model stays beside them.
     del proto, translated
     progress(f"onnxruntime {sdk().__version__} loaded the model and ran it on one sample")
@@ -122,7 +121,7 @@ def _examined(
         remarks += moved
         proto = parse(name, data)
         move_output_batches(proto, *shapes)
-        data, unchanged = proto.SerializeToString(deterministic=True), False
+        data = translation = proto.SerializeToString(deterministic=True)
         session, runs = _run_once_and_twice(data, _at_largest(inputs, buckets))
     outputs: Sequence[TensorSpec] = [
         output_spec(value.name, _datatype(runs[0][i]), [_shape_of(run[i]) for run in runs], inputs)
@@ -132,7 +131,7 @@ def _examined(
         outputs, cuts = cut_outputs(outputs, _shapes_by_length(session, inputs, buckets), buckets.axis)
         buckets = replace(buckets, outputs=cuts)
     answer = {"inputs": inputs, "outputs": outputs, "remarks": remarks, "buckets": buckets, "unread": unread}
-    return to_json(answer), b"" if unchanged else data
+    return to_json(answer), translation
 
 
 def _fix_batch_where_needed(proto: Any, no_batch: str) -> tuple[str, ...]:

@@ -80,7 +80,6 @@ def both_ways(operator: str) -> list[Case]:
             "n = Shape<start=1, end=2>(s) e = Expand(seven, n) i = Cast<to=6>(e) a, h = OP(s, w, r, b, i)" + LAST,
             constants={"seven": ints(7)},
         ),
-        case_of(operator, "clip", "clip=0.3", "a, h = OP(s, w, r, b)" + LAST),
     ]
 
 
@@ -97,7 +96,6 @@ CASES = [
         "a, h = OP(s, w, r, b)" + LAST,
     ),
     case_of("LSTM", "memory", "", "a, g, h = OP(s, w, r, b)" + LAST),
-    case_of("LSTM", "input forget", "input_forget=1", "a, h = OP(s, w, r, b)" + LAST),
     case_of("LSTM", "peepholes", "", "a, h = OP(s, w, r, b, , , , p)" + LAST, constants={"p": random(1, 3 * HIDDEN)}),
     case_of(
         "LSTM",

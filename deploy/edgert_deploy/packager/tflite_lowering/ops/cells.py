@@ -37,7 +37,6 @@ class Cell:
     recurrent_bias: NDArray[Any]
     peepholes: NDArray[Any] | None
     activations: Sequence[Activation]
-    clip: float | None
     options: dict[str, Any]
     # Weights are written once and read at every step.
     _weights: dict[tuple[int, int], Value] = field(default_factory=dict)
@@ -52,8 +51,6 @@ class Cell:
 
     def gates(self, given: Value, count: int) -> list[Value]:
         """Split a value [batch, count * hidden] into its gates."""
-        if count == 1:
-            return [given]
         gate = (given.shape.with_length(1, self.hidden), given.dtype)
         return given.indices(1).op_of_many("SPLIT", [gate] * count, given, numSplits=count)
 
@@ -63,11 +60,6 @@ class Cell:
             self._weights[first, end] = state.constant(self.recurrent[first * self.hidden : end * self.hidden])
         shape = state.shape.with_length(1, (end - first) * self.hidden)
         return state.op("FULLY_CONNECTED", self._weights[first, end], *([] if bias is None else [bias]), shape=shape)
-
-    def activate(self, which: int, x: Value) -> Value:
-        if self.clip is not None:
-            x = x.op("MAXIMUM", -self.clip).op("MINIMUM", self.clip)
-        return self.activations[which](x)
 
 
 # --- activations
@@ -97,7 +89,7 @@ def activations_of(names: Sequence[str], alphas: Sequence[float], betas: Sequenc
 def _rnn_step(cell: Cell, given: Value, state: State) -> State:
     if state.hidden is not None:
         given = given + cell.recur(state.hidden, 0, 1)
-    return State(cell.activate(0, given))
+    return State(cell.activations[0](given))
 
 
 def _gru_step(cell: Cell, given: Value, state: State) -> State:
@@ -107,13 +99,13 @@ def _gru_step(cell: Cell, given: Value, state: State) -> State:
     if state.hidden is not None:
         of_z, of_r = cell.gates(cell.recur(state.hidden, 0, 2), 2)
         z, r = z + of_z, r + of_r
-    z, r = cell.activate(0, z), cell.activate(0, r)
+    z, r = cell.activations[0](z), cell.activations[0](r)
     bias = cell.recurrent_bias[2 * cell.hidden :]
     if before:
         new = new + r * (bias[None] if state.hidden is None else cell.recur(state.hidden, 2, 3, bias))
     elif state.hidden is not None:
         new = new + cell.recur(r * state.hidden, 2, 3)
-    new = cell.activate(1, new)
+    new = cell.activations[1](new)
     return State(new - z * new if state.hidden is None else new + z * (state.hidden - new))
 
 
@@ -122,16 +114,12 @@ def _lstm_step(cell: Cell, given: Value, state: State) -> State:
     if state.hidden is not None:
         given = given + cell.recur(state.hidden, 0, 4)
     i, o, f, c = cell.gates(given, 4)
-    i = cell.activate(0, _peeped(cell, i, 0, state.memory))
-    memory = i * cell.activate(1, c)
+    i = cell.activations[0](_peeped(cell, i, 0, state.memory))
+    memory = i * cell.activations[1](c)
     if state.memory is not None:
-        if cell.options.get("input_forget", 0):
-            f = 1 - i
-        else:
-            f = cell.activate(0, _peeped(cell, f, 2, state.memory))
+        f = cell.activations[0](_peeped(cell, f, 2, state.memory))
         memory = f * state.memory + memory
-    o = cell.activate(0, _peeped(cell, o, 1, memory))
-    # ONNX Runtime clips the inputs of the gates' activations, not the memory.
+    o = cell.activations[0](_peeped(cell, o, 1, memory))
     return State(o * cell.activations[2](memory), memory)
 
 

@@ -69,6 +69,8 @@ def _sequence_of(lowering: Lowering, node: Node) -> _Sequence:
         )
     if node.input(LENGTHS) and (lowering.value(node.input(LENGTHS), "the lengths of the sequences") < x.dims[0]).any():
         raise Uncovered("some sequences are shorter than the input; leave sequence_lens out, and pad or cut the input")
+    if unusual := [name for name in ("clip", "input_forget") if node.attributes.get(name)]:
+        raise Uncovered(f"{unusual[0]} is not covered; export the model without it")
     return _Sequence(lowering, node, x, x.reduced([0], keep=False).with_length(1, recurrent_shape.dims[2]))
 
 
@@ -95,14 +97,12 @@ def _initial(sequence: _Sequence, place: int, directions: int) -> list[Value | N
 
 def _cell(sequence: _Sequence, direction: int, activations: list[Activation]) -> Cell:
     lowering, node = sequence.lowering, sequence.node
-    clip = node.attributes.get("clip")
     return Cell(
         f"{node.name or next(filter(None, node.outputs))}_{direction}",
         lowering.value(node.inputs[2], "R")[direction],
         _biases(sequence, direction)[1],
         lowering.value(node.input(PEEPHOLES), "P")[direction] if node.input(PEEPHOLES) else None,
         activations,
-        None if clip is None else float(clip),
         node.attributes,
     )
 

@@ -24,6 +24,7 @@ from tests.support.models.tflite_cases import Case, inputs_of, model_of, quantiz
         ("", "x, w, r", {"x": (7, 5)}, "the number of steps is open"),
         (', activations=["Affine"]', "s, w, r", {"x": (7, 5)}, "'Affine' is not covered; use one of hardsigmoid, relu"),
         (', activations=["HardSigmoid"], activation_alpha=[0.3]', "s, w, r", {"x": (7, 5)}, "alpha 0.2 and beta 0.5"),
+        (", clip=0.3", "s, w, r", {"x": (7, 5)}, "clip is not covered; export the model without it"),
         ("", "s, w, r, , five", {"x": (7, 5)}, "some sequences are shorter"),
         ("", "s, w, r, , l", {"x": (7, 5), "l": ()}, "the lengths of the sequences is not a constant"),
     ],
