@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from edgert.bundle.signing import SigningKey, read_signing_key
 from edgert.errors import ConfigInvalid
 from edgert_deploy.common.project import Project, find_project
 
 PRIVATE_SUFFIX = ".key.pem"
 PUBLIC_SUFFIX = ".pem"
+DEFAULT = "default"
 
 
 def keys_dir() -> Path:
@@ -23,6 +25,35 @@ def keys_dir() -> Path:
 def key_paths(folder: Path, name: str) -> tuple[Path, Path]:
     """Return the paths of the private and the public half of key `name`."""
     return folder / f"{name}{PRIVATE_SUFFIX}", folder / f"{name}{PUBLIC_SUFFIX}"
+
+
+def signing_key(given: str | None) -> SigningKey:
+    """Read the private key of this name, or in this file, else the user's `default`. Raises ConfigInvalid."""
+    if given and is_key_file(given):
+        return read_signing_key(Path(given))
+    path = key_paths(keys_dir(), given or DEFAULT)[0]
+    if not path.exists():
+        raise ConfigInvalid(_no_signing_key(given or DEFAULT))
+    return read_signing_key(path)
+
+
+def is_key_file(given: str) -> bool:
+    """Return whether `given` names a file, and not a key of the user or the project."""
+    path = Path(given)
+    return path.suffix == PUBLIC_SUFFIX or path.parent != Path() or path.is_file()
+
+
+def _no_signing_key(name: str) -> str:
+    project = find_project()
+    lacks = f"no private key {name!r} in {project.keys}"
+    if others := sorted(path.name.removesuffix(PRIVATE_SUFFIX) for path in project.keys.glob(f"*{PRIVATE_SUFFIX}")):
+        return f"{lacks}: choose with --key {' or --key '.join(others)}"
+    if not project.is_users and key_paths(project.public_keys, name)[1].exists():
+        return (
+            f"{lacks}: another host of the team has it. Make a key of your own (edgert keys new --name NAME), have the devices "
+            "trust it (edgert bootstrap all --key NAME), then sign with --key NAME"
+        )
+    return f"{lacks}: make it with edgert keys new" + ("" if name == DEFAULT else f" --name {name}")
 
 
 def public_key(name: str) -> Path:

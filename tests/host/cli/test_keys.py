@@ -8,6 +8,26 @@ from edgert.bundle.signing import new_key, read_public_key
 from tests.support.commands import Edgert, live
 
 
+def test_a_key_is_given_by_its_name_or_its_file_and_a_missing_one_says_whose_it_is(
+    edgert: Edgert, here: Path, tmp_path: Path
+) -> None:
+    conf = tmp_path / "conf"
+    assert edgert("keys", "new", "--name", "ann")[0] == 0
+    bundle = here / "echo-1.edgert"
+    assert edgert("bundle", "verify", bundle, "--key", "default")[0] == 0
+    assert edgert("bundle", "verify", bundle, "--key", conf / "keys" / "default.pem")[0] == 0
+    assert edgert("bundle", "verify", bundle, "--key", "ann")[0] == 5
+    publish = ("publish", bundle, "oci+http://127.0.0.1:1/models", "--channel", "stable")
+    code, answer = edgert(*publish, "--key", "ann")
+    assert (code, answer["error"]["code"]) == (6, "registry.unreachable"), "the key was found"
+    code, answer = edgert(*publish, "--key", "carl")
+    assert (code, "choose with --key ann or --key default" in answer["error"]["message"]) == (4, True)
+    (conf / "keys" / "ann.key.pem").unlink()
+    (conf / "keys" / "default.key.pem").unlink()
+    code, answer = edgert(*publish)
+    assert (code, "make it with edgert keys new" in answer["error"]["message"]) == (4, True)
+
+
 def test_a_key_is_revoked_on_a_device_and_what_it_signed_is_refused_from_then_on(
     edgert: Edgert, here: Path, tmp_path: Path
 ) -> None:

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import click
 
-from edgert.bundle.signing import SigningKey, read_signing_key
+from edgert.bundle.signing import SigningKey
 from edgert.cli.number import Number
 from edgert_deploy.cli.shared.option_groups import gathered, section
 from edgert_deploy.cli.shared.options import inventory_option, profiles_option
-from edgert_deploy.cli.shared.types import FilePath, NewBundlePath, ProfileName
+from edgert_deploy.cli.shared.types import FILE_NAME, FilePath, NewBundlePath, ProfileName
 from edgert_deploy.common.folders import cache_folder
-from edgert_deploy.common.keys import key_paths, keys_dir
+from edgert_deploy.common.keys import signing_key
 from edgert_deploy.devices.inventory import Inventory
 from edgert_deploy.devices.profiles import DeviceProfile, load_profile
 from edgert_deploy.packager.accuracy.metrics import NAMES as METRICS
@@ -49,7 +49,7 @@ class BuildOptions(BuildSettings):
     name: str | None
     downgrade_from: int | None
     expires: str
-    key: Path | None
+    key: str | None
     no_cache: bool
 
     def conversion(self) -> Conversion:
@@ -79,7 +79,7 @@ class BuildOptions(BuildSettings):
 
     def signing_key(self) -> SigningKey:
         """Raises ConfigInvalid."""
-        return read_signing_key(self.key or key_paths(keys_dir(), "default")[0])
+        return signing_key(self.key)
 
 
 # Given as `options`.
@@ -215,7 +215,12 @@ build_options = gathered(
             metavar="TIME",
             help="When the bundle expires: 90d, 12h, 2027-02-19 (UTC). Devices install it until then.",
         ),
-        click.option("--key", type=FILE, help="Private key to sign with [default: default.key.pem of your keys]."),
+        click.option(
+            "--key",
+            type=FILE_NAME,
+            metavar="NAME|FILE",
+            help="Key to sign with: a name (edgert keys list), or the file of a private key [default: default].",
+        ),
         click.option("--licence", default="", help="The model's licence; edgert bundle inspect shows it."),
         click.option(
             "--notes", default="", help="Notes in the bundle, such as the origin of the data and the changes."

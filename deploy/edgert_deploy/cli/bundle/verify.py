@@ -7,23 +7,23 @@ from pathlib import Path
 import click
 
 from edgert.bundle.bundle_file import open_bundle
-from edgert.bundle.signing import read_public_key
 from edgert.cli.output import emit, json_option
-from edgert_deploy.cli.shared.types import FILE, BundlePath
-from edgert_deploy.common.keys import public_key
+from edgert_deploy.cli.shared.bootstrap_options import trusted_keys
+from edgert_deploy.cli.shared.types import BundlePath
+from edgert_deploy.common.keys import DEFAULT
 
 
 @click.command()
 @click.argument("bundle", type=BundlePath())
 @click.option(
     "--key",
-    "key_files",
+    "key_names",
     multiple=True,
-    type=FILE,
-    help="Public key to trust. May be repeated [default: default.pem of the project, else of your keys].",
+    metavar="NAME|FILE",
+    help="Key to trust: a name (edgert keys list), or the file of a public key. May be repeated [default: default].",
 )
 @json_option
-def verify(bundle: Path, key_files: tuple[Path, ...], as_json: bool) -> None:
+def verify(bundle: Path, key_names: tuple[str, ...], as_json: bool) -> None:
     """Check BUNDLE's signature and every byte. Exits with 5 if either is wrong.
 
     \b
@@ -31,7 +31,7 @@ def verify(bundle: Path, key_files: tuple[Path, ...], as_json: bool) -> None:
       edgert bundle verify digits.edgert
       edgert bundle verify digits.edgert --key keys/factory.pem --json
     """
-    trusted = tuple(read_public_key(path) for path in key_files or (public_key("default"),))
+    trusted = trusted_keys(key_names or (DEFAULT,))
     with open_bundle(bundle, trusted) as opened:
         opened.verify_files()
         assert opened.signed_by is not None  # open_bundle raises if no trusted key signed

@@ -18,7 +18,7 @@ from edgert_deploy.bootstrap.wheelhouse import EXTRAS_ASKED
 from edgert_deploy.cli.shared.broker_options import of_this_broker
 from edgert_deploy.cli.shared.option_groups import gathered, section
 from edgert_deploy.cli.shared.types import FILE, ChannelName, Duration, refuse_pipe
-from edgert_deploy.common.keys import public_key
+from edgert_deploy.common.keys import is_key_file, public_key
 from edgert_deploy.common.project import find_project
 from edgert_deploy.common.quantities import duration_text
 from edgert_deploy.devices.device_files import Broker, Following, check_settings
@@ -144,10 +144,9 @@ def trusted_keys(names: tuple[str, ...]) -> tuple[PublicKey, ...]:
 
 
 def _key_path(name: str) -> Path:
-    path = Path(name)
-    if path.suffix == ".pem" or path.parent != Path():
-        refuse_pipe(path)
-        return path
+    if is_key_file(name):
+        refuse_pipe(Path(name))
+        return Path(name)
     return public_key(name)
 
 

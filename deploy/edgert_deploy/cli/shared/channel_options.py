@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from edgert.bundle.channel import Entry, Statement
-from edgert.bundle.signing import SigningKey, read_public_key, read_signing_key
+from edgert.bundle.signing import SigningKey, read_public_key
 from edgert.environment import RUNTIME
 from edgert.errors import ConfigInvalid
 from edgert.registry.client import Registry
@@ -21,9 +21,9 @@ from edgert.versions.trial_limits import parse_limits
 from edgert_deploy.cli.shared.option_groups import gathered
 from edgert_deploy.cli.shared.options import limit_option
 from edgert_deploy.cli.shared.output import columns, say
-from edgert_deploy.cli.shared.types import FILE, ChannelName, DeviceShare, Duration
+from edgert_deploy.cli.shared.types import FILE, FILE_NAME, ChannelName, DeviceShare, Duration
 from edgert_deploy.common.folders import config_folder
-from edgert_deploy.common.keys import key_paths, keys_dir, public_keys
+from edgert_deploy.common.keys import public_keys, signing_key
 from edgert_deploy.common.project import find_project
 from edgert_deploy.common.registry import open_registry
 from edgert_deploy.common.trial_limits import limits_for
@@ -51,12 +51,12 @@ class Reach:
 class Signing:
     """The key that signs a statement, and how long that is valid."""
 
-    key_file: Path | None
+    key_given: str | None
     lasts_s: float
 
     def key(self) -> SigningKey:
         """Raises ConfigInvalid."""
-        return read_signing_key(self.key_file or key_paths(keys_dir(), "default")[0])
+        return signing_key(self.key_given)
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,11 @@ signing_options = gathered(
     "signing",
     Signing,
     click.option(
-        "--key", "key_file", type=FILE, help="Private key to sign with [default: default.key.pem of your keys]."
+        "--key",
+        "key_given",
+        type=FILE_NAME,
+        metavar="NAME|FILE",
+        help="Key to sign with: a name (edgert keys list), or the file of a private key [default: default].",
     ),
     click.option(
         "--expires",
