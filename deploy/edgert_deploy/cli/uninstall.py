@@ -47,7 +47,9 @@ def uninstall(selector: str, purge: bool, yes: bool, dry_run: bool, inventory: I
 
     results = run_on_each(devices, remove)
     lines = [line for row in results.good for line in _lines(row, dry_run)]
-    results.show("\n".join(lines), as_json, dry_run=dry_run)
+    names = ",".join(row["device"] for row in results.good)
+    below = f"next: edgert device remove {names}, or edgert bootstrap {names} to set up again"
+    results.show("\n".join(lines), as_json, below="" if dry_run or not names else below, dry_run=dry_run)
 
 
 def _agreed(devices: list[Device], purge: bool) -> bool:

@@ -144,9 +144,11 @@ def _check_release(manifest: Manifest, digest: str, model: ModelStatus | None, f
     if model is None or _has_digest(model.live, digest):
         return
     if not manifest.may_follow(model.ratchet):
+        again = f"; edgert rollback {manifest.model} {facts.device} makes it live again"
         raise ReleaseTooOld(
             f"release {manifest.release} of {manifest.model} is older than {model.ratchet}, which was live on "
             f"{facts.device}: build with --release {model.ratchet + 1}, or sign a downgrade with --downgrade-from {model.ratchet}"
+            + (again if model.state == "steady" and _has_digest(model.spare, digest) else "")
         )
     if model.on_trial:
         _refuse_during_trial(

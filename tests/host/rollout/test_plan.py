@@ -147,8 +147,11 @@ def test_another_processor_than_the_targets_is_refused(offer: Offer) -> None:
 
 def test_an_older_release_is_refused_unless_it_is_signed_as_a_way_back(offer: Offer) -> None:
     newer = ModelStatus("echo", "steady", version(6), None, ratchet=6)
-    with pytest.raises(ReleaseTooOld, match="--release 7"):
+    with pytest.raises(ReleaseTooOld, match=r"--downgrade-from 6$"):
         make_plan(facts(offer, newer), offer)
+    replaced = replace(newer, spare=Version(5, offer.digest, True))
+    with pytest.raises(ReleaseTooOld, match=r"--release 7.*; edgert rollback echo .* makes it live again$"):
+        make_plan(facts(offer, replaced), offer)
     signed = replace(offer.manifest, downgrade_from=6, expires="2027-02-19T08:00:00Z", signed_at="2026-11-21T08:00:00Z")
     way_back = replace(offer, manifest=signed)
     assert make_plan(facts(offer, newer), way_back).steps == WHOLE_WAY

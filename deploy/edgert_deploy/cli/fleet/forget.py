@@ -58,10 +58,10 @@ def forget(
 ) -> None:
     """Forget DEVICE: clear what the broker retains of it, and remove its rows from a store."""
     checked_id("device", device)
-    if store_url:
-        FleetQuery(store_url).close()  # a wrong store is found before anything is cleared, and none is made
+    # A wrong store is found before anything is cleared, and none is made.
+    stored = _stored_sites(store_url, device) if store_url else []
     retained = _retained(settings, site, device)
-    sites = _sites(retained, site)
+    sites = _sites(retained, site) or stored  # an uninstall has cleared what the broker retained
     if len(sites) > 1:
         raise ConfigInvalid(f"there is a {device} at {', '.join(sites)}: choose with --site")
     if any(payload == b"online" for payload in retained.values()) and not force:
@@ -113,8 +113,14 @@ def _sites(topics: Iterable[str], site: str | None) -> list[str]:
     return sorted(named | ({site} if site else set()))
 
 
+def _stored_sites(store_url: str, device: str) -> list[str]:
+    """Return the sites at which the store has the device. Raises ConfigInvalid or StoreFailed."""
+    with closing(FleetQuery(store_url)) as query:
+        return [row["site"] for row in query.devices() if row["device"] == device]
+
+
 def _rows_removed(store_url: str, sites: list[str], device: str) -> int:
     if not sites:
-        raise ConfigInvalid(f"the broker retains nothing of {device}, so its site is unknown: name it with --site")
+        raise ConfigInvalid(f"neither the broker nor the store has a {device}: check the name, or add --site")
     with closing(Store(store_url, partial(say, ""))) as store:
         return store.forget(sites[0], device)

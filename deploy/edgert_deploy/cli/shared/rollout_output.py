@@ -74,7 +74,7 @@ def _warning_lines(outcomes: Sequence[Mapping[str, Any]]) -> str:
 
 def _next_steps(rollout: Rollout) -> str:
     """Name only the commands that help: rolling back a device without the release undoes something else."""
-    steps = [f"edgert rollout resume {rollout.id}"] if rollout.resumable else []
+    steps = [f"edgert rollout resume {rollout.id}", f"edgert rollout abort {rollout.id}"] if rollout.resumable else []
     if 0 < len(rollout.changed) <= ROWS_MAX:
         steps.append(f"edgert rollback {rollout.model} {','.join(rollout.changed)}")
     return f"\nnext: {', or '.join(steps)}" if steps else ""

@@ -62,6 +62,15 @@ def test_a_device_is_forgotten_by_the_broker_the_store_and_home_assistant(tmp_pa
     assert record(store_url, gone.window(NOW_MS - 1, [1.0])).recorded == 2, "it may come back, as a new one"
 
 
+def test_a_device_that_was_uninstalled_is_found_in_the_store(tmp_path: Path, store_url: str) -> None:
+    record(store_url, a_device("pi-1")[0].window(NOW_MS - 1, [1.0]))
+    with Broker.in_folder(tmp_path / "broker") as broker:
+        done = cli(broker, "pi-1", "--store", store_url, "--json")
+        assert done.exit_code == 0, done.output
+        assert json.loads(done.stdout)["site"] == "plant-a"
+        assert isinstance(cli(broker, "pi-1", "--store", store_url).exception, ConfigInvalid), "nothing is left of it"
+
+
 def test_a_device_that_is_online_or_of_two_sites_is_not_forgotten_by_mistake(tmp_path: Path) -> None:
     with Broker.in_folder(tmp_path / "broker") as broker:
         publish(broker, a_device("pi-1", b"online")[1], retain=True)
