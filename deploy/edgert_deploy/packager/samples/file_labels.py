@@ -22,6 +22,7 @@ from edgert_deploy.packager.samples.sample_files import (
 )
 
 LABELS_NAMED_MAX = 5
+OTHER_TABLES = ("metadata.csv", "metadata.jsonl")  # of Hugging Face's folders of images and sound
 
 T = TypeVar("T")
 
@@ -38,7 +39,7 @@ def labels_of(folder: Path, files: Sequence[Path], class_names: Sequence[str], t
     """Return the array LABELS with the class of each file: by the table, else by its folder.
 
     If the model writes text, the table holds the text of each file, and the array is TRANSCRIPTS. Empty if there is
-    no table, and no file is in a folder of a class. Raises CalibrationInvalid.
+    no table, and no file is in a folder of a class. Raises CalibrationInvalid, also for labels in another table.
     """
     path = folder / LABELS_TABLE
     if transcripts:
@@ -47,6 +48,11 @@ def labels_of(folder: Path, files: Sequence[Path], class_names: Sequence[str], t
     if path.is_file():
         return {LABELS: np.array(_of_files(path, files, read_label_table(path, class_names)), np.int64)}
     classes = _by_folder(folder, files, class_names)
+    if classes is None and (others := [folder / name for name in OTHER_TABLES if (folder / name).exists()]):
+        raise CalibrationInvalid(
+            f"{others[0]} is not read, and no other labels are there: write {path}, a line `file,label` for each file "
+            "(a copy, if its columns are file_name,label), or remove it"
+        )
     return {} if classes is None else {LABELS: classes}
 
 

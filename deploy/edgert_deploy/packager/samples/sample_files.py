@@ -27,7 +27,9 @@ from edgert_deploy.packager.sources.formats.git_lfs import pointer_problem
 
 SAMPLES_BYTES_MAX = 8 * 1024**3  # unpacked
 LABELS_TABLE = "labels.csv"
+COLUMNS = (["file", "label"], ["file_name", "label"])  # the second as Hugging Face's metadata.csv names them
 LABELS, TRANSCRIPTS, RECORDINGS = "labels", "transcript", "recording"  # names of arrays beside the inputs
+TABLES = (".csv", ".tsv", ".json", ".jsonl", ".parquet", ".xlsx")
 TABLE_BYTES_MAX = 64 * 1024**2
 FILES_MAX = 1_000_000
 # Images, sound and tables that no device reads.
@@ -80,6 +82,10 @@ def check_size(where: Path, size_bytes: int) -> None:
 
 def read_npz(path: Path, specs: Sequence[TensorSpec], more: Collection[str]) -> Arrays:
     """Return the arrays of `specs`, and those of `more` that the archive has. Raises CalibrationInvalid."""
+    if path.suffix.lower() in TABLES and path.is_file():
+        raise CalibrationInvalid(
+            f"{path} is a table, and samples are arrays: {_NPZ_ADVICE}, or give a function that reads it, as module:function"
+        )
     with _as_samples(path, ".npz file of plain arrays", _NPZ_ADVICE), zipfile.ZipFile(path) as archive:
         members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
         _check_names(path, members, specs, more)
@@ -209,7 +215,7 @@ def _table_rows(path: Path, columns: Collection[int]) -> Iterator[tuple[int, lis
             )
         with path.open(newline="", encoding="utf-8-sig") as file:  # spreadsheets begin files with a mark
             for i, row in enumerate(csv.reader(file), start=1):
-                if not row or (i == 1 and [cell.strip().lower() for cell in row[:2]] == ["file", "label"]):
+                if not row or (i == 1 and [cell.strip().lower() for cell in row[:2]] in COLUMNS):
                     continue
                 if len(row) not in columns:
                     columns_needed = "two: file,label" + (", or four: file,label,begin_s,end_s" if 4 in columns else "")

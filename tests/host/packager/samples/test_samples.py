@@ -127,6 +127,9 @@ def test_missing_and_foreign_files_are_refused(tmp_path: Path) -> None:
             load_samples(tmp_path / name, SOURCE, at_least=1)
         assert "pickle" not in raised.value.message
         assert "write it with numpy.save" in raised.value.message
+    (tmp_path / "text.csv").write_text("label,x0\n1,0.5\n")
+    with pytest.raises(CalibrationInvalid, match=r"is a table, and samples are arrays: write it with numpy\.save"):
+        load_samples(tmp_path / "text.csv", SOURCE, at_least=1)
     os.mkfifo(tmp_path / "pipe.npz")
     with pytest.raises(CalibrationInvalid, match="is a pipe or a device"):
         load_samples(tmp_path / "pipe.npz", SOURCE, at_least=1)
@@ -233,6 +236,7 @@ def test_images_are_labelled_by_a_table(tmp_path: Path) -> None:
         return found.tolist()
 
     assert labels("file,label\na.png,dog\n\nb.png, cat\nday/c.jpg,1\n") == [1, 0, 1]
+    assert labels("file_name,label\na.png,dog\nb.png,cat\nday/c.jpg,1\n") == [1, 0, 1], "as Hugging Face writes it"
     (tmp_path / "bomb.png").write_bytes(png_header(30_000, 30_000))
     with pytest.raises(CalibrationInvalid, match=r"bomb\.png: the image has"):
         labels("a.png,1\nb.png,0\nbomb.png,0\nday/c.jpg,1\n")
@@ -245,6 +249,21 @@ def test_images_are_labelled_by_a_table(tmp_path: Path) -> None:
     ]:
         with pytest.raises(CalibrationInvalid, match=says):
             labels(table)
+
+
+@pytest.mark.parametrize("table", ["metadata.csv", "metadata.jsonl"])
+def test_labels_in_a_table_that_is_not_read_are_not_missed_in_silence(tmp_path: Path, table: str) -> None:
+    pytest.importorskip("PIL")
+    rule = Preprocess("x", layout="nhwc", resize=Resize("stretch", 8, 8), decode=True)
+    source = SourceModel(Path("m"), None, "", 1, (TensorSpec("x", "FP32", (-1, 3, 8, 8)),), SOURCE.outputs)
+    (tmp_path / "a.png").write_bytes(encoded(photo(9, 9, 1), "PNG"))
+    (tmp_path / table).write_text("file_name,label\na.png,0\n")
+    with pytest.raises(CalibrationInvalid, match=rf"{table} is not read, .* write .*labels\.csv"):
+        load_samples(tmp_path, source, rule, at_least=1)
+    (tmp_path / table).rename(tmp_path / "labels.csv")
+    found = load_samples(tmp_path, source, rule, at_least=1).labels
+    assert found is not None
+    assert found.tolist() == [0]
 
 
 def test_a_file_cut_or_damaged_anywhere_is_refused_or_still_whole(tmp_path: Path) -> None:
