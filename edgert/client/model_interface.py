@@ -87,15 +87,30 @@ class ModelInterface:
                     return shaped[None], wanted is spec or not self._has_windows
         wants = " or ".join(f"{w.datatype} {list(w.shape)}" for w in accepted)
         got = DATATYPES.get(array.dtype.name, str(array.dtype))
-        takes_files = any(w.datatype == "UINT8" and len(w.shape) == 2 for w in accepted)
-        may_be_bytes = array.dtype == np.uint8 and array.ndim <= 2 and not takes_files
-        hint = "; to send files or text, build the model with --preprocess" if may_be_bytes else ""
+        hint = _hint_for_bytes(array, accepted) if array.dtype == np.uint8 else ""
         legend = " (-1: any length)" if any(-1 in w.shape for w in accepted) else ""
         if spec.shape[0] > 0 and array.shape[1:] == spec.shape[1:]:
             hint = f"; send {counted(spec.shape[0], 'item')} a request"
         raise RequestError(
             f"input {spec.name!r} of model {self.model} takes {wants}, got {got} {list(array.shape)}{legend}{hint}"
         )
+
+
+def _hint_for_bytes(array: NDArray[Any], accepted: list[TensorSpec]) -> str:
+    """Say what lets the model take these bytes, or this frame; "" if nothing is known."""
+    frames = [spec for spec in accepted if spec.datatype == "UINT8" and len(spec.shape) == 4]
+    if frames and array.ndim > 2:
+        return "; frames of another size or order of axes need [resize] and `layout` in the build's --preprocess file"
+    if frames and array.ndim == 2:
+        channels = {1: "frame[None]", 3: "frame[..., None]"}
+        gray = [form for axis, form in channels.items() if frames[0].shape[axis] == 1]
+        return f"; a gray frame needs its axis of channels: {gray[0]}" if gray else "; a frame has an axis of channels"
+    takes_files = any(spec.datatype == "UINT8" and len(spec.shape) == 2 for spec in accepted)
+    if array.ndim > 2 or takes_files:
+        return ""
+    return (
+        "; to send files or text, build the model with " + ("decode = true in its " if frames else "") + "--preprocess"
+    )
 
 
 def _array(value: ArrayLike) -> NDArray[Any]:

@@ -24,3 +24,32 @@ def test_a_refusal_names_what_the_model_takes(shape: list[int], given: Any, says
     model = ModelInterface("m", {"inputs": [{"name": "x", "datatype": "FP32", "shape": shape}]})
     with pytest.raises(RequestError, match=says):
         model.arrays(given)
+
+
+@pytest.mark.parametrize(
+    ("frame", "given", "says"),
+    [
+        ([-1, 1, 8, 8], np.zeros((8, 8), np.uint8), r"; a gray frame needs its axis of channels: frame\[None\]$"),
+        (
+            [-1, 8, 8, 1],
+            np.zeros((8, 8), np.uint8),
+            r"; a gray frame needs its axis of channels: frame\[\.\.\., None\]$",
+        ),
+        ([-1, 8, 8, 3], np.zeros((8, 8), np.uint8), r"; a frame has an axis of channels$"),
+        (
+            [-1, 8, 8, 3],
+            np.zeros((9, 9, 3), np.uint8),
+            r"; frames of another size .* need \[resize\] and `layout` in the",
+        ),
+        (
+            [-1, 8, 8, 3],
+            b"\xff\xd8",
+            r"; to send files or text, build the model with decode = true in its --preprocess$",
+        ),
+    ],
+)
+def test_a_frame_that_does_not_fit_is_told_what_lets_the_model_take_it(frame: list[int], given: Any, says: str) -> None:
+    inputs = [{"name": "x", "datatype": "FP32", "shape": [-1, 3, 8, 8]}]
+    form = {"name": "x", "datatype": "UINT8", "shape": frame}
+    with pytest.raises(RequestError, match=says):
+        ModelInterface("m", {"inputs": inputs, "preprocess": {"input": form}}).arrays(given)
