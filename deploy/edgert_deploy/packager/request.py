@@ -90,10 +90,7 @@ class BuildRequest(BuildSettings):
 
 @dataclass(frozen=True)
 class TargetRequest:
-    """One target's choices: `engines`, and the `precisions` to try for each, both in order.
-
-    `recipe` is the only one that INT8 is tried with in each engine that has it; "" tries all.
-    """
+    """One target's choices: `engines`, and the `precisions` to try for each, both in order."""
 
     profile: DeviceProfile
     engines: tuple[str, ...]

@@ -24,10 +24,7 @@ SHOWN_LETTERS_MAX = 60
 
 
 class BuildProgress:
-    """Shows a build: `with BuildProgress({target: artifacts}) as progress: ... progress(line)`.
-
-    `done(target)` fills a target's bar.
-    """
+    """Shows a build: `with BuildProgress({target: artifacts}) as progress: ... progress(line)`."""
 
     def __init__(self, artifacts: Mapping[str, int]) -> None:
         self._artifacts = artifacts

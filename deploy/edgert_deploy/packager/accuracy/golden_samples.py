@@ -68,10 +68,7 @@ def golden_rows(reference: Outputs) -> Rows:
 def tolerances(
     artifact: Artifact, source: SourceModel, samples: CalibrationSet, golden: Outputs, reference: Outputs
 ) -> tuple[float, ...]:
-    """Return for each output, in its unit, how far a device's answers to `samples` may be from `golden`.
-
-    `reference` are FP32's answers to the whole hold-out.
-    """
+    """Return for each output, in its unit, how far a device's answers to `samples` may be from `golden`."""
     local = local_artifact(artifact, source)
     largest = [0.0] * len(golden)
     for threads, extra in builder_for(artifact.judged_by).ways:

@@ -26,7 +26,7 @@ from edgert.printable import in_short
 from edgert_deploy.packager.accuracy.metrics import SQNR_DB_MAX, sqnr_db
 from edgert_deploy.packager.accuracy.reference import Outputs
 from edgert_deploy.packager.builders.layers import Layer, layers_of
-from edgert_deploy.packager.builders.qdq import CalibrationReader, Recipe, write_proto
+from edgert_deploy.packager.builders.qdq import Recipe, calibration_reader, write_proto
 from edgert_deploy.packager.processes.vendor_output import quiet
 from edgert_deploy.packager.samples.samples import CalibrationSet
 
@@ -89,7 +89,7 @@ class Sensitivity:
                 augmented_model_path=str(Path(folder) / "augmented.onnx"),
                 calibrate_method=CalibrationMethod.MinMax,
             )
-            calibrator.collect_data(CalibrationReader(self._feeds()))
+            calibrator.collect_data(calibration_reader(self._feeds()))
             ranges = calibrator.compute_data()
             del calibrator
         return ranges

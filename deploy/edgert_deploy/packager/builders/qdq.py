@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -287,7 +288,7 @@ def _quantized(proto: Any, calibration: CalibrationSet, recipe: Recipe, excluded
             calibration = replace(calibration, buckets=None, lengths=None)
         quantization.quantize_static(
             *files,
-            CalibrationReader(calibration_feeds(calibration)),
+            calibration_reader(calibration_feeds(calibration)),
             quant_format=quantization.QuantFormat.QDQ,
             activation_type=types[recipe.activations],
             calibrate_method=quantization.CalibrationMethod[recipe.ranges],
@@ -297,14 +298,9 @@ def _quantized(proto: Any, calibration: CalibrationSet, recipe: Recipe, excluded
     return onnx.load(folder / "int8.onnx")
 
 
-class CalibrationReader:
-    """ONNX Runtime's CalibrationDataReader, without its base class: only a build imports that."""
-
-    def __init__(self, feeds: Iterator[dict[str, NDArray[Any]]]) -> None:
-        self._feeds = feeds
-
-    def get_next(self) -> dict[str, NDArray[Any]] | None:
-        return next(self._feeds, None)
+def calibration_reader(feeds: Iterator[dict[str, NDArray[Any]]]) -> Any:
+    """Return a CalibrationDataReader of ONNX Runtime, without its base class: only a build imports that."""
+    return SimpleNamespace(get_next=lambda: next(feeds, None))
 
 
 def _reaches_matmul(softmax: Any, readers: dict[str, list[Any]]) -> bool:

@@ -46,10 +46,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Attempt:
-    """The `count` most harmful layers in float.
-
-    `drop` is None if that cannot be built; `share` is how much of the work is still in INT8, None if unknown.
-    """
+    """The `count` most harmful layers in float: its `drop` if it was built, the `share` of INT8 if known."""
 
     count: int
     passed: bool
@@ -59,10 +56,7 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Search:
-    """The outcome of a search for `plain`.
-
-    `found` is None if nothing passed; `budget_spent`: the budget ended it early.
-    """
+    """The outcome of a search for `plain`: `found` is None if nothing passed before the budget's end."""
 
     plain: Candidate
     found: Candidate | None

@@ -184,7 +184,8 @@ def _read(
     if is_function(str(path)):
         arrays, labels = read_function(str(path), specs, _preprocessors(source, image_rule), source.buckets)
         return arrays | ({} if labels is None else {LABELS: labels}), None
-    if isinstance(preprocess, Text) and _is_text(path, specs):
+    is_text = path.suffix == SUFFIX if path.is_file() else path.is_dir() and not has_npy(path, specs)
+    if isinstance(preprocess, Text) and is_text:
         texts, labels_of_texts = read_texts(path, class_names, at_least)
         return tokens_of(path, given, preprocess, texts, source.buckets) | labels_of_texts, texts
     if path.suffix == ".npy" and path.is_file():
@@ -209,10 +210,6 @@ def _checked_count(path: Path, inputs: Mapping[str, NDArray[Any]], at_least: int
     if count < at_least:
         raise CalibrationInvalid(f"{path} has {counted(count, 'sample')}; at least {at_least} are needed: add more")
     return count
-
-
-def _is_text(path: Path, specs: Sequence[TensorSpec]) -> bool:
-    return path.suffix == SUFFIX if path.is_file() else path.is_dir() and not has_npy(path, specs)
 
 
 def constant_inputs(samples: CalibrationSet) -> list[str]:

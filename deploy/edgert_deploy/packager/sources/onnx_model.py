@@ -59,11 +59,7 @@ _LEFT_TO_THE_RUNTIME = ("No Op registered", "opset", "Field 'shape' of 'type' is
 
 
 def examine(request: dict[str, Any], data: bytes, progress: Progress) -> Answer:
-    """Return the inputs and outputs of the model in `data`, and its bytes where they had to be translated.
-
-    Raises SourceInvalid with what to change: not ONNX, external data, an open axis beyond the batch, no static type, no
-    input or output, a datatype that EdgeRT does not carry, an answer that is no batch.
-    """
+    """Return the contract of the model in `data`, and its bytes if translated. Raises SourceInvalid."""
     replaced: list[str] = []
     try:
         try:

@@ -105,12 +105,7 @@ class SourceModel:
 
 
 def load_source(path: Path, how: Conversion | None = None) -> SourceModel:
-    """Read and check an ONNX or TFLite model, or convert a Keras, SavedModel or PyTorch one to ONNX first.
-
-    Raises SourceInvalid with what to change: no such model, a Git LFS pointer, external data, an open axis beyond the
-    batch, no static type, no input or output, a datatype that EdgeRT does not carry, more memory or time than a model
-    of its size may take. Raises ConfigInvalid where the framework that would convert it is not installed.
-    """
+    """Read and check a model, maybe converted to ONNX first. Raises SourceInvalid or ConfigInvalid."""
     framework, how = framework_of(path), how or Conversion()
     _check_is_model(path, framework)
     if framework is not None:

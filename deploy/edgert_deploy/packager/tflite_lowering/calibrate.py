@@ -65,7 +65,8 @@ class Ranges:
         disturbs all steps that follow.
         """
         graph = schema.Model.GetRootAs(calibrated, 0).Subgraphs(0)
-        kinds = {index: _kind(graph.Tensors(index).Name().decode()) for index in self._lows}
+        names = {index: graph.Tensors(index).Name().decode() for index in self._lows}
+        kinds = {index: re.sub(rf"{STEP_MARK}[0-9]+", "", name) for index, name in names.items()}
         lows: dict[str, np.float32] = {}
         highs: dict[str, np.float32] = {}
         for index, kind in kinds.items():
@@ -82,11 +83,6 @@ class Ranges:
             return values.min(), values.max()
         ordered = np.partition(values, (count, values.size - 1 - count), axis=None)
         return ordered[count], ordered[values.size - 1 - count]
-
-
-def _kind(name: str) -> str:
-    """Return the name under which a tensor shares its range with the same tensor of other steps."""
-    return re.sub(rf"{STEP_MARK}[0-9]+", "", name)
 
 
 def _float_activations(model: Any) -> list[int]:

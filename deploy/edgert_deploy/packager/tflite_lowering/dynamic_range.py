@@ -27,11 +27,7 @@ VERSIONS = {"FULLY_CONNECTED": 12, "CONV_2D": 5}
 
 
 def with_int8_weights(content: bytes, is_float: Callable[[str], bool] = lambda name: False) -> bytes:
-    """Return the float32 model `content` with its large weights in INT8. Deterministic.
-
-    An operator stays in float where `is_float` is true for the name of its output. Raises BuildFailed if there is
-    nothing to quantize.
-    """
+    """Return the model with large weights in INT8, unless `is_float`. Raises BuildFailed without any."""
     return packed(_Rewriting(unpacked(content), is_float).done())
 
 

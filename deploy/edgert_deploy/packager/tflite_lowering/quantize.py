@@ -64,11 +64,11 @@ def quantize_int8(
         # The wrapper keeps no reference to its input: `calibrated` must stay a variable of this frame.
         quantized = bytes(
             wrapper(calibrated, [], []).QuantizeModel(
-                _number("float32"),  # inputs
-                _number("float32"),  # outputs
+                np.dtype("float32").num,  # inputs
+                np.dtype("float32").num,  # outputs
                 True,  # operators without an INT8 kernel stay float
-                _number("int8"),  # activations
-                _number("int32"),  # biases
+                np.dtype("int8").num,  # activations
+                np.dtype("int32").num,  # biases
                 False,  # do not disable per-channel scales
                 False,  # nor those of fully connected layers
             )
@@ -208,8 +208,3 @@ def _calibration_wrapper() -> Any:
             f"INT8 was tried in {KNOWN_GOOD}: pip install 'ai-edge-litert>=2.1.6,<2.4'"
         ) from error
     return CalibrationWrapper
-
-
-def _number(dtype: str) -> int:
-    """Return NumPy's type number, as the quantizer takes it."""
-    return int(np.dtype(dtype).num)

@@ -94,7 +94,10 @@ class Writer:
         if options or code in WITH_OPTIONS:
             table = _options_of(code)
             operator.builtinOptionsType = getattr(schema.BuiltinOptions, table)
-            operator.builtinOptions = _filled(getattr(schema, f"{table}T")(), options)
+            operator.builtinOptions = getattr(schema, f"{table}T")()
+            for name, value in options.items():
+                assert hasattr(operator.builtinOptions, name), f"{table} has no {name}"
+                setattr(operator.builtinOptions, name, value)
         self._operators.append(operator)
 
     def rename(self, tensor: int, name: str) -> None:
@@ -152,13 +155,6 @@ def _options_of(code: str) -> str:
     """Return the table of an operator's options: `BatchMatMulOptions` of BATCH_MATMUL."""
     plain = f"{code.replace('_', '')}OPTIONS"
     return SHARED_OPTIONS.get(code) or next(name for name in vars(schema.BuiltinOptions) if name.upper() == plain)
-
-
-def _filled(table: Any, options: dict[str, Any]) -> Any:
-    for name, value in options.items():
-        assert hasattr(table, name), f"{type(table).__name__} has no {name}"
-        setattr(table, name, value)
-    return table
 
 
 def operator_code(code: str) -> Any:

@@ -82,10 +82,7 @@ def probed_lengths(buckets: Buckets) -> tuple[int, ...]:
 def cut_outputs(
     outputs: Sequence[TensorSpec], shapes: Mapping[int, Sequence[tuple[int, ...]]], axis_name: str
 ) -> tuple[tuple[TensorSpec, ...], tuple[CutOutput, ...]]:
-    """Return the outputs with the axis open, and how they follow it, by shapes of falling length.
-
-    Raises SourceInvalid for an output whose length is no whole fraction of the inputs'.
-    """
+    """Return outputs with their axis open, and cuts, by shapes of falling length. Raises SourceInvalid."""
     largest = next(iter(shapes))
     specs, cuts = [], []
     for i, spec in enumerate(outputs):

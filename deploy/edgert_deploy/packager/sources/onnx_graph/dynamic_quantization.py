@@ -26,10 +26,7 @@ def is_dynamic(proto: Any) -> bool:
 
 
 def undo(proto: Any, constants: Any) -> None:
-    """Replace the operators by float ones, in place; `constants` (qat.py) are those of the graph.
-
-    Raises BuildFailed where a weight is computed, and where sums in INT32 are read by another operator than a Cast.
-    """
+    """Replace the operators by float ones, in place; `constants` are the graph's. Raises BuildFailed."""
     if not is_dynamic(proto):
         return
     graph = _Graph(proto.graph, constants)

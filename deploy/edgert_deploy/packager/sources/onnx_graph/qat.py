@@ -34,10 +34,7 @@ def is_quantized(proto: Any) -> bool:
 
 
 def float_of(proto: Any) -> Any:
-    """Return the graph without Q/DQ: activations in float, weights dequantized.
-
-    Raises BuildFailed for quantized arithmetic, and for scales that are computed or given by blocks.
-    """
+    """Return the graph without Q/DQ, its weights dequantized. Raises BuildFailed if that cannot be."""
     copy = type(proto)()
     copy.CopyFrom(proto)
     undo(copy, Constants(proto))

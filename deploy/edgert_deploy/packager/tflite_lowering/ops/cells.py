@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from edgert_deploy.packager.tflite_lowering.ops.activation import hard_sigmoid
-from edgert_deploy.packager.tflite_lowering.value import Uncovered, Value
+from edgert_deploy.packager.tflite_lowering.value import Value
 from edgert_deploy.packager.tflite_lowering.writer import STEP_MARK
 
 Activation = Callable[[Value], Value]
@@ -72,15 +71,6 @@ ACTIVATIONS: dict[str, Activation] = {
     "sigmoid": lambda x: x.op("LOGISTIC"),
     "tanh": lambda x: x.op("TANH"),
 }
-
-
-def activations_of(names: Sequence[str], alphas: Sequence[float], betas: Sequence[float]) -> list[Activation]:
-    """Return the activations by name, the only ones that exporters write. Raises Uncovered for others."""
-    if unknown := [name for name in names if name.lower() not in ACTIVATIONS]:
-        raise Uncovered(f"activation {unknown[0]!r} is not covered; use one of {', '.join(ACTIVATIONS)}")
-    if not (np.allclose(alphas, ALPHA) and np.allclose(betas, BETA)):
-        raise Uncovered(f"an activation has other parameters than alpha {ALPHA} and beta {BETA}; leave them out")
-    return [ACTIVATIONS[name.lower()] for name in names]
 
 
 # --- one step; `given` is the product with the input, with biases

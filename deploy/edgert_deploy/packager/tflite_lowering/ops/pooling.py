@@ -136,16 +136,12 @@ def _root(x: Value, power: float, count: int) -> Value:
     return x if count == 1 else x * count ** (1 / power)
 
 
-def _as_it_is(plane: Value) -> Value:
-    return plane
-
-
 def _pool(
     lowering: Lowering,
     node: Node,
     pool: Callable[[Value, Window], Value],
-    before: Callable[[Value], Value] = _as_it_is,
-    after: Callable[[Value], Value] = _as_it_is,
+    before: Callable[[Value], Value] = lambda plane: plane,
+    after: Callable[[Value], Value] = lambda plane: plane,
 ) -> None:
     """Apply `pool` to the last two axes and, where there are three, to the first one."""
     window = window_of(lowering, node, [int(k) for k in node.attributes["kernel_shape"]])

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from edgert_deploy.packager.tflite_lowering.graph import BatchShape, Node
 from edgert_deploy.packager.tflite_lowering.lowering import Lowering
 from edgert_deploy.packager.tflite_lowering.op import Op
-from edgert_deploy.packager.tflite_lowering.ops.cells import KINDS, Activation, Cell, State, activations_of
+from edgert_deploy.packager.tflite_lowering.ops.cells import ACTIVATIONS, ALPHA, BETA, KINDS, Activation, Cell, State
 from edgert_deploy.packager.tflite_lowering.value import Uncovered, Value
 
 # A step is some 15 operators per direction; beyond this limit the file loads too slowly.
@@ -75,13 +75,17 @@ def _sequence_of(lowering: Lowering, node: Node) -> _Sequence:
 
 
 def _activations(node: Node, directions: int) -> list[list[Activation]]:
+    """Return the activations of each direction. Raises Uncovered for those that no exporter writes."""
     default = KINDS[node.op_type].activations
-    names = [n.decode() if isinstance(n, bytes) else str(n) for n in node.attributes.get("activations", ())]
-    activations = activations_of(
-        names or default * directions,
-        node.attributes.get("activation_alpha", ()),
-        node.attributes.get("activation_beta", ()),
-    )
+    names = [
+        n.decode() if isinstance(n, bytes) else n for n in node.attributes.get("activations", default * directions)
+    ]
+    if unknown := [name for name in names if name.lower() not in ACTIVATIONS]:
+        raise Uncovered(f"activation {unknown[0]!r} is not covered; use one of {', '.join(ACTIVATIONS)}")
+    alphas, betas = (node.attributes.get(f"activation_{name}", ()) for name in ("alpha", "beta"))
+    if not (np.allclose(alphas, ALPHA) and np.allclose(betas, BETA)):
+        raise Uncovered(f"an activation has other parameters than alpha {ALPHA} and beta {BETA}; leave them out")
+    activations = [ACTIVATIONS[name.lower()] for name in names]
     return [activations[i * len(default) : (i + 1) * len(default)] for i in range(directions)]
 
 
