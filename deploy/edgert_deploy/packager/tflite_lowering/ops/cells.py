@@ -48,12 +48,12 @@ class Cell:
         """Return `value` as one of `step`; the first, which has no state, has operators of its own."""
         return replace(value, name=self.name, step="first" if is_first else f"{STEP_MARK}{step}")
 
-    def gates(self, given: Value, count: int) -> list[Value]:
+    def gates(self, joined: Value, count: int) -> list[Value]:
         """Split a value [batch, count * hidden] into its gates."""
-        gate = (given.shape.with_length(1, self.hidden), given.dtype)
-        return given.indices(1).op_of_many("SPLIT", [gate] * count, given, numSplits=count)
+        gate = (joined.shape.with_length(1, self.hidden), joined.dtype)
+        return joined.indices(1).op_of_many("SPLIT", [gate] * count, joined, numSplits=count)
 
-    def recur(self, state: Value, first: int, end: int, bias: NDArray[Any] | None = None) -> Value:
+    def times_recurrent(self, state: Value, first: int, end: int, bias: NDArray[Any] | None = None) -> Value:
         """Return the product of a state and the recurrent weights of the gates from `first` to `end`."""
         if (first, end) not in self._weights:
             self._weights[first, end] = state.constant(self.recurrent[first * self.hidden : end * self.hidden])
@@ -73,51 +73,51 @@ ACTIVATIONS: dict[str, Activation] = {
 }
 
 
-# --- one step; `given` is the product with the input, with biases
+# --- one step; `from_input` is the product with the input, with biases
 
 
-def _rnn_step(cell: Cell, given: Value, state: State) -> State:
+def _rnn_step(cell: Cell, from_input: Value, state: State) -> State:
     if state.hidden is not None:
-        given = given + cell.recur(state.hidden, 0, 1)
-    return State(cell.activations[0](given))
+        from_input = from_input + cell.times_recurrent(state.hidden, 0, 1)
+    return State(cell.activations[0](from_input))
 
 
-def _gru_step(cell: Cell, given: Value, state: State) -> State:
-    """Gates z, r, h: (1 - z) * new + z * old, written as new + z * (old - new)."""
-    before = bool(cell.options.get("linear_before_reset", 0))
-    z, r, new = cell.gates(given, 3)
+def _gru_step(cell: Cell, from_input: Value, state: State) -> State:
+    """ONNX's gates z, r, h: (1 - update) * new + update * old, written as new + update * (old - new)."""
+    applies_reset_last = bool(cell.options.get("linear_before_reset", 0))
+    update, reset, new = cell.gates(from_input, 3)
     if state.hidden is not None:
-        of_z, of_r = cell.gates(cell.recur(state.hidden, 0, 2), 2)
-        z, r = z + of_z, r + of_r
-    z, r = cell.activations[0](z), cell.activations[0](r)
+        recurrent_update, recurrent_reset = cell.gates(cell.times_recurrent(state.hidden, 0, 2), 2)
+        update, reset = update + recurrent_update, reset + recurrent_reset
+    update, reset = cell.activations[0](update), cell.activations[0](reset)
     bias = cell.recurrent_bias[2 * cell.hidden :]
-    if before:
-        new = new + r * (bias[None] if state.hidden is None else cell.recur(state.hidden, 2, 3, bias))
+    if applies_reset_last:
+        new = new + reset * (bias[None] if state.hidden is None else cell.times_recurrent(state.hidden, 2, 3, bias))
     elif state.hidden is not None:
-        new = new + cell.recur(r * state.hidden, 2, 3)
+        new = new + cell.times_recurrent(reset * state.hidden, 2, 3)
     new = cell.activations[1](new)
-    return State(new - z * new if state.hidden is None else new + z * (state.hidden - new))
+    return State(new - update * new if state.hidden is None else new + update * (state.hidden - new))
 
 
-def _lstm_step(cell: Cell, given: Value, state: State) -> State:
-    """Gates i, o, f, c."""
+def _lstm_step(cell: Cell, from_input: Value, state: State) -> State:
+    """ONNX's gates i, o, f, c."""
     if state.hidden is not None:
-        given = given + cell.recur(state.hidden, 0, 4)
-    i, o, f, c = cell.gates(given, 4)
-    i = cell.activations[0](_peeped(cell, i, 0, state.memory))
-    memory = i * cell.activations[1](c)
+        from_input = from_input + cell.times_recurrent(state.hidden, 0, 4)
+    input_gate, output_gate, forget_gate, candidate = cell.gates(from_input, 4)
+    input_gate = cell.activations[0](_with_peephole(cell, input_gate, 0, state.memory))
+    memory = input_gate * cell.activations[1](candidate)
     if state.memory is not None:
-        f = cell.activations[0](_peeped(cell, f, 2, state.memory))
-        memory = f * state.memory + memory
-    o = cell.activations[0](_peeped(cell, o, 1, memory))
-    return State(o * cell.activations[2](memory), memory)
+        forget_gate = cell.activations[0](_with_peephole(cell, forget_gate, 2, state.memory))
+        memory = forget_gate * state.memory + memory
+    output_gate = cell.activations[0](_with_peephole(cell, output_gate, 1, memory))
+    return State(output_gate * cell.activations[2](memory), memory)
 
 
-def _peeped(cell: Cell, gate: Value, place: int, memory: Value | None) -> Value:
+def _with_peephole(cell: Cell, gate: Value, index: int, memory: Value | None) -> Value:
     """Add the peephole's view of the memory to a gate; peepholes are in the order i, o, f."""
     if cell.peepholes is None or memory is None:
         return gate
-    return gate + memory * cell.peepholes[None, place * cell.hidden : (place + 1) * cell.hidden]
+    return gate + memory * cell.peepholes[None, index * cell.hidden : (index + 1) * cell.hidden]
 
 
 @dataclass(frozen=True)

@@ -43,13 +43,13 @@ class _Sequence:
 
 def recurrent(lowering: Lowering, node: Node) -> None:
     sequence = _sequence_of(lowering, node)
-    turns = DIRECTIONS[node.attributes.get("direction", "forward")]
-    activations = _activations(node, len(turns))
-    hidden, memory = (_initial(sequence, place, len(turns)) for place in (INITIAL_HIDDEN, INITIAL_MEMORY))
+    reversals = DIRECTIONS[node.attributes.get("direction", "forward")]
+    activations = _activations(node, len(reversals))
+    hidden, memory = (_initial(sequence, place, len(reversals)) for place in (INITIAL_HIDDEN, INITIAL_MEMORY))
     results, last = [], []
-    for i, is_reverse in enumerate(turns):
-        cell, given = _cell(sequence, i, activations[i]), _input_gates(sequence, i)
-        of_steps, state = _run(sequence, cell, given, State(hidden[i], memory[i]), is_reverse)
+    for i, is_reverse in enumerate(reversals):
+        cell, input_gates = _cell(sequence, i, activations[i]), _input_gates(sequence, i)
+        of_steps, state = _run(sequence, cell, input_gates, State(hidden[i], memory[i]), is_reverse)
         results.append(of_steps)
         last.append(state)
     if lowering.is_read(node.outputs[0]):  # Y, [steps, directions, batch, hidden]
@@ -133,7 +133,7 @@ def _biases(sequence: _Sequence, direction: int) -> NDArray[np.float32]:
 
 
 def _run(
-    sequence: _Sequence, cell: Cell, given: list[Value], state: State, is_reverse: bool
+    sequence: _Sequence, cell: Cell, input_gates: list[Value], state: State, is_reverse: bool
 ) -> tuple[list[Value], State]:
     """Return the results of all steps in the order of time, and the last state."""
     order = range(sequence.steps)[:: -1 if is_reverse else 1]
@@ -141,7 +141,7 @@ def _run(
     for step in order:
         x, hidden, memory = (
             None if value is None else cell.at_step(step, value, is_first=step == order[0])
-            for value in (given[step], state.hidden, state.memory)
+            for value in (input_gates[step], state.hidden, state.memory)
         )
         assert x is not None
         state = KINDS[sequence.node.op_type].step(cell, x, State(hidden, memory))
