@@ -152,7 +152,7 @@ def test_a_percentile_is_taken_at_its_exact_rank(tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--csv", "--json"), "give one of them"),
+        (("--csv", "--json"), "choose one"),
         (("--by", "weather"), "known: site, device"),
         (("--percentiles", "101"), "between 0 and 100"),
         (("--percentiles", "1e-999999999"), "such as 50,95,99.9"),
