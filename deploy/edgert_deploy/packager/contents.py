@@ -29,8 +29,7 @@ from edgert_deploy.packager.request import BuildRequest
 class Golden:
     """The golden samples, and by artifact how far a device's answers may differ, for each output.
 
-    `raw` holds the windows of the signals, or the texts, from which inputs were made.
-    `lengths` are those of the samples of a model with buckets.
+    `raw` holds the windows of signals, or the texts, that inputs were made of; `lengths` is for a model with buckets.
     """
 
     inputs: Outputs

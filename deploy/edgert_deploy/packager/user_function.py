@@ -24,8 +24,7 @@ def is_function(text: str) -> bool:
 
 def in_folder(folder: Path, text: str) -> str:
     """Return the name of a function that is searched in `folder` first, unless it names a folder itself."""
-    match = NAME.fullmatch(text)
-    return text if match is None else str(folder / text)
+    return str(folder / text) if NAME.fullmatch(text) else text
 
 
 def plain_name(name: str) -> str:

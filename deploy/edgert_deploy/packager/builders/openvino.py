@@ -6,6 +6,7 @@ converter and of NNCF are removed from the IR's XML.
 
 from __future__ import annotations
 
+import logging
 import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
@@ -103,7 +104,9 @@ def _write(order: Order, source: SourceModel, calibration: CalibrationSet, path:
     if source.fold is not None:
         model = _folded(openvino, model, source.fold)
     if order.precision == "int8" and not source.quantized:
-        nncf = _nncf()
+        import nncf
+
+        nncf.set_log_level(logging.ERROR)
         versions["nncf"] = nncf.__version__
         _fold_constants(model)
         model = _quantized(nncf, model, source, calibration, order)
@@ -194,15 +197,6 @@ def _quantized(nncf: Any, model: Any, source: SourceModel, calibration: Calibrat
         subset_size=min(CALIBRATION_SAMPLES_MAX, len(calibration)),
         advanced_parameters=advanced,
     )
-
-
-def _nncf() -> Any:
-    import logging
-
-    import nncf
-
-    nncf.set_log_level(logging.ERROR)
-    return nncf
 
 
 def _strip_notes(path: Path) -> None:

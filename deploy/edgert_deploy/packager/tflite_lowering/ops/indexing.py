@@ -25,11 +25,8 @@ def gather(lowering: Lowering, node: Node) -> None:
 
 def gather_nd(lowering: Lowering, node: Node) -> None:
     """Look up. TFLite has no batch axes here: each index gets its position on ONNX's batch axes prepended."""
-    x, index_shape, batch_dims = (
-        lowering.read(node),
-        lowering.shape(node.inputs[1]),
-        int(node.attributes.get("batch_dims", 0)),
-    )
+    x, index_shape = lowering.read(node), lowering.shape(node.inputs[1])
+    batch_dims = int(node.attributes.get("batch_dims", 0))
     end = batch_dims + index_shape.dims[-1]
     _require_fixed(x.shape, range(end), "it picks elements along the batch")
     chosen = _non_negative(lowering, node, 1, x.shape.dims[batch_dims:end])
