@@ -13,7 +13,7 @@ from edgert.errors import ConfigInvalid
 from edgert_deploy.cli.shared.each import Row, run_on_each
 from edgert_deploy.cli.shared.options import inventory_option, selector_argument
 from edgert_deploy.cli.shared.output import columns, error_lines, say
-from edgert_deploy.common.keys import PUBLIC_SUFFIX, check_new_key, key_paths, keys_dir, public_keys, publish
+from edgert_deploy.common.keys import DEFAULT, PUBLIC_SUFFIX, check_new_key, key_paths, keys_dir, public_keys, publish
 from edgert_deploy.common.project import find_project
 from edgert_deploy.devices.inventory import Device, Inventory
 from edgert_deploy.devices.remote import RemoteDaemon
@@ -57,7 +57,12 @@ def new(name: str, folder: Path | None, as_json: bool) -> None:
     value = {"key_id": key_id, "private": str(private), "public": str(public), "shared": shared and str(shared)}
     emit(value, f"{key_id}  {shared or public}", as_json)
     if not as_json:
-        say("", f"private key: {private}. Back it up: devices trust only bundles that it signed.")
+        say("", f"private key: {private}. Back it up: without it you cannot sign for the devices that trust this key")
+        if name != DEFAULT and folder is None:
+            say(
+                "",
+                f"next: edgert bootstrap SELECTOR --key {name} has devices trust it, and build --key {name} signs with it",
+            )
 
 
 @keys.command("list")
