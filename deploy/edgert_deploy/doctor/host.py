@@ -197,7 +197,7 @@ def _broker(report: Report) -> None:
     project = find_project()
     if not project.broker.address:
         return
-    from edgert.telemetry.mqtt import Connection, MqttSettings
+    from edgert.telemetry.mqtt import BrokerRefused, Connection, MqttSettings
 
     broker = project.broker
     try:
@@ -207,6 +207,11 @@ def _broker(report: Report) -> None:
             connection.open(BROKER_S_MAX)
     except EdgeRTError as error:
         next_step = f"check that the broker runs, and [broker] in {project.root / 'edgert.toml'}"
+        if isinstance(error, BrokerRefused) and not (broker.username or broker.cert):
+            report.warn(
+                "broker", error.message, f"{next_step}; or give fleet commands --username, if each device has its login"
+            )
+            return
         report.fail("broker", error.message, next_step, error.exit_code)
         return
     report.ok("broker", f"{endpoint(host, port)} accepts the login")

@@ -12,7 +12,7 @@ import pytest
 from edgert.bundle.signing import new_key, write_key_pair
 from edgert_deploy.common.keys import key_paths
 from edgert_deploy.devices.inventory import Device, Inventory
-from edgert_deploy.doctor import FAIL, OK
+from edgert_deploy.doctor import FAIL, OK, WARN
 from edgert_deploy.doctor.host import check_host, signing_keys
 from hil.support.keys import new_ssh_key
 from tests.support.devices import WAIT_S_MAX
@@ -62,6 +62,19 @@ def test_the_projects_broker_is_logged_in_to(inventory: Inventory, tmp_path: Pat
     found = check_host(inventory)
     assert levels(found, "broker") == [FAIL]
     assert [f.exit_code for f in found if f.check == "broker"] == [6]
+
+
+def test_a_project_whose_devices_have_their_own_logins_is_warned_that_it_has_none(
+    inventory: Inventory, tmp_path: Path
+) -> None:
+    with Broker.in_folder(tmp_path / "broker", secured=True) as broker:
+        address = f'[broker]\naddress = "localhost:{broker.port}"\nca = "{broker.settings.ca}"\ntls = true\n'
+        (tmp_path / "conf" / "edgert.toml").write_text(address)
+        assert levels(check_host(inventory), "broker") == [WARN]
+        (tmp_path / "wrong").write_text("wrong\n")
+        login = f'username = "{broker.settings.username}"\npassword_file = "{tmp_path / "wrong"}"\n'
+        (tmp_path / "conf" / "edgert.toml").write_text(address + login)
+        assert levels(check_host(inventory), "broker") == [FAIL]
 
 
 def test_the_projects_registry_is_logged_in_to(inventory: Inventory, tmp_path: Path) -> None:
