@@ -190,7 +190,8 @@ class UserMetric(Metric):
         except (Exception, SystemExit) as error:  # the user's code may raise anything
             raise ConfigInvalid(
                 f"metric {self.name} failed: {in_short(error)}; it is called as "
-                "function(outputs, inputs, labels) and returns a number"
+                f"function(outputs, inputs, labels) and returns a number (outputs: {', '.join(outputs)}; inputs: "
+                f"{', '.join(inputs)}; labels: {'none' if labels is None else 'one for each sample'})"
             ) from error
         if not np.isfinite(value):
             raise ConfigInvalid(f"metric {self.name} returned {value}; return a finite number, higher is better")

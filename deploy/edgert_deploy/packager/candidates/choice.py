@@ -314,7 +314,7 @@ def _why_not_int8(candidate: Candidate, tried: Sequence[Candidate], timings: Tim
     for other in tried:
         if other.artifact.engine != engine or not other.is_int8:
             continue
-        kind, timing = other.artifact.kind.upper(), timings.get(other.id)
+        kind, timing = f"{other.artifact.kind.upper()} ({other.how})", timings.get(other.id)
         if not other.passed:
             reasons.append(f"{kind}: {other.result.loss()}")
         elif not other.is_worth_it:

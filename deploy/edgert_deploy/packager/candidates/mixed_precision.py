@@ -166,7 +166,7 @@ def _fewest(
 def _attempt(builder: CandidateBuilder, order: Order, worst: Sequence[Layer], count: int) -> Attempt:
     name = order.profile.name
     layers = ", ".join(layer.name for layer in worst[:count][:5]) + (", ..." if count > 5 else "")
-    builder.progress(f"{name}: {order.engine} INT8 with {count} of {counted(len(worst), 'layer')} in float ({layers})")
+    builder.progress(f"{name}: {order.engine} INT8 with {counted(count, 'layer')} in float ({layers})")
     try:
         built = builder.build(_order_with_float(order, worst, count))
     except (BuildFailed, EngineFailed) as error:

@@ -148,7 +148,10 @@ def test_a_metric_of_the_users_own_is_called_for_both(tmp_path: Path, monkeypatc
     found = result_of(asked, [EYE * 1.5], Limits(1.0), "edgert_own_metric:negative_error")
     assert (found.accuracy.fp32, found.accuracy.artifact, found.passed) == (0.0, -1.5, False)
     for name, words in (
-        ("broken", r"failed: KeyError.*; it is called as function\(outputs, inputs, labels\)"),
+        (
+            "broken",
+            r"failed: KeyError.*; it is called as function\(outputs, inputs, labels\).* \(outputs: scores; inputs: x",
+        ),
         ("ends", "failed: SystemExit: 3"),
         ("endless", "returned nan"),
         ("absent", "--metric edgert_own_metric:absent.*no function"),
