@@ -38,6 +38,7 @@ from edgert_deploy.fleet.store.query import Answer, FleetQuery, Question
 from edgert_deploy.fleet.store.retention import Retention
 from edgert_deploy.fleet.store.store import Store
 from tests.support.servers.databases import postgres
+from tests.support.sketches import sketch_of
 
 NOW_MS = 1_790_000_000_000 // 3_600_000 * 3_600_000 + 20 * MINUTE_MS
 ASKED = {
@@ -148,10 +149,7 @@ def name_of(n: int) -> tuple[str, str]:
 
 
 def a_sketch(dice: np.random.Generator) -> Sketch:
-    sketch = Sketch()
-    for latency in dice.lognormal(1, 0.3, 300):
-        sketch.record(float(latency))
-    return sketch
+    return sketch_of(dice.lognormal(1, 0.3, 300).tolist())
 
 
 def ask_all(url: str) -> dict[str, float]:

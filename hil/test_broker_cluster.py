@@ -27,6 +27,7 @@ from edgert_deploy.fleet.store.query import FleetQuery, Question
 from hil.support.broker_cluster import NODES, BrokerCluster, why_not
 from tests.support.devices import WAIT_S_MAX, wait_until
 from tests.support.fleet import scraped
+from tests.support.sketches import sketch_of
 from tests.support.stand_ins.forwarding import ForwardingDevice
 
 DEVICES = 6
@@ -62,9 +63,7 @@ class Reporting:
 
     def report(self) -> None:
         """Append the reports of a window: histogram, metrics and an event."""
-        window = Sketch()
-        for n in range(5):
-            window.record(1.0 + n + self.sent["hist"] % 7)
+        window = sketch_of(1.0 + n + self.sent["hist"] % 7 for n in range(5))
         self.latencies.merge(window)
         now = {"v": 1, "ts": time.time_ns() // 1_000_000, "boot": "b1", "model_version": "r1", "window_s": 60.0}
         scalars = {"zero": 0, "count": window.count, "sum": window.sum, "min": window.min, "max": window.max}

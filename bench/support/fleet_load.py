@@ -17,6 +17,7 @@ from edgert.telemetry import messages, stages
 from edgert.telemetry.messages import Topics
 from edgert.telemetry.sketch import Sketch
 from edgert.telemetry.spans import STAGES
+from tests.support.sketches import sketch_of
 
 SHAPES = 50
 REQUESTS_A_WINDOW = 300
@@ -137,7 +138,7 @@ class Load:
         return self._descriptors[descriptor]
 
     def _shape(self, dice: np.random.Generator, number: int) -> tuple[Template, Template]:
-        sketch = _sketch(dice.lognormal(1 + number / 50, 0.3, REQUESTS_A_WINDOW))
+        sketch = sketch_of(dice.lognormal(1 + number / 50, 0.3, REQUESTS_A_WINDOW).tolist())
         common = messages.envelope(ts_ms=int(time.time() * 1000), boot="b1", seq=_SEQ) | {"window_s": 60.0}
         scalars = {"zero": 0, "count": sketch.count, "sum": sketch.sum, "min": sketch.min, "max": sketch.max}
         hist = {"unit": "ms", "temporality": "delta", "scale": 5, **scalars, "buckets": sketch.encode()}
@@ -157,14 +158,7 @@ def stage_times(dice: np.random.Generator, engine_ms: float) -> dict[str, Sketch
     """Return a window's stages, without preprocessing, in whole microseconds as devices measure them."""
     usual_us = {"decode": 12, "cache": 2, "queue": 40, "engine": 1000 * engine_ms, "encode": 25}
     times = {name: dice.lognormal(np.log(usual_us.get(name, 1e-3)), 0.4, REQUESTS_A_WINDOW) for name in STAGES}
-    return {name: _sketch(times_us.round() / 1000) for name, times_us in times.items()}
-
-
-def _sketch(latencies_ms: np.typing.NDArray[np.float64]) -> Sketch:
-    sketch = Sketch()
-    for latency_ms in latencies_ms.tolist():
-        sketch.record(latency_ms)
-    return sketch
+    return {name: sketch_of((times_us.round() / 1000).tolist()) for name, times_us in times.items()}
 
 
 def _connect(client_id: str) -> bytes:

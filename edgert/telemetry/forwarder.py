@@ -26,7 +26,7 @@ from edgert.telemetry import messages
 from edgert.telemetry.forwarding import Forwarder, ForwarderSettings, retained_topics
 from edgert.telemetry.messages import Topics
 from edgert.telemetry.mqtt import MqttSettings
-from edgert.telemetry.retained import clear
+from edgert.telemetry.retained import retain
 from edgert.telemetry.sketch import SCALE
 from edgert.telemetry.spool import Spool
 
@@ -38,9 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--state", type=Path, required=True, metavar="DIR")
     action = parser.add_mutually_exclusive_group(required=True)
     action.add_argument("--boot", metavar="ID", help="the id of the daemon's start")
-    action.add_argument(
-        "--clear", choices=("show", "remove"), help="clear what the broker retains of this device, and end"
-    )
+    action.add_argument("--clear", choices=("show", "remove"), help="clear what the broker retains of it, and end")
     args = parser.parse_args(argv)
     if args.clear:
         print(_cleared(StateDir(args.state), remove=args.clear == "remove"))
@@ -92,7 +90,7 @@ def _cleared(state: StateDir, *, remove: bool) -> str:
     messages = f"the messages that the broker {settings.address} retains of {config.site}/{config.device}"
     try:
         if remove:
-            clear(settings, retained_topics(topics, config.mqtt.home_assistant), topics.client_id)
+            retain(settings, dict.fromkeys(retained_topics(topics, config.mqtt.home_assistant), b""), topics.client_id)
     except EdgeRTError as error:
         return f"left {messages} ({error.message}): `edgert fleet forget {config.device}` clears them"
     return f"removed {messages}"

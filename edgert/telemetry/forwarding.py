@@ -77,7 +77,7 @@ class Forwarder:
 
     An unreachable broker is no error: `run` retries until told to stop, after a growing pause with jitter, and logs
     each change once. `sys_fields` returns what `sys` says of the machine. `on_hint` is called when the hint changes.
-    `clock` is monotonic seconds, `wall_clock` seconds since 1970.
+    `clock` is monotonic seconds.
     """
 
     def __init__(
@@ -88,13 +88,12 @@ class Forwarder:
         sys_fields: Callable[[], Mapping[str, object]] = dict,
         on_hint: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
-        wall_clock: Callable[[], float] = time.time,
         log: Callable[[str], None] = lambda line: None,
     ) -> None:
         self._settings, self._topics, self._spool = settings, settings.topics, spool
         self._sys_fields, self._on_hint, self._hint = sys_fields, on_hint, b""
         self._backoff = Backoff(settings.retry_pauses_s, STABLE_AFTER_S, clock)
-        self._clock, self._wall_clock = clock, wall_clock
+        self._clock = clock
         self._log = log
         self._address = settings.broker.address
         self._state = ""
@@ -134,7 +133,6 @@ class Forwarder:
         self._retained_version = 0
         self._file = self._spool.file
         self._in_flight: dict[int, int] = {}
-        self._clearing: set[int] = set()  # those in flight that clear a topic
         self._acknowledged_ids: list[int] = []
         self._refused_at: float | None = None  # until refused messages are sent again
         self._refused = False  # until the broker takes one of those that are sent again
@@ -227,30 +225,13 @@ class Forwarder:
             retained = self._spool.retained()
         for each in retained:
             self._retained_version = each.version
-            if each.topic != self._topics.deploy:
-                self._leave(each.topic)
+            if each.topic != self._topics.deploy:  # of the site that this device had before
                 continue
             self._connection.publish(each.topic, each.payload, 1, retain=True)
-            if self._settings.home_assistant:
-                models = messages.models_of(each.payload)
-                self._connection.publish(
-                    *discovery(
-                        self._topics,
-                        self._settings.home_assistant,
-                        models,
-                        self._settings.info,
-                        self._settings.sys_interval_s,
-                    ),
-                    1,
-                    retain=True,
-                )
-
-    def _leave(self, topic: str) -> None:
-        """Clear what the broker retains of the site and name that this device had, after earlier reports."""
-        former = messages.parse_topic(topic)
-        for gone in retained_topics(Topics(former.site, former.device), self._settings.home_assistant):
-            self._spool.append("cleared", gone, b"", 1, "event")
-        self._spool.forget(topic)
+            if prefix := self._settings.home_assistant:
+                models, window_s = messages.models_of(each.payload), self._settings.sys_interval_s
+                topic, payload = discovery(self._topics, prefix, models, self._settings.info, window_s)
+                self._connection.publish(topic, payload, 1, retain=True)
 
     def _send(self, now: float) -> bool:
         self._tokens = min(BURST_MAX, self._tokens + (now - self._refilled_at) * self._settings.rate_per_s)
@@ -269,29 +250,19 @@ class Forwarder:
                 self._hold(message)
                 continue
             self._tokens -= 1
-            clears = not message.payload  # no other message is empty
-            number = self._connection.publish(message.topic, message.payload, message.qos, retain=clears)
+            number = self._connection.publish(message.topic, message.payload, message.qos)
             if number is None:
                 self._acknowledged_ids.append(message.id)
             else:
                 if not self._in_flight:
                     self._progress_at = now
                 self._in_flight[number] = message.id
-                if clears:
-                    self._clearing.add(number)
         return len(batch) == allowed < free
 
     def _acknowledged(self, number: int, refused_because: str | None) -> None:
         message_id = self._in_flight.pop(number, None)
         self._progress_at = self._clock()
-        clears = number in self._clearing
-        self._clearing.discard(number)
-        if refused_because is not None and clears:
-            self._log(
-                f"telemetry: the broker {self._address} does not clear the retained messages of this device's former site "
-                f"({refused_because}): clear them with edgert fleet forget"
-            )
-        if refused_because is None or clears:
+        if refused_because is None:
             self._refused &= self._refused_at is not None
             if message_id is not None:  # status, info, sys and retained topics are not in the spool
                 self._acknowledged_ids.append(message_id)
@@ -322,9 +293,8 @@ class Forwarder:
         return {**self._sys_fields(), **waiting, **lost}
 
     def _payload(self, values: Mapping[str, object]) -> bytes:
-        return messages.dump(
-            {**messages.envelope(ts_ms=int(self._wall_clock() * 1000), boot=self._settings.boot), **values}
-        )
+        common = messages.envelope(ts_ms=int(time.time() * 1000), boot=self._settings.boot)
+        return messages.dump({**common, **values})
 
     def _note(self, state: str, text: str) -> None:
         """Log a change of the connection's state and keep it for `edgertd status`."""

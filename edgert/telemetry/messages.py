@@ -204,18 +204,33 @@ def models_of(deploy: bytes) -> list[str]:
 
 
 @dataclass(frozen=True)
-class HistMessage:
+class _WindowMessage:
+    ts_ms: int
+    boot: str
+    seq: int
+    window_s: float
+    model_version: str
+
+    @staticmethod
+    def _shared(fields: Mapping[str, Scalar]) -> dict[str, Any]:
+        """Return these fields of a report by their names here. Raises ProtocolError."""
+        return {
+            "ts_ms": int_of(fields, "ts"),
+            "boot": text_of(fields, "boot"),
+            "seq": int_of(fields, "seq"),
+            "window_s": float_of(fields, "window_s"),
+            "model_version": text_of(fields, "model_version"),
+        }
+
+
+@dataclass(frozen=True)
+class HistMessage(_WindowMessage):
     """One window's latencies of one model, ready to merge.
 
     `stages` are its stage times as edgert.telemetry.stages packs them, b"" where the device sent none, or sent what
     `stages_fault` tells of.
     """
 
-    ts_ms: int
-    boot: str
-    seq: int
-    window_s: float
-    model_version: str
     sketch: Sketch
     clock_synced: bool = True
     stages: bytes = b""
@@ -243,41 +258,21 @@ class HistMessage:
         except ProtocolError as error:  # the latencies are right
             fault = error.message
         return cls(
-            ts_ms=int_of(fields, "ts"),
-            boot=text_of(fields, "boot"),
-            seq=int_of(fields, "seq"),
-            window_s=float_of(fields, "window_s"),
-            model_version=text_of(fields, "model_version"),
-            sketch=sketch,
-            clock_synced=is_synced(fields),
-            stages=packed,
-            stages_fault=fault,
+            **cls._shared(fields), sketch=sketch, clock_synced=is_synced(fields), stages=packed, stages_fault=fault
         )
 
 
 @dataclass(frozen=True)
-class MetricsMessage:
+class MetricsMessage(_WindowMessage):
     """One window's figures of one model; `fields` holds every one of them by its name on the wire."""
 
-    ts_ms: int
-    boot: str
-    seq: int
-    window_s: float
-    model_version: str
     fields: dict[str, Scalar]
 
     @classmethod
     def from_json(cls, payload: bytes) -> MetricsMessage:
         """Raises ProtocolError."""
         fields = load(payload)
-        return cls(
-            ts_ms=int_of(fields, "ts"),
-            boot=text_of(fields, "boot"),
-            seq=int_of(fields, "seq"),
-            window_s=float_of(fields, "window_s"),
-            model_version=text_of(fields, "model_version"),
-            fields=fields,
-        )
+        return cls(**cls._shared(fields), fields=fields)
 
     @property
     def clock_synced(self) -> bool:

@@ -5,9 +5,9 @@ remembers nothing. Each attempt to connect gets a new paho client, so that paho 
 The forwarder does that: the spool still holds every message that was not acknowledged. MQTT 5 is tried first, as its
 PUBACK names the reason of a refusal; a broker without it gets 3.1.1.
 
-A subscriber may ask the broker to keep its session (`Session`). The broker then keeps messages of QoS 1 while the
-subscriber is away. Messages that it received are acknowledged only by its call of `acknowledge`; the broker sends the
-others again.
+A subscriber may ask the broker to keep its session. The broker then keeps messages of QoS 1 while the subscriber is
+away; with 3.1.1 its own limit counts (mosquitto: persistent_client_expiration). Messages that it received are
+acknowledged only by its call of `acknowledge`; the broker sends the others again.
 """
 
 from __future__ import annotations
@@ -86,9 +86,7 @@ class MqttSettings(BrokerLogin):
         if self.protocol not in ("auto", *PROTOCOLS):
             raise ConfigInvalid(f"mqtt.protocol is {self.protocol!r}; known: auto, {', '.join(PROTOCOLS)}")
         if (self.ca or self.cert or self.key) and not self.tls:
-            raise ConfigInvalid(
-                "a CA, a certificate and a key are used with TLS only: turn TLS on (tls = true, or --tls)"
-            )
+            raise ConfigInvalid("a CA, a certificate and a key are for TLS: turn it on (tls = true, or --tls)")
 
     def password(self) -> str | None:
         """Return the first line of the password file; None if no file is named. Raises ConfigInvalid."""
@@ -126,22 +124,13 @@ class Will:
     payload: bytes
 
 
-@dataclass(frozen=True)
-class Session:
-    """The time for which the broker keeps the subscriptions and messages of a client that is away.
-
-    With 3.1.1 the broker's own limit counts (mosquitto: persistent_client_expiration).
-    """
-
-    kept_s: int
-
-
 class Connection:
     """A connection to one broker, opened and lost any number of times. One thread uses it.
 
     `pump` calls `on_message(topic, payload, retained)` and `on_acknowledged(message_id, refused_because)`, whose second
     argument is None for a success.
-    With a `session`, which needs a `client_id`, messages are acknowledged by `acknowledge` only.
+    With a session, kept for `session_s` while this client is away, messages are acknowledged by `acknowledge` only. It
+    needs a `client_id`.
     """
 
     def __init__(
@@ -150,7 +139,7 @@ class Connection:
         client_id: str = "",
         *,
         will: Will | None = None,
-        session: Session | None = None,
+        session_s: int | None = None,
         on_message: Callable[[str, bytes, bool], None] = lambda topic, payload, retained: None,
         on_acknowledged: Callable[[int, str | None], None] = lambda message_id, refused_because: None,
     ) -> None:
@@ -158,7 +147,7 @@ class Connection:
         self._settings = settings
         self._client_id = client_id
         self._will = will
-        self._session = session
+        self._session_s = session_s
         self._on_message = on_message
         self._on_acknowledged = on_acknowledged
         self._client: paho.Client | None = None
@@ -303,10 +292,10 @@ class Connection:
         client = paho.Client(
             CallbackAPIVersion.VERSION2,
             client_id=self._client_id,
-            clean_session=None if protocol == "5" else self._session is None,
+            clean_session=None if protocol == "5" else self._session_s is None,
             protocol=PROTOCOLS[protocol],
             reconnect_on_failure=False,
-            manual_ack=self._session is not None,
+            manual_ack=self._session_s is not None,
         )
         client.max_queued_messages_set(QUEUED_MAX)
         client.max_inflight_messages_set(IN_FLIGHT_MAX)
@@ -327,15 +316,15 @@ class Connection:
             return {}
         properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]  # paho's own is not annotated
         properties.MaximumPacketSize = PACKET_BYTES_MAX
-        if self._session is None:
+        if self._session_s is None:
             return {"properties": properties}
-        properties.SessionExpiryInterval = self._session.kept_s
+        properties.SessionExpiryInterval = self._session_s
         properties.ReceiveMaximum = HANDED_MAX
         return {"clean_start": False, "properties": properties}
 
     def _received(self, _client: paho.Client, _data: object, message: paho.MQTTMessage) -> None:
         self.taken += 1
-        if self._session is not None and message.qos:
+        if self._session_s is not None and message.qos:
             self._handed.append((self.taken, message.mid))
         try:
             topic = message.topic

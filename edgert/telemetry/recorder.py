@@ -109,13 +109,13 @@ class WindowRecorder:
         """Return the latencies since the recorder started."""
         self.fold()
         with self._lock:
-            return merged((self._lifetime, self._window.latency()))
+            return merged((self._lifetime, self._window.sketch(0)))
 
     def snapshot(self) -> LiveStats:
         """Return the present figures; `cut` reports the same as without this call."""
         self.fold()
         with self._lock:
-            latency = merged((self._lifetime, self._window.latency()))
+            latency = merged((self._lifetime, self._window.sketch(0)))
             at = self._clock()
             totals, last = self._totals, self._last_report
             return LiveStats(
@@ -132,7 +132,7 @@ class WindowRecorder:
 
     def _report(self, ended_at: float) -> WindowReport:
         window = self._window
-        latency, *stages = window.sketches()
+        latency, *stages = map(window.sketch, range(len(_COLUMNS)))
         return WindowReport(
             model=self.model,
             window_s=ended_at - self._window_began_at,
@@ -146,7 +146,8 @@ class WindowRecorder:
     def _fold_slice(self) -> bool:
         """Count up to FOLD_SLICE spans; return False where none waited."""
         with self._lock:
-            spans = _take(self._pending, FOLD_SLICE)
+            # Other threads only append.
+            spans = [self._pending.popleft() for _ in range(min(FOLD_SLICE, len(self._pending)))]
             if spans:
                 self._count(spans)
             return bool(spans)
@@ -213,14 +214,7 @@ class _Window:
         # Each of the b requests of a run adds 1/b, so the sum counts runs.
         self.engine_runs += float((1.0 / sizes).sum())
 
-    def latency(self) -> Sketch:
-        return self._sketch(0)
-
-    def sketches(self) -> list[Sketch]:
-        """Return the sketch of each column."""
-        return [self._sketch(column) for column in range(len(_COLUMNS))]
-
-    def _sketch(self, column: int) -> Sketch:
+    def sketch(self, column: int) -> Sketch:
         sketch, counts = Sketch(), self._counts[column * _PLACES : (column + 1) * _PLACES]
         sketch.count = int(counts.sum())
         if sketch.count:
@@ -230,14 +224,3 @@ class _Window:
             sketch.sum = int(self._sums_us[column]) / 1000
             sketch.min, sketch.max = int(self._least_us[column]) / 1000, int(self._most_us[column]) / 1000
         return sketch
-
-
-def _take(pending: deque[bytes], limit: int) -> list[bytes]:
-    """Remove and return up to `limit` of the oldest spans; safe while other threads append."""
-    taken = []
-    try:
-        for _ in range(limit):
-            taken.append(pending.popleft())
-    except IndexError:
-        pass
-    return taken

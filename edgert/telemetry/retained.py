@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from edgert.telemetry.mqtt import BrokerRefused, BrokerUnreachable, Connection, MqttSettings
 
 ANSWERS_WITHIN_S = 10.0
 
 
-def clear(settings: MqttSettings, topics: Iterable[str], client_id: str = "") -> None:
-    """Clear the retained message of each topic; raises what `retain` does."""
-    retain(settings, dict.fromkeys(topics, b""), client_id)
-
-
 def retain(settings: MqttSettings, payloads: Mapping[str, bytes], client_id: str = "") -> None:
-    """Have the broker retain a payload for each topic.
+    """Have the broker retain a payload for each topic; b"" clears what it retains.
 
-    Raises BrokerRefused, BrokerUnreachable, BrokerTlsFailed.
-
-    With MQTT 3.1.1 a broker does not report a message that its access list refuses.
+    With MQTT 3.1.1 a broker does not report a message that its access list refuses. Raises BrokerRefused,
+    BrokerUnreachable, BrokerTlsFailed.
     """
     waiting: set[int] = set()
     refusals: list[str] = []

@@ -28,9 +28,6 @@ INDEX_MAX = 640
 BASE = math.pow(2, 1 / PER_OCTAVE)
 RELATIVE_ERROR_MAX = (BASE - 1) / (BASE + 1)
 
-_log2 = math.log2
-_ceil = math.ceil
-
 
 class Sketch:
     """A histogram of latencies. `sum`, `min` and `max` are exact; `min` and `max` are 0 while it is empty."""
@@ -45,34 +42,14 @@ class Sketch:
         self.min = 0.0
         self.max = 0.0
 
-    def record(self, value_ms: float) -> None:
-        """Count one finite value. Zero and less count as zero."""
-        if value_ms > 0:
-            # `index_of`, written out: a call would double the cost.
-            index = _ceil(_log2(value_ms) * PER_OCTAVE) - 1
-            if index < INDEX_MIN:
-                index = INDEX_MIN
-            elif index > INDEX_MAX:
-                index = INDEX_MAX
-            buckets = self.buckets
-            buckets[index] = buckets.get(index, 0) + 1
-        else:
-            value_ms = 0.0
-            self.zero += 1
-        if value_ms > self.max:
-            self.max = value_ms
-        if value_ms < self.min or not self.count:
-            self.min = value_ms
-        self.count += 1
-        self.sum += value_ms
-
     def merge(self, other: Sketch) -> None:
         """Add the counts of `other`: this becomes the sketch of both samples together."""
         if not other.count:
             return
         for index, count in other.buckets.items():
             self.buckets[index] = self.buckets.get(index, 0) + count
-        self._widen(other.min, other.max)
+        self.min = min(self.min, other.min) if self.count else other.min
+        self.max = max(self.max, other.max)
         self.zero += other.zero
         self.count += other.count
         self.sum += other.sum
@@ -97,16 +74,6 @@ class Sketch:
             if seen >= rank:
                 return min(max(middle_ms(index), self.min), self.max)
         return self.max
-
-    @property
-    def mean(self) -> float:
-        """The exact mean in ms; 0 while empty."""
-        return self.sum / self.count if self.count else 0.0
-
-    def copy(self) -> Sketch:
-        twin = Sketch()
-        twin.merge(self)
-        return twin
 
     def encode(self) -> str:
         """Return the buckets in their wire form: `index:count,...`, ascending, without the zero bucket."""
@@ -148,11 +115,6 @@ class Sketch:
     def __repr__(self) -> str:
         return f"Sketch(count={self.count}, min={self.min}, max={self.max}, buckets={self.encode()!r})"
 
-    def _widen(self, least_ms: float, most_ms: float) -> None:
-        """Include the extremes of a non-empty sample, before `count` is raised."""
-        self.min = min(self.min, least_ms) if self.count else least_ms
-        self.max = max(self.max, most_ms)
-
 
 def merged(sketches: Iterable[Sketch]) -> Sketch:
     """Return one sketch of all samples together."""
@@ -160,11 +122,6 @@ def merged(sketches: Iterable[Sketch]) -> Sketch:
     for sketch in sketches:
         total.merge(sketch)
     return total
-
-
-def index_of(value_ms: float) -> int:
-    """Return the bucket of a positive value, clamped to INDEX_MIN ... INDEX_MAX."""
-    return min(max(math.ceil(_log2(value_ms) * PER_OCTAVE) - 1, INDEX_MIN), INDEX_MAX)
 
 
 def middle_ms(index: int) -> float:

@@ -28,7 +28,7 @@ from edgert.errors import StorageFailed
 from edgert.telemetry import messages
 
 SCHEMA_VERSION = 1
-BYTES_MAX = 16 * 1024 * 1024
+BYTES_MAX = 16 * 1024 * 1024  # of topics and payloads; the file is somewhat larger
 ROWS_MAX = 50_000
 BUSY_TIMEOUT_S = 5.0
 CORRUPT_KEPT_MAX = 2
@@ -41,16 +41,8 @@ IMPORTANCE = {"metrics": 0, "hist": 1, "event": 2}
 _ROW_OVERHEAD_BYTES = 64
 _NO_INODE = -1
 
-Payload = Mapping[str, object] | bytes | Callable[[int], Mapping[str, object]]
+Fields = Callable[[int], Mapping[str, object]]
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True)
-class SpoolBounds:
-    """The limits of the spool. `size_bytes` counts topics and payloads; the file is somewhat larger."""
-
-    size_bytes: int = BYTES_MAX
-    rows: int = ROWS_MAX
 
 
 @dataclass(frozen=True)
@@ -93,10 +85,15 @@ class Spool:
     """The spool file as one process sees it. Every method raises StorageFailed on a disk error."""
 
     def __init__(
-        self, path: Path, bounds: SpoolBounds = SpoolBounds(), log: Callable[[str], None] = lambda line: None
+        self,
+        path: Path,
+        *,
+        rows_max: int = ROWS_MAX,
+        bytes_max: int = BYTES_MAX,
+        log: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.path = path
-        self.bounds = bounds
+        self._rows_max, self._bytes_max = rows_max, bytes_max
         self._log = log
         self._lock = threading.Lock()
         self._database: sqlite3.Connection | None = None
@@ -104,19 +101,19 @@ class Spool:
         with self._lock, self._translated():
             self._reopen(suspect=False)
 
-    def append(self, stream: str, topic: str, payload: Payload, qos: int, kind: str) -> int:
+    def append(self, stream: str, topic: str, fields: Fields, qos: int, kind: str) -> int:
         """Keep one message and return its `seq`: 1, 2, 3 ... in each `stream`.
 
-        A callable payload takes that `seq` and returns the fields to send. A message that alone exceeds the bounds, or
-        that is less important than all waiting ones in a full spool, is dropped and counted itself.
+        `fields` takes that `seq` and returns what to send. A message that alone exceeds the bounds, or that is less
+        important than all waiting ones in a full spool, is dropped and counted itself.
         """
         assert kind in IMPORTANCE, kind
 
         def add(database: sqlite3.Connection) -> int:
             seq = _next_seq(database, stream)
-            body = _body(payload, seq)
+            body = messages.dump(fields(seq))
             size = len(body) + len(topic) + _ROW_OVERHEAD_BYTES
-            if size > self.bounds.size_bytes:  # it would cost all the others
+            if size > self._bytes_max:  # it would cost all the others
                 _count_lost(database, kind)
                 return seq
             database.execute(
@@ -169,10 +166,6 @@ class Spool:
 
         return self._transact(read, writes=False)
 
-    def forget(self, topic: str) -> None:
-        """Remove the value of a retained topic."""
-        self._transact(lambda database: database.execute("DELETE FROM retained WHERE topic = ?", (topic,)))
-
     def stats(self) -> SpoolStats:
         def read(database: sqlite3.Connection) -> SpoolStats:
             rows, size_bytes = database.execute("SELECT rows, size FROM usage").fetchone()
@@ -218,7 +211,7 @@ class Spool:
         """Return to the bounds by deleting the oldest messages of the least important kind."""
         while True:
             rows, size_bytes = database.execute("SELECT rows, size FROM usage").fetchone()
-            if rows <= self.bounds.rows and size_bytes <= self.bounds.size_bytes:
+            if rows <= self._rows_max and size_bytes <= self._bytes_max:
                 return
             victim, kind = database.execute("SELECT id, kind FROM message ORDER BY importance, id LIMIT 1").fetchone()
             _delete(database, victim)
@@ -241,9 +234,7 @@ class Spool:
                 if not suspect and not _is_corruption(error):
                     raise
                 aside = _set_aside(self.path)
-                self._log(
-                    f"telemetry: the spool {self.path} was unreadable ({error}); renamed to {aside.name}, a new one is used"
-                )
+                self._log(f"telemetry: the spool {self.path} was unreadable ({error}), and is now {aside.name}")
                 fresh_seq = random.randrange(SEQ_AFTER_LOSS_MIN, SEQ_AFTER_LOSS_MAX)
                 self._database = _connect(self.path, fresh_seq)
             self._inode = _inode_of(self.path)
@@ -334,12 +325,6 @@ def _adjust_usage(database: sqlite3.Connection, rows: int, size_bytes: int) -> N
 
 def _count_lost(database: sqlite3.Connection, kind: str) -> None:
     database.execute("INSERT INTO lost VALUES (?, 1) ON CONFLICT (kind) DO UPDATE SET count = count + 1", (kind,))
-
-
-def _body(payload: Payload, seq: int) -> bytes:
-    if isinstance(payload, bytes):
-        return payload
-    return messages.dump(payload(seq) if callable(payload) else payload)
 
 
 def _is_corruption(error: sqlite3.DatabaseError) -> bool:

@@ -22,9 +22,8 @@ from edgert.telemetry.sketch import INDEX_MAX, INDEX_MIN, Sketch
 NUMBERED = ("decode", "preprocess", "cache", "queue", "engine", "postprocess", "encode")
 CELLS = INDEX_MAX - INDEX_MIN + 2
 CELLS_END = len(NUMBERED) * CELLS
-_COUNTS_END = (
-    2**32
-)  # the limit on the counts of all cells together: the text of all cells stays below 32,000 characters
+# The limit on the counts of all cells together: the text of all cells stays below 32,000 characters.
+_COUNTS_END = 2**32
 _RECORD_BYTES = 2 + 4
 
 
@@ -50,7 +49,9 @@ def packed_of(text: str) -> bytes:
         raise ProtocolError(f"stages are {text[:40]!r}, which is not zlib in base64") from error
     if not inflater.eof or inflater.unused_data or len(records) % _RECORD_BYTES:
         raise ProtocolError(f"stages are {text[:40]!r}, which does not hold {CELLS_END} whole cells or fewer")
-    distances, counts = _halves(records)
+    length = len(records) // _RECORD_BYTES
+    numbers = struct.unpack(f"<{length}H{length}I", records)
+    distances, counts = numbers[:length], numbers[length:]
     if not all(distances) or not all(counts) or sum(counts) >= _COUNTS_END:
         raise ProtocolError(f"stages are {text[:40]!r}; cells ascend, and counts are from 1 to 2^32 together")
     if sum(distances) <= CELLS_END:
@@ -73,10 +74,3 @@ def sketches(cells: Iterable[int], counts: Iterable[int]) -> dict[str, Sketch]:
         number, place = divmod(cell, CELLS)
         by_stage.setdefault(NUMBERED[number], {})[place + INDEX_MIN - 1] = count
     return {name: Sketch.of_counts(buckets, zero=buckets.pop(INDEX_MIN - 1, 0)) for name, buckets in by_stage.items()}
-
-
-def _halves(records: bytes) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the distances and the counts."""
-    length = len(records) // _RECORD_BYTES
-    numbers = struct.unpack(f"<{length}H{length}I", records)
-    return numbers[:length], numbers[length:]

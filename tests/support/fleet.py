@@ -23,6 +23,7 @@ from edgert_deploy.fleet.store.store import Store
 from edgert_deploy.fleet.ui.board import Board
 from tests.support.devices import WAIT_S_MAX
 from tests.support.servers.brokers import Broker
+from tests.support.sketches import sketch_of
 
 NOW_MS = 1_790_000_000_000 // 3_600_000 * 3_600_000 + 20 * MINUTE_MS  # 20 minutes past an hour
 Sent = list[tuple[str, bytes]]
@@ -81,13 +82,6 @@ class Pi:
             (self.topics.hist("digits"), messages.dump({**common, **shape, **scalars, "stages": packed})),
             (self.topics.metrics("digits"), messages.dump({**common, **counters, "uptime_s": uptime_s, "up": 1})),
         ]
-
-
-def sketch_of(values_ms: Sequence[float]) -> Sketch:
-    sketch = Sketch()
-    for value_ms in values_ms:
-        sketch.record(value_ms)
-    return sketch
 
 
 class Sender:

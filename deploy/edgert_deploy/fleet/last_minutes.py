@@ -12,12 +12,12 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from sys import intern
-from typing import Any, NamedTuple
+from typing import Any
 
 from edgert.telemetry.messages import HistMessage, MetricsMessage, Topic
 from edgert.telemetry.sketch import Sketch
 from edgert_deploy.fleet.live_fleet import WINDOW_S_DEFAULT, DeviceState, Fleet, ModelState
-from edgert_deploy.fleet.packed import SCALARS, WINDOW, Pool, Scalars, pack, unpack
+from edgert_deploy.fleet.packed import WINDOW, Pool, pack
 from edgert_deploy.fleet.reports import Report
 from edgert_deploy.fleet.sequence import Numbers
 
@@ -28,36 +28,34 @@ TREND_POINTS = 12
 PERCENTILES = {"p50_ms": 0.5, "p95_ms": 0.95, "p99_ms": 0.99, "p999_ms": 0.999}
 
 
-class Window(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Window:
     """One window's latencies, packed, as ten minutes have many; `heard_at` is monotonic seconds."""
 
     heard_at: float
     ts_ms: int
     window_s: float
     model_version: str
-    scalars: Scalars
+    count: int
+    p95_ms: float
+    scalars: tuple[float, ...]  # as Pool adds them
     buckets: bytes
-
-    def sketch(self) -> Sketch:
-        sketch, scalars = Sketch(), self.scalars
-        sketch.buckets = unpack(self.buckets, WINDOW)
-        sketch.zero, sketch.count, sketch.sum = scalars.zero, scalars.count, scalars.sum
-        sketch.min, sketch.max = scalars.least, scalars.most
-        return sketch
 
     @classmethod
     def of(cls, hist: HistMessage, heard_at: float) -> Window:
-        sketch = hist.sketch
-        scalars = Scalars(sketch.zero, sketch.count, sketch.sum, sketch.min, sketch.max)
-        version = intern(hist.model_version)
-        return cls(heard_at, hist.ts_ms, hist.window_s, version, scalars, pack(sketch.buckets, WINDOW))
+        sketch, version = hist.sketch, intern(hist.model_version)
+        scalars = (sketch.zero, sketch.count, sketch.sum, sketch.min, sketch.max)
+        figures = (sketch.count, sketch.quantile(0.95), scalars, pack(sketch.buckets, WINDOW))
+        return cls(heard_at, hist.ts_ms, hist.window_s, version, *figures)
 
 
 def pooled(windows: Sequence[Window]) -> Sketch:
     """Return one sketch of all requests of the windows."""
+    if not windows:
+        return Sketch()
     pool, groups = Pool(1), [0] * len(windows)
     pool.add(groups, [window.buckets for window in windows], WINDOW)
-    pool.add_scalars(groups, [[getattr(window.scalars, name) for window in windows] for name in SCALARS])
+    pool.add_scalars(groups, list(zip(*(window.scalars for window in windows), strict=True)))
     return pool.sketch(0)
 
 
@@ -238,13 +236,13 @@ def _latency_fields(windows: list[Window]) -> dict[str, Any]:
 def _rate(windows: list[Window]) -> float | None:
     """Return the answered requests a second over consecutive windows."""
     seconds = sum(window.window_s for window in windows)
-    return sum(window.scalars.count for window in windows) / seconds if seconds > 0 else None
+    return sum(window.count for window in windows) / seconds if seconds > 0 else None
 
 
 def _trend(windows: list[Window]) -> tuple[float, ...]:
     """Return the p95 of the last windows with requests, the oldest first."""
-    last = [window for window in sorted(windows, key=lambda each: each.ts_ms) if window.scalars.count][-TREND_POINTS:]
-    return tuple(window.sketch().quantile(0.95) for window in last)
+    last = [window for window in sorted(windows, key=lambda each: each.ts_ms) if window.count][-TREND_POINTS:]
+    return tuple(window.p95_ms for window in last)
 
 
 def _fleet_trend(windows: list[Window], now: float) -> tuple[float, ...]:
@@ -252,7 +250,7 @@ def _fleet_trend(windows: list[Window], now: float) -> tuple[float, ...]:
     step_s = max((window.window_s for window in windows), default=WINDOW_S_DEFAULT) or WINDOW_S_DEFAULT
     steps: dict[int, list[Window]] = {}
     for window in windows:
-        if window.scalars.count:
+        if window.count:
             steps.setdefault(int((now - window.heard_at) / step_s), []).append(window)
     return tuple(pooled(steps[step]).quantile(0.95) for step in sorted(steps, reverse=True)[-TREND_POINTS:])
 

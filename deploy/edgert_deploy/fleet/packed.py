@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,12 +30,6 @@ def pack(buckets: Mapping[int, int], form: np.dtype[np.void] = MERGED) -> bytes:
     pairs = np.array(sorted(buckets.items()), np.int64).reshape(-1, 2)
     records["index"], records["count"] = pairs[:, 0], pairs[:, 1]
     return records.tobytes()
-
-
-def unpack(blob: bytes, form: np.dtype[np.void] = MERGED) -> dict[int, int]:
-    """Return the buckets that were packed."""
-    records = np.frombuffer(blob, form)
-    return dict(zip(records["index"].tolist(), records["count"].tolist(), strict=True))
 
 
 class Dense:
@@ -104,20 +97,6 @@ class StageCounts:
         """Return the sketch of each stage that has times."""
         (filled,) = np.nonzero(self._counts)
         return stages.sketches(filled.tolist(), self._counts[filled].tolist())
-
-
-@dataclass(frozen=True)
-class Scalars:
-    """A histogram's figures besides its buckets; `least` and `most` are valid only if `count` is not 0."""
-
-    zero: int
-    count: int
-    sum: float
-    least: float
-    most: float
-
-
-SCALARS = tuple(field.name for field in fields(Scalars))
 
 
 class Pool:

@@ -9,7 +9,7 @@ from typing import Protocol
 from edgert.backoff import Backoff, doubling
 from edgert.errors import EdgeRTError
 from edgert.telemetry import messages
-from edgert.telemetry.mqtt import BrokerUnreachable, Connection, MqttSettings, Session
+from edgert.telemetry.mqtt import BrokerUnreachable, Connection, MqttSettings
 
 RETRY_PAUSES_S = doubling(1.0, 15.0)
 STABLE_AFTER_S = 10.0
@@ -38,14 +38,14 @@ class FleetSubscriber:
         site: str | None = None,
         *,
         client_id: str = "",
-        session: Session | None = None,
+        session_s: int | None = None,
         settled: Callable[[], int] = lambda: 0,
         log: Callable[[str], None] = lambda line: None,
     ) -> None:
         self._listeners = listeners
         self._filters = messages.subscriptions(site)
         self._log = log
-        self._connection = Connection(settings, client_id, session=session, on_message=self._received)
+        self._connection = Connection(settings, client_id, session_s=session_s, on_message=self._received)
         self._settled = settled
         self._backoff, self._again_at = Backoff(RETRY_PAUSES_S, STABLE_AFTER_S), 0.0
         self._connected = False

@@ -31,9 +31,7 @@ class WebServer:
             listener = socket.create_server((host.strip("[]"), port), family=family, backlog=BACKLOG)
         except (OSError, OverflowError) as error:
             reason, _, _ = str(getattr(error, "strerror", None) or error).partition(" (while ")  # Python's own words
-            raise ConfigInvalid(
-                f"{asked} cannot be used: {reason}; choose an address of this machine and a free port"
-            ) from error
+            raise ConfigInvalid(f"{asked} cannot be used: {reason}; choose another address or port") from error
         listener.setblocking(False)
         self.port = int(listener.getsockname()[1])
         self._stop, stop = socket.socketpair()

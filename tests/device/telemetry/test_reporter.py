@@ -14,7 +14,7 @@ from edgert.telemetry.messages import HistMessage, MetricsMessage, Topics
 from edgert.telemetry.recorder import PENDING_MAX, WindowRecorder
 from edgert.telemetry.reporter import FOLD_EVERY_S, Reporter, ReporterSettings
 from edgert.telemetry.spans import RequestSpan
-from edgert.telemetry.spool import ROWS_MAX, Spool, SpoolBounds
+from edgert.telemetry.spool import ROWS_MAX, Spool
 from tests.support.devices import wait_until
 
 TOPICS = Topics("plant-a", "pi-07")
@@ -34,7 +34,7 @@ class Bench:
     def __init__(self, folder: Path, rows: int = ROWS_MAX) -> None:
         self.clock = Clock()
         self.said: list[str] = []
-        self.spool = Spool(folder / "telemetry.db", SpoolBounds(rows=rows))
+        self.spool = Spool(folder / "telemetry.db", rows_max=rows)
         self.recorder = WindowRecorder("digits", self.clock)
         self.reporter = Reporter(
             self.recorder,

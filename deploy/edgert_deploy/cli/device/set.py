@@ -184,11 +184,9 @@ def _say_next(before: Mapping[str, Device], changed: Sequence[Device]) -> None:
     due = [new.name for new in changed if new.name in moved or new.profile != before[new.name].profile]
     if due:
         say("", f"next: edgert bootstrap {','.join(due)} configures the devices")
-    if moved:
-        say(
-            "",
-            "note: the broker keeps their messages of the former site until they connect from the new one and clear them",
-        )
+    for name in moved:
+        site = before[name].site
+        say("", f"then: edgert fleet forget {name} --site {site} clears what the broker retains of its former site")
 
 
 def _key(tag: str) -> str:

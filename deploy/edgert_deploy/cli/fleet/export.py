@@ -94,7 +94,7 @@ def export(
     words = words_of(by)
     otlp_to = otlp.endpoint(otlp_url) if otlp_url else None
     headers = otlp_headers(os.environ.get("OTEL_EXPORTER_OTLP_HEADERS", ""))
-    client_id, session = named_session("export", session_name)
+    client_id, session_s = named_session("export", session_name)
     name = session_name or f"b{secrets.token_hex(6)}"
     exporter = Exporter(name, words, clock=time.monotonic, wall_clock=time.time)
     listeners, pushes = [exporter], list[_Pushes]()
@@ -112,7 +112,7 @@ def export(
         listeners,
         site,
         client_id=client_id,
-        session=session,
+        session_s=session_s,
         settled=lambda: exporter.applied,
         log=_print_status,
     )

@@ -17,7 +17,7 @@ from edgert.telemetry import messages
 from edgert.telemetry.home_assistant import discovery_topic
 from edgert.telemetry.messages import Topics
 from edgert.telemetry.mqtt import BrokerRefused, Connection, MqttSettings
-from edgert.telemetry.retained import clear
+from edgert.telemetry.retained import retain
 from edgert_deploy.cli.shared.broker_options import broker_options
 from edgert_deploy.cli.shared.option_groups import SectionedCommand
 from edgert_deploy.cli.shared.output import say
@@ -69,7 +69,7 @@ def forget(
             f"{device} is online: uninstall it first, or pass --force if it and the broker failed together"
         )
     if retained:
-        clear(settings, retained)
+        retain(settings, dict.fromkeys(retained, b""))
         if still_retained := _retained(settings, site, device):
             raise BrokerRefused(
                 f"the broker {settings.address} still retains {', '.join(still_retained)}: it does not let this user write them "

@@ -82,13 +82,13 @@ def record(
     retention = Retention(windows_h, minutes_h, hours_h, size_bytes)
     store = Store(store_url, _print_status)
     recorder = Recorder(store, lambda: time.time_ns() // 1_000_000, retention)
-    client_id, session = named_session("record", session_name)
+    client_id, session_s = named_session("record", session_name)
     subscriber = FleetSubscriber(
         settings,
         [recorder],
         site,
         client_id=client_id,
-        session=session,
+        session_s=session_s,
         settled=lambda: recorder.settled,
         log=_print_status,
     )

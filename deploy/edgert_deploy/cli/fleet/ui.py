@@ -171,9 +171,7 @@ def access_for(host: str, names: tuple[str, ...], token_file: str | None) -> Acc
         try:
             token = Path(token_file).read_text().splitlines()[0].strip()
         except (OSError, IndexError, UnicodeDecodeError) as error:
-            raise ConfigInvalid(
-                f"--token-file {token_file} cannot be read: {error}. Write a line of text to it"
-            ) from error
+            raise ConfigInvalid(f"--token-file {token_file} cannot be read: {error}. Write a line to it") from error
         if len(token) < TOKEN_CHARS_MIN or not token.isascii() or not token.replace("-", "").replace("_", "").isalnum():
             raise ConfigInvalid(
                 f"--token-file {token_file}: a token has {TOKEN_CHARS_MIN} or more of A-Z a-z 0-9 - _; "

@@ -229,13 +229,9 @@ def table_of(rows: list[Row], state: LastMinutes, width: int, height: int | None
         heard = state.rows(time.monotonic())
         table.add_row("(no line fits the options)" if heard else "(nothing heard yet)")
     elif waiting := [row for row in rows if row.model is None and row.state == "online" and not row.alarms]:
-        table.caption = (
-            f"{len(waiting)} online without a report yet: the first comes within a window (60 s unless configured)"
-        )
+        table.caption = f"{len(waiting)} online, no report yet: the first comes within a window (60 s by default)"
     if left_out:
-        table.caption = (
-            f"{counted(left_out, 'more line')}; choose with --model, --device, --state, --alarms, or --sort them"
-        )
+        table.caption = f"{counted(left_out, 'more line')}; choose by --model, --device, --state, --alarms or --sort"
     if state.refused:
         table.caption = _text(f"{counted(state.refused, 'message')} not understood; the last: {state.last_refusal}")
     return table

@@ -15,7 +15,7 @@ from click.core import ParameterSource
 
 from edgert.config import BrokerLogin
 from edgert.names import checked_id
-from edgert.telemetry.mqtt import PROTOCOLS, MqttSettings, Session
+from edgert.telemetry.mqtt import PROTOCOLS, MqttSettings
 from edgert_deploy.cli.shared.option_groups import each_of, section
 from edgert_deploy.cli.shared.output import say
 from edgert_deploy.cli.shared.types import FILE_NAME
@@ -95,11 +95,11 @@ session_option = click.option(
 )
 
 
-def named_session(role: str, name: str | None) -> tuple[str, Session | None]:
-    """Return the client id and the session, neither if `name` is None. Raises ConfigInvalid."""
+def named_session(role: str, name: str | None) -> tuple[str, int | None]:
+    """Return the client id and its session's time in s, neither without a name. Raises ConfigInvalid."""
     if name is None:
         return "", None
-    return f"edgert-{role}-{checked_id('session', name)}", Session(SESSION_KEPT_S)
+    return f"edgert-{role}-{checked_id('session', name)}", SESSION_KEPT_S
 
 
 def of_this_broker(options: dict[str, Any], without: Mapping[str, Any], tls: str) -> dict[str, Any]:

@@ -121,7 +121,7 @@ class Exporter(FleetListener):
 
     def on_message(self, topic: Topic, retained: bool, now: float) -> None:
         self.messages[topic.kind] = self.messages.get(topic.kind, 0) + 1
-        device = self._device(topic.site, topic.device)
+        device = self._device(topic)
         if not retained:
             device.heard_at = self._wall_clock()
 
@@ -133,15 +133,14 @@ class Exporter(FleetListener):
                 del self.groups[labels]
 
     def on_status(self, topic: Topic, status: str, now: float) -> None:
-        self._device(topic.site, topic.device).status = status
+        self._device(topic).status = status
 
     def on_fields(self, topic: Topic, fields: Mapping[str, Scalar], now: float) -> None:
-        profile = fields.get("profile")
         if topic.kind == "deploy":
-            self._device(topic.site, topic.device).alarms = alarms_of(fields)
+            self._device(topic).alarms = alarms_of(fields)
         if topic.kind == "info":
-            has_profile = isinstance(profile, str) and profile
-            self._device(topic.site, topic.device).profile = storable(str(profile)) if has_profile else PROFILE_UNKNOWN
+            profile = fields.get("profile")
+            self._device(topic).profile = storable(profile) if isinstance(profile, str) and profile else PROFILE_UNKNOWN
 
     def on_hist(self, topic: Topic, hist: HistMessage | None, now: float) -> None:
         if hist is None or not self.counting.is_new(topic, hist):
@@ -170,13 +169,12 @@ class Exporter(FleetListener):
             self.events[labels] = self.events.get(labels, 0) + 1
 
     def _labels(self, topic: Topic, version: str) -> Labels:
-        device = self._device(topic.site, topic.device)
         values = {
             "site": topic.site,
             "device": topic.device,
             "model": topic.model or "",
             "version": intern(version),
-            "profile": device.profile,
+            "profile": self._device(topic).profile,
         }
         return tuple(values[name] for name in self.by)
 
@@ -192,12 +190,12 @@ class Exporter(FleetListener):
         group.changed_at = self._clock()
         return group
 
-    def _device(self, site: str, name: str) -> KnownDevice:
-        device = self.devices.get((site, name))
+    def _device(self, topic: Topic) -> KnownDevice:
+        device = self.devices.get((topic.site, topic.device))
         if device is None:
             if len(self.devices) >= DEVICES_MAX:
                 raise ProtocolError(f"more than {DEVICES_MAX} devices; give each site an exporter of its own (--site)")
-            device = self.devices[site, name] = KnownDevice()
+            device = self.devices[topic.site, topic.device] = KnownDevice()
         return device
 
     def _forget(self, now: float) -> None:

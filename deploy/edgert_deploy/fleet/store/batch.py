@@ -7,7 +7,7 @@ time of receipt counts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from edgert.telemetry.messages import HistMessage, MetricsMessage
@@ -48,23 +48,12 @@ class Batch:
             part = slice(start, start + PIECE_MAX)
             yield Batch(self.hists[part], self.metrics[part])
 
+    @property
+    def reports(self) -> int:
+        return len(self.hists) + len(self.metrics) + len(self.events)
+
     def __len__(self) -> int:
-        return len(self.hists) + len(self.metrics) + len(self.events) + len(self.devices)
-
-
-@dataclass(frozen=True)
-class WriteResult:
-    """The numbers of new reports in a batch."""
-
-    hists: int
-    metrics: int
-    events: int
-    duplicates: int
-
-    @classmethod
-    def sum(cls, parts: Iterable[WriteResult]) -> WriteResult:
-        numbers = [(part.hists, part.metrics, part.events, part.duplicates) for part in parts]
-        return cls(*(sum(column) for column in zip(*numbers, strict=True)))
+        return self.reports + len(self.devices)
 
 
 def trusted_ms(ts_ms: int, now_ms: int) -> int:

@@ -60,10 +60,7 @@ class MergedRows:
     def _rows(self, stream: int, origin: Origin, report: HistMessage | MetricsMessage) -> tuple[_Row, _Row]:
         minute = minute_of(origin, report)
         owner = self._group_id(origin, report.model_version)
-        return (
-            _row_of(self._minutes, (minute, owner)),
-            _row_of(self._streams, (minute // HOUR_MIN, stream)),
-        )
+        return _row_of(self._minutes, (minute, owner)), _row_of(self._streams, (minute // HOUR_MIN, stream))
 
     def _stored(self, table: sa.Table, keys: Iterable[tuple[int, int]], *names: str) -> Iterator[Sequence[Any]]:
         """Yield the rows of `keys` that are there. One statement reads all slots that have the same owners.

@@ -285,12 +285,11 @@ class _Gathered:
 def _of_events(query: sa.Select[Any], since_ms: int, until_ms: int, where: Mapping[str, str]) -> sa.Select[Any]:
     """Return `query` with the events of a period that fit `where`."""
     table, owner = schema.event, schema.device
-    profile = sa.case((owner.c.profile == "", PROFILE_UNKNOWN), else_=owner.c.profile)
     of_name = {
         "site": owner.c.site,
         "device": owner.c.device,
         "model": table.c.model,
-        "profile": profile,
+        "profile": schema.known_profile,
         "event": table.c.event,
     }
     query = query.join(owner, owner.c.id == table.c.device_id).where(
@@ -386,8 +385,7 @@ def _keys(connection: sa.Connection, question: Question, per_stream: bool) -> di
     """Return the streams or groups of the question, and the group of the answer for each."""
     device, stream, group = schema.device.c, schema.stream.c, schema.group.c
     if per_stream:
-        profile = sa.case((device.profile == "", PROFILE_UNKNOWN), else_=device.profile)
-        columns: tuple[Any, ...] = (device.site, device.device, stream.model, stream.version, profile)
+        columns: tuple[Any, ...] = (device.site, device.device, stream.model, stream.version, schema.known_profile)
         query: sa.Select[Any] = sa.select(stream.id).join(schema.device, device.id == stream.device_id)
     else:
         columns = (group.site, sa.null(), group.model, group.version, group.profile)

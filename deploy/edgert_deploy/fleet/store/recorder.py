@@ -58,10 +58,10 @@ class Recorder(FleetListener):
         """Write what waits. Raises StoreFailed; then nothing is lost, and the next flush tries again."""
         if len(self._batch) or self._batch.heard_ms:
             self.failures += 1
-            written = self._store.write(self._batch)
+            new = self._store.write(self._batch)
+            self.recorded += new
+            self.duplicates += self._batch.reports - new
             self.failures, self._bytes, self._batch = 0, 0, Batch()
-            self.recorded += written.hists + written.metrics + written.events
-            self.duplicates += written.duplicates
         self.settled = self._applied
 
     def flush_or_wait(self, say: Callable[[str], None]) -> None:

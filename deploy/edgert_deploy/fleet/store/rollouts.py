@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import sqlalchemy as sa
-from sqlalchemy.exc import SQLAlchemyError
 
 from edgert.durable import is_locked, locked
 from edgert_deploy.fleet.store import schema
@@ -50,16 +49,15 @@ class StoredRollouts:
 
     @contextmanager
     def locked(self, id: str) -> Iterator[bool]:
-        if self._file(id) is None:
+        if (file := self._file(id)) is None:
             with self._connected() as connection:
-                try:
+                with schema.translated(self._engine):
                     taken = connection.scalar(sa.select(sa.func.pg_try_advisory_lock(_LOCKS, _number(id))))
-                except SQLAlchemyError as error:
-                    raise schema.failed(self._engine.url, error) from error
                 yield bool(taken)
             return
         try:
-            lock = locked(self._locks_of(id), LOCK_S_MAX)  # `is_locked` holds it for an instant, too
+            file.parent.mkdir(exist_ok=True)
+            lock = locked(file, LOCK_S_MAX)  # `is_locked` holds it for an instant, too
         except BlockingIOError:
             yield False
             return
@@ -92,19 +90,11 @@ class StoredRollouts:
             return None
         return Path(f"{self._engine.url.database}-rollouts") / f"{id}.lock"
 
-    def _locks_of(self, id: str) -> Path:
-        file = self._file(id)
-        assert file is not None  # the caller asked
-        file.parent.mkdir(exist_ok=True)
-        return file
-
     @contextmanager
     def _connected(self) -> Iterator[sa.Connection]:
         """Give a connection without a transaction; it is closed afterwards, so that its locks end."""
-        try:
+        with schema.translated(self._engine):
             connection = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
-        except SQLAlchemyError as error:
-            raise schema.failed(self._engine.url, error) from error
         try:
             yield connection
         finally:

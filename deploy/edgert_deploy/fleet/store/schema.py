@@ -21,7 +21,7 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
 from edgert.errors import ConfigInvalid, EdgeRTError
 from edgert.printable import counted
-from edgert_deploy.fleet.reports import COUNTER_FIELDS
+from edgert_deploy.fleet.reports import COUNTER_FIELDS, PROFILE_UNKNOWN
 from edgert_deploy.fleet.store import views
 from edgert_deploy.fleet.store.migrations import MIGRATIONS, SCHEMA_VERSION
 
@@ -65,6 +65,7 @@ device = sa.Table(
     sa.Column("deploy", sa.Text),
     sa.UniqueConstraint("site", "device"),
 )
+known_profile = sa.case((device.c.profile == "", PROFILE_UNKNOWN), else_=device.c.profile)
 
 # One worker process on one device. `last_seq` and the counters are those of the newest `metrics`, so that an increase
 # counts once; `hist_seq` and `hist_minute` are those of the newest `hist`, so that a gap shows.
@@ -241,12 +242,8 @@ def open_engine(url: str, *, writes: bool, log: Callable[[str], None] = lambda l
         version = connection.scalar(sa.select(meta.c.version))
     if version != SCHEMA_VERSION:
         older = version and version < SCHEMA_VERSION
-        advice = (
-            "run `edgert fleet record` on it, which updates it" if older else "update the program, or use another store"
-        )
-        raise ConfigInvalid(
-            f"the store {shown(engine.url)} has schema {version}; this program knows {SCHEMA_VERSION}: {advice}"
-        )
+        advice = "run `edgert fleet record` on it" if older else "update the program, or use another store"
+        raise ConfigInvalid(f"the store {shown(engine.url)} has schema {version}, not {SCHEMA_VERSION}: {advice}")
     return engine
 
 
@@ -264,11 +261,17 @@ def file_of(engine: sa.Engine) -> tuple[int, int] | None:
 @contextmanager
 def begun(engine: sa.Engine) -> Iterator[sa.Connection]:
     """Give a connection in a transaction. Raises StoreFailed."""
+    with translated(engine), engine.begin() as connection:
+        yield connection
+
+
+@contextmanager
+def translated(engine: sa.Engine) -> Iterator[None]:
+    """Raise the database's errors of the block as StoreFailed."""
     try:
-        with engine.begin() as connection:
-            yield connection
+        yield
     except SQLAlchemyError as error:
-        raise failed(engine.url, error) from error
+        raise _failed(engine.url, error) from error
 
 
 def new_engine(url: str, *, writes: bool) -> sa.Engine:
@@ -320,13 +323,11 @@ def lock(connection: sa.Connection) -> None:
         connection.execute(sa.text("SELECT pg_advisory_xact_lock(730541)"))
 
 
-def failed(url: sa.URL, error: SQLAlchemyError) -> StoreFailed:
+def _failed(url: sa.URL, error: SQLAlchemyError) -> StoreFailed:
     """Return the error for the user."""
     reason = next(iter(str(getattr(error, "orig", None) or error).strip().splitlines()), type(error).__name__)
     if "no such table" in reason or ("does not exist" in reason and "edgert_" in reason):
-        return StoreFailed(
-            f"the store {shown(url)} has no reports yet: `edgert fleet record --store {shown(url)}` fills it"
-        )
+        return StoreFailed(f"the store {shown(url)} has no reports yet: edgert fleet record --store {shown(url)}")
     is_other = "not a database" in reason or os.path.isdir(url.database or "")
     advice = "it is no store: give another file" if is_other else "check that it exists, is writable and has room"
     if "malformed" in reason:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
@@ -19,21 +19,17 @@ from edgert_deploy.fleet.packed import WINDOW, pack
 from edgert_deploy.fleet.reports import PROFILE_UNKNOWN, EventMessage, counters_of, increase
 from edgert_deploy.fleet.sequence import begun_anew, in_order
 from edgert_deploy.fleet.store import gaps, schema
-from edgert_deploy.fleet.store.batch import (
-    HOUR_MIN,
-    Batch,
-    Origin,
-    WriteResult,
-    minute_of,
-    placed_ms,
-)
+from edgert_deploy.fleet.store.batch import HOUR_MIN, Batch, Origin, minute_of, placed_ms
 from edgert_deploy.fleet.store.merged_rows import MergedRows, chunks
-from edgert_deploy.fleet.store.retention import LastHours, Retention, forget_device, prune, size_bytes
+from edgert_deploy.fleet.store.retention import LastHours, Retention, forget_device, prune
 from edgert_deploy.fleet.store.schema import COUNTERS
 
 # A question is cut at whole minutes back to this time; see query.py.
 FINE_HOURS = 48
 STREAMS_REMEMBERED_MAX = 200_000
+
+Key = tuple[int, int]  # of a window: its stream and its number
+T = TypeVar("T", HistMessage, MetricsMessage)
 
 
 class Store:
@@ -58,11 +54,14 @@ class Store:
     def close(self) -> None:
         self._engine.dispose()
 
-    def write(self, batch: Batch) -> WriteResult:
-        """Write `batch` in one transaction: all of it or, where this raises, nothing."""
+    def write(self, batch: Batch) -> int:
+        """Write `batch` in one transaction: all of it or, where this raises, nothing.
+
+        Returns how many of its reports were new.
+        """
         try:
             with self._transaction() as connection:
-                return WriteResult.sum(self._write(connection, piece) for piece in batch.pieces())
+                return sum(self._write(connection, piece) for piece in batch.pieces())
         except BaseException:
             # The numbers that this transaction gave may be gone with it.
             self._forget_numbers()
@@ -77,11 +76,6 @@ class Store:
         """Remove every row of a device; return their number. Sums over groups of devices stay."""
         with self._transaction() as connection:
             return forget_device(connection, site, device)
-
-    def size_bytes(self) -> int:
-        """Return the size of the store without free pages."""
-        with self._transaction() as connection:
-            return size_bytes(connection)
 
     @contextmanager
     def _transaction(self) -> Iterator[sa.Connection]:
@@ -107,18 +101,18 @@ class Store:
         for remembered in (self._devices, self._profiles, self._streams, self._groups, self._last_hours):
             remembered.clear()
 
-    def _write(self, connection: sa.Connection, batch: Batch) -> WriteResult:
+    def _write(self, connection: sa.Connection, batch: Batch) -> int:
         self._write_devices(connection, batch)
         streams = self._stream_ids(connection, [*batch.hists, *batch.metrics])
         merged = MergedRows(lambda origin, version: self._group_id(connection, origin, version), connection)
-        hists = self._write_hists(connection, batch.hists, streams, merged)
-        metrics = self._write_metrics(connection, batch.metrics, streams, merged)
-        events = self._write_events(connection, batch.events)
+        hists, metrics = streams[: len(batch.hists)], streams[len(batch.hists) :]
+        new = self._write_hists(connection, _by_key(hists, batch.hists), merged)
+        new += self._write_metrics(connection, _by_key(metrics, batch.metrics), merged)
+        new += self._write_events(connection, batch.events)
         merged.write()
         self._last_hours.store(connection, schema.stream_heard, _last_hours(batch, streams))
         self._last_hours.store(connection, schema.group_heard, merged.group_hours())
-        sent = len(batch.hists) + len(batch.metrics) + len(batch.events)
-        return WriteResult(hists, metrics, events, sent - hists - metrics - events)
+        return new
 
     # --- devices, streams, groups: names become numbers once --------------------------------
 
@@ -184,59 +178,30 @@ class Store:
     # --- windows ----------------------------------------------------------------------------
 
     def _write_hists(
-        self,
-        connection: sa.Connection,
-        reports: Sequence[tuple[Origin, HistMessage]],
-        streams: Sequence[int],
-        merged: MergedRows,
+        self, connection: sa.Connection, hists: Mapping[Key, tuple[Origin, HistMessage]], merged: MergedRows
     ) -> int:
-        by_key = {(stream, hist.seq): (origin, hist) for stream, (origin, hist) in zip(streams, reports, strict=False)}
-        rows = [
-            {
-                "stream": stream,
-                "seq": hist.seq,
-                "minute": minute_of(origin, hist),
-                "ts_ms": hist.ts_ms,
-                "clock_synced": int(hist.clock_synced),
-                **_histogram_row(hist),
-            }
-            for (stream, _), (origin, hist) in by_key.items()
-        ]
+        rows = {
+            key: {**_window(key, origin, hist), "clock_synced": int(hist.clock_synced), **_histogram_row(hist)}
+            for key, (origin, hist) in hists.items()
+        }
         new = self._insert_new(connection, schema.hist_window, rows)
-        arrived = set(new)
-        gaps.note(connection, [(*key, minute_of(*by_key[key])) for key in by_key if key in arrived])
-        blobs = {(row["stream"], row["seq"]): row["buckets"] for row in rows}
+        gaps.note(connection, [(*key, minute_of(*hists[key])) for key in new])
         for key in new:
-            merged.add_hist(key[0], *by_key[key], blobs[key])
+            merged.add_hist(key[0], *hists[key], rows[key]["buckets"])
         return len(new)
 
     def _write_metrics(
-        self,
-        connection: sa.Connection,
-        reports: Sequence[tuple[Origin, MetricsMessage]],
-        streams: Sequence[int],
-        merged: MergedRows,
+        self, connection: sa.Connection, metrics: Mapping[Key, tuple[Origin, MetricsMessage]], merged: MergedRows
     ) -> int:
-        mine = streams[len(streams) - len(reports) :]
-        by_key = {(stream, each.seq): (origin, each) for stream, (origin, each) in zip(mine, reports, strict=True)}
-        rows = [
-            {
-                "stream": stream,
-                "seq": each.seq,
-                "minute": minute_of(origin, each),
-                "ts_ms": each.ts_ms,
-            }
-            for (stream, _), (origin, each) in by_key.items()
-        ]
+        rows = {key: _window(key, origin, each) for key, (origin, each) in metrics.items()}
         new = self._insert_new(connection, schema.metrics_window, rows)
-        mine_new = set(new)
-        self._count_increases(connection, {key: by_key[key] for key in by_key if key in mine_new}, merged)
+        self._count_increases(connection, {key: metrics[key] for key in new}, merged)
         return len(new)
 
     def _count_increases(
         self,
         connection: sa.Connection,
-        new: Mapping[tuple[int, int], tuple[Origin, MetricsMessage]],
+        new: Mapping[Key, tuple[Origin, MetricsMessage]],
         merged: MergedRows,
     ) -> None:
         """Store each counter's growth since the last report; a late report is part of a later one's."""
@@ -292,13 +257,18 @@ class Store:
         return len(connection.execute(statement, rows).all())
 
     def _insert_new(
-        self, connection: sa.Connection, table: sa.Table, rows: Sequence[Mapping[str, Any]]
-    ) -> list[tuple[int, int]]:
-        """Insert what is not there yet; return the keys (stream, seq) of what was inserted."""
+        self, connection: sa.Connection, table: sa.Table, rows: Mapping[Key, Mapping[str, Any]]
+    ) -> list[Key]:
+        """Insert what is not there yet; return the keys of what was inserted, in the order of `rows`."""
         if not rows:
             return []
         statement = schema.insert(connection, table).on_conflict_do_nothing().returning(table.c.stream, table.c.seq)
-        return [(row.stream, row.seq) for row in connection.execute(statement, rows)]
+        inserted = {(row.stream, row.seq) for row in connection.execute(statement, list(rows.values()))}
+        return [key for key in rows if key in inserted]
+
+
+def _by_key(streams: Sequence[int], reports: Sequence[tuple[Origin, T]]) -> dict[Key, tuple[Origin, T]]:
+    return {(stream, report[1].seq): report for stream, report in zip(streams, reports, strict=True)}
 
 
 def _last_hours(batch: Batch, streams: Sequence[int]) -> dict[int, int]:
@@ -308,6 +278,10 @@ def _last_hours(batch: Batch, streams: Sequence[int]) -> dict[int, int]:
     for stream, (origin, each) in zip(streams, reports, strict=True):
         hours[stream] = max(minute_of(origin, each) // HOUR_MIN, hours.get(stream, 0))
     return hours
+
+
+def _window(key: Key, origin: Origin, report: HistMessage | MetricsMessage) -> dict[str, Any]:
+    return {"stream": key[0], "seq": key[1], "minute": minute_of(origin, report), "ts_ms": report.ts_ms}
 
 
 def _histogram_row(hist: HistMessage) -> dict[str, Any]:

@@ -108,10 +108,8 @@ class Answers:
 
         Without `by`, devices are compared or, of a large fleet, sites.
         """
-        limit, lines = (
-            _number(asked, "limit", GROUPS_DEFAULT, GROUPS_MAX),
-            self.hub.board.count_models(self.filter(asked)),
-        )
+        limit = _number(asked, "limit", GROUPS_DEFAULT, GROUPS_MAX)
+        lines = self.hub.board.count_models(self.filter(asked))
         by = asked.get("by") or ("device" if lines <= COMPARED_MAX else "site")
         comparison = self.history.breakdown(Span.parse(asked), by, self._where(asked), lines)
         models = [{**each, "groups_count": len(each["groups"]), "groups": each["groups"][:limit]} for each in comparison["models"]]  # fmt: skip
@@ -161,9 +159,7 @@ class Answers:
     def _matching(self, asked: Asking) -> list[Seen]:
         state, part, sort = asked.get("state", ""), asked.get("q", "")[:SEARCH_CHARS_MAX].lower(), asked.get("sort", "state")  # fmt: skip
         if state not in ("", "attention", *STATES):
-            raise ConfigInvalid(
-                f"state={state[:20]!r} is not a state of a device; known: attention, {', '.join(STATES)}"
-            )
+            raise ConfigInvalid(f"state={state[:20]!r} is not a state; known: attention, {', '.join(STATES)}")
         if sort not in SORTS:
             raise ConfigInvalid(f"sort={sort[:20]!r} is unknown; known: {', '.join(SORTS)}")
         states = ATTENTION if state == "attention" else (state,) if state else STATES

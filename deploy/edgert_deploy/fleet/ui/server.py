@@ -56,7 +56,7 @@ class PageServer:
 
     def __init__(self, answers: Answers, access: Access, host: str, port: int, alerts: str = "") -> None:
         self._answers, self._access = answers, access
-        self._files = {path.name: _File.of(path) for path in ASSETS.iterdir() if path.suffix in TYPES}
+        self._files = {path.name: _File(path.name, path.read_bytes()) for path in ASSETS.iterdir() if path.suffix in TYPES}
         if alerts:
             page = self._files["index.html"].body
             link = f'<a class="alerts" href="{escape(alerts)}">Alerts</a>'
@@ -165,10 +165,6 @@ class _File:
         self.kind = TYPES[Path(name).suffix] + "; charset=utf-8"
         self.body = body
         self.tag = f'"{hashlib.sha256(body).hexdigest()[:16]}"'
-
-    @classmethod
-    def of(cls, path: Path) -> _File:
-        return cls(path.name, path.read_bytes())
 
     def response(self, headers: Mapping[str, str]) -> HttpResponse:
         if headers.get("if-none-match") == self.tag:

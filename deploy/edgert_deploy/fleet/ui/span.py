@@ -93,6 +93,4 @@ def _moment_ms(name: str, text: str) -> int:
             raise ValueError
         return int(moment.timestamp() * 1000)
     except (ValueError, OverflowError) as error:
-        raise ConfigInvalid(
-            f"{name}={text[:40]!r} is not a time: write it with its zone, such as 2026-11-22T14:05Z"
-        ) from error
+        raise ConfigInvalid(f"{name}={text[:40]!r} is not a time with its zone, such as 2026-11-22T14:05Z") from error

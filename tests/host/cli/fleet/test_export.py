@@ -149,7 +149,7 @@ def test_an_exporter_survives_the_broker_s_restart_and_shows_gauges_by_device(br
     [
         (("--by", "colour"), "known: site, device"),
         (("--otlp", "collector:4318"), "http://HOST:4318"),
-        (("--listen", "nowhere.invalid:1"), "choose an address of this machine and a free port"),
+        (("--listen", "nowhere.invalid:1"), "choose another address or port"),
         (("--site", "a/b"), "cannot be part of an MQTT topic"),
     ],
 )

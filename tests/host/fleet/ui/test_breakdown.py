@@ -15,6 +15,7 @@ from edgert_deploy.fleet.ui.breakdown import share_within
 from edgert_deploy.fleet.ui.history import History
 from edgert_deploy.fleet.ui.span import Span
 from tests.support.fleet import NOW_MS, Pi, Sent, record
+from tests.support.sketches import sketch_of
 
 HOUR = Span.parse({"window": "1h"})
 
@@ -70,11 +71,10 @@ def test_a_large_fleet_is_compared_by_whole_hours_and_a_larger_one_is_refused(st
 
 
 def test_the_share_within_a_target_is_right_to_the_bucket() -> None:
-    dice, sketch = random.Random(2), Sketch()
-    assert share_within(sketch, 1.0) is None
+    dice = random.Random(2)
+    assert share_within(Sketch(), 1.0) is None
     values = [dice.lognormvariate(2, 1) for _ in range(5000)] + [0.0] * 10
-    for value in values:
-        sketch.record(value)
+    sketch = sketch_of(values)
     for limit_ms in (0.01, 2.0, 7.3, 40.0, 1e6):
         share = share_within(sketch, limit_ms)
         low, high = (
