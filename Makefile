@@ -83,7 +83,7 @@ WHEELS := deploy/edgert_deploy/bootstrap/locked_wheels.txt
 lock: setup
 	$(BIN)/uv $(COMPILE) --extra dev --output-file requirements/dev.txt
 	$(BIN)/uv $(COMPILE) --extra host --extra demo --constraint requirements/dev.txt --output-file requirements/demo.txt
-	echo pip | $(BIN)/uv $(COMPILE) - $(addprefix --extra ,tflite openvino onnxruntime tensorrt http channels text) \
+	echo pip | $(BIN)/uv $(COMPILE) --no-annotate - $(addprefix --extra ,tflite openvino onnxruntime tensorrt http channels text) \
 		--override <(echo "huggingface-hub; sys_platform == 'none'") --constraint requirements/dev.txt --output-file $(WHEELS)
 
 # Asks PyPI's database of vulnerabilities.

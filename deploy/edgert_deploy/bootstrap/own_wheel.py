@@ -21,14 +21,12 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 import edgert
-from edgert.durable import replacing, sha256_of
+from edgert.durable import sha256_of
 from edgert.errors import ConfigInvalid
 from edgert_deploy.bootstrap.pip import run_module, run_pip
 from edgert_deploy.common.folders import cache_folder
 
 OWN_PACKAGES = ("edgert", "edgert_deploy")
-# What [tool.hatch] of pyproject.toml makes the wheel of; a test compares.
-SOURCES = ("edgert", "deploy/edgert_deploy", "devices", "pyproject.toml", "LICENSE", ".gitignore")
 WHEEL_TIME = (2020, 2, 2, 0, 0, 0)  # every file in the wheel has this time
 WHEEL = "Wheel-Version: 1.0\nGenerator: edgert\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 
@@ -36,14 +34,10 @@ WHEEL = "Wheel-Version: 1.0\nGenerator: edgert\nRoot-Is-Purelib: true\nTag: py3-
 def own_wheel(progress: Callable[[str], None] = lambda _: None) -> Path:
     """Build edgert's own wheel from this source tree, or repack the installed package.
 
-    So a device always gets the code that its host runs. Repacking needs no index and no build tool. A tree that was
-    built before is not built again.
+    So a device always gets the code that its host runs. Repacking needs no index and no build tool.
     """
     kept_in, source = cache_folder() / "own", source_tree()
     kept_in.mkdir(parents=True, exist_ok=True)
-    tree = "" if source is None else _tree_digest(source)
-    if (before := _noted(kept_in, tree)) is not None:
-        return before
     with tempfile.TemporaryDirectory(dir=kept_in) as folder:
         if source is not None:
             progress(f"building edgert's wheel from {source}")
@@ -51,13 +45,9 @@ def own_wheel(progress: Callable[[str], None] = lambda _: None) -> Path:
         else:
             progress("packing edgert's wheel from the installed package")
             wheel = _pack(_installed(installed_distribution()), Path(folder))
-        digest = sha256_of(wheel)
-        stored = kept_in / digest[:16] / wheel.name
+        stored = kept_in / sha256_of(wheel)[:16] / wheel.name
         stored.parent.mkdir(exist_ok=True)
         os.replace(wheel, stored)
-    if source is not None and _tree_digest(source) == tree:  # nobody changed it meanwhile
-        with replacing(_note(kept_in, tree), shared=True) as file:
-            file.write(f"{digest} {stored.name}\n".encode())
     return stored
 
 
@@ -80,34 +70,7 @@ def installed_distribution() -> Distribution:
     for distribution in distributions(name="edgert"):
         if Path(str(distribution.locate_file("edgert/__init__.py"))).resolve() == package:
             return distribution
-    raise ConfigInvalid(
-        f"edgert runs from {package.parent}, which is not an installed package: pip install 'edgert[host]'"
-    )
-
-
-def _tree_digest(source: Path) -> str:
-    """Return the SHA-256 of all that the wheel of a source tree is made of."""
-    total = hashlib.sha256()
-    for name in SOURCES:
-        paths = sorted((source / name).rglob("*")) if (source / name).is_dir() else [source / name]
-        for path in paths:
-            if path.is_file() and path.suffix != ".pyc":
-                total.update(f"{path.relative_to(source)}\0{sha256_of(path)}\n".encode())
-    return total.hexdigest()
-
-
-def _note(folder: Path, tree: str) -> Path:
-    return folder / f"{tree}.built"
-
-
-def _noted(folder: Path, tree: str) -> Path | None:
-    """Return the wheel in `folder` that a build of `tree`, by its digest, noted, if it is there and whole."""
-    try:
-        digest, name = _note(folder, tree).read_text().split()
-        wheel = folder / digest[:16] / name
-        return wheel if sha256_of(wheel) == digest else None
-    except (OSError, ValueError):
-        return None
+    raise ConfigInvalid(f"edgert in {package.parent} is not an installed package: pip install 'edgert[host]'")
 
 
 def _built(source: Path, folder: Path) -> dict[str, bytes]:
@@ -131,12 +94,10 @@ def _installed(installed: Distribution) -> dict[str, bytes]:
             content[name] = Path(str(installed.locate_file(name))).read_bytes()
         except OSError as error:
             raise ConfigInvalid(
-                f"{name} of the installed edgert cannot be read: reinstall it with pip install --force-reinstall"
+                f"{name} of the installed edgert cannot be read: pip install --force-reinstall edgert"
             ) from error
     if not content or "edgert/__init__.py" not in content or "edgert_deploy/__init__.py" not in content:
-        raise ConfigInvalid(
-            "the installed edgert does not list its files: reinstall it with pip install --force-reinstall"
-        )
+        raise ConfigInvalid("the installed edgert lists no files: pip install --force-reinstall edgert")
     return content
 
 

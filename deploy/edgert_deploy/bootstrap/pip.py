@@ -19,9 +19,7 @@ PIWHEELS_HINT = (
 def run_pip(words: Sequence[str], doing: str) -> None:
     """Run `pip WORDS`. Raises ConfigInvalid, which names what pip was `doing`."""
     if importlib.util.find_spec("pip") is None:
-        raise ConfigInvalid(
-            f"cannot {doing}: pip is missing in {sys.prefix}. Install it: {sys.executable} -m ensurepip"
-        )
+        raise ConfigInvalid(f"cannot {doing}: pip is missing. Install it: {sys.executable} -m ensurepip")
     run_module("pip", ["--disable-pip-version-check", "--no-input", *words], doing)
 
 

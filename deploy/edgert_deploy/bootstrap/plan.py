@@ -19,7 +19,6 @@ from edgert_deploy.devices.device_files import (
     Broker,
     DeviceFile,
     Following,
-    broker_doubt,
     config_text,
     holds,
     own_user,
@@ -138,9 +137,6 @@ def plan_bootstrap(
     if not device.kind.needs_runtime:
         facts = local_facts(facts)
     progress(describe(facts))
-    python = facts.python_path if device.kind.needs_runtime else device.python
-    if options.broker is not None and python and (doubt := broker_doubt(options.broker, device, python, transport)):
-        progress(f"warning: {doubt}")
     unit = service.chosen_unit(device, facts, options.service, transport)
     runtimes_there, house, plan = RuntimeThere(), None, None
     if device.kind.needs_runtime:

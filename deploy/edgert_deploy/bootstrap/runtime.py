@@ -265,9 +265,7 @@ class Runtimes:
         folder = f"{self.device.home}/venvs/{plan.id}"
         why = self_test(self.transport.run, folder, self.device.state, models)
         if why:
-            raise RolledBack(
-                f"{self.device.name}: the new runtime failed its self-test: {why}. The old runtime stays in use"
-            )
+            raise RolledBack(f"{self.device.name}: the new runtime failed its self-test: {why}. The old one stays")
 
     def try_out(self, runtime: str, models: Sequence[str], manager: str, trial_s: float = TRIAL_S) -> None:
         """Have the device switch to `runtime` on trial, and wait for its decision.

@@ -70,15 +70,7 @@ def _uninstall(device: Device, transport: Transport, purge: bool, progress: Line
 
 def _run(mode: str, device: Device, purge: bool, transport: Transport) -> Result:
     script = (files("edgert_deploy") / "bootstrap" / "on_device" / "uninstall.sh").read_text()
-    words = [
-        mode,
-        device.home,
-        device.state,
-        "yes" if purge else "no",
-        UNIT,
-        service.USER,
-        service.USER_COMMENT,
-    ]
+    words = [mode, device.home, device.state, "yes" if purge else "no", UNIT, service.USER, service.USER_COMMENT]
     return transport.run(["sh", "-c", script, "sh", *words, KNOWN, service.serves(device)], REMOVE_S_MAX)
 
 

@@ -66,19 +66,12 @@ class WheelTarget:
         return (*newest_first, *old, f"linux_{self.machine}")
 
     def environment(self, extra: str = "") -> dict[str, str]:
-        """Return the values of environment markers (PEP 508) there."""
+        """Return the values of environment markers (PEP 508) that differ there from those of this host."""
         return {
-            "implementation_name": "cpython",
             "implementation_version": f"{self.python}.0",
-            "os_name": "posix",
             "platform_machine": self.machine,
-            "platform_python_implementation": "CPython",
-            "platform_release": "",
-            "platform_system": "Linux",
-            "platform_version": "",
             "python_full_version": f"{self.python}.0",
             "python_version": self.python,
-            "sys_platform": "linux",
             "extra": extra,
         }
 
@@ -205,9 +198,7 @@ def _collected(own: Path, engines: Sequence[str], order: _Order) -> Path:
     folder = cache_folder() / "wheels" / _key(target, requirements, order.lock.digest if order.lock else "")
     if not folder.is_dir():
         named = f" with {', '.join(engines)}" if engines else ""
-        order.progress(
-            f"collecting wheels{named} for Python {target.python} on {target.machine} with glibc {target.glibc}"
-        )
+        order.progress(f"collecting wheels{named} for Python {target.python} on {target.machine}, glibc {target.glibc}")
         with _beside(folder) as partial:
             _collect(partial, requirements, order)
             lines = [f"{sha256_of(wheel)}  {wheel.name}\n" for wheel in sorted(partial.glob("*.whl"))]
@@ -231,13 +222,6 @@ def _checked_pins(folder: Path) -> dict[str, str]:
 
 def missing(roots: Iterable[Requirement], wheels: Sequence[Path], target: WheelTarget) -> list[Requirement]:
     """Return the requirements of the tree below `roots` on `target` that no wheel of `wheels` meets."""
-    return _tree(roots, wheels, target)[0]
-
-
-def _tree(
-    roots: Iterable[Requirement], wheels: Sequence[Path], target: WheelTarget
-) -> tuple[list[Requirement], set[str]]:
-    """Return the requirements that no wheel meets, and the names of all packages in the tree."""
     by_name = {str(parse_wheel_filename(path.name)[0]): path for path in wheels}
     todo, seen, absent = list(roots), set[tuple[str, str]](), []
     while todo:
@@ -251,29 +235,21 @@ def _tree(
                 todo += _needs(by_name[name], extra, target)
             elif not extra:
                 absent.append(requirement)
-    return absent, {name for name, _ in seen}
+    return absent
 
 
 def _collect(folder: Path, requirements: Sequence[Requirement], order: _Order) -> None:
     wanted = list(requirements)
-    if order.lock:  # all in one download
-        wanted = order.lock.with_required(wanted, order.target.environment())
     for _ in range(ROUNDS_MAX):
         if order.lock:
             _download_locked(folder, wanted, order.target, order.lock)
         else:
             _download(folder, wanted, order.target)
-        wheels = list(folder.glob("*.whl"))
-        more, needed = _tree(requirements, wheels, order.target)
+        more = missing(requirements, list(folder.glob("*.whl")), order.target)
         if not more:
-            for wheel in wheels if order.lock else ():  # what another Python or extra needs
-                if str(parse_wheel_filename(wheel.name)[0]) not in needed:
-                    wheel.unlink()
             return
         wanted = more if order.lock else wanted + more
-    raise ConfigInvalid(
-        f"the wheels for {order.target} are incomplete after {ROUNDS_MAX} downloads; missing: {wanted[-1]}"
-    )
+    raise ConfigInvalid(f"the wheels for {order.target} lack {wanted[-1]} after {ROUNDS_MAX} downloads")
 
 
 def _download_locked(folder: Path, wanted: Sequence[Requirement], target: WheelTarget, lock: Lock) -> None:

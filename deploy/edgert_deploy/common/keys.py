@@ -80,9 +80,7 @@ def check_new_key(name: str, folder: Path) -> None:
     if project.is_users:
         return
     if folder.resolve().is_relative_to(project.root):
-        raise ConfigInvalid(
-            f"{folder} is in the project {project.root}, which a team commits: give a --dir outside of it"
-        )
+        raise ConfigInvalid(f"{folder} is in the project {project.root}, which a team commits: give a --dir outside")
     if key_paths(project.public_keys, name)[1].exists():
         raise ConfigInvalid(f"the project has a key {name} already, in {project.public_keys}: give another --name")
 

@@ -243,9 +243,7 @@ def _store(file: Path, text: str) -> str:
         return str(_path(file.parent, text)) if text else ""
     parts = urlsplit(text)
     if not parts.scheme.startswith("postgres"):
-        raise ConfigInvalid(
-            f"{file}: store = {text!r} is not a store: write a file, or postgresql://USER@HOST/DATABASE"
-        )
+        raise ConfigInvalid(f"{file}: store = {text!r} is not a store: write a file or postgresql://USER@HOST/DATABASE")
     if parts.password or "password" in parse_qs(parts.query):
         raise ConfigInvalid(f"{file}: store holds a password, and a team commits this file: keep it in ~/.pgpass")
     return text
@@ -257,9 +255,7 @@ def _targets(file: Path, table: Any) -> dict[str, float]:
         raise ConfigInvalid(f"{file}: [p99_target_ms] must be a table, got {table!r}")
     for model, target_ms in table.items():
         if isinstance(target_ms, bool) or not isinstance(target_ms, (int, float)) or not 0 < target_ms < float("inf"):
-            raise ConfigInvalid(
-                f"{file}: [p99_target_ms] {model} = {target_ms!r}: write milliseconds, such as {model} = 20"
-            )
+            raise ConfigInvalid(f"{file}: [p99_target_ms] {model} = {target_ms!r}: write ms, such as {model} = 20")
     return {model: float(target_ms) for model, target_ms in table.items()}
 
 

@@ -83,9 +83,7 @@ def expiry_from(text: str, now_s: float) -> str:
         else:
             until = datetime.fromtimestamp(expiry_time(text), timezone.utc)
     except (ValueError, OverflowError) as error:
-        raise ConfigInvalid(
-            f"{text[:40]!r} is not an expiry: write 90d, 12h, 2027-02-19 or 2027-02-19T08:00:00Z"
-        ) from error
+        raise ConfigInvalid(f"{text[:40]!r} is not an expiry: write 90d, 2027-02-19 or 2027-02-19T08:00:00Z") from error
     if not now < until < _LATEST:
         raise ConfigInvalid(f"the expiry {text!r} is {until.strftime(FORM)}: choose a time after now")
     return until.strftime(FORM)

@@ -19,7 +19,6 @@ from tomlkit.exceptions import TOMLKitError
 from edgert.bundle.signing import PublicKey
 from edgert.config import DeviceConfig, parse_config
 from edgert.errors import ConfigInvalid, StorageFailed
-from edgert.printable import endpoint
 from edgert.registry.address import parse_repository
 from edgert.registry.login import read_credentials
 from edgert_deploy.common.addresses import PORT_PLAIN, PORT_TLS, host_and_port
@@ -29,22 +28,12 @@ from edgert_deploy.devices.profiles import DeviceProfile
 from edgert_deploy.devices.remote import QUICK_S_MAX
 from edgert_deploy.devices.transports import PutOptions, Transport, in_folder, sha256_command
 
-BROKER_S_MAX = 5.0
 PASSWORD_NAME, BROKER_CA_NAME = "mqtt-password", "mqtt-ca.pem"
 LOGIN_NAME, CA_NAME = "registry-login", "registry-ca.pem"
 _OF_BROKER = (("password_file", PASSWORD_NAME), ("ca", BROKER_CA_NAME))  # a key and the name of its file in STATE
 _OF_REGISTRY = (("credentials", LOGIN_NAME), ("ca", CA_NAME))
-REACHED = "reached"
 CONFIG_BYTES_MAX = 1024**2
 _IF_PLAIN = 'test -f "$1" && test ! -L "$1" && shift && exec "$@"'
-_CONNECT = f"""\
-import socket, sys
-try:
-    socket.create_connection((sys.argv[1], int(sys.argv[2])), float(sys.argv[3])).close()
-    print({REACHED!r})
-except OSError as error:
-    print(error.strerror or error)
-"""
 
 
 @dataclass(frozen=True)
@@ -144,12 +133,12 @@ def wanted_files(
         files_of_device += named
     for name, value in settings.items():
         ours[name] = {**ours.get(name, {}), **value} if isinstance(value, dict) else value
-    present = config_text(state, transport)
+    document = _parsed(config_text(state, transport))
     if broker is not None:
-        present = _without_old_broker(present, broker, state)
+        _forget_old_broker(_table(document, "mqtt"), broker, state)
     if following is not None:
-        present = _without_old_registry(present, following, state)
-    text = merged_config(present, ours)
+        _forget_old_registry(_table(document, "follow"), following, state)
+    text = merged_config(document, ours)
     # Refuse here what the daemon would refuse later.
     config = parse_config(text, f"{state}/config.toml")
     return [*files_of_device, DeviceFile(f"{state}/config.toml", text.encode(), "configuration")], config
@@ -191,32 +180,20 @@ def check_settings(settings: dict[str, Any]) -> None:
     parse_config(tomlkit.dumps({**fixed, **settings}), "--set")
 
 
-def broker_doubt(broker: Broker, device: Device, python: str, transport: Transport) -> str:
-    """Return why the device, with the interpreter `python`, cannot reach the broker; "" if it can."""
-    words = [python, "-c", _CONNECT, broker.host, str(broker.port), f"{BROKER_S_MAX:g}"]
-    answer = transport.run(words, QUICK_S_MAX).stdout.strip()
-    if answer == REACHED:
-        return ""
-    reason = answer or "the attempt failed"
-    return (
-        f"{device.name} cannot reach the broker {endpoint(broker.host, broker.port)} ({reason}). It keeps its reports until it can. "
-        "Check the address, and that the broker runs"
-    )
-
-
-def merged_config(present: str, ours: dict[str, Any]) -> str:
-    """Return the configuration with our values; other values and comments stay."""
+def _parsed(present: str) -> tomlkit.TOMLDocument:
     try:
-        document = tomlkit.parse(present)
+        return tomlkit.parse(present)
     except TOMLKitError as error:
         raise ConfigInvalid(f"the device's config.toml is not TOML ({error}): repair or remove it there") from error
+
+
+def merged_config(document: tomlkit.TOMLDocument, ours: dict[str, Any]) -> str:
+    """Return the configuration with our values; other values and comments stay."""
     for key, value in ours.items():
         if isinstance(value, dict):
             table: Any = document.setdefault(key, tomlkit.table())
             if not isinstance(table, dict):
-                raise ConfigInvalid(
-                    f"the device's config.toml has {key} = {table!r}, which must be a table: repair it there"
-                )
+                raise ConfigInvalid(f"the device's config.toml has {key} = {table!r}, not a table: repair it there")
             for inner, inner_value in value.items():
                 if table.get(inner) != inner_value:
                     table[inner] = inner_value
@@ -227,7 +204,7 @@ def merged_config(present: str, ours: dict[str, Any]) -> str:
 
 def own_user(broker: Broker, present: str) -> str:
     """Return the user of the device's own login, which it keeps; "" if it gets that of `broker`."""
-    table = _table(present, "mqtt")
+    table = _table(_parsed(present), "mqtt")
     user = str(table.get("username", ""))
     if not (broker.for_new and (broker.username or broker.password)):
         return ""
@@ -236,41 +213,35 @@ def own_user(broker: Broker, present: str) -> str:
     return user if user != broker.username else ""
 
 
-def _table(present: str, name: str) -> dict[str, Any]:
-    """Return a table of the configuration, {} if there is none; `merged_config` reports bad TOML."""
-    try:
-        table = tomlkit.parse(present).unwrap().get(name)
-    except TOMLKitError:
-        return {}
+def _table(document: tomlkit.TOMLDocument, name: str) -> dict[str, Any]:
+    """Return a table of the configuration, {} if there is none."""
+    table = document.get(name)
     return table if isinstance(table, dict) else {}
 
 
-def _without_old_registry(present: str, following: Following, state: str) -> str:
+def _forget_old_broker(table: dict[str, Any], broker: Broker, state: str) -> None:
+    """Remove the login and the authority that a bootstrap wrote for a broker at another address."""
+    elsewhere = (table.get("host"), table.get("port")) != (broker.host, broker.port)
+    if elsewhere and "password_file" in _forget_files(table, _OF_BROKER, state):
+        table.pop("username", None)
+
+
+def _forget_old_registry(table: dict[str, Any], following: Following, state: str) -> None:
     """Remove the login and the authority that a bootstrap wrote for a registry at another address."""
-    table = _table(present, "follow")
     try:
         before = parse_repository(str(table.get("registry", ""))).host
     except ConfigInvalid:
         before = ""
-    if not table or before == parse_repository(following.registry).host:
-        return present
-    return _without(present, "follow", [key for key, name in _OF_REGISTRY if table.get(key) == f"{state}/{name}"])
+    if before != parse_repository(following.registry).host:
+        _forget_files(table, _OF_REGISTRY, state)
 
 
-def _without_old_broker(present: str, broker: Broker, state: str) -> str:
-    """Remove the login and the authority that a bootstrap wrote for a broker at another address."""
-    table = _table(present, "mqtt")
-    if not table or (table.get("host"), table.get("port")) == (broker.host, broker.port):
-        return present
-    ours = [key for key, name in _OF_BROKER if table.get(key) == f"{state}/{name}"]
-    return _without(present, "mqtt", [*ours, *(["username"] if "password_file" in ours else [])])
-
-
-def _without(present: str, section: str, keys: Sequence[str]) -> str:
-    document: Any = tomlkit.parse(present)
-    for key in keys:
-        document[section].pop(key, None)
-    return tomlkit.dumps(document)
+def _forget_files(table: dict[str, Any], files: Sequence[tuple[str, str]], state: str) -> list[str]:
+    """Remove and return the keys that name a file of ours."""
+    ours = [key for key, name in files if table.get(key) == f"{state}/{name}"]
+    for key in ours:
+        table.pop(key)
+    return ours
 
 
 def unnamed_files(config: DeviceConfig, state: str) -> list[str]:

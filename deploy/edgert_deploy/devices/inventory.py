@@ -262,9 +262,7 @@ def fingerprint(host_key: str) -> str:
     try:
         blob = base64.b64decode(host_key.split()[1], validate=True)
     except (IndexError, binascii.Error) as error:
-        raise ConfigInvalid(
-            f"{host_key[:60]!r} is not a host key: give a line such as `ssh-ed25519 AAAA...`"
-        ) from error
+        raise ConfigInvalid(f"{host_key[:60]!r} is not a host key: give a line like `ssh-ed25519 AAAA...`") from error
     return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
 
 

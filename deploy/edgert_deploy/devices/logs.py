@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
@@ -90,9 +90,7 @@ def parse_since(text: str) -> str:
             return f"-{duration_s(text):.0f}"
         moment = datetime.fromisoformat(text.replace("Z", "+00:00"))
     except (ValueError, ConfigInvalid) as error:
-        raise ConfigInvalid(
-            f"--since {text[:40]!r}: write 30s, 10m, 2h, 1d, or a time such as 2026-11-21T07:30"
-        ) from error
+        raise ConfigInvalid(f"--since {text[:40]!r}: write 10m, 2h, 1d, or a time such as 2026-11-21T07:30") from error
     return f"@{int((moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).timestamp())}"
 
 
@@ -114,28 +112,14 @@ def following(device: Device, request: LogRequest) -> Iterator[Iterator[str]]:
     from edgert_deploy.devices.transports.system_ssh import FOR_A_PROGRAM, ssh_command
 
     words = request.words(device, follow=True)
-    if not device.kind.uses_ssh:
-        with _lines(device, request, words) as lines:
-            yield lines
-        return
-    if device.become:
-        words = [*SUDO, *words]
-    with ssh_command(device, *FOR_A_PROGRAM) as ssh, _lines(device, request, [*ssh, for_any_shell(words)]) as lines:
-        yield lines
-
-
-@contextmanager
-def _lines(device: Device, request: LogRequest, words: Sequence[str]) -> Iterator[Iterator[str]]:
-    process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, errors="replace")
-    assert process.stdout is not None
-    assert process.stdin is not None
-    try:
+    with ExitStack() as stack:
+        if device.kind.uses_ssh:
+            line = for_any_shell([*SUDO, *words] if device.become else words)
+            words = [*stack.enter_context(ssh_command(device, *FOR_A_PROGRAM)), line]
+        process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, errors="replace")
+        stack.enter_context(process)  # which closes its pipes and waits
+        stack.callback(process.terminate)
         yield _until_it_ends(device, request, process)
-    finally:
-        process.stdin.close()
-        process.stdout.close()
-        process.terminate()
-        process.wait()
 
 
 def _until_it_ends(device: Device, request: LogRequest, process: subprocess.Popen[str]) -> Iterator[str]:
@@ -148,18 +132,14 @@ def _until_it_ends(device: Device, request: LogRequest, process: subprocess.Pope
             yield line.rstrip("\n")
     code = process.wait()
     if code == EXIT_FAILED:
-        raise DeviceUnreachable(
-            f"{device.name}: ssh ended; its messages are above. Check with: edgert doctor {device.name}"
-        )
+        raise DeviceUnreachable(f"{device.name}: ssh ended; its messages are above. Check: edgert doctor {device.name}")
     if code != 0:
         raise _no_log(device, code, "")
 
 
 def _no_log(device: Device, code: int, stderr: str) -> DeviceError:
     if code == _NO_LOG:
-        return DeviceError(
-            f"{device.name} has no log: EdgeRT never ran there. Set it up: edgert bootstrap {device.name}"
-        )
+        return DeviceError(f"{device.name} has no log: EdgeRT never ran there: edgert bootstrap {device.name}")
     advice = "only root and members of the group systemd-journal may read it" if "permission" in stderr.lower() else ""
     return DeviceError(
         f"{device.name}: its log cannot be read: {stderr.strip()[-300:] or f'exit code {code}'} {advice}".strip()

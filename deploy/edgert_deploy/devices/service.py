@@ -243,15 +243,14 @@ def _credentials(config: DeviceConfig | None) -> str:
 
     The daemon must not put a link to another file of root's in their place.
     """
-    named = {} if config is None else {PASSWORD_CREDENTIAL: config.mqtt.password_file}
+    lines = []
     if config is not None:
-        named[LOGIN_CREDENTIAL] = config.follow.credentials
-    lines = [
-        line
-        for name, file in named.items()
-        if file
-        for line in (f"LoadCredential={name}:{file.replace('%', '%%')}", f"ReadOnlyPaths={_quoted(f'-{file}')}")
-    ]
+        for name, file in (
+            (PASSWORD_CREDENTIAL, config.mqtt.password_file),
+            (LOGIN_CREDENTIAL, config.follow.credentials),
+        ):
+            if file:
+                lines += [f"LoadCredential={name}:{file.replace('%', '%%')}", f"ReadOnlyPaths={_quoted(f'-{file}')}"]
     return "\n".join(lines) or "# No broker's password and no registry's login is configured."
 
 

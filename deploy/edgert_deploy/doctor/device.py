@@ -168,9 +168,7 @@ def _state(report: _Report, facts: MachineFacts, clock: Callable[[], float]) -> 
             f"edgert bootstrap {device.name} after a reboot, or cron: {crontab_line(device)}",
         )
     elif lingers and lingers != "yes":
-        report.warn(
-            "service", f"the services of {user} end at log-out", f"as root there: loginctl enable-linger {user}"
-        )
+        report.warn("service", f"services of {user} end at log-out", f"as root there: loginctl enable-linger {user}")
     elif answers.get("enabled", "enabled") != "enabled":
         report.fail("service", "the unit is not started at boot", f"edgert bootstrap {device.name}")
     else:
@@ -299,12 +297,9 @@ def _channel(report: _Report, status: DeviceStatus) -> None:
         return
     what = f"{channel.channel} of {channel.registry}"
     if channel.error or channel.stale:
-        next_step = (
-            f"edgert bootstrap {name} --follow {channel.registry} --channel {channel.channel}, with --registry-ca "
-        )
-        report.warn(
-            "channel", f"{what}: {channel.error or channel.stale}", next_step + "FILE and --registry-login FILE"
-        )
+        next_step = f"edgert bootstrap {name} --follow {channel.registry} --channel {channel.channel}"
+        files = "--registry-ca FILE --registry-login FILE"
+        report.warn("channel", f"{what}: {channel.error or channel.stale}", f"{next_step} {files}")
     else:
         report.ok("channel", f"{what}, counter {channel.counter}" if channel.asked_at else f"{what}, not asked yet")
 

@@ -81,9 +81,7 @@ def _python(report: Report) -> None:
     if lowest <= sys.version_info[:2] <= highest:
         report.ok("python", versions)
     else:
-        report.warn(
-            "python", f"{versions}; tested are 3.10 to 3.13", "install edgert into an environment of one of these"
-        )
+        report.warn("python", f"{versions}; tested are 3.10 to 3.13", "install edgert into one of these")
 
 
 def _packages(report: Report) -> None:
@@ -139,9 +137,7 @@ def _check_key(report: Report, path: Path) -> None:
         report.fail("signing key", f"other users can read {path} (mode {mode:o})", f"chmod 600 {path}")
     elif shared.exists() and read_public_key(shared).key_id != key.public.key_id:
         text = f"{name} is another key than {shared}: devices that trust the project's refuse what {name} signs"
-        report.warn(
-            "signing key", text, "use the project's key, or edgert keys new --name NAME, then bootstrap --key NAME"
-        )
+        report.warn("signing key", text, "use the project's, or edgert keys new --name NAME, then bootstrap --key NAME")
     else:
         report.ok("signing key", f"{name}: {key.public.key_id}")
 

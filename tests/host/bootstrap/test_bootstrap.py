@@ -18,7 +18,7 @@ from edgert.errors import ConfigInvalid, DeviceError, EngineMissing
 from edgert.telemetry.link import CONNECTED
 from edgert_deploy.bootstrap.bootstrap import BootstrapResult, bootstrap
 from edgert_deploy.bootstrap.plan import BootstrapOptions
-from edgert_deploy.devices.device_files import Broker, broker_doubt, check_settings
+from edgert_deploy.devices.device_files import Broker, check_settings
 from edgert_deploy.devices.facts import _PROBE
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.profiles import load_profile
@@ -121,16 +121,10 @@ def test_settings_that_no_device_takes_are_refused_before_one_is_asked(settings:
     check_settings({"serving": {"window_s": 1.0}, "models": {"digits": {"pinned": True}}})
 
 
-def test_a_dead_broker_is_told_before_the_work_and_in_the_status_after_it(device: Device) -> None:
+def test_a_dead_broker_is_told_in_the_status(device: Device) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        assert broker_doubt(Broker("127.0.0.1", port), device, device.python, open_transport(device)) == ""
-    said: list[str] = []
-    options = BootstrapOptions((new_key().public,), Broker("127.0.0.1", port), engines="null")
-    done = bootstrap(device, PROFILE, options, open_transport(device), said.append)
-    (warning,) = (line for line in said if line.startswith("warning: "))
-    assert f"here cannot reach the broker 127.0.0.1:{port} (Connection refused)" in warning
-    assert said.index(warning) < said.index("starting the daemon")
+    done = do(device, new_key().public, broker=Broker("127.0.0.1", port))
     link = status_of(done).telemetry.link
     assert (link.state, f"127.0.0.1:{port}" in link.text) == ("telemetry.broker_unreachable", True)
 

@@ -55,25 +55,6 @@ def test_a_pin_is_chosen_by_its_marker() -> None:
     assert lock.lines(wanted, environment("3.12")) == ["numpy==2.4.6 --hash=sha256:cc"]
 
 
-def test_the_lock_names_what_a_package_requires() -> None:
-    text = """cffi==2.0 ; python_version >= '3.11' \\
-    --hash=sha256:aa
-    # via
-    #   -c requirements/dev.txt
-    #   Cryptography
-cryptography==46.0 \\
-    --hash=sha256:bb
-    # via edgert (pyproject.toml)
-pycparser==2.23 \\
-    --hash=sha256:cc
-    # via cffi
-"""
-    lock, wanted = read_lock(text), [Requirement("cryptography>=42")]
-    found = lock.with_required(wanted, environment("3.12"))
-    assert [str(one) for one in found] == ["cryptography>=42", "cffi", "pycparser"]
-    assert lock.with_required(wanted, environment("3.10")) == wanted, "cffi is not for that Python"
-
-
 @pytest.mark.parametrize(("asked", "found"), [("numpy<2", "2.4.6"), ("scipy", "nothing")])
 def test_what_the_lock_does_not_have_is_refused(asked: str, found: str) -> None:
     with pytest.raises(ConfigInvalid, match=f"{found} where {asked} is needed"):

@@ -157,4 +157,4 @@ def test_an_uninstall_leaves_a_configuration_that_names_no_removed_login(
 
 def test_files_for_a_registry_need_its_address(edgert: Edgert, here: Path) -> None:
     code, value = edgert("bootstrap", "here", "--registry-login", here / "login.json")
-    assert (code, "add --follow" in value["error"]["message"]) == (2, True)
+    assert (code, "--follow oci:" in value["error"]["message"]) == (2, True)

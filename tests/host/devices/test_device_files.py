@@ -13,7 +13,7 @@ from edgert_deploy.devices.device_files import Broker, Following, merged_config
 
 def test_what_the_user_wrote_into_the_devices_configuration_stays() -> None:
     present = '# ours\ndevice = "old"\n\n[serving]\nthreads = 2  # measured\n\n[mqtt]\nhost = "a"\ncert = "c"\n'
-    merged = merged_config(present, {"device": "new", "site": "s", "mqtt": {"host": "b", "port": 1883}})
+    merged = merged_config(tomlkit.parse(present), {"device": "new", "site": "s", "mqtt": {"host": "b", "port": 1883}})
     assert "threads = 2  # measured" in merged
     value = tomlkit.parse(merged).unwrap()
     assert value == {
@@ -22,12 +22,12 @@ def test_what_the_user_wrote_into_the_devices_configuration_stays() -> None:
         "serving": {"threads": 2},
         "mqtt": {"host": "b", "cert": "c", "port": 1883},
     }
-    assert merged_config(merged, {"device": "new", "site": "s"}) == merged
+    assert merged_config(tomlkit.parse(merged), {"device": "new", "site": "s"}) == merged
 
 
 def test_a_configuration_whose_table_is_none_is_said_so() -> None:
     with pytest.raises(ConfigInvalid, match="mqtt = 3"):
-        merged_config("mqtt = 3\n", {"mqtt": {"host": "b"}})
+        merged_config(tomlkit.parse("mqtt = 3\n"), {"mqtt": {"host": "b"}})
 
 
 @pytest.mark.parametrize(

@@ -117,9 +117,7 @@ class ChannelOptions:
             ca = Path(ours.ca) if ours.ca and ours.address == self.registry else None
             return Following.parse(self.registry, self.channel, self.registry_ca or ca, self.registry_login)
         if self.registry is None and (self.registry_ca or self.registry_login):
-            raise click.UsageError(
-                "--registry-ca and --registry-login are for a registry: add --follow oci://HOST/REPOSITORY"
-            )
+            raise click.UsageError("--registry-ca and --registry-login need a registry: --follow oci://HOST/REPOSITORY")
         return None
 
 

@@ -17,7 +17,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
@@ -115,16 +115,13 @@ class SshTransport:
         with self._translated(), contextlib.closing(self._channel(line)) as channel:
             channel.sendall(input)
             channel.shutdown_write()
-            out, err = LineBuffer(), LineBuffer(on_stderr)
-            self._follow(channel, out, err, time.monotonic() + timeout_s, f"`{argv[0]}`", timeout_s)
-            exit_code = channel.recv_exit_status()
-            if exit_code == _NO_EXIT_CODE and not self._alive():
-                raise EOFError("the connection ended while the command ran")
+            ended = self._ended(channel, argv, timeout_s, on_stderr)
             # A line of .bashrc may have printed before.
-            printed_before, began, output = out.text().partition(f"{_BEGIN}\n")
+            printed_before, began, output = ended.stdout.partition(f"{_BEGIN}\n")
             if not began:
-                raise self._not_begun(" ".join(f"{printed_before} {err.text()}".split())[-_SAID_CHARS_MAX:], exit_code)
-            return Result(tuple(argv), exit_code, output, err.text())
+                said = " ".join(f"{printed_before} {ended.stderr}".split())[-_SAID_CHARS_MAX:]
+                raise self._not_begun(said, ended.exit_code)
+            return replace(ended, stdout=output)
 
     def put(self, local: Path, remote: str, how: PutOptions = PLAIN) -> None:
         digest, target = sha256_of(local), PurePosixPath(remote)
@@ -194,10 +191,18 @@ class SshTransport:
                     ) from error
                 time.sleep(0.05)
 
-    def _follow(
-        self, channel: Any, out: LineBuffer, err: LineBuffer, deadline: float, what: str, timeout_s: float
-    ) -> None:
+    def _ended(self, channel: Any, argv: Sequence[str], timeout_s: float, on_stderr: LineSink | None = None) -> Result:
+        """Return the result of a command once it has ended. Raises EOFError if the connection ended before."""
+        out, err = LineBuffer(), LineBuffer(on_stderr)
+        self._follow(channel, out, err, f"`{argv[0]}`", timeout_s)
+        exit_code = channel.recv_exit_status()
+        if exit_code == _NO_EXIT_CODE and not self._alive():
+            raise EOFError("the connection ended while the command ran")
+        return Result(tuple(argv), exit_code, out.text(), err.text())
+
+    def _follow(self, channel: Any, out: LineBuffer, err: LineBuffer, what: str, timeout_s: float) -> None:
         """Collect the output until the command has ended and its pipes are empty."""
+        deadline = time.monotonic() + timeout_s
         poll = select.poll()
         poll.register(channel.fileno(), select.POLLIN)
         ended_at: float | None = None
@@ -260,36 +265,28 @@ class SshTransport:
                 except TimeoutError:
                     raise
                 except OSError:
-                    if self._alive():  # the link is up, so dd ended: `_end` reports its message
+                    if self._alive():  # the link is up, so dd ended: its message follows
                         break
                     raise
                 done += len(chunk)
                 if upload.how.progress is not None:
                     upload.how.progress(done, upload.size)
                 upload.rate_limit.passed(len(chunk))
-            self._end(channel, argv, f"writing {upload.folder}/{upload.partial[2:]}")
+            with contextlib.suppress(OSError):  # the channel may be closed already
+                channel.shutdown_write()
+            ended = self._ended(channel, argv, HASH_S_MAX)  # the disk may be slow
+        if not ended.ok:
+            reason = " ".join(line for line in ended.stderr.splitlines() if "records" not in line).strip()
+            raise StorageFailed(
+                full_disk(self.device, reason)
+                or f"{self.device.name}: writing {upload.folder}/{upload.partial[2:]} failed: "
+                f"{reason or f'exit code {ended.exit_code}'}"
+            )
 
     def _name(self, upload: _Upload, digest: str) -> bool:
         """Give an upload its final name; return False if its content is wrong."""
         named = self._must(in_folder(upload.folder, name_command(upload.partial, upload.name, digest)), HASH_S_MAX)
         return named.stdout.strip() != OTHER_BYTES
-
-    def _end(self, channel: Any, argv: Sequence[str], doing: str) -> None:
-        """Wait for the end of a command that writes a file. Raises StorageFailed with its message."""
-        with contextlib.suppress(OSError):  # the channel may be closed already
-            channel.shutdown_write()
-        out, err = LineBuffer(), LineBuffer()
-        limit_s = HASH_S_MAX  # the disk may be slow
-        self._follow(channel, out, err, time.monotonic() + limit_s, f"`{argv[0]}`", limit_s)
-        exit_code = channel.recv_exit_status()
-        if exit_code == _NO_EXIT_CODE and not self._alive():
-            raise EOFError("the connection ended during the transfer")
-        if exit_code != 0:
-            reason = " ".join(line for line in err.text().splitlines() if "records" not in line).strip()
-            raise StorageFailed(
-                full_disk(self.device, reason)
-                or f"{self.device.name}: {doing} failed: {reason or f'exit code {exit_code}'}"
-            )
 
     def _must(self, argv: Sequence[str], timeout_s: float = _STEP_S_MAX) -> Result:
         result = self.run(argv, timeout_s)

@@ -18,13 +18,11 @@ import logging
 import shlex
 import socket
 import subprocess
-import sys
 import threading
-from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import Any
 
 import fabric
 import paramiko
@@ -32,7 +30,7 @@ from paramiko.pkey import UnknownKeyType
 from paramiko.ssh_exception import IncompatiblePeer, NoValidConnectionsError
 
 from edgert.errors import ConfigInvalid, DeviceUnreachable, HostKeyMismatch, LoginRefused
-from edgert.printable import endpoint, printable
+from edgert.printable import endpoint
 from edgert_deploy.devices.inventory import Device, SshAddress, fingerprint
 from edgert_deploy.devices.transports.ssh_config import agent, login_keys, read_ssh_config
 
@@ -44,8 +42,6 @@ JUMP_LOGINS_AT_ONCE_MAX = 8
 _JUMP_LOGINS = threading.BoundedSemaphore(JUMP_LOGINS_AT_ONCE_MAX)
 _PROXY_END_S_MAX = 5.0
 _RSA = ("rsa-sha2-512", "rsa-sha2-256")  # the signatures of keys that are called ssh-rsa
-SAID_LINES_MAX, SAID_S_MAX = 50, 0.5  # kept of what ssh says; the wait for the rest of it
-KEY_REFUSED = "Host key verification failed"  # by OpenSSH's ssh
 NO_GREETING = "Error reading SSH protocol banner"  # by paramiko, as the next
 NO_KEY = "No authentication methods available"
 LINK_LOST = "transport shut down or saw EOF"  # in the middle of the login
@@ -127,9 +123,8 @@ def _shown_key(address: SshAddress, jump: Jump | None, but: list[str]) -> str | 
         except (OSError, EOFError, paramiko.SSHException) as error:
             if but and isinstance(error, IncompatiblePeer):
                 return None
-            target.check_jump_key(error)
             at = endpoint(address.host, address.port) if address.port else address.host
-            raise DeviceUnreachable(f"{at} cannot be reached over SSH: {_reason(error)}") from error
+            raise DeviceUnreachable(f"{at} cannot be reached over SSH: {_reason(error)}{target.way()}") from error
 
 
 class _Seen(Exception):  # carries the host key out of paramiko; no error
@@ -174,39 +169,15 @@ class _Hop:
                 f"says of this host: ssh -G {jump.address.host}"
             ) from error
         self.settings = self.connection.ssh_config
-        self.connection.connect_kwargs = {
-            **login_keys(self.settings, jump.identity),
-            "transport_factory": _KeysAlone,
-        }
+        keys = login_keys(self.settings, jump.identity)
+        self.connection.connect_kwargs = {**keys, "transport_factory": _KeysAlone}
         if "identityagent" in self.settings:
             self.connection.client._agent = agent(self.settings)
         self.connection.client.set_missing_host_key_policy(paramiko.RejectPolicy())
-        self._said: deque[str] = deque(maxlen=SAID_LINES_MAX)  # by the command that leads here, on stderr
-        self._listener: threading.Thread | None = None
 
-    def pass_on(self, stderr: IO[str]) -> None:
-        """Copy to stderr what the command that leads here says there."""
-
-        def copy() -> None:
-            with stderr:
-                for line in stderr:
-                    self._said.append(line)
-                    print(printable(line), end="", file=sys.stderr, flush=True)
-
-        self._listener = threading.Thread(target=copy, daemon=True)
-        self._listener.start()
-
-    def check_jump_key(self, error: BaseException) -> None:
-        """Raise HostKeyMismatch if ssh refused the host key of a jump host of ~/.ssh/config."""
-        if self._listener is not None:
-            self._listener.join(SAID_S_MAX)
-        lines = [line.strip() for line in self._said]
-        if refused := next((line for line in lines if line.startswith(KEY_REFUSED)), ""):
-            reason = next((line for line in lines if "host key for " in line.lower()), refused).rstrip(".")
-            raise HostKeyMismatch(
-                f"{self.called} cannot be reached: ssh refuses the host key of a jump host of ~/.ssh/config ({reason}). Nothing "
-                "was sent. Compare the key on that host's own console, then correct ~/.ssh/known_hosts"
-            ) from error
+    def way(self) -> str:
+        """Return what a message adds if a command of ~/.ssh/config leads here: its ssh says the reason."""
+        return "; ~/.ssh/config leads there, and what its ssh said is above" if self.proxy_command() else ""
 
     def proxy_command(self) -> str | None:
         """Return the command by which ~/.ssh/config leads here; None if it names no way.
@@ -294,9 +265,7 @@ def _translated(hop: _Hop) -> Iterator[None]:
             raise LoginRefused(
                 f"{hop.called} refuses the login of {hop.connection.user}: {why}. {_key_advice(error)}"
             ) from error
-        hop.check_jump_key(error)
-        way = "; ~/.ssh/config leads there, and what its ssh said is above" if hop.proxy_command() else ""
-        raise DeviceUnreachable(f"{hop.called} cannot be reached: {_reason(error)}{way}") from error
+        raise DeviceUnreachable(f"{hop.called} cannot be reached: {_reason(error)}{hop.way()}") from error
 
 
 def _pin_option(hop: _Hop) -> str:
@@ -337,20 +306,9 @@ def _proxy(command: str, hop: _Hop) -> Iterator[socket.socket]:
             try:
                 # As in ssh, the command replaces the shell.
                 words = ["/bin/sh", "-c", f"exec {command}"]
-                process = subprocess.Popen(
-                    words,
-                    stdin=theirs.fileno(),
-                    stdout=theirs.fileno(),
-                    stderr=subprocess.PIPE,
-                    text=True,
-                    errors="replace",
-                )
+                process = subprocess.Popen(words, stdin=theirs.fileno(), stdout=theirs.fileno())
             except OSError as error:
-                raise DeviceUnreachable(
-                    f"{hop.called}: ProxyCommand `{command}` cannot be run: {error.strerror}"
-                ) from error
-        assert process.stderr is not None
-        hop.pass_on(process.stderr)
+                raise DeviceUnreachable(f"{hop.called}: ProxyCommand `{command}` fails: {error.strerror}") from error
         try:
             yield ours
         finally:
@@ -368,9 +326,7 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, NoValidConnectionsError):  # it has one error for each address of the host
         error = next(iter(error.errors.values()))
     if isinstance(error, IncompatiblePeer):
-        return (
-            f"{error}. Its SSH server is too old, or allows too few algorithms: update it, or allow more in sshd_config"
-        )
+        return f"{error}. Its SSH server is old, or allows few algorithms: update it, or allow more in sshd_config"
     if LINK_LOST in str(error):
         return "the connection ended during the login. Check the network and try again"
     if NO_GREETING in str(error) or NO_SESSION in str(error):

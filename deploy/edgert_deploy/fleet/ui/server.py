@@ -56,7 +56,9 @@ class PageServer:
 
     def __init__(self, answers: Answers, access: Access, host: str, port: int, alerts: str = "") -> None:
         self._answers, self._access = answers, access
-        self._files = {path.name: _File(path.name, path.read_bytes()) for path in ASSETS.iterdir() if path.suffix in TYPES}
+        self._files = {
+            path.name: _File(path.name, path.read_bytes()) for path in ASSETS.iterdir() if path.suffix in TYPES
+        }
         if alerts:
             page = self._files["index.html"].body
             link = f'<a class="alerts" href="{escape(alerts)}">Alerts</a>'
