@@ -135,9 +135,7 @@ def sign_statement(statement: Statement, key: SigningKey) -> bytes:
         raise ChannelInvalid(f"key {key.public.key_id} cannot revoke itself: sign with another trusted key")
     envelope = sign(statement.to_bytes(), key, CHANNEL_PAYLOAD_TYPE)
     if len(envelope) > STATEMENT_BYTES_MAX:
-        raise ChannelInvalid(
-            f"the channel takes {len(envelope)} bytes; at most {STATEMENT_BYTES_MAX} are allowed: remove entries"
-        )
+        raise ChannelInvalid(f"the channel takes {len(envelope)} bytes; at most {STATEMENT_BYTES_MAX}: remove entries")
     return envelope
 
 
@@ -148,9 +146,7 @@ def read_statement(data: bytes, channel: str, trusted: tuple[PublicKey, ...]) ->
     `check_next` then tells whether it may be followed.
     """
     if len(data) > STATEMENT_BYTES_MAX:
-        raise ChannelInvalid(
-            f"the channel takes more than {STATEMENT_BYTES_MAX} bytes: the registry holds something else"
-        )
+        raise ChannelInvalid(f"the channel exceeds {STATEMENT_BYTES_MAX} bytes: the registry holds something else")
     try:
         envelope = parse_envelope(data, CHANNEL_PAYLOAD_TYPE)
     except BundleCorrupt as error:
@@ -207,9 +203,7 @@ def _check_statement(statement: Statement) -> None:
     try:
         ordered = expiry_time(statement.issued) <= expiry_time(begins) < expiry_time(statement.expires)
     except ValueError as error:
-        raise ChannelInvalid(
-            f"a time of the channel cannot be read ({error}): give it like 2027-02-19T08:00:00Z"
-        ) from error
+        raise ChannelInvalid(f"a time cannot be read ({error}): give it like 2027-02-19T08:00:00Z") from error
     if not ordered:
         raise ChannelInvalid(
             f"the channel is issued at {statement.issued}, begins at {begins} and expires at {statement.expires}: "
@@ -235,6 +229,4 @@ def _check_entry(entry: Entry) -> None:
     if entry.model == RUNTIME and entry.limits:
         raise ChannelInvalid(f"{name} has trial limits: a runtime is tried with the golden samples of the models alone")
     if not 0 < entry.watch_s <= TRIAL_S_MAX:
-        raise ChannelInvalid(
-            f"{name} is watched for {entry.watch_s:g} s; give more than 0 and at most {TRIAL_S_MAX:g} s"
-        )
+        raise ChannelInvalid(f"{name} is watched for {entry.watch_s:g} s; give more than 0, at most {TRIAL_S_MAX:g} s")

@@ -21,11 +21,8 @@ ENVELOPE_NAME = "manifest.dsse.json"  # the file's name in a bundle and in a slo
 PAYLOAD_TYPE = "application/vnd.edgert.manifest+json"
 CHANNEL_PAYLOAD_TYPE = "application/vnd.edgert.channel+json"
 RUNTIME_PAYLOAD_TYPE = "application/vnd.edgert.runtime+json"
-_WHAT = {
-    PAYLOAD_TYPE: "bundle",
-    CHANNEL_PAYLOAD_TYPE: "channel",
-    RUNTIME_PAYLOAD_TYPE: "runtime",
-}  # what messages call the content
+# What messages call the content.
+_WHAT = {PAYLOAD_TYPE: "bundle", CHANNEL_PAYLOAD_TYPE: "channel", RUNTIME_PAYLOAD_TYPE: "runtime"}
 
 
 def sign(payload: bytes, key: SigningKey, payload_type: str = PAYLOAD_TYPE) -> bytes:
@@ -79,9 +76,7 @@ def parse_envelope(data: bytes, payload_type: str = PAYLOAD_TYPE) -> Envelope:
             payload_type=payload_type,
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, binascii.Error) as error:
-        raise BundleCorrupt(
-            f"the {_WHAT[payload_type]}'s envelope cannot be read: it was damaged, send it again"
-        ) from error
+        raise BundleCorrupt(f"the {_WHAT[payload_type]}'s envelope is damaged: send it again") from error
     # Base64 and JSON have several forms of the same value. Only one is accepted, so that every changed byte is noticed.
     if _canonical(payload_type, envelope.payload, envelope.key_ids, envelope.signatures) != data:
         what = _WHAT[payload_type]

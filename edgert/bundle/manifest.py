@@ -182,9 +182,7 @@ class Manifest:
                 )
             return target
         names = ", ".join(t.profile for t in self.targets)
-        raise NotCompatible(
-            f"the bundle is built for {names}; this device is a {profile}: build with --target {profile}"
-        )
+        raise NotCompatible(f"the bundle is for {names}; this device is a {profile}: build with --target {profile}")
 
     def to_bytes(self) -> bytes:
         return document_bytes(self)
@@ -231,9 +229,7 @@ def _check_processing(manifest: Manifest, paths: set[str]) -> None:
     """Raise BundleError unless the rules fit the model's inputs and outputs, and each other."""
     rules = (manifest.preprocess, manifest.sound, manifest.series, manifest.text)
     if manifest.golden_raw and (manifest.golden_raw not in paths or not any(rules[1:])):
-        raise BundleError(
-            "golden_raw must be a file of the bundle, and the manifest must have a rule for signals or text"
-        )
+        raise BundleError("golden_raw must be a file of the bundle, and the manifest have a rule for signals or text")
     if sum(rule is not None for rule in rules) > 1:
         raise BundleError("a manifest has one rule for an input: preprocess, sound, series or text")
     if manifest.sound is not None:
@@ -243,9 +239,7 @@ def _check_processing(manifest: Manifest, paths: set[str]) -> None:
     if manifest.text is not None:
         check_text(manifest.text, manifest.app_inputs, manifest.buckets)
         if manifest.text.tokenizer not in paths:
-            raise BundleError(
-                f"text names the tokenizer {manifest.text.tokenizer[:80]!r}, which the bundle does not hold"
-            )
+            raise BundleError(f"text names the tokenizer {manifest.text.tokenizer[:80]!r}, which the bundle lacks")
     if manifest.embed is not None:
         check_embed(manifest.embed, manifest.app_inputs, manifest.app_outputs)
     if manifest.buckets is not None:

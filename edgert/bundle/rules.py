@@ -179,9 +179,7 @@ def check_rules(
             raise BundleError(f"detection needs a model of images; input {image!r} has not 4 axes")
     added = {name for rule in (classify, detect, ctc) if rule is not None for name in rule.added}
     if taken := sorted({spec.name for spec in outputs} & added):
-        raise BundleError(
-            f"output {taken[0]!r} has the name of an output that post-processing adds: rename it in the model"
-        )
+        raise BundleError(f"output {taken[0]!r} has a name that post-processing adds: rename it in the model")
 
 
 def check_preprocess(pre: Preprocess, inputs: tuple[TensorSpec, ...]) -> None:

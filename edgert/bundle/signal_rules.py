@@ -187,9 +187,7 @@ def check_series(rule: Series, inputs: Sequence[TensorSpec]) -> None:
 def check_smoothing(classify: Classify | None, rule: Sound | Series | None) -> None:
     """Raise BundleError if answers are smoothed over windows that `rule` does not make."""
     if classify is not None and classify.smooth is not None and (rule is None or not rule.step):
-        raise BundleError(
-            "smoothing needs windows: give --preprocess with a table [sound] or [series], and a step in it"
-        )
+        raise BundleError("smoothing needs windows: give --preprocess a table [sound] or [series] with a step")
 
 
 def _input_of(what: str, name: str, inputs: Sequence[TensorSpec]) -> TensorSpec:

@@ -29,9 +29,8 @@ def app_specs(
 ) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
     """Return the inputs and the outputs that apps see: those that are no state."""
     bound_inputs, bound_outputs = {binding.input for binding in state}, {binding.output for binding in state}
-    return tuple(spec for spec in inputs if spec.name not in bound_inputs), tuple(
-        s for s in outputs if s.name not in bound_outputs
-    )
+    app_inputs = tuple(spec for spec in inputs if spec.name not in bound_inputs)
+    return app_inputs, tuple(spec for spec in outputs if spec.name not in bound_outputs)
 
 
 def check_state(
@@ -54,9 +53,7 @@ def check_state(
             raise BundleError(f"every {kind} of the model is state: it needs one more, for the app")
     for binding, (before, after) in zip(state, pairs, strict=True):
         if (before.datatype, before.shape) != (after.datatype, after.shape):
-            raise BundleError(
-                f"state {binding.input!r} is {before.form}, and output {binding.output!r} is {after.form}"
-            )
+            raise BundleError(f"state {binding.input!r} is {before.form}, output {binding.output!r} is {after.form}")
         if before.shape[:1] not in ((-1,), (1,)) or -1 in before.item_shape:
             raise BundleError(f"state {binding.input!r} is {before.form}: only its first axis, the batch, may be open")
     if state and (flat := [spec.name for spec in outputs if not spec.shape]):

@@ -124,9 +124,7 @@ def embed_text(rule: Embed) -> str:
 def _open_length(rule: Text, buckets: Buckets | None) -> int:
     """Return the largest bucket. Raises BundleError unless the buckets are those of the text."""
     if buckets is None:
-        raise BundleError(
-            f"input {rule.input!r} has an open length: build with --buckets AXIS=SIZES, or fix it with --input"
-        )
+        raise BundleError(f"input {rule.input!r} has an open length: build with --buckets AXIS=SIZES or --input")
     pads = {place.name: place.value for place in buckets.inputs}
     if set(pads) != set(rule.inputs):
         raise BundleError(

@@ -69,9 +69,7 @@ def remove(state: StateDir, key: str, force: bool, as_json: bool) -> None:
         known = ", ".join(sorted({trusted.key_id for trusted in ring.keys.values()})) or "none"
         raise ConfigInvalid(f"unknown key {key[:80]!r}; this device trusts: {known}")
     if ring.keys and not staying and not force:
-        raise TransitionRefused(
-            f"{key} is the only trusted key: add another first (edgert bootstrap --key), or use --force"
-        )
+        raise TransitionRefused(f"{key} is the only trusted key: add another (edgert bootstrap --key), or use --force")
     with storing(f"cannot remove {key} from {state.keys}"):
         # Root may run this, and another user may change the state folder: a link in place of this one is not followed.
         folder = os.open(state.keys, os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -82,8 +80,5 @@ def remove(state: StateDir, key: str, force: bool, as_json: bool) -> None:
             os.close(folder)
         sync_folder(state.keys)
     remaining = sorted({ring.keys[path].key_id for path in staying})
-    emit(
-        {"removed": key, "keys": remaining},
-        f"{key} is removed; trusted keys: {', '.join(remaining) or 'none'}",
-        as_json,
-    )
+    text = f"{key} is removed; trusted keys: {', '.join(remaining) or 'none'}"
+    emit({"removed": key, "keys": remaining}, text, as_json)

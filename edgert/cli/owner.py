@@ -29,9 +29,7 @@ def act_as_owner(state: StateDir, *, of_keys: bool = False) -> None:
         os.setgid(user.pw_gid)
         os.setuid(uid)
     except (KeyError, OSError) as error:
-        raise DeviceError(
-            f"{state.root} belongs to user {uid}, and this command cannot become that user: {error}"
-        ) from error
+        raise DeviceError(f"{state.root} belongs to user {uid}, which this command cannot become: {error}") from error
     os.environ.update(HOME=user.pw_dir, USER=user.pw_name, LOGNAME=user.pw_name)
     try:
         os.stat(".")

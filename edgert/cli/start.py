@@ -50,11 +50,9 @@ def start(state: StateDir, as_json: bool) -> None:
         with _open_log(state) as log:
             _start_monitor(state, log, "--adopt", str(running.pid))
         progress("the monitor that restarts the daemon was killed; a new one has adopted the daemon")
-    emit(
-        {"pid": running.pid, "socket": os.fspath(state.socket(config.socket))},
-        f"edgertd runs (pid {running.pid}) and listens on {state.socket(config.socket)}",
-        as_json,
-    )
+    socket = os.fspath(state.socket(config.socket))
+    text = f"edgertd runs (pid {running.pid}) and listens on {socket}"
+    emit({"pid": running.pid, "socket": socket}, text, as_json)
 
 
 def start_daemon(state: StateDir) -> tuple[subprocess.Popen[bytes] | None, DaemonStatus]:

@@ -50,7 +50,7 @@ class ReleaseFetcher:
             manifest = _signed_manifest(data, entry, trusted)
             with storing(f"cannot write {path}", "free some space"), replacing(path) as out:
                 write_delta(out, data, [])  # without parts: the files are in the slots, or are fetched
-        _check_fits(manifest, self._config, slots, now_s)
+        _check_fits(manifest, slots, now_s)
         files = manifest.files_for(manifest.target_for(self._config.profile, self._config.machine))
         lacking = self._lacking(manifest.model, files)
         self._remove_but(manifest.model, {path, *(self._fetched(manifest, file) for file in lacking)})
@@ -122,10 +122,9 @@ def _checked(manifest: Manifest, digest: str, entry: Entry) -> Manifest:
     return manifest
 
 
-def _check_fits(manifest: Manifest, config: DeviceConfig, slots: SlotState, now_s: float) -> None:
+def _check_fits(manifest: Manifest, slots: SlotState, now_s: float) -> None:
     """Refuse before a file is fetched what an install would refuse after it."""
     name = f"release {manifest.release} of {manifest.model}"
-    manifest.target_for(config.profile, config.machine)
     check_expiry(manifest.expires, name, now_s)
     if not manifest.may_follow(slots.ratchet):
         raise ReleaseTooOld(

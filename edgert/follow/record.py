@@ -51,11 +51,8 @@ class Record:
 
     def accepting(self, statement: Statement, source: str, manifest: str) -> Record:
         """Return the record after `statement` was accepted."""
-        name = statement.channel
-        counters = {
-            **{other: count for other, count in self.counters.items() if other != name},
-            name: statement.counter,
-        }
+        counters = {other: count for other, count in self.counters.items() if other != statement.channel}
+        counters[statement.channel] = statement.counter
         tried = {model: tried for model, tried in self.tried.items() if model in statement.models}
         last = dict(list(counters.items())[-CHANNELS_MAX:])
         return Record(last, source, manifest, tried, self.runtime)

@@ -135,20 +135,11 @@ def _cells(row: Row) -> list[tuple[str, ...]]:
     lines: list[tuple[str, ...]] = []
     for model in row["models"]:
         reported = by_model.get(model["model"], {})
-        live = (
-            "not known"
-            if reported.get("damaged")
-            else "nothing"
-            if model["live"] is None
-            else f"release {model['live']}"
-        )
-        wanted = (
-            "-"
-            if (by := model["wanted"]) is None
-            else f"{by['release']} ({by['channel']})"
-            if by["channel"]
-            else str(by["release"])
-        )
+        live = "nothing" if model["live"] is None else f"release {model['live']}"
+        live = "not known" if reported.get("damaged") else live
+        by = model["wanted"]
+        channel = f" ({by['channel']})" if by and by["channel"] else ""
+        wanted = f"{by['release']}{channel}" if by else "-"
         engine = (reported.get("serving") or {}).get("engine", "-")
         drift = ", ".join([*device_kinds, *(kind["kind"] for kind in model["drift"])]) or "-"
         lines.append(

@@ -7,14 +7,13 @@ assumes), the whole bundle is sent instead. A device that takes no deltas gets t
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from edgert.checks.status import DELTA_FORMAT, DeviceStatus
 from edgert.errors import BundleCorrupt, Interrupted
-from edgert_deploy.common.parallel import Stop
 from edgert_deploy.devices.claims import HeldClaim
 from edgert_deploy.devices.remote import INSTALL_S_MAX, QUICK_S_MAX, RemoteDaemon
 from edgert_deploy.devices.transports import LineSink, PutOptions, in_folder
@@ -43,12 +42,12 @@ class Transfer:
     def planned_bytes(self, facts: DeviceStatus) -> int:
         """Return how many bytes `send` would send."""
         planned = replace(self, progress=lambda line: self.progress(f"planned: {line}"))
-        return planned._chosen(facts).stat().st_size
+        return (planned._delta(facts, None) or self.request.bundle).stat().st_size
 
     def send(self, facts: DeviceStatus, has: Mapping[str, Any] | None = None) -> None:
         """Send what the device lacks to its incoming folder. `has` is what the claim's answer lists."""
         begun = time.monotonic()
-        self._upload(self._chosen(facts, has))
+        self._upload(self._delta(facts, has) or self.request.bundle)
         self.send_s = time.monotonic() - begun
 
     def install(self, claim: HeldClaim) -> None:
@@ -66,9 +65,6 @@ class Transfer:
         """Remove what was sent and is not installed."""
         folder, _, name = self.remote.rpartition("/")
         self.daemon.transport.run(in_folder(folder, ["rm", "-f", f"./{name}"]), QUICK_S_MAX)
-
-    def _chosen(self, facts: DeviceStatus, has: Mapping[str, Any] | None = None) -> Path:
-        return self._delta(facts, has) or self.request.bundle
 
     def _delta(self, facts: DeviceStatus, has: Mapping[str, Any] | None) -> Path | None:
         """Return a delta of what the device lacks; None if the whole bundle is the better choice."""
@@ -88,11 +84,16 @@ class Transfer:
         return delta.path
 
     def _upload(self, path: Path) -> None:
-        tenths = _byte_progress(self.progress, self.request.stop)
+        tenths = 0
 
         def on_bytes(done: int, total: int) -> None:
+            nonlocal tenths
             self.request.on_bytes(self.daemon.device.name, done, total)
-            tenths(done, total)
+            if self.request.stop.asked and done < total:
+                raise Interrupted("interrupted during the transfer")
+            if total >= PROGRESS_BYTES and 10 * done // total > tenths:
+                tenths = 10 * done // total
+                self.progress(f"sent {done / 1e6:.1f} of {total / 1e6:.1f} MB")
 
         limit = self.request.bytes_per_s
         self.daemon.transport.put(path, self.remote, PutOptions(on_bytes, resumable=True, bytes_per_s=limit))
@@ -103,19 +104,3 @@ class Transfer:
             claim.call("install", self.remote, timeout_s=INSTALL_S_MAX)
         finally:
             self.remove()
-
-
-def _byte_progress(progress: LineSink, stop: Stop) -> Callable[[int, int], None]:
-    """Report each tenth of a long transfer, and end it when the user stops."""
-    reported = 0
-
-    def on_bytes(done: int, total: int) -> None:
-        nonlocal reported
-        if stop.asked and done < total:
-            raise Interrupted("interrupted during the transfer")
-        tenth = 10 * done // total if total else 10
-        if total >= PROGRESS_BYTES and tenth > reported:
-            reported = tenth
-            progress(f"sent {done / 1e6:.1f} of {total / 1e6:.1f} MB")
-
-    return on_bytes

@@ -26,8 +26,8 @@ def test_state_of_one_form_is_accepted_and_measured() -> None:
 @pytest.mark.parametrize(
     ("before", "after", "message"),
     [
-        (spec("s"), spec("t", (-1, 8, 2)), r"state 's' is FP32 \[N, 2, 8\], and output 't' is FP32 \[N, 8, 2\]"),
-        (spec("s"), spec("t", datatype="FP16"), "and output 't' is FP16"),
+        (spec("s"), spec("t", (-1, 8, 2)), r"state 's' is FP32 \[N, 2, 8\], output 't' is FP32 \[N, 8, 2\]"),
+        (spec("s"), spec("t", datatype="FP16"), "output 't' is FP16"),
         (spec("s", (2, 8)), spec("t", (2, 8)), "only its first axis, the batch, may be open"),
         (spec("s", (-1, -1)), spec("t", (-1, -1)), "only its first axis, the batch, may be open"),
         (spec("s", ()), spec("t", ()), "only its first axis, the batch, may be open"),

@@ -100,7 +100,7 @@ def test_a_bundle_that_is_not_for_this_device_is_refused_once(device: Device, re
     follower = following(device, registry.address, events)
     registry.put_channel(device.key, 1, registry.put_release(device.bundle(profile="other-profile")))
     for _ in range(2):
-        assert "is not tried again: the bundle is built for other-profile" in followed(follower)[0]
+        assert "is not tried again: the bundle is for other-profile" in followed(follower)[0]
     assert [(event, model, fields["code"]) for event, model, fields in events] == [
         ("refused", "echo", "bundle.not_compatible")
     ]
@@ -235,7 +235,7 @@ def test_status_tells_people_about_the_channel(
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("channel")]
     assert f"stable in {registry.address}: statement 7, which expires 2099-01-01T00:00:00Z; last asked 20" in lines[0]
     assert "the last question failed" in lines[1]
-    assert "release 1 of echo is not tried again: the bundle is built for other-profile" in lines[2]
+    assert "release 1 of echo is not tried again: the bundle is for other-profile" in lines[2]
 
 
 def test_a_hint_begins_a_round_within_seconds_and_a_flood_of_hints_no_second_one(registry: HostileRegistry) -> None:

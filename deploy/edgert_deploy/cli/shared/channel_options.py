@@ -78,9 +78,7 @@ class Chosen:
         """Return the fields of an entry that say how devices try the release, with the project's limits."""
         if model == RUNTIME:
             if self.limits:
-                raise ConfigInvalid(
-                    "a runtime has no trial limits, only a time to serve: give --watch in place of --limit"
-                )
+                raise ConfigInvalid("a runtime has no trial limits, only a time to serve: give --watch, not --limit")
             return {} if self.watch_s is None else {"watch_s": self.watch_s}
         limits = limits_for(model, find_project().trial, parse_limits(self.limits), self.watch_s)
         return {} if limits is None else {"limits": limits.bounds, "watch_s": limits.watch_s}
