@@ -75,7 +75,7 @@ def init(folder: Path, as_json: bool) -> None:
         written = [name for name, text in files.items() if _write_new(folder / name, text)]
         lines = (folder / ".gitignore").read_text(errors="replace").split()
     except OSError as error:
-        raise ConfigInvalid(f"cannot make {folder} a project: {error.filename}: {error.strerror}") from error
+        raise ConfigInvalid(f"cannot make {folder} a project: {error.filename or folder}: {error.strerror}") from error
     project = find_project(folder)  # also reports a fault in an existing file
     private, public = key_paths(project.keys, "default")
     shared = project.public_keys / public.name

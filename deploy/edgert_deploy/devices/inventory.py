@@ -235,7 +235,8 @@ class Inventory:
         except (OSError, ValueError, TOMLKitError) as error:
             if isinstance(error, TOMLKitError):  # which names a wrong place where the end is missing
                 parse_toml(data.decode(errors="replace"), f"inventory {self.path}")
-            raise ConfigInvalid(f"inventory {self.path} cannot be read: {error}") from error
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise ConfigInvalid(f"inventory {self.path} cannot be read: {reason}") from error
 
     @contextmanager
     def _changing(self) -> Iterator[tomlkit.TOMLDocument]:

@@ -235,7 +235,8 @@ class RolloutStore:
         except FileNotFoundError:
             return []
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigInvalid(f"rollout {path} cannot be read: {error}") from error
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise ConfigInvalid(f"rollout {path} cannot be read: {reason}") from error
 
     def _mark(self, id: str) -> Mark:
         """Return the mark of this host's copy of a record."""

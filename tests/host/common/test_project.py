@@ -75,6 +75,17 @@ def test_init_on_a_full_disk_leaves_no_empty_file(folder: Path, capfd: pytest.Ca
     assert init(capfd)["stayed"] == []
 
 
+def test_init_in_a_folder_that_was_removed_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    gone = folder / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert main(["init"]) == 4
+    assert "cannot make . a project: .: No such file or directory" in capfd.readouterr().err
+
+
 def test_init_leaves_what_is_there_and_says_what_it_lacks(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (folder / "sub").mkdir()
     (folder / "sub" / ".gitignore").write_text("mine\n")

@@ -264,6 +264,12 @@ def test_an_inventory_that_is_no_text_is_refused(inventory: Inventory) -> None:
         inventory.devices()
 
 
+def test_an_inventory_below_a_file_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigInvalid, match=r"inventory .*/file/inventory.toml cannot be read: Not a directory$"):
+        Inventory(tmp_path / "file/inventory.toml").devices()
+
+
 def test_an_ssh_device_without_its_host_key_is_refused(inventory: Inventory) -> None:
     inventory.path.write_text("\n".join(line for line in WRITTEN.splitlines() if not line.startswith("host_key")))
     with pytest.raises(ConfigInvalid, match="host_key"):
