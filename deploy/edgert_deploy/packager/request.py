@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -135,10 +136,17 @@ def _check_recipe(request: BuildRequest) -> None:
         )
 
 
-def check_request(request: BuildRequest, out: Path) -> None:
-    """Raise ConfigInvalid or CalibrationInvalid for a request that cannot be built."""
+def check_out(out: Path) -> None:
+    """Raise ConfigInvalid if the bundle could not be written once it is built."""
     if not out.parent.is_dir() or (out.exists() and not out.is_file()):
         raise ConfigInvalid(f"cannot write a bundle to {out}: give --out a file name in a folder that exists")
+    if not os.access(out.parent, os.W_OK):
+        raise ConfigInvalid(f"cannot write a bundle to {out}: you may not write there. Give --out another folder")
+
+
+def check_request(request: BuildRequest, out: Path) -> None:
+    """Raise ConfigInvalid or CalibrationInvalid for a request that cannot be built."""
+    check_out(out)
     if not NAME.fullmatch(request.model):
         raise ConfigInvalid(f"model name {request.model[:80]!r}: give one with --name; {NAME_RULE}")
     names = [profile.name for profile in request.targets]

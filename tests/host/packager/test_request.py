@@ -22,6 +22,7 @@ from edgert.errors import (
 from edgert_deploy.packager.request import BuildRequest, overlap, target_requests
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from tests.support import models
+from tests.support.accounts import as_nobody
 from tests.support.packs import pack
 from tests.support.profiles import profile
 
@@ -60,6 +61,15 @@ def test_a_folder_that_does_not_exist_is_named_before_anything_is_built(
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ConfigInvalid, match=r"cannot write a bundle to .*pipe: give --out a file name"):
         pack(request_, signing_key, tmp_path / "pipe")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
+def test_a_folder_that_may_not_be_written_is_named_before_anything_is_built() -> None:
+    imported = "from pathlib import Path; from edgert_deploy.packager.request import check_out"
+    said = as_nobody(imported, "(lambda: check_out(Path('/new.edgert')))")
+    assert said == (
+        "ConfigInvalid: cannot write a bundle to /new.edgert: you may not write there. Give --out another folder"
+    )
 
 
 def test_a_sample_in_both_sets_is_found_and_refused(
