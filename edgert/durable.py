@@ -165,4 +165,8 @@ def _try_lock(file: FileIO | BinaryIO, how: int) -> bool:
         fcntl.flock(file, how | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+            raise
+        raise OSError(error.errno, "this file system locks no files; use a folder on a local disk") from error
     return True

@@ -19,7 +19,9 @@ _TIMEX_BYTES = 512  # struct timex is 208 bytes on 64-bit Linux; zero bytes mean
 
 def temp_c(root: Path = Path("/sys/class/thermal")) -> float | None:
     """Return the temperature of the hottest thermal zone."""
-    zones = [_number(zone / "temp") for zone in root.glob("thermal_zone*")]
+    zones: list[int | None] = []
+    with contextlib.suppress(OSError):  # this process has no file descriptor left
+        zones = [_number(zone / "temp") for zone in root.glob("thermal_zone*")]
     readings = [milli / 1000 for milli in zones if milli is not None]
     return round(max(readings), 1) if readings else None
 
@@ -109,11 +111,11 @@ def clock_synced() -> bool | None:
 
 def sys_fields(disk: Path) -> dict[str, object]:
     """Return the fields of the `sys` message; None for unknown ones."""
-    load_1m, load_5m, _ = os.getloadavg()
+    load_1m, load_5m = _loads()
     return {
         "uptime_s": uptime_s(),
-        "load_1m": round(load_1m, 2),
-        "load_5m": round(load_5m, 2),
+        "load_1m": load_1m,
+        "load_5m": load_5m,
         "cpus": os.cpu_count(),
         "mem_available_bytes": mem_available_bytes(),
         "disk_free_bytes": disk_free_bytes(disk),
@@ -121,6 +123,13 @@ def sys_fields(disk: Path) -> dict[str, object]:
         "throttled": throttled(),
         "clock_synced": clock_synced(),
     }
+
+
+def _loads() -> tuple[float | None, float | None]:
+    with contextlib.suppress(OSError):
+        load_1m, load_5m, _ = os.getloadavg()
+        return round(load_1m, 2), round(load_5m, 2)
+    return None, None
 
 
 def _number(path: Path) -> int | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import inspect
 import os
 import threading
@@ -96,6 +98,20 @@ def test_a_lock_has_one_holder_until_it_is_closed(tmp_path: Path) -> None:
             locked(path, wait_s=0)
     assert not is_locked(path)
     locked(path, wait_s=0).close()
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_named(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as NFS without its lock daemon, and some of FUSE."""
+
+    def flock(file: object, how: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(
+        StorageFailed, match=r"^cannot write it: this file system locks no files; use a folder on a local"
+    ), storing("cannot write it"):
+        locked(tmp_path / "lock", 0.0)
 
 
 def test_a_lock_is_waited_for(tmp_path: Path) -> None:

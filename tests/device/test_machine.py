@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from pathlib import Path
 
 from edgert import machine
@@ -34,6 +35,19 @@ def test_the_fields_of_a_sys_message_are_those_of_this_machine(tmp_path: Path) -
         assert value > 0
     assert (machine.rss_bytes() or 0) > 2**20
     assert machine.disk_free_bytes(tmp_path / "missing") is None
+
+
+def test_a_process_without_a_free_descriptor_knows_less_and_goes_on(tmp_path: Path) -> None:
+    """The thread that reports a worker's figures ended at the first one that could not be read."""
+    (tmp_path / "thermal_zone0").mkdir()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        fields, temperature, size = machine.sys_fields(tmp_path), machine.temp_c(tmp_path), machine.rss_bytes()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert (temperature, size, fields["mem_available_bytes"], fields["uptime_s"]) == (None, None, None, None)
+    assert isinstance(fields["disk_free_bytes"], int)
 
 
 def test_a_process_has_a_size_and_one_that_is_gone_has_none() -> None:
