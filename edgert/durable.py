@@ -140,7 +140,7 @@ def locked(path: Path, wait_s: float = LOCK_S_MAX) -> FileIO:
         status = os.fstat(file.fileno())
         if stat.S_IMODE(status.st_mode) != PRIVATE and status.st_uid == os.geteuid():
             os.fchmod(file.fileno(), PRIVATE)
-        while not _try_lock(file, fcntl.LOCK_EX):
+        while not _try_lock(file, path, fcntl.LOCK_EX):
             if time.monotonic() >= gives_up_at:
                 raise BlockingIOError(errno.EWOULDBLOCK, "another process has locked it", os.fspath(path))
             time.sleep(LOCK_RETRY_S)
@@ -157,10 +157,10 @@ def is_locked(path: Path) -> bool:
     except FileNotFoundError:
         return False
     with file:
-        return not _try_lock(file, fcntl.LOCK_SH)
+        return not _try_lock(file, path, fcntl.LOCK_SH)
 
 
-def _try_lock(file: FileIO | BinaryIO, how: int) -> bool:
+def _try_lock(file: FileIO | BinaryIO, path: Path, how: int) -> bool:
     try:
         fcntl.flock(file, how | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -168,5 +168,6 @@ def _try_lock(file: FileIO | BinaryIO, how: int) -> bool:
     except OSError as error:
         if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
             raise
-        raise OSError(error.errno, "this file system locks no files; use a folder on a local disk") from error
+        reason = "this file system locks no files; use a folder on a local disk"
+        raise OSError(error.errno, reason, os.fspath(path)) from error
     return True
