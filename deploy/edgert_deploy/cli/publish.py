@@ -59,7 +59,7 @@ def publish(bundle: Path, channel: str | None, chosen: Chosen, signing: Signing,
         with upload_progress(str(client.repository)) as progress:
             release = put(client, bundle, progress, partial(say, ""))
         sent = f"sent {size_text(release.sent_bytes)} of {size_text(release.size_bytes)}"
-        text = f"{release.tag} in {client.repository}: {sent if release.sent_bytes else 'it was there'}"
+        text = f"{release.tag} in {client.repository}: {sent if release.sent_bytes else 'its files were there'}"
         value = {"ok": True, "release": release.as_json()}
         if channel and key is not None:
             value["channel"], line = offer_release(client, channel, release, chosen.devices() | trial, key, signing)
