@@ -108,9 +108,12 @@ def test_a_file_system_without_locks_is_named(number: int, tmp_path: Path, monke
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    with pytest.raises(
-        StorageFailed, match=r"^cannot write it: this file system locks no files; use a folder on a local"
-    ), storing("cannot write it"):
+    with (
+        pytest.raises(
+            StorageFailed, match=r"^cannot write it: this file system locks no files; use a folder on a local"
+        ),
+        storing("cannot write it"),
+    ):
         locked(tmp_path / "lock", 0.0)
 
 
