@@ -107,7 +107,7 @@ emulators:
 # Ubuntu's chromium is a snap, which runs in no container: there the browser tests are skipped.
 CHROMIUM := $(shell grep -qs '^ID=ubuntu' /etc/os-release || echo chromium-headless-shell fonts-dejavu-core)
 
-# Trained models of other people's through `edgert build` and through the vendors' own recipes; about an hour.
+# Trained models of other people's through `edgert build` and through the vendors' own recipes; about two hours.
 zoo: setup
 	@command -v espeak-ng >/dev/null || { install="apt-get install -y --no-install-recommends espeak-ng"; \
 	test "$$(id -u)" = 0 || { echo "error: the zoo needs espeak-ng; install with: sudo $$install" >&2; exit 1; }; \

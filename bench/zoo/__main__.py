@@ -22,10 +22,11 @@ import io
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,9 +39,11 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 from bench.zoo import models, table
 from bench.zoo.models import ZooModel
 from bench.zoo.packages import folder as zoo_folder
+from bench.zoo.packages import missing_modules
 from bench.zoo.runners import RUNS, Run, Sample, answers, samples_of, times_ms
 from bench.zoo.vendors import RECIPES
 from edgert.bundle.bundle_file import open_bundle
+from edgert.cli.command import EXIT_INTERRUPTED
 
 PROFILES = {
     "tflite": "raspberry-pi-4",
@@ -50,6 +53,8 @@ PROFILES = {
 }
 REASON_LETTERS_MAX = 600
 RUN_SAMPLES_MAX = 300  # for the vendors' calibration
+ENDED = (EXIT_INTERRUPTED, -signal.SIGTERM, -signal.SIGKILL)  # exit codes of a build that was ended from outside
+GO_ON = "the rows so far are kept: run it again to go on"
 
 
 @dataclass(frozen=True)
@@ -86,7 +91,7 @@ class Results:
         return {(row["model"], row["engine"]): row for row in rows}
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default=",".join(models.names()), help=f"of {', '.join(models.names())}")
     parser.add_argument("--engines", default=",".join(PROFILES), help=f"of {', '.join(PROFILES)}")
@@ -97,22 +102,33 @@ def main() -> None:
     parser.add_argument("--no-vendors", action="store_true", help="our own artifacts only")
     parser.add_argument("--seconds", type=float, default=3.0, help="how long a model's artifacts are timed")
     parser.add_argument("--precision", default="auto", help="given to edgert build")
-    options = parser.parse_args()
-    names, engines = options.models.split(","), options.engines.split(",")
-    if unknown := [name for name in names if name not in models.names()]:
-        sys.exit(f"error: no model {', '.join(unknown)}; known: {', '.join(models.names())}")
+    options = parser.parse_args(words)
+    names = _chosen("model", options.models, models.names())
+    engines = _chosen("engine", options.engines, PROFILES)
     results = Results(options.results)
     cells = [(name, engine) for name in names for engine in models.engines_of(name) if engine in engines]
     missing = [] if options.only_print else [one for one in cells if options.again or results.row(*one) is None]
+    if missing and (modules := missing_modules()):
+        sys.exit(f"error: {', '.join(modules)} missing: run make zoo, or install with pip install -e '.[zoo]'")
     for name in dict.fromkeys(name for name, _ in missing):
+        print(f"{name}: its model and samples", file=sys.stderr, flush=True)
         with tempfile.TemporaryDirectory(prefix="edgert-zoo-") as folder:
             subject = Subject(models.make(name), options, Path(folder))
             for engine in (engine for model, engine in missing if model == name):
+                print(f"{name}: edgert build for {PROFILES[engine]}", file=sys.stderr, flush=True)
                 results.add(subject.row(engine, results.row(name, engine)))
     rows = [row for cell in cells if (row := results.row(*cell)) is not None]
     print(
         "\n".join(map(json.dumps, rows) if options.json else table.markdown(rows, cells, table.measured_by()["code"]))
     )
+
+
+def _chosen(kind: str, names: str, known: Collection[str]) -> list[str]:
+    """Return the names in a list with commas. Exits if one is unknown."""
+    chosen = names.split(",")
+    if unknown := [name for name in chosen if name not in known]:
+        sys.exit(f"error: no {kind} {', '.join(unknown)}; known: {', '.join(known)}")
+    return chosen
 
 
 class Subject:
@@ -124,7 +140,8 @@ class Subject:
         ranks = _ranks(model)
         self.calibration, self.holdout = samples_of(model.calibration, ranks), samples_of(model.holdout, ranks)
         self.exact = answers(source, self.holdout)
-        self.own_holdout = self._saved("holdout", model.holdout, ranks)
+        labels = {} if model.labels is None else {"labels": model.labels}
+        self.own_holdout = self._saved("holdout", model.holdout, ranks, labels)
         self._saved("calibration", model.calibration, ranks)
 
     def row(self, engine: str, before: dict[str, Any] | None) -> dict[str, Any]:
@@ -150,10 +167,16 @@ class Subject:
             row |= _best_vendor(self, engine, built.reference, folder)
         return row
 
-    def _saved(self, name: str, data: Mapping[str, NDArray[Any]], ranks: Mapping[str, int]) -> list[Sample]:
+    def _saved(
+        self,
+        name: str,
+        data: Mapping[str, NDArray[Any]],
+        ranks: Mapping[str, int],
+        labels: Mapping[str, NDArray[Any]] | None = None,
+    ) -> list[Sample]:
         """Write the samples as `edgert build` takes them, and return them as its artifacts take them."""
         ours = {name: _batch_first(array, ranks[name]) for name, array in data.items()}
-        np.savez(self.folder / f"{name}.npz", allow_pickle=False, **ours)
+        np.savez(self.folder / f"{name}.npz", allow_pickle=False, **ours, **(labels or {}))
         return samples_of(ours, {name: array.ndim for name, array in ours.items()})
 
 
@@ -177,6 +200,8 @@ def build(model: ZooModel, engine: str, folder: Path, precision: str) -> Built:
     began = _children_s()
     result = _edgert(*words, *model.options)
     took = _children_s() - began
+    if result.returncode in ENDED:  # no verdict on the model: it must not become a row
+        sys.exit(f"error: edgert build was ended from outside (exit code {result.returncode}); {GO_ON}")
     if result.returncode != 0:
         return Built(refused=_reason(result), build_cpu_s=took)
     answer = json.loads(result.stdout)
@@ -269,4 +294,9 @@ def _reason(result: subprocess.CompletedProcess[str]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # temporary folders go
+    try:
+        main()
+    except KeyboardInterrupt:
+        print(f"interrupted; {GO_ON}", file=sys.stderr)
+        sys.exit(EXIT_INTERRUPTED)

