@@ -139,7 +139,7 @@ class Subject:
         source = RUNS["tflite" if model.path.suffix == ".tflite" else "onnxruntime"](model.path)
         ranks = _ranks(model)
         self.calibration, self.holdout = samples_of(model.calibration, ranks), samples_of(model.holdout, ranks)
-        self.exact = answers(source, self.holdout)
+        self.exact = answers(source, self.holdout, model.state)
         labels = {} if model.labels is None else {"labels": model.labels}
         self.own_holdout = self._saved("holdout", model.holdout, ranks, labels)
         self._saved("calibration", model.calibration, ranks)
@@ -156,7 +156,7 @@ class Subject:
         row |= table.measured_by()
         if built.artifact is not None and built.reference is not None:
             runs = [RUNS[engine](path) for path in (built.reference, built.artifact)]
-            row["ours"] = round(model.score(answers(runs[1], self.own_holdout), self.exact), 4)
+            row["ours"] = round(model.score(answers(runs[1], self.own_holdout, model.state), self.exact), 4)
             row["smaller"] = round(_size(built.reference) / _size(built.artifact), 2)
             if engine != "tensorrt":
                 slow, fast = times_ms(runs, self.own_holdout[0], self.options.seconds)
@@ -241,7 +241,7 @@ def _best_vendor(subject: Subject, engine: str, reference: Path | None, folder: 
         try:
             with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
                 run: Run = RUNS[engine](recipe(source or model.path, subject.calibration[:RUN_SAMPLES_MAX], folder))
-                score = round(model.score(answers(run, subject.holdout), subject.exact), 4)
+                score = round(model.score(answers(run, subject.holdout, model.state), subject.exact), 4)
         except Exception as error:
             failed.append(f"{name}: {type(error).__name__}")
             continue

@@ -38,6 +38,7 @@ class ZooModel:
     score: Callable[[list[Array], list[Array]], float]
     options: tuple[str, ...] = ()  # for `edgert build`
     labels: Array | None = None  # of the hold-out, where they are known: the gate judges by them, too
+    state: tuple[str, int] | None = None  # an input, and the number of the output that becomes it (runners.answers)
 
 
 def names() -> list[str]:
@@ -221,7 +222,7 @@ def _silero(name: str) -> ZooModel:
 
     return ZooModel(
         name, "recurrent audio", "same decision", path, drawn(1, 300), drawn(2, 600),
-        lambda answers, exact: scores.decisions_agree(answers[0], exact[0]),
+        lambda answers, exact: scores.decisions_agree(answers[0], exact[0]), state=("state", 1),
     )  # fmt: skip
 
 

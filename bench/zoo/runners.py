@@ -85,9 +85,17 @@ RUNS: dict[str, Callable[[Path], Run]] = {
 }
 
 
-def answers(run: Run, samples: Sequence[Sample]) -> list[Array]:
-    """Return each output for all samples, `[N, ...]`."""
-    rows = [run(sample) for sample in samples]
+def answers(run: Run, samples: Sequence[Sample], state: tuple[str, int] | None = None) -> list[Array]:
+    """Return each output for all samples, `[N, ...]`.
+
+    `state` names an input, and the number of the output that it takes from the sample before, as in a session.
+    """
+    rows: list[list[Array]] = []
+    for sample in samples:
+        if state is not None and rows:
+            name, output = state
+            sample = {**sample, name: rows[-1][output].reshape(sample[name].shape)}
+        rows.append(run(sample))
     return [np.concatenate([np.atleast_1d(row[i]) for row in rows]) for i in range(len(rows[0]))]
 
 
