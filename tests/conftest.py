@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from edgert.bundle.signing import SigningKey, new_key
 from edgert.vendor_telemetry import stop_reporting
@@ -81,6 +82,11 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 # More tests run at once than there are cores: NumPy's threads would spin for their turn, twice the work.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# Every run has the same examples, however busy the machine is: Hypothesis gives an example 0.2 s otherwise.
+settings.register_profile(
+    "edgert", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("edgert")
 stop_reporting()  # before a test imports a vendor's SDK
 
 # Each process of pytest imports all tests: the garbage collector would search them again and again.

@@ -33,7 +33,7 @@ def counted(exporters: list[Exporter]) -> tuple[Sketch, list[int]]:
     return total, counters
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(0, 2**32))
 def test_each_report_counts_once_however_often_it_comes(seed: int) -> None:
     dice = random.Random(seed)

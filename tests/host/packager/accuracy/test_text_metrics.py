@@ -5,7 +5,7 @@ from __future__ import annotations
 import jiwer
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -31,7 +31,6 @@ def steps_of(texts: list[str]) -> NDArray[np.float32]:
     return scores
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(TEXTS, TEXTS), min_size=1, max_size=6))
 def test_the_rates_are_those_of_jiwer(pairs: list[tuple[str, str]]) -> None:
     truth, found = ([pair[i] for pair in pairs] for i in (0, 1))

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -38,7 +38,6 @@ def asked_for(name: str, found: list[int], truth: list[int], rule: Classify = RU
     return metric.counts(asked.answers, asked.all_rows)
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=1, max_size=30))
 def test_windows_are_counted_as_scikit_learn_counts_them(pairs: list[tuple[int, int]]) -> None:
     found, truth = ([pair[i] for pair in pairs] for i in (0, 1))
@@ -68,7 +67,6 @@ def test_smoothing_may_be_late() -> None:
     assert matched([Event(4, 5, 1)], [Event(1, 3, 0)], 2).right == 0
 
 
-@settings(deadline=None)
 @given(CLASSES)
 def test_events_are_the_runs_of_a_class(classes: list[int]) -> None:
     found = events(np.array(classes) - 1)
