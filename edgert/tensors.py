@@ -75,8 +75,8 @@ class TensorSpec:
 
     @property
     def may_be_scores(self) -> bool:
-        """Whether it may hold class scores: [N, C] of floats, or of a quantized model's 8-bit integers."""
-        return len(self.shape) == 2 and (self.datatype.startswith("FP") or self.datatype in ("INT8", "UINT8"))
+        """Whether it may hold class scores: [N, C] of floats, or of a quantized model's integers."""
+        return len(self.shape) == 2 and (self.datatype.startswith("FP") or self.datatype in ("INT8", "UINT8", "INT16"))
 
     def as_json(self) -> dict[str, Any]:
         return {"name": self.name, "datatype": self.datatype, "shape": list(self.shape)}

@@ -20,7 +20,8 @@ from edgert_deploy.packager.processes.sandbox import Progress
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.onnx_graph.classical import classical_operators
 from edgert_deploy.packager.sources.onnx_graph.dynamic_quantization import is_dynamic
-from edgert_deploy.packager.sources.onnx_graph.qat import float_of
+from edgert_deploy.packager.sources.onnx_graph.qat import float_of, has_wide_activations
+from edgert_deploy.packager.sources.onnx_graph.quantized_operators import as_qdq
 from edgert_deploy.packager.sources.source_model import Kind, SourceModel
 
 if TYPE_CHECKING:
@@ -119,6 +120,7 @@ class Builder(Protocol):
     source_kinds: ClassVar[frozenset[Kind]] = frozenset({"onnx"})
     takes_classical: ClassVar[bool] = False  # operators of ai.onnx.ml
     finds_ranges: ClassVar[bool] = False  # the ranges of activations as the model runs, where the source does
+    takes_wide: ClassVar[bool] = False  # the ranges of activations that the source quantizes to 16 bits
     # Whether a model whose first layers are folded-in preprocessing is worth building (docs/decisions/0011).
     takes_folded: ClassVar[bool] = True
     # Precisions that are built beside "int8" where candidates are timed.
@@ -188,15 +190,18 @@ def keeps_quantization(order: Order, source: SourceModel) -> bool:
 
 def is_kept(source: SourceModel, engine: str) -> bool:
     """Whether `engine` takes the source's own quantization."""
-    return source.quantized and (
-        builder_for(engine).finds_ranges or source.proto is None or not is_dynamic(source.proto)
-    )
+    builder = builder_for(engine)
+    if not source.quantized or builder.finds_ranges or source.proto is None:
+        return source.quantized
+    return not is_dynamic(source.proto) and (builder.takes_wide or not has_wide_activations(source.proto))
 
 
 def as_taken(source: SourceModel, engine: str) -> SourceModel:
-    """Return the source as `engine` takes it, in float if need be. Raises BuildFailed if it cannot be."""
-    if not source.quantized or is_kept(source, engine):
+    """Return the source as `engine` takes it, with Q/DQ or in float. Raises BuildFailed if it cannot be."""
+    if not source.quantized or source.proto is None:
         return source
+    if is_kept(source, engine):
+        return replace(source, proto=as_qdq(source.proto))
     return replace(source, proto=float_of(source.proto), quantized=False)
 
 

@@ -48,6 +48,7 @@ class TFLiteBuilder(Builder):
     libraries = ("ai-edge-litert", "flatbuffers", "numpy", "onnx", "onnxruntime", "sympy")
     source_kinds = frozenset({"onnx", "tflite"})
     all_recipes = (FIRST_RECIPE, PERCENTILE, DYNAMIC_RANGE)
+    takes_wide = True
     takes_folded = False  # CAST, TRANSPOSE and MUL run one after the other: 1.8 to 2.4 times as long
     ways = ((1, {}), (0, {}), (1, {"experimental_op_resolver_type": "BUILTIN_WITHOUT_DEFAULT_DELEGATES"}))
 

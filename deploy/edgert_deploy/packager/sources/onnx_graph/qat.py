@@ -15,6 +15,7 @@ import numpy as np
 from edgert.errors import BuildFailed
 from edgert_deploy.packager.sources.onnx_graph.dynamic_quantization import RANGES_AS_THEY_RUN, undo
 from edgert_deploy.packager.sources.onnx_graph.nodes import Array, Constants, nodes_of, refill
+from edgert_deploy.packager.sources.onnx_graph.quantized_operators import as_qdq
 
 QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
 # Quantized arithmetic in one operator: it is kept, and what dynamic_quantization.py does not undo stays so.
@@ -22,6 +23,13 @@ QUANTIZED_ARITHMETIC = RANGES_AS_THEY_RUN.union(
     ("ConvInteger", "MatMulInteger", "MatMulIntegerToFloat", "QLinearConv", "QLinearMatMul")
 )
 INTEGERS = {"uint8": (0, 255), "int8": (-128, 127), "int16": (-32768, 32767), "uint16": (0, 65535)}
+INTEGERS |= {"uint4": (0, 15), "int4": (-8, 7)}
+# Operators whose results are never negative, and those whose results are not if their input is not.
+POSITIVE = frozenset({"Relu", "Sigmoid", "Softmax"})
+KEEP_SIGN = frozenset(
+    {"AveragePool", "Flatten", "GlobalAveragePool", "MaxPool", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
+)
+POSITIVE_SUFFIX = "/edgert_positive"
 
 
 def is_quantized(proto: Any) -> bool:
@@ -33,8 +41,17 @@ def is_quantized(proto: Any) -> bool:
     )
 
 
+def has_wide_activations(proto: Any) -> bool:
+    """Whether an activation is quantized to 16 bits."""
+    constants = Constants(proto)
+    quantizers = (n for n in proto.graph.node if n.op_type == QUANTIZE and n.input[0] not in constants)
+    zeros = (constants.get(node.input[2]) for node in quantizers if len(node.input) > 2)
+    return any(zero is not None and zero.dtype.itemsize > 1 for zero in zeros)
+
+
 def float_of(proto: Any) -> Any:
     """Return the graph without Q/DQ, its weights dequantized. Raises BuildFailed if that cannot be."""
+    proto = as_qdq(proto)
     copy = type(proto)()
     copy.CopyFrom(proto)
     undo(copy, Constants(proto))
@@ -49,6 +66,7 @@ def float_of(proto: Any) -> Any:
     before: dict[str, str] = {}  # a value after Q/DQ -> the value before it
     unrounded: set[str] = set()  # values that integers were, as a Q before them is gone: behind Transpose, for example
     outputs = {value.name for value in proto.graph.output}
+    positive = {value.name for value in proto.graph.input}  # a Relu here would only cost time
     for node in nodes:
         name = node.output[0] if node.output else ""
         if node.op_type not in (QUANTIZE, DEQUANTIZE):
@@ -58,6 +76,8 @@ def float_of(proto: Any) -> Any:
                 unrounded.update(node.output)
             for i, read in enumerate(copied.input):
                 copied.input[i] = before.get(read, read)
+            if node.op_type in POSITIVE or (node.op_type in KEEP_SIGN and copied.input[0] in positive):
+                positive.update(node.output)
             continue
         source = unpacked.get(node.input[0], constants.get(node.input[0]))
         if source is not None:
@@ -69,6 +89,8 @@ def float_of(proto: Any) -> Any:
             copy.graph.node.extend(_as_float(node, constants, unpacked))
         else:
             before[name] = before.get(node.input[0], node.input[0])
+            if node.op_type == QUANTIZE and before[name] not in positive and _range(node, constants)[0] == 0:
+                before[name] = _made_positive(copy.graph, before[name], positive)
             if name in outputs:
                 copy.graph.node.add(op_type="Identity", input=[before[name]], output=[name])
     _put_constants(copy.graph, unpacked)
@@ -83,21 +105,34 @@ def ranges_of(proto: Any) -> dict[str, tuple[float, float]]:
     for node in proto.graph.node:
         if node.op_type != QUANTIZE or node.input[0] in constants:
             continue
-        scale, zero_point = _scale(node, constants), _zero_point(node, constants)
-        if scale.size == 1 and zero_point.size == 1:
-            low, high = INTEGERS[zero_point.dtype.name]
-            zero = int(zero_point.flat[0])
-            ranges[node.input[0]] = (float(scale.flat[0]) * (low - zero), float(scale.flat[0]) * (high - zero))
+        if len(limits := _range(node, constants)) == 2:
+            ranges[node.input[0]] = ranges[node.input[0] + POSITIVE_SUFFIX] = (limits[0], limits[1])
     return ranges
+
+
+def _range(node: Any, constants: Constants) -> tuple[float, ...]:
+    """Return the lowest and highest value that a QuantizeLinear lets through; of scales per channel, none."""
+    scale, zero_point = _scale(node, constants), _zero_point(node, constants)
+    if (scale.size, zero_point.size) != (1, 1):
+        return (float("nan"),)
+    return tuple(float(scale.flat[0]) * (limit - int(zero_point.flat[0])) for limit in INTEGERS[zero_point.dtype.name])
+
+
+def _made_positive(graph: Any, value: str, positive: set[str]) -> str:
+    """Return the name of `value` behind a Relu: ONNX Runtime's quantizer leaves it to the range that begins at 0."""
+    name = value + POSITIVE_SUFFIX
+    if name not in positive:
+        graph.node.add(op_type="Relu", name=name, input=[value], output=[name])
+        positive.add(name)
+    return name
 
 
 def _scale(node: Any, constants: Constants) -> Array:
     scale = constants.get(node.input[1])
-    if scale is None or any(a.name == "block_size" and a.i for a in node.attribute):
-        what = "computed while the model runs" if scale is None else "given by blocks"
+    if scale is None:
         raise BuildFailed(
-            f"the scale of {node.op_type} node {(node.name or node.output[0])!r} is {what}; export the model with constant "
-            "scales, per tensor or per channel"
+            f"the scale of {node.op_type} node {(node.name or node.output[0])!r} is computed while the model runs; export the "
+            "model with constant scales"
         )
     return scale.astype(np.float64)
 
@@ -112,25 +147,28 @@ def _zero_point(node: Any, constants: Constants) -> Array:
     return zero_point
 
 
-def _along(node: Any, values: Array, rank: int) -> Array:
-    """Return `values`, per tensor or per channel, in a shape that broadcasts over a tensor of `rank` axes."""
+def _along(node: Any, values: Array, shape: tuple[int, ...]) -> Array:
+    """Return `values`, per tensor, per channel or by blocks, in a form that broadcasts over `shape`."""
     if values.size == 1:
         return values.reshape(())
-    axis = next((int(a.i) for a in node.attribute if a.name == "axis"), 1) % rank
-    return values.reshape([-1 if i == axis else 1 for i in range(rank)])
+    numbers = {a.name: int(a.i) for a in node.attribute}
+    axis = numbers.get("axis", 1) % len(shape)
+    if block := numbers.get("block_size", 0):
+        return np.repeat(values, block, axis).take(range(shape[axis]), axis)
+    return values.reshape([-1 if i == axis else 1 for i in range(len(shape))])
 
 
 def _quantized(node: Any, array: Array, constants: Constants) -> Array:
     scale, zero_point = _scale(node, constants), _zero_point(node, constants)
     low, high = INTEGERS[zero_point.dtype.name]
-    steps = np.rint(array / _along(node, scale, array.ndim)) + _along(node, zero_point, array.ndim)
+    steps = np.rint(array / _along(node, scale, array.shape)) + _along(node, zero_point, array.shape)
     return steps.clip(low, high).astype(zero_point.dtype)
 
 
 def _float(node: Any, array: Array, constants: Constants) -> Array:
     scale = _scale(node, constants)
     zero_point = _zero_point(node, constants) if len(node.input) > 2 and node.input[2] else np.zeros((), array.dtype)
-    exact = (array.astype(np.float64) - _along(node, zero_point, array.ndim)) * _along(node, scale, array.ndim)
+    exact = (array.astype(np.float64) - _along(node, zero_point, array.shape)) * _along(node, scale, array.shape)
     return np.asarray(exact, np.float32)
 
 

@@ -1,0 +1,121 @@
+"""Rewrites operators that compute with quantized integers, such as QLinearConv, as float operators between Q/DQ.
+
+ONNX Runtime's tools call these formats QOperator and QDQ. The first is what the ONNX model zoo's INT8 models have, and
+only ONNX Runtime computes all of it. The scales stay the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from edgert_deploy.packager.sources.onnx_graph.nodes import Constants
+
+QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
+
+
+@dataclass(frozen=True)
+class _Form:
+    """The float operator of a quantized one, and where its inputs are.
+
+    Each number of `operands` is the position of a value, behind which its scale and zero point follow. `result` is the
+    position of the result's scale. `bias` is that of INT32 numbers in units of both operands' scales.
+    """
+
+    op: str
+    operands: tuple[int, ...]
+    result: int
+    bias: int = -1
+
+
+_ONE, _TWO = ((0,), 3), ((0, 3), 6)
+_FORMS = {
+    "QLinearConv": _Form("Conv", *_TWO, bias=8),
+    "QLinearMatMul": _Form("MatMul", *_TWO),
+    "QGemm": _Form("Gemm", (0, 3), 7, bias=6),
+    "QLinearAdd": _Form("Add", *_TWO),
+    "QLinearMul": _Form("Mul", *_TWO),
+    "QLinearSigmoid": _Form("Sigmoid", *_ONE),
+    "QLinearLeakyRelu": _Form("LeakyRelu", *_ONE),
+    "QLinearSoftmax": _Form("Softmax", *_ONE),
+    "QLinearAveragePool": _Form("AveragePool", *_ONE),
+    "QLinearGlobalAveragePool": _Form("GlobalAveragePool", *_ONE),
+}
+CONCAT = "QLinearConcat"  # (scale and zero point of the result, then value, scale and zero point of each operand)
+OWN_ATTRIBUTES = ("channels_last", "opset")  # of ONNX Runtime's operators alone
+
+
+def as_qdq(proto: Any) -> Any:
+    """Return the model with Q/DQ around float operators; an operator that is not known stays as it is."""
+    if not any(node.op_type in _FORMS or node.op_type == CONCAT for node in proto.graph.node):
+        return proto
+    copy = type(proto)()
+    copy.CopyFrom(proto)
+    rewriter = _Rewriter(copy)
+    del copy.graph.node[:]
+    for node in proto.graph.node:
+        copy.graph.node.extend(rewriter.nodes(node))
+    del copy.graph.value_info[:]
+    return copy
+
+
+class _Rewriter:
+    """Yields the nodes, and writes the scales of biases into the graph."""
+
+    def __init__(self, proto: Any) -> None:
+        self._graph, self._constants = proto.graph, Constants(proto)
+
+    def nodes(self, node: Any) -> Iterator[Any]:
+        """Yield `node`, or what replaces it."""
+        from onnx import helper
+
+        form = _FORMS.get(node.op_type)
+        if node.op_type == CONCAT:
+            form = _Form("Concat", tuple(range(2, len(node.input), 3)), 0)
+        if form is None or not self._is_known(node, form):
+            yield node
+            return
+        name, inputs = str(node.output[0]), list[str]()
+        for at in form.operands:
+            inputs.append(f"{name}/float{at}")
+            yield self._dequantized(node.input[at : at + 3], inputs[-1], 0 if _has_channels_first(node) else 1)
+        if 0 < form.bias < len(node.input) and node.input[form.bias]:
+            inputs.append(f"{name}/bias")
+            scale = self._scale_of_sums(node)
+            yield helper.make_node(DEQUANTIZE, [node.input[form.bias], scale], inputs[-1:], f"{name}/bias/dq", axis=0)
+        result = [name for name in node.input[form.result : form.result + 2] if name]
+        computed = f"{name}/float" if result else name  # a QGemm without a scale gives floats
+        plain = helper.make_node(form.op, inputs, [computed], node.name or name)
+        plain.attribute.extend(a for a in node.attribute if a.name not in OWN_ATTRIBUTES)
+        yield plain
+        if result:
+            yield helper.make_node(QUANTIZE, [computed, *result], [name], f"{name}/q")
+
+    def _is_known(self, node: Any, form: _Form) -> bool:
+        own_layout = any(a.name == "channels_last" and a.i for a in node.attribute)
+        return not own_layout and all(node.input[at + 1] in self._constants for at in form.operands)
+
+    def _dequantized(self, inputs: Sequence[str], name: str, axis: int) -> Any:
+        from onnx import helper
+
+        scale = self._constants.get(inputs[1])
+        own = {"axis": axis} if scale is not None and scale.size > 1 else {}
+        return helper.make_node(DEQUANTIZE, [each for each in inputs if each], [name], f"{name}/dq", **own)
+
+    def _scale_of_sums(self, node: Any) -> str:
+        """Return the name of the bias's scale: the product of the operands' scales."""
+        from onnx import numpy_helper
+
+        left, right = (np.asarray(self._constants.get(node.input[at])) for at in (1, 4))
+        name = f"{node.output[0]}/scale"
+        product = (left.reshape(()) * right.reshape(() if right.size == 1 else -1)).astype(np.float32)
+        self._graph.initializer.append(numpy_helper.from_array(product, name))
+        return name
+
+
+def _has_channels_first(node: Any) -> bool:
+    """Whether a scale per channel of the node's weights is along axis 0; else along axis 1."""
+    return node.op_type == "QLinearConv" or any(a.name == "transB" and a.i for a in node.attribute)
