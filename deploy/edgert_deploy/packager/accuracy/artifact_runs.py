@@ -130,19 +130,24 @@ def run_samples(session: Session, inputs: Sequence[NDArray[Any]], batch: int = B
         batch = 1
     runs = [session.run([array[i : i + batch] for array in inputs]) for i in range(0, len(inputs[0]), batch)]
     for spec, *parts in zip(session.outputs, *runs, strict=True):
-        _check_lengths(spec, parts)
+        _check_lengths(spec, parts, len(inputs[0]))
     return [np.concatenate(parts) for parts in zip(*runs, strict=True)]
 
 
-def _check_lengths(spec: TensorSpec, parts: Sequence[NDArray[Any]]) -> None:
+def _check_lengths(spec: TensorSpec, parts: Sequence[NDArray[Any]], count: int) -> None:
     """Raise SourceInvalid if the length of an answer depends on the values of its sample."""
     for part in parts:
-        if any(length not in (-1, found) for length, found in zip(spec.shape[1:], part.shape[1:], strict=True)):
+        if any(length not in (-1, found) for length, found in zip(spec.shape, part.shape, strict=True)):
             raise SourceInvalid(
-                f"output {spec.name!r} has {list(spec.shape[1:])} values for a sample of zeros and {list(part.shape[1:])} for "
+                f"output {spec.name!r} has shape {list(spec.shape)} for a sample of zeros and {list(part.shape)} for "
                 "another: its length depends on the values, and apps need a fixed one. Export the model without the loop or the "
                 "selection that makes it"
             )
+    if (rows := sum(map(len, parts))) != count:
+        raise SourceInvalid(
+            f"output {spec.name!r} has {rows} rows for {count} samples: its length depends on the values. Export the model "
+            "without the loop or the selection that makes it, so that axis 0 counts the samples"
+        )
 
 
 def _run_lengths(session: Session, samples: CalibrationSet, buckets: Buckets, lengths: NDArray[np.int64]) -> Outputs:

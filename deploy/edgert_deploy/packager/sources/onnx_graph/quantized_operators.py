@@ -1,4 +1,4 @@
-"""Rewrites operators that compute with quantized integers, such as QLinearConv, as float operators between Q/DQ.
+"""Rewrites operators on quantized integers, such as QLinearConv, as float operators between Q/DQ.
 
 ONNX Runtime's tools call these formats QOperator and QDQ. The first is what the ONNX model zoo's INT8 models have, and
 only ONNX Runtime computes all of it. The scales stay the same.
