@@ -44,7 +44,7 @@ from edgert_deploy.packager.sources.onnx_graph.opsets import (
     OPSET_MAX,
     OPSET_MIN,
     at_opset,
-    count_fourier_axes,
+    steady_fourier,
     wanted_opsets,
 )
 from edgert_deploy.packager.sources.onnx_graph.structure import forget_inner_shapes, opset_of, structure_of
@@ -105,7 +105,7 @@ def _examined(
     check_weights(proto)
     progress("onnx converted the model to another opset, and onnxruntime compared the answers")
     translated = _translated(proto, _at_largest(inputs, buckets))
-    changed |= keep_zero_pads(translated or proto) | count_fourier_axes(translated or proto)
+    changed |= keep_zero_pads(translated or proto) | steady_fourier(translated or proto)
     if changed or remarks or translated is not None:
         data = translation = (translated or proto).SerializeToString(deterministic=True)
     # The runtime needs room for two copies of the weights: only the serialized model stays beside them.

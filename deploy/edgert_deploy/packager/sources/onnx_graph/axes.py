@@ -142,9 +142,9 @@ def move_output_batches(proto: Any, one: Sequence[tuple[int, ...]], two: Sequenc
             axis = a.index(1)
         if axis:
             _move_output(proto, value, axis, len(a))
-            remarks.append(
-                f"output {value.name!r} {list(a)} is given as {[a[axis], *a[:axis], *a[axis + 1 :]]}: the batch first"
-            )
+            was = ["N" if i in grew else str(length) for i, length in enumerate(a)]
+            now = [was[axis], *was[:axis], *was[axis + 1 :]]
+            remarks.append(f"output {value.name!r} [{', '.join(was)}] is given as [{', '.join(now)}]: the batch first")
     return tuple(remarks)
 
 

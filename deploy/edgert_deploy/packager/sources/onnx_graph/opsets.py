@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from edgert_deploy.packager.sources.onnx_graph.nodes import graphs_of, nodes_of
+from edgert_deploy.packager.sources.onnx_graph.nodes import graphs_of, nodes_of, refill
 from edgert_deploy.packager.sources.onnx_graph.structure import opset_of, structure_of
 
 OPSET_MIN = 13  # the first whose QuantizeLinear has scales per channel
@@ -48,13 +48,18 @@ def at_opset(proto: Any, opset: int) -> Any:
     return converted
 
 
-def count_fourier_axes(proto: Any) -> bool:
-    """Count axes of DFTs from the front, as OpenVINO overlooks negative ones; return whether any changed."""
+def steady_fourier(proto: Any) -> bool:
+    """Rewrite DFTs that OpenVINO misreads; return whether any changed.
+
+    It overlooks negative axes, so they are counted from the front. The result of a one-sided DFT has an axis too much
+    there, which a Reshape removes.
+    """
     from onnx import shape_inference
 
     found = [(node, a) for node in nodes_of(proto.graph) if node.op_type == "DFT" for a in node.attribute]
     negative = [(node, attribute) for node, attribute in found if attribute.name == "axis" and attribute.i < 0]
-    if not negative:
+    one_sided = [node for node, attribute in found if attribute.name == "onesided" and attribute.i]
+    if not (negative or one_sided):
         return False
     graphs = graphs_of(shape_inference.infer_shapes(structure_of(proto)).graph)
     ranks = {
@@ -65,4 +70,21 @@ def count_fourier_axes(proto: Any) -> bool:
     }
     for node, attribute in negative:
         attribute.i += ranks.get(node.input[0], 0)
+    nodes = []
+    for node in proto.graph.node:
+        flat = node in one_sided and node.input[0] in ranks
+        nodes += [node, _reshaped(proto.graph, node, ranks[node.input[0]])] if flat else [node]
+    refill(proto.graph.node, nodes)
     return True
+
+
+def _reshaped(graph: Any, node: Any, rank: int) -> Any:
+    """Return a Reshape that gives the result of a DFT: all axes but the last as they are, then two numbers."""
+    import numpy as np
+    from onnx import helper, numpy_helper
+
+    name = str(node.output[0])
+    node.output[0] = f"{name}/edgert_one_sided"
+    shape = np.array([*[0] * (rank - 1), 2], np.int64)
+    graph.initializer.append(numpy_helper.from_array(shape, f"{name}/edgert_shape"))
+    return helper.make_node("Reshape", [node.output[0], f"{name}/edgert_shape"], [name], f"{name}/edgert_reshape")

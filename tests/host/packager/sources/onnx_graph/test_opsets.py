@@ -39,3 +39,18 @@ def test_a_fourier_transform_keeps_its_axis(tmp_path: Path, engine: str, axis: i
     answers = artifact_outputs(build(engine, source, samples, "fp32", tmp_path), source, samples)
     want = np.fft.fft(samples.inputs["x"][..., 0], axis=axis if axis > 0 else 2)
     np.testing.assert_allclose(answers[0], np.stack([want.real, want.imag], -1), atol=1e-4)
+
+
+@pytest.mark.parametrize("opset", [17, 20])
+@pytest.mark.parametrize("axis", [1, 2])
+@pytest.mark.parametrize("engine", ["openvino", "onnxruntime"])
+def test_a_one_sided_fourier_transform_keeps_its_shape(tmp_path: Path, engine: str, axis: int, opset: int) -> None:
+    """OpenVINO adds an axis to the result of what torch.fft.rfft becomes."""
+    model = fourier(opset, axis)
+    model.graph.node[0].attribute.append(onnx.helper.make_attribute("onesided", 1))
+    model.graph.output[0].type.tensor_type.shape.dim[axis].dim_value = 6 // 2 + 1 if axis == 2 else 4 // 2 + 1
+    source = load_source(models.write(model, tmp_path / "m.onnx"))
+    samples = CalibrationSet({"x": models.random(12, 4, 6, 1)}, None)
+    answers = artifact_outputs(build(engine, source, samples, "fp32", tmp_path), source, samples)
+    want = np.fft.rfft(samples.inputs["x"][..., 0], axis=axis)
+    np.testing.assert_allclose(answers[0], np.stack([want.real, want.imag], -1), atol=1e-4)
