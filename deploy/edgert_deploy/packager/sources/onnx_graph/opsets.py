@@ -79,7 +79,7 @@ def steady_fourier(proto: Any) -> bool:
 
 
 def _reshaped(graph: Any, node: Any, rank: int) -> Any:
-    """Return a Reshape that gives the result of a DFT: all axes but the last as they are, then two numbers."""
+    """Return a Reshape of the result of a DFT: all axes but the last as they are, then two numbers."""
     import numpy as np
     from onnx import helper, numpy_helper
 

@@ -12,7 +12,7 @@ pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
 from edgert_deploy.packager.accuracy.artifact_runs import artifact_outputs, reference_outputs
-from edgert_deploy.packager.builders.qdq import CalibrationReader, calibration_feeds
+from edgert_deploy.packager.builders.qdq import calibration_feeds, calibration_reader
 from edgert_deploy.packager.sources.onnx_graph.qat import float_of
 from edgert_deploy.packager.sources.onnx_graph.quantized_operators import as_qdq
 from edgert_deploy.packager.sources.source_model import SourceModel, load_source
@@ -35,7 +35,7 @@ def quantized(kind: str, folder: Path) -> tuple[SourceModel, Any]:
     }
     path = models.write(models.cnn(), folder / "float.onnx")
     samples = samples_for(load_source(path))
-    quantize_static(path, folder / "m.onnx", CalibrationReader(calibration_feeds(samples)), **how[kind])
+    quantize_static(path, folder / "m.onnx", calibration_reader(calibration_feeds(samples)), **how[kind])
     return load_source(folder / "m.onnx"), samples
 
 
