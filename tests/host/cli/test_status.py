@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from edgert.checks.status import ModelStatus, ServingStatus, TrialStatus
+from edgert.cli.status import _model_line
 from edgert.config import read_config
 from edgert.versions.install import install
+from edgert.versions.slots import Version
+from edgert.versions.trial_limits import Readings
 from edgert_deploy.cli import main
 from edgert_deploy.devices.inventory import Device, Inventory
 from edgert_deploy.doctor.device import check_device
@@ -17,6 +22,7 @@ from hil.support.sshd import SshDevice, running_sshd
 from tests.support import devices
 from tests.support.commands import Edgert, stop
 from tests.support.servers.ports import free_port
+from tests.support.statuses import device_status
 
 
 def test_an_answer_that_no_edgertd_gives_is_an_error_of_that_device(
@@ -53,6 +59,24 @@ def test_one_damaged_model_hides_no_other(edgert: Edgert, inventory: Inventory, 
     code, refused = edgert("deploy", there.bundle(model="echo", release=2), "here")
     assert (code, refused["devices"][0]["error"]["code"]) == (7, "device.storage_failed")
     assert not list(there.state.incoming.glob("*")), "not a byte was sent"
+
+
+def test_a_live_version_whose_trial_compared_few_answers_is_told_so(
+    edgert: Edgert, inventory: Inventory, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    doubt = "only 25 answers were compared for agreement"
+    serving = ServingStatus("ready", trial=TrialStatus(3, "held", 0.0, Readings(), "100 requests", doubt))
+    model = ModelStatus("echo", "steady", Version(3, "d", good=True), None, serving=serving)
+    (tmp_path / "answer.json").write_text(json.dumps(device_status(model).as_json()))
+    with running_sshd(tmp_path / "sshd") as server:
+        program = server.home / "edgert/venv/bin/edgertd"
+        program.parent.mkdir(parents=True)
+        program.write_text(f"#!/bin/sh\ncat {tmp_path}/answer.json\n")
+        program.chmod(0o755)
+        inventory.add(server.device())
+        assert main(["status"]) == 0
+    assert f"board echo: release 3 held its limits, but {doubt}" in capfd.readouterr().out.splitlines()
+    assert f"it held its limits, but {doubt}" in _model_line(model)
 
 
 @pytest.mark.parametrize("become", ["", "sudo"])
