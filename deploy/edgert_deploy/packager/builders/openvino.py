@@ -56,13 +56,8 @@ class OpenVINOBuilder(Builder):
         progress(f"openvino: {'quantizing with NNCF' if quantizes else 'converting'}")
         path = out_dir / "model.xml"
         advice = "build this target with --precision fp32, or export the model with opset 17"
-        try:
-            with vendor_tool(f"openvino could not build {source.path.name}", advice):
-                versions = _write(order, source, calibration, path)
-        except BuildFailed as error:
-            if quantizes and (nodes := control_flow(source.proto)):  # NNCF takes some of them
-                raise BuildFailed(only_in_float(source, nodes, "NNCF fails on it")) from error
-            raise
+        with vendor_tool(f"openvino could not build {source.path.name}", advice):
+            versions = _write(order, source, calibration, path)
         _strip_notes(path)
         return self.made(order, source, path, versions, (path.with_suffix(".bin"),))
 
@@ -109,7 +104,12 @@ def _write(order: Order, source: SourceModel, calibration: CalibrationSet, path:
         nncf.set_log_level(logging.ERROR)
         versions["nncf"] = nncf.__version__
         _fold_constants(model)
-        model = _quantized(nncf, model, source, calibration, order)
+        try:
+            model = _quantized(nncf, model, source, calibration, order)
+        except Exception as error:
+            if nodes := control_flow(source.proto):  # NNCF takes some of them
+                raise BuildFailed(only_in_float(source, nodes, "NNCF fails on it")) from error
+            raise
     # FP16 weights would change an FP32 reference, and an INT8 model keeps layers in float for its accuracy.
     openvino.save_model(model, path, compress_to_fp16=order.precision == "fp16")
     return versions

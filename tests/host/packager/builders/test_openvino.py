@@ -83,3 +83,23 @@ def test_a_node_that_openvino_does_not_know_is_named_and_not_those_behind_it(tmp
     with pytest.raises(BuildFailed, match=r"Pad 'around': Unsupported padding mode: \[wrap\]; export") as raised:
         build("openvino", source, CalibrationSet({"x": models.random(12, 3, 8, 8)}, None), "fp32", tmp_path)
     assert "conv" not in raised.value.message
+
+
+def test_a_model_with_a_branch_that_openvino_cannot_read_is_told_why_and_not_to_stay_in_float(tmp_path: Path) -> None:
+    helper, value = onnx.helper, onnx.helper.make_tensor_value_info
+    branches = [
+        helper.make_graph([helper.make_node(op, ["y"], [op])], op, [], [value(op, 1, None)]) for op in ("Relu", "Neg")
+    ]
+    nodes = [
+        helper.make_node("Pad", ["x", "pads"], ["y"], mode="wrap", name="around"),
+        helper.make_node("ReduceSum", ["x"], ["sum"], keepdims=0),
+        helper.make_node("Greater", ["sum", "zero"], ["positive"]),
+        helper.make_node("If", ["positive"], ["z"], then_branch=branches[0], else_branch=branches[1]),
+    ]
+    weights = [onnx.numpy_helper.from_array(np.array([0, 1, 0, 1]), "pads")]
+    weights.append(onnx.numpy_helper.from_array(np.float32(0), "zero"))
+    graph = helper.make_graph(nodes, "g", [value("x", 1, ["N", 8])], [value("z", 1, ["N", 10])], weights)
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
+    source = load_source(models.write(proto, tmp_path / "m.onnx"))
+    with pytest.raises(BuildFailed, match=r"openvino cannot read .*Pad 'around': Unsupported padding mode"):
+        build("openvino", source, CalibrationSet({"x": models.random(12, 8)}, None), "int8", tmp_path)
