@@ -26,7 +26,6 @@ WRITERS = {
     "deploy/edgert_deploy/cli/shared/output.py": "the function",
     "deploy/edgert_deploy/cli/build/progress.py": "bars, and a result above them",
     "deploy/edgert_deploy/cli/completion.py": "a script for the shell, of this package's own",
-    "deploy/edgert_deploy/devices/transports/ssh_login.py": "what ssh says on the way to a device, printable",
     "edgert/cli/output.py": "the function",
     "edgert/cli/command.py": "error messages",
     "edgert/cli/top.py": "a screen that is redrawn",
