@@ -17,6 +17,7 @@ Outputs = list[Array]
 IOU_MIN = 0.5
 SCORE_MIN = 0.25
 MAP_THRESHOLDS = (0.3, 0.5, 0.7)  # apps differ: text detectors take 0.3, most others 0.5
+SHARE_OF_POSITIONS_MIN = 1e-4  # of which fewer say nothing
 NEIGHBOUR_TOLERANCE = 0.01  # in cosine, and
 NEIGHBOUR_SHARE = 0.05  # as a share of how much nearer the nearest sample is than the mean one
 NEIGHBOUR_BLOCK = 512  # samples that are compared with all others at once
@@ -31,7 +32,7 @@ def map_agreement(answers: Array, reference: Array) -> float:
     Two empty maps agree. A threshold that hardly any of FP32's values exceeds does not count; half of FP32's largest
     value counts where that leaves none.
     """
-    thresholds = [each for each in MAP_THRESHOLDS if float((reference > each).mean()) > 1e-4]
+    thresholds = [each for each in MAP_THRESHOLDS if float((reference > each).mean()) > SHARE_OF_POSITIONS_MIN]
     return min(_map_iou(answers, reference, each) for each in thresholds or [float(reference.max()) / 2])
 
 
@@ -39,6 +40,22 @@ def _map_iou(answers: Array, reference: Array, threshold: float) -> float:
     a, b = (array.reshape(len(array), -1) > threshold for array in (answers, reference))
     union = (a | b).sum(axis=1)
     return float(np.where(union == 0, 1.0, (a & b).sum(axis=1) / np.maximum(union, 1)).mean())
+
+
+def mask_agreement(answers: Array, reference: Array) -> float:
+    """Return the mean IoU of the classes of whole-number masks, without the background.
+
+    The most frequent of FP32's classes is the background. A class that hardly any position has does not count. Without
+    another class it is the share of equal positions.
+    """
+    classes, places, counts = np.unique(reference, return_inverse=True, return_counts=True)
+    same = answers == reference
+    counts_both = np.bincount(places.reshape(-1)[same.reshape(-1)], minlength=len(classes))
+    nearest = np.searchsorted(classes, answers).clip(max=len(classes) - 1)
+    answered = np.bincount(nearest[classes[nearest] == answers], minlength=len(classes))
+    ious = counts_both / (counts + answered - counts_both)
+    judged = (counts > SHARE_OF_POSITIONS_MIN * reference.size) & (np.arange(len(classes)) != counts.argmax())
+    return float(ious[judged].mean() if judged.any() else same.mean())
 
 
 def neighbour_agreement(answers: Array, reference: Array) -> float:

@@ -23,6 +23,7 @@ from edgert_deploy.packager.accuracy.agreement import (
     anchor_agreement,
     box_agreement,
     map_agreement,
+    mask_agreement,
     neighbour_agreement,
     read_alike,
     same_neighbours,
@@ -101,8 +102,9 @@ def judgements(
 def _recognized(reference: Array, named: bool, steps: Collection[int]) -> str:
     """Return the name of one output's judgement; `steps` are the lengths of the inputs' sequences."""
     shape = reference.shape[1:]
+    positions = int(np.prod(shape)) >= MAP_POSITIONS_MIN and len([side for side in shape if side > 1]) >= 2
     if reference.dtype.kind != "f":
-        return "values"
+        return "masks" if positions and _are_classes(reference) else "values"
     if len(shape) == 1 and shape[0] >= 2 and (named or are_probabilities(reference)):
         return "top1"
     if (
@@ -115,12 +117,16 @@ def _recognized(reference: Array, named: bool, steps: Collection[int]) -> str:
     above = float((reference > 0.5).mean()) if reference.size else 0.0
     if within and int(np.prod(shape)) < MAP_POSITIONS_MIN and MINORITY_MIN <= above <= 1 - MINORITY_MIN:
         return "decisions"
-    positions = int(np.prod(shape)) >= MAP_POSITIONS_MIN and len([side for side in shape if side > 1]) >= 2
     if within and ((positions and reference.max(initial=0.0) > 0) or _are_many_classes(reference)):
         return "maps"
     if _are_embeddings(reference):
         return "neighbours"
     return "values"
+
+
+def _are_classes(numbers: Array) -> bool:
+    """Return whether whole numbers are classes; 8 bits hold the values of a quantized model."""
+    return numbers.dtype.itemsize >= 4 and bool((numbers >= 0).all()) and 2 <= len(np.unique(numbers)) <= CLASSES_MAX
 
 
 def _are_many_classes(reference: Array) -> bool:
@@ -159,6 +165,7 @@ SHARES: dict[str, Callable[[Array, Array], Array]] = {
 # The scores that are no mean of these.
 SCORES: dict[str, Callable[[Array, Array], float]] = {
     "maps": map_agreement,
+    "masks": mask_agreement,
     "neighbours": neighbour_agreement,
     "values": value_agreement,
 }

@@ -52,6 +52,7 @@ OUTPUTS = {
     "texts": softmax(RANDOM.normal(0, 3, (20, 40, 30))),
     "decisions": RANDOM.uniform(0, 1, (30, 1)).astype(np.float32),
     "maps": (RANDOM.uniform(0, 1, (5, 1, 32, 32)) ** 4).astype(np.float32),
+    "masks": RANDOM.integers(0, 3, (5, 32, 32)),
     "neighbours": RANDOM.normal(0, 1, (12, 64)).astype(np.float32),
     "values": (RANDOM.normal(0, 1, (12, 42)) + 50).astype(np.float32),
 }
@@ -73,7 +74,7 @@ def test_answers_of_noise_do_not_pass(name: str) -> None:
     assert judgement.score([noise], [reference]) < 0.8
 
 
-@pytest.mark.parametrize("name", OUTPUTS)
+@pytest.mark.parametrize("name", [name for name in OUTPUTS if name != "masks"])
 def test_answers_that_are_not_finite_do_not_pass(name: str) -> None:
     reference = OUTPUTS[name]
     (judgement,) = judged(reference)
@@ -190,6 +191,24 @@ def test_whole_numbers_are_equal_or_not() -> None:
     answers = reference.copy()
     answers[:5] += 1
     assert judgement.score([answers], [reference]) == pytest.approx(0.5)
+
+
+def test_a_class_that_is_lost_from_a_mask_is_not_hidden_by_the_background() -> None:
+    reference = np.zeros((6, 1, 32, 32), np.int64)
+    reference[:, :, 4:14, 4:14] = 7
+    reference[:, :, 20:23, 20:23] = 2
+    (judgement,) = judged(reference)
+    lost = np.where(reference == 2, 0, reference)
+    assert (lost == reference).mean() > 0.99
+    assert judgement.score([lost], [reference]) == pytest.approx(0.5)
+    assert judgement.score([np.where(reference == 2, 3, reference)], [reference]) == pytest.approx(0.5)
+    assert judgement.score([np.full_like(reference, 9)], [reference]) == 0.0
+    assert judgement.score([np.zeros_like(reference)], [np.zeros_like(reference)]) == 1.0
+
+
+def test_the_bytes_of_a_quantized_output_are_no_classes() -> None:
+    (judgement,) = judged(RANDOM.integers(0, 255, (5, 32, 32)).astype(np.uint8))
+    assert judgement.name == "values"
 
 
 def test_stated_texts_have_the_stated_blank_and_axis() -> None:
