@@ -205,7 +205,9 @@ def _noted(device: Device, what: str, other: str) -> Iterator[int]:
     except BlockingIOError as error:
         raise DeployUnderWay(f"{other} is under way on {device.name} from this host; wait for its end") from error
     except OSError as error:
-        raise ConfigInvalid(f"cannot write {folder}: {error.strerror}; set XDG_CACHE_HOME to one of yours") from error
+        raise ConfigInvalid(
+            f"cannot write {folder}: {error.strerror}; set XDG_CACHE_HOME to a folder of yours"
+        ) from error
     with note:
         yield note.fileno()
 

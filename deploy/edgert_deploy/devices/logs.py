@@ -139,7 +139,7 @@ def _until_it_ends(device: Device, request: LogRequest, process: subprocess.Pope
 
 def _no_log(device: Device, code: int, stderr: str) -> DeviceError:
     if code == _NO_LOG:
-        return DeviceError(f"{device.name} has no log: EdgeRT never ran there: edgert bootstrap {device.name}")
+        return DeviceError(f"{device.name} has no log yet, as EdgeRT never ran there: edgert bootstrap {device.name}")
     advice = "only root and members of the group systemd-journal may read it" if "permission" in stderr.lower() else ""
     return DeviceError(
         f"{device.name}: its log cannot be read: {stderr.strip()[-300:] or f'exit code {code}'} {advice}".strip()

@@ -327,7 +327,8 @@ def _failed(url: sa.URL, error: SQLAlchemyError) -> StoreFailed:
     """Return the error for the user."""
     reason = next(iter(str(getattr(error, "orig", None) or error).strip().splitlines()), type(error).__name__)
     if "no such table" in reason or ("does not exist" in reason and "edgert_" in reason):
-        return StoreFailed(f"the store {shown(url)} has no reports yet: edgert fleet record --store {shown(url)}")
+        name = shown(url)
+        return StoreFailed(f"the store {name} has no reports yet; `edgert fleet record --store {name}` fills it")
     is_other = "not a database" in reason or os.path.isdir(url.database or "")
     advice = "it is no store: give another file" if is_other else "check that it exists, is writable and has room"
     if "malformed" in reason:
