@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,9 @@ from edgert_deploy.packager.sources.source_model import SourceModel, load_source
 from tests.support import models
 from tests.support.builders import build, samples_for
 
-KINDS = ("operators", "operators-per-channel", "16-bit activations", "4-bit weights")
+KINDS = ["operators", "operators-per-channel", "16-bit activations"]
+if sys.version_info >= (3, 11):  # the quantizer of ONNX Runtime 1.23, the last for Python 3.10, fails on them
+    KINDS.append("4-bit weights")
 ENGINES = ("onnxruntime", "openvino", "tflite")
 
 
