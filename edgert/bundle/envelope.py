@@ -21,7 +21,7 @@ ENVELOPE_NAME = "manifest.dsse.json"  # the file's name in a bundle and in a slo
 PAYLOAD_TYPE = "application/vnd.edgert.manifest+json"
 CHANNEL_PAYLOAD_TYPE = "application/vnd.edgert.channel+json"
 RUNTIME_PAYLOAD_TYPE = "application/vnd.edgert.runtime+json"
-# What messages call the content.
+# The name of the content in messages.
 _WHAT = {PAYLOAD_TYPE: "bundle", CHANNEL_PAYLOAD_TYPE: "channel", RUNTIME_PAYLOAD_TYPE: "runtime"}
 
 

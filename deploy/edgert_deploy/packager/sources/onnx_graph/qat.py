@@ -15,9 +15,8 @@ import numpy as np
 from edgert.errors import BuildFailed
 from edgert_deploy.packager.sources.onnx_graph.dynamic_quantization import RANGES_AS_THEY_RUN, undo
 from edgert_deploy.packager.sources.onnx_graph.nodes import Array, Constants, nodes_of, refill
-from edgert_deploy.packager.sources.onnx_graph.quantized_operators import as_qdq
+from edgert_deploy.packager.sources.onnx_graph.quantized_operators import DEQUANTIZE, QUANTIZE, as_qdq
 
-QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
 # Quantized arithmetic in one operator: it is kept, and what dynamic_quantization.py does not undo stays so.
 QUANTIZED_ARITHMETIC = RANGES_AS_THEY_RUN.union(
     ("ConvInteger", "MatMulInteger", "MatMulIntegerToFloat", "QLinearConv", "QLinearMatMul")

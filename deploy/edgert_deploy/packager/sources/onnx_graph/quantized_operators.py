@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from edgert_deploy.packager.sources.onnx_graph.nodes import Constants
+from edgert_deploy.packager.sources.onnx_graph.nodes import Constants, refill
 
 QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
 
@@ -55,9 +55,7 @@ def as_qdq(proto: Any) -> Any:
     copy = type(proto)()
     copy.CopyFrom(proto)
     rewriter = _Rewriter(copy)
-    del copy.graph.node[:]
-    for node in proto.graph.node:
-        copy.graph.node.extend(rewriter.nodes(node))
+    refill(copy.graph.node, (new for node in proto.graph.node for new in rewriter.nodes(node)))
     del copy.graph.value_info[:]
     return copy
 
