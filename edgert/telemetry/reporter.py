@@ -1,9 +1,8 @@
 """The reporter: a worker's thread that turns its recorder's windows into spooled messages.
 
-Once a second it folds the waiting spans; once a window it appends `metrics` and `hist`. Without requests it looks ever
-more rarely, in the end only once a window, so that an idle device does not wake up for nothing. A recorder that fills
-up wakes it. A spool that fails costs the messages of a window, never a request: the reporter logs it once, and tries
-again with the next window.
+Once a window it appends `metrics` and `hist`. In between it sleeps, so an idle device does not wake up for nothing.
+A spool that fails costs the messages of a window, never a request: the reporter logs it once, and tries again with the
+next window.
 """
 
 from __future__ import annotations
@@ -27,8 +26,6 @@ if TYPE_CHECKING:  # the daemon imports this module for its events, and has no N
     from edgert.telemetry.recorder import WindowRecorder
 
 WINDOW_S = 60.0
-FOLD_EVERY_S = 1.0
-SLICE_PAUSE_S = 0.0005  # the pause between two slices of folding, in which the serving threads run
 STOP_TIMEOUT_S = 5.0
 
 
@@ -77,26 +74,20 @@ class Reporter:
         self._refused = False
         self._window_ends_at = clock() + settings.window_s
         self._stopping = threading.Event()
-        self._wake = threading.Event()
-        self._fold_every_s = FOLD_EVERY_S
         self._thread = threading.Thread(target=self._run, name="telemetry-reporter", daemon=True)
 
     def start(self) -> None:
-        self._recorder.crowded = self._wake.set
         self._thread.start()
 
     def stop(self) -> None:
         """End the thread and report the rest of the window, marked `up: 0`."""
         self._stopping.set()
-        self._wake.set()
         if self._thread.is_alive():
             self._thread.join(STOP_TIMEOUT_S)
         self._report(self._recorder.cut(), up=False)
 
     def tick(self) -> bool:
-        """Fold the waiting spans and report the window if it is over; return whether it was."""
-        folded = self._recorder.fold(lambda: time.sleep(SLICE_PAUSE_S))
-        self._fold_every_s = FOLD_EVERY_S if folded else self._fold_every_s * 2
+        """Report the window if it is over; return whether it was."""
         if self._clock() < self._window_ends_at:
             return False
         self._window_ended()
@@ -121,17 +112,12 @@ class Reporter:
         )
 
     def _run(self) -> None:
-        while not self._wait(self.pause_s()):
+        while not self._stopping.wait(self.pause_s()):
             self.tick()
 
     def pause_s(self) -> float:
-        """Return how long nothing is due, unless the recorder fills up."""
-        return max(0.0, min(self._fold_every_s, self._window_ends_at - self._clock()))
-
-    def _wait(self, seconds: float) -> bool:
-        self._wake.wait(seconds)
-        self._wake.clear()
-        return self._stopping.is_set()
+        """Return how long nothing is due."""
+        return max(0.0, self._window_ends_at - self._clock())
 
     def _report(self, report: WindowReport, *, up: bool) -> None:
         facts = dict(self._host_facts())
