@@ -26,7 +26,7 @@ from hil.support.sshd import SshDevice, running_sshd, start_sshd
 from tests.support.devices import WAIT_S_MAX
 from tests.support.servers.ports import free_port
 
-QUICK = LinkLimits(connect_s=5, keepalive_s=1, dead_after_s=2.0, attempts=3, pause_s=0.05)
+QUICK = LinkLimits(connect_s=60, keepalive_s=1, dead_after_s=60.0, attempts=3, pause_s=0.05)
 
 
 @pytest.fixture(scope="module")
@@ -476,6 +476,14 @@ def test_a_link_that_is_cut_during_the_login_is_no_refused_login(sshd: SshDevice
                     refused = "" if error.retryable else error.message
             assert not refused, f"cut after {cut} bytes"
         assert relay.connections == len(cuts)
+
+
+def test_a_link_that_freezes_during_the_login_is_no_refused_login(sshd: SshDevice) -> None:
+    """As a device that stands still for a while: what is retryable is tried again."""
+    with Relay(sshd.port, freeze_after=1200) as relay:  # once both sides have their keys
+        with pytest.raises(DeviceUnreachable, match="did not answer the login in time") as caught:
+            SshTransport(sshd.device(port=relay.port), LinkLimits(connect_s=1)).run(["true"], WAIT_S_MAX)
+        assert caught.value.retryable
 
 
 def test_a_link_that_freezes_in_an_upload_ends_it_in_time(sshd: SshDevice, tmp_path: Path) -> None:

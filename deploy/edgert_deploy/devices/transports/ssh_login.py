@@ -45,6 +45,7 @@ _RSA = ("rsa-sha2-512", "rsa-sha2-256")  # the signatures of keys that are calle
 NO_GREETING = "Error reading SSH protocol banner"  # by paramiko, as the next
 NO_KEY = "No authentication methods available"
 LINK_LOST = "transport shut down or saw EOF"  # in the middle of the login
+LATE_ANSWER = "Authentication timeout"  # a device that stands still, or a dead link
 NO_SESSION = "No existing session"  # the server is silent, or it closed the connection during the login
 
 
@@ -259,7 +260,8 @@ def _translated(hop: _Hop) -> Iterator[None]:
         # paramiko has no error class for a user without any key.
         transport = hop.connection.client.get_transport()
         ended = NO_SESSION in str(error) and transport is not None and transport.initial_kex_done
-        refused = isinstance(error, paramiko.AuthenticationException) and LINK_LOST not in str(error)
+        lost = LINK_LOST in str(error) or LATE_ANSWER in str(error)
+        refused = isinstance(error, paramiko.AuthenticationException) and not lost
         if refused or NO_KEY in str(error) or ended:
             why = "it ended the connection after several keys" if ended else str(error).rstrip(".")
             raise LoginRefused(
@@ -329,6 +331,8 @@ def _reason(error: BaseException) -> str:
         return f"{error}. Its SSH server is old, or allows few algorithms: update it, or allow more in sshd_config"
     if LINK_LOST in str(error):
         return "the connection ended during the login. Check the network and try again"
+    if LATE_ANSWER in str(error):
+        return "it did not answer the login in time. It may be busy, or the network is cut: try again"
     if NO_GREETING in str(error) or NO_SESSION in str(error):
         return (
             "it accepts the connection, but does not greet as SSH does. Another service may have this port, or the server "
