@@ -27,6 +27,7 @@ from edgert.daemon.supervisor import STATE_CHECK_S
 from edgert.errors import (
     DaemonUnreachable,
     DeadlineExceeded,
+    EdgeRTError,
     ModelNotFound,
     RequestError,
     ShuttingDown,
@@ -34,8 +35,9 @@ from edgert.errors import (
     WorkerLost,
 )
 from edgert.protocol import wire
+from edgert.versions.slot_store import SlotStore
 from tests.support.clients import HELLO, ITEM, PAUSE_S, halted, load, raw, read_frame
-from tests.support.devices import Device, a_device, wait_until
+from tests.support.devices import WAIT_S_MAX, Device, a_device, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -174,8 +176,7 @@ def test_hot_swaps_under_load_lose_no_request() -> None:
         with load(device) as (releases, errors):
             for release in range(2, 5):
                 device.put(release=release)
-                seen = len(releases)
-                wait_until(lambda seen=seen: len(releases) > seen + 50, "the load goes on")  # type: ignore[misc]
+                wait_until(lambda release=release: release in releases, "it answers")  # type: ignore[misc]
         assert errors == []
         assert set(releases) == set(range(1, 5))
         assert device.model()["serving"]["release"] == 4
@@ -238,7 +239,9 @@ def test_an_unconfirmed_trial_rolls_back_at_its_end() -> None:
     with a_device() as device:
         device.put()
         device.run("install", os.fspath(device.bundle(release=2)))
-        device.run("activate", "echo", "--trial-s", "3")
+        SlotStore(device.state.models / "echo").activate(3.0)
+        with contextlib.suppress(EdgeRTError):  # a busy machine may load it for longer than the trial lasts
+            device.sync("echo")
         with device.client() as client:
             wait_until(lambda: client.infer("echo", ITEM, trace=True).release == 1, "the previous version returns")
         told = device.model()
@@ -299,7 +302,7 @@ def runs(pid: int) -> bool:
 def test_two_daemons_never_share_a_state_folder() -> None:
     with a_device() as device:
         command = [sys.executable, "-m", "edgert.cli", "--state", os.fspath(device.state.root), "serve"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S_MAX)
         assert done.returncode == 7
         assert "already" in done.stderr
 
@@ -316,10 +319,19 @@ def test_a_request_past_its_deadline_is_refused_and_the_client_continues() -> No
 def test_simultaneous_requests_form_batches() -> None:
     with a_device("[serving]\nbatch_max = 8\n") as device:
         device.put(delay_s=0.02)
+        asked = 0
         with device.client() as client, ThreadPoolExecutor(8) as pool:
-            batches = list(pool.map(lambda i: client.infer("echo", ITEM * i, cache=False, trace=True).batch, range(64)))
-        assert max(batches) > 4
-        wait_until(lambda: device.model()["serving"]["requests"]["requests"] >= 64, "every answer is counted")
+
+            def batch(number: int) -> int:
+                return client.infer("echo", ITEM * number, cache=False, trace=True).batch
+
+            def most() -> int:
+                nonlocal asked
+                asked += 64
+                return max(pool.map(batch, range(64)))
+
+            wait_until(lambda: most() > 4, "more than half of the clients share a batch")
+        wait_until(lambda: device.model()["serving"]["requests"]["requests"] >= asked, "every answer is counted")
 
 
 def test_connections_beyond_the_limit_are_told_to_retry() -> None:
@@ -351,7 +363,7 @@ def test_a_client_with_kept_connections_finds_a_restarted_daemon() -> None:
 
 def test_a_swap_sends_waiting_requests_to_the_new_version() -> None:
     with a_device("[serving]\nbatch_max = 1\n") as device:
-        device.put(delay_s=0.2)
+        device.put(delay_s=0.5)  # the queue would last for 40 s: longer than the next version takes to load
         with device.client(timeout_s=120) as client, ThreadPoolExecutor(80) as pool:
             waiting = [pool.submit(client.infer, "echo", ITEM * i, cache=False, trace=True) for i in range(80)]
             wait_until(lambda: device.serving()["waiting"] > 40, "the queue is long")
@@ -378,14 +390,14 @@ def test_a_daemon_ends_when_its_state_folder_is_removed() -> None:
     )
     with a_device(started=False) as device:
         daemon = subprocess.Popen([sys.executable, "-c", program, os.fspath(device.state.root)])
-        wait_until(device.state.control_socket.exists, "the daemon runs")
+        wait_until(lambda: device.daemon_pid() == daemon.pid, "the daemon answers")
         with socket.socket(socket.AF_UNIX) as command:
             command.connect(os.fspath(device.state.control_socket))
             shutil.rmtree(device.state.root)
             time.sleep(STATE_CHECK_S / 100)
             with contextlib.suppress(OSError):  # it may have looked, and have ended, already
                 command.sendall(b"{}\n")
-            assert daemon.wait(60) == 0
+            assert daemon.wait(WAIT_S_MAX) == 0
         device.prepare()
 
 

@@ -298,7 +298,7 @@ def test_a_changed_host_key_is_refused_before_anything_is_sent(
             assert not impostor.state.exists()
             # A refused device delays no other.
             code, both = serving.deploy(serving.build(2), "all")
-            assert code == 6
+            assert code == 6, both
             assert {d["device"]: d["result"] for d in both["devices"]} == {"board": "unchanged", "moved": "failed"}
         finally:
             serving.inventory.remove("moved")

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -65,7 +65,7 @@ class Device:
     def run(self, *words: str, code: int = 0) -> dict[str, Any]:
         """Run an `edgertd` command with --json and return its answer."""
         command = [sys.executable, "-m", "edgert.cli", "--state", os.fspath(self.state.root), *words, "--json"]
-        done = subprocess.run(as_run(command), capture_output=True, text=True, timeout=120)
+        done = subprocess.run(as_run(command), capture_output=True, text=True, timeout=2 * WAIT_S_MAX)
         assert done.returncode == code, f"{words}: exit {done.returncode}\n{done.stdout}\n{done.stderr}\n{self.log()}"
         return dict(json.loads(done.stdout))
 
@@ -74,8 +74,16 @@ class Device:
         self.monitors += filter(None, start_daemon(self.state)[:1])
 
     def stop(self) -> None:
-        """Do what `edgertd stop` does, without a process for the command."""
-        stop_daemon(self.state)
+        """Do what `edgertd stop` does, without a process for the command; a busy daemon is asked again."""
+
+        def stopped() -> bool:
+            try:
+                stop_daemon(self.state)
+            except DaemonBusy:
+                return False
+            return True
+
+        wait_until(stopped, "the daemon stops")
 
     def bundle(self, **options: Any) -> Path:
         return make_null_bundle(self.folder / "bundles", self.key, **options)
@@ -96,7 +104,7 @@ class Device:
         """Make `bundle` live and good; if `checked`, its golden answers through the socket must be right."""
         store, config = SlotStore(self.state.models / model), read_config(self.state)
         install(bundle, self.state, config)
-        store.activate(60)
+        store.activate(10 * WAIT_S_MAX)
         self.sync(model)
         if checked:
             assert check_served(model, store, self.state, config)["ok"]
@@ -111,11 +119,11 @@ class Device:
 
     def sync(self, model: str) -> dict[str, Any]:
         """Let the daemon follow the slots of `model`; return its status of the model."""
-        return ask(self.state.control_socket, {"op": "sync", "model": model}, 60.0)
+        return ask(self.state.control_socket, {"op": "sync", "model": model}, WAIT_S_MAX)
 
     def serving(self, model: str = "echo") -> dict[str, Any]:
         """Return the daemon's status of one model, without a process for the command."""
-        return dict(ask(self.state.control_socket, {"op": "status"}, 10.0)["models"][model])
+        return dict(ask(self.state.control_socket, {"op": "status"}, WAIT_S_MAX)["models"][model])
 
     def daemon_pid(self) -> int | None:
         """Return the daemon's process id, None while none answers, without a process for the command."""
@@ -129,7 +137,7 @@ class Device:
         status = device_status(self.state, read_config(self.state)).as_json()
         return next(dict(each) for each in status["models"] if each["model"] == name)
 
-    def client(self, timeout_s: float = 20.0) -> Client:
+    def client(self, timeout_s: float = WAIT_S_MAX) -> Client:
         return Client(self.socket, timeout_s=timeout_s)
 
     def log(self) -> str:
@@ -175,10 +183,11 @@ def http_port(device: Device) -> int:
 
 def http_pid(device: Device) -> int | None:
     """Return the process id of the device's HTTP server, None while none runs."""
-    daemon = ask(device.state.control_socket, {"op": "status"}, 10.0)["pid"]
+    daemon = ask(device.state.control_socket, {"op": "status"}, WAIT_S_MAX)["pid"]
     for child in Path(f"/proc/{daemon}/task/{daemon}/children").read_text().split():
-        if b"edgert.http" in Path(f"/proc/{child}/cmdline").read_bytes():
-            return int(child)
+        with suppress(OSError):  # it has ended meanwhile
+            if b"edgert.http" in Path(f"/proc/{child}/cmdline").read_bytes():
+                return int(child)
     return None
 
 

@@ -21,6 +21,7 @@ from edgert_deploy.devices.transports.ssh_login import LinkLimits
 from hil.support.keys import new_ssh_key
 from hil.support.sshd import SshDevice, running_sshd, start_sshd
 from tests.support.accounts import UID, as_nobody
+from tests.support.devices import WAIT_S_MAX
 
 
 @pytest.fixture(scope="module")
@@ -51,9 +52,9 @@ def an_agent(key: Path, sock: Path) -> Iterator[None]:
 
 
 def says(device: Device) -> str:
-    transport = SshTransport(device, LinkLimits(connect_s=5))
+    transport = SshTransport(device, LinkLimits(connect_s=60))
     try:
-        return transport.run(["sh", "-c", "echo in"], 20).stdout
+        return transport.run(["sh", "-c", "echo in"], WAIT_S_MAX).stdout
     finally:
         transport.close()
 

@@ -20,6 +20,7 @@ from edgert_deploy.devices.transports.ssh_config import read_ssh_config
 from edgert_deploy.devices.transports.ssh_login import Jump, LinkLimits, scan_host_key
 from hil.support.keys import new_ssh_key
 from hil.support.sshd import SshDevice, running_sshd, start_sshd
+from tests.support.devices import WAIT_S_MAX
 from tests.support.servers.ports import free_port
 
 
@@ -73,9 +74,9 @@ def known(server: SshDevice) -> str:
 
 
 def says(device: Device) -> str:
-    transport = SshTransport(device, LinkLimits(connect_s=5))
+    transport = SshTransport(device, LinkLimits(connect_s=60))
     try:
-        return transport.run(["sh", "-c", "echo in"], 20).stdout
+        return transport.run(["sh", "-c", "echo in"], WAIT_S_MAX).stdout
     finally:
         transport.close()
 
