@@ -20,6 +20,7 @@ from edgert_deploy.packager.processes.sandbox import Progress
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.onnx_graph.classical import classical_operators
 from edgert_deploy.packager.sources.onnx_graph.dynamic_quantization import is_dynamic
+from edgert_deploy.packager.sources.onnx_graph.half import has_double
 from edgert_deploy.packager.sources.onnx_graph.qat import float_of, has_wide_activations
 from edgert_deploy.packager.sources.onnx_graph.quantized_operators import as_qdq
 from edgert_deploy.packager.sources.source_model import Kind, SourceModel
@@ -118,7 +119,7 @@ class Builder(Protocol):
     # The engine that judges artifacts on this host: its own where it runs here, else one that reads the same file.
     judged_by: ClassVar[str]
     source_kinds: ClassVar[frozenset[Kind]] = frozenset({"onnx"})
-    takes_classical: ClassVar[bool] = False  # operators of ai.onnx.ml
+    takes_classical: ClassVar[bool] = False  # operators of ai.onnx.ml, and FP64
     finds_ranges: ClassVar[bool] = False  # the ranges of activations as the model runs, where the source does
     takes_wide: ClassVar[bool] = False  # the ranges of activations that the source quantizes to 16 bits
     # Whether a model whose first layers are folded-in preprocessing is worth building (docs/decisions/0011).
@@ -214,14 +215,16 @@ def builder_for(engine: str) -> Builder:
 
 def first_engine(source: SourceModel, engines: Sequence[str]) -> str:
     """Return the engine of a profile that must take `source`: the first, or of few the first of these."""
-    if source.kind == "onnx" and not classical_operators(source.proto):
+    if source.kind == "onnx" and takes_operators(source, engines[0]):
         return engines[0]
     return next((engine for engine in engines if builder_for(engine).takes(source)), engines[0])
 
 
 def takes_operators(source: SourceModel, engine: str) -> bool:
-    """Whether `engine` computes the source's operators of ai.onnx.ml, if it has any."""
-    return not classical_operators(source.proto) or builder_for(engine).takes_classical
+    """Whether `engine` computes the source's operators of ai.onnx.ml and its FP64, if it has any."""
+    if builder_for(engine).takes_classical or source.proto is None:
+        return True
+    return not classical_operators(source.proto) and not has_double(source.proto)
 
 
 def check_source(source: SourceModel, engine: str, target: str) -> None:
@@ -231,6 +234,11 @@ def check_source(source: SourceModel, engine: str, target: str) -> None:
         raise OperatorUnsupported(
             f"{engine} has no {', '.join(operators)} (ai.onnx.ml), which only onnxruntime computes: "
             "build it for targets that take onnxruntime"
+        )
+    if not takes_operators(source, engine):
+        raise OperatorUnsupported(
+            f"{engine} computes no FP64, and the model needs it: its answers change in FP32. Build it for targets that take "
+            "onnxruntime, or train and export it in FP32"
         )
     if source.kind not in builder.source_kinds:
         raise ConfigInvalid(

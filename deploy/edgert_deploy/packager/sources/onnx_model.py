@@ -33,10 +33,10 @@ from edgert_deploy.packager.sources.onnx_graph.axes import (
 )
 from edgert_deploy.packager.sources.onnx_graph.branches import inline_known_branches
 from edgert_deploy.packager.sources.onnx_graph.bucket_axis import WantedBuckets, cut_outputs, find_axis, probed_lengths
-from edgert_deploy.packager.sources.onnx_graph.classical import unwrap_maps
+from edgert_deploy.packager.sources.onnx_graph.classical import is_classical, unwrap_maps
 from edgert_deploy.packager.sources.onnx_graph.dynamic_quantization import is_dynamic
 from edgert_deploy.packager.sources.onnx_graph.functions import inline_functions
-from edgert_deploy.packager.sources.onnx_graph.half import widen_half
+from edgert_deploy.packager.sources.onnx_graph.half import has_double, narrow_double, widen_half
 from edgert_deploy.packager.sources.onnx_graph.infinite_bounds import drop_infinite_bounds
 from edgert_deploy.packager.sources.onnx_graph.nodes import nodes_of, tensors
 from edgert_deploy.packager.sources.onnx_graph.opsets import (
@@ -96,6 +96,8 @@ def _examined(
     wanted = request.get("buckets")  # their outputs are not known yet
     buckets = None if wanted is None else find_axis(proto, from_json(WantedBuckets, wanted))
     inputs = input_specs(proto, () if buckets is None else tuple((place.name, place.axis) for place in buckets.inputs))
+    inputs, narrowed = _in_single_precision(proto, inputs, buckets)
+    remarks += narrowed
     changed |= buckets is not None
     changed |= _strip_notes(proto)
     progress("onnx checked the model")
@@ -147,6 +149,25 @@ def _fix_batch_where_needed(proto: Any, no_batch: str) -> tuple[str, ...]:
             f"the model leaves its batch open and takes one sample only, so its batch is fixed to 1: {no_batch}",
         )
     return remarks
+
+
+def _in_single_precision(
+    proto: Any, inputs: tuple[TensorSpec, ...], buckets: Buckets | None
+) -> tuple[tuple[TensorSpec, ...], tuple[str, ...]]:
+    """Make a model in FP64 one in FP32 where the answers agree; return its inputs and remarks.
+
+    Classical models stay: thresholds and distances between readings need the digits.
+    """
+    if is_classical(proto) or not has_double(proto):
+        return inputs, ()
+    single = type(proto)()
+    single.CopyFrom(proto)
+    remarks = narrow_double(single)
+    specs = tuple(replace(spec, datatype="FP32") if spec.datatype == "FP64" else spec for spec in inputs)
+    if not _answers_agree(proto, single, _at_largest(inputs, buckets), _at_largest(specs, buckets)):
+        return inputs, ("the model computes in FP64 and answers otherwise in FP32: only onnxruntime takes it",)
+    proto.CopyFrom(single)
+    return specs, remarks
 
 
 def external_files(request: dict[str, Any], data: bytes, progress: Progress) -> Answer:
@@ -277,15 +298,17 @@ def _translated(proto: Any, inputs: tuple[TensorSpec, ...]) -> Any:
         if opset == wanted and proto.ir_version <= IR_MAX:
             return None
         converted = at_opset(proto, wanted)
-        if converted is not None and _answers_agree(proto, converted, inputs):
+        if converted is not None and _answers_agree(proto, converted, inputs, inputs):
             return converted
     return None
 
 
-def _answers_agree(proto: Any, converted: Any, inputs: tuple[TensorSpec, ...]) -> bool:
+def _answers_agree(
+    proto: Any, converted: Any, inputs: tuple[TensorSpec, ...], converted_inputs: tuple[TensorSpec, ...]
+) -> bool:
     """Whether `converted` runs and answers like `proto`, as far as the runtime takes that."""
     try:
-        got = _run(_load(converted.SerializeToString()), inputs, 1, seed=1)
+        got = _run(_load(converted.SerializeToString()), converted_inputs, 1, seed=1)
     except SourceInvalid:
         return False
     try:

@@ -1,11 +1,13 @@
-"""Widens FP16 and BF16 models to FP32.
+"""Rewrites models in FP16, BF16 or FP64 as models in FP32.
 
-No builder quantizes them, TFLite reads none, and OpenVINO misreads weights in BF16. Every value of FP16 and BF16 is one
-of FP32, so the weights stay what they are. `--precision fp16` halves them again.
+No builder quantizes them, TFLite reads none, OpenVINO misreads weights in BF16 and computes no FP64, and ONNX Runtime
+has no convolution in FP64. Every value of FP16 and BF16 is one of FP32, so those weights stay what they are, and
+`--precision fp16` halves them again. FP64 is rounded: the caller compares the answers.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from edgert_deploy.packager.sources.onnx_graph.nodes import graphs_of, nodes_of, tensors
@@ -16,36 +18,60 @@ TYPE_ATTRIBUTES = ("to", "dtype")
 
 def widen_half(proto: Any) -> tuple[str, ...]:
     """Make all FP16 and BF16 of a ModelProto FP32; return a remark, and one for each input and output."""
+    from onnx import TensorProto
+
+    return _as_fp32(proto, {TensorProto.FLOAT16: "FP16", TensorProto.BFLOAT16: "BF16"}, "from the same weights in FP32")
+
+
+def narrow_double(proto: Any) -> tuple[str, ...]:
+    """Make all FP64 of a ModelProto FP32; return the same remarks as `widen_half`."""
+    from onnx import TensorProto
+
+    return _as_fp32(proto, {TensorProto.DOUBLE: "FP64"}, "in FP32, and answers a test sample alike")
+
+
+def has_double(proto: Any) -> bool:
+    """Whether a ModelProto computes in FP64."""
+    from onnx import TensorProto
+
+    return any(_found(proto, (TensorProto.DOUBLE,)))
+
+
+def _found(proto: Any, kinds: Collection[int]) -> tuple[list[Any], list[Any], list[Any]]:
+    """Return the tensors, the inputs and outputs, and the attributes that have one of `kinds`."""
+    graphs = (proto.graph, *proto.functions)
+    attributes = (each for graph in graphs for node in nodes_of(graph) for each in node.attribute)
+    return (
+        [tensor for tensor in tensors(proto) if tensor.data_type in kinds],
+        [value for value in (*proto.graph.input, *proto.graph.output) if _type_of(value) in kinds],
+        [each for each in attributes if each.name in TYPE_ATTRIBUTES and each.i in kinds],
+    )
+
+
+def _as_fp32(proto: Any, kinds: dict[int, str], how: str) -> tuple[str, ...]:
     import numpy as np
     from onnx import TensorProto, numpy_helper
 
-    half = [tensor for tensor in tensors(proto) if tensor.data_type in _halves()]
-    outer = [value for value in (*proto.graph.input, *proto.graph.output) if _is_half(value)]
-    if not half and not outer:
+    stored, outer, named = _found(proto, kinds)
+    given = [*(tensor.data_type for tensor in stored), *map(_type_of, outer), *(attribute.i for attribute in named)]
+    if not given:
         return ()
-    given = [*(tensor.data_type for tensor in half), *(value.type.tensor_type.elem_type for value in outer)]
-    kind = "FP16" if TensorProto.FLOAT16 in given else "BF16"
-    for tensor in half:
-        name = tensor.name
-        tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float32), name))
-    for graph in (proto.graph, *proto.functions):
-        for node in nodes_of(graph):
-            for attribute in node.attribute:
-                if attribute.name in TYPE_ATTRIBUTES and attribute.i in _halves():
-                    attribute.i = TensorProto.FLOAT
+    largest = np.finfo(np.float32).max
+    for tensor in stored:
+        name, array = tensor.name, numpy_helper.to_array(tensor)
+        if tensor.data_type == TensorProto.DOUBLE:  # a mask of -1e308 stays finite
+            array = np.where(np.isinf(array), array, np.clip(array, -largest, largest))
+        tensor.CopyFrom(numpy_helper.from_array(array.astype(np.float32), name))
+    for attribute in named:
+        attribute.i = TensorProto.FLOAT
     for graph in graphs_of(proto.graph):
         for value in (*graph.input, *graph.output, *graph.value_info):
-            if _is_half(value):
+            if _type_of(value) in kinds:
                 value.type.tensor_type.elem_type = TensorProto.FLOAT
-    remarks = [f"the model computes in {kind}; it is built from the same weights in FP32"]
+    kind = next(name for each, name in kinds.items() if each in given)
+    remarks = [f"the model computes in {kind}; it is built {how}"]
     return (*remarks, *(f"{value.name!r} is FP32, not {kind}: send and read it as float32" for value in outer))
 
 
-def _halves() -> tuple[int, int]:
-    from onnx import TensorProto
-
-    return TensorProto.FLOAT16, TensorProto.BFLOAT16
-
-
-def _is_half(value: Any) -> bool:
-    return value.type.tensor_type.elem_type in _halves()
+def _type_of(value: Any) -> int:
+    return int(value.type.tensor_type.elem_type)

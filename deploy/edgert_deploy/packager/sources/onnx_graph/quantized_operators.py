@@ -45,6 +45,7 @@ _FORMS = {
     "QLinearGlobalAveragePool": _Form("GlobalAveragePool", *_ONE),
 }
 CONCAT = "QLinearConcat"  # (scale and zero point of the result, then value, scale and zero point of each operand)
+OPSET_OF_AXIS = 13  # the first whose Softmax is over one axis
 OWN_ATTRIBUTES = ("channels_last", "opset")  # of ONNX Runtime's operators alone
 
 
@@ -86,15 +87,19 @@ class _Rewriter:
             yield helper.make_node(DEQUANTIZE, [node.input[form.bias], scale], inputs[-1:], f"{name}/bias/dq", axis=0)
         result = [name for name in node.input[form.result : form.result + 2] if name]
         computed = f"{name}/float" if result else name  # a QGemm without a scale gives floats
-        plain = helper.make_node(form.op, inputs, [computed], node.name or name)
-        plain.attribute.extend(a for a in node.attribute if a.name not in OWN_ATTRIBUTES)
-        yield plain
+        if node.op_type == "QLinearSoftmax" and _attribute(node, "opset", OPSET_OF_AXIS) < OPSET_OF_AXIS:
+            yield from _softmax_of_rows(name, inputs[0], computed, _attribute(node, "axis", -1))
+        else:
+            plain = helper.make_node(form.op, inputs, [computed], node.name or name)
+            plain.attribute.extend(a for a in node.attribute if a.name not in OWN_ATTRIBUTES)
+            yield plain
         if result:
             yield helper.make_node(QUANTIZE, [computed, *result], [name], f"{name}/q")
 
     def _is_known(self, node: Any, form: _Form) -> bool:
-        own_layout = any(a.name == "channels_last" and a.i for a in node.attribute)
-        return not own_layout and all(node.input[at + 1] in self._constants for at in form.operands)
+        return not _attribute(node, "channels_last", 0) and all(
+            node.input[at + 1] in self._constants for at in form.operands
+        )
 
     def _dequantized(self, inputs: Sequence[str], name: str, axis: int) -> Any:
         from onnx import helper
@@ -104,16 +109,35 @@ class _Rewriter:
         return helper.make_node(DEQUANTIZE, [each for each in inputs if each], [name], f"{name}/dq", **own)
 
     def _scale_of_sums(self, node: Any) -> str:
-        """Return the name of the bias's scale: the product of the operands' scales."""
+        """Return the name of the bias's scale: that of both operands, times a QGemm's alpha."""
         from onnx import numpy_helper
 
         left, right = (np.asarray(self._constants.get(node.input[at])) for at in (1, 4))
         name = f"{node.output[0]}/scale"
-        product = (left.reshape(()) * right.reshape(() if right.size == 1 else -1)).astype(np.float32)
-        self._graph.initializer.append(numpy_helper.from_array(product, name))
+        product = left.reshape(()) * right.reshape(() if right.size == 1 else -1) * _attribute(node, "alpha", 1.0)
+        self._graph.initializer.append(numpy_helper.from_array(product.astype(np.float32), name))
         return name
+
+
+def _softmax_of_rows(name: str, values: str, result: str, axis: int) -> list[Any]:
+    """Return a Softmax as it was before opset 13: over all axes from `axis` on together."""
+    from onnx import helper
+
+    rows, shares, shape = f"{name}/rows", f"{name}/shares", f"{name}/shape"
+    return [
+        helper.make_node("Flatten", [values], [rows], rows, axis=axis),
+        helper.make_node("Softmax", [rows], [shares], name, axis=-1),
+        helper.make_node("Shape", [values], [shape], shape),
+        helper.make_node("Reshape", [shares, shape], [result], result),
+    ]
+
+
+def _attribute(node: Any, name: str, default: Any) -> Any:
+    from onnx import helper
+
+    return next((helper.get_attribute_value(a) for a in node.attribute if a.name == name), default)
 
 
 def _has_channels_first(node: Any) -> bool:
     """Whether a scale per channel of the node's weights is along axis 0; else along axis 1."""
-    return node.op_type == "QLinearConv" or any(a.name == "transB" and a.i for a in node.attribute)
+    return node.op_type == "QLinearConv" or bool(_attribute(node, "transB", 0))

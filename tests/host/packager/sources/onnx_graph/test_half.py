@@ -1,4 +1,4 @@
-"""Models with numbers of 16 bits are built from the same numbers in FP32."""
+"""Models with numbers of 16 or 64 bits are built in FP32."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgert_deploy.packager.accuracy.artifact_runs import artifact_outputs
+from edgert.errors import OperatorUnsupported
+from edgert_deploy.packager.accuracy.artifact_runs import artifact_outputs, reference_outputs
+from edgert_deploy.packager.builders import check_source, first_engine
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.source_model import load_source
 from tests.support import models
@@ -39,3 +41,41 @@ def test_weights_of_16_bits_are_the_same_in_every_engine(tmp_path: Path, engine:
     np.testing.assert_allclose(answers[0], want, atol=1e-5)
     quantized = artifact_outputs(build(engine, source, samples, "int8", tmp_path / "int8"), source, samples)
     assert np.abs(quantized[0] - want).max() < 0.05 * np.abs(want).max()
+
+
+def in_double(nodes: str, weights: dict[str, Any], signature: str = "double[N,3,8,8] x) => (double[N,4] y") -> Any:
+    return models.model(signature, nodes, {name: np.asarray(value, np.float64) for name, value in weights.items()})
+
+
+@pytest.mark.parametrize("engine", ["openvino", "onnxruntime", "tflite"])
+def test_a_model_in_fp64_is_built_in_fp32(tmp_path: Path, engine: str) -> None:
+    """OpenVINO fails on it, TFLite has no FP64, and ONNX Runtime no Conv in FP64."""
+    body = "c = Conv (x, w)  r = Relu (c)  p = GlobalAveragePool (r)  y = Flatten (p)"
+    source = load_source(models.write(in_double(body, {"w": models.random(4, 3, 3, 3)}), tmp_path / "m.onnx"))
+    assert source.remarks[0].startswith("the model computes in FP64; it is built in FP32")
+    assert [spec.datatype for spec in (*source.inputs, *source.outputs)] == ["FP32", "FP32"]
+    samples = CalibrationSet({"x": models.random(24, 3, 8, 8)}, None)
+    want = reference_outputs(source, samples)[0]
+    for precision in ("fp32", "int8"):
+        artifact = build(engine, source, samples, precision, tmp_path / precision)
+        got = artifact_outputs(artifact, source, samples)[0]
+        assert np.abs(got - want).max() < 0.05 * np.abs(want).max()
+
+
+def test_a_step_in_fp64_inside_a_model_is_done_in_fp32(tmp_path: Path) -> None:
+    body = "d = Cast <to = 11> (x)  m = Mul (d, s)  e = Max (m, low)  y = Cast <to = 1> (e)"
+    proto = in_double(body, {"s": [2.0] * 4, "low": -1e308}, "float[N,4] x) => (float[N,4] y")
+    source = load_source(models.write(proto, tmp_path / "m.onnx"))
+    samples = CalibrationSet({"x": models.random(24, 4)}, None)
+    got = artifact_outputs(build("tflite", source, samples, "fp32", tmp_path / "a"), source, samples)
+    np.testing.assert_allclose(got[0], 2 * samples.inputs["x"], rtol=1e-6)
+
+
+def test_a_model_that_needs_fp64_stays_in_it_and_is_for_onnx_runtime(tmp_path: Path) -> None:
+    proto = in_double("b = Add (x, large)  y = Sub (b, large)", {"large": 1e12}, "double[N,4] x) => (double[N,4] y")
+    source = load_source(models.write(proto, tmp_path / "m.onnx"))
+    assert source.inputs[0].datatype == "FP64"
+    assert source.remarks == ("the model computes in FP64 and answers otherwise in FP32: only onnxruntime takes it",)
+    with pytest.raises(OperatorUnsupported, match="openvino computes no FP64, and the model needs it"):
+        check_source(source, "openvino", "intel-nuc")
+    assert first_engine(source, ["openvino", "onnxruntime"]) == "onnxruntime"

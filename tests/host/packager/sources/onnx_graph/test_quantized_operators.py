@@ -57,9 +57,20 @@ def test_every_engine_takes_what_onnxruntime_quantized(kind: str, tmp_path: Path
             assert np.corrcoef(got.ravel(), want.ravel())[0, 1] > 0.99, (engine, precision)
 
 
-def test_quantized_operators_become_the_same_numbers_in_qdq(tmp_path: Path) -> None:
+def answer(model: Any, samples: Any) -> Any:
     import onnxruntime
 
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return session.run(None, {"x": samples})[0]
+
+
+def with_own_operators(signature: str, body: str, constants: dict[str, Any], opset: int) -> Any:
+    proto = models.model(signature, body, {name: np.asarray(value) for name, value in constants.items()}, opset=opset)
+    proto.opset_import.add(domain="com.microsoft", version=1)
+    return proto
+
+
+def test_quantized_operators_become_the_same_numbers_in_qdq() -> None:
     one = {"s": np.float32(0.05), "t": np.float32(0.04), "z": np.uint8(100), "v": np.uint8(110)}
     body = """
         q = QuantizeLinear (x, s, z)
@@ -69,18 +80,45 @@ def test_quantized_operators_become_the_same_numbers_in_qdq(tmp_path: Path) -> N
         p = com.microsoft.QLinearGlobalAveragePool (c, t, v, s, z)
         y = DequantizeLinear (p, s, z)
     """
-    proto = models.model("float[1,3,4,4] x) => (float[1,6,1,1] y", body, {k: np.asarray(v) for k, v in one.items()})
-    proto.opset_import.add(domain="com.microsoft", version=1)
+    proto = with_own_operators("float[1,3,4,4] x) => (float[1,6,1,1] y", body, one, 17)
     samples = models.random(1, 3, 4, 4)
-
-    def answer(model: Any) -> Any:
-        session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-        return session.run(None, {"x": samples})[0]
-
     rewritten = as_qdq(proto)
     assert not any(node.domain for node in rewritten.graph.node)
-    np.testing.assert_allclose(answer(rewritten), answer(proto), atol=0.051)  # a step, where a sum is in the middle
-    np.testing.assert_allclose(answer(float_of(proto)), answer(proto), atol=0.15)
+    np.testing.assert_allclose(
+        answer(rewritten, samples), answer(proto, samples), atol=0.051
+    )  # a step, where a sum is in the middle
+    np.testing.assert_allclose(answer(float_of(proto), samples), answer(proto, samples), atol=0.15)
+
+
+@pytest.mark.parametrize("axis", ["axis = 1, ", "axis = 2, ", ""])
+@pytest.mark.parametrize("opset", [11, 13])
+def test_a_softmax_from_before_opset_13_is_over_several_axes(opset: int, axis: str, tmp_path: Path) -> None:
+    constants = {"s": np.float32(0.05), "t": np.float32(1 / 256), "z": np.uint8(100), "v": np.uint8(0)}
+    body = f"""
+        q = QuantizeLinear (x, s, z)
+        p = com.microsoft.QLinearSoftmax <{axis}opset = {opset}> (q, s, z, t, v)
+        y = DequantizeLinear (p, t, v)
+    """
+    proto = with_own_operators("float[N,3,4] x) => (float[N,3,4] y", body, constants, opset)
+    source, samples = load_source(models.write(proto, tmp_path / "m.onnx")), models.random(2, 3, 4)
+    rewritten = as_qdq(source.proto)
+    assert not any(node.domain for node in rewritten.graph.node)
+    np.testing.assert_allclose(answer(rewritten, samples), answer(proto, samples), atol=0.004)
+
+
+def test_the_factor_of_a_quantized_gemm_counts_for_its_bias() -> None:
+    weights, bias = np.arange(-8, 12, dtype=np.int8).reshape(5, 4), np.array([1.0, 2.0, 3.0, -1.0, -2.0])
+    scales = {"s": np.float32(0.05), "z": np.uint8(100), "t": np.float32(0.1), "v": np.uint8(120)}
+    scales |= {"w": weights, "sw": np.float32(0.1), "zw": np.int8(0), "b": np.round(bias / 0.0025).astype(np.int32)}
+    body = """
+        q = QuantizeLinear (x, s, z)
+        p = com.microsoft.QGemm <alpha = 0.5, transB = 1> (q, s, z, w, sw, zw, b, t, v)
+        y = DequantizeLinear (p, t, v)
+    """
+    proto, samples = with_own_operators("float[N,4] x) => (float[N,5] y", body, scales, 13), models.random(3, 4)
+    want = 0.5 * samples @ (0.1 * weights.T) + bias
+    np.testing.assert_allclose(answer(proto, samples), want, atol=0.15)
+    np.testing.assert_allclose(answer(as_qdq(proto), samples), want, atol=0.15)
 
 
 def test_weights_in_blocks_of_4_bits_are_unpacked(tmp_path: Path) -> None:
