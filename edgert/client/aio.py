@@ -71,7 +71,7 @@ class AsyncClient(BaseClient):
         The inputs must not be changed before the call returns.
         """
         flags = request_flags(cache, priority)
-        deadline = time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)
+        deadline = time.monotonic() + self.timeout_of(timeout_s)
         pool = self._pool(model)
         await pool.enter(deadline)
         try:
@@ -183,7 +183,7 @@ class AsyncSession:
     ) -> Outputs | InferResponse:
         """Answer the next chunk. Inputs, options, answer and errors are those of `Session.infer`."""
         flags = request_flags(True, priority)
-        deadline = time.monotonic() + (self._client.timeout_s if timeout_s is None else timeout_s)
+        deadline = time.monotonic() + self._client.timeout_of(timeout_s)
         connection = self._connection
         if connection is None:
             raise SessionLost("the session has not begun, or is closed: use `async with client.session(...)`")

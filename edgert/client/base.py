@@ -36,12 +36,7 @@ class BaseClient:
     def __init__(self, path: str | os.PathLike[str] | None, timeout_s: float, transport: str) -> None:
         if transport not in TRANSPORTS:
             raise RequestError(f"transport {transport!r} is not known; give one of {', '.join(TRANSPORTS)}")
-        try:
-            is_time = timeout_s >= 0  # nan is none
-        except TypeError:
-            is_time = False
-        if not is_time:
-            raise RequestError(f"timeout_s is {timeout_s!r}; give seconds, or math.inf to wait for ever")
+        check_timeout(timeout_s)
         self.path = Path(path) if path is not None else default_socket()
         self.timeout_s, self.transport = timeout_s, transport
         self._share = transport == "auto"
@@ -54,6 +49,13 @@ class BaseClient:
     def _settings(self) -> dict[str, Any]:
         return {"path": self.path, "timeout_s": self.timeout_s, "transport": self.transport}
 
+    def timeout_of(self, timeout_s: float | None) -> float:
+        """Return the time-out of a request: its own, or the client's. Raises RequestError."""
+        if timeout_s is None:
+            return self.timeout_s
+        check_timeout(timeout_s)
+        return timeout_s
+
     def _check_open(self) -> None:
         if self._closed:
             raise RequestError("this client is closed; make a new one")
@@ -61,6 +63,16 @@ class BaseClient:
 
 def _with_settings(kind: Callable[..., BaseClient], settings: dict[str, Any]) -> BaseClient:
     return kind(**settings)
+
+
+def check_timeout(timeout_s: float) -> None:
+    """Raise RequestError unless a time-out is a number of seconds from 0 up."""
+    try:
+        if timeout_s >= 0:  # nan is not
+            return
+    except TypeError:
+        pass
+    raise RequestError(f"timeout_s is {timeout_s!r}; give seconds, 0 or more, or math.inf to wait for ever")
 
 
 def request_flags(cache: bool, priority: str) -> int:

@@ -108,8 +108,7 @@ class Client(BaseClient):
         Raises RequestError (the inputs do not fit), Unavailable (try again), DeadlineExceeded.
         """
         flags = request_flags(cache, priority)
-        if timeout_s is None:
-            timeout_s = self.timeout_s
+        timeout_s = self.timeout_s if timeout_s is None else self.timeout_of(timeout_s)
         deadline = time.monotonic() + timeout_s
         idle = self._idle[model]
         while True:
@@ -236,7 +235,7 @@ class Session:
         chunk. Raises SessionLost if it cannot go on: begin a new one.
         """
         flags = request_flags(True, priority)
-        timeout_s = self._client.timeout_s if timeout_s is None else timeout_s
+        timeout_s = self._client.timeout_of(timeout_s)
         deadline = time.monotonic() + timeout_s
         while True:
             if self._connection.closed:

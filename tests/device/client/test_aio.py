@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import math
 import os
 import signal
 import socket
@@ -218,6 +219,9 @@ def test_a_request_past_its_time_is_refused_and_its_late_answer_meets_nobody(ser
             assert (await asking.infer("slow", ITEM * 2, cache=False))["y"].tolist() == (ITEM * 2).tolist()
             with pytest.raises(DeadlineExceeded):
                 await asking.infer("slow", ITEM, timeout_s=0, cache=False)
+            for none in (-1, math.nan):
+                with pytest.raises(RequestError, match="give seconds, 0 or more"):
+                    await asking.infer("slow", ITEM, timeout_s=none)
 
     run(test())
 

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +163,17 @@ def test_memory_is_shared_with_the_daemon_once_a_request_is_large(quick: Device)
 def test_a_time_out_that_is_none_is_refused_where_it_is_given(quick: Device, timeout_s: Any) -> None:
     with pytest.raises(RequestError, match="give seconds"):
         Client(quick.socket, timeout_s=timeout_s)
+
+
+def test_a_time_out_of_one_request_that_is_none_is_refused(quick: Device) -> None:
+    quick.put(model="totals", op="add", state_id="v1")
+    none: list[Any] = ["5", -1, math.nan]
+    with quick.client() as client, client.session("totals") as stream:
+        for ask in (partial(client.infer, "echo"), stream.infer):
+            for timeout_s in none:
+                with pytest.raises(RequestError, match="give seconds, 0 or more"):
+                    ask(ITEM, timeout_s=timeout_s)
+            assert ask(ITEM, timeout_s=None)["y"].shape == ITEM.shape
 
 
 def test_a_request_without_a_model_says_so(quick: Device) -> None:
