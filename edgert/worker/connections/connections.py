@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import resource
 import select
 import socket
 import threading
@@ -25,6 +26,7 @@ from edgert.worker.pipeline.pipeline import Pipeline
 PROTOCOL_ERROR_PAUSE_S = 0.025
 MANY_MIN = 2  # connections (decision 17)
 DRAIN_STEP_S = 0.002
+DESCRIPTORS_KEPT = 4  # for the worker itself, as the kernel drops a connection that finds no free one
 MOVED = wire.json_frame(wire.MOVED, {})
 
 
@@ -77,9 +79,12 @@ class Connections:
     def accept(self, sock: socket.socket, *, shared: bool, probe: bool = False, session: bool = False) -> None:
         """Serve `sock` in a thread of its own, or refuse it; `shared`: its client can use shared memory."""
         why = ", the limit ([serving] connections_max), and none has more than its share"
+        has_room = sock.fileno() < resource.getrlimit(resource.RLIMIT_NOFILE)[0] - DESCRIPTORS_KEPT
+        if not has_room:
+            why = ", and the worker has no free file descriptor: raise LimitNOFILE of the unit, or ulimit -n"
         with self._lock:
             peer = Peer.of(sock)
-            if not self._stopping and self._admission.admit(sock, peer):
+            if has_room and not self._stopping and self._admission.admit(sock, peer):
                 self._set_switch()
                 try:
                     self._threads.start(self._serve, sock, peer.uid, shared, probe, session)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import resource
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -284,6 +286,19 @@ def test_a_client_is_greeted_served_and_sent_to_the_next_worker(connections: Con
         connections.stop_reading()
         assert read_frame(client).kind == wire.MOVED
         assert client.recv(1) == b""
+
+
+def test_a_client_that_takes_the_last_file_descriptors_reads_that_there_are_no_more(connections: Connections) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.settimeout(WAIT_S_MAX)
+        last = fcntl.fcntl(theirs, fcntl.F_DUPFD_CLOEXEC, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 2)
+        connections.accept(socket.socket(fileno=last), shared=False)
+        error = wire.error_of(read_frame(ours))
+        assert isinstance(error, Overloaded)
+        assert "no free file descriptor: raise LimitNOFILE" in error.message
+    with accepted(connections) as client:
+        assert read_frame(client).kind == wire.WELCOME
 
 
 def test_clients_that_follow_each_other_get_their_own_answers(connections: Connections) -> None:
