@@ -236,7 +236,12 @@ def test_a_gate_failure_exits_with_3_and_writes_nothing(shell_here: Shell) -> No
     assert row.endswith("FAIL")
     assert "onnxruntime tried: " in tried
     assert "min-max 0." in tried
-    assert code_of(shell_here.build("--json", calibration="dark.npz")) == "build.accuracy_too_low"
+    done = shell_here.build("--json", calibration="dark.npz")
+    assert (done.returncode, code_of(done)) == (3, "build.accuracy_too_low")
+    (target,) = json.loads(done.stdout)["targets"]
+    assert (target["target"], target["engine"], target["passed"]) == ("this-machine", "onnxruntime", False)
+    assert target["drop"] > target["max_drop"]
+    assert [candidate["passed"] for candidate in target["candidates"]] == [False] * len(target["candidates"])
     assert shell_here.files() == {"dark.npz"}
 
 

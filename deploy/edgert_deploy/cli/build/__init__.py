@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from edgert.cli.output import emit, json_option
-from edgert.errors import ConfigInvalid
+from edgert.errors import AccuracyTooLow, ConfigInvalid
 from edgert_deploy.cli.build import output as build_output
 from edgert_deploy.cli.build.options import FILE, BuildOptions, build_options
 from edgert_deploy.cli.build.progress import BuildProgress
@@ -94,20 +94,25 @@ def build(model: Path, init: bool, force: bool, options: BuildOptions, as_json: 
     with work_folder():
         request = request_of(load_source(model, conversion), profiles, options)
     counts = {p.name: len(p.engines) if request.engines == "all" else 1 for p in profiles}
-    headed = False
+    judged: list[Choice] = []
     with BuildProgress(counts) as progress:
 
         def report(choice: Choice) -> None:
-            nonlocal headed
             progress.done(choice.profile.name)
+            judged.append(choice)
             if not as_json:
                 table = build_output.rows(choice, request.source.model_bytes)
                 # A build that cannot begin prints no heading.
-                progress.print(table if headed else f"{build_output.HEADING}\n{table}")
-                headed = True
+                progress.print(table if len(judged) > 1 else f"{build_output.HEADING}\n{table}")
 
         out = options.out or NewBundlePath().convert(f"{request.model}.edgert", None, click.get_current_context())
-        result = build_bundle(request, signing_key, out, progress, report)
+        try:
+            result = build_bundle(request, signing_key, out, progress, report)
+        except AccuracyTooLow as error:
+            if not as_json:
+                raise
+            emit({"error": error.as_json(), "targets": build_output.targets(judged, request)}, "", as_json)
+            click.get_current_context().exit(error.exit_code)
     emit(build_output.as_json(result, request), build_output.summary(result, request), as_json)
 
 

@@ -81,8 +81,12 @@ def as_json(result: BuildResult, request: BuildRequest) -> dict[str, Any]:
         "downgrade_from": request.downgrade_from or None,
         "expires": request.expires or None,
         "warnings": list(result.warnings),
-        "targets": [_target(choice, request.source.size_bytes) for choice in result.choices],
+        "targets": targets(result.choices, request),
     }
+
+
+def targets(choices: Iterable[Choice], request: BuildRequest) -> list[dict[str, Any]]:
+    return [_target(choice, request.source.size_bytes) for choice in choices]
 
 
 def _row(target: str, candidate: Candidate, model_bytes: int) -> str:
