@@ -6,6 +6,7 @@ a team commits. There only the public half is, so that any host of the team has 
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 from edgert.bundle.signing import SigningKey, read_signing_key
@@ -56,9 +57,19 @@ def _no_signing_key(name: str) -> str:
     return f"{lacks}: make it with edgert keys new" + ("" if name == DEFAULT else f" --name {name}")
 
 
+def write_public_halves() -> None:
+    """Write the public half of each private key that stands alone, as after a restore from a backup."""
+    for private in keys_dir().glob(f"*{PRIVATE_SUFFIX}"):
+        public = key_paths(private.parent, private.name.removesuffix(PRIVATE_SUFFIX))[1]
+        with contextlib.suppress(OSError, ConfigInvalid):  # the private key's reader says what is wrong with it
+            if not public.exists():
+                public.write_bytes(read_signing_key(private).public.pem())
+
+
 def public_key(name: str) -> Path:
     """Return the public half of key `name`, the project's or else the user's. Raises ConfigInvalid."""
     project = find_project()
+    write_public_halves()
     for folder in (project.public_keys, project.keys):
         path = key_paths(folder, name)[1]
         if path.exists():
@@ -69,6 +80,7 @@ def public_key(name: str) -> Path:
 def public_keys() -> list[Path]:
     """Return the public halves of the project's keys and the user's, sorted by name."""
     project = find_project()
+    write_public_halves()
     places = dict.fromkeys((project.public_keys.resolve(), project.keys.resolve()))
     paths = [path for folder in places for path in folder.glob(f"*{PUBLIC_SUFFIX}")]
     return sorted((path for path in paths if not path.name.endswith(PRIVATE_SUFFIX)), key=lambda path: path.name)

@@ -23,7 +23,14 @@ from edgert.printable import counted, endpoint
 from edgert.registry.artifacts import EMPTY, blob_of
 from edgert_deploy.common.addresses import PORT_PLAIN, PORT_TLS, host_and_port
 from edgert_deploy.common.folders import cache_folder, config_folder
-from edgert_deploy.common.keys import PRIVATE_SUFFIX, PUBLIC_SUFFIX, key_paths, keys_dir, public_keys
+from edgert_deploy.common.keys import (
+    PRIVATE_SUFFIX,
+    PUBLIC_SUFFIX,
+    key_paths,
+    keys_dir,
+    public_keys,
+    write_public_halves,
+)
 from edgert_deploy.common.project import find_project
 from edgert_deploy.common.registry import open_registry
 from edgert_deploy.devices.inventory import Inventory
@@ -112,6 +119,7 @@ def _engines(report: Report) -> None:
 
 def _signing_key(report: Report) -> None:
     folder = keys_dir()
+    write_public_halves()
     privates = sorted(folder.glob(f"*{PRIVATE_SUFFIX}"))
     if not privates:
         report.fail("signing key", f"there is none in {folder}", "edgert keys new, or copy yours there")

@@ -28,6 +28,18 @@ def test_a_key_is_given_by_its_name_or_its_file_and_a_missing_one_says_whose_it_
     assert (code, "make it with edgert keys new" in answer["error"]["message"]) == (4, True)
 
 
+def test_a_private_key_that_is_restored_alone_gets_its_public_half_again(
+    edgert: Edgert, here: Path, tmp_path: Path
+) -> None:
+    public = tmp_path / "conf" / "keys" / "default.pem"
+    for command in (("keys", "list"), ("bootstrap", "here", "--key", "default", "--dry-run")):
+        before = public.read_bytes()
+        public.unlink()
+        assert edgert(*command)[0] == 0
+        assert public.read_bytes() == before
+    assert [key["can_sign"] for key in edgert("keys", "list")[1]["keys"]] == [True]
+
+
 def test_a_key_is_revoked_on_a_device_and_what_it_signed_is_refused_from_then_on(
     edgert: Edgert, here: Path, tmp_path: Path
 ) -> None:
