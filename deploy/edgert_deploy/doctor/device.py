@@ -12,6 +12,7 @@ from edgert import __version__
 from edgert.checks.status import DeviceStatus
 from edgert.errors import ConfigInvalid, DeviceError, DeviceUnreachable, EdgeRTError, HostKeyMismatch, LoginRefused
 from edgert.telemetry.link import CONNECTED, REFUSED
+from edgert.telemetry.mqtt import BrokerRefused
 from edgert_deploy.devices.facts import FREE_KB, MachineFacts, local_facts, misfits, probe
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.profiles import DeviceProfile, load_profile
@@ -315,7 +316,7 @@ def _telemetry(report: _Report, status: DeviceStatus) -> None:
     else:
         text = f"{telemetry.broker}: {link.text or 'never connected'}; {waiting}"
         login = "--mqtt-username USER --mqtt-password-file FILE"
-        other = f"another login: edgert bootstrap {name} {login}" if link.state == REFUSED else ""
+        other = f"another login: edgert bootstrap {name} {login}" if link.state in (REFUSED, BrokerRefused.code) else ""
         other = other or f"another broker: edgert bootstrap {name} --broker HOST"
         report.warn("telemetry", text, f"edgert logs {name} --since 1h; {other}")
 

@@ -15,6 +15,7 @@ import pytest
 
 from edgert.bundle.signing import new_key, write_key_pair
 from edgert.telemetry.link import CONNECTED, REFUSED, read_link
+from edgert.telemetry.mqtt import BrokerRefused
 from edgert_deploy.cli import main
 from edgert_deploy.common.keys import key_paths
 from edgert_deploy.devices.inventory import Device, Inventory
@@ -109,6 +110,16 @@ def test_telemetry_is_as_its_forwarder_finds_it(inventory: Inventory, tmp_path: 
         found = check_device(as_known(device), {})
         assert levels(found, "telemetry") == [WARN]
         assert f"127.0.0.1:{broker.port}" in text_of(found, "telemetry")
+
+
+def test_a_broker_that_refuses_the_login_has_the_login_as_its_next_step(inventory: Inventory, tmp_path: Path) -> None:
+    broker = Broker.in_folder(tmp_path / "broker", secured=True)
+    settings = f'[mqtt]\nhost = "localhost"\nport = {broker.port}\ntls = true\nca = "{broker.folder}/ca.pem"\n'
+    with broker, a_device(settings) as device:
+        spool = device.state.spool.parent
+        wait_until(lambda: read_link(spool).state == BrokerRefused.code, "the broker refuses the login")
+        found = check_device(as_known(device), {})
+    assert "edgert bootstrap d-test --mqtt-username USER" in text_of(found, "telemetry")
 
 
 def test_a_broker_that_refuses_the_reports_is_no_good_telemetry(inventory: Inventory, tmp_path: Path) -> None:
