@@ -186,7 +186,9 @@ def _say_next(before: Mapping[str, Device], changed: Sequence[Device]) -> None:
         say("", f"next: edgert bootstrap {','.join(due)} configures the devices")
     for name in moved:
         site = before[name].site
-        say("", f"then: edgert fleet forget {name} --site {site} clears what the broker retains of its former site")
+        # Without the empty --store, a project's store would lose the history of the former site.
+        forget = f"edgert fleet forget {name} --site {site} --store ''"
+        say("", f"then: {forget} clears what the broker retains of its former site")
 
 
 def _key(tag: str) -> str:
