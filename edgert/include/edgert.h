@@ -1389,7 +1389,7 @@ int edgert_ping(edgert_client *client, uint32_t timeout_ms, edgert_error *error)
 
 /* Find the default socket. Returns 0 if its path is too long. */
 static int edgert__find_socket(char *out, size_t size, const char *path) {
-    /* The same places in the same order as `default_socket` of edgert/config.py. */
+    /* The same places in the same order as `default_socket` of edgert/state_dir.py. */
     const char *folders[4], *ends[4];
     int i, count = 0, length;
     if (!path || !*path) path = getenv("EDGERT_SOCKET");

@@ -115,7 +115,11 @@ class AppTensors:
         arrays, raw = [], False
         for tensor, i in zip(tensors, numbers, strict=True):
             spec, forms = self.inputs[i], self._forms(i, len(numbers))
-            if tensor.number != i or not any(fits(form, tensor.datatype, tensor.shape) for form in forms):
+            if tensor.number != i:
+                raise RequestError(
+                    f"the tensor at the place of input {i} ({spec.name!r}) has number {tensor.number}: send the inputs in order"
+                )
+            if not any(fits(form, tensor.datatype, tensor.shape) for form in forms):
                 accepted = " or ".join(f"{form.datatype} {list(form.shape)}" for form in forms)
                 raise RequestError(
                     f"input {i} ({spec.name!r}) takes {accepted}, got {tensor.datatype} {list(tensor.shape)}"
