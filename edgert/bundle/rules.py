@@ -17,6 +17,7 @@ from edgert.typed_json import Closed
 LABELS_MAX = 100_000
 IMAGE_SIDE_MAX = 8192  # the longer side of images that a model takes
 DETECTIONS_MAX = 1000
+NAMES_SHOWN_MAX = 16  # in a message
 LAYOUTS = ("nchw", "nhwc")
 COLOURS = ("rgb", "bgr", "gray")
 RESIZE_RULES = ("stretch", "crop", "letterbox")
@@ -295,7 +296,8 @@ def spec_of(what: str, kind: str, name: str, specs: Sequence[TensorSpec]) -> Ten
     for spec in specs:
         if spec.name == name:
             return spec
-    raise BundleError(f"{what} names {kind} {name[:80]!r}, which the model does not have")
+    there = ", ".join(repr(spec.name[:80]) for spec in specs[:NAMES_SHOWN_MAX])
+    raise BundleError(f"{what} names {kind} {name[:80]!r}, which the model does not have: it has {there or 'none'}")
 
 
 def check_choice(what: str, key: str, value: str, known: Sequence[str]) -> None:

@@ -107,4 +107,8 @@ def test_a_ping_is_answered_with_its_id_and_without_a_meta(serving: Device) -> N
     with raw(serving) as sock:
         sock.sendall(HELLO + b"".join(wire.frame(wire.PING, request_id=77)) + request(78))
         frames = [read_frame(sock) for _ in range(3)]
-    assert [(frame.kind, frame.request_id) for frame in frames] == [(wire.WELCOME, 0), (wire.PONG, 77), (wire.RESULT, 78)]
+    assert [(frame.kind, frame.request_id) for frame in frames] == [
+        (wire.WELCOME, 0),
+        (wire.PONG, 77),
+        (wire.RESULT, 78),
+    ]

@@ -217,6 +217,8 @@ def _table_rows(path: Path, columns: Collection[int]) -> Iterator[tuple[int, lis
             for i, row in enumerate(csv.reader(file), start=1):
                 if not row or (i == 1 and [cell.strip().lower() for cell in row[:2]] in COLUMNS):
                     continue
+                if len(row) == max(columns) and not any(cell.strip() for cell in row[2:]):
+                    del row[2:]  # the line of a whole file, in a table that has columns for times
                 if len(row) not in columns:
                     columns_needed = "two: file,label" + (", or four: file,label,begin_s,end_s" if 4 in columns else "")
                     raise CalibrationInvalid(

@@ -47,6 +47,7 @@ from edgert_deploy.packager.sources.onnx_graph.opsets import (
     steady_fourier,
     wanted_opsets,
 )
+from edgert_deploy.packager.sources.onnx_graph.spectrograms import convolve_spectrograms
 from edgert_deploy.packager.sources.onnx_graph.structure import forget_inner_shapes, opset_of, structure_of
 from edgert_deploy.packager.sources.onnx_graph.zero_pads import keep_zero_pads
 from edgert_deploy.packager.sources.tensor_specs import OneSampleOnly, check_run_size, input_specs, output_spec
@@ -107,7 +108,8 @@ def _examined(
     check_weights(proto)
     progress("onnx converted the model to another opset, and onnxruntime compared the answers")
     translated = _translated(proto, _at_largest(inputs, buckets))
-    changed |= keep_zero_pads(translated or proto) | steady_fourier(translated or proto)
+    latest = translated or proto
+    changed |= keep_zero_pads(latest) | steady_fourier(latest) | convolve_spectrograms(latest)
     if changed or remarks or translated is not None:
         data = translation = (translated or proto).SerializeToString(deterministic=True)
     # The runtime needs room for two copies of the weights: only the serialized model stays beside them.

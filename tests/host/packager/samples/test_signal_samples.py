@@ -79,9 +79,11 @@ def test_a_table_labels_parts_of_a_recording(tmp_path: Path) -> None:
     whole = "a.wav,no\nb.wav,no\n"
     assert labels(whole) == [0] * 14
     # Of 125 ms from 0.1 s on, the window at 62.5 ms shows 87.5 ms and that at 125 ms shows 100 ms.
+    assert labels("a.wav,no,,\nb.wav,no, ,\n") == [0] * 14  # as spreadsheets write it
     assert labels(whole + "b.wav,yes,0.1,0.225\n") == [0] * 7 + [0, 1, 1, 0, 0, 0, 0]
     assert labels(whole + "a.wav,yes,0.2,0.22\n") == [0, 0, 1, 1, 0, 0, 0] + [0] * 7
     for wrong, says in [
+        ("b.wav,yes,0.3,\n", "line 4 .* 0 <= begin_s < end_s"),
         ("b.wav,yes,0.3,0.2\n", "line 4 .* 0 <= begin_s < end_s"),
         ("b.wav,yes,x,0.2\n", "line 4 .* 0 <= begin_s < end_s"),
         ("b.wav,yes,0.3\n", "has 3 columns; give two: file,label, or four"),

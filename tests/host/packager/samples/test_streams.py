@@ -79,7 +79,7 @@ def test_samples_without_an_order_are_refused() -> None:
     ("text", "message"),
     [
         ('[[state]]\ninput = "z"\noutput = "next_s"', "names input 'z', which the model does not have"),
-        ('[[state]]\ninput = "s"\noutput = "z"', "names output 'z', which the model does not have"),
+        ('[[state]]\ninput = "s"\noutput = "z"', "names output 'z', which the model does not have: it has "),
         ('[[state]]\ninput = "s"', "output"),
         ('[state]\ninput = "s"\noutput = "next_s"', "in double brackets"),
         ('[[state]]\ninput = "s"\noutput = "next_s"\nzero = 1', "unknown key 'zero'"),

@@ -1,0 +1,59 @@
+"""STFTs become convolutions, which every engine computes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgert_deploy.packager.accuracy.artifact_runs import artifact_outputs
+from edgert_deploy.packager.samples.samples import CalibrationSet
+from edgert_deploy.packager.sources.source_model import load_source
+from tests.support import models
+from tests.support.builders import build
+
+onnx: Any = pytest.importorskip("onnx")
+LENGTH, FRAME, STEP = 400, 64, 24
+WINDOW = np.hanning(FRAME).astype(np.float32)
+
+
+def spectrogram(*, one_sided: int = 1, window: bool = True, length: bool = True, channels: int = 1) -> Any:
+    """Return a model of what torch.stft becomes: [N, 400] to [N, frames, bins, 2]."""
+    helper, value, numpy = onnx.helper, onnx.helper.make_tensor_value_info, onnx.numpy_helper
+    inputs = ["signal", "step", "window" if window else "", *(["length"] if length else [])]
+    given = {
+        "axis": np.array([-1], np.int64),
+        "step": np.array(STEP, np.int64),
+        "window": WINDOW,
+        "length": np.array(FRAME, np.int64),
+    }
+    nodes = [helper.make_node("STFT", inputs, ["y"], onesided=one_sided)]
+    if channels == 1:
+        nodes.insert(0, helper.make_node("Unsqueeze", ["x", "axis"], ["signal"]))
+    x = value("x" if channels == 1 else "signal", 1, ["N", LENGTH] if channels == 1 else ["N", LENGTH, channels])
+    constants = [numpy.from_array(array, name) for name, array in given.items()]
+    graph = helper.make_graph(nodes, "g", [x], [value("y", 1, ["N", None, None, 2])], constants)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+@pytest.mark.parametrize("engine", ["onnxruntime", "openvino", "tflite"])
+@pytest.mark.parametrize(
+    "form",
+    [{}, {"one_sided": 0}, {"window": False}, {"length": False}],
+    ids=["torch", "both-sides", "boxcar", "no-length"],
+)
+def test_each_engine_computes_a_spectrogram(tmp_path: Path, engine: str, form: dict[str, Any]) -> None:
+    source = load_source(models.write(spectrogram(**form), tmp_path / "m.onnx"))
+    samples = CalibrationSet({"x": models.random(12, LENGTH)}, None)
+    (answers,) = artifact_outputs(build(engine, source, samples, "fp32", tmp_path), source, samples)
+    frames = np.lib.stride_tricks.sliding_window_view(samples.inputs["x"], FRAME, axis=1)[:, ::STEP]
+    transform = np.fft.rfft if form.get("one_sided", 1) else np.fft.fft
+    want = transform(frames * (WINDOW if form.get("window", True) else 1))
+    np.testing.assert_allclose(answers, np.stack([want.real, want.imag], -1), atol=1e-4)
+
+
+def test_a_complex_signal_is_left_to_onnx_runtime(tmp_path: Path) -> None:
+    source = load_source(models.write(spectrogram(one_sided=0, channels=2), tmp_path / "m.onnx"))
+    assert [node.op_type for node in source.proto.graph.node] == ["STFT"]
