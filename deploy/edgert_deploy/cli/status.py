@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import click
 
 from edgert.cli.output import json_option
@@ -17,8 +19,10 @@ from edgert_deploy.devices.remote import RemoteDaemon
 from edgert_deploy.devices.selector import ALL
 from edgert_deploy.devices.transports import Transport
 from edgert_deploy.rollout.drift import device_drifts, model_drifts, wanted_of
+from edgert_deploy.rollout.rollout_record import Rollout
 
 EXIT_DRIFT = 12
+LACKS_RELEASE = frozenset(("behind", "missing", "rolled-back"))  # kinds of drift
 HEADING = ("DEVICE", "PROFILE", "DAEMON", "MODEL", "LIVE", "WANTED", "STATE", "ENGINE", "DRIFT")
 # Why a device could not be asked, in two words; the error follows below the table.
 _UNASKED = {
@@ -50,7 +54,8 @@ def status(selector: str, check: bool, inventory: Inventory, as_json: bool) -> N
       edgert status canary --json
       edgert status all --check
     """
-    wanted = wanted_of(open_rollouts().all(), find_project().name_of(inventory.path))
+    rollouts = open_rollouts().all()
+    wanted = wanted_of(rollouts, find_project().name_of(inventory.path))
 
     def ask(device: Device, transport: Transport) -> Row:
         """Return the device's `status`, whether it `drifts`, and what does: its own `drift`, and `models`."""
@@ -70,7 +75,7 @@ def status(selector: str, check: bool, inventory: Inventory, as_json: bool) -> N
     results.show(
         columns([HEADING, *(cells for row in results.rows for cells in _cells(row))]),
         as_json,
-        below="\n".join([*_reasons(results.good), *_doubts(results.good), *_next_steps(results.good)]),
+        below="\n".join([*_reasons(results.good), *_doubts(results.good), *_next_steps(results.good, rollouts)]),
         code=EXIT_DRIFT if check and drifts else 0,
         raise_lone=False,
         drifts=drifts,
@@ -99,7 +104,7 @@ def _doubts(rows: list[Row]) -> list[str]:
     return lines
 
 
-def _next_steps(rows: list[Row]) -> list[str]:
+def _next_steps(rows: list[Row], rollouts: Sequence[Rollout]) -> list[str]:
     """Return what to do where no daemon runs, nothing was deployed, or a release rolled back."""
     stopped = ",".join(row["device"] for row in rows if not row["status"]["daemon"]["running"])
     bare = ",".join(row["device"] for row in rows if not row["status"]["models"])
@@ -108,12 +113,23 @@ def _next_steps(rows: list[Row]) -> list[str]:
         lines.append(f"next: the daemon does not run on {stopped}: edgert bootstrap {stopped} starts it")
     if bare:
         lines.append(f"next: nothing was deployed to {bare}: edgert deploy BUNDLE {bare}")
+    by_id = {rollout.id: rollout for rollout in rollouts}
+    unfinished: dict[str, list[str]] = {}
     rolled_back: dict[tuple[str, int | None, str], list[str]] = {}
     for row in rows:
         for model in row["models"]:
-            if any(drift["kind"] == "rolled-back" for drift in model["drift"]):
+            kinds = {drift["kind"] for drift in model["drift"]}
+            rollout = by_id.get(model["wanted"]["rollout"]) if kinds & LACKS_RELEASE else None
+            if rollout is not None and rollout.interrupted(row["device"], "rolled-back" in kinds):
+                unfinished.setdefault(rollout.id, []).append(row["device"])
+            elif "rolled-back" in kinds:
                 about = model["model"], model["live"], model["wanted"]["channel"]
                 rolled_back.setdefault(about, []).append(row["device"])
+    lines += [
+        f"next: rollout {name} was interrupted on {','.join(devices)}: edgert rollout resume {name} continues it, "
+        f"edgert rollout abort {name} gives it up"
+        for name, devices in unfinished.items()
+    ]
     return lines + [_after_roll_back(*about, ",".join(names)) for about, names in rolled_back.items()]
 
 

@@ -92,6 +92,16 @@ class Rollout(Head):
         """Whether the device may not take this bundle: foreign key, older release, other target."""
         return self.result(device) is Result.REFUSED
 
+    def interrupted(self, device: str, rolled_back: bool) -> bool:
+        """Whether the user stopped this before the device had the release, or the host was lost meanwhile.
+
+        A device that `rolled_back` in a rollout that still runs tells of a lost host: it has no outcome.
+        """
+        if self.state in (RolloutState.DONE, RolloutState.ABORTED):
+            return False
+        unfinished = self.result(device) in (Result.HELD, Result.STOPPED, Result.ABANDONED)
+        return unfinished and (rolled_back or self.state is RolloutState.STOPPED)
+
     @property
     def left(self) -> list[str]:
         """The devices that do not have the release."""

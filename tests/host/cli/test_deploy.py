@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -189,12 +190,21 @@ def test_a_deployment_during_a_trial_is_told_what_helps(edgert: Edgert, here: Pa
     assert edgert("deploy", here / "echo-3.edgert", "here")[0] == 0
 
 
-def test_ctrl_c_stops_a_deployment_and_says_what_became_of_each_device(slow: SlowInstall, edgert: Edgert) -> None:
+def test_ctrl_c_stops_a_deployment_and_says_what_became_of_each_device(
+    slow: SlowInstall, edgert: Edgert, capfd: pytest.CaptureFixture[str]
+) -> None:
     code, shown, _ = slow.interrupted_deploy(slow.there.bundle(release=2), presses=1)
     assert code == 130
     assert [line.split()[:2] for line in shown.splitlines()[1:2]] == [["here", "stopped"]]
     assert "here [deploy.interrupted]: interrupted before activate: release 2 was rolled back" in shown
     assert live(edgert) == (1, "steady")
+    capfd.readouterr()
+    assert main(["status"]) == 0
+    assert re.search(
+        r"^next: rollout (echo-r2-\S+) was interrupted on here: edgert rollout resume \1 ",
+        capfd.readouterr().out,
+        re.MULTILINE,
+    )
 
 
 def test_a_second_ctrl_c_lets_go_at_once_and_holds_up_no_later_deployment(slow: SlowInstall, edgert: Edgert) -> None:
@@ -214,6 +224,12 @@ def test_a_second_ctrl_c_lets_go_at_once_and_holds_up_no_later_deployment(slow: 
 
     wait_until(deployed, "a later deployment is not held up")
     assert live(edgert) == (3, "steady")
+
+
+def test_a_canary_is_a_number_of_devices(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["deploy", "none.edgert", "all", "--canary", "line-1", "--json"]) == 2
+    message = json.loads(capsys.readouterr().out)["error"]["message"]
+    assert "'line-1' is not a number of devices. To choose the devices, deploy to them first" in message
 
 
 def test_a_rate_that_is_none_is_refused_before_anything_is_done(capsys: pytest.CaptureFixture[str]) -> None:

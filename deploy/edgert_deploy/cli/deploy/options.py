@@ -10,7 +10,7 @@ import click
 from edgert.versions.trial_limits import TrialLimits, parse_limits
 from edgert_deploy.cli.shared.option_groups import gathered, section
 from edgert_deploy.cli.shared.options import limit_option
-from edgert_deploy.cli.shared.types import BundlePath, Duration, Rate
+from edgert_deploy.cli.shared.types import BundlePath, DeviceCount, Duration, Rate
 from edgert_deploy.common.parallel import at_once_here
 from edgert_deploy.common.project import find_project
 from edgert_deploy.common.trial_limits import limits_for
@@ -94,7 +94,7 @@ wave_options = gathered(
         "Order of the devices",
         click.option(
             "--canary",
-            type=click.IntRange(0),
+            type=DeviceCount(0),
             metavar="COUNT",
             default=0,
             help="Deploy to this many devices first; --wave takes shares.",

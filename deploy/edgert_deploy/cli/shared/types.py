@@ -88,6 +88,20 @@ class DeviceShare(click.ParamType):  # type: ignore[type-arg]
         return float(match[1]) / 100
 
 
+class DeviceCount(click.IntRange):
+    """A number of devices; the names of devices are refused with what to do instead."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, str) and not value.lstrip("-").isdigit():
+            self.fail(
+                f"{value[:80]!r} is not a number of devices. To choose the devices, deploy to them first, and then to all: "
+                "edgert deploy BUNDLE SELECTOR",
+                param,
+                ctx,
+            )
+        return int(super().convert(value, param, ctx))
+
+
 class ChannelName(click.types.StringParamType):
     """The name of a channel in a registry."""
 

@@ -52,7 +52,8 @@ def _waves(node: Any, constants: Constants) -> Array | None:
         return None
     one_sided = next((attribute.i for attribute in node.attribute if attribute.name == "onesided"), 1)
     turns = np.outer(np.arange(n // 2 + 1 if one_sided else n), np.arange(n)) % n * (2 * np.pi / n)
-    return (np.concatenate([np.cos(turns), -np.sin(turns)]) * shape)[:, None].astype(np.float32)
+    waves: Array = np.concatenate([np.cos(turns), -np.sin(turns)]) * shape
+    return waves[:, None].astype(np.float32)
 
 
 def _convolved(graph: Any, node: Any, waves: Array, constants: Constants) -> list[Any]:
