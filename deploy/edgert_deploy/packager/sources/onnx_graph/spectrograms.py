@@ -41,7 +41,7 @@ def _real_signals(proto: Any) -> set[str]:
 
 
 def _waves(node: Any, constants: Constants) -> Array | None:
-    """Return weights [2 x bins, 1, frame]: windowed cosines, then sines; None where a frame is no constant."""
+    """Return weights [2 x bins, 1, frame], cosines then sines; None if they are no constants."""
     step, window, length = ([*node.input, "", ""])[1:4]
     if step not in constants or (window or length) == "" or any(x and x not in constants for x in (window, length)):
         return None
