@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import random
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -136,13 +137,23 @@ def retained(broker: Broker) -> set[str]:
 
 def record(url: str, sent: Sent, now_ms: int = NOW_MS) -> Recorder:
     """Record messages in the store at `url`."""
-    store = Store(url)
-    recorder = Recorder(store, lambda: now_ms)
-    for topic, payload in sent:
-        recorder.apply(topic, payload, False, 0.0)
-    recorder.flush()
-    store.close()
-    return recorder
+    with recording(url, now_ms) as take:
+        return take(sent)
+
+
+@contextmanager
+def recording(url: str, now_ms: int = NOW_MS) -> Iterator[Callable[[Sent], Recorder]]:
+    """Open the store at `url` once, and yield what records messages there and writes them at once."""
+    with closing(Store(url)) as store:
+        recorder = Recorder(store, lambda: now_ms)
+
+        def take(sent: Sent) -> Recorder:
+            for topic, payload in sent:
+                recorder.apply(topic, payload, False, 0.0)
+            recorder.flush()
+            return recorder
+
+        yield take
 
 
 def ask(

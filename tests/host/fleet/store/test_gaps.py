@@ -8,7 +8,7 @@ from itertools import pairwise
 from edgert_deploy.fleet.store.batch import MINUTE_MS
 from edgert_deploy.fleet.store.gaps import Gap
 from edgert_deploy.fleet.store.query import FleetQuery, Question
-from tests.support.fleet import NOW_MS, Pi, Sent, ask, record, without
+from tests.support.fleet import NOW_MS, Pi, Sent, ask, record, recording, without
 
 
 def minutes(pi: Pi, since: int, until: int) -> Sent:
@@ -88,9 +88,10 @@ def test_reports_that_a_broker_delays_over_rollbacks_and_reboots_are_not_missing
             copies = 1 + (minute < 40) * (dice.random() < 0.2)
             sent += [(-minute + (minute < 40) * dice.choice((0, 0, 0, 5, 12)), window) for _ in range(copies)]
         ordered = [window for _, window in sorted(sent, key=lambda each: each[0])]
-        while ordered:
-            some, ordered = ordered[: (count := dice.randrange(1, 9))], ordered[count:]
-            record(store_url, [message for window in some for message in window])
+        with recording(store_url) as take:  # a recorder for each device: the next one starts on what this one stored
+            while ordered:
+                some, ordered = ordered[: (count := dice.randrange(1, 9))], ordered[count:]
+                take([message for window in some for message in window])
     assert missing(store_url, 1) == lost
 
 
