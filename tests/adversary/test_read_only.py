@@ -18,7 +18,7 @@ from edgert_deploy.bootstrap.uninstall import uninstall
 from edgert_deploy.devices.inventory import Device as LocalDevice
 from edgert_deploy.devices.logs import LogRequest, read_log
 from edgert_deploy.devices.transports.local import LocalTransport
-from tests.support.devices import Device, a_device
+from tests.support.devices import WAIT_S_MAX, Device, a_device
 
 ITEM = np.ones((1, 4), np.float32)
 
@@ -78,4 +78,4 @@ def test_an_uninstallation_leaves_what_other_daemons_keep_in_memory(tmp_path: Pa
 
 
 def a_client_of(device: Device) -> Client:
-    return Client(device.state.socket(read_config(device.state).socket), timeout_s=20.0)
+    return Client(device.state.socket(read_config(device.state).socket), timeout_s=WAIT_S_MAX)

@@ -137,7 +137,7 @@ def test_hot_swaps_under_load_cost_no_session_its_state(device: Device) -> None:
 
 
 def test_a_session_that_finds_no_place_at_once_goes_on_later() -> None:
-    with a_device("[serving]\nsessions_max = 1\n") as device, device.client(timeout_s=5.0) as client:
+    with a_device("[serving]\nsessions_max = 1\n") as device, device.client() as client:
         device.put(model="sums", op="add", state_id="v1")
         with client.session("sums") as stream:
             stream.infer(item(1))

@@ -20,7 +20,7 @@ from edgert.config import read_config
 from edgert.errors import EngineMissing, RequestError
 from edgert.versions.install import install
 from edgert.versions.slot_store import SlotStore
-from tests.support.devices import Device, http_port
+from tests.support.devices import WAIT_S_MAX, Device, http_port
 from tests.support.examples import ENGINES, Built, built, served
 from tests.support.models.intents import LABELS, sentences, tokens, write_model, write_sentences
 from tests.support.shell import Shell, ShellHere
@@ -117,7 +117,7 @@ def test_text_over_http_is_a_tensor_of_strings(device: Device) -> None:
     url = f"http://127.0.0.1:{http_port(device)}/v2/models/intents/infer"
     body = json.dumps({"inputs": [entry], "outputs": [{"name": "scores_classes"}]}).encode()
     with urllib.request.urlopen(
-        urllib.request.Request(url, body, {"Content-Type": "application/json"}), timeout=30
+        urllib.request.Request(url, body, {"Content-Type": "application/json"}), timeout=WAIT_S_MAX
     ) as got:
         assert json.load(got)["outputs"][0]["data"] == [label]
 

@@ -388,7 +388,7 @@ def test_stopping_the_daemon_answers_or_refuses_every_request() -> None:
 
 def against(folder: Path, test: Callable[[AsyncClient], Awaitable[None]], *scripts: list[bytes | None]) -> None:
     async def connected(path: Path) -> None:
-        async with AsyncClient(path, timeout_s=10) as asking:
+        async with AsyncClient(path, timeout_s=WAIT_S_MAX) as asking:
             await test(asking)
 
     with false_daemon(folder, *scripts) as path:
@@ -456,12 +456,12 @@ def test_a_daemon_whose_queue_is_full_is_waited_for(tmp_path: Path) -> None:
         late = AsyncClient(path, timeout_s=0.2)
         with pytest.raises(DeadlineExceeded, match="accept"):
             await late.infer("echo", ITEM)
-        request = asyncio.ensure_future(AsyncClient(path, timeout_s=20).models())
+        request = asyncio.ensure_future(AsyncClient(path, timeout_s=WAIT_S_MAX).models())
         await asyncio.sleep(0.05)
         for _ in range(2):
             held.append(listener.accept()[0])
-        await asyncio.sleep(0.1)
-        served = listener.accept()[0]
+        listener.setblocking(False)  # the client asks again in this thread
+        served, _ = await asyncio.get_running_loop().sock_accept(listener)
         served.sendall(wire.json_frame(wire.WELCOME, {"models": [{"name": "echo"}]}))
         held.append(served)
         assert await request == [{"name": "echo"}]

@@ -47,7 +47,7 @@ batch_max = 1
 [http]
 listen = "127.0.0.1:0"
 connections_max = 8
-timeout_s = 15.0
+timeout_s = 60.0
 """
 SLOW_S = 0.3
 TYPES = {name: np.dtype(numpy_name) for name, numpy_name in NUMPY_NAMES.items()}
@@ -622,7 +622,7 @@ def test_a_daemon_that_is_killed_takes_its_server_along() -> None:
         http_port(device)
         pid = http_pid(device)
         assert pid is not None
-        os.kill(ask(device.state.control_socket, {"op": "status"}, 10.0)["pid"], signal.SIGKILL)
+        os.kill(ask(device.state.control_socket, {"op": "status"}, WAIT_S_MAX)["pid"], signal.SIGKILL)
         wait_until(lambda: not Path(f"/proc/{pid}").exists(), "the HTTP server ends with its daemon")
 
 

@@ -23,7 +23,7 @@ from edgert_deploy.devices.logs import LogRequest, following, parse_since, read_
 from edgert_deploy.devices.transports import open_transport
 from hil.support.keys import new_ssh_key
 from hil.support.sshd import SshDevice, running_sshd, start_sshd
-from tests.support.devices import wait_until
+from tests.support.devices import WAIT_S_MAX, wait_until
 from tests.support.paths import ROOT
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=timezone.utc)
@@ -139,7 +139,7 @@ def test_ctrl_c_ends_following_with_0(inventory: Inventory, sshd: SshDevice, log
         assert process.stdout is not None
         lines = [json.loads(process.stdout.readline())["line"] for _ in range(5)]
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=WAIT_S_MAX)
     assert lines[-1].endswith("telemetry: connected")
     assert (process.returncode, "Traceback" in said) == (0, False), said
     wait_until(lambda: not _tails(log), "the follower there ends with the connection")

@@ -189,7 +189,7 @@ def test_a_model_that_answers_otherwise_than_its_reference_raises_the_alarm(devi
 
         wait_until(alarmed, "the alarm is raised")
     assert device.serving("sums")["shadow"]["agreement"] < 0.9
-    assert "shadow_alarm" in device.log()
+    wait_until(lambda: "shadow_alarm" in device.log(), "the log has it")
 
 
 def test_without_a_reference_the_model_is_served_and_the_log_says_why(device: Device) -> None:
@@ -197,7 +197,7 @@ def test_without_a_reference_the_model_is_served_and_the_log_says_why(device: De
     with device.client() as client:
         assert client.infer("alone", ITEM)["y"].tolist() == ITEM.tolist()
     assert device.serving("alone")["shadow"] is None
-    assert "--with-reference" in device.log()
+    wait_until(lambda: "--with-reference" in device.log(), "the log says why")
 
 
 def test_a_reference_that_crashes_costs_no_live_answer(device: Device) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -129,8 +130,8 @@ def test_no_process_and_no_file_outlives_an_interrupted_build(
     build = subprocess.Popen([*EDGERT, *words], cwd=shell.folder, env=shell.env, stderr=subprocess.PIPE, text=True)
     assert build.stderr is not None
     assert any("quantizing" in line for line in build.stderr)  # a child prints it
+    wait_until(lambda: _children(build.pid), "children run")
     children = _children(build.pid)
-    assert children
     build.send_signal(signal_number)
     assert build.wait(WAIT_S_MAX) == (130 if signal_number == signal.SIGINT else -signal_number)
     wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children), "all children ended")
@@ -147,4 +148,8 @@ def test_free_memory_is_some_of_the_machine() -> None:
 
 
 def _children(pid: int) -> list[int]:
-    return [int(word) for task in Path(f"/proc/{pid}/task").glob("*/children") for word in task.read_text().split()]
+    children: list[int] = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # this thread has ended
+            children += map(int, task.read_text().split())
+    return children
