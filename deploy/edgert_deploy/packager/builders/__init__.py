@@ -237,8 +237,8 @@ def check_source(source: SourceModel, engine: str, target: str) -> None:
         )
     if not takes_operators(source, engine):
         raise OperatorUnsupported(
-            f"{engine} computes no FP64, and the model needs it: its answers change in FP32. Build it for targets that take "
-            "onnxruntime, or train and export it in FP32"
+            f"{engine} computes no FP64, in which the model is kept: its answers change in FP32, or a classical converter wrote it. "
+            "Export it with inputs and weights in FP32, or build it for targets that take onnxruntime"
         )
     if source.kind not in builder.source_kinds:
         raise ConfigInvalid(

@@ -28,7 +28,7 @@ class NotBuilt:
 def best_recipe(
     builder: CandidateBuilder, order: Order, pinned: str, not_built: list[NotBuilt]
 ) -> tuple[Candidate, list[Candidate]]:
-    """Try recipes until one loses next to nothing; return the best, and the others that were built.
+    """Try recipes until INT8 loses next to nothing; return the best, and the others that were built.
 
     An engine that has the `pinned` recipe tries no other. Raises the first error if none can be built.
     """
@@ -44,7 +44,7 @@ def best_recipe(
             not_built.append(NotBuilt(order.engine, recipe, error.message))
             continue
         result = built[-1].result
-        if result.passed and result.accuracy.drop <= GOOD_SHARE * result.limits.max_drop:
+        if result.passed and built[-1].is_worth_it and result.accuracy.drop <= GOOD_SHARE * result.limits.max_drop:
             break
         builder.progress(f"{name}: {order.engine} INT8 ({recipe}): {result.loss()}")
     if not built:
@@ -53,10 +53,14 @@ def best_recipe(
     return best, [candidate for candidate in built if candidate is not best]
 
 
-def _rank(candidate: Candidate) -> tuple[bool, bool, float]:
-    """Sort what passes first; of that, INT8 throughout, as it is fast; then what loses least."""
+def _rank(candidate: Candidate) -> tuple[bool, bool, bool, float]:
+    """Sort what passes first; of that, INT8 throughout, as it is fast; then what loses least.
+
+    What passes as it has hardly any INT8 comes last: a search for layers may make more of a recipe that loses too much.
+    """
     passed = candidate.passed
-    return not passed, passed and candidate.artifact.is_partly_float, candidate.result.accuracy.drop
+    partly = passed and candidate.artifact.is_partly_float
+    return not (passed and candidate.is_worth_it), passed, partly, candidate.result.accuracy.drop
 
 
 def recipes_for(source: SourceModel, engine: str, profile: DeviceProfile, pinned: str) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from edgert.printable import counted
 from edgert.tensors import TensorSpec
 from edgert.typed_json import from_json, to_json
 from edgert_deploy.packager.processes.sandbox import Answer, Progress
+from edgert_deploy.packager.sources.formats.converters.from_keras import replace_erfc
 from edgert_deploy.packager.sources.formats.external_data import embed, files_of
 from edgert_deploy.packager.sources.onnx_graph.axes import (
     drop_unread_inputs,
@@ -84,7 +85,7 @@ def _examined(
     name, translation = str(request["name"]), b""
     proto = parse(name, data)
     changed = embed(name, Path(str(request.get("folder", "."))), proto)
-    changed |= drop_weight_inputs(proto) | inline_functions(proto)
+    changed |= drop_weight_inputs(proto) | inline_functions(proto) | replace_erfc(proto.graph)
     resized, remarks = set_lengths(proto, request.get("shapes") or {})
     changed |= resized
     replaced += remarks

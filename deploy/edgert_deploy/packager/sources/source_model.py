@@ -220,7 +220,7 @@ def _read(path: Path) -> bytes:
         if path.stat().st_size > SOURCE_BYTES_MAX:
             raise SourceInvalid(
                 f"{path} has {path.stat().st_size} bytes; one file of a model has at most {SOURCE_BYTES_MAX} (the limit "
-                "of protobuf and of flatbuffers): export it with FP16 weights, or a smaller variant"
+                "of protobuf and of flatbuffers): use a smaller variant"
             )
         return path.read_bytes()
     except OSError as error:

@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 pytest.importorskip("onnx")
@@ -16,6 +17,9 @@ from edgert.bundle.signing import SigningKey
 from edgert.errors import AccuracyTooLow
 from edgert_deploy.packager.receipt import read_receipt
 from edgert_deploy.packager.request import BuildRequest
+from edgert_deploy.packager.samples.samples import CalibrationSet
+from edgert_deploy.packager.sources.source_model import load_source
+from tests.support import models
 from tests.support.packs import lossy, pack
 from tests.support.profiles import profile
 
@@ -42,3 +46,33 @@ def test_a_refusal_says_what_was_tried_and_what_it_scored(
         pack(request, signing_key, tmp_path / "x.edgert")
     for recipe in ("min-max", "heavy-only"):
         assert re.search(rf"{recipe} (0\.\d{{4}} \(fails\)|\(not built\))", refusal.value.message), recipe
+
+
+def test_a_recipe_that_leaves_nearly_all_in_float_does_not_end_the_search(
+    request_: BuildRequest, signing_key: SigningKey, tmp_path: Path
+) -> None:
+    """`dynamic-range` is the first for attention. It left the convolutions of a detector in float, and lost nothing."""
+    body = """
+        a = Conv <pads = [1, 1, 1, 1]> (x, first)  b = Relu (a)  c = Conv <pads = [1, 1, 1, 1]> (b, second)  d = Relu (c)
+        rows = Reshape (d, flat)  columns = Transpose <perm = [0, 2, 1]> (rows)
+        likeness = MatMul (rows, columns)  small = Mul (likeness, factor)  shares = Softmax <axis = -1> (small)
+        mixed = MatMul (shares, rows)  y = ReduceMean <axes = [2], keepdims = 0> (mixed)
+    """
+    weights = {"first": models.random(8, 3, 3, 3), "second": 0.2 * models.random(8, 8, 3, 3)}
+    weights |= {"flat": np.array([0, 8, 64]), "factor": np.float32(0.001)}
+    proto = models.model("float[N,3,8,8] x) => (float[N,8] y", body, {k: np.asarray(v) for k, v in weights.items()})
+    samples = [CalibrationSet({"x": models.random(60, 3, 8, 8, seed=seed)}, None) for seed in (1, 2)]
+    request = replace(
+        request_,
+        source=load_source(models.write(proto, tmp_path / "m.onnx")),
+        calibration=samples[0],
+        holdout=samples[1],
+        targets=(profile("one"),),
+        preprocess=None,
+        classify=None,
+        max_drop=0.1,
+    )
+    ((_, packed),) = pack(request, signing_key, tmp_path / "x.edgert").packed
+    assert packed.recipe == "min-max"
+    assert packed.artifact.int8_share is not None
+    assert packed.artifact.int8_share > 0.9

@@ -50,7 +50,7 @@ def embed(name: str, folder: Path, proto: Any) -> bool:
         if total > BYTES_MAX:
             raise SourceInvalid(
                 f"{name} has {total} bytes of weights; a model has at most {BYTES_MAX}, for every engine (one protobuf "
-                "message): export it with FP16 weights, or a smaller variant"
+                "message): use a smaller variant"
             )
         for tensor, file, offset, length in places:
             tensor.raw_data = _read(name, file, offset, length)  # no second copy stays in a variable

@@ -7,13 +7,16 @@ has no convolution in FP64. Every value of FP16 and BF16 is one of FP32, so thos
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from typing import Any
 
+from edgert.errors import SourceInvalid
 from edgert_deploy.packager.sources.onnx_graph.nodes import graphs_of, nodes_of, tensors
 
 # The attributes of Cast, EyeLike and the random operators that name the type of the result.
 TYPE_ATTRIBUTES = ("to", "dtype")
+BYTES_MAX = 2**31 - 1  # of a protobuf message
 
 
 def widen_half(proto: Any) -> tuple[str, ...]:
@@ -56,6 +59,12 @@ def _as_fp32(proto: Any, kinds: dict[int, str], how: str) -> tuple[str, ...]:
     given = [*(tensor.data_type for tensor in stored), *map(_type_of, outer), *(attribute.i for attribute in named)]
     if not given:
         return ()
+    size = sum(math.prod(tensor.dims) for tensor in stored) * 4
+    if size > BYTES_MAX:
+        raise SourceInvalid(
+            f"the weights have {size} bytes in FP32, as which every engine's artifact is made; a model has at most {BYTES_MAX} "
+            "(one protobuf message): use a smaller variant"
+        )
     largest = np.finfo(np.float32).max
     for tensor in stored:
         name, array = tensor.name, numpy_helper.to_array(tensor)

@@ -25,7 +25,7 @@ from edgert.errors import ConfigInvalid, SourceInvalid
 from edgert_deploy.packager.accuracy.artifact_runs import reference_outputs
 from edgert_deploy.packager.samples.samples import CalibrationSet, load_samples
 from edgert_deploy.packager.sources.formats.convert import Conversion, digest_and_size, framework_of, read_inputs
-from edgert_deploy.packager.sources.formats.converters.from_keras import keep_constants, reason_of, replace_erfc
+from edgert_deploy.packager.sources.formats.converters.from_keras import keep_constants, reason_of
 from edgert_deploy.packager.sources.formats.kept_conversions import FILES_MAX, KeptConversions
 from edgert_deploy.packager.sources.source_model import load_source
 from tests.support import models
@@ -293,7 +293,6 @@ def test_the_reason_of_a_failed_conversion_is_short() -> None:
 def test_tensorflows_erfc_is_written_with_onnxs_operators(tmp_path: Path) -> None:
     proto = models.model("float[N,4] x) => (float[N,4] y", "e = Erf(x) y = Neg(e)")
     proto.graph.node[0].op_type = "Erfc"  # ONNX's parser takes known operators only
-    replace_erfc(proto.graph)
     source = load_source(models.write(proto, tmp_path / "m.onnx"))
     samples = CalibrationSet({"x": 4 * models.random(12, 4) - 2}, None)
     want = [[-math.erfc(value) for value in row] for row in samples.inputs["x"].tolist()]

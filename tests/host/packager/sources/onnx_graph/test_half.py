@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgert.errors import OperatorUnsupported
+from edgert.errors import OperatorUnsupported, SourceInvalid
 from edgert_deploy.packager.accuracy.artifact_runs import artifact_outputs, reference_outputs
 from edgert_deploy.packager.builders import check_source, first_engine
 from edgert_deploy.packager.samples.samples import CalibrationSet
+from edgert_deploy.packager.sources.onnx_graph.half import widen_half
 from edgert_deploy.packager.sources.source_model import load_source
 from tests.support import models
 from tests.support.builders import build
@@ -76,6 +77,13 @@ def test_a_model_that_needs_fp64_stays_in_it_and_is_for_onnx_runtime(tmp_path: P
     source = load_source(models.write(proto, tmp_path / "m.onnx"))
     assert source.inputs[0].datatype == "FP64"
     assert source.remarks == ("the model computes in FP64 and answers otherwise in FP32: only onnxruntime takes it",)
-    with pytest.raises(OperatorUnsupported, match="openvino computes no FP64, and the model needs it"):
+    with pytest.raises(OperatorUnsupported, match="openvino computes no FP64, in which the model is kept"):
         check_source(source, "openvino", "intel-nuc")
     assert first_engine(source, ["openvino", "onnxruntime"]) == "onnxruntime"
+
+
+def test_half_weights_that_are_too_large_in_fp32_are_refused_before_they_are_widened() -> None:
+    proto = with_weights_in("FLOAT16", models.random(4, 8))
+    proto.graph.initializer[0].dims[:] = [30_000, 30_000]  # 1.8 GB, and 3.6 GB in FP32; the bytes are not read
+    with pytest.raises(SourceInvalid, match=r"3600000000 bytes in FP32, .* use a smaller variant"):
+        widen_half(proto)

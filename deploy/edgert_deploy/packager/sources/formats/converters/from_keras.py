@@ -106,12 +106,14 @@ def keep_constants(graph: Any, captured: dict[str, Any]) -> None:
             graph.input.remove(value)
 
 
-def replace_erfc(graph: Any) -> None:
-    """Write 1 + Erf(-x) for Erfc(x), which tf2onnx leaves in GELU: ONNX has no such operator."""
+def replace_erfc(graph: Any) -> bool:
+    """Write 1 + Erf(-x) for Erfc(x), which ONNX lacks and tf2onnx leaves in GELU; return if found."""
     from onnx import helper
 
+    found = False
     for i, node in reversed(list(enumerate(graph.node))):
         if node.op_type == "Erfc":
+            found = True
             (x,), (y,) = node.input, node.output
             names = [f"{y}/{name}" for name in ("negative", "erf", "one", "cast")]
             negative, erf, one, cast = names
@@ -125,6 +127,7 @@ def replace_erfc(graph: Any) -> None:
             rest = list(graph.node)
             del graph.node[:]
             graph.node.extend([*rest[:i], *nodes, *rest[i + 1 :]])
+    return found
 
 
 def _name_outputs(graph: Any, names: list[str]) -> None:
