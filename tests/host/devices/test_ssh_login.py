@@ -220,8 +220,9 @@ def test_a_proxy_command_is_the_way_and_its_end_is_noticed(
     home.write(settings("board", board, f"ProxyCommand ssh -F {config} -W %h:%p bastion"))
     assert says(device) == "in\n"
     home.write(settings("board", board, "ProxyCommand echo no way >&2; exec false"))
-    with pytest.raises(DeviceUnreachable, match=r"~/\.ssh/config leads there"):
+    with pytest.raises(DeviceUnreachable, match=r"~/\.ssh/config leads there") as refused:
         says(device)
+    assert "EOFError" not in refused.value.message
     assert capfd.readouterr().err == "no way\n"
 
 

@@ -329,7 +329,7 @@ def _reason(error: BaseException) -> str:
         error = next(iter(error.errors.values()))
     if isinstance(error, IncompatiblePeer):
         return f"{error}. Its SSH server is old, or allows few algorithms: update it, or allow more in sshd_config"
-    if LINK_LOST in str(error):
+    if isinstance(error, EOFError) or LINK_LOST in str(error):
         return "the connection ended during the login. Check the network and try again"
     if LATE_ANSWER in str(error):
         return "it did not answer the login in time. It may be busy, or the network is cut: try again"
