@@ -76,9 +76,9 @@ def test_a_runtime_is_fetched_tried_and_kept_and_one_that_does_not_serve_goes_ba
     follow_until(device, "is on trial", live)
     until_decided(device)
     follow_until(device, live)
-    assert device.in_use == device.daemon_runtime() == new
+    wait_until(lambda: device.in_use == device.daemon_runtime() == new, "the daemon of that runtime runs")
     assert device.runtimes == {FIRST, new}, "the one before is kept for the way back"
-    assert device.serving()["state"] == "ready"
+    wait_until(lambda: device.serving()["state"] == "ready", "it serves")
     assert not list(device.state.incoming.glob("*.part")), "nothing that was fetched is left"
 
     broken = wheel_with(tmp_path / "broken", "edgert/daemon/supervisor.py", "\nraise SystemExit('it does not serve')\n")
@@ -87,8 +87,8 @@ def test_a_runtime_is_fetched_tried_and_kept_and_one_that_does_not_serve_goes_ba
     follow_until(device, "is on trial", back)
     until_decided(device)
     follow_until(device, back)
-    assert device.in_use == device.daemon_runtime() == new
-    assert device.serving()["state"] == "ready"
+    wait_until(lambda: device.in_use == device.daemon_runtime() == new, "the daemon of that runtime runs")
+    wait_until(lambda: device.serving()["state"] == "ready", "it serves")
     told = {(event["event"], event.get("release")) for event in events(device) if event.get("model") == RUNTIME}
     assert {("kept", 1), ("rolled_back", 2)} <= told
     steps = device.status()["channel"]["steps"]

@@ -81,8 +81,10 @@ class HomeDevice(Device):
         return dict(json.loads(self.edgertd("status", "--json").stdout))
 
     def daemon_runtime(self) -> str:
-        """Return the id of the runtime that the running daemon is."""
-        words = Path(f"/proc/{self.state.pid.read_text().strip()}/cmdline").read_bytes().split(b"\0")
+        """Return the id of the runtime that the running daemon is; empty while none runs."""
+        if (pid := self.daemon_pid()) is None:
+            return ""
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         return Path(os.fsdecode(words[0])).parent.parent.name
 
 
