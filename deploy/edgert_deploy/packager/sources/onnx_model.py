@@ -112,9 +112,9 @@ def _examined(
     latest = translated or proto
     changed |= keep_zero_pads(latest) | steady_fourier(latest) | convolve_spectrograms(latest)
     if changed or remarks or translated is not None:
-        data = translation = (translated or proto).SerializeToString(deterministic=True)
+        data = translation = latest.SerializeToString(deterministic=True)
     # The runtime needs room for two copies of the weights: only the serialized model stays beside them.
-    del proto, translated
+    del proto, translated, latest
     progress(f"onnxruntime {sdk().__version__} loaded the model and ran it on one sample")
     session, runs = _run_once_and_twice(data, _at_largest(inputs, buckets))
     shapes = [[_shape_of(value) for value in run] for run in (runs[0], runs[-1])]
