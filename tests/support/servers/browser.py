@@ -12,7 +12,10 @@ Chromium is the distribution's (`make servers` installs it). Playwright drives i
 from __future__ import annotations
 
 import io
+import os
 import shutil
+import subprocess
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -28,6 +31,18 @@ if TYPE_CHECKING:
 NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
 TIMEOUT_MS = 30_000
 Scheme = Literal["light", "dark"]
+
+# Without such a socket, Chromium takes the network as it was at its start.
+NO_NETLINK = r"""
+#include <errno.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+int socket(int domain, int type, int protocol) {
+    if (domain == AF_NETLINK) { errno = EAFNOSUPPORT; return -1; }
+    return (int)syscall(SYS_socket, domain, type, protocol);
+}
+"""
 
 # Every visible text as [contrast with its background, text], by the formula of WCAG 2.
 CONTRASTS = r"""() => {
@@ -64,6 +79,20 @@ CONTRASTS = r"""() => {
 def chromium_path() -> str | None:
     """Return the path of an installed Chromium, or None."""
     return next((path for name in NAMES if (path := shutil.which(name))), None)
+
+
+def _unaware_of_network(folder: Path) -> dict[str, str | float | bool]:
+    """Return the environment, with a library in `folder`, in which Chromium sees no change of the host's network.
+
+    It ends its requests when an interface gets an address, as those of containers in other tests do.
+    """
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        return dict(os.environ)
+    source, library = folder / "no_netlink.c", folder / "no_netlink.so"
+    source.write_text(NO_NETLINK)
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source], check=True)
+    return {**os.environ, "LD_PRELOAD": os.fspath(library)}
 
 
 @dataclass
@@ -112,9 +141,10 @@ class Page:
 class Browser:
     """A running Chromium. Each `open` has its own context: no shared cookies, cache or storage."""
 
-    def __init__(self, playwright: Playwright, chromium: Chromium) -> None:
+    def __init__(self, playwright: Playwright, chromium: Chromium, folder: tempfile.TemporaryDirectory[str]) -> None:
         self._playwright = playwright
         self._chromium = chromium
+        self._folder = folder
 
     @classmethod
     def start(cls) -> Browser:
@@ -122,10 +152,13 @@ class Browser:
         from playwright.sync_api import sync_playwright
 
         playwright = sync_playwright().start()
+        folder = tempfile.TemporaryDirectory(prefix="edgert-browser-")
         try:
-            return cls(playwright, playwright.chromium.launch(executable_path=chromium_path()))
+            env = _unaware_of_network(Path(folder.name))
+            return cls(playwright, playwright.chromium.launch(executable_path=chromium_path(), env=env), folder)
         except BaseException:
             playwright.stop()
+            folder.cleanup()
             raise
 
     def open(
@@ -154,3 +187,4 @@ class Browser:
     def close(self) -> None:
         self._chromium.close()
         self._playwright.stop()
+        self._folder.cleanup()
