@@ -22,7 +22,7 @@ pytest.importorskip("onnxruntime")
 from edgert.errors import SourceInvalid
 from edgert_deploy.packager.builders import Artifact
 from edgert_deploy.packager.samples.samples import CalibrationSet
-from edgert_deploy.packager.sources.formats.external_data import BYTES_MAX
+from edgert_deploy.packager.sources.onnx_graph.nodes import PROTO_BYTES_MAX
 from edgert_deploy.packager.sources.source_model import SourceModel, load_source
 from tests.support import models
 from tests.support.builders import ENGINE_NAMES, build
@@ -146,7 +146,7 @@ def too_large(folder: Path) -> Path:
 def test_more_weights_than_a_model_may_have_are_refused_for_every_engine_before_they_are_read(tmp_path: Path) -> None:
     path = too_large(tmp_path)
     with pytest.raises(
-        SourceInvalid, match=rf"{3 * 1024**3} bytes of weights; a model has at most {BYTES_MAX}, for every engine"
+        SourceInvalid, match=rf"{3 * 1024**3} bytes of weights; a model has at most {PROTO_BYTES_MAX}, for every engine"
     ):
         load_source(path)
     program = f"""

@@ -1,4 +1,4 @@
-"""docs/protocol.md tells a client's author what a real daemon does, and its program runs as it stands there."""
+"""docs/protocol.md tells a client's author what a real daemon does, and the program on it runs unchanged."""
 
 from __future__ import annotations
 

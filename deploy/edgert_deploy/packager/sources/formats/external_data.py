@@ -15,9 +15,7 @@ from typing import Any, BinaryIO
 
 from edgert.errors import SourceInvalid
 from edgert_deploy.packager.sources.formats.git_lfs import pointer_problem
-from edgert_deploy.packager.sources.onnx_graph.nodes import tensors
-
-BYTES_MAX = 2**31 - 1
+from edgert_deploy.packager.sources.onnx_graph.nodes import PROTO_BYTES_MAX, tensors
 
 
 def files_of(name: str, proto_tensors: Iterator[Any]) -> list[str]:
@@ -47,9 +45,9 @@ def embed(name: str, folder: Path, proto: Any) -> bool:
             file = files[entries["location"]]
             places.append((tensor, file, *_range(name, tensor, entries, os.fstat(file.fileno()).st_size)))
         total = sum(length for *_, length in places)
-        if total > BYTES_MAX:
+        if total > PROTO_BYTES_MAX:
             raise SourceInvalid(
-                f"{name} has {total} bytes of weights; a model has at most {BYTES_MAX}, for every engine (one protobuf "
+                f"{name} has {total} bytes of weights; a model has at most {PROTO_BYTES_MAX}, for every engine (one protobuf "
                 "message): use a smaller variant"
             )
         for tensor, file, offset, length in places:

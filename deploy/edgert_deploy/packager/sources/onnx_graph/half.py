@@ -12,11 +12,10 @@ from collections.abc import Collection
 from typing import Any
 
 from edgert.errors import SourceInvalid
-from edgert_deploy.packager.sources.onnx_graph.nodes import graphs_of, nodes_of, tensors
+from edgert_deploy.packager.sources.onnx_graph.nodes import PROTO_BYTES_MAX, graphs_of, nodes_of, tensors
 
 # The attributes of Cast, EyeLike and the random operators that name the type of the result.
 TYPE_ATTRIBUTES = ("to", "dtype")
-BYTES_MAX = 2**31 - 1  # of a protobuf message
 
 
 def widen_half(proto: Any) -> tuple[str, ...]:
@@ -60,9 +59,9 @@ def _as_fp32(proto: Any, kinds: dict[int, str], how: str) -> tuple[str, ...]:
     if not given:
         return ()
     size = sum(math.prod(tensor.dims) for tensor in stored) * 4
-    if size > BYTES_MAX:
+    if size > PROTO_BYTES_MAX:
         raise SourceInvalid(
-            f"the weights have {size} bytes in FP32, as which every engine's artifact is made; a model has at most {BYTES_MAX} "
+            f"the weights have {size} bytes in FP32, as which every engine's artifact is made; a model has at most {PROTO_BYTES_MAX} "
             "(one protobuf message): use a smaller variant"
         )
     largest = np.finfo(np.float32).max

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+PROTO_BYTES_MAX = 2**31 - 1  # of a protobuf message, as which every engine's artifact is made
+
 Array = NDArray[Any]
 
 
