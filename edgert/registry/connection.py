@@ -78,8 +78,10 @@ class Connection:
                 if not _closed_before_answer(error) or not (body is None or isinstance(body, bytes)):
                     raise
                 response = self._send(method, url, headers, body, answer_s or self.answer_s)
-            with contextlib.suppress(ValueError, TypeError):
-                self.date_s = parsedate_to_datetime(response.headers.get("Date", "")).timestamp()
+            with contextlib.suppress(ValueError, TypeError, OverflowError):
+                date_s = parsedate_to_datetime(response.headers.get("Date", "")).timestamp()
+                time_text(date_s)  # a year beyond 9999 is no time either
+                self.date_s = date_s
             location = response.headers.get("Location") if method in ("GET", "HEAD") else None
             if response.status not in _REDIRECTS or location is None:
                 break

@@ -287,6 +287,20 @@ def test_each_wrong_answer_has_its_error(answer: Answer, error: type[EdgeRTError
     assert not (tmp_path / "part").exists() or (tmp_path / "part").stat().st_size < len(CONTENT)
 
 
+@pytest.mark.parametrize(
+    "date", ["Mon, 01 Jan 99999999999 00:00:00 GMT", "Fri, 31 Dec 9999 23:59:59 -2359", "Mon, 01 Jan 2026", ", +", ""]
+)
+def test_a_time_that_cannot_be_is_none(date: str) -> None:
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        handler.wfile.write(f"HTTP/1.1 404 Not Found\r\nDate: {date}\r\nContent-Length: 0\r\n\r\n".encode())
+
+    with answering(answer) as repository:
+        registry = Registry(repository)
+        with pytest.raises(NotInRegistry):
+            registry.manifest("stable")
+    assert registry.date_s is None
+
+
 @pytest.mark.parametrize("status", [400, 403, 405, 412, 500])
 def test_the_registrys_own_reason_is_told(status: int) -> None:
     body = json.dumps({"errors": [{"code": "DENIED", "message": "the quota\nis used up" + "!" * 500}]}).encode()
