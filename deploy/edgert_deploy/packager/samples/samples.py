@@ -54,6 +54,7 @@ PER_SAMPLE: dict[str, tuple[str, Any, str]] = {
     RECORDINGS: ("iu", np.int64, "the number of each window's recording"),
 }
 NAMES = (*PER_SAMPLE, BOXES)
+CLASSES_END = 2**31
 SIZES_APART = 10  # times the mean size of a value: sets that differ more were prepared in different ways
 BEYOND = 0.1  # of the calibration's range: values farther outside are cut off where that matters
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png")
@@ -307,8 +308,9 @@ def _checked_column(path: Path, name: str, array: NDArray[Any], count: int) -> N
         raise CalibrationInvalid(
             f"array {name!r} of {path} is {array.dtype} of shape {list(array.shape)}; give {wanted}: [{count}]"
         )
-    if name == LABELS and array.size and int(array.min()) < 0:
-        raise CalibrationInvalid(f"array 'labels' of {path} includes {int(array.min())}; classes count from 0")
+    if name == LABELS and array.size and (int(array.min()) < 0 or int(array.max()) >= CLASSES_END):
+        wrong = int(array.min() if array.min() < 0 else array.max())
+        raise CalibrationInvalid(f"array 'labels' of {path} includes {wrong}; classes count from 0")
     return array.astype(dtype)
 
 

@@ -91,7 +91,8 @@ def with_nan() -> Any:
         ({"x": np.where(GOOD > 9, GOOD, np.inf).astype(np.float32)}, "NaN or infinity"),
         ({"x": GOOD, "labels": np.arange(11)}, r"one integer per sample: \[12\]"),
         ({"x": GOOD, "labels": np.ones(12)}, "float64"),
-        ({"x": GOOD, "labels": np.arange(12) - 1}, "classes count from 0"),
+        ({"x": GOOD, "labels": np.arange(12) - 1}, "includes -1; classes count from 0"),
+        ({"x": GOOD, "labels": np.full(12, 2**64 - 1, np.uint64)}, "includes 18446744073709551615"),
     ],
 )
 def test_samples_that_do_not_fit_are_refused(arrays: dict[str, Any], says: str, tmp_path: Path) -> None:
