@@ -107,7 +107,7 @@ def _doubts(rows: list[Row]) -> list[str]:
 def _next_steps(rows: list[Row], rollouts: Sequence[Rollout]) -> list[str]:
     """Return what to do where no daemon runs, nothing was deployed, or a release rolled back."""
     stopped = ",".join(row["device"] for row in rows if not row["status"]["daemon"]["running"])
-    bare = ",".join(row["device"] for row in rows if not row["status"]["models"])
+    bare = ",".join(row["device"] for row in rows if not row["models"])
     lines = []
     if stopped:
         lines.append(f"next: the daemon does not run on {stopped}: edgert bootstrap {stopped} starts it")
@@ -116,6 +116,7 @@ def _next_steps(rows: list[Row], rollouts: Sequence[Rollout]) -> list[str]:
     by_id = {rollout.id: rollout for rollout in rollouts}
     unfinished: dict[str, list[str]] = {}
     rolled_back: dict[tuple[str, int | None, str], list[str]] = {}
+    missing: dict[tuple[str, int], list[str]] = {}
     for row in rows:
         for model in row["models"]:
             kinds = {drift["kind"] for drift in model["drift"]}
@@ -125,6 +126,13 @@ def _next_steps(rows: list[Row], rollouts: Sequence[Rollout]) -> list[str]:
             elif "rolled-back" in kinds:
                 about = model["model"], model["live"], model["wanted"]["channel"]
                 rolled_back.setdefault(about, []).append(row["device"])
+            elif "missing" in kinds and rollout is not None and not row["status"]["models"]:
+                missing.setdefault((model["model"], rollout.release), []).append(row["device"])
+    lines += [
+        f"next: release {release} of {model} is wanted on {','.join(devices)}, and no model is there, as on a new machine: "
+        f"edgert deploy BUNDLE {','.join(devices)}"
+        for (model, release), devices in missing.items()
+    ]
     lines += [
         f"next: rollout {name} was interrupted on {','.join(devices)}: edgert rollout resume {name} continues it, "
         f"edgert rollout abort {name} gives it up"

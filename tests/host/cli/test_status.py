@@ -132,3 +132,20 @@ def test_errors_stand_below_the_table_once_and_the_next_step_is_named(
     assert main(["deploy", str(here / "echo-1.edgert"), "gone"]) == 6
     out, err = capfd.readouterr()
     assert (out + err).count("cannot be reached") == 1
+
+
+def test_a_device_that_was_replaced_is_not_said_to_have_had_nothing(
+    edgert: Edgert, here: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert edgert("bootstrap", "here")[0] == 0
+    capfd.readouterr()
+    assert main(["status"]) == 0
+    assert "next: nothing was deployed to here: edgert deploy BUNDLE here" in capfd.readouterr().out.splitlines()
+    assert edgert("deploy", here / "echo-1.edgert", "here")[0] == 0
+    stop(Path("dev"))
+    shutil.rmtree("dev/models")
+    capfd.readouterr()
+    assert main(["status"]) == 0
+    out = capfd.readouterr().out
+    assert "nothing was deployed" not in out
+    assert "next: release 1 of echo is wanted on here, and no model is there, as on a new machine: edgert deploy" in out
