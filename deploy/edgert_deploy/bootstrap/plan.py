@@ -31,6 +31,7 @@ from edgert_deploy.devices.remote import QUICK_S_MAX, script_path
 from edgert_deploy.devices.transports import LineSink, Transport
 
 FIRST_ENGINE, ALL_ENGINES = "first", "all"
+_IS_FILE = 'test -f "$1" && test ! -L "$1"'
 
 
 @dataclass(frozen=True)
@@ -167,6 +168,8 @@ def plan_bootstrap(
     if device.kind.needs_runtime:
         files.insert(0, DeviceFile(script_path(device), script_text(), "runtime.sh"))
     differing = tuple(file for file in files if not holds(transport, file))
+    if plan is not None and plan.action == "keep":
+        differing = _without_runtimes_own(differing, transport)
     due = runtimes_there.restart_due
     if not device.kind.needs_runtime:
         due = transport.run(["test", "-e", restart_marker(device)], QUICK_S_MAX).ok
@@ -198,6 +201,20 @@ def _plan_runtime(
     if plan.action == "keep":
         progress(f"runtime {plan.current} stays; --upgrade installs this host's {plan.id}, edgert {plan.edgert}")
     return there, house, plan
+
+
+def _without_runtimes_own(files: tuple[DeviceFile, ...], transport: Transport) -> tuple[DeviceFile, ...]:
+    """Return what to write where another version's runtime stays, with its script and unit.
+
+    Else hosts of two versions would change these in turn. A unit also follows the configuration.
+    """
+    configured = any(file.change == "configuration" for file in files)
+    own = ("runtime.sh",) if configured else ("runtime.sh", "unit")
+    return tuple(
+        file
+        for file in files
+        if file.change not in own or not transport.run(["sh", "-c", _IS_FILE, "sh", file.path], QUICK_S_MAX).ok
+    )
 
 
 def check_no_trial(device: Device, there: RuntimeThere) -> None:

@@ -287,15 +287,17 @@ class Runtimes:
             if of != runtime or verdict == "running":
                 continue
             if verdict == "kept":
-                self.progress("the new runtime serves and stays" + (f" ({reason})" if reason else ""))
+                self.progress(f"runtime {runtime} serves and stays" + (f" ({reason})" if reason else ""))
                 return
-            raise RolledBack(f"{self.device.name}: the new runtime was rolled back, the old one is in use: {reason}")
+            raise RolledBack(
+                f"{self.device.name}: runtime {runtime} was rolled back, the one before is in use: {reason}"
+            )
         if lost is not None:
             raise DeviceUnreachable(
                 f"{lost.message}; {self.device.name} decides alone which runtime stays. See it with: edgert bootstrap {self.device.name}"
             )
         raise HealthCheckFailed(
-            f"{self.device.name} did not decide on its new runtime in {trial_s:.0f} s. End the trial with: edgert bootstrap {self.device.name}"
+            f"{self.device.name} did not decide on runtime {runtime} in {trial_s:.0f} s. End the trial with: edgert bootstrap {self.device.name}"
         )
 
     def collect(self) -> None:

@@ -432,7 +432,10 @@ def test_a_server_that_takes_no_more_connections_is_told_from_one_that_is_off(tm
 
 def test_a_server_that_says_nothing_is_unreachable_in_time(sshd: SshDevice) -> None:
     limits = LinkLimits(connect_s=1)
-    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(DeviceUnreachable, match="greet") as caught:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        pytest.raises(DeviceUnreachable, match="no greeting in time") as caught,
+    ):
         SshTransport(sshd.device(port=silent.getsockname()[1]), limits).run(["true"], WAIT_S_MAX)
     assert caught.value.code == "device.unreachable"
 
