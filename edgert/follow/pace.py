@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from edgert.config import FollowConfig
 from edgert.errors import EdgeRTError
+from edgert.rate_limit import RateLimit
 
 
 class WindowClosed(EdgeRTError, code="channel.window_closed", exit_code=75, retryable=True):
@@ -25,9 +26,8 @@ class Pace:
     ) -> None:
         self.fetched_bytes = 0
         self.wait = wait
-        self._window, self._clock, self._local_minute = config.minutes, clock, local_minute
-        self._bytes_per_s = config.kbit_max * 1000 / 8
-        self._free_at_s = clock()
+        self._window, self._local_minute = config.minutes, local_minute
+        self._rate_limit = RateLimit(config.kbit_max * 1000 / 8, clock, wait)
 
     def check(self) -> None:
         """Raise WindowClosed unless the follower may fetch now."""
@@ -39,10 +39,7 @@ class Pace:
             raise WindowClosed("the download waits for the window from {} to {}".format(*texts))
 
     def took(self, count: int) -> None:
-        """Note that `count` bytes were fetched, and wait where that was too fast. Raises WindowClosed."""
+        """Note that `count` bytes were fetched, and wait if that was too fast. Raises WindowClosed."""
         self.fetched_bytes += count
         self.check()
-        if self._bytes_per_s:
-            now_s = self._clock()
-            self._free_at_s = max(self._free_at_s, now_s) + count / self._bytes_per_s
-            self.wait(self._free_at_s - now_s)
+        self._rate_limit.passed(count)

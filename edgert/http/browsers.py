@@ -1,4 +1,4 @@
-"""Requests that a browser makes for a page of another site. Pure.
+"""Requests that a browser makes for a page of another site, and the names in `Host`. Pure.
 
 A page can make a browser send requests to 127.0.0.1 or to a machine of the local network, and cannot be asked who wrote
 it. So requests that a browser marks as another site's are refused. Every browser sends Origin with each POST; browsers
@@ -7,6 +7,7 @@ since 2023 send Sec-Fetch-Site with every request to 127.0.0.1.
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Mapping
 
 READING = ("GET", "HEAD")
@@ -20,3 +21,17 @@ def from_another_site(method: str, headers: Mapping[str, str]) -> bool:
     if origin is not None and origin.partition("://")[2].lower() != headers.get("host", "").lower():
         return True
     return headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
+
+
+def host_name(header: str) -> str:
+    """Return the name or address in a `Host` field, in lower case and without its port."""
+    name, _, port = header.rpartition(":")
+    return (name if port.isdecimal() else header).strip("[]").lower()
+
+
+def address_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Return the address that `host` is; None for a name, which DNS could redirect."""
+    try:
+        return ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return None

@@ -5,7 +5,6 @@ They ask the daemon as any app does: for inference over its socket, for figures 
 
 from __future__ import annotations
 
-import ipaddress
 from collections import Counter
 from collections.abc import Callable
 from http import HTTPStatus
@@ -18,7 +17,7 @@ from edgert.client.base import Priority
 from edgert.errors import EdgeRTError, ModelNotFound
 from edgert.http import metrics
 from edgert.http.admission import busy
-from edgert.http.browsers import from_another_site
+from edgert.http.browsers import address_of, from_another_site, host_name
 from edgert.http.messages import BINARY_TYPE, JSON_TYPE, HttpError, HttpRequest, HttpResponse, json_response
 from edgert.http.oip import LENGTH_HEADER, answer, read_question
 from edgert.http.statistics import model_statistics
@@ -257,14 +256,8 @@ class Endpoints:
 
 def is_local_name(host: str) -> bool:
     """Return whether a Host field is an address or localhost."""
-    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
-    if name.lower() in ("", "localhost"):
-        return True
-    try:
-        ipaddress.ip_address(name.strip("[]"))
-    except ValueError:
-        return False
-    return True
+    name = host_name(host)
+    return name in ("", "localhost") or address_of(name) is not None
 
 
 def _readiness(reason: str) -> HttpResponse:

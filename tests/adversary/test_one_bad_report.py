@@ -70,7 +70,7 @@ def test_broken_stages_hide_neither_the_latencies_beside_them_nor_the_stages_of_
     (answer,) = ask(store, 1, stages=True)
     assert answer.stages is not None
     assert (answer.latency.count, answer.stages.sketches()["engine"].count) == (8, 5)
-    exporter = Exporter("b1", clock=lambda: 0.0, wall_clock=lambda: 0.0)
+    exporter = Exporter("b1", wall_clock=lambda: 0.0)
     for message in sent:
         exporter.apply(*message, False, 0.0)
     (group,) = exporter.groups.values()

@@ -18,12 +18,13 @@ import pytest
 
 from edgert_deploy.fleet.export.exporter import Exporter
 from edgert_deploy.fleet.export.prometheus import Exposition
-from edgert_deploy.fleet.export.scrape import ScrapeServer
+from edgert_deploy.fleet.export.scrape import scrape_server
 from edgert_deploy.fleet.ui.access import Access
 from edgert_deploy.fleet.ui.answers import Answers
 from edgert_deploy.fleet.ui.hub import Hub
 from edgert_deploy.fleet.ui.rollouts import Rollouts
 from edgert_deploy.fleet.ui.server import PageServer
+from edgert_deploy.fleet.web import WebServer
 from edgert_deploy.rollout.rollout_store import RolloutStore
 from tests.support.devices import WAIT_S_MAX, a_device, http_port, wait_until
 from tests.support.fleet import NOW_MS, Watched
@@ -152,9 +153,9 @@ def test_health_is_answered_while_every_inference_that_may_run_runs(device_port:
             assert good("GET", "/v2/health/live") == 200
 
 
-def scrape_server(_: Path) -> tuple[ScrapeServer, str]:
-    exporter = Exporter("b1", ("site",), clock=lambda: 0.0, wall_clock=lambda: 0.0)
-    return ScrapeServer(Exposition(exporter), "127.0.0.1", 0), "/metrics"
+def metrics_server(_: Path) -> tuple[WebServer, str]:
+    exporter = Exporter("b1", ("site",), wall_clock=lambda: 0.0)
+    return scrape_server(Exposition(exporter), "127.0.0.1", 0), "/metrics"
 
 
 def page_server(folder: Path) -> tuple[PageServer, str]:
@@ -164,9 +165,9 @@ def page_server(folder: Path) -> tuple[PageServer, str]:
 
 
 @pytest.mark.parametrize("attack", ["heads", "silence"])
-@pytest.mark.parametrize("served", [scrape_server, page_server])
+@pytest.mark.parametrize("served", [metrics_server, page_server])
 def test_the_fleet_s_servers_answer_every_good_request(
-    served: Callable[[Path], tuple[ScrapeServer | PageServer, str]], attack: str, tmp_path: Path
+    served: Callable[[Path], tuple[WebServer | PageServer, str]], attack: str, tmp_path: Path
 ) -> None:
     server, path = served(tmp_path)
     with attacked(server.port, 400, ATTACKS[attack]) as good:  # 256 places

@@ -337,7 +337,7 @@ def _post(body: bytes, fields: str = "") -> bytes:
 def mqtt(data: bytes) -> None:
     """Take a hostile device's messages (topic and payload a line): all views can still show the fleet."""
     state, board = LastMinutes(wall_ms=lambda: NOW_MS), Board(lambda: NOW_MS)
-    exporter = Exporter("x", by=("device", "model"), clock=lambda: 1000.0, wall_clock=lambda: NOW_MS / 1000)
+    exporter = Exporter("x", by=("device", "model"), wall_clock=lambda: NOW_MS / 1000)
     for listener in (state, board, exporter):
         _apply(listener, data)
     json.dumps([row.as_json() for row in state.rows(1001.0)], allow_nan=False).encode()

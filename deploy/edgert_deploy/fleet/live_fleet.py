@@ -80,7 +80,7 @@ class ModelState:
 
 @dataclass(slots=True)
 class DeviceState:
-    """One device. `heard_at` and `known_since` are monotonic seconds.
+    """One device. `heard_at` and `known_since` are seconds of its fleet's clock.
 
     `alarms` are those of each model, and of the device itself as "", by its newest `deploy`; `alarms_ms` is when they
     changed, in ms since 1970.
@@ -97,7 +97,9 @@ class DeviceState:
     alarms_ms: int = 0
     models: dict[str, ModelState] = field(default_factory=dict)
     alarms: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    fields: dict[str, Mapping[str, Scalar]] = field(default_factory=dict)  # the newest `info`, `sys` and `deploy`
+    fields: dict[str, Mapping[str, Scalar]] = field(
+        default_factory=dict
+    )  # the newest `info`, `sys` and `deploy`, if kept
 
     @property
     def named(self) -> set[str]:
@@ -139,9 +141,8 @@ class Fleet(FleetListener):
 
     def on_fields(self, topic: Topic, fields: Mapping[str, Scalar], now: float) -> None:
         device = self.device(topic, now)
-        device.fields[topic.kind] = fields
         if topic.kind == "info" and isinstance(profile := fields.get("profile"), str):
-            device.profile = intern(storable(profile))
+            device.profile = intern(storable(profile)) or PROFILE_UNKNOWN
         if topic.kind == "deploy" and (alarms := alarms_of(fields)) != device.alarms:
             wall_ms, said_ms = self._wall_ms(), fields.get("ts")
             device.alarms = alarms

@@ -17,7 +17,7 @@ import pytest
 
 from edgert.errors import DeviceError, DeviceUnreachable, EdgeRTError, HostKeyMismatch, LoginRefused, StorageFailed
 from edgert_deploy.devices.inventory import Device, SshAddress
-from edgert_deploy.devices.transports import TRANSPORTS, PutOptions, RateLimit, Transport, open_transport
+from edgert_deploy.devices.transports import TRANSPORTS, PutOptions, Transport, open_transport
 from edgert_deploy.devices.transports.ssh import SshTransport
 from edgert_deploy.devices.transports.ssh_login import LinkLimits, scan_host_key
 from hil.support.keys import new_ssh_key
@@ -131,21 +131,6 @@ def test_it_works_again_after_close(transport: Transport) -> None:
     transport.run(["true"], WAIT_S_MAX)
     transport.close()
     assert transport.run(["echo", "again"], WAIT_S_MAX).stdout == "again\n"
-
-
-def test_a_bounded_speed_is_kept_and_idle_time_gives_no_burst() -> None:
-    now = [100.0]
-
-    def sleep(seconds: float) -> None:
-        now[0] += seconds
-
-    rate_limit = RateLimit(1000.0, clock=lambda: now[0], sleep=sleep)
-    for _ in range(5):
-        rate_limit.passed(200)
-    assert now[0] == pytest.approx(101.0)
-    now[0] += 60.0
-    rate_limit.passed(1000)
-    assert now[0] == pytest.approx(162.0)
 
 
 # --- SSH: who answers -----------------------------------------------------------------------

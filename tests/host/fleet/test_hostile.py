@@ -97,7 +97,7 @@ def test_a_recorder_refuses_what_it_cannot_keep_and_writes_what_comes_with_it(st
 
 def test_an_exporter_s_page_stays_what_prometheus_reads() -> None:
     for by in (("site", "model", "version"), ("site", "device", "model")):
-        exporter = Exporter("b1", by, clock=lambda: 0.0, wall_clock=lambda: 0.0)
+        exporter = Exporter("b1", by, wall_clock=lambda: 0.0)
         exposition = Exposition(exporter)
         for topic, payload in spoilt():
             exporter.apply(topic, payload, False, 0.0)
@@ -174,16 +174,15 @@ def test_a_device_that_makes_up_versions_leaves_room_for_the_others(
     honest = Pi("honest", "rh").window(NOW_MS - 1, [1.0])
     assert record(store_url, sent + honest).refused == 2 * 20
     assert len(ask(store_url, 1, ("device", "version"))) == streams_max + 1
-    board, clock = Board(lambda: NOW_MS), [0.0]
-    exporter = Exporter("b1", clock=lambda: clock[0], wall_clock=lambda: 0.0)
+    board = Board(lambda: NOW_MS)
+    exporter = Exporter("b1", wall_clock=lambda: 0.0)
     for message in sent + honest:
         exporter.apply(*message, False, 0.0)
         board.apply(*message, False, 0.0)
     assert len(exporter.groups) == streams_max + 1
     assert len(board.numbers("digits")) == streams_max + 1
-    clock[0] = WINDOW_S + 1  # a device that is taken into use again and again comes through
-    for message in made_up[-1]:
-        exporter.apply(*message, False, clock[0])
+    for message in made_up[-1]:  # a device that is taken into use again and again comes through
+        exporter.apply(*message, False, WINDOW_S + 1)
     assert len(exporter.groups) == streams_max + 2
 
 
@@ -191,7 +190,7 @@ def test_a_device_that_makes_up_boots_numbers_and_alarms_takes_little_memory_and
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(counting_module, "STREAMS_MAX", 50)
-    exporter = Exporter("b1", clock=lambda: 0.0, wall_clock=lambda: 0.0)
+    exporter = Exporter("b1", wall_clock=lambda: 0.0)
     state, honest = LastMinutes(), Pi("honest")
     windows = [honest.window(NOW_MS, [1.0]) for _ in range(6)]
     for number, window in enumerate(windows):

@@ -23,7 +23,7 @@ from edgert_deploy.fleet.export.exporter import BY_DEFAULT, Exporter
 from edgert_deploy.fleet.export.post import PushFailed, http_address
 from edgert_deploy.fleet.export.prometheus import Exposition
 from edgert_deploy.fleet.export.remote_write import WAITING_MAX, RemoteWriter
-from edgert_deploy.fleet.export.scrape import ScrapeServer
+from edgert_deploy.fleet.export.scrape import scrape_server
 from edgert_deploy.fleet.reports import DIMENSIONS
 from edgert_deploy.fleet.subscriber import FleetSubscriber
 
@@ -96,14 +96,14 @@ def export(
     headers = otlp_headers(os.environ.get("OTEL_EXPORTER_OTLP_HEADERS", ""))
     client_id, session_s = named_session("export", session_name)
     name = session_name or f"b{secrets.token_hex(6)}"
-    exporter = Exporter(name, words, clock=time.monotonic, wall_clock=time.time)
+    exporter = Exporter(name, words, wall_clock=time.time)
     listeners, pushes = [exporter], list[_Pushes]()
     if otlp_to:
         then = "the next push contains everything"
         pushes.append(_Pushes(lambda: otlp.push(otlp_to, exporter, time.time(), headers), OTLP_EVERY_S, then))
     if write_url:
         address = http_address("--remote-write", write_url, WRITE_PATH, "http://HOST:9090")
-        writer = RemoteWriter(address, clock=time.monotonic, wall_clock=time.time)
+        writer = RemoteWriter(address, wall_clock=time.time)
         listeners.append(writer)
         then = f"up to {WAITING_MAX} points wait; what the server refuses is dropped"
         pushes.append(_Pushes(writer.flush, WRITE_EVERY_S, then))
@@ -116,7 +116,7 @@ def export(
         settled=lambda: exporter.applied,
         log=_print_status,
     )
-    server = ScrapeServer(Exposition(exporter), *host_and_port(listen, PORT, port_min=0))
+    server = scrape_server(Exposition(exporter), *host_and_port(listen, PORT, port_min=0))
     try:
         subscriber.open()
         _print_status(f"exporting {settings.address}; Prometheus reads port {server.port}, path /metrics")

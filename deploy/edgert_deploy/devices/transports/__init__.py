@@ -6,7 +6,6 @@ A new transport is one file here, one entry in `TRANSPORTS` and one case in `tes
 from __future__ import annotations
 
 import pkgutil
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -141,25 +140,6 @@ def in_folder(folder: str, argv: Sequence[str], *, make: bool = False) -> list[s
     """
     script = (files("edgert_deploy") / "devices" / "on_device" / "in_folder.sh").read_text()
     return ["sh", "-c", script, "sh", "yes" if make else "no", folder, *argv]
-
-
-class RateLimit:
-    """Slows a sender down to `bytes_per_s` (0: does not). Unused time does not raise the speed later."""
-
-    def __init__(
-        self,
-        bytes_per_s: float,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], object] = time.sleep,
-    ) -> None:
-        self._bytes_per_s, self._clock, self._sleep, self._free_at = bytes_per_s, clock, sleep, 0.0
-
-    def passed(self, size_bytes: int) -> None:
-        """Wait until the sender may go on after `size_bytes`."""
-        if self._bytes_per_s > 0:
-            now = self._clock()
-            self._free_at = max(now, self._free_at) + size_bytes / self._bytes_per_s
-            self._sleep(self._free_at - now)
 
 
 class LineBuffer:

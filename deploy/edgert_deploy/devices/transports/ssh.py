@@ -26,6 +26,7 @@ import paramiko
 
 from edgert.durable import sha256_of
 from edgert.errors import DeviceError, DeviceUnreachable, HostKeyMismatch, StorageFailed
+from edgert.rate_limit import RateLimit
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.transports import (
     EOF_GRACE_S,
@@ -36,7 +37,6 @@ from edgert_deploy.devices.transports import (
     LineBuffer,
     LineSink,
     PutOptions,
-    RateLimit,
     Result,
     full_disk,
     in_folder,

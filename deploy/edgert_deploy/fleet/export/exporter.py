@@ -13,13 +13,12 @@ from dataclasses import dataclass, field
 from sys import intern
 
 from edgert.errors import ProtocolError
-from edgert.telemetry.messages import HistMessage, MetricsMessage, Scalar, Topic
+from edgert.telemetry.messages import HistMessage, MetricsMessage, Topic
 from edgert.telemetry.sketch import Sketch
 from edgert_deploy.fleet.export.counting import Counting
-from edgert_deploy.fleet.listener import FleetListener
-from edgert_deploy.fleet.live_fleet import alarms_of
+from edgert_deploy.fleet.live_fleet import Fleet
 from edgert_deploy.fleet.packed import WINDOW, StageCounts, cells_of
-from edgert_deploy.fleet.reports import PROFILE_UNKNOWN, EventMessage, storable
+from edgert_deploy.fleet.reports import EventMessage
 
 BY_DEFAULT = ("site", "model", "version", "profile")
 SERIES_MAX = 200_000
@@ -74,42 +73,24 @@ class Group:
         return self._stages
 
 
-@dataclass
-class KnownDevice:
-    """A device's last `status`, its profile, its models' alarms, and its last report (s since 1970)."""
-
-    status: str = "unknown"
-    profile: str = PROFILE_UNKNOWN
-    heard_at: float = 0.0
-    alarms: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-
-
-class Exporter(FleetListener):
+class Exporter(Fleet):
     """The fleet's figures: one thread calls `apply`, others read them with `lock` held.
 
-    `name` tells it from other exporters. `clock` is monotonic seconds, `wall_clock` seconds since 1970.
+    `name` tells it from other exporters. Devices were heard by `wall_clock`, in seconds since 1970.
     """
 
-    def __init__(
-        self,
-        name: str,
-        by: tuple[str, ...] = BY_DEFAULT,
-        *,
-        clock: Callable[[], float],
-        wall_clock: Callable[[], float],
-    ) -> None:
-        super().__init__(lambda: int(wall_clock() * 1000))
+    def __init__(self, name: str, by: tuple[str, ...] = BY_DEFAULT, *, wall_clock: Callable[[], float]) -> None:
+        super().__init__(lambda: int(wall_clock() * 1000), DEVICES_MAX)
         self.lock = threading.Lock()
         self.name, self.by = name, by
         self.counting = Counting()
         self.groups: dict[Labels, Group] = {}
-        self.devices: dict[tuple[str, str], KnownDevice] = {}
         self.events: dict[Labels, int] = {}
         self.messages: dict[str, int] = {}
-        self.applied = self.series_refused = 0
+        self.applied = 0
         self.started_at = wall_clock()
-        self._clock, self._wall_clock = clock, wall_clock
-        self._swept_at = clock()
+        self._wall_clock = wall_clock
+        self._swept_at = 0.0
 
     def apply(self, topic: str, payload: bytes, retained: bool, now: float) -> None:
         with self.lock:
@@ -121,31 +102,19 @@ class Exporter(FleetListener):
 
     def on_message(self, topic: Topic, retained: bool, now: float) -> None:
         self.messages[topic.kind] = self.messages.get(topic.kind, 0) + 1
-        device = self._device(topic)
-        if not retained:
-            device.heard_at = self._wall_clock()
+        super().on_message(topic, retained, self._wall_clock())
 
     def on_cleared(self, topic: Topic) -> None:
-        self.devices.pop((topic.site, topic.device), None)
+        super().on_cleared(topic)
         if {"site", "device"} <= set(self.by):
             device_labels = (self.by.index("site"), topic.site), (self.by.index("device"), topic.device)
             for labels in [key for key in self.groups if all(key[at] == name for at, name in device_labels)]:
                 del self.groups[labels]
 
-    def on_status(self, topic: Topic, status: str, now: float) -> None:
-        self._device(topic).status = status
-
-    def on_fields(self, topic: Topic, fields: Mapping[str, Scalar], now: float) -> None:
-        if topic.kind == "deploy":
-            self._device(topic).alarms = alarms_of(fields)
-        if topic.kind == "info":
-            profile = fields.get("profile")
-            self._device(topic).profile = storable(profile) if isinstance(profile, str) and profile else PROFILE_UNKNOWN
-
     def on_hist(self, topic: Topic, hist: HistMessage | None, now: float) -> None:
         if hist is None or not self.counting.is_new(topic, hist):
             return
-        group = self._group(topic, hist.model_version)
+        group = self._group(topic, hist.model_version, now)
         group.latency.merge(hist.sketch)
         if "device" not in self.by:  # for each device they would take too much memory; it has gauges
             group.count_stages(hist.stages)
@@ -154,7 +123,7 @@ class Exporter(FleetListener):
         if not self.counting.is_new(topic, metrics):
             return
         grown = self.counting.increase(topic, metrics)
-        group = self._group(topic, metrics.model_version)
+        group = self._group(topic, metrics.model_version, now)
         group.counters = [so_far + more for so_far, more in zip(group.counters, grown, strict=True)]
         if "device" in self.by:
             group.gauges = {
@@ -168,35 +137,26 @@ class Exporter(FleetListener):
         if self.counting.is_new(topic, event) and (labels in self.events or len(self.events) < SERIES_MAX):
             self.events[labels] = self.events.get(labels, 0) + 1
 
-    def _labels(self, topic: Topic, version: str) -> Labels:
+    def _labels(self, topic: Topic, version: str, now: float) -> Labels:
         values = {
             "site": topic.site,
             "device": topic.device,
             "model": topic.model or "",
             "version": intern(version),
-            "profile": self._device(topic).profile,
+            "profile": self.device(topic, now).profile,
         }
         return tuple(values[name] for name in self.by)
 
-    def _group(self, topic: Topic, version: str) -> Group:
-        labels = self._labels(topic, version)
+    def _group(self, topic: Topic, version: str, now: float) -> Group:
+        labels = self._labels(topic, version, now)
         group = self.groups.get(labels)
         if group is None:
             if len(self.groups) >= SERIES_MAX:
-                self.series_refused += 1
                 raise ProtocolError(f"more than {SERIES_MAX} series; group by fewer dimensions (--by)")
             group = self.groups[labels] = Group()
         group.changed += 1
-        group.changed_at = self._clock()
+        group.changed_at = now
         return group
-
-    def _device(self, topic: Topic) -> KnownDevice:
-        device = self.devices.get((topic.site, topic.device))
-        if device is None:
-            if len(self.devices) >= DEVICES_MAX:
-                raise ProtocolError(f"more than {DEVICES_MAX} devices; give each site an exporter of its own (--site)")
-            device = self.devices[topic.site, topic.device] = KnownDevice()
-        return device
 
     def _forget(self, now: float) -> None:
         """Remove groups without reports for long: of a renamed device, or of a version that no device runs."""

@@ -48,8 +48,8 @@ class _Point:
 class RemoteWriter(Exporter):
     """Feed it with `apply`, and call `flush` now and then. `wall_clock` is seconds since 1970."""
 
-    def __init__(self, url: str, *, clock: Callable[[], float], wall_clock: Callable[[], float]) -> None:
-        super().__init__("remote-write", BY, clock=clock, wall_clock=wall_clock)
+    def __init__(self, url: str, *, wall_clock: Callable[[], float]) -> None:
+        super().__init__("remote-write", BY, wall_clock=wall_clock)
         self.url = url
         self.written = self.dropped = 0
         self._points: deque[_Point] = deque()
@@ -60,14 +60,14 @@ class RemoteWriter(Exporter):
         repeated = self.counting.duplicates
         super().on_hist(topic, hist, now)
         if hist is not None and self.counting.duplicates == repeated:
-            labels = self._labels(topic, hist.model_version)
+            labels = self._labels(topic, hist.model_version, now)
             self._add(LATENCY, labels, self._at_ms(topic, hist), hist.window_s, self.groups[labels].latency)
 
     def on_metrics(self, topic: Topic, metrics: MetricsMessage, now: float) -> None:
         repeated = self.counting.duplicates
         super().on_metrics(topic, metrics, now)
         if self.counting.duplicates == repeated:
-            labels = self._labels(topic, metrics.model_version)
+            labels = self._labels(topic, metrics.model_version, now)
             at_ms = self._at_ms(topic, metrics)
             for name, value in zip(COUNTERS, self.groups[labels].counters, strict=True):
                 self._add(name, labels, at_ms, metrics.window_s, value)

@@ -10,22 +10,19 @@ from edgert_deploy.fleet.export.prometheus import PROTOBUF, Exposition
 from edgert_deploy.fleet.web import WebServer
 
 
-class ScrapeServer:
-    """Serves an exposition on `host`:`port` from a thread; port 0 takes a free one. Raises ConfigInvalid."""
+def scrape_server(exposition: Exposition, host: str, port: int) -> WebServer:
+    """Serve an exposition on `host`:`port` from a thread; port 0 takes a free one. Raises ConfigInvalid."""
+    drawing = threading.Lock()  # one scrape at a time: a second one would render the same again
 
-    def __init__(self, exposition: Exposition, host: str, port: int) -> None:
-        self._exposition = exposition
-        self._drawing = threading.Lock()  # one scrape at a time: a second one would render the same again
-        self._server = WebServer(self._answer, host, port, f"--listen {host}:{port}", "scrape")
-        self.port, self.close = self._server.port, self._server.close
-
-    def _answer(self, request: HttpRequest) -> HttpResponse:
+    def answer(request: HttpRequest) -> HttpResponse:
         if request.path == "/healthz":
             return HttpResponse(200, (b"ok\n",), "text/plain")
         if request.path != "/metrics":
             return HttpResponse(404, (b"this is an edgert exporter: see /metrics\n",), "text/plain")
         accepts = request.headers.get("accept", "")
-        with self._drawing:
+        with drawing:
             if "application/vnd.google.protobuf" in accepts and "MetricFamily" in accepts:
-                return HttpResponse(200, (self._exposition.protobuf(),), PROTOBUF)
-            return HttpResponse(200, (self._exposition.text().encode(),), CONTENT_TYPE)
+                return HttpResponse(200, (exposition.protobuf(),), PROTOBUF)
+            return HttpResponse(200, (exposition.text().encode(),), CONTENT_TYPE)
+
+    return WebServer(answer, host, port, f"--listen {host}:{port}", "scrape")

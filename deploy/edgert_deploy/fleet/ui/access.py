@@ -7,22 +7,18 @@ must be a known name of this server, and requests that a browser marks as anothe
 from __future__ import annotations
 
 import hmac
-import ipaddress
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from edgert.http.browsers import from_another_site
+from edgert.http.browsers import address_of, from_another_site, host_name
 
 TOKEN_BYTES = 24
-_LOOPBACK_NAMES = ("localhost",)
 
 
 def is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host.lower() in _LOOPBACK_NAMES
+    address = address_of(host)
+    return host.lower() == "localhost" if address is None else address.is_loopback
 
 
 def new_token() -> str:
@@ -39,7 +35,7 @@ class Access:
 
     def refusal(self, method: str, headers: Mapping[str, str]) -> str | None:
         """Return why a request is refused, None if it is allowed. `headers` are by lower-case name."""
-        host = _host_of(headers.get("host", ""))
+        host = host_name(headers.get("host", ""))
         if not self._knows(host):
             return f"{host[:80]!r} is not a known name of this server: allow it with --name"
         return "requests from other sites are refused" if from_another_site(method, headers) else None
@@ -57,17 +53,5 @@ class Access:
         return self.token is not None and hmac.compare_digest(given.encode(), self.token.encode())
 
     def _knows(self, host: str) -> bool:
-        if is_loopback(host) or host in self.names:
-            return True
-        try:  # an address is no name that DNS could redirect
-            ipaddress.ip_address(host)
-        except ValueError:
-            return False
-        return self.token is not None
-
-
-def _host_of(header: str) -> str:
-    """Return `Host` without its port, in lower case."""
-    if header.startswith("["):
-        return header[1:].partition("]")[0].lower()
-    return header.rpartition(":")[0].lower() if ":" in header else header.lower()
+        by_address = self.token is not None and address_of(host) is not None
+        return is_loopback(host) or host in self.names or by_address

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from edgert.telemetry.messages import HistMessage, MetricsMessage, Topic
+from edgert.telemetry.messages import HistMessage, MetricsMessage, Scalar, Topic
 from edgert_deploy.fleet.live_fleet import DeviceState, Fleet, ModelState
 from edgert_deploy.fleet.reports import EventMessage
 from edgert_deploy.fleet.store.batch import trusted_ms
@@ -97,6 +97,10 @@ class Board(Fleet):
     def apply(self, topic: str, payload: bytes, retained: bool, now: float) -> None:
         with self._lock:
             super().apply(topic, payload, retained, now)
+
+    def on_fields(self, topic: Topic, fields: Mapping[str, Scalar], now: float) -> None:
+        super().on_fields(topic, fields, now)
+        self.device(topic, now).fields[topic.kind] = fields
 
     def on_hist(self, topic: Topic, hist: HistMessage | None, now: float) -> None:
         self.reports += 1

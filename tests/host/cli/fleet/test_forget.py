@@ -87,7 +87,7 @@ def test_a_device_that_is_online_or_of_two_sites_is_not_forgotten_by_mistake(tmp
 
 def test_a_viewer_that_is_there_sees_a_device_go_and_a_store_remembers_that_it_went(tmp_path: Path) -> None:
     _, said = a_device("pi-1")
-    state, exporter = LastMinutes(), Exporter("b1", clock=lambda: 0.0, wall_clock=lambda: 0.0)
+    state, exporter = LastMinutes(), Exporter("b1", wall_clock=lambda: 0.0)
     for listener in (state, exporter):
         for topic, payload in said[:3]:
             listener.apply(topic, payload, True, 0.0)

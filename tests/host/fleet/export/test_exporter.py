@@ -15,7 +15,7 @@ from tests.support.fleet import NOW_MS, Pi, Sent
 
 
 def an_exporter(by: str = "site,model,version,profile") -> Exporter:
-    return Exporter("b1", tuple(by.split(",")), clock=lambda: 0.0, wall_clock=lambda: 1_790_000_000.0)
+    return Exporter("b1", tuple(by.split(",")), wall_clock=lambda: 1_790_000_000.0)
 
 
 def feed(exporter: Exporter, sent: Sent) -> None:

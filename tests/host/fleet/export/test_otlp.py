@@ -21,7 +21,7 @@ from tests.support.servers.ports import free_port
 
 
 def an_exporter(by: str = "site,model,version,profile") -> Exporter:
-    return Exporter("b1", tuple(by.split(",")), clock=lambda: 0.0, wall_clock=lambda: 1_790_000_000.0)
+    return Exporter("b1", tuple(by.split(",")), wall_clock=lambda: 1_790_000_000.0)
 
 
 def feed(exporter: Exporter, sent: Sent) -> None:

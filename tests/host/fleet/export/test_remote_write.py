@@ -39,7 +39,7 @@ def unpacked(block: bytes) -> bytes:
 
 
 def a_writer(url: str) -> RemoteWriter:
-    return RemoteWriter(url, clock=lambda: 0.0, wall_clock=lambda: NOW_MS / 1000)
+    return RemoteWriter(url, wall_clock=lambda: NOW_MS / 1000)
 
 
 def feed(writer: RemoteWriter, sent: Sent) -> None:

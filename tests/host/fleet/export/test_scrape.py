@@ -12,12 +12,12 @@ import pytest
 
 from edgert_deploy.fleet.export.exporter import Exporter
 from edgert_deploy.fleet.export.prometheus import Exposition
-from edgert_deploy.fleet.export.scrape import ScrapeServer
+from edgert_deploy.fleet.export.scrape import scrape_server
 from tests.support.fleet import NOW_MS, Pi, Sent
 
 
 def an_exporter(by: str = "site,model,version,profile") -> Exporter:
-    return Exporter("b1", tuple(by.split(",")), clock=lambda: 0.0, wall_clock=lambda: 1_790_000_000.0)
+    return Exporter("b1", tuple(by.split(",")), wall_clock=lambda: 1_790_000_000.0)
 
 
 def feed(exporter: Exporter, sent: Sent) -> None:
@@ -29,7 +29,7 @@ def test_a_scraper_that_hangs_up_is_no_news(capfd: pytest.CaptureFixture[str]) -
     exporter = an_exporter(by="device")
     for number in range(300):
         feed(exporter, Pi(f"pi-{number}").window(NOW_MS, [1.0]))
-    server = ScrapeServer(Exposition(exporter), "127.0.0.1", 0)
+    server = scrape_server(Exposition(exporter), "127.0.0.1", 0)
     for _ in range(5):
         with socket.create_connection(("127.0.0.1", server.port)) as client:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset, not a goodbye

@@ -1,0 +1,22 @@
+"""The bound on the bytes a second of a transfer."""
+
+from __future__ import annotations
+
+import pytest
+
+from edgert.rate_limit import RateLimit
+
+
+def test_a_bounded_speed_is_kept_and_idle_time_gives_no_burst() -> None:
+    now = [100.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    rate_limit = RateLimit(1000.0, clock=lambda: now[0], sleep=sleep)
+    for _ in range(5):
+        rate_limit.passed(200)
+    assert now[0] == pytest.approx(101.0)
+    now[0] += 60.0
+    rate_limit.passed(1000)
+    assert now[0] == pytest.approx(162.0)
