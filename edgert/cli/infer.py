@@ -40,9 +40,7 @@ def infer(state: StateDir, model: str, source: Path, out: Path | None, as_json: 
 
     inputs = tensor_files.read_inputs(source)
     with Client(state.socket(read_config(state).socket)) as client:
-        metadata = client.metadata(model)
-        outputs = client.infer(model, tensor_files.without_labels(inputs, metadata))
+        outputs, names = tensor_files.ask(client, model, inputs)
     if out is not None:
         tensor_files.write_outputs(out, outputs)
-    names = tensor_files.class_names(outputs, metadata.get("labels", ()))
     emit(tensor_files.as_json(model, outputs, names, values=out is None), tensor_files.as_text(outputs, names), as_json)

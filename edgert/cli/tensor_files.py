@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgert import Client
 from edgert.durable import storing
 from edgert.errors import InputError
 from edgert.processing.answers.ctc import text_of
@@ -63,12 +64,17 @@ def read_inputs(source: Path) -> NDArray[Any] | Arrays:
         raise InputError(f"{source} holds no arrays: {advice}") from error
 
 
-def without_labels(given: NDArray[Any] | Arrays, metadata: dict[str, Any]) -> NDArray[Any] | Arrays:
-    """Return the arrays without those that only the build reads, except for inputs of the model."""
-    if not isinstance(given, dict):
-        return given
-    inputs = {each["name"] for each in metadata["inputs"]}
-    return {name: array for name, array in given.items() if name in inputs or name not in BESIDE_INPUTS}
+def ask(client: Client, model: str, given: NDArray[Any] | Arrays) -> tuple[Arrays, Arrays]:
+    """Return the outputs of `model`, and the names of their classes.
+
+    Of what is `given`, arrays that only the build reads are left out, except for inputs of the model.
+    """
+    metadata = client.metadata(model)
+    if isinstance(given, dict):
+        inputs = {each["name"] for each in metadata["inputs"]}
+        given = {name: array for name, array in given.items() if name in inputs or name not in BESIDE_INPUTS}
+    outputs = client.infer(model, given)
+    return outputs, class_names(outputs, metadata.get("labels", ()))
 
 
 def write_outputs(path: Path, outputs: Arrays) -> None:

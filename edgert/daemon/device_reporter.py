@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -41,22 +40,22 @@ class DeviceReporter:
 
     def event(self, name: str, model: str | None, fields: dict[str, Any]) -> None:
         """Report an event of `model`, or of the device. Its `model_version` follows from its `release`."""
-        from edgert.telemetry.messages import Topics, release_id
+        from edgert.telemetry.messages import Topics, release_id, wall_ms
         from edgert.telemetry.reporter import append_event
 
         flat = {k: _sendable(v) if isinstance(v, str) else v for k, v in fields.items()}
         if fields.get("release") is not None:
             flat["model_version"] = release_id(fields["release"])
-        topics, ts_ms = Topics(self._config.site, self._config.device), int(time.time() * 1000)
+        topics, ts_ms = Topics(self._config.site, self._config.device), wall_ms()
         self._enqueue(
             lambda spool: append_event(spool, topics, name, boot=self._boot, ts_ms=ts_ms, model=model, **flat)
         )
 
     def slots(self, models: Iterable[tuple[SlotStore, tuple[str, ...]]], own_alarms: tuple[str, ...]) -> None:
         """Report the state of every model's slots, its alarms and the device's own; the broker retains them."""
-        from edgert.telemetry.messages import Topics, envelope, release_id
+        from edgert.telemetry.messages import Topics, envelope, release_id, wall_ms
 
-        fields: dict[str, object] = {**envelope(ts_ms=int(time.time() * 1000), boot=self._boot)}
+        fields: dict[str, object] = {**envelope(ts_ms=wall_ms(), boot=self._boot)}
         for store, alarms in models:
             model = store.folder.name
             try:

@@ -293,7 +293,7 @@ class Forwarder:
         return {**self._sys_fields(), **waiting, **lost}
 
     def _payload(self, values: Mapping[str, object]) -> bytes:
-        common = messages.envelope(ts_ms=int(time.time() * 1000), boot=self._settings.boot)
+        common = messages.envelope(ts_ms=messages.wall_ms(), boot=self._settings.boot)
         return messages.dump({**common, **values})
 
     def _note(self, state: str, text: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -31,6 +32,11 @@ MODEL_KINDS = ("metrics", "hist")
 QOS = {"status": 1, "info": 1, "sys": 0, "metrics": 0, "hist": 1, "event": 1, "deploy": 1}
 
 Scalar = str | int | float
+
+
+def wall_ms() -> int:
+    """Return the present time in ms since 1970."""
+    return time.time_ns() // 1_000_000
 
 
 class Topics:

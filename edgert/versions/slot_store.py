@@ -152,7 +152,7 @@ class SlotStore:
         `distrusted`.
         """
 
-        def why(before: SlotState) -> str | None:
+        def reason_of(before: SlotState) -> str | None:
             if before.live is None or before.live.digest != digest or (of_trial and not before.on_trial):
                 return None
             spare = before.spare
@@ -160,7 +160,7 @@ class SlotStore:
                 return reason
             raise TransitionRefused("there is no earlier good version to trust; deploy one")
 
-        return self._roll_back(why, wait=False) is not None
+        return self._roll_back(reason_of, wait=False) is not None
 
     def record(self) -> None:
         """Write a rollback that could not be written. Raises StorageFailed, SlotsBusy."""
@@ -197,7 +197,7 @@ class SlotStore:
         With `unwatched`, as no daemon runs, also one whose limits were being watched: that watch was cut off.
         """
 
-        def why(before: SlotState) -> str | None:
+        def reason_of(before: SlotState) -> str | None:
             if not before.on_trial:
                 return None
             if before.trial is None or before.trial.over(self.clock):
@@ -205,7 +205,7 @@ class SlotStore:
             limits = before.limits
             return CUT_OFF if unwatched and limits is not None and limits.started and not limits.passed else None
 
-        return self._roll_back(why, wait=wait) is not None
+        return self._roll_back(reason_of, wait=wait) is not None
 
     def collect(self, *, wait: bool = True) -> None:
         """Remove what no state names: the remains of a killed install, and versions that failed.
@@ -243,17 +243,17 @@ class SlotStore:
     def _trial(self, lasts_s: float) -> Trial:
         return Trial(self.clock.boot_id, self.clock.now_s() + min(lasts_s, TRIAL_S_MAX))
 
-    def _roll_back(self, why: Callable[[SlotState], str | None], *, wait: bool) -> SlotState | None:
-        """Roll back if `why` gives a reason for the present state; return the state afterwards."""
+    def _roll_back(self, reason_of: Callable[[SlotState], str | None], *, wait: bool) -> SlotState | None:
+        """Roll back if `reason_of` gives a reason for the present state; return the state afterwards."""
 
-        def decide() -> SlotState | None:
+        def rolled_back() -> SlotState | None:
             before = self.read()
-            reason = why(before)
+            reason = reason_of(before)
             return None if reason is None else step(before, Event.ROLLBACK, reason=reason, now_s=time.time())
 
         try:
             with self.locked(wait=wait):
-                after = decide()
+                after = rolled_back()
                 try:
                     return None if after is None else self.commit(after)
                 except StorageFailed as error:
@@ -262,7 +262,7 @@ class SlotStore:
         except StorageFailed as error:
             if not self._remembers:
                 raise
-            after = decide()  # the lock itself may need a block
+            after = rolled_back()  # the lock itself may need a block
             return None if after is None else self._commit_without_a_block(after, error)
 
     def _commit_without_a_block(self, after: SlotState, error: StorageFailed) -> SlotState:
@@ -278,8 +278,8 @@ class SlotStore:
         self._unwritten, self.fault = (before, after), self._not_written(error.message)
         return after
 
-    def _not_written(self, why: str) -> StorageFailed:
+    def _not_written(self, reason: str) -> StorageFailed:
         return StorageFailed(
-            f"{self.folder.name} was rolled back, which could not be written: {why}; "
+            f"{self.folder.name} was rolled back, which could not be written: {reason}; "
             "free some space, or replace storage that has become read-only"
         )

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from edgert.bundle.signing import SigningKey
+from edgert_deploy.packager.candidates.candidate import Candidate
 from edgert_deploy.packager.pack import BuildResult, build_bundle
 from edgert_deploy.packager.request import BuildRequest
 from edgert_deploy.packager.samples.samples import CalibrationSet
@@ -15,6 +16,11 @@ from edgert_deploy.packager.samples.samples import CalibrationSet
 
 def pack(request: BuildRequest, key: SigningKey, out: Path) -> BuildResult:
     return build_bundle(request, key, out, lambda line: None, lambda choice: None)
+
+
+def candidates_of(result: BuildResult) -> list[Candidate]:
+    """Return the candidates that were packed, target by target, the best first."""
+    return [candidate for choice in result.choices for candidate in choice.packed]
 
 
 def lossy(request: BuildRequest) -> BuildRequest:

@@ -12,7 +12,7 @@ import numpy as np
 
 from edgert import Client
 from edgert.cli.output import emit, json_option
-from edgert.cli.tensor_files import Arrays, as_text, class_names, read_inputs, without_labels, write_outputs
+from edgert.cli.tensor_files import Arrays, as_text, ask, read_inputs, write_outputs
 from edgert.cli.tensor_files import as_json as described
 from edgert.errors import DaemonUnreachable, DeviceError, EdgeRTError
 from edgert.state_dir import default_socket
@@ -82,11 +82,9 @@ def infer(
         else:
             try:
                 with Client(socket or default_socket()) as client:
-                    metadata = client.metadata(model)
-                    outputs = client.infer(model, without_labels(inputs, metadata))
+                    outputs, names = ask(client, model, inputs)
             except DaemonUnreachable as error:
                 raise DaemonUnreachable(f"{error.message}. To ask a device: edgert infer {model} DEVICE") from error
-            names = class_names(outputs, metadata.get("labels", ()))
     if out is not None:
         write_outputs(out, outputs)
     emit(described(model, outputs, names, values=out is None), as_text(outputs, names), as_json)

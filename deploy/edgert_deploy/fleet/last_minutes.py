@@ -7,14 +7,13 @@ the last windows, never from other percentiles: the mean of the devices' p99.9 i
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from sys import intern
 from typing import Any
 
-from edgert.telemetry.messages import HistMessage, MetricsMessage, Topic
+from edgert.telemetry.messages import HistMessage, MetricsMessage, Topic, wall_ms
 from edgert.telemetry.sketch import Sketch
 from edgert_deploy.fleet.live_fleet import WINDOW_S_DEFAULT, DeviceState, Fleet, ModelState
 from edgert_deploy.fleet.packed import WINDOW, Pool, pack
@@ -140,9 +139,7 @@ def _rounded(value: Any) -> Any:
 class LastMinutes(Fleet):
     """The fleet with the latencies of its last `horizon_s`: messages and times in, rows out."""
 
-    def __init__(
-        self, horizon_s: float = HORIZON_S, wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
-    ) -> None:
+    def __init__(self, horizon_s: float = HORIZON_S, wall_ms: Callable[[], int] = wall_ms) -> None:
         super().__init__(wall_ms, DEVICES_MAX)
         self._horizon_s = horizon_s
         self._streams: dict[tuple[str, str, str], Stream] = {}

@@ -18,7 +18,7 @@ from edgert.printable import counted
 from edgert_deploy.packager.accuracy import accuracy_gate
 from edgert_deploy.packager.accuracy.reference import Reference
 from edgert_deploy.packager.build_cache import BuildCache
-from edgert_deploy.packager.candidates.candidate import Candidate, CandidateBuilder
+from edgert_deploy.packager.candidates.candidate import CandidateBuilder
 from edgert_deploy.packager.candidates.choice import Choice, certain_orders, check_gate, choose
 from edgert_deploy.packager.candidates.evaluation import evaluate_source
 from edgert_deploy.packager.candidates.mixed_precision import Budget
@@ -50,11 +50,6 @@ class BuildResult:
     key_id: str
     choices: tuple[Choice, ...]
     warnings: tuple[str, ...] = ()
-
-    @property
-    def packed(self) -> list[tuple[str, Candidate]]:
-        """Each target's name with each of its candidates, best first."""
-        return [(choice.profile.name, candidate) for choice in self.choices for candidate in choice.packed]
 
 
 def build_bundle(

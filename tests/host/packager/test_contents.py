@@ -23,7 +23,7 @@ def test_a_bundle_has_what_was_requested_and_its_artifacts_own_golden_answers(
     request_: BuildRequest, signing_key: SigningKey, tmp_path: Path
 ) -> None:
     result = pack(request_, signing_key, tmp_path / "digits.edgert")
-    assert [(target, one.id, one.passed) for target, one in result.packed] == [
+    assert [(choice.profile.name, one.id, one.passed) for choice in result.choices for one in choice.packed] == [
         ("one", "onnxruntime-int8", True),
         ("two", "onnxruntime-int8", True),
         ("jetson", "tensorrt-int8", True),

@@ -22,7 +22,7 @@ from edgert_deploy.packager.request import BuildRequest
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.source_model import load_source
 from tests.support import models
-from tests.support.packs import lossy, pack
+from tests.support.packs import candidates_of, lossy, pack
 from tests.support.profiles import profile
 
 
@@ -95,7 +95,7 @@ def test_without_labels_and_with_several_outputs_the_answers_are_compared(
     samples = CalibrationSet({"a": models.random(16, 3), "b": models.random(16, 3, seed=1)}, None)
     request = BuildRequest(source, samples, samples, (profile("one"),), "m", max_drop=0.02, allow_overlap=True)
     result = pack(request, signing_key, tmp_path / "m.edgert")
-    assert result.packed[0][1].result.accuracy.metric == "values"
+    assert candidates_of(result)[0].result.accuracy.metric == "values"
     with open_bundle(result.path, (signing_key.public,)) as bundle:
         bundle.verify_files()
         assert len(bundle.manifest.golden_inputs) == len(bundle.manifest.artifacts[0].golden_outputs) == 2

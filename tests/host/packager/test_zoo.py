@@ -25,7 +25,7 @@ from edgert_deploy.packager.request import BuildRequest
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.formats.convert import Conversion, read_inputs
 from edgert_deploy.packager.sources.source_model import load_source
-from tests.support.packs import pack
+from tests.support.packs import candidates_of, pack
 from tests.support.profiles import profile
 
 Array = NDArray[Any]
@@ -76,7 +76,7 @@ def packed(
         for artifact in bundle.manifest.artifacts:
             found[artifact.engine] = answers(RUNS[artifact.engine](folder / "out" / artifact.entry), samples)
     exact = answers(RUNS["onnxruntime"](FOLDER / name), samples)
-    return Packed({one.artifact.engine: one for _, one in result.packed}, exact, found)
+    return Packed({one.artifact.engine: one for one in candidates_of(result)}, exact, found)
 
 
 def test_a_classifier_of_text_keeps_its_labels_in_int8_in_every_engine(signing_key: SigningKey, tmp_path: Path) -> None:

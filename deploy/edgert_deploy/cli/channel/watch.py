@@ -13,6 +13,7 @@ from edgert.bundle.channel import Statement
 from edgert.bundle.signing import SigningKey
 from edgert.cli.output import emit, json_option
 from edgert.errors import Interrupted, RolledBack
+from edgert.telemetry.messages import wall_ms
 from edgert.typed_json import to_json
 from edgert_deploy.cli.shared.channel_options import (
     Reach,
@@ -133,7 +134,7 @@ def read_progress(statement: Statement, store_url: str) -> list[Progress]:
     """Return the progress of each entry, as the store knows it. Raises ConfigInvalid or StoreFailed."""
     from edgert_deploy.fleet.store.query import FleetQuery  # the other commands need no database
 
-    now_ms = time.time_ns() // 1_000_000
+    now_ms = wall_ms()
     with closing(FleetQuery(store_url)) as fleet:
         return progress_of(statement, fleet.devices(), fleet.failures(now_ms - EVENTS_MS, now_ms), now_ms)
 

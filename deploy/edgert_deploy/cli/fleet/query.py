@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from typing import Any
@@ -12,6 +11,7 @@ import click
 from edgert.cli.output import emit, json_option
 from edgert.errors import ConfigInvalid
 from edgert.printable import some_of
+from edgert.telemetry.messages import wall_ms
 from edgert_deploy.cli.shared.options import store_option
 from edgert_deploy.cli.shared.output import columns, say
 from edgert_deploy.cli.shared.types import Duration, ModelName, ProfileName
@@ -91,7 +91,7 @@ def query(
     **only: str | None,
 ) -> None:
     """Show percentiles, rates and errors over any period, merged exactly from the store."""
-    now_ms = time.time_ns() // 1_000_000
+    now_ms = wall_ms()
     until_ms = now_ms - int(until_s * 1000)
     if as_csv and as_json:
         raise ConfigInvalid("--csv and --json exclude each other: choose one")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
 import click
 
 from edgert.printable import counted
+from edgert.telemetry.messages import wall_ms
 from edgert.telemetry.mqtt import MqttSettings
 from edgert_deploy.cli.shared.broker_options import broker_options, named_session, session_option
 from edgert_deploy.cli.shared.option_groups import SectionedCommand
@@ -81,7 +81,7 @@ def record(
     windows_h, minutes_h, hours_h = (int(kept_s // HOUR_S) for kept_s in (keep_windows, keep_minutes, keep_hours))
     retention = Retention(windows_h, minutes_h, hours_h, size_bytes)
     store = Store(store_url, _print_status)
-    recorder = Recorder(store, lambda: time.time_ns() // 1_000_000, retention)
+    recorder = Recorder(store, wall_ms, retention)
     client_id, session_s = named_session("record", session_name)
     subscriber = FleetSubscriber(
         settings,

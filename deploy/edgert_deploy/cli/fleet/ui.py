@@ -15,6 +15,7 @@ import click
 
 from edgert.cli.output import emit, json_option
 from edgert.errors import ConfigInvalid, EdgeRTError
+from edgert.telemetry.messages import wall_ms
 from edgert.telemetry.mqtt import MqttSettings
 from edgert_deploy.cli.shared.broker_options import broker_options
 from edgert_deploy.cli.shared.option_groups import SectionedCommand
@@ -121,13 +122,13 @@ def ui(
     access = access_for(host, names, token_file)
     path = store_url or own_store(settings)
     own = None if store_url else Store(path, _print_status)
-    recorder = own and Recorder(own, _wall_ms, Retention(size_bytes_max=size_bytes))
+    recorder = own and Recorder(own, wall_ms, Retention(size_bytes_max=size_bytes))
     query = FleetQuery(path)
     targets = find_project().p99_target_ms
-    board = Board(_wall_ms, targets)
+    board = Board(wall_ms, targets)
     begin(board, query)
     rollouts = open_rollouts()
-    hub = Hub(board, Rollouts(rollouts.without_team()), time.monotonic, _wall_ms)
+    hub = Hub(board, Rollouts(rollouts.without_team()), time.monotonic, wall_ms)
 
     def note(line: str) -> None:
         _print_status(line)
@@ -135,7 +136,7 @@ def ui(
 
     subscriber = FleetSubscriber(settings, [board, *([recorder] if recorder else [])], site, log=note)
     subscriber.open()
-    server = PageServer(Answers(hub, History(query, _wall_ms, targets=targets), site), access, host, port, alerts)
+    server = PageServer(Answers(hub, History(query, wall_ms, targets=targets), site), access, host, port, alerts)
     address = address_of(access, host, server.port)
     emit({"url": address, "own_store": own and path}, address, as_json)
     sys.stdout.flush()
@@ -144,7 +145,7 @@ def ui(
         _print_status(f"no --store given: recording to {path} (at most {size_text(size_bytes)})")
     _warn_if_reachable(host)
     stop = stopping(for_s)
-    _repeat_in_background(lambda: board.remember_baselines(baselines(query, _wall_ms())), BASELINES_EVERY_S)
+    _repeat_in_background(lambda: board.remember_baselines(baselines(query, wall_ms())), BASELINES_EVERY_S)
     if rollouts.has_team:  # other hosts may roll out, too
         _repeat_in_background(rollouts.sync, TEAM_S)
     try:
@@ -196,7 +197,7 @@ def own_store(settings: MqttSettings) -> str:
 def begin(board: Board, query: FleetQuery) -> None:
     """Fill the board from the store: stale devices, alarms, versions."""
     board.remember(query.devices(), time.monotonic())
-    board.remember_versions(versions_seen(query, _wall_ms()))
+    board.remember_versions(versions_seen(query, wall_ms()))
 
 
 def _warn_if_reachable(host: str) -> None:
@@ -224,10 +225,6 @@ def address_of(access: Access, host: str, port: int) -> str:
     if host.strip("[]") in ("0.0.0.0", "::"):
         where = socket.gethostname()
     return f"http://{where}:{port}/" + (f"?token={access.token}" if access.token else "")
-
-
-def _wall_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 def _print_status(line: str) -> None:

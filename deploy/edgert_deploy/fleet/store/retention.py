@@ -125,7 +125,7 @@ def forget_device(connection: sa.Connection, site: str, name: str) -> int:
     doomed = [column.table.delete().where(column.in_(streams)) for column in owned]
     doomed += [table.delete().where(table.c.device_id == device_id) for table in (schema.stream, schema.event)]
     removed = sum(
-        connection.execute(each).rowcount for each in (*doomed, device.delete().where(device.c.id == device_id))
+        connection.execute(removal).rowcount for removal in (*doomed, device.delete().where(device.c.id == device_id))
     )
     connection.execute(schema.forgotten.update().values(turns=schema.forgotten.c.turns + 1))
     return removed

@@ -146,7 +146,9 @@ class Store:
     def _stream_ids(
         self, connection: sa.Connection, reports: Sequence[tuple[Origin, HistMessage | MetricsMessage]]
     ) -> list[int]:
-        keys = [(origin.site, origin.device, each.boot, origin.model, each.model_version) for origin, each in reports]
+        keys = [
+            (origin.site, origin.device, report.boot, origin.model, report.model_version) for origin, report in reports
+        ]
         unknown = sorted(set(keys) - self._streams.keys())
         if unknown:
             if len(self._streams) > STREAMS_REMEMBERED_MAX:
@@ -193,7 +195,7 @@ class Store:
     def _write_metrics(
         self, connection: sa.Connection, metrics: Mapping[Key, tuple[Origin, MetricsMessage]], merged: MergedRows
     ) -> int:
-        rows = {key: _window(key, origin, each) for key, (origin, each) in metrics.items()}
+        rows = {key: _window(key, origin, report) for key, (origin, report) in metrics.items()}
         new = self._insert_new(connection, schema.metrics_window, rows)
         self._count_increases(connection, {key: metrics[key] for key in new}, merged)
         return len(new)
@@ -214,7 +216,8 @@ class Store:
             for row in connection.execute(sa.select(table).where(table.c.id.in_(few))):
                 last_rows[row.id] = row._asdict()
         increases = []
-        for stream, seq in [(each, seq) for each in sorted(arrived) for seq in in_order(arrived[each])]:
+        ordered = [(stream, seq) for stream, seqs in sorted(arrived.items()) for seq in in_order(seqs)]
+        for stream, seq in ordered:
             origin, report = new[stream, seq]
             last = last_rows[stream]
             anew = last["last_seq"] >= 0 and begun_anew(seq, last["last_seq"])
@@ -275,8 +278,8 @@ def _last_hours(batch: Batch, streams: Sequence[int]) -> dict[int, int]:
     """Return the last hour of each stream; `streams` are those of the batch's hists, then of its metrics."""
     hours: dict[int, int] = {}
     reports: list[tuple[Origin, HistMessage | MetricsMessage]] = [*batch.hists, *batch.metrics]
-    for stream, (origin, each) in zip(streams, reports, strict=True):
-        hours[stream] = max(minute_of(origin, each) // HOUR_MIN, hours.get(stream, 0))
+    for stream, (origin, report) in zip(streams, reports, strict=True):
+        hours[stream] = max(minute_of(origin, report) // HOUR_MIN, hours.get(stream, 0))
     return hours
 
 

@@ -53,14 +53,14 @@ class Answers:
 
     def filter(self, asked: Asking) -> Filter:
         """Raises ConfigInvalid."""
-        words = {each.name: _name(asked, each.name) for each in fields(Filter)}
+        words = {field.name: _name(asked, field.name) for field in fields(Filter)}
         if self.site is not None:
             words["site"] = self.site
         return Filter(**words)
 
     def answer(self, path: str, asked: Asking) -> dict[str, Any]:
         """Return the answer as a JSON value. Raises NotHere, ConfigInvalid or StoreFailed."""
-        ways: dict[str, Callable[[Asking], dict[str, Any]]] = {
+        answers: dict[str, Callable[[Asking], dict[str, Any]]] = {
             "latency": self.latency,
             "breakdown": self.breakdown,
             "stages": self.stages,
@@ -71,9 +71,9 @@ class Answers:
             "rollouts": lambda _: {"rollouts": self.hub.rollouts.shown},
             "channels": lambda _: {"channels": self.history.channels(self.site)},
         }
-        if path not in ways:
-            raise NotHere(f"no such address: /api/v1/{path[:80]}; known: live, {', '.join(ways)}")
-        return ways[path](asked)
+        if path not in answers:
+            raise NotHere(f"no such address: /api/v1/{path[:80]}; known: live, {', '.join(answers)}")
+        return answers[path](asked)
 
     def rows(self, path: str, asked: Asking) -> Rows:
         """Return the answer as rows without nested values. Raises NotHere, ConfigInvalid or StoreFailed."""
@@ -81,26 +81,26 @@ class Answers:
             return self.history.rows(Span.parse(asked), self._where(asked))
         if path == "breakdown":
             comparison = self.breakdown({**asked, "limit": str(GROUPS_MAX)})
-            return [{"model": each["model"], **group} for each in comparison["models"] for group in each["groups"]]
+            return [{"model": model["model"], **group} for model in comparison["models"] for group in model["groups"]]
         if path == "stages":
             return list(_stage_rows(self.stages(asked)))
         if path == "query":
             return list(self.query(asked)["groups"])
         if path == "events":
             events = self.history.events(Span.parse(asked), self._events_where(asked), EVENTS_EXPORTED_MAX)["events"]
-            return [{**_moment(each, "at_ms"), **each} for each in events]
+            return [{"time": time_text(event["at_ms"]), **event} for event in events]
         if path == "devices":
             return [row for seen in self._matching(asked) for row in _device_rows(seen)]
         if path == "rollouts":
-            return [_flat({**_moment(each, "started_ms"), **each}) for each in self.hub.rollouts.shown]
+            return [_flat({"time": time_text(rollout["started_ms"]), **rollout}) for rollout in self.hub.rollouts.shown]
         if path == "channels":
-            return [_flat(each) for each in self.history.channels(self.site)]
+            return [_flat(channel) for channel in self.history.channels(self.site)]
         raise ConfigInvalid(f"/api/v1/{path[:80]} has no rows: leave format=csv out")
 
     def latency(self, asked: Asking) -> dict[str, Any]:
         """Return the curves and heat-map of each model and version."""
         curves = self.history.curves(Span.parse(asked), self._where(asked))
-        numbers = {each["model"]: self.hub.board.numbers(each["model"]) for each in curves["models"]}
+        numbers = {curve["model"]: self.hub.board.numbers(curve["model"]) for curve in curves["models"]}
         return {**curves, "numbers": numbers, "newest_ms": self.history.newest_ms()}
 
     def breakdown(self, asked: Asking) -> dict[str, Any]:
@@ -112,7 +112,10 @@ class Answers:
         lines = self.hub.board.count_models(self.filter(asked))
         by = asked.get("by") or ("device" if lines <= COMPARED_MAX else "site")
         comparison = self.history.breakdown(Span.parse(asked), by, self._where(asked), lines)
-        models = [{**each, "groups_count": len(each["groups"]), "groups": each["groups"][:limit]} for each in comparison["models"]]  # fmt: skip
+        models = [
+            {**model, "groups_count": len(model["groups"]), "groups": model["groups"][:limit]}
+            for model in comparison["models"]
+        ]
         return {**comparison, "models": models}
 
     def stages(self, asked: Asking) -> dict[str, Any]:
@@ -195,21 +198,17 @@ def _number(asked: Asking, key: str, default: int, most: int) -> int:
     return min(int(text), most)
 
 
-def _moment(row: Mapping[str, Any], name: str) -> dict[str, Any]:
-    return {"time": time_text(row[name])}
-
-
 def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in row.items() if not isinstance(value, (list, dict))}
 
 
 def _stage_rows(answer: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     for model in answer["models"]:
-        for each in model["stages"]:
-            for step, (p50_ms, p99_ms) in enumerate(zip(each["p50"], each["p99"], strict=True)):
+        for stage in model["stages"]:
+            for step, (p50_ms, p99_ms) in enumerate(zip(stage["p50"], stage["p99"], strict=True)):
                 if p99_ms is not None:
                     begin = time_text(answer["since_ms"] + step * answer["step_ms"])
-                    yield {"begin": begin, "model": model["model"], "stage": each["stage"], "p50_ms": p50_ms, "p99_ms": p99_ms}  # fmt: skip
+                    yield {"begin": begin, "model": model["model"], "stage": stage["stage"], "p50_ms": p50_ms, "p99_ms": p99_ms}  # fmt: skip
 
 
 def _device_rows(seen: Seen) -> Iterator[dict[str, Any]]:

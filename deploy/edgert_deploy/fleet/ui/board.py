@@ -115,8 +115,8 @@ class Board(Fleet):
         if device.models[name].ts_ms != metrics.ts_ms:
             return  # a late report
         gone_ms = metrics.ts_ms - GONE_AFTER_WINDOWS * device.window_s * 1000
-        for other in [n for n, model in device.models.items() if 0 < model.ts_ms < gone_ms]:
-            del device.models[other]
+        for gone in [model for model, line in device.models.items() if 0 < line.ts_ms < gone_ms]:
+            del device.models[gone]
         on_time = device.late_s < LATE_S and metrics.fields.get("clock_synced", 1)
         at_ms = trusted_ms(metrics.ts_ms, wall_ms) if on_time else wall_ms
         self._note_version(name, device.models[name].version, at_ms)
@@ -148,11 +148,14 @@ class Board(Fleet):
         with self._lock:
             devices = list(self.devices.values())
             versions = {
-                (model, line.version) for each in devices for model, line in list(each.models.items()) if line.version
+                (model, line.version)
+                for device in devices
+                for model, line in list(device.models.items())
+                if line.version
             }
         return {
-            "site": sorted({each.site for each in devices}),
-            "profile": sorted({each.profile for each in devices}),
+            "site": sorted({device.site for device in devices}),
+            "profile": sorted({device.profile for device in devices}),
             "model": sorted({model for model, _ in versions}),
             "version": sorted({version for _, version in versions}, key=release, reverse=True),
         }

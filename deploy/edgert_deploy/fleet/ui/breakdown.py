@@ -40,7 +40,7 @@ def share_within(latency: Sketch, limit_ms: float) -> float | None:
         return None
     if limit_ms >= latency.max:
         return 1.0
-    # A bucket counts where its middle, which percentiles show, is within the limit.
+    # A bucket counts if its middle is within the limit: percentiles show the middle.
     within = sum(count for index, count in latency.buckets.items() if middle_ms(index) <= limit_ms)
     return round((latency.zero + within) / latency.count, 6)
 
@@ -69,8 +69,8 @@ def _row(answer: Answer, whole: Sketch, target_ms: float | None) -> dict[str, An
 def _without(whole: Sketch, part: Sketch) -> Sketch:
     """Return the requests of `whole` that are not in `part`. Its extremes are those of its buckets."""
     rest = Sketch()
-    mine = part.buckets
-    rest.buckets = {i: remaining for i, count in whole.buckets.items() if (remaining := count - mine.get(i, 0)) > 0}
+    remaining = {index: count - part.buckets.get(index, 0) for index, count in whole.buckets.items()}
+    rest.buckets = {index: count for index, count in remaining.items() if count > 0}
     rest.zero, rest.count = whole.zero - part.zero, whole.count - part.count
     if rest.buckets:
         rest.max = min(whole.max, float(2 ** ((max(rest.buckets) + 1) / PER_OCTAVE)))

@@ -124,7 +124,7 @@ class History:
             models: dict[str, list[Answer]] = {}
             for answer in self._query.answer(replace(question, step_min=0, stages=True), now_ms):
                 models.setdefault(answer.group["model"], []).append(answer)
-            busiest = sorted(models, key=lambda name: (-sum(each.latency.count for each in models[name]), name))
+            busiest = sorted(models, key=lambda name: (-sum(answer.latency.count for answer in models[name]), name))
             result = []
             for name in busiest[:MODELS_MAX]:  # one at a time, which bounds the memory
                 of_model = replace(question, by=(), where={**where, "model": name}, stages=True)
@@ -148,7 +148,7 @@ class History:
 
         def asked() -> list[dict[str, Any]]:
             now_ms = self._wall_ms()
-            devices = [each for each in self._query.devices() if site in (None, each["site"])]
+            devices = [device for device in self._query.devices() if site in (None, device["site"])]
             return releases_of(devices, self._query.failures(now_ms - EVENTS_MS, now_ms), now_ms)
 
         return self._fresh(("channels", site), BREAKDOWN_FRESH_S, asked)
@@ -218,7 +218,9 @@ def versions_seen(query: FleetQuery, now_ms: int) -> list[tuple[str, str, int]]:
     hour_ms = 60 * MINUTE_MS
     until_ms = (now_ms // hour_ms + 1) * hour_ms
     question = Question(until_ms - 7 * 24 * hour_ms, until_ms, ("model", "version"), {}, 60)
-    return [(each.group["model"], each.group["version"], each.start_ms) for each in query.answer(question, now_ms)]
+    return [
+        (answer.group["model"], answer.group["version"], answer.start_ms) for answer in query.answer(question, now_ms)
+    ]
 
 
 def baselines(query: FleetQuery, now_ms: int) -> dict[tuple[str, str], float]:
@@ -230,10 +232,10 @@ def baselines(query: FleetQuery, now_ms: int) -> dict[tuple[str, str], float]:
     until_ms = (now_ms // step_ms + 1) * step_ms
     question = Question(until_ms - BASELINE_STEPS * step_ms, until_ms, ("model", "profile"), {}, BASELINE_STEP_MIN)
     recent: dict[tuple[str, str], list[float]] = {}
-    for each in query.answer(question, now_ms):
-        if each.latency.count >= BASELINE_REQUESTS_MIN:
-            key = each.group["model"], each.group["profile"]
-            recent.setdefault(key, []).append(each.latency.quantile(0.99))
+    for answer in query.answer(question, now_ms):
+        if answer.latency.count >= BASELINE_REQUESTS_MIN:
+            key = answer.group["model"], answer.group["profile"]
+            recent.setdefault(key, []).append(answer.latency.quantile(0.99))
     return {key: median_low(p99s) for key, p99s in recent.items() if len(p99s) >= BASELINE_STEPS_MIN}
 
 

@@ -37,9 +37,9 @@ class Rollouts:
                     cached = stamp, rollout, _rollout(rollout)
                 read[id] = cached
         self._read = read
-        of_fleet = [each for each in read.values() if not devices.isdisjoint(each[1].devices)]
-        newest = sorted(of_fleet, key=lambda each: each[1].order, reverse=True)[:SHOWN_MAX]
-        shown = [{**value, "state": self._state(stamp, rollout)} for stamp, rollout, value in newest]
+        of_fleet = [cached for cached in read.values() if not devices.isdisjoint(cached[1].devices)]
+        newest = sorted(of_fleet, key=lambda cached: cached[1].order, reverse=True)[:SHOWN_MAX]
+        shown = [{**summary, "state": self._state(stamp, rollout)} for stamp, rollout, summary in newest]
         if shown != self.shown:
             self.shown = shown
             self.revision += 1
@@ -78,7 +78,7 @@ def _rollout(rollout: Rollout) -> dict[str, Any]:
 
 
 def _wave(rollout: Rollout, wave: range) -> dict[str, int]:
-    names = [rollout.devices[i] for i in wave]
+    names = [rollout.devices[number] for number in wave]
     tried = sum(name in rollout.outcomes for name in names)
     took = sum(rollout.has_release(name) for name in names)
     return {"devices": len(names), "took": took, "failed": tried - took, "left": len(names) - tried}

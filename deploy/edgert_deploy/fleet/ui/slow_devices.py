@@ -53,7 +53,7 @@ class SlowDevices:
         if len(p99s) < P99S_KEPT:
             return None
         key = (model, device.profile)
-        baselines = [each[key] for each in (self.usual_ms, self._middle_ms) if key in each]
+        baselines = [known_ms[key] for known_ms in (self.usual_ms, self._middle_ms) if key in known_ms]
         text = f"{model} p99 {p99s[-1]:.3g} ms"
         if target_ms is not None:
             return f"{text}, target {target_ms:g} ms" if min(p99s) > target_ms else None

@@ -29,11 +29,11 @@ def stages_of(
         "model": model,
         "stages": [{"stage": stage, **curves[stage]} for stage in STAGES if stage in curves],
         "versions": [
-            {"version": answer.group["version"], "stages": [_of_version(row) for row, _ in stage_rows(answer, _SHARES)]}
+            {"version": answer.group["version"], "stages": [_shown(row) for row, _ in stage_rows(answer, _SHARES)]}
             for answer in newest
         ],
     }
 
 
-def _of_version(row: dict[str, Any]) -> dict[str, Any]:
+def _shown(row: dict[str, Any]) -> dict[str, Any]:
     return {name: row[name] for name in ("stage", "answered", "share", "p50_ms", "p99_ms")}

@@ -22,7 +22,7 @@ from edgert_deploy.packager.request import BuildRequest
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.source_model import load_source
 from tests.support import models
-from tests.support.packs import lossy, pack
+from tests.support.packs import candidates_of, lossy, pack
 from tests.support.profiles import profile
 
 
@@ -32,7 +32,7 @@ def test_with_reference_adds_an_fp32_artifact_unless_the_targets_own_is_fp32(
     targets = (profile("one"), replace(profile("exact"), precision="fp32"))
     request = replace(request_, targets=targets, with_reference=True)
     result = pack(request, signing_key, tmp_path / "b.edgert")
-    assert [one.id for _, one in result.packed] == ["onnxruntime-int8", "onnxruntime-fp32"]
+    assert [one.id for one in candidates_of(result)] == ["onnxruntime-int8", "onnxruntime-fp32"]
     with open_bundle(result.path, None) as bundle:
         manifest = bundle.manifest
         told = read_receipt(bundle)
@@ -48,8 +48,8 @@ def test_precision_can_be_chosen_for_all_targets(
 ) -> None:
     request = replace(request_, precision="fp32", max_drop=0.0)
     result = pack(request, signing_key, tmp_path / "digits.edgert")
-    assert {one.artifact.precision for _, one in result.packed} == {"fp32"}
-    assert all(one.result.accuracy.drop == 0 for _, one in result.packed)
+    assert {one.artifact.precision for one in candidates_of(result)} == {"fp32"}
+    assert all(one.result.accuracy.drop == 0 for one in candidates_of(result))
 
 
 def test_every_engine_gets_an_artifact_and_one_that_cannot_is_left_out_with_its_reason(
@@ -71,7 +71,7 @@ def test_every_engine_gets_an_artifact_and_one_that_cannot_is_left_out_with_its_
         classify=None,
     )
     result = pack(replace(asked, precision="fp32"), signing_key, tmp_path / "x.edgert")
-    assert [one.id for _, one in result.packed] == ["onnxruntime-fp32", "tensorrt-fp32"]
+    assert [one.id for one in candidates_of(result)] == ["onnxruntime-fp32", "tensorrt-fp32"]
     assert any("box goes without tflite" in warning and "Hardmax" in warning for warning in result.warnings)
     with open_bundle(result.path, None) as bundle:
         assert bundle.manifest.targets[0].artifacts == ("onnxruntime-fp32", "tensorrt-fp32")
@@ -79,7 +79,7 @@ def test_every_engine_gets_an_artifact_and_one_that_cannot_is_left_out_with_its_
     assert told is not None
     assert told["targets"][0]["left_out"][0]["engine"] == "tflite"
     first = pack(replace(asked, precision="fp32", engines="first"), signing_key, tmp_path / "y.edgert")
-    assert [one.id for _, one in first.packed] == ["onnxruntime-fp32"]
+    assert [one.id for one in candidates_of(first)] == ["onnxruntime-fp32"]
 
 
 def test_auto_takes_what_passes_and_warns_if_it_is_not_int8(
@@ -87,8 +87,8 @@ def test_auto_takes_what_passes_and_warns_if_it_is_not_int8(
 ) -> None:
     request = replace(lossy(request_), precision="auto")
     result = pack(request, signing_key, tmp_path / "x.edgert")
-    assert {one.artifact.engine for _, one in result.packed} == {"onnxruntime", "tensorrt"}
-    assert not any(one.is_int8 for _, one in result.packed)
+    assert {one.artifact.engine for one in candidates_of(result)} == {"onnxruntime", "tensorrt"}
+    assert not any(one.is_int8 for one in candidates_of(result))
     (reason,) = [text for text in result.warnings if "one: onnxruntime gets FP" in text]
     assert re.search(r"not INT8: INT8 \([a-z-]+\): top1 fell by", reason)
 
@@ -112,7 +112,7 @@ def test_auto_times_what_passes_on_this_machine_and_takes_the_fastest(
 def test_int8_for_a_small_part_of_the_work_comes_behind_fp16(
     request_: BuildRequest, signing_key: SigningKey, tmp_path: Path
 ) -> None:
-    plain = pack(request_, signing_key, tmp_path / "x.edgert").packed[0][1]
+    plain = candidates_of(pack(request_, signing_key, tmp_path / "x.edgert"))[0]
     hardly = replace(plain, artifact=replace(plain.artifact, int8_share=0.09))
     half = replace(plain, artifact=replace(plain.artifact, precision="fp16", int8_share=0.0))
     assert worth_first([plain, half]) == [plain, half]
@@ -139,7 +139,7 @@ def test_a_precision_that_crashes_its_engine_is_left_out_and_the_next_is_packed(
 ) -> None:
     request, lines = replace(crashes_in_int8(request_, tmp_path), precision="auto"), list[str]()
     result = build_bundle(request, signing_key, tmp_path / "b.edgert", lines.append, lambda choice: None)
-    assert [one.artifact.precision for _, one in result.packed] in (["fp16"], ["fp32"])
+    assert [one.artifact.precision for one in candidates_of(result)] in (["fp16"], ["fp32"])
     assert [one.how for one in result.choices[0].not_built] == ["min-max", "heavy-only"]
     for recipe in ("min-max", "heavy-only"):
         says = (

@@ -26,6 +26,7 @@ from edgert_deploy.packager.request import BuildRequest
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.source_model import SourceModel, load_source
 from tests.support import models
+from tests.support.packs import candidates_of
 from tests.support.profiles import profile
 
 MODULES = {"openvino": "nncf", "tflite": "ai_edge_litert", "tensorrt": "onnxruntime"}
@@ -51,8 +52,8 @@ def test_in_every_engine_the_layers_around_an_outlier_stay_in_float_and_the_othe
     request_: BuildRequest, signing_key: SigningKey, tmp_path: Path
 ) -> None:
     result = build_bundle(request_, signing_key, tmp_path / "x.edgert", lambda line: None, lambda choice: None)
-    assert [one.artifact.engine for _, one in result.packed] == ["onnxruntime", *OTHERS]
-    for _, one in result.packed:
+    assert [one.artifact.engine for one in candidates_of(result)] == ["onnxruntime", *OTHERS]
+    for one in candidates_of(result):
         assert one.artifact.kind == "mixed"
         assert one.passed
         # The answers of conv1 hold the outlier, too; TensorRT computes with them before they are quantized.
@@ -70,7 +71,9 @@ def test_in_every_engine_the_layers_around_an_outlier_stay_in_float_and_the_othe
     assert harms["conv2"] < harms["conv1"] < harms["classify"]
     plain = [one for one in told["candidates"] if one["kind"] == "int8"]
     assert {one["engine"] for one in plain} == {one["engine"] for one in told["candidates"] if one["packed"]}
-    assert len({(one["engine"], one["recipe"]) for one in plain}) > len(result.packed)  # several recipes were tried
+    assert len({(one["engine"], one["recipe"]) for one in plain}) > len(
+        candidates_of(result)
+    )  # several recipes were tried
     assert not any(one["passed"] or one["packed"] for one in plain)
 
 
@@ -82,7 +85,7 @@ def test_without_a_budget_the_gate_fails_and_offers_another_precision(
         build_bundle(request, signing_key, tmp_path / "x.edgert", lambda line: None, lambda choice: None)
     auto = replace(request, precision="auto")
     result = build_bundle(auto, signing_key, tmp_path / "x.edgert", lambda line: None, lambda choice: None)
-    assert not any(one.is_int8 for _, one in result.packed)
+    assert not any(one.is_int8 for one in candidates_of(result))
 
 
 def a_builder(request: BuildRequest, folder: Path, lines: list[str]) -> CandidateBuilder:

@@ -20,7 +20,7 @@ from edgert_deploy.packager.request import BuildRequest
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.source_model import load_source
 from tests.support import models
-from tests.support.packs import lossy, pack
+from tests.support.packs import candidates_of, lossy, pack
 from tests.support.profiles import profile
 
 
@@ -31,7 +31,7 @@ def test_one_recipe_can_be_pinned_and_the_receipt_names_it(
     for recipe in ("entropy", "min-max"):
         out = tmp_path / f"{recipe}.edgert"
         result = pack(replace(request, recipe=recipe), signing_key, out)
-        assert [one.recipe for _, one in result.packed] == [recipe, recipe]
+        assert [one.recipe for one in candidates_of(result)] == [recipe, recipe]
         with open_bundle(out, None) as bundle:
             told = read_receipt(bundle)
         assert told is not None
@@ -72,7 +72,7 @@ def test_a_recipe_that_leaves_nearly_all_in_float_does_not_end_the_search(
         classify=None,
         max_drop=0.1,
     )
-    ((_, packed),) = pack(request, signing_key, tmp_path / "x.edgert").packed
+    (packed,) = candidates_of(pack(request, signing_key, tmp_path / "x.edgert"))
     assert packed.recipe == "min-max"
     assert packed.artifact.int8_share is not None
     assert packed.artifact.int8_share > 0.9

@@ -27,6 +27,7 @@ from edgert_deploy.packager.tflite_lowering.tables import packed, unpacked
 from edgert_deploy.packager.tflite_lowering.writer import operator_code
 from tests.support import models
 from tests.support.builders import build
+from tests.support.packs import candidates_of
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +54,7 @@ def test_it_is_built_judged_and_packed_for_tflite(
         load_source(digits_tflite), digits_calibration, digits_holdout, (load_profile("raspberry-pi-4"),), "digits"
     )
     result = build_bundle(request, signing_key, tmp_path / "d.edgert", lambda line: None, lambda choice: None)
-    ((_, one),) = result.packed
+    (one,) = candidates_of(result)
     assert (one.artifact.engine, one.artifact.kind, one.result.accuracy.metric, one.passed) == (
         "tflite",
         "int8",
@@ -104,7 +105,7 @@ def test_a_target_whose_tflite_is_not_its_first_engine_gets_it_for_tflite(
         load_source(digits_tflite), digits_calibration, digits_holdout, here, "digits", engines=engines
     )
     result = build_bundle(request, signing_key, tmp_path / "d.edgert", lambda line: None, lambda choice: None)
-    assert [one.artifact.engine for _, one in result.packed] == ["tflite"]
+    assert [one.artifact.engine for one in candidates_of(result)] == ["tflite"]
 
 
 def test_one_that_is_quantized_already_is_kept(

@@ -35,11 +35,12 @@ def parse(text: str, ranks: list[int]) -> tuple[tuple[Labels, ...], Labels]:
         if len(set(labels)) != rank:
             raise Uncovered(f"the equation {text!r} takes a diagonal; take it with GatherElements before")
     flat = [label for labels in operands for label in labels]
-    dots = sorted({label for label in flat if label.startswith(".")}, key=lambda label: -int(label[1:]))
+    ellipsis_labels = sorted({label for label in flat if label.startswith(".")}, key=lambda label: -int(label[1:]))
     if arrow:
         before, ellipsis, after = result_text.partition("...")
-        return operands, (*before, *(dots if ellipsis else ()), *after)
-    return operands, (*dots, *sorted(label for label in flat if flat.count(label) == 1 and label[0] != "."))
+        return operands, (*before, *(ellipsis_labels if ellipsis else ()), *after)
+    once = sorted(label for label in flat if flat.count(label) == 1 and label[0] != ".")
+    return operands, (*ellipsis_labels, *once)
 
 
 def _labels(term: str, rank: int) -> Labels:
@@ -59,6 +60,9 @@ class Term:
     def lengths(self) -> dict[str, int]:
         return dict(zip(self.labels, self.shape.dims, strict=True))
 
+    def signature(self) -> dict[str, int]:
+        return dict(zip(self.labels, self.shape.signature, strict=True))
+
     def in_order(self, labels: Labels) -> Term:
         """Return the term with its axes in another order."""
         order, value = tuple(self.labels.index(label) for label in labels), self.value
@@ -68,10 +72,10 @@ class Term:
     def grouped(self, *groups: Labels) -> Term:
         """Return the term with one axis per group; the groups hold all labels, and an empty one has length 1."""
         ordered = self.in_order(tuple(label for group in groups for label in group))
-        signature = dict(zip(self.labels, self.shape.signature, strict=True))
-        dims = tuple(int(np.prod([self.lengths()[label] for label in group])) for group in groups)
+        signature, lengths = self.signature(), self.lengths()
+        dims = tuple(int(np.prod([lengths[label] for label in group])) for group in groups)
         opens = [any(signature[label] == -1 for label in group) for group in groups]
-        shape = BatchShape(dims, tuple(-1 if is_open else n for n, is_open in zip(dims, opens, strict=True)))
+        shape = BatchShape(dims, tuple(-1 if is_open else length for length, is_open in zip(dims, opens, strict=True)))
         return ordered.reshaped(tuple("".join(group) for group in groups), shape)
 
     def reshaped(self, labels: Labels, shape: BatchShape) -> Term:
@@ -82,9 +86,9 @@ class Term:
 
     def without(self, labels: set[str]) -> Term:
         """Return the term without those of `labels` whose axes have length 1 here."""
-        pairs = enumerate(zip(self.labels, self.shape.signature, strict=True))
-        kept = tuple(i for i, (label, length) in pairs if length != 1 or label not in labels)
-        return self.reshaped(tuple(self.labels[i] for i in kept), self.shape.permuted(kept))
+        lengths = enumerate(self.signature().items())
+        kept = tuple(axis for axis, (label, length) in lengths if length != 1 or label not in labels)
+        return self.reshaped(tuple(self.labels[axis] for axis in kept), self.shape.permuted(kept))
 
     def summed(self, labels: Iterable[str]) -> Term:
         """Return the sum over `labels`."""
@@ -92,7 +96,7 @@ class Term:
         if not axes:
             return self
         total = value.sum(axis=tuple(axes)) if isinstance(value, np.ndarray) else value.total(axes, keep=False)
-        kept = tuple(label for i, label in enumerate(self.labels) if i not in axes)
+        kept = tuple(label for axis, label in enumerate(self.labels) if axis not in axes)
         return Term(kept, self.shape.reduced(axes, keep=False), total)
 
 
@@ -124,9 +128,7 @@ def _term(lowering: Lowering, node: Node, index: int, labels: Labels) -> Term:
 
 def _without_broadcasts(terms: list[Term]) -> list[Term]:
     """Drop the axes of length 1 that are longer, or the batch, in other operands."""
-    longer = {
-        label for term in terms for label, length in zip(term.labels, term.shape.signature, strict=True) if length != 1
-    }
+    longer = {label for term in terms for label, length in term.signature().items() if length != 1}
     return [term.without(longer) for term in terms]
 
 
@@ -135,13 +137,13 @@ def _product(left: Term, right: Term, needed: set[str]) -> Term:
     left = left.summed(set(left.labels) - needed - set(right.labels))
     right = right.summed(set(right.labels) - needed - set(left.labels))
     shared = tuple(label for label in left.labels if label in right.labels)
-    batch, inner = (tuple(n for n in shared if (n in needed) is kept) for kept in (True, False))
-    rows, columns = (tuple(n for n in t.labels if n not in shared) for t in (left, right))
-    lengths = {
-        n: (d, s) for t in (right, left) for n, d, s in zip(t.labels, t.shape.dims, t.shape.signature, strict=True)
-    }
+    batch = tuple(label for label in shared if label in needed)
+    inner = tuple(label for label in shared if label not in needed)
+    rows, columns = (tuple(label for label in term.labels if label not in shared) for term in (left, right))
+    dims = right.lengths() | left.lengths()
+    signature = right.signature() | left.signature()
     labels = (*batch, *rows, *columns)
-    shape = BatchShape(tuple(lengths[n][0] for n in labels), tuple(lengths[n][1] for n in labels))
+    shape = BatchShape(tuple(dims[label] for label in labels), tuple(signature[label] for label in labels))
     if inner and not batch and isinstance(right.value, np.ndarray):
         weights = np.asarray(right.grouped(columns, inner).value)
         product = _computed(left.grouped(rows, inner)).times_weights(weights)

@@ -28,7 +28,7 @@ from edgert_deploy.packager.sources.onnx_graph.classical import (
 from edgert_deploy.packager.sources.source_model import load_source
 from tests.support import models
 from tests.support.models import classical
-from tests.support.packs import pack
+from tests.support.packs import candidates_of, pack
 from tests.support.profiles import profile
 
 
@@ -122,9 +122,9 @@ def test_scikit_learns_model_is_packed_in_fp32_for_onnx_runtime_alone(
     target = profile("box", "openvino", then=("onnxruntime", "tflite"))
     request = asked(classical.BOOSTING, target, labelled=labelled)
     result = pack(request, signing_key, tmp_path / "b.edgert")
-    assert [one.id for _, one in result.packed] == ["onnxruntime-fp32"]
-    assert result.packed[0][1].result.accuracy.metric == ("top1" if labelled else "values+top1")
-    assert result.packed[0][1].result.accuracy.fp32 > 0.9
+    assert [one.id for one in candidates_of(result)] == ["onnxruntime-fp32"]
+    assert candidates_of(result)[0].result.accuracy.metric == ("top1" if labelled else "values+top1")
+    assert candidates_of(result)[0].result.accuracy.fp32 > 0.9
     about = [text for text in result.warnings if "TreeEnsembleClassifier" in text]
     (warning,) = about  # one for all engines and targets
     assert "only onnxruntime computes" in warning
@@ -152,7 +152,7 @@ def test_a_target_without_onnx_runtime_and_int8_on_request_are_refused(signing_k
         with pytest.raises(ConfigInvalid, match=f"--precision {precision}: the model consists of TreeEnsemble.*FP32"):
             pack(replace(request, precision=precision), signing_key, tmp_path / "b.edgert")
     result = pack(replace(request, precision="auto"), signing_key, tmp_path / "b.edgert")
-    assert [one.id for _, one in result.packed] == ["onnxruntime-fp32"]
+    assert [one.id for one in candidates_of(result)] == ["onnxruntime-fp32"]
     assert not [text for text in result.warnings if "not INT8" in text]
 
 
@@ -171,7 +171,7 @@ def test_k_means_of_readings_in_their_own_units_gets_the_precision_that_keeps_it
             pack(replace(request, precision="int8"), signing_key, tmp_path / "b.edgert")
         return
     result = pack(request, signing_key, tmp_path / "b.edgert")
-    assert [one.id for _, one in result.packed] == ["onnxruntime-fp32"]
+    assert [one.id for one in candidates_of(result)] == ["onnxruntime-fp32"]
     assert any("gets FP32, not INT8" in text for text in result.warnings)
     rows = request.holdout.inputs["X"]
     with open_bundle(result.path, None) as bundle:
