@@ -84,13 +84,13 @@ class ServingConfig(Closed):
 
     With `batch_max` 0 the batcher learns its cap when the model is loaded; 1 never batches. With `threads` 0 a
     measurement chooses the number of engine threads for the `objective`: "latency" means the fastest answer,
-    "throughput" the most answers. `instances` is how many engine runs there are at once (0: chosen as well); where
+    "throughput" the most answers. `instances` is how many engine runs there are at once (0: chosen as well); if
     threads cannot share an engine's session, each has its own weights.
 
     `run_s_max` is the longest engine run before the worker is killed. `worker_mb_max` limits one worker's memory,
     `memory_mb` that of all workers; 0 is no limit. `strict` serves a version on its preferred artifact or not at all.
     At most `sessions_max` sessions of a model keep up to `session_mb` together; one ends after `session_idle_s` seconds
-    without a request. `allow_uids` and `allow_gids` are the users and groups that may connect; where both are empty,
+    without a request. `allow_uids` and `allow_gids` are the users and groups that may connect; if both are empty,
     only the socket's mode decides.
     """
 
@@ -138,7 +138,7 @@ class HttpConfig(Closed):
 class AlarmConfig(Closed):
     """`[alarms]`: limits above which a window raises an event (docs/telemetry.md); 0: no alarm.
 
-    `p99_ms` 0 means twice a model's `p95_ms`, where it has one; `worker_mb` 0 means 90 % of `worker_mb_max`.
+    `p99_ms` 0 means twice a model's `p95_ms`, if it has one; `worker_mb` 0 means 90 % of `worker_mb_max`.
     `error_share` is the share of requests that were refused or failed; `silent_s` is the time without a request, for a
     model that had one before. `channel_stale_s` is the time without a valid answer of the registry that the device
     follows; 0 leaves the expiry of its channel alone.

@@ -31,7 +31,7 @@ PRIVATE_FOLDER = 0o700
 def storing(what: str, advice: str = "", busy: EdgeRTError | None = None) -> Iterator[None]:
     """Turn an OSError of the block into a StorageFailed: `what` failed, why, and the `advice`.
 
-    `what` reads like "cannot write X". `busy` is raised instead where another process holds a lock.
+    `what` reads like "cannot write X". `busy` is raised instead if another process holds a lock.
     """
     try:
         yield
@@ -58,7 +58,7 @@ def replacing(path: Path, *, durable: bool = True, mode: int = PRIVATE, shared: 
     """Give a file to write, which takes the place of `path` when the block ends without an error.
 
     The file is in the folder of `path` under a fixed name, so that the next writer reuses what a power cut left. With
-    `shared`, where several processes may write at once without a lock, its name holds the process id. Without
+    `shared`, if several processes may write at once without a lock, its name holds the process id. Without
     `durable`, a power cut may lose the change or damage the file. Raises OSError.
     """
     if path.exists() and not path.is_file():
@@ -130,7 +130,7 @@ def only_owner_writes(path: Path) -> None:
 def locked(path: Path, wait_s: float = LOCK_S_MAX) -> FileIO:
     """Lock the file `path` against every other process and return it open; closing it unlocks it.
 
-    The file is made where it is missing. The kernel unlocks it when the process dies. Raises
+    The file is made if it is missing. The kernel unlocks it when the process dies. Raises
     BlockingIOError if another holder keeps it for `wait_s`, and OSError.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW

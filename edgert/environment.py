@@ -128,7 +128,7 @@ class Installed:
 class Environment:
     """The environment `id` of the runtimes in `home`, as it shall become.
 
-    It is a copy of `base`, where there is one, with the changed wheels of `pins` (SHA-256 by file name) installed;
+    It is a copy of `base`, if there is one, with the changed wheels of `pins` (SHA-256 by file name) installed;
     these are in HOME/wheels. With `exactly` every engine must load, else one of them. `device` is its name in messages,
     `python` the interpreter of a new environment. `about` is kept for later.
     """
@@ -155,7 +155,7 @@ def home_of(prefix: Path) -> Path | None:
 
 
 def trial_of(home: Path) -> str:
-    """Return the runtime that is on trial in HOME; "" where none is."""
+    """Return the runtime that is on trial in HOME; "" if none is."""
     try:
         lines = (home / "trial").read_text(errors="replace").splitlines()
     except OSError:

@@ -16,7 +16,7 @@ def printable(text: str, chars_max: int = CHARS_MAX, *, newlines: bool = True) -
     """Return `text` without what controls a terminal, and of at most `chars_max` characters.
 
     Escapes, other control characters, bidirectional overrides and lone surrogates become U+FFFD; line breaks and tabs
-    stay where `newlines` allows them.
+    stay if `newlines` allows them.
     """
     if len(text) > chars_max:
         text = f"{text[:chars_max]}... ({len(text) - chars_max} more characters)"

@@ -172,7 +172,7 @@ def _plain(kind: type, value: Any, where: str) -> Any:
     if issubclass(kind, str) and isinstance(value, str):
         text = _bounded(value, str, where, "a text")
         try:
-            return kind(text)  # a member, where `kind` is an Enum
+            return kind(text)  # a member, if `kind` is an Enum
         except ValueError as error:
             raise Mistyped(f"{_field_text(where)} is {text[:80]!r}") from error
     raise Mistyped(f"{_field_text(where)} is {_excerpt(value)}, not of type {kind.__name__}")

@@ -76,7 +76,7 @@ class TargetEntry:
     """The artifacts for a device profile, in order of preference.
 
     `machines` are its processors as `uname -m` names them; none: any. `reference` is the FP32 artifact that live
-    answers may be compared with; "" where the bundle has none.
+    answers may be compared with; "" if the bundle has none.
     """
 
     profile: str
@@ -89,7 +89,7 @@ class TargetEntry:
 class Manifest:
     """The content of a bundle.
 
-    `downgrade_from` lets a device install this release where a higher one was live, up to that one; 0 for none.
+    `downgrade_from` lets a device install this release if a higher one was live, up to that one; 0 for none.
     `expires` ends the time for installing it, as 2027-02-19T08:00:00Z; "" means no end. An installed version goes on
     serving after it. A bundle that expires was `signed_at` that time; it is "" for others, so that the same inputs
     give the same bytes. A downgrade always expires.
@@ -129,7 +129,7 @@ class Manifest:
         _check(self)
 
     def may_follow(self, ratchet: int) -> bool:
-        """Return whether a device takes this release where `ratchet` is the highest that was ever good."""
+        """Return whether a device takes this release if `ratchet` is the highest that was ever good."""
         return self.release >= ratchet or self.downgrade_from >= ratchet
 
     @property

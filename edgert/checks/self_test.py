@@ -20,7 +20,7 @@ from edgert.versions.slot_store import SlotStore
 def self_test(model: str, state: StateDir, config: DeviceConfig, progress: Callable[[str], None]) -> dict[str, Any]:
     """Load `model`'s live version on the first preferred engine that can, and check its golden answers.
 
-    Raises ModelNotFound; EngineMissing where a package for its input is missing; the last engine's error where none
+    Raises ModelNotFound; EngineMissing if a package for its input is missing; the last engine's error if none
     answers correctly.
     """
     version = load_live(SlotStore(state.models / model), config)

@@ -120,7 +120,7 @@ class TunerStatus:
 
 @dataclass(frozen=True)
 class BatcherStatus:
-    """The queue of each priority, and the tuner where the model has a target."""
+    """The queue of each priority, and the tuner if the model has a target."""
 
     waiting_high: int
     waiting_low: int

@@ -46,7 +46,7 @@ def _pipes_named() -> Iterator[None]:
 
 
 class Group(click.Group):
-    """A group that names the nearest command where there is none of that name."""
+    """A group that names the nearest command if there is none of that name."""
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
         with _pipes_named():  # --help prints here

@@ -58,7 +58,7 @@ def start(state: StateDir, as_json: bool) -> None:
 def start_daemon(state: StateDir) -> tuple[subprocess.Popen[bytes] | None, DaemonStatus]:
     """Start a monitor with its daemon; return both once the daemon answers.
 
-    Return no process where a monitor runs whose daemon was killed: that monitor starts the next daemon.
+    Return no process if a monitor runs whose daemon was killed: that monitor starts the next daemon.
     Raises DeviceError and StorageFailed.
     """
     monitor, told = None, None

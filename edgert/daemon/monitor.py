@@ -1,4 +1,4 @@
-"""The monitor: the process that restarts the daemon where no systemd runs.
+"""The monitor: the process that restarts the daemon on a device without systemd.
 
 `edgertd start` leaves one behind. It ends when the daemon ends in order (exit code 0), when it is told to (SIGTERM,
 SIGINT), or when the state folder was removed. SIGCONT ends its pause before the next start. If a monitor was killed,

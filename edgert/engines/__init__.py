@@ -86,7 +86,7 @@ class Session(Protocol):
         """Return the outputs for one batch.
 
         `tensors` are C-contiguous, in the order, dtype and item shape of `inputs`, all with the same length on axis 0
-        where that is -1. A later run does not change the returned arrays. Raises EngineFailed.
+        if that is -1. A later run does not change the returned arrays. Raises EngineFailed.
         """
         ...
 

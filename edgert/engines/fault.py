@@ -7,7 +7,7 @@ the null engine's JSON with two more optional keys:
      "runs": [{"fault": "leak", "mb": 5}, {"fault": "wrong", "after": 100}, {"fault": "exit", "value": 7.0}]}
 
 `load` happens when the artifact is loaded. Each of `runs` happens at every run after the first `after` ones (those at
-load count), or only where an element of an input equals `value`. `while` names a file: without that file the fault does
+load count), or only if an element of an input equals `value`. `while` names a file: without that file the fault does
 not happen. The values of MAGIC cause their faults anywhere in an input.
 """
 

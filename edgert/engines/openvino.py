@@ -124,7 +124,7 @@ def _config(options: EngineOptions) -> dict[str, Any]:
         "NUM_STREAMS": 1,
         # Several models share the processor: pinned, they would all run on the same cores.
         "ENABLE_CPU_PINNING": False,
-        # Else FP32 layers run as bf16 where the processor can, and answers differ from the golden ones.
+        # Else FP32 layers run as bf16 if the processor can, and answers differ from the golden ones.
         "INFERENCE_PRECISION_HINT": "f32",
     }
     if options.threads:

@@ -178,7 +178,7 @@ def _profile(builder: Any, inputs: tuple[TensorSpec, ...], batch_max: int, bucke
 
 
 def _plan(tensorrt: Any, cuda: Cuda, artifact: LocalArtifact, options: EngineOptions, progress: Progress) -> bytes:
-    """Return the plan from `cache_dir`; build it and keep it there where it is missing."""
+    """Return the plan from `cache_dir`; build it and keep it there if it is missing."""
     version, capability = str(tensorrt.__version__), cuda.compute_capability
     batch_max, plan_file = max(options.buckets), _plan_file(tensorrt, cuda, artifact, options)
     try:

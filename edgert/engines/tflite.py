@@ -1,4 +1,4 @@
-"""TFLite, the engine for ARM: `ai-edge-litert`, or `tflite-runtime` where that has no wheel.
+"""TFLite, the engine for ARM: `ai-edge-litert`, or `tflite-runtime` on a system without its wheel.
 
 An interpreter is planned for one batch size, and planning again takes milliseconds. So each bucket has its own
 interpreter over the same memory-mapped file, made when the bucket is first needed. A batch between two buckets is

@@ -29,7 +29,7 @@ CHANNELS_MAX = 64  # whose counters are kept
 
 @dataclass(frozen=True)
 class Tried:
-    """The last attempt with a model. `reason` says why it was refused; "" where the slots say how it went."""
+    """The last attempt with a model. `reason` says why it was refused; "" if the slots say how it went."""
 
     attempt: str
     reason: str = ""

@@ -34,7 +34,7 @@ def to_wire(number: int, array: NDArray[Any]) -> wire.OutTensor:
 
 
 def bytes_of(array: NDArray[Any]) -> memoryview:
-    """Return the memory of `array`, which is copied where it is not contiguous."""
+    """Return the memory of `array`, which is copied if it is not contiguous."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 

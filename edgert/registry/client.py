@@ -58,7 +58,7 @@ class Fetched:
 class Registry:
     """A repository with its login. One thread at a time may use it; `clock` counts seconds.
 
-    Its calls raise RegistryUnreachable where a repetition may help, RegistryLoginRefused, NotInRegistry,
+    Its calls raise RegistryUnreachable if a repetition may help, RegistryLoginRefused, NotInRegistry,
     RegistryCorrupt for wrong bytes, and RegistryError for other answers.
     """
 

@@ -118,7 +118,7 @@ class Connection:
 
     @contextmanager
     def limited(self, url: str, seconds: float) -> Iterator[None]:
-        """Shut the sockets where the block takes longer, and turn the errors of HTTP into ours."""
+        """Shut the sockets if the block takes longer, and turn the errors of HTTP into ours."""
         late = threading.Event()
 
         def shut() -> None:

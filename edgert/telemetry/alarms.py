@@ -25,7 +25,7 @@ CLEAR_AFTER = 3
 CLEAR_SHARE = 0.9
 REQUESTS_MIN = 20
 STRETCH_WINDOWS_MAX = 10
-P99_FACTOR = 2.0  # times the model's p95 target, where the p99 has no limit
+P99_FACTOR = 2.0  # times the model's p95 target, if the p99 has no limit
 
 
 @dataclass(frozen=True)

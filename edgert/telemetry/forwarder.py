@@ -97,7 +97,7 @@ def _cleared(state: StateDir, *, remove: bool) -> str:
 
 
 def broker_settings(config: DeviceConfig) -> MqttSettings:
-    """Return the settings in `[mqtt]`, with the password from the service manager where it has one."""
+    """Return the settings in `[mqtt]`, with the password from the service manager if it has one."""
     mqtt = config.mqtt
     login = {**mqtt.login, "password_file": credential(PASSWORD_CREDENTIAL, mqtt.password_file)}
     return MqttSettings(mqtt.host, mqtt.port, **login)

@@ -197,7 +197,7 @@ def hist_fields(report: WindowReport, *, model_version: str, clock_synced: objec
 
 
 def _quantile(sketch: Sketch, share: float) -> float | None:
-    """Return a percentile in ms; None where nothing was measured, because 0 would be a reading."""
+    """Return a percentile in ms; None if nothing was measured, because 0 would be a reading."""
     return round(sketch.quantile(share), 4) if sketch.count else None
 
 
@@ -233,7 +233,7 @@ class _WindowMessage:
 class HistMessage(_WindowMessage):
     """One window's latencies of one model, ready to merge.
 
-    `stages` are its stage times as edgert.telemetry.stages packs them, b"" where the device sent none, or sent what
+    `stages` are its stage times as edgert.telemetry.stages packs them, b"" if the device sent none, or sent what
     `stages_fault` tells of.
     """
 
@@ -244,7 +244,7 @@ class HistMessage(_WindowMessage):
 
     @classmethod
     def from_json(cls, payload: bytes) -> HistMessage:
-        """Raises ProtocolError where the latencies could not be merged with others."""
+        """Raises ProtocolError if the latencies could not be merged with others."""
         fields = load(payload)
         shape = (fields.get("unit"), fields.get("temporality"), fields.get("scale"))
         if shape != ("ms", "delta", SCALE):
@@ -285,11 +285,11 @@ class MetricsMessage(_WindowMessage):
         return is_synced(self.fields)
 
     def number(self, name: str) -> float:
-        """Return the field `name`, or 0 where the device did not send it as a number."""
+        """Return the field `name`, or 0 if the device did not send it as a number."""
         return self.reading(name) or 0
 
     def reading(self, name: str) -> float | None:
-        """Return the field `name`; None where the device did not send it as a number."""
+        """Return the field `name`; None if the device did not send it as a number."""
         value = self.fields.get(name)
         return value if isinstance(value, (int, float)) else None
 

@@ -218,13 +218,13 @@ class Spool:
             _count_lost(database, kind)
 
     def _reopen(self, suspect: bool) -> None:
-        """Open the file, or a new one where it is corrupt; other processes wait."""
+        """Open the file, or a new one if it is corrupt; other processes wait."""
         mine = self._inode
         self._disconnect()
         with locked(self.path.with_name(self.path.name + ".lock")):
             # Of several processes that find the same corrupt file, the first replaces it.
             replaced_already = suspect and _inode_of(self.path) != mine
-            # 1 where there was no file before; a file that vanished had counted already.
+            # 1 if there was no file before; a file that vanished had counted already.
             fresh_seq = 1 if mine == _NO_INODE else random.randrange(SEQ_AFTER_LOSS_MIN, SEQ_AFTER_LOSS_MAX)
             try:
                 if suspect and not replaced_already:

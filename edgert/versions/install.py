@@ -38,7 +38,7 @@ SPARE_BYTES = 16 * 1024**2  # left free for state, logs and the spool
 
 @dataclass(frozen=True)
 class Installed:
-    """The result of an install. `already_live` where exactly this content serves already."""
+    """The result of an install. `already_live` if exactly this content serves already."""
 
     model: str
     release: int
@@ -76,7 +76,7 @@ def install(
         with store.installing():
             before = store.read()
             if before.live is not None and before.live.digest == bundle.digest:
-                bundle.verify_files()  # a damaged copy is refused even where there is nothing to do
+                bundle.verify_files()  # a damaged copy is refused even if there is nothing to do
                 return Installed(manifest.model, manifest.release, bundle.digest, already_live=True)
             _check_release(manifest, bundle.digest, before)
             if manifest.signed_at:

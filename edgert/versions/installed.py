@@ -22,7 +22,7 @@ T = TypeVar("T")
 class InstalledVersion:
     """A slot's content, ready to be loaded: manifest, and this device's artifacts by preference.
 
-    `reference` is the FP32 artifact to compare live answers with, where the bundle carries one.
+    `reference` is the FP32 artifact to compare live answers with, if the bundle carries one.
     """
 
     manifest: Manifest

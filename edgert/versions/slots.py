@@ -113,7 +113,7 @@ class SlotState:
 
     @property
     def spare_slot(self) -> str:
-        """The slot that does not serve; `a` where nothing serves."""
+        """The slot that does not serve; `a` if nothing serves."""
         return "b" if self.live_slot == "a" else "a"
 
     @property

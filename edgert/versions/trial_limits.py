@@ -57,7 +57,7 @@ class TrialLimits:
 
     @property
     def fills(self) -> bool:
-        """Whether the device sends golden samples to the model where apps sent too few requests."""
+        """Whether the device sends golden samples to the model if apps sent too few requests."""
         return "p99_ms" in self.bounds or "error_rate" in self.bounds
 
     @property

@@ -41,7 +41,7 @@ PINS_NAME = "pins.txt"  # the SHA-256 and the name of each wheel, as they were d
 ENGINES_WITHOUT_WHEELS = ("null", "fault")
 # Installed in advance, because pip on the device cannot reach an index later. 32-bit ARM has no wheels of it.
 EXTRAS_ALONG = ("http", "channels")
-EXTRAS_ASKED = ("text",)  # installed where a bootstrap asks for them
+EXTRAS_ASKED = ("text",)  # installed if a bootstrap asks for them
 # A device needs nothing of what these require: tokenizers would download with huggingface-hub.
 ALONE = ("tokenizers",)
 WITHOUT_EXTRAS = {"armv7l": ("http",), "armv6l": ("http",)}

@@ -105,7 +105,7 @@ def _doubts(rows: list[Row]) -> list[str]:
 
 
 def _next_steps(rows: list[Row], rollouts: Sequence[Rollout]) -> list[str]:
-    """Return what to do where no daemon runs, nothing was deployed, or a release rolled back."""
+    """Return what to do if no daemon runs, nothing was deployed, or a release rolled back."""
     stopped = ",".join(row["device"] for row in rows if not row["status"]["daemon"]["running"])
     bare = ",".join(row["device"] for row in rows if not row["models"])
     lines = []
@@ -142,7 +142,7 @@ def _next_steps(rows: list[Row], rollouts: Sequence[Rollout]) -> list[str]:
 
 
 def _after_roll_back(model: str, live: int | None, channel: str, devices: str) -> str:
-    """Return how a release becomes the wanted one again where another was rolled back."""
+    """Return how a release becomes the wanted one again if another was rolled back."""
     how = f"edgert publish BUNDLE --channel {channel}" if channel else f"edgert deploy BUNDLE {devices}"
     keep = "" if live is None or channel else f"; with the bundle of release {live}, that becomes the wanted one"
     return f"next: deploy a fixed release of {model} to {devices}: {how}{keep}"

@@ -158,7 +158,7 @@ def probe(transport: Transport, name: str, own_python: str = "") -> MachineFacts
         raise DeviceError(f"{name} does not look like a Linux machine with a shell: {result.complaint()}")
     pythons = [value.split(" ", 3) for value in answers.get("python", [])]
     usable = [words for words in pythons if len(words) == 4 and version(words[0]) >= PYTHON_MIN]
-    # A newer one only where it is alone.
+    # A newer one only if it is alone.
     usable.sort(key=lambda words: (version(words[0]) > PYTHON_MAX, words[2] != "-"))
     python, bits, lacks, path = usable[0] if usable else ("", "64", "-", "")
     machine = fact("machine")

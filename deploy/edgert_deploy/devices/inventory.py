@@ -233,7 +233,7 @@ class Inventory:
         except FileNotFoundError:
             return tomlkit.document()
         except (OSError, ValueError, TOMLKitError) as error:
-            if isinstance(error, TOMLKitError):  # which names a wrong place where the end is missing
+            if isinstance(error, TOMLKitError):  # which names a wrong place if the end is missing
                 parse_toml(data.decode(errors="replace"), f"inventory {self.path}")
             reason = error.strerror if isinstance(error, OSError) else error
             raise ConfigInvalid(f"inventory {self.path} cannot be read: {reason}") from error

@@ -41,7 +41,7 @@ SPACE_BYTES_MIN = 16 * 1024**2
 class BuildResult:
     """The bundle as written, what each target got, in their order, and the key that signed it.
 
-    `warnings` say why the gate may prove less than it seems to, and where a target gets less than was asked for.
+    `warnings` say why the gate may prove less than it seems to, and which target gets less than was asked for.
     """
 
     path: Path

@@ -3,7 +3,7 @@
 Devices do not unpack it. The manifest says what a device must know; the receipt says why: every candidate with its
 accuracy by class and slice, its layers in float, its times if it was measured, and what was left out. It holds no time
 of day, no path and no duration of the build: the same inputs give the same bytes, unless candidates were measured.
-`int8_share` is the share of multiply-accumulates that run in INT8, read from the artifact; null where that is unknown.
+`int8_share` is the share of multiply-accumulates that run in INT8, read from the artifact; null if that is unknown.
 The drop lies between `drop_low` and `drop_high` with 95 % confidence; null for a metric that is no share of samples.
 
     {"format": 2, "licence": text, "notes": text,

@@ -56,7 +56,7 @@ class Result(str, Enum):
 class Outcome:
     """The result of a deployment on one device, with `error` if it did not succeed.
 
-    `serving` is the release that is live there now, where that is known. `sent_bytes` is the size of what was sent, or
+    `serving` is the release that is live there now, if that is known. `sent_bytes` is the size of what was sent, or
     in a dry run of what would be; `send_s` includes the making of a delta. `watched` holds the readings of a trial's
     limits. `warning` says that the release scored less at its build than the one before, "" if it did not.
     """

@@ -87,7 +87,7 @@ def deploy_each(
 ) -> list[Outcome]:
     """Deploy to each device, `at_once` at a time; return the outcomes in the order of `devices`.
 
-    Several threads call `progress`, `may_begin` before each device (where it returns False, the device is held) and
+    Several threads call `progress`, `may_begin` before each device (if it returns False, the device is held) and
     `on_outcome` with each outcome as it comes. One device that does not answer delays no other.
     """
 

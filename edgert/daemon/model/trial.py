@@ -1,6 +1,6 @@
 """The trial of one model: when it ends, and what follows from its limits.
 
-`Trial` follows the slots, begins a `TrialWatch` where the trial has limits, and acts on what the watch found: it keeps
+`Trial` follows the slots, begins a `TrialWatch` if the trial has limits, and acts on what the watch found: it keeps
 the version, waits for the host, or has it rolled back.
 """
 

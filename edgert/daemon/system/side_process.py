@@ -18,7 +18,7 @@ from edgert.log import log
 
 PAUSE_S_MIN = 5.0
 PAUSE_S_MAX = 300.0
-CHECK_S = 5.0  # the time between checks where the kernel has no pidfd (before 5.3)
+CHECK_S = 5.0  # the time between checks on a kernel without pidfd (before 5.3)
 STOP_S_MAX = 5.0
 
 

@@ -163,7 +163,7 @@ def start_alone(end: socket.socket) -> Process:
 
 
 def _has_pidfd() -> bool:
-    """Return whether this system has pidfds: Linux since 5.3, where no sandbox refuses them."""
+    """Return whether this system has pidfds: Linux since 5.3, unless a sandbox refuses them."""
     try:
         os.close(os.pidfd_open(os.getpid()))
     except (AttributeError, OSError):

@@ -44,7 +44,7 @@ class Classifier:
         return np.concatenate([classes for classes, _ in smoothed]), np.concatenate([shares for _, shares in smoothed])
 
     def shares(self, scores: NDArray[Any]) -> NDArray[np.float32]:
-        """Return the scores that thresholds and smoothing are about: probabilities where the rule says so."""
+        """Return the scores that thresholds and smoothing are about: probabilities if the rule says so."""
         return softmax(scores) if self._rule.softmax else scores.astype(np.float32, copy=False)
 
     def smoothed(

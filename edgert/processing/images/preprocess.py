@@ -3,8 +3,8 @@
 A request may give the input in up to three forms, which differ in datatype and shape:
 
 - the model's own tensor;
-- UINT8 frames in the rule's layout: of the model's size, or of any size where the rule resizes;
-- where the rule decodes, image files: UINT8 [N, bytes], one file per row, shorter ones padded with zeros.
+- UINT8 frames in the rule's layout: of the model's size, or of any size if the rule resizes;
+- if the rule decodes, image files: UINT8 [N, bytes], one file per row, shorter ones padded with zeros.
 """
 
 from __future__ import annotations

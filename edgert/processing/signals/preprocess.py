@@ -4,7 +4,7 @@ A request may give the signal in several forms, which differ in datatype and sha
 
 - FP32 [N, time] (sound, -1 to 1) or [N, time, channels] (series);
 - INT16 of the same shape: PCM, or a sensor's own values;
-- WAV files, where the rule decodes: UINT8 [N, bytes], one file per row, shorter ones padded with zeros;
+- WAV files, if the rule decodes: UINT8 [N, bytes], one file per row, shorter ones padded with zeros;
 - the model's own tensor, unless its shape is also that of a signal: then FP32 values are always the signal.
 """
 

@@ -78,7 +78,7 @@ class RolloutProgress:
                 say("", SECOND if self._stop.abandoned else FIRST)
 
     def __call__(self, device: str, line: str) -> None:
-        """Report a line about a device, or about all of them where `device` is ""."""
+        """Report a line about a device, or about all of them if `device` is ""."""
         if self._each or not device:
             say(device, line)
         else:

@@ -37,7 +37,7 @@ class LoginChange:
         return self.repin or self.fingerprint is not None
 
     def check(self, selector: str, devices: Sequence[Device]) -> None:
-        """Refuse changes that are for one device, or for devices over SSH, where others are selected."""
+        """Refuse changes that are for one device, or for devices over SSH, if others are selected."""
         if self.no_jump and self.jump:
             raise click.UsageError("--jump and --no-jump exclude each other: choose one")
         of_one = self.address is not None or self.repins

@@ -83,7 +83,7 @@ def forget(
 
 
 def _retained(settings: MqttSettings, site: str | None, device: str) -> dict[str, bytes]:
-    """Return what the broker retains of the device, by topic: at any site where `site` is None."""
+    """Return what the broker retains of the device, by topic: at any site if `site` is None."""
     retained_by_topic: dict[str, bytes] = {}
     heard_at = time.monotonic()
 

@@ -129,7 +129,7 @@ def watch(
             show_once(state, view, as_json)
         else:
             show_until(state, view, subscriber, as_json, interval_s, for_s)
-    except KeyboardInterrupt:  # the way to end it, where --for gives no other
+    except KeyboardInterrupt:  # the way to end it, if --for gives no other
         pass
     finally:
         subscriber.close()

@@ -103,7 +103,7 @@ def named_session(role: str, name: str | None) -> tuple[str, int | None]:
 
 
 def of_this_broker(options: dict[str, Any], without: Mapping[str, Any], tls: str) -> dict[str, Any]:
-    """Return `options` without what the project says of its own broker, where --broker names another one.
+    """Return `options` without what the project says of its own broker, if --broker names another one.
 
     A note on stderr names what was left out. `without` has those options' values when nobody gives them; `tls` is the
     name of the option that turns TLS on. Raises ConfigInvalid for an invalid address.

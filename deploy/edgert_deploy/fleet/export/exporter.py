@@ -67,7 +67,7 @@ class Group:
 
     @property
     def stages(self) -> Mapping[str, Sketch]:
-        """The sketch of each stage, made where reports came since the last time."""
+        """The sketch of each stage, made if reports came since the last time."""
         if self.stage_counts is not None and not self._stages:
             self._stages = self.stage_counts.sketches()
         return self._stages

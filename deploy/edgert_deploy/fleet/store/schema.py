@@ -27,7 +27,7 @@ from edgert_deploy.fleet.store.migrations import MIGRATIONS, SCHEMA_VERSION
 
 BUSY_TIMEOUT_S = 15.0
 STATEMENT_TIMEOUT_S = 120
-# Of PostgreSQL's client library: a link that is lost fails within about a minute, also where a connection only waits.
+# Of PostgreSQL's client library: a link that is lost fails within about a minute, even if a connection only waits.
 LINK_LIMITS = {
     "connect_timeout": 10,
     "tcp_user_timeout": 30_000,
@@ -162,7 +162,7 @@ gap = sa.Table(
     sqlite_with_rowid=False,
 )
 
-# `minute` is that of receipt where `clock_synced` is 0.
+# `minute` is that of receipt if `clock_synced` is 0.
 hist_window = sa.Table(
     "edgert_hist_window",
     _metadata,
@@ -228,7 +228,7 @@ class StoreFailed(EdgeRTError, code="fleet.store_failed", exit_code=6, retryable
 
 
 def open_engine(url: str, *, writes: bool, log: Callable[[str], None] = lambda line: None) -> sa.Engine:
-    """Connect to a store of reports; where `writes`, create it, and tell `log` of what takes long.
+    """Connect to a store of reports; if `writes`, create it, and tell `log` of what takes long.
 
     Raises ConfigInvalid or StoreFailed.
     """
@@ -275,7 +275,7 @@ def translated(engine: sa.Engine) -> Iterator[None]:
 
 
 def new_engine(url: str, *, writes: bool) -> sa.Engine:
-    """Return the engine of a store that exists or, where `writes`, may be made. Raises ConfigInvalid.
+    """Return the engine of a store that exists or, if `writes`, may be made. Raises ConfigInvalid.
 
     `url` is a file name, `sqlite:///FILE` or `postgresql://[USER[:PASSWORD]@]HOST[:PORT]/DATABASE`. A password is
     better left to PostgreSQL's own ~/.pgpass than written where `ps` shows it.

@@ -55,7 +55,7 @@ class Store:
         self._engine.dispose()
 
     def write(self, batch: Batch) -> int:
-        """Write `batch` in one transaction: all of it or, where this raises, nothing.
+        """Write `batch` in one transaction: all of it or, if this raises, nothing.
 
         Returns how many of its reports were new.
         """

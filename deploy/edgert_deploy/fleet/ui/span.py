@@ -20,7 +20,7 @@ FRESH_SHARE = 1 / 30  # the age that an answer may have, as a share of a step
 
 @dataclass(frozen=True)
 class Span:
-    """The last `window_ms` or, where that is 0, the time from `since_ms` to `until_ms` (ms since 1970)."""
+    """The last `window_ms` or, if that is 0, the time from `since_ms` to `until_ms` (ms since 1970)."""
 
     window_ms: int = 0
     since_ms: int = 0

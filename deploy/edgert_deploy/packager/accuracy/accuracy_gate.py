@@ -29,7 +29,7 @@ from edgert_deploy.packager.accuracy.text_metrics import ErrorRate
 from edgert_deploy.packager.accuracy.window_metrics import AnswerF1
 
 OF_OUTPUT = " of "  # in the name of a judgement's score
-ALIKE_DROP_MAX = 0.1  # what one answer to all samples loses where these prove little, even if --max-drop allows more
+ALIKE_DROP_MAX = 0.1  # what one answer to all samples loses if these prove little, even if --max-drop allows more
 GROUP_SAMPLES_MIN = 10  # a smaller class or slice fails no build: one sample of it is 10 % or more
 
 

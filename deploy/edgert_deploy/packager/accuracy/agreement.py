@@ -30,7 +30,7 @@ def map_agreement(answers: Array, reference: Array) -> float:
     """Return the mean IoU over samples of the positions above a threshold, the least of MAP_THRESHOLDS.
 
     Two empty maps agree. A threshold that hardly any of FP32's values exceeds does not count; half of FP32's largest
-    value counts where that leaves none.
+    value counts if that leaves none.
     """
     thresholds = [each for each in MAP_THRESHOLDS if float((reference > each).mean()) > SHARE_OF_POSITIONS_MIN]
     return min(_map_iou(answers, reference, each) for each in thresholds or [float(reference.max()) / 2])

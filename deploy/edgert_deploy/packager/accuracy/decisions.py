@@ -1,4 +1,4 @@
-"""Judge what an app decides from a model's outputs, where no labels say what is right.
+"""Judge what an app decides from a model's outputs, without labels that say what is right.
 
 A cosine hides what matters: boxes of 0 to 320 beside scores of 0 to 1 in one tensor, or one positive value, are
 always alike. So each output is recognized by its shape and by FP32's values, and judged by what an app reads from it:

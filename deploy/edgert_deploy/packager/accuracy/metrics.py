@@ -220,7 +220,7 @@ def scores_index(reference: Reference, labels: NDArray[Any] | None = None) -> in
     """Return the index of the output with the class scores that `labels` refer to.
 
     It is the one that devices make answers of, else the one [N, C] whose FP32 answers are right most often, the first
-    of them. Raises CalibrationInvalid where there is none, or none with so many classes.
+    of them. Raises CalibrationInvalid if there is none, or none with so many classes.
     """
     found = [i for i, spec in enumerate(reference.specs) if _is_scores(spec)]
     stated = [
@@ -283,7 +283,7 @@ def has_scores(reference: Reference) -> bool:
 
 
 def by_chance(reference: Reference) -> tuple[float, float] | None:
-    """Return FP32's own top-1 and that of chance, where FP32 is no better: such labels judge nothing.
+    """Return FP32's own top-1 and that of chance, if FP32 is no better: such labels judge nothing.
 
     Chance is always answering the most frequent class.
     """

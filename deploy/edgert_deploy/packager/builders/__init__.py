@@ -64,7 +64,7 @@ class Artifact:
     """A model in the form of one engine. The engine opens `path`, and needs `companions` beside it.
 
     `judged_by` names the engine that measures the artifact's accuracy on this host. `tools` are the versions of what
-    made it, for the receipt. `float_layers` names the layers that an INT8 artifact computes in float, where accuracy
+    made it, for the receipt. `float_layers` names the layers that an INT8 artifact computes in float, if accuracy
     needs it. `qat`: its scales are those that the source came with. `int8_share` is the share of multiply-accumulates
     that run in INT8, read from the artifact; None if its file does not tell.
     """
@@ -116,15 +116,15 @@ class Builder(Protocol):
     engine: ClassVar[str]
     # The distributions whose versions shape an artifact.
     libraries: ClassVar[tuple[str, ...]]
-    # The engine that judges artifacts on this host: its own where it runs here, else one that reads the same file.
+    # The engine that judges artifacts on this host: its own if it runs here, else one that reads the same file.
     judged_by: ClassVar[str]
     source_kinds: ClassVar[frozenset[Kind]] = frozenset({"onnx"})
     takes_classical: ClassVar[bool] = False  # operators of ai.onnx.ml, and FP64
-    finds_ranges: ClassVar[bool] = False  # the ranges of activations as the model runs, where the source does
+    finds_ranges: ClassVar[bool] = False  # the ranges of activations as the model runs, if the source does
     takes_wide: ClassVar[bool] = False  # the ranges of activations that the source quantizes to 16 bits
     # Whether a model whose first layers are folded-in preprocessing is worth building (docs/decisions/0011).
     takes_folded: ClassVar[bool] = True
-    # Precisions that are built beside "int8" where candidates are timed.
+    # Precisions that are built beside "int8" if candidates are timed.
     timed_beside_int8: ClassVar[tuple[Precision, ...]] = ()
     all_recipes: ClassVar[tuple[str, ...]] = (FIRST_RECIPE,)
     # The ways in which the engine can compute the same model, as (threads, options); 0 threads: all of them.
@@ -148,7 +148,7 @@ class Builder(Protocol):
         return self.all_recipes
 
     def variant(self, order: Order) -> str:
-        """Return what the artifact's id ends with where profiles of one engine need different artifacts."""
+        """Return what the artifact's id ends with if profiles of one engine need different artifacts."""
         return ""
 
     def layers(self, path: Path) -> Iterator[ArtifactLayer]:

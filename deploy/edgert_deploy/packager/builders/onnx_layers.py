@@ -37,7 +37,7 @@ UINT8, INT8 = 2, 3  # of TensorProto
 
 
 def onnx_layers(path: Path, *, needs_quantized_result: bool = False) -> Iterator[ArtifactLayer]:
-    """Yield the layers of the artifact at `path`: INT8 where both factors come out of a DequantizeLinear.
+    """Yield the layers of the artifact at `path`: INT8 if both factors come out of a DequantizeLinear.
 
     `needs_quantized_result`: the engine computes a convolution in INT8 only if its result is quantized, too.
     """

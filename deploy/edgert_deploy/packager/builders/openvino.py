@@ -152,7 +152,7 @@ def _ignored(nncf: Any, model: Any, source: SourceModel, order: Order) -> Any:
     """Return what NNCF leaves in float: operators of `order.float_layers`, by ONNX's names, and a tail."""
     names: list[str] = []
     if order.recipe == "float-tail":
-        # OpenVINO loses much in INT8 where it computes a single sample of a recurrent layer.
+        # OpenVINO loses much in INT8 when it computes a single sample of a recurrent layer.
         recurrent = (op for op in model.get_ordered_ops() if op.get_type_name() in RECURRENT)
         names = [*_tail(model), *(op.get_friendly_name() for op in recurrent)]
     if order.float_layers:

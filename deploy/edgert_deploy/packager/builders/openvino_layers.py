@@ -36,7 +36,7 @@ LEVELS_MAX = 256  # a FakeQuantize to 8 bits has at most so many levels
 
 
 def openvino_layers(path: Path) -> Iterator[ArtifactLayer]:
-    """Yield the layers that compute: INT8 where data and weights are quantized."""
+    """Yield the layers that compute: INT8 if data and weights are quantized."""
     ir = _IR.read(path)
     for number, layer in ir.layers.items():
         kind = str(layer.get("type"))

@@ -192,7 +192,7 @@ def _prepared(source: SourceModel, folder: Path) -> Any:
 
     write_proto(source.proto, folder / "source.onnx")
     try:
-        with working_in(folder):  # where it fails, it writes the model to the working folder
+        with working_in(folder):  # if it fails, it writes the model to the working folder
             quant_pre_process(folder / "source.onnx", folder / "prepared.onnx")
     except Exception:  # noqa: BLE001 - its symbolic shape inference fails on many trained models, and can be left out
         quant_pre_process(folder / "source.onnx", folder / "prepared.onnx", skip_symbolic_shape=True)
@@ -209,7 +209,7 @@ def _prepared(source: SourceModel, folder: Path) -> Any:
 
 
 def _complete_types(proto: Any) -> None:
-    """State which values are FP32 where no inference found it, as behind operators of other domains."""
+    """State which values are FP32 if no inference found it, as behind operators of other domains."""
     import onnx
 
     known = {value.name for value in (*proto.graph.value_info, *proto.graph.input, *proto.graph.output)}

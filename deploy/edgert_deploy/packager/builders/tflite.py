@@ -36,7 +36,7 @@ OLD_RUNTIME_MACHINE = "armv7l"
 TOOLS = ("ai-edge-litert", "onnx", "onnxruntime")
 # More samples move the recorded ranges little and cost one float run each.
 SAMPLES_MAX = 300
-# The batches that an artifact is tried with where its batch is open.
+# The batches that an artifact is tried with if its batch is open.
 TRIAL_BATCHES = (1, 2)
 
 IsFloat = Callable[[str], bool]  # whether the operator of this name stays in float

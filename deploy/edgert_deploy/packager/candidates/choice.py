@@ -1,7 +1,7 @@
 """The choice: which candidates a target gets, at most one for each of its engines, the best first.
 
 A requested precision is kept: "int8" is INT8, if need be with some layers in float, or an error that offers the other
-precisions. "auto" times what passes, where this machine has the target's processor, and takes the fastest; elsewhere it
+precisions. "auto" times what passes, if this machine has the target's processor, and takes the fastest; elsewhere it
 takes the first that passes, INT8 first. It warns if that is another one.
 """
 
@@ -148,7 +148,7 @@ class _Findings:
 def _warn_of_float(
     target: TargetRequest, packed: Sequence[Candidate], findings: _Findings, timings: Timings, *, quantized: bool
 ) -> None:
-    """Warn of each artifact that computes in float where the user may expect INT8."""
+    """Warn of each artifact that computes in float although the user may expect INT8."""
     for candidate in packed:
         if target.is_auto and not candidate.is_int8:
             findings.warn(f"{target.profile.name}: {_why_not_int8(candidate, findings.tried, timings)}")

@@ -64,7 +64,7 @@ def _rank(candidate: Candidate) -> tuple[bool, bool, bool, float]:
 
 
 def recipes_for(source: SourceModel, engine: str, profile: DeviceProfile, pinned: str) -> tuple[str, ...]:
-    """Return the recipes to try: the `pinned` one alone where the engine has it."""
+    """Return the recipes to try: the `pinned` one alone if the engine has it."""
     maker = builder_for(engine)
     if is_kept(source, engine) or not maker.takes(source):
         return (FIRST_RECIPE,)

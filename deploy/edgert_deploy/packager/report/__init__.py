@@ -72,7 +72,7 @@ class Report:
         }
 
     def candidates(self) -> list[dict[str, Any]]:
-        """Return what was built, packed or not; where the receipt does not tell, the manifest's artifacts."""
+        """Return what was built, packed or not; if the receipt does not tell, the manifest's artifacts."""
         if entries := self.receipt.get("candidates"):
             return list(entries)
         return [

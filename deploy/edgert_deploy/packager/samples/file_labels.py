@@ -61,7 +61,7 @@ def labels_of_windows(
 ) -> Arrays:
     """Return LABELS of the recordings' windows, `counts` of each: the file's, or a labelled part's.
 
-    Such a part is a window's label where both share at least half of the shorter one. Raises CalibrationInvalid.
+    Such a part is a window's label if both share at least half of the shorter one. Raises CalibrationInvalid.
     """
     path = folder / LABELS_TABLE
     if not path.is_file():

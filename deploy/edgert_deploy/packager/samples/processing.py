@@ -44,7 +44,7 @@ def read_preprocess(path: Path, source: SourceModel) -> InputRule | None:
     """Return the preset `path`, or a file's rule; None if it only binds state. Raises ConfigInvalid.
 
     A file has a table `sound`, `series` or `text`, or else the keys of `Preprocess` and a table `resize`. Of an image's
-    keys only `input` is required. The default of `model_layout` is "nhwc" where only the last axis can be the channels.
+    keys only `input` is required. The default of `model_layout` is "nhwc" if only the last axis can be the channels.
     """
     if str(path) in PREPROCESS_PRESETS:
         return _checked(str(path), _preset(str(path), source), source)

@@ -56,7 +56,7 @@ PER_SAMPLE: dict[str, tuple[str, Any, str]] = {
 NAMES = (*PER_SAMPLE, BOXES)
 CLASSES_END = 2**31
 SIZES_APART = 10  # times the mean size of a value: sets that differ more were prepared in different ways
-BEYOND = 0.1  # of the calibration's range: values farther outside are cut off where that matters
+BEYOND = 0.1  # of the calibration's range: values farther outside are cut off if that matters
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png")
 IMAGE_BYTES_MAX = 64 * 1024**2
 RUN_BYTES_MAX = 2 * 1024**2  # the size of the inputs that run at once: activations are hundreds of times as large
@@ -132,7 +132,7 @@ def load_samples(
     at_least: int,
     transcripts: bool = False,
 ) -> CalibrationSet:
-    """Read samples, with `labels`, `slice`, `boxes`, `transcript` and `recording` where there are any.
+    """Read samples, with `labels`, `slice`, `boxes`, `transcript` and `recording` if there are any.
 
     `path` is any of the forms in docs/models.md. Images, signals and texts are preprocessed by the code that devices
     run. `class_names` is the order of the classes, else the alphabet. With `transcripts` labels.csv holds texts. Raises
@@ -216,7 +216,7 @@ def _checked_count(path: Path, inputs: Mapping[str, NDArray[Any]], at_least: int
 def constant_inputs(samples: CalibrationSet) -> list[str]:
     """Return the inputs that hold the same values in all samples.
 
-    An integer input may be a setting, such as a sampling rate: it counts only where no input differs.
+    An integer input may be a setting, such as a sampling rate: it counts only if no input differs.
     """
     if len(samples) < 2:
         return []

@@ -180,7 +180,7 @@ def external_files(request: dict[str, Any], data: bytes, progress: Progress) -> 
 
 
 def parse(name: str, data: bytes) -> Any:
-    """Return the ModelProto in `data`. Raises SourceInvalid where there is none, or nothing to run."""
+    """Return the ModelProto in `data`. Raises SourceInvalid if there is none, or nothing to run."""
     from onnx import ModelProto
 
     proto = ModelProto()
@@ -203,7 +203,7 @@ def parse(name: str, data: bytes) -> Any:
 
 
 def check_weights(proto: Any) -> None:
-    """Raise SourceInvalid where a weight is NaN or infinite: training diverged, or the export is damaged."""
+    """Raise SourceInvalid if a weight is NaN or infinite: training diverged, or the export is damaged."""
     from onnx import numpy_helper
 
     for tensor in proto.graph.initializer:
@@ -225,7 +225,7 @@ def check_weights(proto: Any) -> None:
 
 
 def _run_once_and_twice(model: bytes, inputs: tuple[TensorSpec, ...]) -> tuple[Any, list[list[Any]]]:
-    """Return the session, and its answers to one sample and, where the batch is open, to two."""
+    """Return the session, and its answers to one sample and, if the batch is open, to two."""
     session = _load(model)
     counts = (1, 2) if inputs[0].shape[0] == -1 else (1,)
     return session, [_run(session, inputs, count) for count in counts]
@@ -294,7 +294,7 @@ def _strip_notes(proto: Any) -> bool:
 
 
 def _translated(proto: Any, inputs: tuple[TensorSpec, ...]) -> Any:
-    """Return the model in an opset and IR that all runtimes read; None where it stays as it is."""
+    """Return the model in an opset and IR that all runtimes read; None if it stays as it is."""
     if not (opset := opset_of(proto)) or proto.functions:
         return None
     for wanted in wanted_opsets(proto):

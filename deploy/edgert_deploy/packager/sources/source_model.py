@@ -63,7 +63,7 @@ class Fold:
 class SourceModel:
     """A checked model. `inputs` and `outputs` are the contract that every artifact keeps.
 
-    The batch axis (axis 0) is -1 where the model leaves it open; every other axis has a fixed length. `proto` is the
+    The batch axis (axis 0) is -1 if the model leaves it open; every other axis has a fixed length. `proto` is the
     ModelProto of an ONNX model, in an opset that every runtime takes; `tflite` is the file of a TFLite model.
     `sha256` and `size_bytes` are those of the given file. `quantized`: the user's training or converter quantized it,
     and that is kept. `fold`: its first layers are preprocessing that was folded in. `remarks`: how its

@@ -62,7 +62,7 @@ def check_batch_axes(specs: tuple[TensorSpec, ...]) -> None:
 
 
 def output_spec(name: str, datatype: str, shapes: list[tuple[int, ...]], inputs: tuple[TensorSpec, ...]) -> TensorSpec:
-    """Return the spec of an output, from its shapes for one and (where the batch is open) two samples."""
+    """Return the spec of an output, from its shapes for one and (if the batch is open) two samples."""
     if datatype == "object":
         raise SourceInvalid(
             f"output {name!r} is text; EdgeRT carries numbers: train the model on the numbers of the classes, and give "

@@ -30,7 +30,7 @@ FOLDED = frozenset({"Constant", "ConstantOfShape", "Range", "Shape", "Size"})
 def folded(model: onnx.ModelProto, batch: int, lowered: Collection[str]) -> onnx.ModelProto:
     """Return `model` at a fixed `batch`. ONNX's functions that are not `lowered` themselves are inlined.
 
-    Raises OperatorUnsupported for operators outside of ONNX, and BuildFailed where nothing can fold the model.
+    Raises OperatorUnsupported for operators outside of ONNX, and BuildFailed if nothing can fold the model.
     """
     _refuse_foreign(model)
     fixed = _plain(_spelled_out(_at_batch(model, batch), lowered))

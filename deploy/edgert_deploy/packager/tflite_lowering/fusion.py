@@ -94,7 +94,7 @@ def _mish(links: Links, smooth: Node) -> Changes:
 
 
 def _product(links: Links, op_type: str, first: Node, last: Node) -> Changes:
-    """Return a node `op_type` in place of x * last(first(x)), where there is that product."""
+    """Return a node `op_type` in place of x * last(first(x)), if there is that product."""
     product = links.only_user(last)
     if product is None or product.op_type != "Mul" or first.inputs[0] not in product.inputs:
         return {}
@@ -128,7 +128,7 @@ def _clamps_itself(graph: Graph, ops: Mapping[str, Op], node: Node) -> bool:
 
 
 def clamp_name(node: Node, scalar: Callable[[str], float | None]) -> str:
-    """Return TFLite's name for the effect of a Relu or Clip node, or "NONE" where it has none."""
+    """Return TFLite's name for the effect of a Relu or Clip node, or "NONE" if it has none."""
     if node.op_type == "Relu":
         return "RELU"
     if node.op_type != "Clip":

@@ -84,7 +84,7 @@ class Node:
     activation: str = "NONE"
 
     def input(self, index: int) -> str:
-        """Return the name of an input, or "" where an optional one is absent."""
+        """Return the name of an input, or "" if an optional one is absent."""
         return self.inputs[index] if index < len(self.inputs) else ""
 
 
@@ -183,11 +183,11 @@ def _differs(one: NDArray[Any], two: NDArray[Any]) -> bool:
 
 
 def _expands(one: NDArray[Any], two: NDArray[Any]) -> bool:
-    """Whether `two` is `one` twice along axis 0, where `one` has length 1."""
+    """Whether `two` is `one` twice along axis 0, if `one` has length 1."""
     return one.ndim > 0 and one.shape[0] == 1 and two.shape == (2, *one.shape[1:]) and bool((one == two).all())
 
 
 def _repeats(one: NDArray[Any], two: NDArray[Any]) -> bool:
-    """Whether `two` is `one` twice along one axis, where `one` has length 1."""
+    """Whether `two` is `one` twice along one axis, if `one` has length 1."""
     pairs = [] if one.ndim != two.ndim else [(a, b) for a, b in zip(one.shape, two.shape, strict=True) if a != b]
     return pairs == [(1, 2)] and bool((one == two).all())

@@ -1,7 +1,7 @@
 """The state of one lowering: the TFLite tensor of each ONNX value, and its layout.
 
 ONNX convolves channels first, TFLite channels last. An operator makes its value in the layout that suits it. The
-value is converted, once, where a reader needs the other layout: chains of convolutions stay channels last, and the
+value is converted, once, if a reader needs the other layout: chains of convolutions stay channels last, and the
 model's inputs and outputs keep ONNX's order. A channels-last value of rank 3 (from a 1-D convolution) is [batch, 1,
 width, channels].
 """
@@ -84,13 +84,13 @@ class Lowering:
         return self.graph.constants[name]
 
     def one_item(self, name: str, role: str) -> NDArray[Any]:
-        """Return the constant `name` at batch 1 where a larger batch only repeats it: it then broadcasts."""
+        """Return the constant `name` at batch 1 if a larger batch only repeats it: it then broadcasts."""
         if name in self.graph.repeated_constants:
             return self.graph.constants[name]
         return self.value(name, role)
 
     def integers(self, node: Node, attribute: str, index: int) -> list[int] | None:
-        """Return an attribute of earlier opsets that is input `index` in later ones; None where absent."""
+        """Return an attribute of earlier opsets that is input `index` in later ones; None if absent."""
         if attribute in node.attributes:
             return [int(v) for v in node.attributes[attribute]]
         if not node.input(index):
@@ -205,7 +205,7 @@ class Lowering:
         return axis % rank if layout is Layout.NATIVE else CHANNELS_LAST_AXES[rank][axis % rank]
 
     def common_layout(self, names: tuple[str, ...]) -> Layout:
-        """Return channels last where one of `names` has it and all can have it; else native."""
+        """Return channels last if one of `names` has it and all can have it; else native."""
         ranks = {self.shape(name).rank for name in names if not self.is_constant(name)}
         held = any(self.layout(name) is Layout.CHANNELS_LAST for name in names)
         return Layout.CHANNELS_LAST if held and len(ranks) == 1 and ranks <= set(SPATIAL_RANKS) else Layout.NATIVE

@@ -26,7 +26,7 @@ class Op:
 
     `write` writes a node of it, and raises Uncovered where TFLite cannot take the node. `widens` are the dtypes that
     go through a wider one. `clamps`: its TFLite operator can clamp its own result, so that a Relu behind it costs
-    nothing. `sign`: its result is never below zero, or only where an input is. `stays_float`: the quantizer leaves
+    nothing. `sign`: its result is never below zero, or only if an input is. `stays_float`: the quantizer leaves
     it in float32, wholly or in part.
     """
 

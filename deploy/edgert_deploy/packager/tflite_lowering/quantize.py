@@ -54,7 +54,7 @@ def quantize_int8(
     """Return `float_model` in INT8, calibrated with `samples` (one array per input, in model order).
 
     `own_ranges` are the ranges of tensors whose scale is known (a model trained with quantization). An operator stays
-    in float where `is_float` is true for the name of its first output. `cut` is the share of an activation's values
+    in float if `is_float` is true for the name of its first output. `cut` is the share of an activation's values
     that its range leaves out at either end. Deterministic. Raises BuildFailed.
     """
     wrapper = _calibration_wrapper()

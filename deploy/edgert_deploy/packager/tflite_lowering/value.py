@@ -23,7 +23,7 @@ FLOAT32, BOOL, INT32, INT64 = map(np.dtype, ("float32", "bool", "int32", "int64"
 
 
 class Uncovered(Exception):
-    """A node that cannot be lowered: the text names the part of it, and a way round where there is one."""
+    """A node that cannot be lowered: the text names the part of it, and a way round if there is one."""
 
 
 @dataclass(frozen=True)

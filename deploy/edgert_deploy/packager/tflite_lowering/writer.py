@@ -38,7 +38,7 @@ SHARED_OPTIONS = {
         ("MEAN", "SUM", *(f"REDUCE_{kind}" for kind in ("ALL", "ANY", "MAX", "MIN", "PROD"))), "ReducerOptions"
     ),
 }
-# Operators whose kernels read their options where all of them are defaults, too.
+# Operators whose kernels read their options even if all of them are defaults.
 WITH_OPTIONS = frozenset(
     ("ADD", "BATCH_MATMUL", "DIV", "FULLY_CONNECTED", "L2_NORMALIZATION", "MUL", "SUB", "TRANSPOSE")
 )

@@ -1,6 +1,6 @@
 """Files of other formats that people give to `edgert build`: what each is, and what to give instead.
 
-A file is told by its beginning, where that is possible, and else by its suffix. No framework is needed for that, and
+A file is told by its beginning, if that is possible, and else by its suffix. No framework is needed for that, and
 nothing is unpickled.
 """
 
@@ -44,7 +44,7 @@ BEGINNINGS = {
     b"\x93NUMPY": "an array of NumPy, not a model; samples are given with --calibration and --holdout",
     **{bytes((0x80, version)): PICKLE for version in range(2, 6)},
 }
-# By the suffix of the file, where the content is no sign.
+# By the suffix of the file, if the content is no sign.
 SUFFIXES = {
     ".joblib": PICKLE,
     ".pkl": PICKLE,

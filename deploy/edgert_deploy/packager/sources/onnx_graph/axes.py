@@ -23,9 +23,9 @@ def set_lengths(proto: Any, shapes: Mapping[str, Sequence[int]]) -> tuple[bool, 
     """Set the axes of the inputs in `shapes` (name -> lengths), and axes of the same name elsewhere.
 
     An input without axes is one number, such as a sampling rate: the length is its value, and becomes a constant.
-    The batch stays open where the model leaves it open, and its length is given as 1. A length replaces one that the
+    The batch stays open if the model leaves it open, and its length is given as 1. A length replaces one that the
     model fixes: convolutions take any, and the run on a sample shows whether the rest does. Returns whether anything
-    changed, and a remark for each such input. Raises SourceInvalid where a name or a rank does not fit the model.
+    changed, and a remark for each such input. Raises SourceInvalid if a name or a rank does not fit the model.
     """
     inputs = {value.name: value for value in model_inputs(proto)}
     named: dict[str, int] = {}
@@ -158,7 +158,7 @@ def forget_shapes(proto: Any) -> None:
 
 
 def fixed_batches(proto: Any) -> list[str]:
-    """Return the inputs whose batch is 1 where other inputs leave theirs open."""
+    """Return the inputs whose batch is 1 while other inputs leave theirs open."""
     shapes = {value.name: value.type.tensor_type.shape.dim for value in model_inputs(proto)}
     firsts = {name: dims[0] for name, dims in shapes.items() if dims}
     ones = [name for name, dim in firsts.items() if not is_open(dim) and dim.dim_value == 1]
@@ -166,7 +166,7 @@ def fixed_batches(proto: Any) -> list[str]:
 
 
 def fix_batch(proto: Any) -> bool:
-    """Set the batch to 1 where it is open; return whether it was."""
+    """Set the batch to 1 if it is open; return whether it was."""
     firsts = list(open_batch_axes(proto))
     for dim in firsts:
         _set(dim, 1)
@@ -201,7 +201,7 @@ def model_inputs(proto: Any) -> Iterator[Any]:
 
 
 def drop_weight_inputs(proto: Any) -> bool:
-    """Remove weights from the inputs, where IR 3 listed them; return whether there were any.
+    """Remove weights from the inputs: IR 3 listed them; return whether there were any.
 
     Tools would take them for values that a caller may replace: nothing is folded, and a folded one becomes an input.
     """

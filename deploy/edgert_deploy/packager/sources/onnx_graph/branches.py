@@ -135,6 +135,6 @@ def remove_unused(graph: Any) -> None:
             for inside in graphs_inside(node):
                 needed.update(name for one in inside.node for name in one.input)
                 needed.update(value.name for value in inside.output)
-    needed.update(value.name for value in graph.input)  # where an input has a default
+    needed.update(value.name for value in graph.input)  # if an input has a default
     refill(graph.node, reversed(used_nodes))
     refill(graph.initializer, (tensor for tensor in graph.initializer if tensor.name in needed))

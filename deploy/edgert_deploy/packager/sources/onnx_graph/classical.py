@@ -65,7 +65,7 @@ def unwrap_maps(proto: Any) -> tuple[str, ...]:
 
 
 def _without_text(proto: Any, classes: str) -> tuple[str, ...]:
-    """Remove outputs that are text where a classifier has others; return a remark for each."""
+    """Remove outputs that are text if a classifier has others; return a remark for each."""
     from onnx import TensorProto
 
     texts = [value for value in proto.graph.output if value.type.tensor_type.elem_type == TensorProto.STRING]

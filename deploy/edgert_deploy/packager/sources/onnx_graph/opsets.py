@@ -1,7 +1,7 @@
 """Opsets that the runtimes read.
 
 Runtimes on devices are older than exporters: ONNX Runtime 1.22 takes opset 22 and IR 10, TensorRT 10.3 less. So a
-model of a newer opset is lowered to OPSET_MAX, and one from before quantization is raised, where ONNX's converter can
+model of a newer opset is lowered to OPSET_MAX, and one from before quantization is raised, if ONNX's converter can
 do so and the answers stay the same. Else the model stays as it is.
 """
 

@@ -120,7 +120,7 @@ def _range(node: Any, constants: Constants) -> tuple[float, ...]:
 def _made_positive(graph: Any, value: str, positive: set[str]) -> str:
     """Return the name of `value` behind a Relu.
 
-    ONNX Runtime's quantizer removes a Relu where the range begins at 0.
+    ONNX Runtime's quantizer removes a Relu if the range begins at 0.
     """
     name = value + POSITIVE_SUFFIX
     if name not in positive:

@@ -1,4 +1,4 @@
-"""Zeros before a MaxPool, which older releases of ONNX Runtime lose where values are negative.
+"""Zeros before a MaxPool, which older releases of ONNX Runtime lose if values are negative.
 
 Their `Pad_Fusion` turns such a Pad into padding of the MaxPool, and a MaxPool ignores its padding: a negative number
 wins where ONNX says 0. Releases 1.23.2 and 1.31.1 do so, 1.32.0 does not. The source's answers, ONNX Runtime's

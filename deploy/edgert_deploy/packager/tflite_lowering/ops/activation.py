@@ -19,7 +19,7 @@ def relu(x: Value, node: Node) -> Value:
 
 
 def clip(lowering: Lowering, node: Node) -> None:
-    """Apply the lower bound, then the upper one, which wins where they cross."""
+    """Apply the lower bound, then the upper one, which wins if they cross."""
     x, layout = lowering.read_as_made(node)
     name = clamp_name(node, lowering.links.scalar)
     if name != "NONE" and x.dtype == FLOAT32:

@@ -81,7 +81,7 @@ def _convolved_3d(kernel: Kernel, x: Value, shape: BatchShape) -> Value:
 
 
 def as_2d(weights: NDArray[Any]) -> NDArray[Any]:
-    """Return a kernel with a height of one where it is one-dimensional."""
+    """Return a kernel with a height of one if it is one-dimensional."""
     return weights[:, :, None] if weights.ndim == 3 else weights
 
 

@@ -143,7 +143,7 @@ def _pool(
     before: Callable[[Value], Value] = lambda plane: plane,
     after: Callable[[Value], Value] = lambda plane: plane,
 ) -> None:
-    """Apply `pool` to the last two axes and, where there are three, to the first one."""
+    """Apply `pool` to the last two axes and, if there are three, to the first one."""
     window = window_of(lowering, node, [int(k) for k in node.attributes["kernel_shape"]])
     plane = before(lowering.read(node, 0, Layout.CHANNELS_LAST))
     if len(window.axes) == 2:

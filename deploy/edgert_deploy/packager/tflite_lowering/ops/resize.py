@@ -1,4 +1,4 @@
-"""Resize and Upsample: TFLite's operator where it takes the same samples, else an exact composition.
+"""Resize and Upsample: TFLite's operator if it takes the same samples, else an exact composition.
 
 Nearest is a look-up along each axis. Every other mode is a matrix along each axis, because its weights are products of
 one factor per axis.

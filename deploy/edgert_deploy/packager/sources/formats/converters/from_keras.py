@@ -59,7 +59,7 @@ def reason_of(error: Exception) -> str:
 
 
 def _advice(signature: list[Any]) -> str:
-    """Return which lengths could be given, where the model leaves more than the batch open."""
+    """Return which lengths could be given, if the model leaves more than the batch open."""
     for spec in signature:
         axes = list(spec.shape)
         if None in axes[1:]:
