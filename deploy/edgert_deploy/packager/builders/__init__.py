@@ -20,9 +20,9 @@ from edgert_deploy.packager.processes.sandbox import Progress
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.onnx_graph.classical import classical_operators
 from edgert_deploy.packager.sources.onnx_graph.dynamic_quantization import is_dynamic
-from edgert_deploy.packager.sources.onnx_graph.half import has_double
 from edgert_deploy.packager.sources.onnx_graph.qat import float_of, has_wide_activations
 from edgert_deploy.packager.sources.onnx_graph.quantized_operators import as_qdq
+from edgert_deploy.packager.sources.onnx_graph.single_precision import has_double
 from edgert_deploy.packager.sources.source_model import Kind, SourceModel
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class Builder(Protocol):
     # The engine that judges artifacts on this host: its own if it runs here, else one that reads the same file.
     judged_by: ClassVar[str]
     source_kinds: ClassVar[frozenset[Kind]] = frozenset({"onnx"})
-    takes_classical: ClassVar[bool] = False  # operators of ai.onnx.ml, and FP64
+    takes_any_onnx: ClassVar[bool] = False  # also operators of ai.onnx.ml, and FP64
     finds_ranges: ClassVar[bool] = False  # the ranges of activations as the model runs, if the source does
     takes_wide: ClassVar[bool] = False  # the ranges of activations that the source quantizes to 16 bits
     # Whether a model whose first layers are folded-in preprocessing is worth building (docs/decisions/0011).
@@ -222,7 +222,7 @@ def first_engine(source: SourceModel, engines: Sequence[str]) -> str:
 
 def takes_operators(source: SourceModel, engine: str) -> bool:
     """Whether `engine` computes the source's operators of ai.onnx.ml and its FP64, if it has any."""
-    if builder_for(engine).takes_classical or source.proto is None:
+    if builder_for(engine).takes_any_onnx or source.proto is None:
         return True
     return not classical_operators(source.proto) and not has_double(source.proto)
 
@@ -230,7 +230,7 @@ def takes_operators(source: SourceModel, engine: str) -> bool:
 def check_source(source: SourceModel, engine: str, target: str) -> None:
     """Raise ConfigInvalid or OperatorUnsupported if no artifact of `engine` is built from `source`."""
     builder = builder_for(engine)
-    if (operators := classical_operators(source.proto)) and not builder.takes_classical:
+    if (operators := classical_operators(source.proto)) and not builder.takes_any_onnx:
         raise OperatorUnsupported(
             f"{engine} has no {', '.join(operators)} (ai.onnx.ml), which only onnxruntime computes: "
             "build it for targets that take onnxruntime"

@@ -26,7 +26,7 @@ class ONNXRuntimeBuilder(Builder):
     judged_by = "onnxruntime"
     libraries = qdq.LIBRARIES
     all_recipes = (*qdq.RECIPES, qdq.DYNAMIC_RANGE)
-    takes_classical = True
+    takes_any_onnx = True
     finds_ranges = True
     ways = (
         (1, {}),

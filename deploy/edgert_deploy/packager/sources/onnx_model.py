@@ -21,7 +21,6 @@ from edgert.printable import counted
 from edgert.tensors import TensorSpec
 from edgert.typed_json import from_json, to_json
 from edgert_deploy.packager.processes.sandbox import Answer, Progress
-from edgert_deploy.packager.sources.formats.converters.from_keras import replace_erfc
 from edgert_deploy.packager.sources.formats.external_data import embed, files_of
 from edgert_deploy.packager.sources.onnx_graph.axes import (
     drop_unread_inputs,
@@ -36,8 +35,8 @@ from edgert_deploy.packager.sources.onnx_graph.branches import inline_known_bran
 from edgert_deploy.packager.sources.onnx_graph.bucket_axis import WantedBuckets, cut_outputs, find_axis, probed_lengths
 from edgert_deploy.packager.sources.onnx_graph.classical import is_classical, unwrap_maps
 from edgert_deploy.packager.sources.onnx_graph.dynamic_quantization import is_dynamic
+from edgert_deploy.packager.sources.onnx_graph.erfc import replace_erfc
 from edgert_deploy.packager.sources.onnx_graph.functions import inline_functions
-from edgert_deploy.packager.sources.onnx_graph.half import has_double, narrow_double, widen_half
 from edgert_deploy.packager.sources.onnx_graph.infinite_bounds import drop_infinite_bounds
 from edgert_deploy.packager.sources.onnx_graph.nodes import nodes_of, tensors
 from edgert_deploy.packager.sources.onnx_graph.opsets import (
@@ -48,6 +47,7 @@ from edgert_deploy.packager.sources.onnx_graph.opsets import (
     steady_fourier,
     wanted_opsets,
 )
+from edgert_deploy.packager.sources.onnx_graph.single_precision import has_double, narrow_double, widen_half
 from edgert_deploy.packager.sources.onnx_graph.spectrograms import convolve_spectrograms
 from edgert_deploy.packager.sources.onnx_graph.structure import forget_inner_shapes, opset_of, structure_of
 from edgert_deploy.packager.sources.onnx_graph.zero_pads import keep_zero_pads
@@ -85,7 +85,7 @@ def _examined(
     name, translation = str(request["name"]), b""
     proto = parse(name, data)
     changed = embed(name, Path(str(request.get("folder", "."))), proto)
-    changed |= drop_weight_inputs(proto) | inline_functions(proto) | replace_erfc(proto.graph)
+    changed |= drop_weight_inputs(proto) | inline_functions(proto) | replace_erfc(proto)
     resized, remarks = set_lengths(proto, request.get("shapes") or {})
     changed |= resized
     replaced += remarks

@@ -6,7 +6,6 @@ The conversions themselves run where a Python with the framework is named: EDGER
 from __future__ import annotations
 
 import importlib.util
-import math
 import os
 import subprocess
 import sys
@@ -288,15 +287,6 @@ def test_the_reason_of_a_failed_conversion_is_short() -> None:
     message = "<class 'Sequential'> could not be deserialized. config={} Exception encountered: Could not locate class 'Scale'. "
     assert reason_of(TypeError(message)).startswith("Scale is not a part of Keras")
     assert reason_of(ValueError("one\ntwo " + 400 * "x")) == "ValueError: " + 300 * "x"
-
-
-def test_tensorflows_erfc_is_written_with_onnxs_operators(tmp_path: Path) -> None:
-    proto = models.model("float[N,4] x) => (float[N,4] y", "e = Erf(x) y = Neg(e)")
-    proto.graph.node[0].op_type = "Erfc"  # ONNX's parser takes known operators only
-    source = load_source(models.write(proto, tmp_path / "m.onnx"))
-    samples = CalibrationSet({"x": 4 * models.random(12, 4) - 2}, None)
-    want = [[-math.erfc(value) for value in row] for row in samples.inputs["x"].tolist()]
-    np.testing.assert_allclose(reference_outputs(source, samples)[0], want, atol=1e-6)
 
 
 def test_a_keras_file_that_holds_python_code_is_refused(keras_models: tuple[str, Path]) -> None:

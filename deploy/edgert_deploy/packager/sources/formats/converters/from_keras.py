@@ -36,7 +36,6 @@ def main() -> int:
         captures = function.get_concrete_function(*signature).graph.captures
         values = [(outer, inner) for outer, inner in captures if outer.dtype != tensorflow.resource]
         keep_constants(proto.graph, {inner.name: outer for outer, inner in values})
-        replace_erfc(proto.graph)
         _name_outputs(proto.graph, outputs)
     except Exception as error:  # noqa: BLE001 - two frameworks raise any class
         print(f"{reason_of(error)}{_advice(signature)}", file=sys.stderr)
@@ -104,30 +103,6 @@ def keep_constants(graph: Any, captured: dict[str, Any]) -> None:
         if value.name in captured:
             graph.initializer.append(numpy_helper.from_array(captured[value.name].numpy(), value.name))
             graph.input.remove(value)
-
-
-def replace_erfc(graph: Any) -> bool:
-    """Write 1 + Erf(-x) for Erfc(x), which ONNX lacks and tf2onnx leaves in GELU; return if found."""
-    from onnx import helper
-
-    found = False
-    for i, node in reversed(list(enumerate(graph.node))):
-        if node.op_type == "Erfc":
-            found = True
-            (x,), (y,) = node.input, node.output
-            names = [f"{y}/{name}" for name in ("negative", "erf", "one", "cast")]
-            negative, erf, one, cast = names
-            nodes = [
-                helper.make_node("Neg", [x], [negative], name=negative),
-                helper.make_node("Erf", [negative], [erf], name=erf),
-                helper.make_node("Constant", [], [one], name=one, value_float=1.0),
-                helper.make_node("CastLike", [one, erf], [cast], name=cast),
-                helper.make_node("Add", [erf, cast], [y], name=node.name),
-            ]
-            rest = list(graph.node)
-            del graph.node[:]
-            graph.node.extend([*rest[:i], *nodes, *rest[i + 1 :]])
-    return found
 
 
 def _name_outputs(graph: Any, names: list[str]) -> None:
