@@ -194,10 +194,9 @@ def check_preprocess(pre: Preprocess, inputs: tuple[TensorSpec, ...]) -> None:
         raise BundleError(
             "preprocessing cannot convert between gray and colour: set frame_colour like colour, or to model"
         )
-    if not pre.mean or not pre.std or 0.0 in pre.std:
-        raise BundleError("preprocessing needs a mean and a std, and no std may be 0")
-    if not all(-1e30 < v < 1e30 for v in (pre.scale, *pre.mean, *pre.std)):
-        raise BundleError("preprocessing needs a scale, a mean and a std that are finite")
+    check_mean_and_std("preprocessing", pre.mean, pre.std)
+    if not -1e30 < pre.scale < 1e30:
+        raise BundleError("preprocessing needs a finite scale")
     swapped = pre.frame_colour not in ("model", pre.colour)
     if pre.layout != "model" or pre.model_layout != "nchw" or pre.of_images or swapped:
         _check_image_input(pre, spec)
@@ -298,6 +297,12 @@ def spec_of(what: str, kind: str, name: str, specs: Sequence[TensorSpec]) -> Ten
             return spec
     there = ", ".join(repr(spec.name[:80]) for spec in specs[:NAMES_SHOWN_MAX])
     raise BundleError(f"{what} names {kind} {name[:80]!r}, which the model does not have: it has {there or 'none'}")
+
+
+def check_mean_and_std(what: str, mean: Sequence[float], std: Sequence[float]) -> None:
+    """Raise BundleError unless values can be normalised by `mean` and `std`, the keys of `what`."""
+    if not mean or not std or 0.0 in std or not all(-1e30 < value < 1e30 for value in (*mean, *std)):
+        raise BundleError(f"{what} needs a finite mean and std, and no std may be 0")
 
 
 def check_choice(what: str, key: str, value: str, known: Sequence[str]) -> None:

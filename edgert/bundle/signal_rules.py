@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from edgert.bundle.rules import TIME_AXES, Classify, check_choice, spec_of
+from edgert.bundle.rules import TIME_AXES, Classify, check_choice, check_mean_and_std, spec_of
 from edgert.errors import BundleError
 from edgert.printable import counted
 from edgert.tensors import TensorSpec
@@ -218,8 +218,7 @@ def _check_normalisation(what: str, mean: Sequence[float], std: Sequence[float],
     for values in (mean, std):
         if len(values) not in (1, count):
             raise BundleError(f"{what} has a mean or std of {len(values)} numbers; give 1, or {count}, one per {per}")
-    if 0.0 in std or not all(-1e30 < value < 1e30 for value in (*mean, *std)):
-        raise BundleError(f"{what} needs a finite mean and std, and no std may be 0")
+    check_mean_and_std(what, mean, std)
 
 
 def _check_range(what: str, key: str, value: float, least: float, most: float) -> None:

@@ -108,7 +108,7 @@ class Client(BaseClient):
         Raises RequestError (the inputs do not fit), Unavailable (try again), DeadlineExceeded.
         """
         flags = request_flags(cache, priority)
-        timeout_s = self.timeout_s if timeout_s is None else self.timeout_of(timeout_s)
+        timeout_s = self.timeout_of(timeout_s)
         deadline = time.monotonic() + timeout_s
         idle = self._idle[model]
         while True:

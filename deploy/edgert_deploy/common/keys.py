@@ -57,31 +57,33 @@ def _no_signing_key(name: str) -> str:
     return f"{lacks}: make it with edgert keys new" + ("" if name == DEFAULT else f" --name {name}")
 
 
-def write_public_halves() -> None:
-    """Write the public half of each private key that stands alone, as after a restore from a backup."""
-    for private in keys_dir().glob(f"*{PRIVATE_SUFFIX}"):
+def restore_public_halves() -> Path:
+    """Write public halves that are missing beside the user's private keys; return the folder.
+
+    They are missing if only the private keys were restored from a backup.
+    """
+    folder = keys_dir()
+    for private in folder.glob(f"*{PRIVATE_SUFFIX}"):
         public = key_paths(private.parent, private.name.removesuffix(PRIVATE_SUFFIX))[1]
         with contextlib.suppress(OSError, ConfigInvalid):  # the private key's reader says what is wrong with it
             if not public.exists():
                 public.write_bytes(read_signing_key(private).public.pem())
+    return folder
 
 
 def public_key(name: str) -> Path:
-    """Return the public half of key `name`, the project's or else the user's. Raises ConfigInvalid."""
-    project = find_project()
-    write_public_halves()
-    for folder in (project.public_keys, project.keys):
+    """Return the project's public half of key `name`, else the user's (restored). Raises ConfigInvalid."""
+    folders = find_project().public_keys, restore_public_halves()
+    for folder in folders:
         path = key_paths(folder, name)[1]
         if path.exists():
             return path
-    raise ConfigInvalid(f"no key {name!r} in {project.keys}: make it with edgert keys new --name {name}")
+    raise ConfigInvalid(f"no key {name!r} in {folders[1]}: make it with edgert keys new --name {name}")
 
 
 def public_keys() -> list[Path]:
-    """Return the public halves of the project's keys and the user's, sorted by name."""
-    project = find_project()
-    write_public_halves()
-    places = dict.fromkeys((project.public_keys.resolve(), project.keys.resolve()))
+    """Return the public halves of the project's keys and the user's (restored), sorted by name."""
+    places = dict.fromkeys((find_project().public_keys.resolve(), restore_public_halves().resolve()))
     paths = [path for folder in places for path in folder.glob(f"*{PUBLIC_SUFFIX}")]
     return sorted((path for path in paths if not path.name.endswith(PRIVATE_SUFFIX)), key=lambda path: path.name)
 

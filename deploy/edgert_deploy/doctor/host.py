@@ -27,9 +27,8 @@ from edgert_deploy.common.keys import (
     PRIVATE_SUFFIX,
     PUBLIC_SUFFIX,
     key_paths,
-    keys_dir,
     public_keys,
-    write_public_halves,
+    restore_public_halves,
 )
 from edgert_deploy.common.project import find_project
 from edgert_deploy.common.registry import open_registry
@@ -118,8 +117,7 @@ def _engines(report: Report) -> None:
 
 
 def _signing_key(report: Report) -> None:
-    folder = keys_dir()
-    write_public_halves()
+    folder = restore_public_halves()
     privates = sorted(folder.glob(f"*{PRIVATE_SUFFIX}"))
     if not privates:
         report.fail("signing key", f"there is none in {folder}", "edgert keys new, or copy yours there")
