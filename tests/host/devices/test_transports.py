@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import paramiko
 import pytest
 
 from edgert.errors import DeviceError, DeviceUnreachable, EdgeRTError, HostKeyMismatch, LoginRefused, StorageFailed
@@ -415,7 +416,14 @@ def test_a_server_that_takes_no_more_connections_is_told_from_one_that_is_off(tm
             again.stop()
 
 
-def test_a_server_that_says_nothing_is_unreachable_in_time(sshd: SshDevice) -> None:
+@pytest.mark.parametrize("greeting_s", [0.2, WAIT_S_MAX])
+def test_a_server_that_says_nothing_is_unreachable_in_time(
+    sshd: SshDevice, monkeypatch: pytest.MonkeyPatch, greeting_s: float
+) -> None:
+    """Either of paramiko's clocks may be the first: of the greeting, or of the whole start."""
+    monkeypatch.setattr(
+        paramiko.Transport, "banner_timeout", property(lambda self: greeting_s, lambda self, s: None), raising=False
+    )
     limits = LinkLimits(connect_s=1)
     with (
         socket.create_server(("127.0.0.1", 0)) as silent,

@@ -333,12 +333,13 @@ def _reason(error: BaseException) -> str:
         return "the connection ended during the login. Check the network and try again"
     if LATE_ANSWER in str(error):
         return "it did not answer the login in time. It may be busy, or the network is cut: try again"
-    if NO_GREETING in str(error) and isinstance(error.__context__, TimeoutError):
+    # Two clocks of paramiko run as long: of the greeting, and of the whole start, which then has no session.
+    if NO_SESSION in str(error) or (NO_GREETING in str(error) and isinstance(error.__context__, TimeoutError)):
         return (
             "it accepts the connection, and sent no greeting in time. It may be very busy, as may this host: try again. "
             "Or another service has this port"
         )
-    if NO_GREETING in str(error) or NO_SESSION in str(error):
+    if NO_GREETING in str(error):
         return (
             "it accepts the connection, but does not greet as SSH does. Another service may have this port, or the server "
             "refuses new connections for now (MaxStartups, PerSourcePenalties, fail2ban): look at its log, or wait a minute"
