@@ -28,6 +28,7 @@ from edgert.checks.status import (
 )
 from edgert.cli.output import emit, json_option
 from edgert.config import DeviceConfig, read_config
+from edgert.engines import FOR_TESTS
 from edgert.engines.present import engine_versions
 from edgert.errors import ConfigInvalid, DaemonUnreachable, EdgeRTError, StorageFailed
 from edgert.extras import has_tokenizers
@@ -156,7 +157,9 @@ def _accuracy(store: SlotStore, slots: SlotState, config: DeviceConfig) -> Accur
 
 def _text(status: DeviceStatus) -> str:
     daemon = f"runs (pid {status.daemon.pid})" if status.daemon.running else "does not run"
-    engines = ", ".join(f"{name} {version}" for name, version in status.engines.items())
+    in_use = {model.serving.loaded.engine for model in status.models if model.serving and model.serving.loaded}
+    shown = {name: version for name, version in status.engines.items() if name not in FOR_TESTS or name in in_use}
+    engines = ", ".join(f"{name} {version}" for name, version in shown.items()) or "none"
     lines = [
         f"device   {status.device} at site {status.site}, profile {status.profile}, {status.machine}",
         f"daemon   {daemon}, socket {status.socket}",

@@ -35,6 +35,7 @@ SDK_PACKAGES = {
     "onnxruntime": ("onnxruntime",),
     "tensorrt": ("tensorrt",),
 }
+FOR_TESTS = ("null", "fault")  # engines without an SDK; `edgertd status` shows them only if a model runs on one
 UNTHREADED = ("null", "fault", "tensorrt")  # these engines ignore `threads`
 PREPARED = ("tensorrt",)  # these engines have something to do in `Engine.prepare`
 CONCURRENT = ("onnxruntime",)  # several threads may run one session of these at once
