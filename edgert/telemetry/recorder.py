@@ -1,13 +1,16 @@
 """The recorder: turns the spans of served requests into one report a window.
 
-Theory of operation: every serving thread calls `record` after its answer has left, so it only appends the packed
-integers of the span to one bytearray. They are counted at the end of the window, when somebody asks for figures, or
-when PENDING_MAX of them wait. A thread that computes holds up the serving threads, so NumPy counts a slice in a few
-steps.
+Theory of operation: every serving thread calls `record` after its answer has left, so it only writes the packed
+integers of the span into a buffer. They are counted at the end of the window, when somebody asks for figures, or when
+PENDING_MAX of them wait. A thread that computes holds up the serving threads, so NumPy counts a slice in a few steps.
+
+The buffer is a mapping of its own: a bytearray grows in the memory of the thread that appends, and the C library keeps
+some MB of that for each group of threads.
 """
 
 from __future__ import annotations
 
+import mmap
 import struct
 import threading
 import time
@@ -50,7 +53,6 @@ _FIELDS = len(_COLUMNS) + 3
 _OUTCOMES: dict[Outcome, int] = {outcome: place for place, outcome in enumerate(get_args(Outcome))}
 _SPAN = struct.Struct(f"={_FIELDS}q")
 _pack = _SPAN.pack
-_PENDING_BYTES_MAX, _SLICE_BYTES = PENDING_MAX * _SPAN.size, SLICE * _SPAN.size
 
 Integers = NDArray[np.int64]
 
@@ -62,7 +64,7 @@ class WindowRecorder:
         self.model = model
         self._clock = clock
         self._lock = threading.Lock()
-        self._pending = bytearray()  # packed spans; to append one is atomic, so it takes no lock
+        self._pending, self._spare = _buffer(), _buffer()  # packed spans; to write one is atomic, so it takes no lock
         self._began_at = self._window_began_at = clock()
         self._totals = Totals()
         self._window = _Window()
@@ -75,16 +77,20 @@ class WindowRecorder:
         It takes about 0.3 us, and a few milliseconds once in PENDING_MAX requests.
         """
         outcome, total_us, stages, encode_us, batch, cache_hit = span
-        pending = self._pending
-        pending += _pack(_OUTCOMES[outcome], total_us, *stages, encode_us, batch, cache_hit)
-        if len(pending) >= _PENDING_BYTES_MAX:
+        packed = _pack(_OUTCOMES[outcome], total_us, *stages, encode_us, batch, cache_hit)
+        try:
+            self._pending.write(packed)
+        except ValueError:  # it is full
             with self._lock:
                 self._count_pending()
+            self._pending.write(packed)
 
     def cut(self, now: float | None = None) -> WindowReport:
         """End the window at `now` on the recorder's clock, start the next, and return its report."""
         with self._lock:
             self._count_pending()
+            if not self._spare.tell():
+                self._spare.madvise(mmap.MADV_DONTNEED)  # gives its memory back
             ended_at = self._clock() if now is None else now
             report = self._report(ended_at)
             self._lifetime.merge(report.latency)
@@ -133,11 +139,13 @@ class WindowRecorder:
 
     def _count_pending(self) -> None:
         """Count what waits; the caller holds the lock."""
-        pending = self._pending
-        for _ in range(0, len(pending), _SLICE_BYTES):  # other threads may append meanwhile
-            spans = pending[:_SLICE_BYTES]
-            del pending[: len(spans)]
-            self._count(np.frombuffer(spans, np.int64).reshape(-1, _FIELDS).T.copy())
+        waiting, self._pending, self._spare = self._pending, self._spare, self._pending
+        counted = 0
+        while count := min(waiting.tell() // _SPAN.size - counted, SLICE):
+            spans = np.frombuffer(waiting, np.int64, count * _FIELDS, counted * _SPAN.size)
+            self._count(spans.reshape(-1, _FIELDS).T.copy())
+            counted += count
+        waiting.seek(0)  # a thread that still writes here is counted the next time
 
     def _count(self, fields: Integers) -> None:
         """Count spans, a column each, in the totals and in the window."""
@@ -166,6 +174,10 @@ class WindowRecorder:
         )
         if answers:
             self._window.add(times_us, column_sums_us, batches)
+
+
+def _buffer() -> mmap.mmap:
+    return mmap.mmap(-1, PENDING_MAX * _SPAN.size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
 class _Window:
