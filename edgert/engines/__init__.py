@@ -101,7 +101,7 @@ class Session(Protocol):
 
 
 class Engine(Protocol):
-    """One vendor's runtime. Engines derive from it, as most have nothing to `prepare`."""
+    """One vendor's runtime. Engines derive from it, as most have no `prepare` and no `before_fork`."""
 
     name: str
 
@@ -111,6 +111,10 @@ class Engine(Protocol):
 
     def prepare(self, artifact: LocalArtifact, options: EngineOptions, progress: Callable[[str], None]) -> None:
         """Do work of minutes once, before the artifact is live: TensorRT builds its plan."""
+        return
+
+    def before_fork(self) -> None:
+        """Set up what all sessions of a process share, so that forks copy less; leave no thread."""
         return
 
     def load(self, artifact: LocalArtifact, options: EngineOptions) -> Session:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from edgert.engines import Engine, EngineOptions, LocalArtifact, Session, closed, sdk_of
@@ -17,6 +18,16 @@ from edgert.errors import EngineFailed
 from edgert.tensors import TensorSpec
 
 _LOG_FATAL_ONLY = 4
+# An ONNX model of IR version 8 and opset 13: y = Identity(x), both FP32 of shape [1].
+IDENTITY = bytes.fromhex(
+    "0808"
+    "3a37"
+    "0a100a017812017922084964656e74697479"
+    "120167"
+    "5a0f0a0178120a0a08080112040a020801"
+    "620f0a0179120a0a08080112040a020801"
+    "42040a00100d"
+)
 
 
 class ONNXRuntimeEngine(Engine):
@@ -24,6 +35,13 @@ class ONNXRuntimeEngine(Engine):
 
     def version(self) -> str:
         return str(sdk().__version__)
+
+    def before_fork(self) -> None:
+        onnxruntime = sdk()
+        session = onnxruntime.InferenceSession(
+            IDENTITY, _session_options(onnxruntime, EngineOptions(threads=1)), providers=["CPUExecutionProvider"]
+        )
+        session.run(None, {"x": np.zeros(1, np.float32)})
 
     def load(self, artifact: LocalArtifact, options: EngineOptions) -> ONNXRuntimeSession:
         onnxruntime = sdk()

@@ -1,8 +1,8 @@
 """The fork server: a process that has imported what workers import, and becomes a worker by fork.
 
-The workers share the memory of these imports, and start at once. The server has no session and one thread, which is
-what makes a fork safe. The daemon's end is `edgert.daemon.workers.fork_server`; `SOCK_SEQPACKET` messages of
-`edgert.worker_link.link` pass between the two:
+The workers share the memory of these imports, and of what an engine sets up for its first session, and start at once.
+The server has one thread and no open session, which is what makes a fork safe. The daemon's end is
+`edgert.daemon.workers.fork_server`; `SOCK_SEQPACKET` messages of `edgert.worker_link.link` pass between the two:
 
 - `fork`, with the worker's end of its link as descriptor: the new process says `started` with its id there, and goes
   on as `edgert.worker.worker` does.
@@ -43,9 +43,11 @@ def main() -> None:
 def _import_engines() -> None:
     for name in SHARED_ENGINES:
         with contextlib.suppress(Exception):  # missing or broken: a worker that needs it will say so
-            engine_by_name(name).version()
+            engine = engine_by_name(name)
+            engine.version()
+            engine.before_fork()
     if (threads := len(os.listdir("/proc/self/task"))) > 1:
-        sys.exit(f"workers cannot be forked: an import left {threads - 1} more thread(s)")
+        sys.exit(f"workers cannot be forked: an engine left {threads - 1} more thread(s)")
     gc.collect()
     gc.freeze()  # a collection in a worker would write to the shared memory
 

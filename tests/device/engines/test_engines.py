@@ -318,3 +318,13 @@ def test_a_tensorrt_plan_is_kept_for_one_artifact_version_gpu_and_batch() -> Non
     }
     assert len(names) == 16
     assert all("/" not in name and len(name) < 128 for name in names)
+
+
+def test_what_onnx_runtime_runs_before_workers_are_forked_is_a_valid_model() -> None:
+    """The fork server goes on without it, so that only this test would show a model that ONNX Runtime refuses."""
+    import onnx
+
+    from edgert.engines.onnxruntime import IDENTITY
+
+    onnx.checker.check_model(onnx.load_from_string(IDENTITY), full_check=True)
+    engine_by_name("onnxruntime").before_fork()
