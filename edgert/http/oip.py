@@ -125,7 +125,10 @@ def _question(text: bytes, data_bytes: int) -> tuple[list[BinaryInput], Question
         isinstance(entries, list) and 0 < len(entries) <= TENSORS_MAX, f"'inputs' must list 1 to {TENSORS_MAX} tensors"
     )
     parameters = _object(value, "parameters", "the request")
-    _check(not parameters.get("sequence_id"), "sequences of requests are not supported")
+    _check(
+        not parameters.get("sequence_id"),
+        "sequences of requests are not supported over HTTP: leave 'sequence_id' out, or open a session through the local socket",
+    )
     binary = parameters.get("binary_data_output", False) is True
     names: set[str] = set()
     inputs: dict[str, Given] = {}

@@ -15,12 +15,14 @@ from edgert.bundle.bundle_file import write_bundle
 from edgert.bundle.signing import SigningKey
 from edgert.errors import BuildFailed, EdgeRTError, EngineMissing, OperatorUnsupported
 from edgert.printable import counted
+from edgert_deploy.common.quantities import size_text
 from edgert_deploy.packager.accuracy import accuracy_gate
+from edgert_deploy.packager.accuracy.golden_samples import SAMPLES
 from edgert_deploy.packager.accuracy.reference import Reference
 from edgert_deploy.packager.build_cache import BuildCache
 from edgert_deploy.packager.candidates.candidate import CandidateBuilder
 from edgert_deploy.packager.candidates.choice import Choice, certain_orders, check_gate, choose
-from edgert_deploy.packager.candidates.evaluation import evaluate_source
+from edgert_deploy.packager.candidates.evaluation import Evaluation, evaluate_source
 from edgert_deploy.packager.candidates.mixed_precision import Budget
 from edgert_deploy.packager.contents import golden_samples, write_contents
 from edgert_deploy.packager.processes.sandbox import Progress
@@ -73,6 +75,7 @@ def build_bundle(
             *_constant_warnings(request),
             *_range_warnings(request),
             *accuracy_gate.warnings(evaluation.metric, evaluation.reference, evaluation.limits),
+            *_golden_warnings(evaluation),
         ]
         request = replace(request, classify=evaluation.reference.classify, ctc=evaluation.reference.ctc)
         for warning in warnings:
@@ -134,6 +137,17 @@ def _classical_warnings(request: BuildRequest) -> list[str]:
     return [
         f"the model uses {', '.join(operators)} of ai.onnx.ml (scikit-learn, XGBoost, LightGBM), which of all engines "
         f"only onnxruntime computes: targets get it for onnxruntime alone{precision}"
+    ]
+
+
+def _golden_warnings(evaluation: Evaluation) -> list[str]:
+    count = len(evaluation.golden)
+    if count >= min(SAMPLES, len(evaluation.reference.holdout)):
+        return []
+    each = sum(array[:1].nbytes for array in (*evaluation.golden_inputs(), *evaluation.answers))
+    return [
+        f"one sample with its answers takes {size_text(each)}, so the bundle has {counted(count, 'golden sample')} instead of {SAMPLES}: "
+        "a device's check of its answers proves less"
     ]
 
 

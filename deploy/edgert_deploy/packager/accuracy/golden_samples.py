@@ -3,6 +3,7 @@
 **Which.** SAMPLES of the hold-out that cover FP32's answers. The first are those with the lowest and the highest value
 of each output. Each next one is the farthest from all chosen ones (greedy k-centre; Gonzalez, 1985), among those of a
 new class while there is one. An error at one end of the range, or in one class, then shows in a check of eight samples.
+There are fewer where one has megabytes: each is in the bundle with its inputs, and with the answers of each artifact.
 
 **How far.** The artifact answers them here in every way that its engine can compute them (the builder's `ways`): one
 thread and several, optimized kernels and plain ones, integer arithmetic and simulated. A device differs from this host
@@ -33,6 +34,8 @@ from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.source_model import SourceModel
 
 SAMPLES = 8
+SAMPLES_MIN = 2
+BYTES_MAX = 64 * 1024**2  # of the inputs and one artifact's answers, for more than SAMPLES_MIN
 FEATURES_MAX = 256  # values of an output, evenly spaced, that make a sample's position
 MARGIN = 4.0
 STEPS_MIN = 3.0
@@ -41,21 +44,26 @@ FLOORS = {"int8": STEPS_MIN / 255, "int8fp16": STEPS_MIN / 255, "fp16": 2.0**-9,
 ATOL_MIN = 1e-5
 
 
-def golden_rows(reference: Outputs) -> Rows:
-    """Choose SAMPLES samples, or all, in the order of the hold-out. The same answers give the same choice."""
+def golden_rows(reference: Outputs, input_bytes: int = 0) -> Rows:
+    """Choose SAMPLES samples, or all, in the order of the hold-out. The same answers give the same choice.
+
+    There are fewer if the `input_bytes` of one, with its answers, are many.
+    """
     total = len(reference[0])
+    item_bytes = input_bytes + sum(output[:1].nbytes for output in reference)
+    count = min(total, SAMPLES, max(SAMPLES_MIN, BYTES_MAX // max(1, item_bytes)))
     placed = np.concatenate([_places(output) for output in reference], axis=1)
     classes = _classes(reference)
     chosen: list[int] = []
     for output in reference:
         flat = np.nan_to_num(output.reshape(total, -1).astype(np.float64))
         for sample in (flat.min(axis=1).argmin(), flat.max(axis=1).argmax()):
-            if int(sample) not in chosen and len(chosen) < SAMPLES:
+            if int(sample) not in chosen and len(chosen) < count:
                 chosen.append(int(sample))
     distance = np.full(total, np.inf)
     for sample in chosen:
         distance = np.minimum(distance, _distances(placed, sample))
-    while len(chosen) < min(SAMPLES, total):
+    while len(chosen) < count:
         free = np.ones(total, bool)
         free[chosen] = False
         unseen = free & ~np.isin(classes, classes[chosen])

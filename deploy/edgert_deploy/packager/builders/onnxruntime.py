@@ -9,13 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+from edgert.errors import BuildFailed
 from edgert_deploy.devices.profiles import DeviceProfile
 from edgert_deploy.packager.builders import Artifact, Builder, Order, keeps_quantization, qdq
 from edgert_deploy.packager.builders.artifact_layers import ArtifactLayer
 from edgert_deploy.packager.builders.onnx_layers import onnx_layers
 from edgert_deploy.packager.processes.sandbox import Progress
 from edgert_deploy.packager.samples.samples import CalibrationSet
+from edgert_deploy.packager.sources.onnx_graph.nodes import tensors
+from edgert_deploy.packager.sources.onnx_graph.single_precision import has_double
 from edgert_deploy.packager.sources.source_model import SourceModel, float_proto
 
 ARM_MACHINES = frozenset({"aarch64", "arm64", "armv6l", "armv7l", "armv8l"})
@@ -47,6 +51,10 @@ class ONNXRuntimeBuilder(Builder):
             proto = qdq.quantize(source, calibration, recipe, order.float_layers)
         else:
             proto = float_proto(source)
+            if order.precision == "fp16" and has_double(proto) and not _has_single(proto):
+                raise BuildFailed(
+                    "the model computes in FP64, which has no form in FP16: build it with --precision fp32"
+                )
             proto = qdq.to_fp16(proto, source) if order.precision == "fp16" else proto
         qdq.write_proto(proto, out_dir / "model.onnx")
         return self.made(order, source, out_dir / "model.onnx", qdq.tool_versions())
@@ -66,6 +74,11 @@ class ONNXRuntimeBuilder(Builder):
 
     def layers(self, path: Path) -> Iterator[ArtifactLayer]:
         return onnx_layers(path, needs_quantized_result=True)
+
+
+def _has_single(proto: Any) -> bool:
+    """Whether a model has weights in FP32."""
+    return any(tensor.data_type == tensor.FLOAT for tensor in tensors(proto))
 
 
 def _is_for_arm(profile: DeviceProfile) -> bool:

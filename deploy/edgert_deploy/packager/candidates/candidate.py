@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgert.errors import BuildFailed
+from edgert.errors import BuildFailed, EdgeRTError
 from edgert.printable import counted
 from edgert_deploy.packager.accuracy.accuracy_gate import GateResult, judge
 from edgert_deploy.packager.accuracy.artifact_runs import judged_outputs
@@ -77,6 +77,7 @@ class CandidateBuilder:
         self.processes = BuildProcesses(work, evaluation.source, evaluation.calibration, cache)
         self._built: dict[tuple[str, tuple[str, ...]], Candidate] = {}
         self._tried = 0
+        self._reason = ""  # of the last failure
 
     @property
     def built(self) -> tuple[Candidate, ...]:
@@ -90,6 +91,11 @@ class CandidateBuilder:
             self._tried += 1  # also what failed has a folder
             self._built[key] = self._build(order, self._work / f"{order.id}-{self._tried}")
         return self._built[key]
+
+    def tell_failure(self, what: str, error: EdgeRTError) -> None:
+        """Report why `what` was not built; a reason that follows itself is told once."""
+        self.progress(f"{what}: {'for the same reason' if error.message == self._reason else error.message}")
+        self._reason = error.message
 
     def _build(self, order: Order, out: Path) -> Candidate:
         evaluation = self.evaluation

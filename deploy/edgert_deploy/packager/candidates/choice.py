@@ -247,7 +247,7 @@ def _candidates(
             else:
                 tried.append(builder.build(order))
         except CANNOT_BE_BUILT as error:
-            builder.progress(f"{name}: no {engine} {precision}: {error.message}")
+            builder.tell_failure(f"{name}: no {engine} {precision}", error)
             failures.append(error)
             if precision != "int8":
                 findings.not_built.append(NotBuilt(engine, precision.upper(), error.message))

@@ -135,7 +135,8 @@ def _as_first_items(request: BuildRequest, rows: Rows) -> CalibrationSet:
 
 def _golden_rows_of(answers: Outputs, holdout: CalibrationSet) -> Rows:
     """Return the hold-out's rows that become golden samples, at least one of each bucket."""
-    rows = golden_rows(answers)
+    raw = [] if holdout.raw is None else [holdout.raw]
+    rows = golden_rows(answers, sum(array[:1].nbytes for array in (*holdout.inputs.values(), *raw)))
     if holdout.buckets is None:
         return rows
     sizes = holdout.sizes

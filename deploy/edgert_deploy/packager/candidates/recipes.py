@@ -39,7 +39,7 @@ def best_recipe(
         try:
             built.append(builder.build(with_recipe(order, recipe)))
         except CANNOT_BE_BUILT as error:
-            builder.progress(f"{name}: no {order.engine} int8 ({recipe}): {error.message}")
+            builder.tell_failure(f"{name}: no {order.engine} int8 ({recipe})", error)
             failures.append(error)
             not_built.append(NotBuilt(order.engine, recipe, error.message))
             continue

@@ -49,6 +49,8 @@ def check_form(where: str, spec: TensorSpec, shape: tuple[int, ...], dtype: Any)
         advice = "convert the samples exactly like your application does (scaled and normalised, no raw bytes)"
         if dtype.kind == spec.dtype.kind:
             advice = f"save it with .astype(numpy.{spec.dtype})"
+            if spec.datatype == "FP32":
+                advice += ", which keeps 7 digits: subtract a start from large numbers such as Unix times before"
         raise CalibrationInvalid(f"array {spec.name!r} of {where} is {dtype}, the model takes {spec.dtype}; {advice}")
     if len(shape) != len(spec.shape) or any(
         n not in (-1, got) for n, got in zip(spec.item_shape, shape[1:], strict=True)

@@ -11,7 +11,14 @@ pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
 from edgert_deploy.packager.accuracy.artifact_runs import artifact_outputs, reference_outputs
-from edgert_deploy.packager.accuracy.golden_samples import FLOORS, MARGIN, SAMPLES, golden_rows, tolerances
+from edgert_deploy.packager.accuracy.golden_samples import (
+    BYTES_MAX,
+    FLOORS,
+    MARGIN,
+    SAMPLES,
+    golden_rows,
+    tolerances,
+)
 from edgert_deploy.packager.builders import Precision
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.source_model import SourceModel
@@ -38,6 +45,14 @@ def test_answers_that_are_all_alike_or_not_finite_still_give_as_many() -> None:
     far = models.random(40, 6, 5)
     far[33, 2, 2] = 99.0
     assert 33 in golden_rows([far])
+
+
+def test_large_samples_are_fewer_and_reach_from_the_lowest_answer_to_the_highest() -> None:
+    answers = models.random(40, 1)
+    assert len(golden_rows([answers], BYTES_MAX // SAMPLES - 4)) == SAMPLES
+    assert len(golden_rows([answers], BYTES_MAX // 4 - 4)) == 4
+    extremes = sorted((int(answers.argmin()), int(answers.argmax())))
+    assert golden_rows([answers], BYTES_MAX).tolist() == extremes
 
 
 @pytest.mark.parametrize("engine", ["onnxruntime", "openvino", "tflite", "tensorrt"])

@@ -14,7 +14,8 @@ pytest.importorskip("onnxruntime")
 
 from edgert.bundle.bundle_file import open_bundle
 from edgert.bundle.signing import SigningKey
-from edgert.errors import AccuracyTooLow
+from edgert.errors import AccuracyTooLow, OperatorUnsupported
+from edgert_deploy.packager.pack import build_bundle
 from edgert_deploy.packager.receipt import read_receipt
 from edgert_deploy.packager.request import BuildRequest
 from edgert_deploy.packager.samples.samples import CalibrationSet
@@ -76,3 +77,18 @@ def test_a_recipe_that_leaves_nearly_all_in_float_does_not_end_the_search(
     assert packed.recipe == "min-max"
     assert packed.artifact.int8_share is not None
     assert packed.artifact.int8_share > 0.9
+
+
+def test_a_reason_that_every_recipe_shares_is_told_once(tmp_path: Path, signing_key: SigningKey) -> None:
+    source = load_source(
+        models.write(models.model("float[N,4] x) => (float[N,4] y", "y = Hardmax (x)"), tmp_path / "m.onnx")
+    )
+    samples = CalibrationSet({"x": models.random(20, 4)}, None)
+    pi = profile("pi", "tflite", "aarch64", then=("onnxruntime",))
+    request = BuildRequest(source, samples, samples, (pi,), "m", precision="auto", allow_overlap=True)
+    lines: list[str] = []
+    with pytest.raises(OperatorUnsupported):
+        build_bundle(request, signing_key, tmp_path / "m.edgert", lines.append, lambda choice: None)
+    told = [line for line in lines if line.startswith("pi: no tflite ")]
+    assert len(told) > 2
+    assert [line.endswith(": for the same reason") for line in told] == [False, *[True] * (len(told) - 1)]

@@ -27,6 +27,8 @@ PICKLE = (
     "scikit-learn one with skl2onnx, one of LightGBM or XGBoost with onnxmltools"
 )
 BOOSTER = "a {} model: convert it to ONNX with onnxmltools"
+CORE_ML = "a Core ML model, for Apple's devices only: export the model that it was made from as ONNX"
+PADDLE = "a PaddlePaddle model or its weights: convert it with paddle2onnx, and give the ONNX model"
 KERAS_PART = (
     "a Keras file with {} and without {}: build the model in Keras, load its weights, and give what "
     "model.save('model.keras') writes"
@@ -48,7 +50,10 @@ BEGINNINGS = {
 SUFFIXES = {
     ".joblib": PICKLE,
     ".pkl": PICKLE,
-    ".mlmodel": "a Core ML model, for Apple's devices only: export the model that it was made from as ONNX",
+    ".mlmodel": CORE_ML,
+    ".mlpackage": CORE_ML,  # a folder
+    ".pdmodel": PADDLE,
+    ".pdiparams": PADDLE,
     ".engine": "a plan of TensorRT, for one GPU only: give the ONNX model that it was made from",
     ".plan": "a plan of TensorRT, for one GPU only: give the ONNX model that it was made from",
     ".caffemodel": "a Caffe model: convert it to ONNX first",
@@ -58,8 +63,9 @@ SUFFIXES = {
 
 def other_format(path: Path) -> str:
     """Return what to tell about a file of a format that is not built; an empty text for any other file."""
-    if not path.is_file():
-        return ""
+    if path.is_dir():
+        what = SUFFIXES.get(path.suffix.lower(), "")
+        return f"{path.name} is {what}" if what else ""
     with suppress(OSError), path.open("rb") as file:
         head = file.read(HEAD_BYTES)
         what = _by_content(path, head) or SUFFIXES.get(path.suffix.lower(), "")

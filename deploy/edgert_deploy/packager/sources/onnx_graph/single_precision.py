@@ -78,7 +78,8 @@ def _as_fp32(proto: Any, kinds: dict[int, str], how: str) -> tuple[str, ...]:
                 value.type.tensor_type.elem_type = TensorProto.FLOAT
     kind = next(name for each, name in kinds.items() if each in given)
     remarks = [f"the model computes in {kind}; it is built {how}"]
-    return (*remarks, *(f"{value.name!r} is FP32, not {kind}: send and read it as float32" for value in outer))
+    digits = ", which keeps 7 digits of a number" if kind == "FP64" else ""
+    return (*remarks, *(f"{value.name!r} is FP32, not {kind}: send and read it as float32{digits}" for value in outer))
 
 
 def _type_of(value: Any) -> int:

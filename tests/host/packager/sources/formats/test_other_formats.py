@@ -57,6 +57,7 @@ FILES = {
     "net.weights.h5": (HDF5 + b"layer_names", r"a Keras file with weights and without layers.*model\.save"),
     "net.ort": (b"\x18\x00\x00\x00ORTM" + bytes(20), "ONNX Runtime's own format"),
     "net.mlmodel": (b"\x08\x01\x12\x02", "Core ML"),
+    "inference.pdmodel": (b"\n\xa0\x10", "paddle2onnx"),
     "net.xml": (b'<?xml version="1.0"?>\n<net name="a" version="11">', "OpenVINO's own format"),
     "net.gguf": (b"GGUF\x03", "GGUF"),
     "net.safetensors": (b"\x40" + bytes(7) + b"{}", "weights without a model"),
@@ -75,6 +76,13 @@ def test_each_file_is_named_with_what_to_give_instead(name: str, tmp_path: Path)
     with pytest.raises(SourceInvalid, match=says) as raised:
         load_source(tmp_path / name)
     assert raised.value.message.startswith(f"{name} is ")
+
+
+def test_the_folder_of_a_core_ml_model_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / "net.mlpackage"
+    folder.mkdir()
+    with pytest.raises(SourceInvalid, match=r"net\.mlpackage is a Core ML model, .* as ONNX"):
+        load_source(folder)
 
 
 def test_what_is_built_is_left_alone(tmp_path: Path) -> None:

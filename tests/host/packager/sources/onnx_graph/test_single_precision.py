@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgert.errors import OperatorUnsupported, SourceInvalid
+from edgert.errors import BuildFailed, OperatorUnsupported, SourceInvalid
 from edgert_deploy.packager.accuracy.artifact_runs import artifact_outputs, reference_outputs
 from edgert_deploy.packager.builders import check_source, first_engine
 from edgert_deploy.packager.samples.samples import CalibrationSet
@@ -80,6 +80,9 @@ def test_a_model_that_needs_fp64_stays_in_it_and_is_for_onnx_runtime(tmp_path: P
     with pytest.raises(OperatorUnsupported, match="openvino computes no FP64, in which the model is kept"):
         check_source(source, "openvino", "intel-nuc")
     assert first_engine(source, ["openvino", "onnxruntime"]) == "onnxruntime"
+    samples = CalibrationSet({"x": models.random(24, 4).astype(np.float64)}, None)
+    with pytest.raises(BuildFailed, match="FP64, which has no form in FP16: build it with --precision fp32"):
+        build("onnxruntime", source, samples, "fp16", tmp_path / "fp16")
 
 
 def test_half_weights_that_are_too_large_in_fp32_are_refused_before_they_are_widened() -> None:
