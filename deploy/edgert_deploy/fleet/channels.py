@@ -6,7 +6,7 @@ or refused in an event.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,8 +14,8 @@ from typing import Any
 from edgert.bundle.channel import ChannelDevice, Entry, Statement
 from edgert.versions.slots import State
 
-# The states of a device with a release. It took it, tries it, went back from it or refused it, does not have it yet, or
-# was not heard of since it does not have it.
+# The states of a device with a release. It took it, tries it, went back from it or refused it, or does not have it yet.
+# `silent` is a device that has not decided and was not heard of for SILENT_MS.
 TOOK, TRIAL, BACK, WAITS, SILENT = STATES = ("took", "trial", "back", "waits", "silent")
 SILENT_MS = 15 * 60_000
 EVENTS_MS = 90 * 86_400_000  # how far back events count
@@ -74,7 +74,8 @@ def progress_of(
             entry = statement.entry_for(model, selected)
             if entry is not None:
                 reason = failed.get((selected.site, selected.device, model, entry.release))
-                standings[statement.entries.index(entry)].append(_standing(device, selected, entry, reason, now_ms))
+                found = _standing(device, model, f"r{entry.release}", reason, now_ms)
+                standings[statement.entries.index(entry)].append(found)
     return [Progress(entry, tuple(standings[i])) for i, entry in enumerate(statement.entries)]
 
 
@@ -83,32 +84,37 @@ def releases_of(
 ) -> list[dict[str, Any]]:
     """Return a row for each release that devices of a channel have or went back from, from reports.
 
-    `silent` counts devices that have it and were not heard of. `failed` names at most FAILED_SHOWN_MAX devices.
+    `silent` counts devices that were last heard of while they tried it. `failed` names at most FAILED_SHOWN_MAX.
     """
     following = {(each["site"], each["device"]): each for each in devices if each["info"].get("channel")}
-    releases: dict[tuple[str, str, str], dict[str, Any]] = {}
-
-    def row(device: Mapping[str, Any], model: str, version: str) -> dict[str, Any]:
-        channel = str(device["info"]["channel"])
-        named = {"channel": channel, "model": model, "version": version}
-        counts = {TOOK: 0, TRIAL: 0, BACK: 0, SILENT: 0}
-        return releases.setdefault((channel, model, version), {**named, **counts, "failed": []})
-
+    failures = _newest_failures(events)
+    standings: dict[tuple[str, str, str], list[Standing]] = defaultdict(list)
     for device in following.values():
         for key, version in device["deploy"].items():
             if key.endswith(_ACTIVE) and version != "none":
                 model = key.removesuffix(_ACTIVE)
-                silent = now_ms - device["heard_ms"] > SILENT_MS
-                state = SILENT if silent else TRIAL if _on_trial(device, model) else TOOK
-                row(device, model, str(version))[state] += 1
-    for (site, name, model, release), reason in _newest_failures(events).items():
+                found = _standing(device, model, str(version), None, now_ms)
+                standings[str(device["info"]["channel"]), model, str(version)].append(found)
+    for (site, name, model, release), reason in failures.items():
         reporting = following.get((site, name))
-        if reporting is not None and reporting["deploy"].get(f"{model}{_ACTIVE}") != f"r{release}":
-            failed = row(reporting, str(model), f"r{release}")
-            failed[BACK] += 1
-            if len(failed["failed"]) < FAILED_SHOWN_MAX:
-                failed["failed"].append({"site": site, "device": name, "reason": reason})
-    return [releases[key] for key in sorted(releases, key=lambda key: (*key[:2], -_number(key[2])))]
+        if reporting is not None:
+            found = _standing(reporting, str(model), f"r{release}", reason, now_ms)
+            if found.state == BACK:
+                standings[str(reporting["info"]["channel"]), str(model), f"r{release}"].append(found)
+    newest_first = sorted(standings, key=lambda key: (*key[:2], -_number(key[2])))
+    return [_release_row(*key, standings[key]) for key in newest_first]
+
+
+def _release_row(channel: str, model: str, version: str, standings: Sequence[Standing]) -> dict[str, Any]:
+    counts = Counter(standing.state for standing in standings)
+    failed = [standing for standing in standings if standing.state == BACK][:FAILED_SHOWN_MAX]
+    return {
+        "channel": channel,
+        "model": model,
+        "version": version,
+        **{state: counts[state] for state in (TOOK, TRIAL, BACK, SILENT)},
+        "failed": [{"site": each.site, "device": each.device, "reason": each.reason} for each in failed],
+    }
 
 
 def _number(version: str) -> int:
@@ -126,15 +132,15 @@ def _on_trial(device: Mapping[str, Any], model: str) -> bool:
     return device["deploy"].get(f"{model}_state") in (State.TRIAL.value, State.FIRST_TRIAL.value)
 
 
-def _standing(
-    device: Mapping[str, Any], selected: ChannelDevice, entry: Entry, failed: str | None, now_ms: int
-) -> Standing:
-    if device["deploy"].get(f"{entry.model}{_ACTIVE}") == f"r{entry.release}":
-        return Standing(selected.site, selected.device, TRIAL if _on_trial(device, entry.model) else TOOK)
-    if failed is not None:
-        return Standing(selected.site, selected.device, BACK, failed)
+def _standing(device: Mapping[str, Any], model: str, version: str, failed: str | None, now_ms: int) -> Standing:
+    """Return where a device stands with a version. `failed` is why it went back from it, if it ever did."""
     silent = now_ms - device["heard_ms"] > SILENT_MS
-    return Standing(selected.site, selected.device, SILENT if silent else WAITS)
+    if device["deploy"].get(f"{model}{_ACTIVE}") == version:
+        state = TOOK if not _on_trial(device, model) else SILENT if silent else TRIAL
+        return Standing(device["site"], device["device"], state)
+    if failed is not None:
+        return Standing(device["site"], device["device"], BACK, failed)
+    return Standing(device["site"], device["device"], SILENT if silent else WAITS)
 
 
 def _channel_device(device: Mapping[str, Any]) -> ChannelDevice:

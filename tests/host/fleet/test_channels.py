@@ -49,6 +49,8 @@ def test_each_device_is_in_one_state() -> None:
         device("refused", 1),
         device("waits", 1),
         device("silent", 1, heard_ms=NOW_MS - SILENT_MS - 1),
+        device("silent-on-trial", 2, "trial", heard_ms=NOW_MS - SILENT_MS - 1),
+        device("switched-off", 2, heard_ms=NOW_MS - SILENT_MS - 1),
         device("follows-another", 1, channel="canary"),
     ]
     events = [
@@ -64,10 +66,19 @@ def test_each_device_is_in_one_state() -> None:
         "refused": "back",
         "waits": "waits",
         "silent": "silent",
+        "silent-on-trial": "silent",
+        "switched-off": "took",
     }
-    assert found.counts == {"took": 1, "trial": 2, "back": 2, "waits": 1, "silent": 1}
+    assert found.counts == {"took": 2, "trial": 2, "back": 2, "waits": 1, "silent": 2}
     assert [one.reason for one in found.failed] == ["p99_ms is 9 ms", "it is signed by ..."]
-    assert (found.begun, found.done) == (5, False)
+    assert (found.begun, found.done) == (6, False)
+
+
+def test_a_device_that_fell_silent_on_trial_is_not_waited_for() -> None:
+    (found,) = progress_of(
+        statement(entry(2)), [device("off", 2, "trial", heard_ms=NOW_MS - SILENT_MS - 1)], [], NOW_MS
+    )
+    assert (states(found), found.done) == ({"off": "silent"}, True)
 
 
 def test_a_release_that_was_taken_at_last_counts_as_taken() -> None:
@@ -100,7 +111,7 @@ def test_the_page_counts_releases_without_a_statement() -> None:
         device("a", 2),
         device("b", 2, "trial"),
         device("c", 1),
-        device("d", 1, heard_ms=NOW_MS - SILENT_MS - 1),
+        device("d", 1, "trial", heard_ms=NOW_MS - SILENT_MS - 1),
         device("e", 2, channel="canary"),
         device("by-ssh", 2, channel=""),
     ]
