@@ -73,7 +73,10 @@ def _samples(data: memoryview, tag: int, channels: int, rate_hz: int, width: int
 def _mono(frames: NDArray[Any]) -> NDArray[np.float32]:
     """Return frames [time, channels] as floats from -1 to 1, averaged over the channels."""
     if frames.dtype.kind == "f":
-        scaled = frames.astype(np.float32)
+        with np.errstate(over="ignore"):  # 64 bits beyond FP32 become infinite
+            scaled = frames.astype(np.float32)
+        if not np.isfinite(scaled).all():
+            raise RequestError("the WAV file has values that are not finite; write samples from -1 to 1")
     elif frames.dtype == np.uint8:
         scaled = (frames.astype(np.float32) - np.float32(128)) / np.float32(128)
     else:

@@ -41,11 +41,11 @@ def labels_of(folder: Path, files: Sequence[Path], class_names: Sequence[str], t
     If the model writes text, the table holds the text of each file, and the array is TRANSCRIPTS. Empty if there is
     no table, and no file is in a folder of a class. Raises CalibrationInvalid, also for labels in another table.
     """
-    path = folder / LABELS_TABLE
+    path, has_table = folder / LABELS_TABLE, _has_table(folder)
     if transcripts:
-        texts = _of_files(path, files, read_transcripts(path)) if path.is_file() else None
+        texts = _of_files(path, files, read_transcripts(path)) if has_table else None
         return {} if texts is None else {TRANSCRIPTS: np.array(texts, np.str_)}
-    if path.is_file():
+    if has_table:
         return {LABELS: np.array(_of_files(path, files, read_label_table(path, class_names)), np.int64)}
     classes = _by_folder(folder, files, class_names)
     if classes is None and (others := [folder / name for name in OTHER_TABLES if (folder / name).exists()]):
@@ -64,7 +64,7 @@ def labels_of_windows(
     Such a part is a window's label if both share at least half of the shorter one. Raises CalibrationInvalid.
     """
     path = folder / LABELS_TABLE
-    if not path.is_file():
+    if not _has_table(folder):
         of_files = labels_of(folder, files, class_names)
         return {name: np.repeat(array, counts) for name, array in of_files.items()}
     whole, spans = read_label_spans(path, class_names)
@@ -79,6 +79,18 @@ def labels_of_windows(
         shows = np.flatnonzero(shared >= min(timing.length_s, span.end_s - span.begin_s) / 2)
         labels[first[span.file] + shows] = span.label
     return {LABELS: labels}
+
+
+def _has_table(folder: Path) -> bool:
+    """Whether the folder has LABELS_TABLE. Raises CalibrationInvalid if that is no file."""
+    path = folder / LABELS_TABLE
+    if path.is_dir() or (path.is_symlink() and not path.exists()):
+        kind = "a folder" if path.is_dir() else "a link to nothing"
+        raise CalibrationInvalid(
+            f"{path} is {kind}, and the table of labels has this name: write a file, a line `file,label` for each sample, "
+            "or rename it"
+        )
+    return path.is_file()
 
 
 def _of_files(path: Path, files: Sequence[Path], table: Mapping[str, T]) -> list[T]:

@@ -29,6 +29,7 @@ SAMPLES_BYTES_MAX = 8 * 1024**3  # unpacked
 LABELS_TABLE = "labels.csv"
 COLUMNS = (["file", "label"], ["file_name", "label"])  # the second as Hugging Face's metadata.csv names them
 LABELS, TRANSCRIPTS, RECORDINGS = "labels", "transcript", "recording"  # names of arrays beside the inputs
+FILES = "/files"  # the path of each recording, so that a message names it
 TABLES = (".csv", ".tsv", ".json", ".jsonl", ".parquet", ".xlsx")
 TABLE_BYTES_MAX = 64 * 1024**2
 FILES_MAX = 1_000_000

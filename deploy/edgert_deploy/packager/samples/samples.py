@@ -143,7 +143,7 @@ def load_samples(
     arrays, raw = _read(path, source, preprocess, class_names, at_least, transcripts)
     if signal_rule is not None:
         raw = arrays[signal_rule.input]
-        arrays[signal_rule.input] = features_of(path, given, signal_rule, raw)
+        arrays[signal_rule.input] = features_of(path, given, signal_rule, raw, arrays)
     inputs = {spec.name: _checked(path, spec, arrays[spec.name]) for spec in given}
     count = _checked_count(path, inputs, at_least)
     lengths = None

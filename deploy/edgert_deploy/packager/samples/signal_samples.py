@@ -18,6 +18,7 @@ from edgert.tensors import TensorSpec
 from edgert_deploy.packager.samples.file_labels import Timing, labels_of, labels_of_windows
 from edgert_deploy.packager.samples.lengths import Arrays
 from edgert_deploy.packager.samples.sample_files import (
+    FILES,
     LABELS_TABLE,
     RECORDINGS,
     as_recording,
@@ -37,8 +38,13 @@ def sample_specs(inputs: Sequence[TensorSpec], rule: Rule | None) -> tuple[Tenso
     return tuple(_window_spec(spec, rule) if rule is not None and spec.name == rule.input else spec for spec in inputs)
 
 
-def features_of(path: Path, inputs: Sequence[TensorSpec], rule: Rule, windows: NDArray[np.float32]) -> NDArray[Any]:
-    """Return the model's tensor for `windows`. Raises CalibrationInvalid, which names the sample."""
+def features_of(
+    path: Path, inputs: Sequence[TensorSpec], rule: Rule, windows: NDArray[np.float32], arrays: Arrays | None = None
+) -> NDArray[Any]:
+    """Return the model's tensor for `windows`. Raises CalibrationInvalid, which names the sample.
+
+    `arrays` with FILES and RECORDINGS name the file of each window.
+    """
     spec = next(spec for spec in inputs if spec.name == rule.input)
     check_form(str(path), _window_spec(spec, rule), windows.shape, windows.dtype)
     preprocessor = SignalPreprocessor(rule, spec)
@@ -47,11 +53,26 @@ def features_of(path: Path, inputs: Sequence[TensorSpec], rule: Rule, windows: N
         block = np.ascontiguousarray(windows[begin : begin + _ROWS])
         try:
             batches.append(preprocessor.features(block))
-        except RequestError as error:
-            raise CalibrationInvalid(
-                f"samples {begin} to {begin + len(block) - 1} of {path}: {error.message}"
-            ) from error
+        except RequestError:
+            _name_refused(path, preprocessor, block, begin, arrays or {})
+            raise
     return np.concatenate(batches) if batches else np.empty((0, *spec.item_shape), np.float32)
+
+
+def _name_refused(
+    path: Path, preprocessor: SignalPreprocessor, block: NDArray[np.float32], begin: int, arrays: Arrays
+) -> None:
+    """Raise CalibrationInvalid for the first window of `block` that has no features."""
+    for row in range(begin, begin + len(block)):
+        try:
+            preprocessor.features(block[row - begin : row - begin + 1])
+        except RequestError as error:
+            place = f"sample {row} of {path}"
+            if FILES in arrays:
+                number = int(arrays[RECORDINGS][row])
+                window = row - int(np.flatnonzero(arrays[RECORDINGS] == number)[0])
+                place = f"{arrays[FILES][number]}, window {window}"
+            raise CalibrationInvalid(f"{place}: {error.message}") from error
 
 
 def read_signal_files(
@@ -86,7 +107,8 @@ def read_signal_files(
         )
     timing = Timing(*(value / rule.rate_hz for value in (-rule.lead, rule.step, rule.length)))
     labels = texts if transcripts else labels_of_windows(folder, files, class_names, counts, timing)
-    return {rule.input: np.concatenate(of_files), RECORDINGS: np.repeat(np.arange(len(files)), counts), **labels}
+    recordings = {RECORDINGS: np.repeat(np.arange(len(files)), counts), FILES: np.array([str(file) for file in files])}
+    return {rule.input: np.concatenate(of_files), **recordings, **labels}
 
 
 def _window_spec(spec: TensorSpec, rule: Rule) -> TensorSpec:

@@ -80,6 +80,13 @@ def test_other_files_are_refused(damage: Any, message: str) -> None:
         read_wav(damage(written((RAMP * 32768).astype(np.int16))))
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("value", [1e300, np.nan, -np.inf])
+def test_floats_that_fp32_does_not_hold_are_refused(value: float) -> None:
+    with pytest.raises(RequestError, match="values that are not finite; write samples from -1 to 1"):
+        read_wav(written(np.append(RAMP, value)))
+
+
 def test_no_damage_of_the_head_does_more_than_refuse_it() -> None:
     random, whole = np.random.default_rng(0), written((RAMP * 32768).astype(np.int16))
     for _ in range(3000):

@@ -129,5 +129,26 @@ def test_samples_that_are_no_signal_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CalibrationInvalid, match=r"shape \[9, 2, 2\]; the model takes \[samples, 16, 2\]"):
         load(tmp_path / "features.npz", SERIES, 2, 2)
     np.savez(tmp_path / "nan.npz", x=np.full((9, 16, 2), np.nan, np.float32))
-    with pytest.raises(CalibrationInvalid, match=r"samples 0 to 8 .*without any value"):
+    with pytest.raises(CalibrationInvalid, match=r"sample 0 of .*nan\.npz: .*without any value"):
         load(tmp_path / "nan.npz", SERIES, 2, 2)
+
+
+def test_a_file_with_values_that_are_not_finite_is_named(tmp_path: Path) -> None:
+    good = np.random.default_rng(0).normal(0, 0.1, 2000)
+    for name, values in (("a", good), ("b", np.where(np.arange(2000) == 1700, 1e300, good)), ("c", good)):
+        wavfile.write(tmp_path / f"{name}.wav", 8000, values)  # as floats of 64 bits
+        rows = "".join(f"{value!r},1\n" for value in np.where(np.abs(values) > 1, np.inf, values)[1636:].tolist())
+        (tmp_path / f"{name}.csv").write_text(rows)
+    with pytest.raises(CalibrationInvalid, match=r"b\.wav: the WAV file has values that are not finite"):
+        load(tmp_path, SOUND, 5, 7)
+    with pytest.raises(CalibrationInvalid, match=r"b\.csv, window 4: the series has infinite values"):
+        load(tmp_path, SERIES, 2, 2)
+
+
+@pytest.mark.parametrize("kind", ["folder", "link"])
+def test_a_table_of_labels_that_is_no_file_is_not_left_out_in_silence(tmp_path: Path, kind: str) -> None:
+    wavfile.write(tmp_path / "a.wav", 8000, np.zeros(1000, np.int16))
+    table = tmp_path / "labels.csv"
+    table.mkdir() if kind == "folder" else table.symlink_to("moved.csv")
+    with pytest.raises(CalibrationInvalid, match=r"labels\.csv is a (folder|link to nothing), .* or rename it"):
+        load(tmp_path, SOUND, 5, 7)
