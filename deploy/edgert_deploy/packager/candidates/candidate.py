@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgert.errors import BuildFailed, EdgeRTError
+from edgert.errors import BuildFailed, EdgeRTError, EngineFailed
 from edgert.printable import counted
 from edgert_deploy.packager.accuracy.accuracy_gate import GateResult, judge
 from edgert_deploy.packager.accuracy.artifact_runs import judged_outputs
@@ -114,7 +114,9 @@ class CandidateBuilder:
                 _check_answers(artifact, evaluation.answers, answers)
             golden = evaluation.golden_answers(artifact, ways[-1])  # a device's check asks with one sample
         except ChildFailed as error:
-            raise BuildFailed(_complaint(error, order, artifact)) from error
+            raise BuildFailed(_complaint(cause_text(error), error.cause, order, artifact)) from error
+        except EngineFailed as error:  # it wrote, or read, what it does not run
+            raise BuildFailed(_complaint(f"reported '{error.message}'", "engine", order, artifact)) from error
         results = [judge(evaluation.metric, reference, evaluation.of_apps(way), evaluation.limits) for way in ways]
         result = min(results, key=lambda one: (one.passed, -one.accuracy.drop))
         if len(ways) > 1:
@@ -124,14 +126,15 @@ class CandidateBuilder:
         return Candidate(order, artifact, result, golden, artifact.size_bytes(), build_s)
 
 
-def _complaint(failed: ChildFailed, order: Order, artifact: Artifact) -> str:
+def _complaint(what: str, cause: str, order: Order, artifact: Artifact) -> str:
     recipe = f" ({order.recipe or FIRST_RECIPE})" if order.precision == "int8" else ""
+    other_form = "try --precision auto, which packs a form that it can run" if recipe else "try another release of it"
     advice = {
         "memory": "free some memory, or give fewer hold-out samples",
         "time": "give fewer hold-out samples",
-    }.get(failed.cause, "this is a fault of the engine: try --precision auto, which packs a form that it can run")
+    }.get(cause, f"this is a fault of the engine: {other_form}")
     return (
-        f"{artifact.judged_by} {cause_text(failed)} while it answered the hold-out samples with the {artifact.kind.upper()} "
+        f"{artifact.judged_by} {what} while it answered the hold-out samples with the {artifact.kind.upper()} "
         f"artifact{recipe} of {order.profile.name}; {advice}, or leave {order.engine} out of the profile's engines"
     )
 

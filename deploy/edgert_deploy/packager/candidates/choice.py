@@ -190,10 +190,14 @@ def check_gate(choices: Sequence[Choice]) -> None:
     if limits.max_class_drop is not None:
         allowed += f", {limits.max_class_drop:.4f} of any class or slice"
     offer = "let it take FP16 or FP32 with --precision auto, " if first.is_int8 else ""
-    raise AccuracyTooLow(
-        f"{'; '.join(parts)}; allowed is {allowed} and no bundle was written. Give calibration "
-        f"samples closer to the field's, {offer}or allow more with --max-drop"
-    )
+    advice = f"Give calibration samples closer to the field's, {offer}or allow more with --max-drop"
+    in_fp32 = [
+        one for choice, _ in failed for one in choice.tried if one.artifact.precision == "fp32" and not one.passed
+    ]
+    if in_fp32:
+        engine = in_fp32[0].artifact.engine
+        advice = f"{engine} fails in FP32 too, so it computes this model wrongly: leave it out of the profile's engines"
+    raise AccuracyTooLow(f"{'; '.join(parts)}; allowed is {allowed} and no bundle was written. {advice}")
 
 
 def _loss_text(choice: Choice, nearest: Candidate) -> str:

@@ -183,6 +183,11 @@ def _check_are_numbers(source: SourceModel, answers: Outputs) -> None:
             )
 
 
+def _batch_name(source: SourceModel) -> str:
+    dims = source.proto.graph.input[0].type.tensor_type.shape.dim if source.proto is not None else ()
+    return (dims[0].dim_param if dims else "") or "NAME"
+
+
 def _check_rows_are_independent(source: SourceModel, holdout: CalibrationSet, answers: Outputs) -> None:
     """Refuse a model whose answer to a sample depends on its batch: a batch serves several clients."""
     if source.inputs[0].shape[0] != -1:
@@ -193,5 +198,6 @@ def _check_rows_are_independent(source: SourceModel, holdout: CalibrationSet, an
             if not np.allclose(want[i], got[0], rtol=1e-2, atol=1e-2 * (float(want.max()) - float(want.min()) or 1.0)):
                 raise SourceInvalid(
                     f"output {spec.name!r} of a sample depends on the other samples in its batch; "
-                    "export the model in inference mode, or with its batch fixed to 1"
+                    "export the model in inference mode, or fix its batch to 1: python -m "
+                    f"onnxruntime.tools.make_dynamic_shape_fixed --dim_param {_batch_name(source)} --dim_value 1 MODEL FIXED"
                 )

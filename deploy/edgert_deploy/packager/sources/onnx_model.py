@@ -31,7 +31,7 @@ from edgert_deploy.packager.sources.onnx_graph.axes import (
     move_output_batches,
     set_lengths,
 )
-from edgert_deploy.packager.sources.onnx_graph.branches import inline_known_branches
+from edgert_deploy.packager.sources.onnx_graph.branches import flatten_conditions, inline_known_branches
 from edgert_deploy.packager.sources.onnx_graph.bucket_axis import WantedBuckets, cut_outputs, find_axis, probed_lengths
 from edgert_deploy.packager.sources.onnx_graph.classical import is_classical, unwrap_maps
 from edgert_deploy.packager.sources.onnx_graph.dynamic_quantization import is_dynamic
@@ -48,8 +48,9 @@ from edgert_deploy.packager.sources.onnx_graph.opsets import (
     wanted_opsets,
 )
 from edgert_deploy.packager.sources.onnx_graph.single_precision import has_double, narrow_double, widen_half
-from edgert_deploy.packager.sources.onnx_graph.spectrograms import convolve_spectrograms
+from edgert_deploy.packager.sources.onnx_graph.spectrograms import convolve_spectrograms, state_one_sided
 from edgert_deploy.packager.sources.onnx_graph.structure import forget_inner_shapes, opset_of, structure_of
+from edgert_deploy.packager.sources.onnx_graph.whole_lookups import reshape_whole_lookups
 from edgert_deploy.packager.sources.onnx_graph.zero_pads import keep_zero_pads
 from edgert_deploy.packager.sources.tensor_specs import OneSampleOnly, check_run_size, input_specs, output_spec
 
@@ -85,13 +86,14 @@ def _examined(
     name, translation = str(request["name"]), b""
     proto = parse(name, data)
     changed = embed(name, Path(str(request.get("folder", "."))), proto)
-    changed |= drop_weight_inputs(proto) | inline_functions(proto) | replace_erfc(proto)
+    changed |= drop_weight_inputs(proto) | inline_functions(proto) | replace_erfc(proto) | state_one_sided(proto)
     resized, remarks = set_lengths(proto, request.get("shapes") or {})
     changed |= resized
     replaced += remarks
     remarks += unwrap_maps(proto) + widen_half(proto) + move_input_batches(proto)
     progress(f"onnxruntime {sdk().__version__} computed the conditions of the model's If nodes")
-    changed |= drop_infinite_bounds(proto) | inline_known_branches(proto)
+    changed |= drop_infinite_bounds(proto) | inline_known_branches(proto) | flatten_conditions(proto)
+    changed |= reshape_whole_lookups(proto)
     unread = drop_unread_inputs(proto)
     remarks += tuple(f"no operator reads input {name!r}: it is left out, and apps do not send it" for name in unread)
     remarks += _fix_batch_where_needed(proto, no_batch)

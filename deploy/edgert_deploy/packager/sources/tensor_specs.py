@@ -120,7 +120,7 @@ def _shape(name: str, dims: Any, open_axes: Collection[tuple[str, int]]) -> tupl
         resized = f"for images, give other lengths as {option_for(name, dims)}; or " if image else ""
         raise SourceInvalid(
             f"axis 0 of input {name!r} {described(dims)} has {lengths[0]} elements, so it is not the batch: {resized}export the "
-            "model with the batch as axis 0, open (dynamic) or of length 1, or give the batch's axis the name of another input's axis 0"
+            "model with the batch as axis 0, open (dynamic) or of length 1, or give the batch's axis the name of axis 0 of another input or of an output"
         )
     for axis, length in enumerate(lengths[1:], start=1):
         if length == -1 and (name, axis) not in open_axes:

@@ -33,7 +33,9 @@ EXIT_REFUSED, EXIT_MISSING = 3, 4
 HDF5_MAGIC = b"\x89HDF\r\n\x1a\n"
 ZIP_MAGIC = b"PK\x03\x04"
 NAMES = {"keras": "Keras", "torch": "PyTorch"}
-INPUT = re.compile(r"(?P<name>[^=]+)=(?:(?P<datatype>[a-z]+[0-9]*):)?(?P<shape>[0-9]+(?:,[0-9]+)*)")
+INPUT = re.compile(
+    r"(?P<name>[^=]+)=(?:(?P<datatype>[a-z]+[0-9]*):)?(?P<shape>[0-9]+(?:,[0-9]+)*|-?[0-9]*\.?[0-9]+(?:e-?[0-9]+)?)"
+)
 INPUT_DATATYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
 
 
@@ -144,7 +146,10 @@ def digest_and_size(path: Path) -> tuple[str, int]:
 
 
 def read_inputs(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Parse example inputs, `NAME=1,3,224,224` or `NAME=int64:1,128`. Raises ConfigInvalid."""
+    """Parse example inputs, `NAME=1,3,224,224` or `NAME=int64:1,128`; `NAME=0.5` for one without axes.
+
+    Raises ConfigInvalid.
+    """
     inputs = {}
     for text in texts:
         match = INPUT.fullmatch(text)
@@ -153,8 +158,12 @@ def read_inputs(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
             raise ConfigInvalid(
                 f"--input {text!r}: give NAME=1,3,224,224 or NAME=int64:1,128 (one of {', '.join(INPUT_DATATYPES)})"
             )
-        inputs[match["name"]] = {"datatype": datatype, "shape": [int(n) for n in match["shape"].split(",")]}
+        inputs[match["name"]] = {"datatype": datatype, "shape": [_number(n) for n in match["shape"].split(",")]}
     return inputs
+
+
+def _number(text: str) -> int | float:
+    return int(text) if text.removeprefix("-").isdecimal() else float(text)
 
 
 def _failure(

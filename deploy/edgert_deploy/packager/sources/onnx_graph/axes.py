@@ -19,7 +19,7 @@ OPSET_OF_AXES = 13  # from here on Unsqueeze reads its axes from an input
 SUFFIX = "/edgert_batch_inside"  # the end of the name of a value inside the graph, behind or before the added Transpose
 
 
-def set_lengths(proto: Any, shapes: Mapping[str, Sequence[int]]) -> tuple[bool, tuple[str, ...]]:
+def set_lengths(proto: Any, shapes: Mapping[str, Sequence[float]]) -> tuple[bool, tuple[str, ...]]:
     """Set the axes of the inputs in `shapes` (name -> lengths), and axes of the same name elsewhere.
 
     An input without axes is one number, such as a sampling rate: the length is its value, and becomes a constant.
@@ -32,14 +32,17 @@ def set_lengths(proto: Any, shapes: Mapping[str, Sequence[int]]) -> tuple[bool, 
     remarks = []
     changed = _clear_placeholders(proto)
     batches = _batch_names(proto)
-    for name, lengths in shapes.items():
+    for name, given in shapes.items():
         if name not in inputs:
             raise SourceInvalid(f"--input {name}: the model has no such input; it has {', '.join(map(repr, inputs))}")
         dims = inputs[name].type.tensor_type.shape.dim
-        if not dims and len(lengths) == 1:
-            _fix(proto, inputs.pop(name), lengths[0])
+        if not dims and len(given) == 1:
+            _fix(proto, inputs.pop(name), given[0])
             changed = True
             continue
+        lengths = [int(n) for n in given]
+        if lengths != list(given) or min(lengths) < 0:
+            raise SourceInvalid(f"--input {name}={_text(given)}: the lengths of axes are whole numbers from 1 on")
         if len(dims) != len(lengths):
             raise SourceInvalid(
                 f"--input {name}={_text(lengths)} gives {len(lengths)} axes, the model's input has {len(dims)}: {described(dims)}"
@@ -96,14 +99,15 @@ def described(dims: Any) -> str:
 def move_input_batches(proto: Any) -> tuple[str, ...]:
     """Bring the batch axis of inputs such as `[layers, N, H]` to the front; return a remark for each.
 
-    The batch is the axis with the name of another input's open axis 0. If no axis has a name, it is the only open one.
+    The batch is the axis with the name of another input's open axis 0, or of an output's if all inputs have a fixed
+    axis 0 that is not 1. If no axis has a name, it is the only open one.
     If axis 0 of the other inputs is 1, it is the first axis of length 1. An input whose axis 0 is the batch stays as it
     is.
     """
     inputs, remarks = list(model_inputs(proto)), []
     firsts = [value.type.tensor_type.shape.dim[0] for value in inputs if value.type.tensor_type.shape.dim]
     batches = _batch_names(proto)
-    open_batch = any(is_open(dim) for dim in firsts)
+    open_batch = bool(batches) or any(is_open(dim) for dim in firsts)
     fixed = any(not is_open(dim) and dim.dim_value == 1 for dim in firsts) and not batches
     for value in inputs:
         dims = value.type.tensor_type.shape.dim
@@ -230,7 +234,11 @@ def is_open(dim: Any) -> bool:
 
 
 def _batch_names(proto: Any) -> set[str]:
-    return {dim.dim_param for dim in open_batch_axes(proto) if dim.dim_param}
+    """Return the names of the inputs' open axes 0; of the outputs' if no input can have its batch there."""
+    firsts = [dim for value in model_inputs(proto) for dim in value.type.tensor_type.shape.dim[:1]]
+    if all(dim.dim_value > 1 for dim in firsts):  # as [steps, N, features], PyTorch's own order
+        firsts = [dim for value in proto.graph.output for dim in value.type.tensor_type.shape.dim[:1]]
+    return {dim.dim_param for dim in firsts if is_open(dim) and dim.dim_param}
 
 
 def _may_be_batch(dims: Any, axis: int, batches: set[str]) -> bool:
@@ -243,11 +251,13 @@ def _may_be_batch(dims: Any, axis: int, batches: set[str]) -> bool:
     return unnamed and dims[0].dim_value > 1 and sum(is_open(dim) for dim in dims) == 1
 
 
-def _fix(proto: Any, value: Any, number: int) -> None:
+def _fix(proto: Any, value: Any, number: float) -> None:
     import numpy as np
     from onnx import helper, numpy_helper
 
     dtype = helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
+    if dtype.kind != "f" and (number != int(number) or not (dtype.kind == "i" or number >= 0)):
+        raise SourceInvalid(f"--input {value.name}={number:g}: the input is {dtype}, which does not hold this number")
     proto.graph.initializer.append(numpy_helper.from_array(np.array(number, dtype), value.name))
     proto.graph.input.remove(value)
 
@@ -313,5 +323,5 @@ def _set(dim: Any, length: int) -> None:
     dim.dim_value = length
 
 
-def _text(lengths: Sequence[int]) -> str:
+def _text(lengths: Sequence[float]) -> str:
     return ",".join(map(str, lengths))

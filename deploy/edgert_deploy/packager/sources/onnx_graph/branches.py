@@ -14,10 +14,11 @@ from typing import Any
 
 from edgert.engines.onnxruntime import sdk
 from edgert_deploy.packager.sources.onnx_graph.axes import open_batch_axes, rename
-from edgert_deploy.packager.sources.onnx_graph.nodes import graphs_inside, refill
+from edgert_deploy.packager.sources.onnx_graph.nodes import Array, graphs_inside, refill
+from edgert_deploy.packager.sources.onnx_graph.structure import structure_of
 
 CONTROL_FLOW = ("If", "Loop", "Scan")
-END = "/edgert_condition"
+END = "/edgert_constant"
 BATCHES = (1, 2, 3, 32)
 ROUNDS_MAX = 20  # levels of branches that hold an `If` themselves
 
@@ -48,14 +49,38 @@ def inline_known_branches(proto: Any) -> bool:
     return changed
 
 
+def flatten_conditions(proto: Any) -> bool:
+    """Give conditions of `If` one axis; return whether any had more: OpenVINO takes no [1, 1]."""
+    import numpy as np
+    from onnx import helper, numpy_helper, shape_inference
+
+    if not any(node.op_type == "If" for node in proto.graph.node):
+        return False
+    inferred = shape_inference.infer_shapes(structure_of(proto)).graph.value_info
+    ranks = {value.name: len(value.type.tensor_type.shape.dim) for value in inferred}
+    nodes, flat = [], {}
+    for node in proto.graph.node:
+        if node.op_type == "If" and ranks.get(name := node.input[0], 0) > 1:
+            if name not in flat:
+                flat[name] = f"{name}/edgert_flat"
+                proto.graph.initializer.append(numpy_helper.from_array(np.array([1]), f"{name}/edgert_one"))
+                nodes.append(helper.make_node("Reshape", [name, f"{name}/edgert_one"], [flat[name]], flat[name]))
+            node.input[0] = flat[name]
+        nodes.append(node)
+    refill(proto.graph.node, nodes)
+    return bool(flat)
+
+
 def _known_conditions(proto: Any, conditions: Iterable[str]) -> dict[str, bool]:
     """Return the value of each condition that depends on nothing but constants and fixed lengths."""
-    first, *others = (_folded(proto, conditions, batch) for batch in (BATCHES if any(open_batch_axes(proto)) else (1,)))
-    return {name: value for name, value in first.items() if all(other.get(name) == value for other in others)}
+    batches = BATCHES if any(open_batch_axes(proto)) else (1,)
+    first, *others = (folded_constants(proto, conditions, batch, "BOOL") for batch in batches)
+    values = {name: bool(array) for name, array in first.items()}
+    return {name: value for name, value in values.items() if all(other.get(name) == value for other in others)}
 
 
-def _folded(proto: Any, conditions: Iterable[str], batch: int) -> dict[str, bool]:
-    """Return the conditions that are constants at `batch`."""
+def folded_constants(proto: Any, names: Iterable[str], batch: int, datatype: str) -> dict[str, Array]:
+    """Return those of `names`, values of ONNX's `datatype`, that are constants at `batch`."""
     import onnx
     from onnx import helper, numpy_helper
 
@@ -65,9 +90,10 @@ def _folded(proto: Any, conditions: Iterable[str], batch: int) -> dict[str, bool
         dim.dim_value = batch
     del copy.graph.value_info[:]
     del copy.graph.output[:]
-    for name in conditions:  # the folding keeps whatever makes an output, so it gets one beside the condition
+    for name in names:  # the folding keeps whatever makes an output, so it gets one beside the value
         copy.graph.node.append(helper.make_node("Identity", [name], [f"{name}{END}"]))
-        copy.graph.output.append(helper.make_tensor_value_info(f"{name}{END}", onnx.TensorProto.BOOL, None))
+        kind = getattr(onnx.TensorProto, datatype)
+        copy.graph.output.append(helper.make_tensor_value_info(f"{name}{END}", kind, None))
     remove_unused(copy.graph)  # ONNX Runtime 1.32 crashes as it folds the branches of Silero VAD 5
     try:
         folded = optimized(copy)
@@ -77,8 +103,8 @@ def _folded(proto: Any, conditions: Iterable[str], batch: int) -> dict[str, bool
         return {}
     constants = {tensor.name: tensor for tensor in folded.graph.initializer}
     aliases = {node.output[0]: node.input[0] for node in folded.graph.node if node.op_type == "Identity"}
-    ends = {name: aliases.get(f"{name}{END}", f"{name}{END}") for name in conditions}
-    return {name: bool(numpy_helper.to_array(constants[end])) for name, end in ends.items() if end in constants}
+    ends = {name: aliases.get(f"{name}{END}", f"{name}{END}") for name in names}
+    return {name: numpy_helper.to_array(constants[end]) for name, end in ends.items() if end in constants}
 
 
 def optimized(proto: Any) -> Any:

@@ -10,10 +10,27 @@ from typing import Any
 
 import numpy as np
 
-from edgert_deploy.packager.sources.onnx_graph.nodes import Array, Constants, refill
+from edgert_deploy.packager.sources.onnx_graph.nodes import Array, Constants, nodes_of, refill
 from edgert_deploy.packager.sources.onnx_graph.structure import structure_of
 
 FRAME_LENGTH_MAX = 4096  # the weights grow with its square: 67 MB for this
+
+
+def state_one_sided(proto: Any) -> bool:
+    """Give each STFT the attribute `onesided` that it has by default; return whether one lacked it.
+
+    ONNX's shape inference takes a missing one for 0, and then finds that the next layer does not fit.
+    """
+    from onnx import helper
+
+    bare = [
+        node
+        for node in nodes_of(proto.graph)
+        if node.op_type == "STFT" and all(attribute.name != "onesided" for attribute in node.attribute)
+    ]
+    for node in bare:
+        node.attribute.append(helper.make_attribute("onesided", 1))
+    return bool(bare)
 
 
 def convolve_spectrograms(proto: Any) -> bool:

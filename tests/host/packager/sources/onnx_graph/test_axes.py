@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,7 @@ def model(text: str) -> Any:
     return proto
 
 
-def examined(text: str, **shapes: list[int]) -> tuple[dict[str, Any], bytes]:
+def examined(text: str, **shapes: Sequence[float]) -> tuple[dict[str, Any], bytes]:
     return examine({"name": "m.onnx", "shapes": shapes}, model(text).SerializeToString(), lambda *words: None)
 
 
@@ -176,6 +177,19 @@ def test_the_batch_of_a_state_is_the_only_open_axis_where_no_axis_has_a_name() -
         assert shapes_of(answer, "inputs") == [[-1, 8], [-1, 2, 8]]
 
 
+def test_the_batch_of_a_series_in_pytorchs_own_order_has_the_name_of_the_outputs_first_axis() -> None:
+    """torch.nn.LSTM takes [steps, N, features] unless it is told otherwise."""
+    text = """agraph (float[6, batch, 4] x) => (float[batch, 4] y)
+        { a = Constant <value_ints = [0]> ()  y = ReduceSum <keepdims = 0> (x, a) }"""
+    answer, _ = examined(text)
+    assert (shapes_of(answer, "inputs"), shapes_of(answer, "outputs")) == ([[-1, 6, 4]], [[-1, 4]])
+    assert answer["remarks"] == ["input 'x' [6, batch, 4] is taken as [batch, 6, 4]: the batch first"]
+    # An axis behind one of length 1 is no batch: a model of one recording leaves its time open.
+    text = "agraph (float[1, T, 4] x) => (float[T, 4] y) { a = Constant <value_ints = [0]> () y = Squeeze (x, a) }"
+    answer, _ = examined(text, x=[1, 5, 4])
+    assert shapes_of(answer, "inputs") == [[1, 5, 4]]
+
+
 def test_a_batch_that_some_inputs_fix_to_one_is_one_for_all() -> None:
     """Silero VAD 6 in faster-whisper takes [chunks, 576] and the state of one stream."""
     answer, _ = examined(
@@ -226,3 +240,20 @@ def test_an_input_that_a_branch_or_an_output_reads_is_kept() -> None:
     proto = helper.make_model(parser.parse_graph(text), opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     assert drop_unread_inputs(proto) == []
     assert [value.name for value in proto.graph.input] == ["c", "x", "y", "z"]
+
+
+@pytest.mark.parametrize(("kind", "number"), [("float", 0.25), ("float", -1.5), ("int64", -1), ("float", 3)])
+def test_an_input_without_axes_gets_any_number_that_its_type_holds(kind: str, number: float) -> None:
+    text = f"agraph (float[N, 8] x, {kind} level) => (float[N, 8] out) {{ f = Cast <to = 1> (level)  out = Add(x, f) }}"
+    answer, data = examined(text, level=[number])
+    assert shapes_of(answer, "inputs") == [[-1, 8]]
+    constants = onnx.load_from_string(data).graph.initializer
+    assert {tensor.name: onnx.numpy_helper.to_array(tensor).item() for tensor in constants}["level"] == number
+    if kind == "int64":
+        with pytest.raises(SourceInvalid, match=r"level=0\.5: the input is int64, which does not hold this number"):
+            examined(text, level=[0.5])
+
+
+def test_a_length_is_a_whole_number() -> None:
+    with pytest.raises(SourceInvalid, match=r"x=1\.5,8: the lengths of axes are whole numbers"):
+        set_lengths(model("agraph (float[N, 8] x) => (float[N, 8] out) { out = Relu(x) }"), {"x": [1.5, 8]})

@@ -182,3 +182,16 @@ def test_tflite_refuses_it_and_names_the_engines_that_take_it(stays: tuple[str, 
     kind, source = stays
     with pytest.raises(OperatorUnsupported, match=rf"{kind} \(node '.*runs by the data.*onnxruntime or openvino"):
         builders.build("tflite", source, inputs_of(source), "fp32", tmp_path / "out")
+
+
+@pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
+def test_a_condition_with_two_axes_of_length_1_is_one_number(tmp_path: Path, engine: str) -> None:
+    """OpenVINO takes a condition of one axis at most; ONNX Runtime takes [1, 1], as a comparison of scores is."""
+    condition = "s = ReduceSum <keepdims = 1> (x) f = Constant <value = float {0.0}> () c = Greater(s, f)"
+    body = f"{condition} h = MatMul(x, k) z = If (c) {BRANCHES} y = Identity(z)"
+    signature = "float[1,4] x) => (float[1,4] y"
+    proto = models.model(signature, body, {"k": models.random(4, 4), "bias": models.random(4)})
+    source = load_source(models.write(proto, tmp_path / "m.onnx"))
+    samples = CalibrationSet({"x": models.random(16, 4)}, None)
+    got = artifact_outputs(builders.build(engine, source, samples, "fp32", tmp_path), source, samples)
+    np.testing.assert_allclose(got[0], reference_outputs(source, samples)[0], atol=1e-5)
