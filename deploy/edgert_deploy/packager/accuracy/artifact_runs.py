@@ -141,7 +141,7 @@ def _check_lengths(spec: TensorSpec, parts: Sequence[NDArray[Any]], count: int) 
             raise SourceInvalid(
                 f"output {spec.name!r} has shape {list(spec.shape)} for a sample of zeros and {list(part.shape)} for "
                 "another: its length depends on the values, and apps need a fixed one. Export the model without the loop or the "
-                "selection that makes it"
+                "selection that makes it, or fix a BOOL input that selects, as --input NAME=true"
             )
     if (rows := sum(map(len, parts))) != count:
         raise SourceInvalid(

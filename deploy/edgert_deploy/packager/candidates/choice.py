@@ -259,7 +259,7 @@ def _candidates(
         if until_passed and any(candidate.passed and candidate.is_worth_it for candidate in tried):
             break
     if not tried:
-        raise failures[0]
+        raise failures[-1]  # FP32's, if it was tried, says most
     findings.tried += tried
     return tried
 

@@ -31,7 +31,11 @@ from edgert_deploy.packager.sources.onnx_graph.axes import (
     move_output_batches,
     set_lengths,
 )
-from edgert_deploy.packager.sources.onnx_graph.branches import flatten_conditions, inline_known_branches
+from edgert_deploy.packager.sources.onnx_graph.branches import (
+    drop_empty_outputs,
+    flatten_conditions,
+    inline_known_branches,
+)
 from edgert_deploy.packager.sources.onnx_graph.bucket_axis import WantedBuckets, cut_outputs, find_axis, probed_lengths
 from edgert_deploy.packager.sources.onnx_graph.classical import is_classical, unwrap_maps
 from edgert_deploy.packager.sources.onnx_graph.dynamic_quantization import is_dynamic
@@ -94,6 +98,7 @@ def _examined(
     progress(f"onnxruntime {sdk().__version__} computed the conditions of the model's If nodes")
     changed |= drop_infinite_bounds(proto) | inline_known_branches(proto) | flatten_conditions(proto)
     changed |= reshape_whole_lookups(proto)
+    remarks += tuple(f"output {name!r} is always empty: it is left out" for name in drop_empty_outputs(proto))
     unread = drop_unread_inputs(proto)
     remarks += tuple(f"no operator reads input {name!r}: it is left out, and apps do not send it" for name in unread)
     remarks += _fix_batch_where_needed(proto, no_batch)

@@ -34,7 +34,7 @@ HDF5_MAGIC = b"\x89HDF\r\n\x1a\n"
 ZIP_MAGIC = b"PK\x03\x04"
 NAMES = {"keras": "Keras", "torch": "PyTorch"}
 INPUT = re.compile(
-    r"(?P<name>[^=]+)=(?:(?P<datatype>[a-z]+[0-9]*):)?(?P<shape>[0-9]+(?:,[0-9]+)*|-?[0-9]*\.?[0-9]+(?:e-?[0-9]+)?)"
+    r"(?P<name>[^=]+)=(?:(?P<datatype>[a-z]+[0-9]*):)?(?P<shape>[0-9]+(?:,[0-9]+)*|-?[0-9]*\.?[0-9]+(?:e-?[0-9]+)?|true|false)"
 )
 INPUT_DATATYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
 
@@ -146,9 +146,8 @@ def digest_and_size(path: Path) -> tuple[str, int]:
 
 
 def read_inputs(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Parse example inputs, `NAME=1,3,224,224` or `NAME=int64:1,128`; `NAME=0.5` for one without axes.
-
-    Raises ConfigInvalid.
+    """Parse example inputs, `NAME=1,3,224,224` or `NAME=int64:1,128`; `NAME=0.5` for one without axes, `NAME=true`
+    for a BOOL. Raises ConfigInvalid.
     """
     inputs = {}
     for text in texts:
@@ -156,13 +155,15 @@ def read_inputs(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
         datatype = (match["datatype"] or "float32") if match else ""
         if match is None or datatype not in INPUT_DATATYPES:
             raise ConfigInvalid(
-                f"--input {text!r}: give NAME=1,3,224,224 or NAME=int64:1,128 (one of {', '.join(INPUT_DATATYPES)})"
+                f"--input {text!r}: give NAME=1,3,224,224 or NAME=int64:1,128, or NAME=0.5 or NAME=true for a constant (one of {', '.join(INPUT_DATATYPES)})"
             )
         inputs[match["name"]] = {"datatype": datatype, "shape": [_number(n) for n in match["shape"].split(",")]}
     return inputs
 
 
-def _number(text: str) -> int | float:
+def _number(text: str) -> int | float | bool:
+    if text in ("true", "false"):
+        return text == "true"
     return int(text) if text.removeprefix("-").isdecimal() else float(text)
 
 

@@ -22,7 +22,8 @@ SUFFIX = "/edgert_batch_inside"  # the end of the name of a value inside the gra
 def set_lengths(proto: Any, shapes: Mapping[str, Sequence[float]]) -> tuple[bool, tuple[str, ...]]:
     """Set the axes of the inputs in `shapes` (name -> lengths), and axes of the same name elsewhere.
 
-    An input without axes is one number, such as a sampling rate: the length is its value, and becomes a constant.
+    An input without axes is one number, such as a sampling rate: the length is its value, and becomes a constant. So
+    does a BOOL that is given as true or false, such as Optimum's `use_cache_branch`, which chooses a branch.
     The batch stays open if the model leaves it open, and its length is given as 1. A length replaces one that the
     model fixes: convolutions take any, and the run on a sample shows whether the rest does. Returns whether anything
     changed, and a remark for each such input. Raises SourceInvalid if a name or a rank does not fit the model.
@@ -36,7 +37,7 @@ def set_lengths(proto: Any, shapes: Mapping[str, Sequence[float]]) -> tuple[bool
         if name not in inputs:
             raise SourceInvalid(f"--input {name}: the model has no such input; it has {', '.join(map(repr, inputs))}")
         dims = inputs[name].type.tensor_type.shape.dim
-        if not dims and len(given) == 1:
+        if isinstance(given[0], bool) or (not dims and len(given) == 1):
             _fix(proto, inputs.pop(name), given[0])
             changed = True
             continue
@@ -256,9 +257,17 @@ def _fix(proto: Any, value: Any, number: float) -> None:
     from onnx import helper, numpy_helper
 
     dtype = helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
-    if dtype.kind != "f" and (number != int(number) or not (dtype.kind == "i" or number >= 0)):
+    dims = value.type.tensor_type.shape.dim
+    if isinstance(number, bool):
+        if dtype.kind != "b" or any(is_open(dim) for dim in dims):
+            raise SourceInvalid(
+                f"--input {value.name}={str(number).lower()}: the input is {dtype} {described(dims)}; only a BOOL of fixed axes "
+                "becomes a constant"
+            )
+    elif dtype.kind != "f" and (number != int(number) or not (dtype.kind == "i" or number >= 0)):
         raise SourceInvalid(f"--input {value.name}={number:g}: the input is {dtype}, which does not hold this number")
-    proto.graph.initializer.append(numpy_helper.from_array(np.array(number, dtype), value.name))
+    constant = np.full([dim.dim_value for dim in dims], number, dtype)
+    proto.graph.initializer.append(numpy_helper.from_array(constant, value.name))
     proto.graph.input.remove(value)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from edgert.engines.onnxruntime import sdk
 from edgert_deploy.packager.sources.onnx_graph.axes import open_batch_axes, rename
-from edgert_deploy.packager.sources.onnx_graph.nodes import Array, graphs_inside, refill
+from edgert_deploy.packager.sources.onnx_graph.nodes import Array, Constants, graphs_inside, refill
 from edgert_deploy.packager.sources.onnx_graph.structure import structure_of
 
 CONTROL_FLOW = ("If", "Loop", "Scan")
@@ -47,6 +47,27 @@ def inline_known_branches(proto: Any) -> bool:
     if changed:
         remove_unused(proto.graph)
     return changed
+
+
+def drop_empty_outputs(proto: Any) -> list[str]:
+    """Leave out outputs that are constants without values; return their names.
+
+    A decoder that Optimum merged has them in the branch that reuses what the first step computed.
+    """
+    constants = Constants(proto)
+    origin = {node.output[0]: node.input[0] for node in proto.graph.node if node.op_type == "Identity"}
+    empty = []
+    for value in proto.graph.output:
+        name = value.name
+        while name in origin:
+            name = origin[name]
+        if (array := constants.get(name)) is not None and not array.size:
+            empty.append(value.name)
+    if len(empty) in (0, len(proto.graph.output)):
+        return []
+    refill(proto.graph.output, (value for value in proto.graph.output if value.name not in empty))
+    remove_unused(proto.graph)
+    return empty
 
 
 def flatten_conditions(proto: Any) -> bool:

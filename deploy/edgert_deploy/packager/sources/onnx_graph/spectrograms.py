@@ -48,13 +48,13 @@ def convolve_spectrograms(proto: Any) -> bool:
 
 
 def _real_signals(proto: Any) -> set[str]:
-    """Return the names of all values that are FP32 [batch, time, 1]."""
+    """Return the names of all values that are FP32 [batch, time, 1] or, as ONNX Runtime takes too, [batch, time]."""
     from onnx import TensorProto, shape_inference
 
     graph = shape_inference.infer_shapes(structure_of(proto)).graph
     types = {value.name: value.type.tensor_type for value in (*graph.input, *graph.value_info)}
     shapes = {name: each.shape.dim for name, each in types.items() if each.elem_type == TensorProto.FLOAT}
-    return {name for name, dims in shapes.items() if len(dims) == 3 and dims[2].dim_value == 1}
+    return {name for name, dims in shapes.items() if len(dims) == 2 or (len(dims) == 3 and dims[2].dim_value == 1)}
 
 
 def _waves(node: Any, constants: Constants) -> Array | None:
@@ -74,16 +74,17 @@ def _waves(node: Any, constants: Constants) -> Array | None:
 
 
 def _convolved(graph: Any, node: Any, waves: Array, constants: Constants) -> list[Any]:
-    """Return what replaces `node`: [batch, time, 1] becomes [batch, frames, bins, 2]."""
+    """Return what replaces `node`: [batch, time(, 1)] becomes [batch, frames, bins, 2]."""
     from onnx import helper, numpy_helper
 
     name = str(node.output[0])
-    at = [f"{name}/edgert_{part}" for part in ("waves", "shape", "signal", "sums", "parts")]
-    shape = np.array([0, 2, len(waves) // 2, -1], np.int64)
-    graph.initializer.extend([numpy_helper.from_array(waves, at[0]), numpy_helper.from_array(shape, at[1])])
+    at = [f"{name}/edgert_{part}" for part in ("waves", "shape", "signal", "sums", "parts", "row")]
+    shapes = {at[1]: [0, 2, len(waves) // 2, -1], at[5]: [0, 1, -1]}
+    graph.initializer.append(numpy_helper.from_array(waves, at[0]))
+    graph.initializer.extend(numpy_helper.from_array(np.array(each, np.int64), key) for key, each in shapes.items())
     step = _number(constants, node.input[1])
     return [
-        helper.make_node("Transpose", [node.input[0]], [at[2]], at[2], perm=[0, 2, 1]),
+        helper.make_node("Reshape", [node.input[0], at[5]], [at[2]], at[2]),
         helper.make_node("Conv", [at[2], at[0]], [at[3]], at[3], strides=[step], kernel_shape=[waves.shape[2]]),
         helper.make_node("Reshape", [at[3], at[1]], [at[4]], at[4]),
         helper.make_node("Transpose", [at[4]], [name], name, perm=[0, 3, 2, 1]),

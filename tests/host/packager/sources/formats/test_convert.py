@@ -123,7 +123,7 @@ def test_examples_of_inputs_are_read_or_refused() -> None:
         "x": {"datatype": "float32", "shape": [1, 3, 8, 8]},
         "ids": {"datatype": "int64", "shape": [1, 16]},
     }
-    numbers = {"0.5": 0.5, "-1": -1, ".25": 0.25, "1e-3": 0.001, "16000": 16000}
+    numbers = {"0.5": 0.5, "-1": -1, ".25": 0.25, "1e-3": 0.001, "16000": 16000, "true": True}
     for text, number in numbers.items():
         assert read_inputs([f"x={text}"])["x"]["shape"] == [number]
     for text in ("x", "x=", "x=1,a", "x=0.5,2", "x=--1", "x=1.", "x=text:1,2", "=1,2"):

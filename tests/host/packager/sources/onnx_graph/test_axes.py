@@ -257,3 +257,18 @@ def test_an_input_without_axes_gets_any_number_that_its_type_holds(kind: str, nu
 def test_a_length_is_a_whole_number() -> None:
     with pytest.raises(SourceInvalid, match=r"x=1\.5,8: the lengths of axes are whole numbers"):
         set_lengths(model("agraph (float[N, 8] x) => (float[N, 8] out) { out = Relu(x) }"), {"x": [1.5, 8]})
+
+
+@pytest.mark.parametrize(("value", "node"), [(True, "Relu"), (False, "Tanh")])
+def test_a_flag_that_chooses_a_branch_becomes_a_constant(value: bool, node: str) -> None:
+    """Optimum merges a decoder's first step with its others: `use_cache_branch` is BOOL [1]."""
+    text = """agraph (float[N, 8] x, bool[1] flag) => (float[N, 8] out, float[M, 8] kept) { out, kept = If (flag) <
+        then_branch = t () => (float[N, 8] a, float[M, 8] k) { a = Relu(x)  k = Constant <value = float[0, 8] {}> () },
+        else_branch = e () => (float[N, 8] b, float[M, 8] l) { b = Tanh(x)  l = Neg(x) }> }"""
+    answer, data = examined(text, flag=[value])
+    assert shapes_of(answer, "inputs") == [[-1, 8]]
+    assert [spec["name"] for spec in answer["outputs"]] == (["out"] if value else ["out", "kept"])
+    assert answer["remarks"] == (["output 'kept' is always empty: it is left out"] if value else [])
+    assert onnx.load_from_string(data).graph.node[0].op_type == node
+    with pytest.raises(SourceInvalid, match=r"x=true: the input is float32 \[N, 8\]; only a BOOL of fixed axes"):
+        examined(text, x=[True])

@@ -19,7 +19,9 @@ LENGTH, FRAME, STEP = 400, 64, 24
 WINDOW = np.hanning(FRAME).astype(np.float32)
 
 
-def spectrogram(*, one_sided: int | None = 1, window: bool = True, length: bool = True, channels: int = 1) -> Any:
+def spectrogram(
+    *, one_sided: int | None = 1, window: bool = True, length: bool = True, channels: int = 1, unsqueezed: bool = True
+) -> Any:
     """Return a model of what torch.stft becomes: [N, 400] to [N, frames, bins, 2]."""
     helper, value, numpy = onnx.helper, onnx.helper.make_tensor_value_info, onnx.numpy_helper
     inputs = ["signal", "step", "window" if window else "", *(["length"] if length else [])]
@@ -31,7 +33,8 @@ def spectrogram(*, one_sided: int | None = 1, window: bool = True, length: bool 
     }
     nodes = [helper.make_node("STFT", inputs, ["y"], **({} if one_sided is None else {"onesided": one_sided}))]
     if channels == 1:
-        nodes.insert(0, helper.make_node("Unsqueeze", ["x", "axis"], ["signal"]))
+        unsqueeze = helper.make_node("Unsqueeze", ["x", "axis"], ["signal"])
+        nodes.insert(0, unsqueeze if unsqueezed else helper.make_node("Identity", ["x"], ["signal"]))
     x = value("x" if channels == 1 else "signal", 1, ["N", LENGTH] if channels == 1 else ["N", LENGTH, channels])
     constants = [numpy.from_array(array, name) for name, array in given.items()]
     graph = helper.make_graph(nodes, "g", [x], [value("y", 1, ["N", None, None, 2])], constants)
@@ -41,8 +44,8 @@ def spectrogram(*, one_sided: int | None = 1, window: bool = True, length: bool 
 @pytest.mark.parametrize("engine", ["onnxruntime", "openvino", "tflite"])
 @pytest.mark.parametrize(
     "form",
-    [{}, {"one_sided": 0}, {"window": False}, {"length": False}],
-    ids=["torch", "both-sides", "boxcar", "no-length"],
+    [{}, {"one_sided": 0}, {"window": False}, {"length": False}, {"unsqueezed": False}],
+    ids=["torch", "both-sides", "boxcar", "no-length", "two-axes"],
 )
 def test_each_engine_computes_a_spectrogram(tmp_path: Path, engine: str, form: dict[str, Any]) -> None:
     source = load_source(models.write(spectrogram(**form), tmp_path / "m.onnx"))
