@@ -12,6 +12,7 @@ import onnx
 from onnx import helper, inliner, shape_inference
 
 from edgert.errors import BuildFailed, OperatorUnsupported
+from edgert.printable import counted
 from edgert_deploy.packager.sources.onnx_graph.axes import open_batch_axes
 from edgert_deploy.packager.sources.onnx_graph.branches import optimized
 from edgert_deploy.packager.sources.onnx_graph.nodes import refill
@@ -25,6 +26,8 @@ IR_VERSION_MAX = 10
 ROUNDS_MAX = 20
 # Operators that are computed at the build, whether ONNX defines them as functions or not.
 FOLDED = frozenset({"Constant", "ConstantOfShape", "Range", "Shape", "Size"})
+# Operators that ONNX Runtime's tools for language models write.
+OF_QUANTIZED_WEIGHTS = frozenset({"MatMulNBits", "MatMulBnb4", "GatherBlockQuantized"})
 
 
 def folded(model: onnx.ModelProto, batch: int, lowered: Collection[str]) -> onnx.ModelProto:
@@ -50,9 +53,15 @@ def _refuse_foreign(model: onnx.ModelProto) -> None:
     own = {function.domain for function in model.functions}
     foreign = [n for n in model.graph.node if n.domain not in ONNX_DOMAINS and n.domain not in own]
     if foreign:
-        listed = ", ".join(f"{n.domain}:{n.op_type} (node {n.name!r})" for n in foreign)
+        names: dict[str, list[str]] = {}
+        for node in foreign:
+            names.setdefault(f"{node.domain}:{node.op_type}", []).append(node.name)
+        listed = ", ".join(f"{kind} ({counted(len(all_), 'node')}, as {all_[0]!r})" for kind, all_ in names.items())
+        advice = "export it without them"
+        if any(node.op_type in OF_QUANTIZED_WEIGHTS for node in foreign):
+            advice = "a tool quantized its weights, so give the float model that it was made of"
         raise OperatorUnsupported(
-            f"the model uses operators outside of ONNX, which TFLite does not have: {listed}; export it without them"
+            f"the model uses operators outside of ONNX, which TFLite does not have: {listed}; {advice}"
         )
 
 

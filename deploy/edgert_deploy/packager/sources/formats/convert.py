@@ -146,8 +146,9 @@ def digest_and_size(path: Path) -> tuple[str, int]:
 
 
 def read_inputs(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Parse example inputs, `NAME=1,3,224,224` or `NAME=int64:1,128`; `NAME=0.5` for one without axes, `NAME=true`
-    for a BOOL. Raises ConfigInvalid.
+    """Parse example inputs, `NAME=1,3,224,224` or `NAME=int64:1,128`.
+
+    `NAME=0.5` is the value of one without axes, `NAME=true` that of a BOOL. Raises ConfigInvalid.
     """
     inputs = {}
     for text in texts:

@@ -48,7 +48,7 @@ def convolve_spectrograms(proto: Any) -> bool:
 
 
 def _real_signals(proto: Any) -> set[str]:
-    """Return the names of all values that are FP32 [batch, time, 1] or, as ONNX Runtime takes too, [batch, time]."""
+    """Return the names of all values that are FP32 [batch, time, 1] or, for ONNX Runtime, [batch, time]."""
     from onnx import TensorProto, shape_inference
 
     graph = shape_inference.infer_shapes(structure_of(proto)).graph
