@@ -29,7 +29,7 @@ def narrow_double(proto: Any) -> tuple[str, ...]:
     """Make all FP64 of a ModelProto FP32; return the same remarks as `widen_half`."""
     from onnx import TensorProto
 
-    return _as_fp32(proto, {TensorProto.DOUBLE: "FP64"}, "in FP32, and answers a test sample alike")
+    return _as_fp32(proto, {TensorProto.DOUBLE: "FP64"}, "in FP32, and answers a random sample of small numbers alike")
 
 
 def has_double(proto: Any) -> bool:
