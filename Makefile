@@ -16,8 +16,9 @@ PYTHON ?= $(shell for p in python3 python3.12 python3.13 python3.11 python3.10; 
 BIN := $(VENV)/bin
 # A demo starts dozens of processes: each would compile every module again. tests/conftest.py does the same for tests.
 unexport PYTHONDONTWRITEBYTECODE
-# The number of tests at once: five for two cores, as many tests wait. Long files start first.
-JOBS ?= $(shell n=$$(nproc); echo $$((n < 4 ? 5 * n / 2 : 8)))
+# The number of tests at once: five for two cores, as many tests wait. Three where all compute: each process of pytest
+# imports the tests and the engines again. Long files start first.
+JOBS ?= $(shell n=$$(nproc); echo $$((n < 4 ? $(if $(filter host/packager%,$(ROOM)),3,5) * n / 2 : 8)))
 TESTS := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: setup demo test docs zoo hil hil-arm64 hil-power hil-brokers check format fuzz lock audit servers emulators clean

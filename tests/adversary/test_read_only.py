@@ -20,6 +20,8 @@ from edgert_deploy.devices.logs import LogRequest, read_log
 from edgert_deploy.devices.transports.local import LocalTransport
 from tests.support.devices import WAIT_S_MAX, Device, a_device
 
+pytestmark = pytest.mark.usefixtures("edgertd_is_forked")
+
 ITEM = np.ones((1, 4), np.float32)
 
 

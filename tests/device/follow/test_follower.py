@@ -22,6 +22,8 @@ from tests.support.devices import events as sent_events
 from tests.support.servers.hostile_registry import HostileRegistry, hostile_registry
 from tests.support.stand_ins.following import Events, failure_of, followed, following
 
+pytestmark = pytest.mark.usefixtures("edgertd_is_forked")
+
 
 @pytest.fixture
 def registry() -> Iterator[HostileRegistry]:
