@@ -17,7 +17,7 @@ import threading
 import time
 import weakref
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -108,7 +108,7 @@ class Client(BaseClient):
         Raises RequestError (the inputs do not fit), Unavailable (try again), DeadlineExceeded.
         """
         flags = request_flags(cache, priority)
-        timeout_s = self.timeout_of(timeout_s)
+        timeout_s = self.timeout_s if timeout_s is None else self.timeout_of(timeout_s)
         deadline = time.monotonic() + timeout_s
         idle = self._idle[model]
         while True:
@@ -122,7 +122,15 @@ class Client(BaseClient):
             except Retry as retry:
                 time.sleep(retry.wait_s(deadline - time.monotonic()))
             finally:
-                self._give_back(idle, connection, model)
+                if (
+                    connection.closed
+                    or self._closed
+                    or connection.conversation.outgrown
+                    or len(idle) >= IDLE_CONNECTIONS_MAX
+                ):
+                    self._discard(connection, model)
+                else:
+                    idle.append(connection)
 
     def session(self, model: str) -> Session:
         """Begin a session of `model`, whose requests continue each other.
@@ -143,7 +151,10 @@ class Client(BaseClient):
     def metadata(self, model: str) -> dict[str, Any]:
         """Return the description of `model`: release, inputs, outputs, labels."""
         connection = self._connected(model, time.monotonic() + self.timeout_s)
-        self._give_back(self._idle[model], connection, model)
+        if self._closed or len(self._idle[model]) >= IDLE_CONNECTIONS_MAX:
+            connection.close()
+        else:
+            self._idle[model].append(connection)
         return dict(connection.conversation.welcome)
 
     def labels(self, model: str) -> list[str]:
@@ -191,14 +202,10 @@ class Client(BaseClient):
             except Retry as retry:
                 time.sleep(retry.wait_s(deadline - time.monotonic()))
 
-    def _give_back(self, idle: list[_Connection], connection: _Connection, model: str) -> None:
+    def _discard(self, connection: _Connection, model: str) -> None:
         if connection.conversation.outgrown:
             self._large.add(model)
-            connection.close()
-        elif connection.closed or self._closed or len(idle) >= IDLE_CONNECTIONS_MAX:
-            connection.close()
-        else:
-            idle.append(connection)
+        connection.close()
 
 
 def _may_be_large(inputs: Inputs) -> bool:
@@ -298,8 +305,16 @@ class _Connection:
             self._set_timeout(timeout_s)
         conversation = self.conversation
         parts = conversation.request(inputs, flags, self._timeout_us, trace)
+        sock = self._sock
         try:
-            self._send(parts, conversation.size_bytes, deadline)
+            try:
+                sent = sock.send(parts[0]) if len(parts) == 1 else sock.sendmsg(parts)
+                if sent != conversation.size_bytes:  # a signal interrupted it
+                    sock.sendall(b"".join(parts)[sent:])
+            except BlockingIOError as error:
+                raise conversation.late(sent=False) from error
+            except OSError as error:
+                raise self._refusal(deadline) from error
             event = conversation.received(self._receive(deadline))
         except BaseException:  # an answer that comes late must not meet the next request
             self.close()
@@ -338,17 +353,6 @@ class _Connection:
         event = conversation.received(conversation.frames.feed(count) or self._receive(deadline))
         if isinstance(event, Exception):
             raise event
-
-    def _send(self, parts: Sequence[wire.Buffer], size_bytes: int, deadline: float) -> None:
-        sock = self._sock
-        try:
-            sent = sock.send(parts[0]) if len(parts) == 1 else sock.sendmsg(parts)
-            if sent != size_bytes:  # a signal interrupted it
-                sock.sendall(b"".join(parts)[sent:])
-        except BlockingIOError as error:
-            raise self.conversation.late(sent=False) from error
-        except OSError as error:
-            raise self._refusal(deadline) from error
 
     def _receive(self, deadline: float) -> wire.Frame:
         """Return the next frame. Raises DeadlineExceeded, and the error of a connection that ended.

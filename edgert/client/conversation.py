@@ -102,8 +102,13 @@ class Conversation:
         assert interface is not None  # the daemon has greeted
         self._request_id = request_id = self._request_id + 1
         self._trace = trace
-        given: tuple[NDArray[Any], ...] = (inputs,) if type(inputs) is np.ndarray else self._by_name(inputs)
-        looks = looks_of(given)
+        given: tuple[NDArray[Any], ...]
+        looks: tuple[Any, ...]
+        if type(inputs) is np.ndarray:
+            given, looks = (inputs,), (inputs.shape, inputs.dtype)  # as `looks_of`
+        else:
+            given = self._by_name(inputs)
+            looks = looks_of(given)
         if looks == self._looks:
             return frame.again(given, flags, request_id, timeout_us)
         self._looks = self._tensors = None  # answers to this request may have another axis
@@ -126,7 +131,9 @@ class Conversation:
         if frame.kind == wire.RESULT and interface is not None and frame.request_id == self._request_id:
             if frame.tensors is not self._tensors:
                 self._look_at(frame.tensors, interface.outputs)
-            outputs = {name: view.copy() for name, view in self._views}
+            outputs = {}
+            for name, view in self._views:  # Python before 3.12 makes a function of a comprehension
+                outputs[name] = view.copy()
             return _response(interface, frame, outputs) if self._trace else outputs
         if frame.kind == wire.ERROR and frame.request_id == self._request_id:
             self.over = interface is None
