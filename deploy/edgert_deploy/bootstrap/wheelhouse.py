@@ -27,6 +27,7 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 
 import edgert
 from edgert.durable import replacing, sha256_of
+from edgert.engines import FOR_TESTS
 from edgert.errors import ConfigInvalid, EngineMissing
 from edgert_deploy.bootstrap.locked_wheels import MACHINES, Lock
 from edgert_deploy.bootstrap.own_wheel import content_digest, own_wheel
@@ -37,8 +38,6 @@ from edgert_deploy.common.folders import cache_folder
 ROUNDS_MAX = 6  # each adds the requirements of the last round's wheels
 KEY_FORMAT = "4"
 PINS_NAME = "pins.txt"  # the SHA-256 and the name of each wheel, as they were downloaded
-# These engines are part of edgert.
-ENGINES_WITHOUT_WHEELS = ("null", "fault")
 # Installed in advance, because pip on the device cannot reach an index later. 32-bit ARM has no wheels of it.
 EXTRAS_ALONG = ("http", "channels")
 EXTRAS_ASKED = ("text",)  # installed if a bootstrap asks for them
@@ -298,7 +297,7 @@ def _direct_requirements(wheel: Path, engines: Sequence[str], order: _Order) -> 
         requirements += _needs(wheel, extra, target)
     extras = _metadata(wheel).get_all("Provides-Extra") or []
     for engine in engines:
-        if engine in ENGINES_WITHOUT_WHEELS:
+        if engine in FOR_TESTS:
             continue
         if engine not in extras:
             raise EngineMissing(f"edgert has no wheels for engine {engine!r}: install it on the device by hand")

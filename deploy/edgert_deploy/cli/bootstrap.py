@@ -9,12 +9,12 @@ from typing import Any
 import click
 
 from edgert.cli.output import json_option
+from edgert.engines import FOR_TESTS
 from edgert.telemetry.link import CONNECTED
 from edgert.typed_json import to_json
 from edgert_deploy.bootstrap.bootstrap import bootstrap as set_up
 from edgert_deploy.bootstrap.bootstrap import use_previous_runtime
 from edgert_deploy.bootstrap.plan import BootstrapOptions, plan_bootstrap
-from edgert_deploy.bootstrap.wheelhouse import ENGINES_WITHOUT_WHEELS
 from edgert_deploy.cli.shared.bootstrap_options import (
     ChannelOptions,
     DaemonOptions,
@@ -118,9 +118,7 @@ def bootstrap(
 def _line(row: dict[str, Any], python: str) -> str:
     changed = ", ".join(row["changed"]) or "nothing, all was there"
     engines = ", ".join(
-        f"{name} {version}"
-        for name, version in row["status"]["engines"].items()
-        if version and name not in ENGINES_WITHOUT_WHEELS
+        f"{name} {version}" for name, version in row["status"]["engines"].items() if version and name not in FOR_TESTS
     )
     engines += "".join(f"; without {name}" for name in row["lacking"])
     telemetry = row["status"]["telemetry"]

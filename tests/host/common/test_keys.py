@@ -1,0 +1,46 @@
+"""A key's private half is the user's, its public half also the project's; an error names what to do next."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edgert.errors import ConfigInvalid
+from edgert_deploy.cli import main
+from edgert_deploy.common.keys import is_key_file, key_paths, keys_dir, public_key, public_keys, signing_key
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's keys, without a project."""
+    monkeypatch.setenv("EDGERT_CONFIG_DIR", str(tmp_path / "conf"))
+    monkeypatch.chdir(tmp_path)
+    return keys_dir()
+
+
+def test_a_key_is_read_by_its_name_or_its_file(folder: Path) -> None:
+    assert main(["keys", "new", "--name", "lab"]) == 0
+    private, public = key_paths(folder, "lab")
+    assert signing_key("lab").public.pem() == signing_key(str(private)).public.pem() == public.read_bytes()
+    assert is_key_file(str(private))
+    assert not is_key_file("lab")
+
+
+def test_a_missing_key_is_reported_with_the_keys_that_exist() -> None:
+    with pytest.raises(ConfigInvalid, match=r"edgert keys new$"):
+        signing_key(None)
+    assert main(["keys", "new", "--name", "lab"]) == 0
+    with pytest.raises(ConfigInvalid, match="choose with --key lab"):
+        signing_key("plant")
+    with pytest.raises(ConfigInvalid, match="edgert keys new --name plant"):
+        public_key("plant")
+
+
+def test_a_public_half_that_is_missing_is_written_again(folder: Path) -> None:
+    assert main(["keys", "new", "--name", "lab"]) == 0
+    public = key_paths(folder, "lab")[1]
+    content = public.read_bytes()
+    public.unlink()
+    assert public_key("lab").read_bytes() == content
+    assert public_keys() == [public.resolve()]
