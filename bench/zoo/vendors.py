@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.zoo.runners import Sample
+from edgert_deploy.packager.processes.vendor_output import working_in
 
 Recipe = Callable[[Path, Sequence[Sample], Path], Path]
 
@@ -63,7 +64,8 @@ def _prepared(model: Path, folder: Path) -> Path:
     out = folder / "prepared.onnx"
     if not out.exists():
         try:
-            quant_pre_process(model, out)
+            with working_in(folder):  # if it fails, it writes the model to the working folder
+                quant_pre_process(model.absolute(), out.absolute())
         except Exception:  # symbolic shape inference fails on many trained models; users then switch it off
             quant_pre_process(model, out, skip_symbolic_shape=True)
     return out

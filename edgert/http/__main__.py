@@ -13,7 +13,7 @@ from pathlib import Path
 from edgert import Client
 from edgert.config import read_config
 from edgert.errors import ConfigInvalid, EdgeRTError
-from edgert.http.address import listening, parse_address
+from edgert.http.address import listening_at, parse_address
 from edgert.http.endpoints import Endpoints
 from edgert.http.limits import SPARE_PLACES, STOP_S_MAX, Limits
 from edgert.http.request_parser import check_installed
@@ -54,7 +54,7 @@ def serve(state: StateDir) -> None:
             inferences_max=config.http.connections_max,
         )
         limits = Limits(int(config.serving.frame_mb * 1024**2), config.http.connections_max + SPARE_PLACES)
-        with listening(address, config.socket_group) as listener:
+        with listening_at(address, config.socket_group) as listener:
             where = address if address.path is not None else "{}:{}".format(*listener.getsockname()[:2])
             log(f"http: listens on {where}")
             threading.stack_size(STACK_BYTES)

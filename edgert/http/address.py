@@ -12,7 +12,7 @@ from pathlib import Path
 
 from edgert.errors import ConfigInvalid
 from edgert.printable import endpoint
-from edgert.protocol import listening as unix_socket
+from edgert.protocol.listening import listening
 from edgert.state_dir import SOCKET_PATH_BYTES_MAX
 
 BACKLOG = 128
@@ -65,10 +65,10 @@ def parse_address(text: str, *, allow_remote: bool) -> Address:
 
 
 @contextmanager
-def listening(address: Address, group: str = "") -> Iterator[socket.socket]:
+def listening_at(address: Address, group: str = "") -> Iterator[socket.socket]:
     """Listen at `address` without blocking; only the owner and `group` can use a Unix socket."""
     if address.path is not None:
-        with unix_socket.listening(address.path, 0o660, group) as listener:
+        with listening(address.path, 0o660, group) as listener:
             yield listener
         return
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET

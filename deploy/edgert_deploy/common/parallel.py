@@ -79,7 +79,8 @@ def for_each(
     An item that was not done when the user pressed twice has the answer None. Raises what `work` raises.
     """
     todo: queue.SimpleQueue[int] = queue.SimpleQueue()
-    done: queue.SimpleQueue[tuple[int, Answer | None, BaseException | None]] = queue.SimpleQueue()
+    # Not a SimpleQueue: until Python 3.13, if a signal handler outlasts the timeout of its `get`, that never returns.
+    done: queue.Queue[tuple[int, Answer | None, BaseException | None]] = queue.Queue()
     for i in range(len(items)):
         todo.put(i)
 

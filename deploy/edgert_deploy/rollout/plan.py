@@ -12,6 +12,7 @@ from enum import Enum
 
 from edgert.bundle.manifest import Accuracy, ArtifactEntry, Manifest, TargetEntry
 from edgert.checks.status import LIMITS_FORMAT, DeviceStatus, ModelStatus
+from edgert.engines import FOR_TESTS
 from edgert.errors import (
     DeployUnderWay,
     DeviceError,
@@ -189,9 +190,10 @@ def _check_limits(limits: TrialLimits, facts: DeviceStatus, on_trial: ModelStatu
 def _check_engine(artifacts: Sequence[ArtifactEntry], facts: DeviceStatus) -> None:
     engines = [artifact.engine for artifact in artifacts]
     if not any(engine in facts.engines for engine in engines):
+        there = [engine for engine in facts.engines if engine not in FOR_TESTS]
         raise EngineMissing(
             f"{facts.device} has none of the bundle's engines ({', '.join(dict.fromkeys(engines))}); it has "
-            f"{', '.join(facts.engines) or 'none'}. Install one: edgert bootstrap {facts.device} --engines {engines[0]}"
+            f"{', '.join(there) or 'none'}. Install one: edgert bootstrap {facts.device} --engines {engines[0]}"
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -24,11 +23,9 @@ from edgert_deploy.devices.inventory import Inventory
 from hil.support.sshd import SshDevice, running_sshd
 from tests.support.bundles import flip_bit, make_null_bundle
 from tests.support.commands import Edgert, live, stop
-from tests.support.devices import Device, a_device, wait_until
+from tests.support.devices import WAIT_S_MAX, Device, a_device, wait_until
 from tests.support.paths import ROOT
 from tests.support.servers.ports import free_port
-
-PRESS_AGAIN_S = 30.0  # as a person would, if the program goes on
 
 
 class SlowInstall:
@@ -64,22 +61,21 @@ class SlowInstall:
             assert process.stdout is not None
             assert process.stderr is not None
             told = ""
-            for line in process.stderr:
-                told += line
-                if line.strip() == "[here] waiting":
+            try:
+                for line in process.stderr:
+                    told += line
+                    if line.strip() == "[here] waiting":
+                        process.send_signal(signal.SIGINT)
+                    if "stopping at the next step" in line:
+                        break
+                if presses == 1:
+                    self.go_on()
+                else:
                     process.send_signal(signal.SIGINT)
-                if "stopping at the next step" in line:
-                    break
-            if presses == 1:
-                self.go_on()
-            ended = False
-            while not ended:
-                if presses == 2:
-                    process.send_signal(signal.SIGINT)
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    shown, rest = process.communicate(timeout=PRESS_AGAIN_S)
-                    ended = True
-            told += rest
+                shown, rest = process.communicate(timeout=WAIT_S_MAX)
+                told += rest
+            finally:
+                process.kill()  # had it not ended, Popen would wait for ever
         assert "Traceback" not in told
         return process.returncode, shown, told
 

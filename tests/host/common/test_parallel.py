@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 
 import pytest
 
-from edgert_deploy.common.parallel import AT_ONCE_MOST, Stop, at_once_here, for_each
+from edgert_deploy.common.parallel import AT_ONCE_MOST, POLL_S, Stop, at_once_here, for_each
 from tests.support.devices import WAIT_S_MAX, wait_until
 
 
@@ -50,6 +51,23 @@ def test_the_second_press_returns_without_the_items_in_progress_and_with_those_t
     assert for_each(["quick", "hangs"], work, stop, at_once=2) == ["quick", None]
     assert threading.active_count() <= threads + 2
     never.set()
+
+
+def test_a_terminal_that_takes_its_time_holds_up_no_second_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The handlers take longer than one look at the answers."""
+    monkeypatch.setattr(os, "write", lambda *_: time.sleep(2 * POLL_S))
+    stop, done = Stop(), threading.Event()
+
+    def work(item: int) -> int:
+        os.kill(os.getpid(), signal.SIGINT)
+        wait_until(lambda: stop.asked, "the first press was counted")
+        os.kill(os.getpid(), signal.SIGINT)
+        done.wait(WAIT_S_MAX)
+        return item
+
+    with stop.on_interrupt("stopping", "detached"):
+        assert for_each([1], work, stop) == [None]
+    done.set()
 
 
 def test_ctrl_c_is_counted_and_answered(capfd: pytest.CaptureFixture[str]) -> None:

@@ -6,11 +6,17 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
+
+import click
 
 
 def stopping(for_s: float | None) -> Callable[[], bool]:
-    """Return whether a signal came or `for_s` passed, as a function; a second signal ends at once."""
+    """Return whether a signal came or `for_s` passed, as a function; a second signal ends at once.
+
+    The end of click's command puts the signal handlers back.
+    """
     signals: list[int] = []
     ends_at = None if for_s is None else time.monotonic() + for_s
 
@@ -20,5 +26,6 @@ def stopping(for_s: float | None) -> Callable[[], bool]:
         signals.append(number)
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, note)
+        before = signal.signal(number, note)
+        click.get_current_context().call_on_close(partial(signal.signal, number, before))
     return lambda: bool(signals) or (ends_at is not None and time.monotonic() >= ends_at)
