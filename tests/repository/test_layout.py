@@ -1,4 +1,4 @@
-"""The tests mirror the packages, no test file imports another, and nothing lies about at the root."""
+"""The tests mirror the packages, each module with logic has its test, and nothing lies about at the root."""
 
 from __future__ import annotations
 
@@ -26,6 +26,74 @@ NAMED_AFTER_NO_MODULE = {
     "tests/host/packager/tflite_lowering/test_node_tests.py": "bench/node_tests.py: the ONNX project's tests",
 }
 
+# Below this number of branches, a module needs no test of its name.
+BRANCHES = 8
+BRANCH_NODES = (
+    ast.If, ast.For, ast.AsyncFor, ast.While, ast.Try, ast.comprehension, ast.IfExp, ast.BoolOp,
+)  # fmt: skip
+# A module that a test of another name proves better, and that test.
+PROVEN_ELSEWHERE: dict[str, str] = {}
+# A module that has no test of its name yet. Nothing is added here.
+NOT_YET = {
+    "deploy/edgert_deploy/cli/bundle/diff.py",
+    "deploy/edgert_deploy/cli/bundle/inspect.py",
+    "deploy/edgert_deploy/cli/doctor.py",
+    "deploy/edgert_deploy/cli/init.py",
+    "deploy/edgert_deploy/cli/shared/bootstrap_options.py",
+    "deploy/edgert_deploy/cli/shared/broker_options.py",
+    "deploy/edgert_deploy/cli/shared/channel_options.py",
+    "deploy/edgert_deploy/cli/shared/rollout_output.py",
+    "deploy/edgert_deploy/cli/shared/types.py",
+    "deploy/edgert_deploy/cli/uninstall.py",
+    "deploy/edgert_deploy/devices/bench.py",
+    "deploy/edgert_deploy/devices/selector.py",
+    "deploy/edgert_deploy/fleet/export/counting.py",
+    "deploy/edgert_deploy/fleet/export/families.py",
+    "deploy/edgert_deploy/fleet/listener.py",
+    "deploy/edgert_deploy/fleet/live_fleet.py",
+    "deploy/edgert_deploy/fleet/reports.py",
+    "deploy/edgert_deploy/fleet/ui/access.py",
+    "deploy/edgert_deploy/fleet/ui/slow_devices.py",
+    "deploy/edgert_deploy/packager/accuracy/agreement.py",
+    "deploy/edgert_deploy/packager/accuracy/reference.py",
+    "deploy/edgert_deploy/packager/report/__init__.py",
+    "deploy/edgert_deploy/packager/report/sections.py",
+    "deploy/edgert_deploy/packager/report/tables.py",
+    "deploy/edgert_deploy/packager/sources/formats/converters/from_keras.py",
+    "deploy/edgert_deploy/packager/sources/formats/converters/from_torch.py",
+    "deploy/edgert_deploy/packager/sources/onnx_graph/dynamic_quantization.py",
+    "deploy/edgert_deploy/packager/sources/onnx_graph/nodes.py",
+    "deploy/edgert_deploy/packager/sources/onnx_graph/structure.py",
+    "deploy/edgert_deploy/packager/sources/tensor_specs.py",
+    "deploy/edgert_deploy/packager/tflite_lowering/__init__.py",
+    "deploy/edgert_deploy/packager/tflite_lowering/value.py",
+    "edgert/checks/bench_live.py",
+    "edgert/checks/golden_samples.py",
+    "edgert/checks/trial_preparation.py",
+    "edgert/cli/activate.py",
+    "edgert/cli/bench.py",
+    "edgert/cli/keys.py",
+    "edgert/cli/rollback.py",
+    "edgert/cli/trial.py",
+    "edgert/client/aio_connection.py",
+    "edgert/client/base.py",
+    "edgert/daemon/supervisor.py",
+    "edgert/daemon/system/service_manager.py",
+    "edgert/daemon/workers/worker_process.py",
+    "edgert/errors.py",
+    "edgert/follow/fetch.py",
+    "edgert/http/messages.py",
+    "edgert/http/metrics.py",
+    "edgert/http/statistics.py",
+    "edgert/processing/postprocess.py",
+    "edgert/protocol/frame_buffer.py",
+    "edgert/registry/connection.py",
+    "edgert/telemetry/forwarding.py",
+    "edgert/telemetry/retained.py",
+    "edgert/tensors.py",
+    "edgert/worker/connections/connections.py",
+}
+
 AT_THE_ROOT = {
     "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md", "mkdocs.yml", "pyproject.toml",
 }  # fmt: skip
@@ -44,12 +112,38 @@ def mirrors(path: Path) -> bool:
     )
 
 
+def branches(path: Path) -> int:
+    return sum(isinstance(node, BRANCH_NODES) for node in ast.walk(ast.parse(path.read_text())))
+
+
+def has_its_test(side: str, path: Path) -> bool:
+    """Return whether a test bears the name of the module, or of its folder: then it tests all modules there."""
+    folder = ROOT / "tests" / side / path.parent.relative_to(PACKAGES[side])
+    name = f"test_{path.parent.name}.py"
+    return any(test.is_file() for test in (folder / f"test_{path.stem}.py", folder / name, folder.parent / name))
+
+
 @pytest.mark.parametrize("side", PACKAGES)
 def test_every_test_file_has_a_module_of_its_name(side: str) -> None:
     strangers = {
         str(path.relative_to(ROOT)) for path in (ROOT / "tests" / side).rglob("test_*.py") if not mirrors(path)
     }
     assert strangers == {name for name in NAMED_AFTER_NO_MODULE if name.startswith(f"tests/{side}/")}
+
+
+@pytest.mark.parametrize("side", PACKAGES)
+def test_every_module_with_logic_has_a_test_of_its_name(side: str) -> None:
+    without = {
+        str(path.relative_to(ROOT))
+        for path in PACKAGES[side].rglob("*.py")
+        if branches(path) >= BRANCHES and not has_its_test(side, path)
+    }
+    package = str(PACKAGES[side].relative_to(ROOT))
+    assert without == {name for name in [*PROVEN_ELSEWHERE, *NOT_YET] if name.startswith(f"{package}/")}
+
+
+def test_what_proves_a_module_elsewhere_is_a_test() -> None:
+    assert [name for name in PROVEN_ELSEWHERE.values() if ROOT / name not in all_test_files()] == []
 
 
 @pytest.mark.parametrize("side", PACKAGES)
