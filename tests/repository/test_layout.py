@@ -86,12 +86,8 @@ NOT_YET = {
     "edgert/http/metrics.py",
     "edgert/http/statistics.py",
     "edgert/processing/postprocess.py",
-    "edgert/protocol/frame_buffer.py",
-    "edgert/registry/connection.py",
-    "edgert/telemetry/forwarding.py",
     "edgert/telemetry/retained.py",
     "edgert/tensors.py",
-    "edgert/worker/connections/connections.py",
 }
 
 AT_THE_ROOT = {

@@ -1,7 +1,8 @@
-"""A device that only forwards: the real spool and forwarder, without a daemon."""
+"""A device that only forwards, the real spool and forwarder without a daemon; and what a subscriber hears of it."""
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from pathlib import Path
 from edgert.stop import Stop
 from edgert.telemetry.forwarding import Forwarder, ForwarderSettings
 from edgert.telemetry.messages import Topics
-from edgert.telemetry.mqtt import MqttSettings
+from edgert.telemetry.mqtt import BrokerUnreachable, Connection, MqttSettings
 from edgert.telemetry.spool import Spool
 from tests.support.devices import WAIT_S_MAX
 
@@ -72,3 +73,35 @@ class ForwardingDevice:
 def append_to(spool: Spool, count: int) -> None:
     for _ in range(count):
         spool.append("hist/digits", HIST, lambda seq: {"v": 1, "seq": seq}, 1, "hist")
+
+
+class Listener:
+    """A subscriber of everything; `heard` holds (topic, payload, retained) in order of arrival."""
+
+    def __init__(self, settings: MqttSettings, *topics: str) -> None:
+        topics = topics or ("edgert/v1/#",)
+        self.heard: list[tuple[str, bytes, bool]] = []
+        self._connection = Connection(settings, on_message=lambda *message: self.heard.append(message))
+        self._connection.open()
+        self._connection.subscribe(topics, qos=1)
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                self._connection.pump(0.05)
+            self._connection.close()
+        except BrokerUnreachable:
+            pass  # the test stopped the broker
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._thread.join(WAIT_S_MAX)
+
+    def payloads(self, topic: str) -> list[bytes]:
+        return [payload for heard, payload, _ in self.heard if heard == topic]
+
+    def seqs(self) -> list[int]:
+        return [json.loads(payload)["seq"] for payload in self.payloads(HIST)]

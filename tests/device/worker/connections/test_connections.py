@@ -1,0 +1,116 @@
+"""The connections of a worker together: who gets one, and how each ends."""
+
+from __future__ import annotations
+
+import fcntl
+import resource
+import socket
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from edgert.errors import Overloaded, ShuttingDown
+from edgert.protocol import wire
+from edgert.telemetry.recorder import WindowRecorder
+from edgert.worker.connections.area_budget import AreaBudget
+from edgert.worker.connections.connections import Connections
+from edgert.worker.pipeline.pipeline import Pipeline
+from tests.support.clients import ITEM, read_frame, request
+from tests.support.devices import WAIT_S_MAX, wait_until
+from tests.support.stand_ins.loaded_models import loaded, pipeline_of
+
+FRAME_BYTES_MAX = 64 * 1024
+PING = wire.json_frame(wire.PING, {}, request_id=3)
+WELCOME = wire.json_frame(wire.WELCOME, {})
+
+
+@pytest.fixture(scope="module")
+def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
+    return pipeline_of(loaded(tmp_path_factory.mktemp("model")))
+
+
+@pytest.fixture
+def connections(pipeline: Pipeline) -> Iterator[Connections]:
+    connections = Connections(
+        pipeline,
+        WindowRecorder("m"),
+        WindowRecorder("m"),
+        WELCOME,
+        FRAME_BYTES_MAX,
+        2,
+        reactor_limits=None,
+        areas=AreaBudget(0),
+        sessions=None,  # type: ignore[arg-type]  # no test here begins one
+    )
+    yield connections
+    connections.stop_reading()
+    connections.wait_until_gone(20)
+    assert len(connections) == 0
+
+
+def accepted(connections: Connections) -> socket.socket:
+    ours, theirs = socket.socketpair()
+    ours.settimeout(WAIT_S_MAX)
+    connections.accept(theirs, shared=False)
+    return ours
+
+
+def test_a_client_is_greeted_served_and_sent_to_the_next_worker(connections: Connections) -> None:
+    with accepted(connections) as client:
+        assert read_frame(client).kind == wire.WELCOME
+        client.sendall(request(1))
+        assert read_frame(client).kind == wire.RESULT
+        connections.stop_reading()
+        assert read_frame(client).kind == wire.MOVED
+        assert client.recv(1) == b""
+
+
+def test_a_client_that_takes_the_last_file_descriptors_reads_that_there_are_no_more(connections: Connections) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.settimeout(WAIT_S_MAX)
+        last = fcntl.fcntl(theirs, fcntl.F_DUPFD_CLOEXEC, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 2)
+        connections.accept(socket.socket(fileno=last), shared=False)
+        error = wire.error_of(read_frame(ours))
+        assert isinstance(error, Overloaded)
+        assert "no free file descriptor: raise LimitNOFILE" in error.message
+    with accepted(connections) as client:
+        assert read_frame(client).kind == wire.WELCOME
+
+
+def test_clients_that_follow_each_other_get_their_own_answers(connections: Connections) -> None:
+    """A connection uses the memory of the one before it, wherever that ended."""
+    for number, last in enumerate((b"", request(9)[:70], b"garbage" * 20, request(9)[:-1], request(9), PING[:10])):
+        with accepted(connections) as client:
+            assert read_frame(client).kind == wire.WELCOME
+            for turn in range(2):
+                item = np.full_like(ITEM, 2 * number + turn)
+                client.sendall(request(turn, item))
+                answer = read_frame(client)
+                assert answer.request_id == turn
+                assert answer.tensors[0].data == item.tobytes()
+            client.sendall(last)
+        wait_until(lambda: len(connections) == 0, "the connection has ended")
+
+
+def test_a_stopping_daemon_tells_its_clients(connections: Connections) -> None:
+    connections.final_frame = wire.error_frame(ShuttingDown("the daemon is stopping", retry_after_s=1.0))
+    with accepted(connections) as client:
+        read_frame(client)
+        connections.stop_reading()
+        assert wire.error_of(read_frame(client)).code == "unavailable.shutting_down"
+
+
+def test_a_client_too_many_is_refused(connections: Connections) -> None:
+    with accepted(connections) as first, accepted(connections) as second, accepted(connections) as third:
+        assert "connections_max" in wire.error_of(read_frame(third)).message
+        assert read_frame(first).kind == read_frame(second).kind == wire.WELCOME
+
+
+def test_a_client_that_breaks_the_protocol_is_told(connections: Connections) -> None:
+    with accepted(connections) as client:
+        read_frame(client)
+        client.sendall(b"garbage" * 20)
+        assert wire.error_of(read_frame(client)).code == "request.protocol"
+        assert client.recv(1) == b""
