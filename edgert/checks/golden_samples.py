@@ -34,7 +34,7 @@ def samples(version: InstalledVersion, *, as_sent: bool = False) -> Iterator[Arr
             by_name[rule.input] = _read(version, manifest.golden_raw)[:, lead:]
             names, padder = list(manifest.sent_inputs), None  # a text has its own length
         arrays = [by_name[name] for name in names]
-    for sample, length in zip(_rows(arrays), _lengths(padder, len(arrays[0])), strict=True):
+    for sample, length in zip(_rows(arrays), _lengths(padder, _count(arrays)), strict=True):
         yield sample if padder is None else padder.trimmed(sample, length)
 
 
@@ -93,8 +93,16 @@ def _golden_outputs(version: InstalledVersion, artifact: ArtifactEntry) -> Itera
         yield answer if padder is None else padder.cut(answer, length)
 
 
+def _count(arrays: Arrays) -> int:
+    """Return the number of golden samples. Raises BundleCorrupt for none, which would pass every check."""
+    shapes = {array.shape[:1] for array in arrays}
+    if len(shapes) != 1 or shapes <= {(), (0,)}:
+        raise BundleCorrupt("the bundle has no golden samples, or files of different lengths: build it again")
+    return len(arrays[0])
+
+
 def _rows(arrays: Arrays) -> Iterator[Arrays]:
-    for i in range(len(arrays[0])):
+    for i in range(_count(arrays)):
         yield [array[i : i + 1] for array in arrays]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from edgert import machine as host
+from edgert.bundle.manifest import Manifest
 from edgert.config import DeviceConfig
 from edgert.errors import TransitionRefused
 from edgert.versions.installed import load_version
@@ -28,10 +29,23 @@ def fit_for(limits: TrialLimits, store: SlotStore, config: DeviceConfig) -> tupl
         return replace(limits, bounds=bounds), ("agreement: there is no earlier version to compare with",)
     before = load_version(store.live_folder(slots), old.digest, config).manifest
     after = load_version(store.slot_folder(slots.spare_slot), new.digest, config).manifest
-    for what in ("inputs", "outputs", "preprocess", "sound", "series"):
-        if getattr(before, what) != getattr(after, what):
-            raise TransitionRefused(
-                f"release {new.release} has other {what} than release {old.release}, so their answers cannot be "
-                "compared: leave the limit agreement out"
-            )
+    if what := other_inputs_or_answers(before, after):
+        raise TransitionRefused(
+            f"release {new.release} has other {what} than release {old.release}, so their answers cannot be "
+            "compared: leave the limit agreement out"
+        )
     return limits, ()
+
+
+def other_inputs_or_answers(before: Manifest, after: Manifest) -> str:
+    """Return what keeps two versions from the same tensors for the same request; "" if nothing.
+
+    The version before gets the tensors of the version on trial, so both must make them in the same way.
+    """
+    for what in ("inputs", "outputs", "preprocess", "sound", "series", "text"):
+        if getattr(before, what) != getattr(after, what):
+            return what
+    if before.text is not None and after.text is not None:
+        files = (before.file(before.text.tokenizer), after.file(after.text.tokenizer))
+        return "" if files[0].sha256 == files[1].sha256 else "text (its tokenizer)"
+    return ""

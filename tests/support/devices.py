@@ -111,6 +111,11 @@ class Device:
         store.mark_good()
         self.sync(model)
 
+    def stage(self, **options: Any) -> SlotStore:
+        """Install a null bundle without a daemon, and return its model's slots."""
+        install(self.bundle(**options), self.state, read_config(self.state))
+        return SlotStore(self.state.models / options.get("model", "echo"))
+
     def replace(self, model: str, **options: Any) -> None:
         """Do `put` and wait until the worker before has ended: it may answer for a moment longer."""
         pid = self.serving(model)["pid"]

@@ -26,7 +26,8 @@ def watchdog_s() -> float | None:
     """Return the period of WATCHDOG=1, half the manager's time-out; None if it expects none."""
     try:
         ours = os.environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
-        return int(os.environ["WATCHDOG_USEC"]) / 1e6 / 2 if ours else None
+        period_us = int(os.environ["WATCHDOG_USEC"]) / 2
+        return period_us / 1e6 if ours and period_us > 0 else None
     except (KeyError, ValueError):
         return None
 

@@ -88,8 +88,8 @@ class WorkerProcess:
         elif op == "alarms":
             self.alarms = tuple(map(str, message["names"]))
         elif op == "failed":
-            self.failure = DeviceError(message["message"])
-            self.failure.code, self.failure.exit_code = message["code"], message["exit_code"]
+            self.failure = DeviceError(str(message["message"]))
+            self.failure.code, self.failure.exit_code = str(message["code"]), int(message["exit_code"])
 
     def runs(self, version: Version | None) -> bool:
         """Return whether this worker serves or loads `version`."""

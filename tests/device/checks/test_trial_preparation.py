@@ -1,0 +1,63 @@
+"""Which limits of a trial this device can judge."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from edgert.bundle.manifest import FileEntry, Manifest
+from edgert.bundle.text_rules import TOKENIZER, Text
+from edgert.checks.trial_preparation import fit_for, other_inputs_or_answers
+from edgert.config import read_config
+from edgert.errors import TransitionRefused
+from edgert.tensors import TensorSpec
+from edgert.versions.installed import load_live
+from edgert.versions.slot_store import SlotStore
+from edgert.versions.trial_limits import TrialLimits
+from tests.support.devices import Device, a_device
+
+LIMITS = TrialLimits({"agreement": 0.9, "p99_ms": 5.0}, 60.0)
+
+
+def prepared(device: Device, store: SlotStore) -> tuple[dict[str, float], tuple[str, ...]]:
+    limits, left_out = fit_for(LIMITS, store, read_config(device.state))
+    return limits.bounds, left_out
+
+
+def test_agreement_is_left_out_for_a_first_version_and_refused_for_one_that_cannot_be_compared() -> None:
+    with a_device(started=False) as device:
+        store = device.stage()
+        assert prepared(device, store) == (
+            {"p99_ms": 5.0},
+            ("agreement: there is no earlier version to compare with",),
+        )
+        store.activate(60)
+        store.mark_good()
+        device.stage(release=2)
+        assert prepared(device, store) == (LIMITS.bounds, ())
+        device.stage(release=3, item_shape=(5,))
+        with pytest.raises(TransitionRefused, match=r"release 3 has other inputs than release 1.*leave the limit"):
+            prepared(device, store)
+
+
+def of_text(manifest: Manifest, sha256: str, max_tokens: int = 4) -> Manifest:
+    return replace(
+        manifest,
+        inputs=(TensorSpec("x", "INT64", (-1, 4)),),
+        text=Text(TOKENIZER, "x", max_tokens),
+        files=(*manifest.files, FileEntry(TOKENIZER, 2, sha256)),
+    )
+
+
+def test_versions_with_other_tokens_for_a_text_cannot_be_compared() -> None:
+    """The version before gets the tokens of the version on trial."""
+    with a_device(started=False) as device:
+        store = device.stage()
+        store.activate(60)
+        manifest = load_live(store, read_config(device.state)).manifest
+    before = of_text(manifest, "0" * 64)
+    assert other_inputs_or_answers(before, of_text(manifest, "0" * 64)) == ""
+    assert other_inputs_or_answers(before, of_text(manifest, "0" * 64, max_tokens=3)) == "text"
+    assert other_inputs_or_answers(before, of_text(manifest, "1" * 64)) == "text (its tokenizer)"
+    assert other_inputs_or_answers(before, replace(before, text=None)) == "text"

@@ -1,0 +1,32 @@
+"""`edgertd rollback`, where no daemon runs."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.devices import a_device
+
+pytestmark = pytest.mark.usefixtures("edgertd_is_forked")
+
+
+def test_a_rollback_goes_back_once_and_forward_only_by_force() -> None:
+    with a_device(started=False) as device:
+        for release in (1, 2):
+            store = device.stage(release=release)
+            store.activate(60)
+            store.mark_good()
+        assert device.run("rollback", "echo") == {"model": "echo", "was": 2, "release": 1}
+        refused = device.run("rollback", "echo", code=7)["error"]["message"]
+        assert "deploy release 2 again to return to it" in refused
+        assert device.run("rollback", "echo", "--force") == {"model": "echo", "was": 1, "release": 2}
+
+
+def test_a_version_that_is_only_installed_is_removed_and_the_live_one_stays() -> None:
+    with a_device(started=False) as device:
+        store = device.stage()
+        store.activate(60)
+        store.mark_good()
+        device.stage(release=2)
+        assert device.run("rollback", "echo") == {"model": "echo", "was": 1, "release": 1}
+        assert store.read().spare is None
+        assert "error" in device.run("rollback", "echo", code=7)

@@ -1,0 +1,107 @@
+"""A worker process: what it may say of itself, and how it ends."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from edgert.daemon.workers.worker_process import LOAD_S_MAX, PROGRESS_S_MAX, STOP_S_MAX, WorkerProcess
+from edgert.errors import DeviceError
+from edgert.versions.slots import Version
+from edgert.worker_link import link
+from tests.support.stand_ins.workers import ORDER, FakeWorker, ready_message
+
+VERSION = Version(1, "digest", good=True)
+
+
+@pytest.fixture
+def worker() -> Iterator[FakeWorker]:
+    one = FakeWorker(VERSION, now_s=100.0)
+    yield one
+    one.close()
+
+
+def running(*command: str) -> WorkerProcess:
+    return WorkerProcess.start(ORDER, VERSION, 0.0, lambda theirs: subprocess.Popen(command))
+
+
+def test_a_worker_gets_its_order_and_the_run_page() -> None:
+    got: list[tuple[dict[str, Any], int]] = []
+
+    def start(theirs: socket.socket) -> subprocess.Popen[bytes]:
+        ends.append(theirs.dup())
+        return subprocess.Popen(["true"])
+
+    ends: list[socket.socket] = []
+    worker = WorkerProcess.start(ORDER, VERSION, 0.0, start)
+    received = link.receive(ends[0])
+    assert received is not None
+    got.append((received[0], len(received[1])))
+    assert (got[0][0]["model"], got[0][1]) == ("echo", 1)
+    assert worker.reaped() == "exit code 0"
+    worker.link.close()
+    ends[0].close()
+
+
+def test_the_end_of_a_process_is_told_by_its_code_or_signal() -> None:
+    ended = running("sh", "-c", "exit 3")
+    assert ended.reaped() == "exit code 3"
+    killed = running("sleep", "600")
+    why = DeviceError("it is stuck")
+    killed.kill(1.0, why)
+    killed.kill(2.0)
+    assert killed.reaped() == "killed by signal 9"
+    assert (killed.failure, killed.killed_at_s, killed.leaving) == (why, 1.0, True)
+    for worker in (ended, killed):
+        worker.link.close()
+
+
+def test_progress_extends_the_load_and_never_shortens_it(worker: FakeWorker) -> None:
+    assert worker.load_s_max == LOAD_S_MAX
+    worker.received({"op": "progress", "line": "layer 1"}, 400.0)
+    assert (worker.progress, worker.load_s_max) == ("layer 1", 300.0 + PROGRESS_S_MAX)
+    worker.received({"op": "progress", "line": "layer 2"}, 300.0)
+    assert worker.load_s_max == 300.0 + PROGRESS_S_MAX
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {},
+        {"op": "ready"},
+        {"op": "ready", "loaded": {"release": 1}},
+        {"op": "started", "pid": 7},
+        {"op": "progress"},
+        {"op": "alarms", "names": None},
+        {"op": "failed", "message": "x", "code": "y"},
+        {"op": "failed", "message": "x", "code": "y", "exit_code": "z"},
+    ],
+    ids=str,
+)
+def test_a_message_that_no_worker_sends_is_an_error_of_its_values(worker: FakeWorker, message: dict[str, Any]) -> None:
+    """The supervisor kills a worker for these errors; any other would end the daemon."""
+    with pytest.raises((ValueError, KeyError, TypeError)):
+        worker.received(message, 100.0)
+
+
+def test_a_failure_is_text_and_a_number_whatever_the_worker_sends(worker: FakeWorker) -> None:
+    worker.received(ready_message(), 100.0)
+    assert worker.loaded is not None
+    worker.received({"op": "failed", "message": ["x"], "code": 7, "exit_code": 9}, 100.0)
+    assert worker.failure is not None
+    assert (worker.failure.message, worker.failure.code, worker.failure.exit_code) == ("['x']", "7", 9)
+
+
+def test_a_worker_is_asked_once_to_end_and_killed_if_it_cannot_be_asked(worker: FakeWorker) -> None:
+    for now_s in (100.0, 200.0):
+        worker.stop(final=True, now_s=now_s)
+    assert (worker.asked(), worker.stop_by_s, worker.killed) == (["stop"], 100.0 + STOP_S_MAX, False)
+    gone = FakeWorker(VERSION, now_s=100.0)
+    gone.their_end.close()
+    gone.stop(final=False, now_s=100.0)
+    assert gone.killed
+    gone.link.close()
