@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -93,3 +95,16 @@ def read_frame(sock: socket.socket) -> wire.Frame:
         assert count, "the daemon closed without an answer"
         frame = frames.feed(count)
     return frame
+
+
+def run(coroutine: Coroutine[Any, Any, None]) -> None:
+    """Run one test on its own loop; an error that asyncio would only log fails it."""
+
+    async def watched() -> None:
+        complaints: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+        await asyncio.wait_for(coroutine, 120)
+        await asyncio.sleep(0)
+        assert complaints == []
+
+    asyncio.run(watched())
