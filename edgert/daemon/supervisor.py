@@ -229,6 +229,15 @@ class Supervisor:
 
     # --- workers ------------------------------------------------------------------------------
 
+    def _installed(self, model: str) -> ModelService:
+        """Return the service of an installed model. Raises ModelNotFound.
+
+        Any other name would stay in every list of models until the daemon ends.
+        """
+        if model not in self._services and model not in self._state.model_names():
+            raise ModelNotFound(f"unknown model {model[:80]!r}: install a bundle of it first (edgertd install)")
+        return self._service(model)
+
     def _service(self, model: str) -> ModelService:
         if model not in self._services:
             self._services[model] = ModelService(
@@ -301,7 +310,7 @@ class Supervisor:
             control.reply(answer_of({"pid": os.getpid()}))
             self._stop()
         elif op == "sync":
-            service = self._service(str(request["model"]))
+            service = self._installed(str(request["model"]))
 
             def settled(error: EdgeRTError | None) -> None:
                 self._report_slots()

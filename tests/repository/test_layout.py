@@ -33,7 +33,6 @@ BRANCH_NODES = (
 )  # fmt: skip
 # A module that a test of another name proves better, and that test.
 PROVEN_ELSEWHERE: dict[str, str] = {
-    "edgert/daemon/supervisor.py": "tests/end_to_end/test_daemon.py",
     "edgert/follow/fetch.py": "tests/device/follow/test_follower.py",
 }
 # A module that has no test of its name yet. Nothing is added here.

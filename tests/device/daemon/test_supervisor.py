@@ -1,0 +1,66 @@
+"""What the supervisor obeys on its control socket; tests/end_to_end/test_daemon.py has what it does for apps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from edgert.errors import EdgeRTError, ModelNotFound, ProtocolError
+from edgert.protocol.control import ask
+from tests.support.devices import WAIT_S_MAX, Device, a_device
+
+
+@pytest.fixture(scope="module")
+def device() -> Iterator[Device]:
+    with a_device() as one:
+        one.put()
+        yield one
+
+
+def obeyed(device: Device, **request: Any) -> dict[str, Any]:
+    return ask(device.state.control_socket, request, WAIT_S_MAX)
+
+
+@pytest.mark.parametrize("model", ["nothing", "../keys", ".", "", "x\0y", "x" * 300, 7])
+def test_a_model_that_was_never_installed_is_refused_and_enters_no_list(device: Device, model: object) -> None:
+    with pytest.raises(EdgeRTError, match=r"unknown model .*edgertd install") as raised:
+        obeyed(device, op="sync", model=model)
+    assert raised.value.code == ModelNotFound.code
+    assert list(obeyed(device, op="status")["models"]) == ["echo"]
+    with device.client() as client:
+        assert [each["name"] for each in client.models()] == ["echo"]
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        {"op": "dance"},
+        {"op": None},
+        {"model": "echo"},
+        {"op": "sync"},
+        {"op": "event"},
+        {"op": "event", "event": 7},
+        {"op": "checked", "model": "echo", "samples": "many"},
+    ],
+    ids=str,
+)
+def test_a_request_that_no_command_sends_is_refused_and_the_daemon_goes_on(
+    device: Device, request_: dict[str, Any]
+) -> None:
+    with pytest.raises(EdgeRTError) as raised:
+        obeyed(device, **request_)
+    assert raised.value.code == ProtocolError.code
+    assert obeyed(device, op="sync", model="echo")["state"] == "ready"
+
+
+def test_a_hint_and_golden_samples_that_concern_nobody_are_answered(device: Device) -> None:
+    assert obeyed(device, op="follow") == obeyed(device, op="checked", model="nothing", samples=3) == {}
+
+
+def test_a_model_that_is_installed_while_the_daemon_runs_is_served(device: Device) -> None:
+    device.stage(model="other").activate(60)
+    assert obeyed(device, op="sync", model="other")["release"] == 1
+    with device.client() as client, pytest.raises(EdgeRTError, match="this device has: echo, other"):
+        client.metadata("nothing")
