@@ -44,10 +44,11 @@ class Access:
         """Return whether a request has the token, as a cookie or as `Authorization: Bearer`, or needs none."""
         if self.token is None:
             return True
-        bearer = headers.get("authorization", "").removeprefix("Bearer ")
+        scheme, _, bearer = headers.get("authorization", "").partition(" ")
         # Python's own parser of cookies takes seconds for some headers (CVE-2024-7592), and anybody may send them.
         cookies = (pair.strip().partition("=") for pair in headers.get("cookie", "").split(";"))
-        return self.is_token(bearer) or any(name == self.cookie and self.is_token(value) for name, _, value in cookies)
+        by_header = scheme.lower() == "bearer" and self.is_token(bearer.strip())
+        return by_header or any(name == self.cookie and self.is_token(value) for name, _, value in cookies)
 
     def is_token(self, given: str) -> bool:
         return self.token is not None and hmac.compare_digest(given.encode(), self.token.encode())
