@@ -33,40 +33,27 @@ BRANCH_NODES = (
 )  # fmt: skip
 # A module that a test of another name proves better, and that test.
 PROVEN_ELSEWHERE: dict[str, str] = {
+    "deploy/edgert_deploy/packager/sources/formats/converters/from_torch.py": "tests/host/packager/sources/formats/test_convert.py",
     "edgert/follow/fetch.py": "tests/device/follow/test_follower.py",
 }
 # A module that has no test of its name yet. Nothing is added here.
 NOT_YET = {
-    "deploy/edgert_deploy/cli/bundle/diff.py",
-    "deploy/edgert_deploy/cli/bundle/inspect.py",
     "deploy/edgert_deploy/cli/doctor.py",
-    "deploy/edgert_deploy/cli/init.py",
     "deploy/edgert_deploy/cli/shared/bootstrap_options.py",
     "deploy/edgert_deploy/cli/shared/broker_options.py",
     "deploy/edgert_deploy/cli/shared/channel_options.py",
     "deploy/edgert_deploy/cli/shared/rollout_output.py",
-    "deploy/edgert_deploy/cli/shared/types.py",
     "deploy/edgert_deploy/cli/uninstall.py",
     "deploy/edgert_deploy/devices/bench.py",
-    "deploy/edgert_deploy/devices/selector.py",
-    "deploy/edgert_deploy/fleet/export/counting.py",
     "deploy/edgert_deploy/fleet/export/families.py",
     "deploy/edgert_deploy/fleet/listener.py",
     "deploy/edgert_deploy/fleet/live_fleet.py",
     "deploy/edgert_deploy/fleet/reports.py",
-    "deploy/edgert_deploy/fleet/ui/access.py",
-    "deploy/edgert_deploy/fleet/ui/slow_devices.py",
     "deploy/edgert_deploy/packager/accuracy/agreement.py",
     "deploy/edgert_deploy/packager/accuracy/reference.py",
     "deploy/edgert_deploy/packager/report/__init__.py",
     "deploy/edgert_deploy/packager/report/sections.py",
-    "deploy/edgert_deploy/packager/report/tables.py",
-    "deploy/edgert_deploy/packager/sources/formats/converters/from_keras.py",
-    "deploy/edgert_deploy/packager/sources/formats/converters/from_torch.py",
-    "deploy/edgert_deploy/packager/sources/onnx_graph/dynamic_quantization.py",
     "deploy/edgert_deploy/packager/sources/onnx_graph/nodes.py",
-    "deploy/edgert_deploy/packager/sources/onnx_graph/structure.py",
-    "deploy/edgert_deploy/packager/sources/tensor_specs.py",
     "deploy/edgert_deploy/packager/tflite_lowering/__init__.py",
     "deploy/edgert_deploy/packager/tflite_lowering/value.py",
 }

@@ -108,46 +108,10 @@ def test_changes_at_the_same_time_lose_nothing(tmp_path: Path) -> None:
     assert sorted(d.name for d in Inventory(path).devices()) == [f"d{i}" for i in range(6)]
 
 
-@pytest.mark.parametrize(
-    ("selector", "names"),
-    [
-        ("all", ["kitchen", "here"]),
-        ("here", ["here"]),
-        ("canary", ["kitchen"]),
-        ("here, canary,kitchen", ["kitchen", "here"]),
-        ("tag:rack", ["kitchen"]),
-        ("tag:rack=3", ["kitchen"]),
-        ("tag:outdoors,here", ["kitchen", "here"]),
-        ("site:plant-1", ["here"]),
-        ("profile:raspberry-pi-4", ["kitchen"]),
-        ("all,!tag:rack", ["here"]),
-        ("!here", ["kitchen"]),
-    ],
-)
-def test_selectors_are_names_groups_tags_sites_profiles_or_all(
-    inventory: Inventory, selector: str, names: list[str]
-) -> None:
-    assert [d.name for d in inventory.select(selector)] == names
-
-
-@pytest.mark.parametrize(
-    "selector",
-    ["nobody", "kitchen,nobody", "", ",", "tag:rack=4", "tag:", "site:x", "colour:red", "!nobody", "all,!all"],
-)
-def test_a_selector_that_means_nothing_is_refused(inventory: Inventory, selector: str) -> None:
-    with pytest.raises(ConfigInvalid):
-        inventory.select(selector)
-
-
 @pytest.mark.parametrize("words", ["kitchen,garage", "all"])
 def test_where_one_device_is_asked_for_more_words_are_refused(inventory: Inventory, words: str) -> None:
     with pytest.raises(ConfigInvalid):
         inventory.device(words)
-
-
-def test_a_selector_that_means_nothing_says_what_there_is(inventory: Inventory) -> None:
-    with pytest.raises(ConfigInvalid, match="no device with 'tag:rack=4'; it has tags outdoors, rack=3"):
-        inventory.select("tag:rack=4")
 
 
 def test_a_change_leaves_everything_else_as_it_stood(inventory: Inventory) -> None:

@@ -182,16 +182,6 @@ def test_inspect_shows_the_same_as_text_and_json(bundle: Path, capsys: pytest.Ca
     assert value["manifest"]["model"] == "digits"
 
 
-def test_inspect_shows_the_manifest_where_a_receipt_has_no_candidates(
-    signing_key: SigningKey, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = make_null_bundle(tmp_path, signing_key, receipt={"format": 2, "notes": "made by hand"})
-    assert main(["bundle", "inspect", str(path)]) == 0
-    said = capsys.readouterr().out
-    assert "made by hand" in said
-    assert "artifact  null: null fp32" in said
-
-
 @pytest.mark.parametrize(
     ("part", "problem"),
     [

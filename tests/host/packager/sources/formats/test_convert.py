@@ -10,7 +10,6 @@ import os
 import subprocess
 import sys
 import zipfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,8 @@ pytest.importorskip("onnxruntime")
 
 from edgert.errors import ConfigInvalid, SourceInvalid
 from edgert_deploy.packager.accuracy.artifact_runs import reference_outputs
-from edgert_deploy.packager.samples.samples import CalibrationSet, load_samples
+from edgert_deploy.packager.samples.samples import load_samples
 from edgert_deploy.packager.sources.formats.convert import Conversion, digest_and_size, framework_of, read_inputs
-from edgert_deploy.packager.sources.formats.converters.from_keras import keep_constants, reason_of
 from edgert_deploy.packager.sources.formats.kept_conversions import FILES_MAX, KeptConversions
 from edgert_deploy.packager.sources.source_model import load_source
 from tests.support import models
@@ -260,36 +258,11 @@ def test_an_adapted_normalization_answers_as_the_model_does(name: str, keras_mod
     check_answers(folder / name, Conversion(python), "n.npy")
 
 
-def test_values_that_tensorflow_captured_are_constants_and_no_inputs(tmp_path: Path) -> None:
-    @dataclass
-    class Tensor:
-        """A tensor of TensorFlow, as far as it is read."""
-
-        value: Any
-
-        def numpy(self) -> Any:
-            return self.value
-
-    proto = models.model("float[N,4] x, float[1,4] mean) => (float[N,4] y", "y = Sub(x, mean)")
-    mean = models.random(1, 4)
-    keep_constants(proto.graph, {"mean": Tensor(mean), "variable": Tensor(None)})
-    source = load_source(models.write(proto, tmp_path / "m.onnx"))
-    assert [spec.name for spec in source.inputs] == ["x"]
-    samples = CalibrationSet({"x": models.random(12, 4, seed=1)}, None)
-    np.testing.assert_allclose(reference_outputs(source, samples)[0], samples.inputs["x"] - mean, atol=1e-6)
-
-
 def test_a_class_of_the_users_own_is_named_with_the_way_round(keras_models: tuple[str, Path]) -> None:
     python, folder = keras_models
     with pytest.raises(SourceInvalid, match=r"Scale is not a part of Keras.*model\.export\('folder'\)"):
         load_source(folder / "own.keras", Conversion(python))
     check_answers(folder / "own", Conversion(python), "o.npy")
-
-
-def test_the_reason_of_a_failed_conversion_is_short() -> None:
-    message = "<class 'Sequential'> could not be deserialized. config={} Exception encountered: Could not locate class 'Scale'. "
-    assert reason_of(TypeError(message)).startswith("Scale is not a part of Keras")
-    assert reason_of(ValueError("one\ntwo " + 400 * "x")) == "ValueError: " + 300 * "x"
 
 
 def test_a_keras_file_that_holds_python_code_is_refused(keras_models: tuple[str, Path]) -> None:

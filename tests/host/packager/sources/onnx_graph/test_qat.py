@@ -13,7 +13,6 @@ pytest.importorskip("onnxruntime")
 
 from edgert.errors import BuildFailed
 from edgert_deploy.packager.accuracy.artifact_runs import artifact_outputs, reference_outputs
-from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.onnx_graph.qat import float_of, ranges_of
 from edgert_deploy.packager.sources.source_model import SourceModel, load_source
 from tests.support import models
@@ -37,83 +36,6 @@ def trained(zero_point: int = 0, dtype: Any = np.int8) -> Any:
     weights |= {"sx": np.float32(SCALES["x"]), "sr": np.float32(SCALES["r"])}
     weights["sw"] = np.abs(weights["w1"]).max(axis=(1, 2, 3)) / 127
     return models.model("float[N,2,6,6] x) => (float[N,4] scores", body, {k: np.asarray(v) for k, v in weights.items()})
-
-
-def dynamic(kind: str) -> tuple[Any, Any]:
-    """Return a float model, and what ONNX Runtime's `quantize_dynamic` writes for it."""
-    if kind == "convolution":
-        float_model, ops = models.cnn(), ["Conv"]
-    elif kind == "lstm":
-        body = """
-            t = Transpose <perm = [1, 0, 2]> (x)
-            s, h, c = LSTM <hidden_size = 8, direction = "bidirectional"> (t, w, r, b)
-            e = Transpose <perm = [2, 0, 1, 3]> (s)  f = Flatten (e)  scores = MatMul (f, v)
-        """
-        weights = {"w": models.random(2, 32, 6), "r": models.random(2, 32, 8, seed=1), "b": models.random(2, 64)}
-        float_model = models.model(
-            "float[N,5,6] x) => (float[N,3] scores", body, {**weights, "v": models.random(80, 3)}
-        )
-        ops = ["LSTM", "MatMul"]
-    elif kind == "table":
-        body = "e = Gather (table, x)  f = Flatten (e)  scores = MatMul (f, v)"
-        weights = {"table": models.random(20, 6), "v": models.random(24, 3)}
-        float_model, ops = models.model("int64[N,4] x) => (float[N,3] scores", body, weights), ["Gather", "MatMul"]
-    else:
-        float_model, ops = models.mlp(), ["MatMul", "Gemm"]
-    return float_model, ops
-
-
-@pytest.mark.parametrize("kind", ["convolution", "lstm", "table", "matrix"])
-def test_a_model_quantized_as_it_runs_is_float_again_where_an_engine_needs_that(kind: str, tmp_path: Path) -> None:
-    """Packages often ship such a file alone: a `model.int8.onnx` with DynamicQuantizeLinear or -LSTM."""
-    from onnxruntime.quantization import QuantType, quantize_dynamic
-
-    float_model, ops = dynamic(kind)
-    models.write(float_model, tmp_path / "float.onnx")
-    own = {"weight_type": QuantType.QUInt8} if kind == "convolution" else {}
-    quantize_dynamic(tmp_path / "float.onnx", tmp_path / "m.onnx", op_types_to_quantize=ops, **own)
-    source = load_source(tmp_path / "m.onnx")
-    assert source.quantized
-    assert source.inputs[0].shape[0] == 1
-    assert "quantizes activations as it runs" in source.remarks[0]
-    exact = load_source(tmp_path / "float.onnx")
-    samples = samples_for(exact, count=40)
-    if kind == "table":
-        samples = CalibrationSet({"x": np.random.default_rng(0).integers(0, 20, (40, 4))}, None)
-    want = reference_outputs(exact, samples)[0]
-    undone = float_of(source.proto)
-    assert not {node.op_type for node in undone.graph.node} & {"DequantizeLinear", "MatMulInteger", "ConvInteger"}
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(undone.SerializeToString(), providers=["CPUExecutionProvider"])
-    got = np.concatenate([session.run(None, {"x": row[None]})[0] for row in samples.inputs["x"]])
-    np.testing.assert_allclose(got, want, atol=0.03 * float(np.abs(want).max()))
-    half = build("onnxruntime", source, samples, "fp16", tmp_path / "half")
-    np.testing.assert_allclose(artifact_outputs(half, source, samples)[0], got, atol=0.01 * float(np.abs(got).max()))
-    for engine in ENGINE_NAMES:
-        artifact = build(engine, source, samples, "int8", tmp_path / engine)
-        assert artifact.qat == (engine == "onnxruntime")  # the others quantize the float graph
-        answers = artifact_outputs(artifact, source, samples)[0]
-        assert np.corrcoef(answers.ravel(), want.ravel())[0, 1] > 0.99, engine
-
-
-def test_a_bias_that_is_added_to_sums_in_int32_is_refused() -> None:
-    """Quantizers of 2020 wrote it so; its rounding depends on the scale of the activations."""
-    body = """
-        q, s, z = DynamicQuantizeLinear (x)
-        i = MatMulInteger (q, w, z)  b = Add (i, bias)  f = Cast <to = 1> (b)  y = Mul (f, s)
-    """
-    weights: dict[str, Any] = {"w": np.ones((4, 3), np.uint8), "bias": np.ones(3, np.int32)}
-    with pytest.raises(BuildFailed, match=r"Add 'b' computes with sums in INT32.*build for onnxruntime"):
-        float_of(models.model("float[N,4] x) => (float[N,3] y", body, weights))
-
-
-def test_a_fused_operator_of_onnx_runtimes_own_is_refused() -> None:
-    """ONNX Runtime writes such operators where it saves a model that it has optimized."""
-    fused = models.model("float[N,4] x) => (float[N,3] y", "y = MatMul (x, w)", {"w": np.ones((4, 3), np.float32)})
-    fused.graph.node[0].op_type = "DynamicQuantizeMatMul"
-    with pytest.raises(BuildFailed, match="holds DynamicQuantizeMatMul, which cannot be turned into float"):
-        float_of(fused)
 
 
 @pytest.fixture(scope="module")

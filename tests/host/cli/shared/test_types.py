@@ -1,0 +1,94 @@
+"""Parameters are taken in the units that people write; what is none is refused with what to write."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from edgert.errors import ConfigInvalid
+from edgert_deploy.cli.shared.types import (
+    FILE,
+    ChannelName,
+    DeviceCount,
+    DeviceShare,
+    Duration,
+    ModelOrBundle,
+    NewBundlePath,
+    Rate,
+    Size,
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "value"),
+    [
+        (Duration(10, 60), "10s", 10.0),
+        (Duration(10, 60), "1m", 60.0),
+        (Duration(10, 60), 60.0, 60.0),
+        (Size(1000), "2MB", 2_000_000),
+        (Rate(1000), "2MB/s", 2_000_000),
+        (DeviceShare(), " 5% ", 0.05),
+        (DeviceShare(), "100%", 1.0),
+        (DeviceCount(1), "3", 3),
+        (ChannelName(), "stable", "stable"),
+    ],
+)
+def test_what_people_write_is_taken(kind: Any, given: Any, value: Any) -> None:
+    assert (
+        kind.convert(given, None, None) == pytest.approx(value) if value != given else kind.convert(given, None, None)
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "reason"),
+    [
+        (Duration(10, 60), "9s", "write at least 10s and at most 1m"),
+        (Duration(10), "9s", "write at least 10s$"),
+        (Duration(10, 60), "61s", "at most 1m"),
+        (Duration(), "soon", "soon"),
+        (DeviceShare(), "0%", "write 5%, 50% or 100%"),
+        (DeviceShare(), "101%", "not a share"),
+        (DeviceShare(), "5", "not a share"),
+        (DeviceCount(1), "kitchen", "edgert deploy BUNDLE SELECTOR"),
+        (DeviceCount(1), "0", "x>=1"),
+        (ChannelName(), "a/b", "not a name of a channel"),
+    ],
+)
+def test_what_is_out_of_range_is_refused_with_what_to_write(kind: Any, given: str, reason: str) -> None:
+    with pytest.raises(click.BadParameter, match=reason):
+        kind.convert(given, None, None)
+
+
+def test_a_named_pipe_is_refused_and_what_is_not_there_is_left_to_the_command(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigInvalid, match="write its content to a file"):
+        FILE.convert(str(tmp_path / "pipe"), None, None)
+    assert FILE.convert(str(tmp_path / "none"), None, None) == tmp_path / "none"
+
+
+def test_a_name_that_is_no_file_is_a_model_and_a_missing_bundle_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "digits").mkdir()
+    kind = ModelOrBundle()
+    assert kind.convert("digits", None, None) == "digits"
+    (tmp_path / "copy").write_bytes(b"")
+    assert kind.convert("copy", None, None) == Path("copy")
+    with pytest.raises(ConfigInvalid, match=r"none\.edgert"):
+        kind.convert("none.edgert", None, None)
+
+
+def test_a_new_bundle_goes_to_the_projects_folder_only_where_a_mere_name_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert NewBundlePath().convert("a.edgert", None, None) == Path("a.edgert")
+    (tmp_path / "edgert.toml").write_text('bundles = "built"\n')
+    assert NewBundlePath().convert("a.edgert", None, None) == tmp_path / "built" / "a.edgert"
+    assert (tmp_path / "built").is_dir()
+    assert NewBundlePath().convert(f"{tmp_path}/a.edgert", None, None) == tmp_path / "a.edgert"

@@ -1,0 +1,85 @@
+"""Selectors select the devices that they name; a word that matches none is refused with what there is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edgert.errors import ConfigInvalid
+from edgert_deploy.devices.inventory import (
+    Device,
+)
+from edgert_deploy.devices.selector import select
+
+DEVICES = [
+    Device(
+        "kitchen",
+        "local",
+        "/srv/k",
+        "raspberry-pi-4",
+        "/srv/k",
+        groups=("canary", "line-2"),
+        tags=("rack=3", "outdoors"),
+    ),
+    Device("here", "local", "/srv/here", "this-machine", "/srv/here", site="plant-1"),
+]
+PATH = Path("inventory.toml")
+
+
+@pytest.mark.parametrize(
+    ("selector", "names"),
+    [
+        ("all", ["kitchen", "here"]),
+        ("here", ["here"]),
+        ("canary", ["kitchen"]),
+        ("here, canary,kitchen", ["kitchen", "here"]),
+        ("tag:rack", ["kitchen"]),
+        ("tag:rack=3", ["kitchen"]),
+        ("tag:outdoors,here", ["kitchen", "here"]),
+        ("site:plant-1", ["here"]),
+        ("profile:raspberry-pi-4", ["kitchen"]),
+        ("all,!tag:rack", ["here"]),
+        ("!here", ["kitchen"]),
+    ],
+)
+def test_selectors_are_names_groups_tags_sites_profiles_or_all(selector: str, names: list[str]) -> None:
+    assert [d.name for d in select(DEVICES, selector, PATH)] == names
+
+
+@pytest.mark.parametrize(
+    "selector",
+    ["nobody", "kitchen,nobody", "", ",", "tag:rack=4", "tag:", "site:x", "colour:red", "!nobody", "all,!all"],
+)
+def test_a_selector_that_means_nothing_is_refused(selector: str) -> None:
+    with pytest.raises(ConfigInvalid):
+        select(DEVICES, selector, PATH)
+
+
+def test_a_selector_that_means_nothing_says_what_there_is() -> None:
+    with pytest.raises(ConfigInvalid, match="no device with 'tag:rack=4'; it has tags outdoors, rack=3"):
+        select(DEVICES, "tag:rack=4", PATH)
+
+
+@pytest.mark.parametrize(
+    ("selector", "reason"),
+    [
+        ("rack", "no device or group 'rack'; it has devices kitchen, here; groups canary, line-2"),
+        ("site:x", "no device with 'site:x'; it has sites default, plant-1"),
+        ("colour:red", "it has tag:, site: and profile: to select by"),
+    ],
+)
+def test_a_word_that_matches_nothing_is_refused_with_what_its_kind_has(selector: str, reason: str) -> None:
+    with pytest.raises(ConfigInvalid, match=reason):
+        select(DEVICES, selector, PATH)
+
+
+def test_where_one_device_is_asked_for_a_group_is_no_name() -> None:
+    assert select(DEVICES, "here", PATH, groups=False) == [DEVICES[1]]
+    with pytest.raises(ConfigInvalid, match="no device 'canary'"):
+        select(DEVICES, "canary", PATH, groups=False)
+
+
+def test_an_inventory_without_devices_names_the_command_that_adds_one() -> None:
+    with pytest.raises(ConfigInvalid, match="add one with edgert device add"):
+        select([], "all", PATH)

@@ -1,0 +1,43 @@
+"""What the Keras converter reads of TensorFlow and says of a failure; test_convert.py runs it where TensorFlow is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+from edgert_deploy.packager.accuracy.artifact_runs import reference_outputs
+from edgert_deploy.packager.samples.samples import CalibrationSet
+from edgert_deploy.packager.sources.formats.converters.from_keras import keep_constants, reason_of
+from edgert_deploy.packager.sources.source_model import load_source
+from tests.support import models
+
+
+def test_values_that_tensorflow_captured_are_constants_and_no_inputs(tmp_path: Path) -> None:
+    @dataclass
+    class Tensor:
+        """A tensor of TensorFlow, as far as it is read."""
+
+        value: Any
+
+        def numpy(self) -> Any:
+            return self.value
+
+    proto = models.model("float[N,4] x, float[1,4] mean) => (float[N,4] y", "y = Sub(x, mean)")
+    mean = models.random(1, 4)
+    keep_constants(proto.graph, {"mean": Tensor(mean), "variable": Tensor(None)})
+    source = load_source(models.write(proto, tmp_path / "m.onnx"))
+    assert [spec.name for spec in source.inputs] == ["x"]
+    samples = CalibrationSet({"x": models.random(12, 4, seed=1)}, None)
+    np.testing.assert_allclose(reference_outputs(source, samples)[0], samples.inputs["x"] - mean, atol=1e-6)
+
+
+def test_the_reason_of_a_failed_conversion_is_short() -> None:
+    message = "<class 'Sequential'> could not be deserialized. config={} Exception encountered: Could not locate class 'Scale'. "
+    assert reason_of(TypeError(message)).startswith("Scale is not a part of Keras")
+    assert reason_of(ValueError("one\ntwo " + 400 * "x")) == "ValueError: " + 300 * "x"

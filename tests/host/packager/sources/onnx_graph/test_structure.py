@@ -1,0 +1,38 @@
+"""The structure keeps what shapes need of a model, and no large weights."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("onnx")
+
+from edgert_deploy.packager.sources.onnx_graph.structure import SHAPE_VALUES_MAX, opset_of, structure_of
+from tests.support import models
+
+
+def test_large_weights_become_inputs_and_short_constants_stay() -> None:
+    weights = {"short": models.random(SHAPE_VALUES_MAX), "large": models.random(SHAPE_VALUES_MAX + 1)}
+    proto = models.model("float[N,1] x) => (float[N,K] y", "a = Add (x, short)  y = Add (x, large)", weights)
+    before = proto.SerializeToString()
+    graph = structure_of(proto).graph
+    assert [tensor.name for tensor in graph.initializer] == ["short"]
+    assert [value.name for value in graph.input] == ["x", "large"]
+    assert graph.input[1].type.tensor_type.shape.dim[0].dim_value == SHAPE_VALUES_MAX + 1
+    assert proto.SerializeToString() == before
+
+
+def test_a_weight_that_is_listed_as_input_too_stays_one_input() -> None:
+    from onnx import helper
+
+    proto = models.model("float[N,2000] x) => (float[N,2000] y", "y = Add (x, w)", {"w": models.random(2000)})
+    proto.graph.input.append(helper.make_tensor_value_info("w", 1, [2000]))
+    assert [value.name for value in structure_of(proto).graph.input] == ["x", "w"]
+
+
+def test_the_opset_is_that_of_either_name_of_the_standard_domain() -> None:
+    proto = models.mlp()
+    assert opset_of(proto) == 17
+    proto.opset_import[0].domain = "ai.onnx"
+    assert opset_of(proto) == 17
+    proto.opset_import[0].domain = "com.microsoft"
+    assert opset_of(proto) == 0

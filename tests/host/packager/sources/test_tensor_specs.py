@@ -1,0 +1,83 @@
+"""Requirements on inputs, outputs and batch axes."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("onnx")
+from edgert.errors import SourceInvalid
+from edgert.tensors import TensorSpec
+from edgert_deploy.packager.sources.tensor_specs import (
+    check_batch_axes,
+    check_run_size,
+    check_value,
+    input_specs,
+    output_spec,
+)
+from tests.support import models
+
+OPEN, FIXED = TensorSpec("x", "FP32", (-1, 4)), TensorSpec("x", "FP32", (1, 4))
+
+
+def test_all_inputs_leave_the_batch_open_or_none() -> None:
+    check_batch_axes((OPEN, OPEN))
+    with pytest.raises(SourceInvalid, match="'u'"):
+        check_batch_axes((OPEN, TensorSpec("u", "FP32", (1, 4))))
+
+
+@pytest.mark.parametrize(
+    ("source", "shapes", "spec"),
+    [
+        (OPEN, [(1, 3), (2, 3)], (-1, 3)),
+        (FIXED, [(1, 3)], (1, 3)),
+        (OPEN, [(1, 3), (1, 3)], None),
+        (OPEN, [(1, 3), (2, 4)], None),
+        (OPEN, [(), ()], None),
+        (FIXED, [(3,)], None),
+    ],
+)
+def test_axis_0_of_an_output_counts_the_samples(
+    source: TensorSpec, shapes: list[tuple[int, ...]], spec: tuple[int, ...] | None
+) -> None:
+    if spec is not None:
+        assert output_spec("y", "float32", shapes, (source,)).shape == spec
+    else:
+        with pytest.raises(SourceInvalid, match="axis 0"):
+            output_spec("y", "float32", shapes, (source,))
+
+
+@pytest.mark.parametrize(("source", "shapes"), [(OPEN, [(1, 0), (2, 0)]), (FIXED, [(1, 0, 6)])])
+def test_an_output_that_is_empty_is_refused(source: TensorSpec, shapes: list[tuple[int, ...]]) -> None:
+    with pytest.raises(
+        SourceInvalid, match=r"for a sample of zeros: it is empty, or its length depends on the values; leave"
+    ):
+        output_spec("y", "float32", shapes, (source,))
+
+
+def test_names_datatypes_and_sizes_have_limits() -> None:
+    for name, dtype in (("", "float32"), ("x" * 256, "float32"), ("x", "text")):
+        with pytest.raises(SourceInvalid):
+            check_value(name, dtype)
+    with pytest.raises(SourceInvalid, match="larger than"):
+        check_run_size(OPEN, [2, 2**40])
+
+
+@pytest.mark.parametrize(
+    ("signature", "reason"),
+    [
+        ("float x", "--input x=1"),
+        ("float[1,1,1,1,1,1,1,1,1] x", "9 axes; an input has at most"),
+        ("float[3,8,8,3] x", "for images, give other lengths as .*export the model with the batch as axis 0"),
+        ("float[N,L] x", "axis 1 of input 'x' .* is open.*--buckets"),
+    ],
+)
+def test_an_input_of_another_shape_is_refused_with_the_next_step(signature: str, reason: str) -> None:
+    with pytest.raises(SourceInvalid, match=reason):
+        input_specs(models.model(f"{signature}) => (float[N,4] y", "y = Identity (x)"))
+
+
+def test_text_is_refused_with_what_to_give_instead() -> None:
+    with pytest.raises(SourceInvalid, match=r"docs/text\.md"):
+        check_value("x", "text")
+    with pytest.raises(SourceInvalid, match="--labels"):
+        output_spec("y", "object", [(1,)], (FIXED,))
