@@ -102,12 +102,23 @@ class Registry:
         return None if digest == known else Fetched(digest, media_type.partition(";")[0].strip(), data)
 
     def has(self, blob: Blob) -> bool:
-        """Return whether the registry holds the blob."""
-        with self._request("HEAD", f"/blobs/{_checked(blob)}") as response:
-            if response.status == 404:
+        """Return whether the registry holds the blob: it gives the last byte.
+
+        The answer to a HEAD comes from an index, which outlives a file that its storage lost or truncated.
+        """
+        last = blob.size_bytes - 1
+        headers = {"Range": f"bytes={last}-{last}"} if blob.size_bytes else {}
+        with self._request("GET", f"/blobs/{_checked(blob)}", headers) as response:
+            if response.status in (404, 416):
                 return False
-            self._expect(response, f"blob {blob.digest}", 200)
-            return True
+            self._expect(response, f"blob {blob.digest}", 200, 206)
+            if response.status == 200:  # a registry may ignore the range
+                return response.headers.get("Content-Length") == str(blob.size_bytes)
+            if response.headers.get("Content-Range") != f"bytes {last}-{last}/{blob.size_bytes}":
+                return False
+            with suppress(RegistryUnreachable):  # the index knew the size, and the file is shorter
+                return len(self._read_all(response, f"blob {blob.digest}", 1)) == 1
+            return False
 
     def read(self, blob: Blob, bytes_max: int) -> bytes:
         """Return the content of a small blob, checked."""
@@ -147,7 +158,7 @@ class Registry:
                 )
 
     def upload(self, blob: Blob, source: Path | bytes, on_bytes: OnBytes = lambda count: None) -> None:
-        """Put a blob that the registry lacks.
+        """Put a blob that the registry lacks. Raises RegistryCorrupt if it does not hold the blob afterwards.
 
         `on_bytes` gets the count of each piece sent, and a count below 0 for what has to be sent again.
         """
@@ -171,6 +182,11 @@ class Registry:
         try:
             with self._request("PUT", url, headers, content, wait_s) as response:
                 self._expect(response, what, 201)
+            if not self.has(blob):  # some keep a damaged file of the same digest
+                raise RegistryCorrupt(
+                    f"{self.repository} accepted {what}, and does not give it back: its storage is damaged. Remove that "
+                    "blob from its storage, or restore it, then repeat the command"
+                )
         except RegistryError:
             content.take_back()
             raise

@@ -93,37 +93,37 @@ def put_release(
 ) -> Release:
     """Put the files that the registry lacks, then the envelope and the manifest.
 
-    `paths_of` returns where the contents are that `files` name. A release that is there already stays as it is. A file
-    whose transfer breaks is sent again. Raises ConfigInvalid if the one there has other content, and RegistryError.
+    `paths_of` returns where the contents are that `files` name. A release that is there already stays as it is, but the
+    files that the registry lost are sent again. So is a file whose transfer breaks. Raises ConfigInvalid if the one
+    there has other content, and RegistryError.
     """
     tag, sent = release_tag(model, number), 0
     try:
-        published = registry.manifest(tag)
+        published = _repeated(on_pause, registry.manifest, tag)
     except NotInRegistry:
         published = None
-    if published is None:
-        lacking = {blob: name for blob, name in files.items() if not _repeated(on_pause, registry.has, blob)}
-        total = sum(blob.size_bytes for blob in lacking)
-
-        def count(size: int) -> None:
-            nonlocal sent
-            sent += size
-            on_bytes(sent, total)
-
-        for blob, path in zip(lacking, paths_of(list(lacking.values())), strict=True):
-            _repeated(on_pause, registry.upload, blob, path, count)
-        _repeated(on_pause, put_small, registry, EMPTY, envelope)
-        _repeated(on_pause, registry.put_manifest, tag, oci_manifest)
-        sent = total
-    elif published.digest != digest_of(oci_manifest):
+    if published is not None and published.digest != digest_of(oci_manifest):
         raise ConfigInvalid(
             f"{registry.repository} has release {number} of {model} already, with other content or signed by another key. "
             "A release is immutable: give this one the next number"
         )
+    lacking = {blob: name for blob, name in files.items() if not _repeated(on_pause, registry.has, blob)}
+    total = sum(blob.size_bytes for blob in lacking)
+
+    def count(size: int) -> None:
+        nonlocal sent
+        sent += size
+        on_bytes(sent, total)
+
+    for blob, path in zip(lacking, paths_of(list(lacking.values())), strict=True):
+        _repeated(on_pause, registry.upload, blob, path, count)
+    _repeated(on_pause, put_small, registry, EMPTY, envelope)
+    if published is None:
+        _repeated(on_pause, registry.put_manifest, tag, oci_manifest)
     envelope_sha256, manifest_sha256 = (
         digest_of(content).removeprefix("sha256:") for content in (envelope, oci_manifest)
     )
-    return Release(model, number, digest, envelope_sha256, manifest_sha256, tuple(files), sent)
+    return Release(model, number, digest, envelope_sha256, manifest_sha256, tuple(files), total)
 
 
 def _repeated(on_pause: OnPause, step: Callable[..., _T], *given: object) -> _T:

@@ -24,6 +24,7 @@ from tests.support.servers.registries import Mirror, Proxy, RegistryServer
 
 CONTENT = os.urandom(300_000)
 BLOB = Blob(digest_of(CONTENT), len(CONTENT))
+LAST = f"bytes {len(CONTENT) - 1}-{len(CONTENT) - 1}/{len(CONTENT)}"  # a Content-Range
 EMPTY = b"{}"
 
 
@@ -68,6 +69,12 @@ def test_a_blob_from_a_file_reports_what_is_sent(server: RegistryServer, tmp_pat
     server.registry().upload(blob, tmp_path / "file", counts.append)
     assert sum(counts) == len(data)
     assert server.registry().has(blob)
+
+
+def test_an_empty_blob_is_there_after_its_upload(server: RegistryServer) -> None:
+    empty = Blob(digest_of(b""), 0)
+    server.registry().upload(empty, b"")
+    assert server.registry().has(empty)
 
 
 @pytest.mark.parametrize("there", [1, 100_000, len(CONTENT) - 1, len(CONTENT)])
@@ -203,6 +210,22 @@ def test_each_wrong_answer_has_its_error(answer: Answer, error: type[EdgeRTError
         Registry(repository).download(BLOB, tmp_path / "part")
     assert type(raised.value) is error
     assert not (tmp_path / "part").exists() or (tmp_path / "part").stat().st_size < len(CONTENT)
+
+
+@pytest.mark.parametrize(
+    ("answer", "holds"),
+    [
+        (answers(206, b"x", Content_Range=LAST), True),
+        (answers(200, CONTENT), True),  # without ranges
+        (answers(200, CONTENT[:-1]), False),
+        (answers(206, b"", Content_Length="1", Content_Range=LAST), False),
+        (answers(206, b"x", Content_Range=f"{LAST}7"), False),
+        (answers(416), False),
+    ],
+)
+def test_a_registry_holds_a_blob_if_it_gives_the_last_byte(answer: Answer, holds: bool) -> None:
+    with answering(answer) as repository:
+        assert Registry(repository).has(BLOB) is holds
 
 
 @pytest.mark.parametrize("status", [400, 403, 405, 412, 500])

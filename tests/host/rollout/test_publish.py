@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,14 @@ import pytest
 
 from edgert.bundle.bundle_file import open_bundle
 from edgert.bundle.signing import SigningKey, new_key
-from edgert.errors import BundleCorrupt, ConfigInvalid, NotInRegistry, RegistryLoginRefused, RegistryUnreachable
+from edgert.errors import (
+    BundleCorrupt,
+    ConfigInvalid,
+    NotInRegistry,
+    RegistryCorrupt,
+    RegistryLoginRefused,
+    RegistryUnreachable,
+)
 from edgert.registry.address import Repository, parse_repository
 from edgert.registry.artifacts import RELEASE_TYPE, blob_of, file_blob
 from edgert.registry.client import Registry
@@ -88,10 +96,7 @@ def test_a_registry_that_says_when_to_come_back_is_named_before_each_wait(
 
     class Busy(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.send_error(404)
-
-        def do_HEAD(self) -> None:
-            self.send_response(503)
+            self.send_response(404 if "/manifests/" in self.path else 503)
             self.send_header("Retry-After", "30")
             self.end_headers()
 
@@ -114,6 +119,25 @@ def test_a_release_is_immutable(server: RegistryServer, key: SigningKey, tmp_pat
     publish(server.registry(), make_null_bundle(tmp_path / "a", key, "fixed"))
     with pytest.raises(ConfigInvalid, match="release 1 of fixed already"):
         publish(server.registry(), make_null_bundle(tmp_path / "b", key, "fixed", op="sum"))
+
+
+@pytest.mark.parametrize("length", [None, 0, 1000])
+def test_a_file_that_the_registry_lost_is_sent_again_though_its_index_names_it(
+    key: SigningKey, tmp_path: Path, length: int | None
+) -> None:
+    path = make_null_bundle(tmp_path, key, "lost", padding_bytes=50_000)
+    with RegistryServer.in_folder(tmp_path / "registry") as server:
+        largest = max(publish(server.registry(), path).files, key=lambda blob: blob.size_bytes)
+        (stored,) = server.folder.rglob(f"sha256/*/{largest.digest.removeprefix('sha256:')}/data")
+        if length is None:
+            stored.unlink()
+        else:  # this registry keeps a truncated file also where it is sent again
+            os.truncate(stored, length)
+            with pytest.raises(RegistryCorrupt, match=r"its storage is damaged\. Remove that blob"):
+                publish(server.registry(), path)
+            stored.unlink()
+        assert publish(server.registry(), path).sent_bytes == largest.size_bytes
+        assert stored.stat().st_size == largest.size_bytes
 
 
 def test_a_damaged_bundle_leaves_no_release(server: RegistryServer, key: SigningKey, tmp_path: Path) -> None:
