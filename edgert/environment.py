@@ -6,6 +6,7 @@ HOME is described in edgert_deploy/bootstrap/runtime.py.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shlex
 import sys
@@ -26,6 +27,7 @@ SELF_TEST_S_MAX = 1800.0  # TensorRT may compile an engine for its new version
 INSTALLED_FACTOR = 1.2  # byte code and file system blocks on top of the files; measured: 1.07
 SPARE_BYTES = 32 * 1024**2  # stays free
 ID_LENGTH = 16
+CODE = Path(__file__).parent  # of edgert
 TAIL_CHARS = 800
 _NOEXEC = "failed to map segment from shared object"  # a message of glibc
 TENSORRT_HINT = "; TensorRT comes with JetPack: apt-get install tensorrt"
@@ -169,6 +171,18 @@ def release_in_use(prefix: Path | None = None) -> int | None:
         return int((prefix or Path(sys.prefix)).joinpath(RELEASE_NAME).read_text())
     except (OSError, ValueError):
         return None
+
+
+def code_digest(folder: Path) -> str:
+    """Return the SHA-256 of the Python files in `folder`; the version number changes less often.
+
+    A checkout and an installed wheel of the same code give the same digest.
+    """
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        data = path.read_bytes()
+        digest.update(json.dumps([str(path.relative_to(folder)), len(data)]).encode() + data)
+    return digest.hexdigest()
 
 
 def changed_wheels(pins: Mapping[str, str], base_wheels: Mapping[str, str]) -> tuple[str, ...]:

@@ -9,7 +9,8 @@ from datetime import date
 from typing import Any
 
 from edgert.checks.bench import processor_name
-from edgert_deploy.packager.build_cache import CODE, code_digest
+from edgert.environment import code_digest
+from edgert_deploy.packager.build_cache import CODE
 
 Row = Mapping[str, Any]
 Cell = tuple[str, str]  # model, engine

@@ -312,7 +312,8 @@ class ClaimStatus:
 class DeviceStatus:
     """The facts that a host needs to plan a deployment to this device.
 
-    `engines` has the version of each installed engine. `text` says whether it can serve models that take text.
+    `engines` has the version of each installed engine. `text` says whether it can serve models that take text. `code`
+    is the digest of its edgert's code; "" if the device does not state it.
     """
 
     device: str
@@ -326,6 +327,7 @@ class DeviceStatus:
     models: tuple[ModelStatus, ...]
     delta_format: int = 0
     limits_format: int = 0
+    code: str = ""
     python: str = ""
     site: str = ""
     socket: str = ""

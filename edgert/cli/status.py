@@ -30,6 +30,7 @@ from edgert.cli.output import emit, json_option
 from edgert.config import DeviceConfig, read_config
 from edgert.engines import FOR_TESTS
 from edgert.engines.present import engine_versions
+from edgert.environment import CODE, code_digest
 from edgert.errors import ConfigInvalid, DaemonUnreachable, EdgeRTError, StorageFailed
 from edgert.extras import has_tokenizers
 from edgert.machine import temp_c
@@ -69,6 +70,7 @@ def device_status(state: StateDir, config: DeviceConfig) -> DeviceStatus:
     ring = trusted_keys(state)
     return DeviceStatus(
         edgert=__version__,
+        code=code_digest(CODE),
         delta_format=DELTA_FORMAT,
         limits_format=LIMITS_FORMAT,
         python=platform.python_version(),

@@ -14,9 +14,11 @@ import pytest
 from httptools.parser import parser as a_library
 
 from edgert.environment import (
+    CODE,
     Environment,
     Installed,
     changed_wheels,
+    code_digest,
     make_environment,
     package_of,
     release_in_use,
@@ -157,3 +159,12 @@ def test_the_trial_of_a_runtime_begins_on_a_system_without_nohup(
     monkeypatch.undo()
     wait_until(lambda: not (tmp_path / "waiting").exists(), "the script runs, whatever becomes of the session")
     assert (tmp_path / "words.new").read_text() == f"trial monitor /state 9 {NEW} echo\n"
+
+
+def test_the_digest_of_code_follows_from_python_files_alone(tmp_path: Path) -> None:
+    copy = shutil.copytree(CODE, tmp_path / "copy", ignore=shutil.ignore_patterns("__pycache__"))
+    (copy / "__pycache__").mkdir()
+    (copy / "__pycache__" / "config.cpython-311.pyc").write_bytes(b"x")
+    assert code_digest(copy) == code_digest(CODE)
+    (copy / "config.py").write_text((copy / "config.py").read_text() + "\n")
+    assert code_digest(copy) != code_digest(CODE)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import click
 
 from edgert.cli.output import json_option
+from edgert.environment import CODE, code_digest
 from edgert.errors import DeviceUnreachable, HostKeyMismatch, LoginRefused, NotBootstrapped, RuntimeBroken
 from edgert.typed_json import to_json
 from edgert_deploy.cli.shared.each import Row, run_on_each
@@ -43,8 +44,8 @@ def status(selector: str, check: bool, inventory: Inventory, as_json: bool) -> N
     The wanted release is that of the device's channel, marked with the channel's name, or else that of the project's
     newest rollout that names the device. These are drift: a release that is behind or ahead, other content, a missing
     model, a trial, a rollback (with the reason), a degraded engine, a model that does not serve, a daemon that does not
-    run, another version of edgert than this host's. Without SELECTOR, the devices are those of the project's
-    `selector`, else all.
+    run, another version or other code of edgert than this host's. Without SELECTOR, the devices are those of the
+    project's `selector`, else all.
 
     Exits with the code of the first device that could not be asked.
 
@@ -55,12 +56,12 @@ def status(selector: str, check: bool, inventory: Inventory, as_json: bool) -> N
       edgert status all --check
     """
     rollouts = open_rollouts().all()
-    wanted = wanted_of(rollouts, find_project().name_of(inventory.path))
+    wanted, code = wanted_of(rollouts, find_project().name_of(inventory.path)), code_digest(CODE)
 
     def ask(device: Device, transport: Transport) -> Row:
         """Return the device's `status`, whether it `drifts`, and what does: its own `drift`, and `models`."""
         status = RemoteDaemon(transport, device).status()
-        models, device_drift = model_drifts(status, wanted.get(device.name, {})), device_drifts(status)
+        models, device_drift = model_drifts(status, wanted.get(device.name, {})), device_drifts(status, own_code=code)
         return {
             "drifts": bool(device_drift) or any(model.drift for model in models),
             "drift": to_json(device_drift),

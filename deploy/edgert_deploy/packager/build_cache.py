@@ -27,6 +27,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from edgert import __version__
+from edgert.environment import code_digest
 from edgert.errors import ConfigInvalid
 from edgert_deploy.common.folders import cache_folder
 from edgert_deploy.packager.builders import Artifact, Order, builder_for
@@ -35,7 +36,7 @@ from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.source_model import SourceModel
 
 FORMAT = 2
-CODE = Path(__file__).parent
+CODE = Path(__file__).parent  # all that may shape an artifact
 BYTES_MAX = 4 * 1024**3
 ENTRY = "entry.json"
 ENTRY_BYTES_MAX = 1024**2
@@ -136,7 +137,7 @@ def cache_key(order: Order, source: SourceModel, calibration: CalibrationSet, re
         "profile": {k: v for k, v in asdict(order.profile).items() if k not in NOT_BUILT_FROM},
         "source": _plain({f.name: getattr(source, f.name) for f in fields(source) if f.name not in ABOUT_THE_FILE}),
         "calibration": arrays_digest({**calibration.inputs, "/lengths": calibration.lengths}),
-        "edgert": [__version__, code_digest()],
+        "edgert": [__version__, code_digest(CODE)],
         "libraries": {name: _version(name) for name in builder_for(order.engine).libraries},
         "python": platform.python_version(),
         "machine": platform.machine(),
@@ -152,14 +153,6 @@ def arrays_digest(arrays: Mapping[str, NDArray[Any] | None]) -> str:
             digest.update(json.dumps([name, array.dtype.str, array.shape]).encode())
             for row in array:  # a copy of one row at a time
                 digest.update(row.tobytes())
-    return digest.hexdigest()
-
-
-def code_digest(folder: Path = CODE) -> str:
-    """Return the digest of all code that may shape an artifact; the version number changes less often."""
-    digest = hashlib.sha256()
-    for path in sorted(folder.rglob("*.py")):
-        digest.update(json.dumps([str(path.relative_to(folder)), path.stat().st_size]).encode() + path.read_bytes())
     return digest.hexdigest()
 
 

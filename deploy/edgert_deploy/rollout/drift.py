@@ -77,14 +77,19 @@ def model_drifts(status: DeviceStatus, wanted: Mapping[str, Wanted]) -> list[Mod
     return [_model(name, by_model.get(name), wanted.get(name)) for name in dict.fromkeys((*by_model, *wanted))]
 
 
-def device_drifts(status: DeviceStatus, own_version: str = __version__) -> list[Drift]:
-    """Return the drift of the device itself: its daemon, its version of edgert."""
+def device_drifts(status: DeviceStatus, own_version: str = __version__, own_code: str = "") -> list[Drift]:
+    """Return the drift of the device itself: its daemon, and its edgert against this host's.
+
+    `own_code` is the digest of this host's code; "" compares the versions only.
+    """
     drifts = []
     if not status.daemon.running:
         drifts.append(Drift("stopped", "the daemon is not running"))
     if status.edgert != own_version:
         how = "older than" if numbers(status.edgert) < numbers(own_version) else "different from"
         drifts.append(Drift("runtime", f"its edgert is {status.edgert}, {how} this host's {own_version}"))
+    elif status.code and own_code and status.code != own_code:
+        drifts.append(Drift("runtime", f"its edgert {status.edgert} has other code than this host's {own_version}"))
     return drifts
 
 

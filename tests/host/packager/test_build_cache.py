@@ -15,9 +15,10 @@ import pytest
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
+from edgert.environment import code_digest
 from edgert.errors import ConfigInvalid
 from edgert_deploy.devices.profiles import DeviceProfile, load_profile
-from edgert_deploy.packager.build_cache import CODE, BuildCache, cache_key, code_digest, default_cache
+from edgert_deploy.packager.build_cache import CODE, BuildCache, cache_key, default_cache
 from edgert_deploy.packager.builders import Order, builder_for
 from edgert_deploy.packager.builders.layers import Layer
 from edgert_deploy.packager.builders.qdq import Recipe
