@@ -8,34 +8,19 @@ connection, each would receive the other's answers.
 
 from __future__ import annotations
 
-import contextlib
-import math
 import os
-import select
-import socket
-import threading
 import time
 import weakref
 from collections import defaultdict
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from edgert.client.base import IDLE_CONNECTIONS_MAX, BaseClient, CallOptions, Priority, SessionOptions, request_flags
-from edgert.client.conversation import (
-    RETRY_PAUSE_S,
-    Conversation,
-    Outputs,
-    Retry,
-    session_late,
-    session_lost,
-    timeout_us,
-)
+from edgert.client.blocking_connection import Connection
+from edgert.client.conversation import Conversation, Outputs, Retry, session_late, session_lost
 from edgert.client.model_interface import Inputs
-from edgert.errors import EdgeRTError, WorkerLost
-from edgert.protocol import wire
-from edgert.protocol.local_socket import SEND_BUFFER_BYTES, WAIT_S_MAX, dial, timeval
-from edgert.protocol.sharing import SHARE_BYTES_MIN, receive_with_descriptor
+from edgert.errors import WorkerLost
+from edgert.protocol.sharing import SHARE_BYTES_MIN
 from edgert.tensors import InferResponse
 
 if TYPE_CHECKING:
@@ -73,7 +58,7 @@ class Client(BaseClient):
         super().__init__(path, timeout_s, transport)
         self._probe = probe
         # The lists are stacks: pop and append are atomic, so a request takes no lock.
-        self._idle: defaultdict[str, list[_Connection]] = defaultdict(list)
+        self._idle: defaultdict[str, list[Connection]] = defaultdict(list)
         self._large: set[str] = set()  # models whose connections ask for shared memory
         _open.add(self)
 
@@ -189,7 +174,7 @@ class Client(BaseClient):
 
     def _connected(
         self, model: str | None, deadline: float, *, share: bool = False, session: bool = False
-    ) -> _Connection:
+    ) -> Connection:
         """Return a new connection, once the daemon accepts one; `share`: it asks for shared memory if it may."""
         may_share = self._share and model is not None
         while True:
@@ -198,11 +183,11 @@ class Client(BaseClient):
                 model, share=share and may_share, may_share=may_share, probe=self._probe, session=session
             )
             try:
-                return _Connection(self.path, conversation, deadline)
+                return Connection(self.path, conversation, deadline)
             except Retry as retry:
                 time.sleep(retry.wait_s(deadline - time.monotonic()))
 
-    def _discard(self, connection: _Connection, model: str) -> None:
+    def _discard(self, connection: Connection, model: str) -> None:
         if connection.conversation.outgrown:
             self._large.add(model)
         connection.close()
@@ -222,7 +207,7 @@ class Session:
     version that continues its sessions.
     """
 
-    def __init__(self, client: Client, connection: _Connection, model: str) -> None:
+    def __init__(self, client: Client, connection: Connection, model: str) -> None:
         self._client, self._connection, self._model = client, connection, model
         self._closed = False
         _open.add(self)
@@ -273,129 +258,3 @@ class Session:
             raise session_late()
         self._connection = self._client._connected(self._model, deadline, share=True, session=True)
         self._connection.send_resume(before.conversation.resume)
-
-
-class _Connection:
-    """One connection, which its hello binds to one model (None: to the daemon itself)."""
-
-    def __init__(self, path: Path, conversation: Conversation, deadline: float) -> None:
-        self.closed = False
-        self.conversation = conversation
-        self._timeout_s, self._timeout_us, self._timeout_ms = 0.0, 0, 0
-        hello = conversation.hello()
-        self._sock = dial(path, deadline)
-        with contextlib.suppress(OSError):  # the answer says why, or its absence
-            self._sock.sendall(hello)  # at once: the daemon reads it while the rest is made here
-        self._watched = select.poll()
-        self._watched.register(self._sock, select.POLLIN)
-        # In a process of several threads, each system call passes Python's lock on: a poll costs more than it saves.
-        self._one_thread = threading.active_count() == 1
-        self._polls = self._one_core = self._one_thread and len(os.sched_getaffinity(0)) == 1
-        try:
-            self._greet(deadline)
-        except BaseException:
-            self.close()
-            raise
-
-    def ask(
-        self, inputs: Inputs, timeout_s: float, deadline: float, flags: int, trace: bool
-    ) -> Outputs | InferResponse:
-        """Send one request and return its answer. Raises the daemon's error, WorkerLost, Retry."""
-        if timeout_s != self._timeout_s:
-            self._set_timeout(timeout_s)
-        conversation = self.conversation
-        parts = conversation.request(inputs, flags, self._timeout_us, trace)
-        sock = self._sock
-        try:
-            try:
-                sent = sock.send(parts[0]) if len(parts) == 1 else sock.sendmsg(parts)
-                if sent != conversation.size_bytes:  # a signal interrupted it
-                    sock.sendall(b"".join(parts)[sent:])
-            except BlockingIOError as error:
-                raise conversation.late(sent=False) from error
-            except OSError as error:
-                raise self._refusal(deadline) from error
-            event = conversation.received(self._receive(deadline))
-        except BaseException:  # an answer that comes late must not meet the next request
-            self.close()
-            raise
-        if isinstance(event, Exception):
-            if conversation.over:
-                self.close()
-            raise event
-        return event
-
-    def send_resume(self, frame: bytes) -> None:
-        """Hand a session's memory to its new worker, which answers nothing unless it refuses."""
-        self.conversation.resume = frame  # until the worker hands it on itself
-        with contextlib.suppress(OSError):  # the next request finds the reason
-            self._sock.sendall(frame)
-
-    def close(self) -> None:
-        self.closed = True
-        with contextlib.suppress(OSError):
-            self._sock.close()
-
-    def _greet(self, deadline: float) -> None:
-        conversation = self.conversation
-        self._set_timeout(deadline - time.monotonic())
-        with contextlib.suppress(OSError):
-            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-        try:
-            count, descriptor = receive_with_descriptor(self._sock, conversation.frames.room)
-        except BlockingIOError as error:
-            raise conversation.late(sent=True) from error
-        except OSError as error:
-            raise conversation.ended(True, error) from error
-        conversation.take_memory(descriptor)
-        if not count:
-            raise conversation.ended(True)
-        event = conversation.received(conversation.frames.feed(count) or self._receive(deadline))
-        if isinstance(event, Exception):
-            raise event
-
-    def _receive(self, deadline: float) -> wire.Frame:
-        """Return the next frame. Raises DeadlineExceeded, and the error of a connection that ended.
-
-        A thread that sleeps in `recv` is woken in vain when the daemon reads its request; one that polls sleeps on.
-        That pays where the client would take time from the daemon or from other clients (decision 27).
-        """
-        frames = self.conversation.frames
-        while True:
-            try:
-                if self._polls and not self._watched.poll(self._timeout_ms):
-                    raise BlockingIOError
-                count = self._sock.recv_into(frames.room)
-            except BlockingIOError as error:
-                raise self.conversation.late(sent=True) from error
-            except OSError as error:
-                raise self.conversation.ended(True, error) from error
-            if not count:
-                raise self.conversation.ended(True)
-            frame = frames.feed(count)
-            if frame is not None:
-                self._polls = self._one_core or (self._one_thread and frame.flags & wire.FLAG_MANY != 0)
-                return frame
-            self._set_timeout(deadline - time.monotonic())
-
-    def _refusal(self, deadline: float) -> Exception:
-        """Return why the daemon closed before it had the whole request: the error that it sent, else a Retry."""
-        if not self.conversation.is_session:  # its MOVED holds its memory
-            deadline = time.monotonic() + RETRY_PAUSE_S
-        self._set_timeout(deadline - time.monotonic())
-        try:
-            frames = self.conversation.frames
-            came = frames.feed(0) if frames.more else None  # MOVED may have come with the WELCOME
-            event = self.conversation.received(came or self._receive(deadline))
-        except (EdgeRTError, Retry):
-            return Retry()
-        return event if isinstance(event, EdgeRTError) and not event.retryable else Retry()
-
-    def _set_timeout(self, timeout_s: float) -> None:
-        """Bound each send and receive."""
-        timeout_s = max(0.0, timeout_s)
-        self._timeout_s, self._timeout_us = timeout_s, timeout_us(timeout_s)
-        self._timeout_ms = math.ceil(min(WAIT_S_MAX, timeout_s) * 1000)
-        value = timeval(timeout_s)
-        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
-        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)

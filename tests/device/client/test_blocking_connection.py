@@ -1,0 +1,64 @@
+"""A connection of the blocking client: how it waits for an answer."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from edgert import Client
+from edgert.errors import DeadlineExceeded
+from tests.support.clients import ITEM, halted
+from tests.support.devices import Device, a_device
+
+RUN_S = 0.05
+ASKING = """
+import os, sys, numpy as np
+from edgert import Client
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+with Client(sys.argv[1]) as client:
+    def ask():
+        client.infer("echo", np.zeros((1, 4), np.float32), cache=False)
+    def slept():
+        return int(open("/proc/thread-self/status").read().split("\\nvoluntary_ctxt_switches:")[1].split()[0])
+    ask()
+    before = slept()
+    for _ in range(20):
+        ask()
+    print(slept() - before)
+"""
+
+
+@pytest.fixture(scope="module")
+def device() -> Iterator[Device]:
+    with a_device("[serving]\nbatch_max = 1\n") as device:
+        device.put(delay_s=RUN_S)
+        yield device
+
+
+def test_on_one_core_a_client_sleeps_until_its_answer_comes_and_not_only_until_its_request_is_read(
+    device: Device,
+) -> None:
+    done = subprocess.run([sys.executable, "-c", ASKING, device.socket], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    # 40 with a thread that sleeps in recv; fewer than 20 where a busy core lets an answer wait
+    assert 0 < int(done.stdout) < 30
+
+
+@pytest.mark.parametrize("timeout_s", [math.inf, 1e9])
+def test_a_client_may_wait_for_ever(device: Device, timeout_s: float) -> None:
+    with Client(device.socket, timeout_s=timeout_s) as client:
+        assert client.infer("echo", ITEM)["y"].tolist() == ITEM.tolist()
+
+
+def test_an_answer_that_comes_too_late_is_an_error_in_time(device: Device) -> None:
+    with Client(device.socket) as client:
+        client.infer("echo", ITEM)
+        began_s = time.monotonic()
+        with halted(device), pytest.raises(DeadlineExceeded):
+            client.infer("echo", ITEM, timeout_s=RUN_S / 5, cache=False)
+        assert time.monotonic() - began_s >= RUN_S / 5
