@@ -1,14 +1,14 @@
 """The reach of the TFLite lowering, by the ONNX project's own node tests (`onnx.backend.test`).
 
 Each test's model is lowered to a float32 .tflite file, run in TFLite's interpreter, and compared with the test's
-outputs at the test's tolerances. `support/node_cases.py` decides which tests are promised and why the others are not.
+outputs at the test's tolerances. `support/node_cases.py` decides which tests are expected to pass, and why the others are not.
 
-    promised      tests of operators that the lowering covers; `passed` of them pass
+    expected      tests of operators that the lowering covers; `passed` of them pass
     unsupported   the rest; each must be refused with a reason, or pass, and never give a wrong answer
 
 The tests run in processes of their own, so that an abort of the interpreter fails one test only.
 
-    python -m bench.node_tests                     # a summary; exit code 1 if a promised test fails
+    python -m bench.node_tests                     # a summary; exit code 1 if a test fails that is expected to pass
     python -m bench.node_tests --operator Conv     # the tests with Conv, each with its result
     python -m bench.node_tests --json              # one JSON object
     python -m bench.node_tests --docs              # rewrite docs/tflite-operators.md
@@ -42,7 +42,7 @@ PASSED, REFUSED, WRONG, CRASHED = "passed", "refused", "wrong", "crashed"
 
 @dataclass(frozen=True)
 class Result:
-    """The result of one test. `outside` is why it is not promised, or None."""
+    """The result of one test. `outside` is why it is not expected to pass, or None."""
 
     name: str
     operators: tuple[str, ...]
@@ -52,7 +52,7 @@ class Result:
 
     @property
     def is_broken(self) -> bool:
-        """Return whether a promised test failed, or any test gave a wrong answer or ended the process."""
+        """Return whether a test failed that is expected to pass, or any test gave a wrong answer or ended the process."""
         return self.status in (WRONG, CRASHED) or (self.outside is None and self.status != PASSED)
 
 
@@ -81,15 +81,15 @@ def main() -> None:
 
 
 def summary(results: Sequence[Result]) -> dict[str, Any]:
-    promised = [r for r in results if r.outside is None]
+    expected = [r for r in results if r.outside is None]
     unsupported = [r for r in results if r.outside is not None]
     return {
-        "passed": sum(r.status == PASSED for r in promised),
-        "promised": len(promised),
+        "passed": sum(r.status == PASSED for r in expected),
+        "expected": len(expected),
         "unsupported": len(unsupported),
         "total": len(results),
         "unsupported_that_pass": sum(r.status == PASSED for r in unsupported),
-        "failed": {r.name: f"{r.status}: {r.detail}" for r in promised if r.is_broken},
+        "failed": {r.name: f"{r.status}: {r.detail}" for r in expected if r.is_broken},
         "wrong": {r.name: f"{r.status}: {r.detail}" for r in unsupported if r.is_broken},
         "unsupported_by_reason": dict(_by_reason(unsupported)),
     }
@@ -201,8 +201,8 @@ def page(results: Sequence[Result]) -> str:
         "",
         "`python -m bench.node_tests --docs` makes this page from the ONNX project's own node tests; do not edit it.",
         "",
-        f"Of {total['total']} node tests, {total['promised']} are promised and {total['passed']} of those pass, in float32,",
-        "at the tests' own tolerances. A test is promised when every operator of its model is in the first table and",
+        f"Of {total['total']} node tests, {total['expected']} are expected to pass, and {total['passed']} of those do, in float32,",
+        "at the tests' own tolerances. A test is expected to pass when every operator of its model is in the first table and",
         "no line of the last one applies. A build refuses other operators by name;",
         f"{len(wrong) or 'no'} test{'s' if len(wrong) > 1 else ''} gave a wrong answer.",
         "",
@@ -213,7 +213,7 @@ def page(results: Sequence[Result]) -> str:
         "`constant inputs`: numbers of the inputs that must be constants of the model, as exporters write them. If",
         "a node test gives one at run time, the benchmark makes it a constant before the model is lowered.",
         "",
-        "## Not promised",
+        "## Not expected to pass",
         "| reason | tests |",
         "|---|---|",
         *(f"| {reason} | {len(names)} |" for reason, names in _by_reason([r for r in results if r.outside])),
@@ -222,9 +222,9 @@ def page(results: Sequence[Result]) -> str:
     return "\n".join(lines)
 
 
-def _operator_rows(promised: Sequence[Result]) -> Iterator[str]:
-    held = Counter(name for result in promised for name in result.operators)
-    passed = Counter(name for result in promised if result.status == PASSED for name in result.operators)
+def _operator_rows(expected: Sequence[Result]) -> Iterator[str]:
+    held = Counter(name for result in expected for name in result.operators)
+    passed = Counter(name for result in expected if result.status == PASSED for name in result.operators)
     for group, names in PROMISED_GROUPS.items():
         yield f"| **{group}** | | | |"
         for name in sorted(names.split()):
@@ -242,10 +242,10 @@ def _by_reason(results: Sequence[Result]) -> list[tuple[str, list[str]]]:
 def _print(results: Sequence[Result], each: bool) -> None:
     for result in results:
         if each or result.is_broken:
-            outside = f" (not promised: {result.outside})" if result.outside else ""
+            outside = f" (not expected to pass: {result.outside})" if result.outside else ""
             print(f"{result.status:8} {result.name}{outside} {result.detail}"[:400])
     total = summary(results)
-    print(", ".join(f"{total[key]} {key}" for key in ("passed", "promised", "unsupported", "total")))
+    print(", ".join(f"{total[key]} {key}" for key in ("passed", "expected", "unsupported", "total")))
 
 
 def _progress(count: int, total: int) -> None:

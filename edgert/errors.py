@@ -169,7 +169,7 @@ class SlotsBusy(DeviceError, code="device.slots_busy", retryable=True):
 
 
 class DeployUnderWay(DeviceError, code="device.deploy_under_way", retryable=True):
-    """Another deployment changes the same model on the device; nothing was done."""
+    """A deployment, bootstrap, uninstall or trial is in progress on the device, or this deployment's claim ran out."""
 
 
 class FollowerBusy(DeviceError, code="device.follower_busy", retryable=True):

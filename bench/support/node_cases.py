@@ -1,6 +1,6 @@
-"""The ONNX project's node tests for the TFLite lowering: which are promised, which are refused, and why.
+"""The ONNX project's node tests for the TFLite lowering: which are expected to pass, which are refused, and why.
 
-A test is promised when every operator of its model is in `PROMISED` and no rule of `OUTSIDE` applies. All others are
+A test is expected to pass when every operator of its model is in `COVERED` and no rule of `OUTSIDE` applies. All others are
 unsupported, each with a reason. The rules look at the model, never at the name of a test.
 
 Many node tests pass as an input what an exported model has as a constant: the shape of a Reshape, the axes of a
@@ -42,7 +42,7 @@ PROMISED_GROUPS = {
     "SwiGLU",
     "Constants, worked out at the build": "CastLike Constant ConstantOfShape Range Shape Size",
 }
-PROMISED = frozenset(" ".join(PROMISED_GROUPS.values()).split())
+COVERED = frozenset(" ".join(PROMISED_GROUPS.values()).split())
 
 # Inputs that a build needs as constants, by operator; exported models have them as constants.
 CONSTANT_INPUTS: dict[str, tuple[int, ...]] = {
@@ -72,7 +72,7 @@ CONSTANT_INPUTS: dict[str, tuple[int, ...]] = {
     "Trilu": (1,),
     "Unsqueeze": (1,),
     "Upsample": (1,),
-    **{name: (1,) for name in PROMISED if name.startswith("Reduce")},
+    **{name: (1,) for name in COVERED if name.startswith("Reduce")},
 }
 
 
@@ -106,7 +106,7 @@ class NodeTest:
 
 @dataclass(frozen=True)
 class Outside:
-    """A part of a promised operator that TFLite or a build cannot express."""
+    """A part of a covered operator that TFLite or a build cannot express."""
 
     reason: str
     applies: Callable[[NodeTest], bool]
@@ -179,8 +179,8 @@ OUTSIDE = (
 
 
 def reason_outside(test: NodeTest) -> str | None:
-    """Return why `test` is not promised, or None if it is."""
-    unknown = [name for name in test.operators if name not in PROMISED]
+    """Return why `test` is not expected to pass, or None if it is."""
+    unknown = [name for name in test.operators if name not in COVERED]
     if unknown:
         return f"no lowering for {', '.join(unknown)}"
     return next((rule.reason for rule in OUTSIDE if rule.applies(test)), None)

@@ -27,7 +27,7 @@ class PaddedInput:
 
 @dataclass(frozen=True)
 class CutOutput:
-    """The output `name` has one element along `axis` for each `divisor` elements or part of them."""
+    """The output `name` has along `axis` one element per `divisor` input elements, rounded up."""
 
     name: str
     axis: int
@@ -71,7 +71,7 @@ class Buckets(Closed):
             "send less, or build it with a larger bucket"
         )
 
-    def at(self, spec: TensorSpec, length: int) -> TensorSpec:
+    def spec_at(self, spec: TensorSpec, length: int) -> TensorSpec:
         """Return an input or output as it is for inputs of `length`."""
         shape = list(spec.shape)
         for place in self.inputs:

@@ -107,7 +107,7 @@ def check_embed(rule: Embed, inputs: Sequence[TensorSpec], outputs: Sequence[Ten
         )
 
 
-def text_text(rule: Text) -> str:
+def describe_text(rule: Text) -> str:
     """Return a rule in one line, for people."""
     longer = "longer ones are refused" if rule.truncation == "none" else f"cut on the {rule.truncation}"
     return (
@@ -115,7 +115,7 @@ def text_text(rule: Text) -> str:
     )
 
 
-def embed_text(rule: Embed) -> str:
+def describe_embed(rule: Embed) -> str:
     """Return a rule in one line, for people."""
     pooled = {"mean": f"the mean over {rule.mask}", "cls": "the first token's", "none": "as it is"}[rule.pooling]
     return f"embedding, {pooled}{', of length 1' if rule.normalise else ''}"

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from edgert.client.model_interface import Inputs, ModelInterface
 from edgert.errors import DaemonUnreachable, DeadlineExceeded, EdgeRTError, SessionLost, Unavailable, WorkerLost
 from edgert.protocol import wire
-from edgert.protocol.arrays import from_wire, looks_of
+from edgert.protocol.arrays import from_wire, signature_of
 from edgert.protocol.frame_buffer import FrameBuffer
 from edgert.protocol.kept_frame import KeptFrame
 from edgert.protocol.sharing import SHARE_BYTES_MIN, SharedArea
@@ -76,7 +76,7 @@ class Conversation:
         # The last request: the shapes and dtypes of the app's arrays, if they could be sent as they are.
         self._request_id = 0
         self._trace = False
-        self._looks: tuple[Any, ...] | None = None
+        self._signature: tuple[Any, ...] | None = None
         self._added_axis = False
         # The last answer: arrays over the receive buffer, kept while answers look the same.
         self._tensors: tuple[wire.WireTensor, ...] | None = None
@@ -103,15 +103,15 @@ class Conversation:
         self._request_id = request_id = self._request_id + 1
         self._trace = trace
         given: tuple[NDArray[Any], ...]
-        looks: tuple[Any, ...]
+        signature: tuple[Any, ...]
         if type(inputs) is np.ndarray:
-            given, looks = (inputs,), (inputs.shape, inputs.dtype)  # as `looks_of`
+            given, signature = (inputs,), (inputs.shape, inputs.dtype)  # as `signature_of`
         else:
             given = self._by_name(inputs)
-            looks = looks_of(given)
-        if looks == self._looks:
+            signature = signature_of(given)
+        if signature == self._signature:
             return frame.again(given, flags, request_id, timeout_us)
-        self._looks = self._tensors = None  # answers to this request may have another axis
+        self._signature = self._tensors = None  # answers to this request may have another axis
         arrays, self._added_axis = interface.arrays(inputs)
         parts = frame.parts(arrays, interface.numbers(len(arrays)), flags, request_id, timeout_us)
         self.size_bytes = frame.sent_bytes
@@ -119,7 +119,7 @@ class Conversation:
             self.outgrown = True
             raise Retry
         if [array.dtype for array in given] == [array.dtype for array in arrays]:  # nothing was converted
-            self._looks = looks
+            self._signature = signature
         return parts
 
     def received(self, frame: wire.Frame) -> Event:
@@ -130,7 +130,7 @@ class Conversation:
         interface = self._interface
         if frame.kind == wire.RESULT and interface is not None and frame.request_id == self._request_id:
             if frame.tensors is not self._tensors:
-                self._look_at(frame.tensors, interface.outputs)
+                self._map_outputs(frame.tensors, interface.outputs)
             outputs = {}
             for name, view in self._views:  # Python before 3.12 makes a function of a comprehension
                 outputs[name] = view.copy()
@@ -197,7 +197,7 @@ class Conversation:
         given: tuple[Any, ...] = tuple(inputs.get(spec.name) for spec in specs)
         return given if all(type(array) is np.ndarray for array in given) else ()
 
-    def _look_at(self, tensors: tuple[wire.WireTensor, ...], names: Sequence[str]) -> None:
+    def _map_outputs(self, tensors: tuple[wire.WireTensor, ...], names: Sequence[str]) -> None:
         if any(tensor.number >= len(names) for tensor in tensors):
             raise EdgeRTError(
                 "the daemon's answer has an output that the model does not have: please report this fault"

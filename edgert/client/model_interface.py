@@ -38,18 +38,18 @@ class ModelInterface:
 
     def arrays(self, inputs: Inputs) -> tuple[list[NDArray[Any]], bool]:
         """Return C-contiguous arrays in the model's order, and whether a batch axis was added to them."""
-        names, short = ([spec.name for spec in specs] for specs in (self.inputs, self._with_text))
+        names, names_with_text = ([spec.name for spec in specs] for specs in (self.inputs, self._with_text))
         specs = self.inputs
         if isinstance(inputs, Mapping):
-            if short and set(inputs) == set(short):
+            if names_with_text and set(inputs) == set(names_with_text):
                 specs = self._with_text
             elif set(inputs) != set(names):
-                also = f", or {short} with text as {self._forms[0].name!r}" if short else ""
+                also = f", or {names_with_text} with text as {self._forms[0].name!r}" if names_with_text else ""
                 raise RequestError(
                     f"model {self.model} takes inputs {names}{also}, got {sorted(map(str, inputs))}: send these names and no others"
                 )
             given = [_array(inputs[spec.name]) for spec in specs]
-        elif 1 in (len(names), len(short)):
+        elif 1 in (len(names), len(names_with_text)):
             specs = specs if len(names) == 1 else self._with_text
             given = [_array(inputs)]
         elif not self.model:
@@ -133,4 +133,4 @@ def _bytes(value: Any) -> bytes:
     try:
         return value.encode()
     except UnicodeEncodeError as error:
-        raise RequestError(f"the text is not valid Unicode: {error.reason} at letter {error.start}") from error
+        raise RequestError(f"the text is not valid Unicode: {error.reason} at character {error.start}") from error

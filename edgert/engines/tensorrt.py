@@ -243,7 +243,7 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _shape(spec: TensorSpec, count: int, buckets: Buckets | None, length: int) -> tuple[int, ...]:
-    spec = spec if buckets is None else buckets.at(spec, length)
+    spec = spec if buckets is None else buckets.spec_at(spec, length)
     return tuple(count if n == -1 else n for n in spec.shape)
 
 

@@ -131,7 +131,7 @@ class _LengthsSession(Session):
 
     def _open(self, length: int) -> TFLiteSession:
         inputs, outputs = (
-            tuple(self._buckets.at(spec, length) for spec in specs) for specs in (self.inputs, self.outputs)
+            tuple(self._buckets.spec_at(spec, length) for spec in specs) for specs in (self.inputs, self.outputs)
         )
         path = path_for(self._artifact.path, length, self._buckets)
         artifact = replace(self._artifact, path=path, inputs=inputs, outputs=outputs, buckets=None)

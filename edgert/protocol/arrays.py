@@ -52,7 +52,7 @@ def _describe(key: tuple[int, np.dtype[Any], tuple[int, ...]]) -> bytes:
     return described
 
 
-def looks_of(arrays: Sequence[NDArray[Any]]) -> tuple[Any, ...]:
+def signature_of(arrays: Sequence[NDArray[Any]]) -> tuple[Any, ...]:
     """Return the shapes and dtypes of arrays, to compare with those of others."""
     if len(arrays) == 1:
         return arrays[0].shape, arrays[0].dtype

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgert.protocol import wire
-from edgert.protocol.arrays import bytes_of, looks_of, to_wire
+from edgert.protocol.arrays import bytes_of, signature_of, to_wire
 from edgert.protocol.sharing import SHARE_BYTES_MIN
 
 KEPT_BYTES_MAX = 16 * 1024  # up to this size, a copy is cheaper than more buffers in the system call
@@ -34,7 +34,7 @@ class KeptFrame:
     def __init__(self, kind: int, model_id: int = 0, shared: memoryview | None = None) -> None:
         self._kind, self._model_id, self._shared = kind, model_id, shared
         self.frame_bytes = self.sent_bytes = 0
-        self._looks: tuple[Any, ...] | None = None  # None: no frame is kept
+        self._signature: tuple[Any, ...] | None = None  # None: no frame is kept
         self._numbers: Sequence[int] = ()
         self._head = bytearray()
         self._shared_flag = 0
@@ -50,7 +50,7 @@ class KeptFrame:
         stages: Sequence[int] = wire.NO_STAGES,
     ) -> Sequence[wire.Buffer]:
         """Return the buffers to send. `arrays[i]` becomes tensor `numbers[i]`; `numbers` must not be changed."""
-        if self._looks == looks_of(arrays) and numbers is self._numbers:
+        if self._signature == signature_of(arrays) and numbers is self._numbers:
             return self.again(arrays, flags, request_id, arg, stages)
         return self._compose(arrays, numbers, flags, request_id, arg, stages)
 
@@ -71,7 +71,7 @@ class KeptFrame:
     def _compose(
         self, arrays: Arrays, numbers: Sequence[int], flags: int, request_id: int, arg: int, stages: Sequence[int]
     ) -> Sequence[wire.Buffer]:
-        self._looks = None
+        self._signature = None
         tensors = [to_wire(number, array) for number, array in zip(numbers, arrays, strict=True)]
         parts: Sequence[wire.Buffer] = wire.frame(
             self._kind,
@@ -97,7 +97,7 @@ class KeptFrame:
             self._places = _places(arrays, self._head)
         else:
             self._head, self._places = bytearray(b"".join(parts[:2])), None  # header and descriptors
-        self._looks, self._numbers = looks_of(arrays), numbers
+        self._signature, self._numbers = signature_of(arrays), numbers
         return parts
 
     def _with_arrays(self, arrays: Arrays) -> list[wire.Buffer]:

@@ -131,7 +131,7 @@ class Forwarder:
         """Forget the messages in flight on the last connection; the spool still has them."""
         self._last_id = 0
         self._retained_version = 0
-        self._file = self._spool.file
+        self._file = self._spool.file_id
         self._in_flight: dict[int, int] = {}
         self._acknowledged_ids: list[int] = []
         self._refused_at: float | None = None  # until refused messages are sent again
@@ -202,7 +202,7 @@ class Forwarder:
 
     def _send_due(self) -> bool:
         if self._acknowledged_ids:
-            self._spool.done(self._acknowledged_ids)
+            self._spool.delete_acknowledged(self._acknowledged_ids)
             self._acknowledged_ids = []
         now = self._clock()
         if now >= self._sys_due_at:
@@ -220,8 +220,8 @@ class Forwarder:
 
     def _send_retained(self) -> None:
         retained = self._spool.retained(self._retained_version)
-        if self._spool.file != self._file:
-            self._file, self._last_id, self._retained_version = self._spool.file, 0, 0
+        if self._spool.file_id != self._file:
+            self._file, self._last_id, self._retained_version = self._spool.file_id, 0, 0
             retained = self._spool.retained()
         for each in retained:
             self._retained_version = each.version

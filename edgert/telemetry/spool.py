@@ -127,7 +127,7 @@ class Spool:
         return self._transact(add)
 
     def take(self, limit: int, after_id: int = 0) -> list[Spooled]:
-        """Return up to `limit` of the oldest messages with an id above `after_id`; they stay until `done`."""
+        """Return up to `limit` of the oldest messages with an id above `after_id`; they stay until `delete_acknowledged`."""
 
         def read(database: sqlite3.Connection) -> list[Spooled]:
             rows = database.execute(
@@ -137,7 +137,7 @@ class Spool:
 
         return self._transact(read, writes=False)
 
-    def done(self, ids: Iterable[int]) -> None:
+    def delete_acknowledged(self, ids: Iterable[int]) -> None:
         """Delete messages that were acknowledged. Ids that are gone already do no harm."""
 
         def delete(database: sqlite3.Connection) -> None:
@@ -174,7 +174,7 @@ class Spool:
         return self._transact(read, writes=False)
 
     @property
-    def file(self) -> int:
+    def file_id(self) -> int:
         """The identity of the file. A new file has other ids and versions."""
         return self._inode
 

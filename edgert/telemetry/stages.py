@@ -2,7 +2,7 @@
 
 Theory of operation: the histograms of all stages are one row of cells. Stage number n has the cells from n * CELLS: the
 first counts times below a microsecond, the next ones the buckets from INDEX_MIN. The packed form lists the filled cells
-in ascending order: first the distance of each from the one before (uint16; that of the first from -1), then the count
+in ascending order: first the distance of each from the one before (uint16; the first distance is the cell's number plus one), then the count
 of each (uint32), little-endian, compressed with zlib. Merging adds the counts of equal cells, so it is exact.
 """
 
@@ -34,7 +34,7 @@ def text_of(stages: Mapping[str, Sketch]) -> str | None:
         sketch, first = stages[name], number * CELLS
         filled = [(0, sketch.zero)] if sketch.zero else []
         filled += [(index - INDEX_MIN + 1, count) for index, count in sorted(sketch.buckets.items())]
-        cells += [first + place for place, _ in filled]
+        cells += [first + offset for offset, _ in filled]
         counts += [count for _, count in filled]
     return base64.b64encode(pack(cells, counts)).decode() if 0 < sum(counts) < _COUNTS_END else None
 
@@ -71,6 +71,6 @@ def sketches(cells: Iterable[int], counts: Iterable[int]) -> dict[str, Sketch]:
     """Return the sketch of each stage that has a filled cell."""
     by_stage: dict[str, dict[int, int]] = {}
     for cell, count in zip(cells, counts, strict=True):
-        number, place = divmod(cell, CELLS)
-        by_stage.setdefault(NUMBERED[number], {})[place + INDEX_MIN - 1] = count
+        number, offset = divmod(cell, CELLS)
+        by_stage.setdefault(NUMBERED[number], {})[offset + INDEX_MIN - 1] = count
     return {name: Sketch.of_counts(buckets, zero=buckets.pop(INDEX_MIN - 1, 0)) for name, buckets in by_stage.items()}

@@ -1,4 +1,4 @@
-"""Waves: in which order devices get a release, and when a rollout stops. Pure."""
+"""Waves: in which order devices get a release, and how many failures stop it. Pure: `roll_out` acts on it."""
 
 from __future__ import annotations
 

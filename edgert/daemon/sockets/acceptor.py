@@ -29,7 +29,9 @@ ACCEPTS_PER_S_MAX = 2000.0
 BURST_MAX = 512  # the clients of a model that reconnect at the same time after a swap
 FLOOD_PAUSE_S = 0.01
 ACCEPT_PAUSE_S = 0.1  # when the process is out of descriptors or memory
-PASSED_ON = "passed on"  # what the acceptor's events return: only `route` may have changed more than the acceptor
+PASSED_ON = (
+    "passed on"  # what each event returns: a hello may have reached `route`, which changes other parts of the daemon
+)
 # Apps send the same hello again and again, and most have this length: such a hello is read once.
 KEPT_HELLO_BYTES = wire.HEADER_BYTES + wire.ALIGNMENT
 KEPT_HELLOS_MAX = 64
@@ -78,7 +80,7 @@ class Acceptor:
         return PASSED_ON
 
     def tick(self) -> None:
-        """Drop connections whose deadline is over."""
+        """Drop connections whose deadline has passed."""
         now_s = self._clock()
         while self._pending and (oldest := next(iter(self._pending.values()))).until_s < now_s:
             self._drop(oldest, ProtocolError(f"no hello arrived within {HELLO_S_MAX:.0f} s"))

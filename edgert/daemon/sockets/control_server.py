@@ -57,7 +57,7 @@ class ControlServer:
         self._selector.register(sock, selectors.EVENT_READ, lambda: self._read(client))
 
     def tick(self) -> None:
-        """Drop connections whose deadline is over."""
+        """Drop connections whose deadline has passed."""
         now_s = self._clock()
         for client in [c for c in self._waiting if now_s > c.until_s]:
             self._remove(client)

@@ -156,5 +156,5 @@ class AppTensors:
     def _item_bytes(self, spec: TensorSpec) -> int:
         """Return the bytes of one item, its descriptor and its padding; an axis of any length counts once."""
         if self._padder is not None:
-            spec = self._padder.buckets.at(spec, self._padder.buckets.largest)
+            spec = self._padder.buckets.spec_at(spec, self._padder.buckets.largest)
         return math.prod(max(1, n) for n in spec.item_shape) * spec.dtype.itemsize + 2 * wire.ALIGNMENT

@@ -109,7 +109,7 @@ class PredictionCache:
             return run(), False
         return self._compute(key, entry, run), False
 
-    def judge(self, hit: bool, spent_ns: int, engine_ns: int) -> None:
+    def count_lookup(self, hit: bool, spent_ns: int, engine_ns: int) -> None:
         """Count the time of one lookup and, unless it was a hit, the engine time of its answer.
 
         `engine_ns` is the request's own share of its batch's run: a hit would have saved no more.
@@ -125,9 +125,9 @@ class PredictionCache:
         else:
             self._ran_ns += engine_ns
         if self._probe_lookups >= PROBE_LOOKUPS:
-            self._conclude()
+            self._judge()
 
-    def _conclude(self) -> None:
+    def _judge(self) -> None:
         """Stay on or turn off, by the worth of the last PROBE_LOOKUPS lookups."""
         runs = self._probe_lookups - self._probe_hits
         saved_ns = self._probe_hits * self._ran_ns / runs if runs else float("inf")

@@ -288,11 +288,11 @@ class Pipeline:
         outputs, hit = cache.get_or_run(key, run_engine, request.deadline_s)
         flags = wire.FLAG_CACHE_HIT if hit else 0
         if not runs:
-            cache.judge(True, looked_ns - began_ns, 0)  # without the time that it waited for another's run
+            cache.count_lookup(True, looked_ns - began_ns, 0)  # without the time that it waited for another's run
             return EngineAnswer(outputs, 0, 0, 0), flags
         answer = runs[0]
         own_ns = answer.engine_ns * request.items // max(1, answer.batch)
-        cache.judge(False, now() - began_ns - run_ns, own_ns + request.preprocess_ns + request.postprocess_ns)
+        cache.count_lookup(False, now() - began_ns - run_ns, own_ns + request.preprocess_ns + request.postprocess_ns)
         return answer._replace(outputs=outputs), flags
 
     def _ask_near(self, request: _Request) -> tuple[EngineAnswer, int]:

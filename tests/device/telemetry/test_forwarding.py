@@ -352,7 +352,7 @@ def test_a_message_that_a_full_spool_lost_meanwhile_is_not_held_back(tmp_path: P
     device = ForwardingDevice(tmp_path, MqttSettings("127.0.0.1", free_port()), clock=lambda: 0.0)
     device.append(2)
     first, second = device.spool.take(2)
-    device.spool.done([first.id])
+    device.spool.delete_acknowledged([first.id])
     for lost in (first.id, second.id + 1):
         for _ in range(HANG_UPS_MAX):
             device.forwarder._in_flight = {1: lost}

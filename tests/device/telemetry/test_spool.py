@@ -49,7 +49,7 @@ def test_messages_come_out_oldest_first_and_stay_until_they_are_done(path: Path)
     assert seqs([first, second, third]) == [1, 2, 3]
     assert (first.topic, first.qos, first.kind) == ("topic", 1, "hist")
     assert spool.take(10, after_id=first.id) == [second, third]
-    spool.done([first.id, second.id, second.id])
+    spool.delete_acknowledged([first.id, second.id, second.id])
     assert spool.take(10) == [third]
     assert spool.stats().rows == 1
 
@@ -97,7 +97,7 @@ def test_usage_is_what_lies_there(path: Path) -> None:
     spool = Spool(path)
     for _ in range(5):
         add(spool)
-    spool.done([message.id for message in spool.take(5)])
+    spool.delete_acknowledged([message.id for message in spool.take(5)])
     assert (spool.stats().rows, spool.stats().size_bytes) == (0, 0)
 
 

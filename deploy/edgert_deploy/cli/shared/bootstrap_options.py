@@ -23,7 +23,7 @@ from edgert_deploy.common.project import find_project
 from edgert_deploy.common.quantities import duration_text
 from edgert_deploy.devices.device_files import Broker, Following, check_settings
 
-_WITHOUT_LOGIN = {"mqtt_username": "", "mqtt_password_file": None, "mqtt_ca": None, "mqtt_tls": False}
+_LOGIN_DEFAULTS = {"mqtt_username": "", "mqtt_password_file": None, "mqtt_ca": None, "mqtt_tls": False}
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class ReportOptions:
         """
         if not self.broker:
             return None
-        login = of_this_broker(vars(self), _WITHOUT_LOGIN, "mqtt_tls")
+        login = of_this_broker(vars(self), _LOGIN_DEFAULTS, "mqtt_tls")
         context = click.get_current_context()
         sources = [context.get_parameter_source(name) for name in ("mqtt_username", "mqtt_password_file")]
         return Broker.parse(

@@ -23,7 +23,7 @@ from edgert_deploy.common.addresses import PORT_PLAIN, PORT_TLS, host_and_port
 
 SESSION_KEPT_S = 86_400
 # What [broker] of a project may set besides the address, and each one's value without it.
-_WITHOUT = BrokerLogin().login
+_LOGIN_DEFAULTS = BrokerLogin().login
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -77,8 +77,8 @@ def broker_alone_options(command: F) -> F:
 
     @functools.wraps(command)
     def with_settings(**options: Any) -> Any:
-        options = of_this_broker(options, _WITHOUT, "tls")
-        login = {name: options.pop(name) for name in _WITHOUT}
+        options = of_this_broker(options, _LOGIN_DEFAULTS, "tls")
+        login = {name: options.pop(name) for name in _LOGIN_DEFAULTS}
         host, port = host_and_port(options.pop("broker"), PORT_TLS if login["tls"] else PORT_PLAIN)
         return command(settings=MqttSettings(host, port, **login), **options)
 

@@ -47,10 +47,10 @@ class Span:
         return (now_ms - self.window_ms, now_ms) if self.window_ms else (self.since_ms, self.until_ms)
 
     def step_min(self, now_ms: int, minutes_from_ms: int | None) -> int:
-        """Return the shortest step, in minutes, of which there are not too many.
+        """Return the shortest step, in minutes, that divides the period into at most STEPS_MAX.
 
-        `minutes_from_ms` is since when the store has minutes, None if it has none. Before it there are whole hours,
-        except in the last two days.
+        The store has minutes from `minutes_from_ms` (None: it has none). Before that it has whole hours, except in the
+        last two days.
         """
         since_ms = self.bounds_ms(now_ms)[0]
         coarse = minutes_from_ms is None or since_ms < minutes_from_ms
@@ -60,7 +60,7 @@ class Span:
     def stepped_ms(self, now_ms: int, step_min: int) -> tuple[int, int]:
         """Return the beginning and the end at whole steps; a window's last step is the one that has begun.
 
-        Before FINE_HOURS a period of the store begins and ends at whole hours.
+        If it begins more than FINE_HOURS ago, a period of the store begins and ends at whole hours.
         """
         step_ms = step_min * MINUTE_MS
         if self.window_ms:

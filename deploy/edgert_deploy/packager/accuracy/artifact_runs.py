@@ -43,7 +43,7 @@ def artifact_outputs(artifact: Artifact, source: SourceModel, samples: Calibrati
 
 
 def judged_outputs(artifact: Artifact, source: SourceModel, samples: CalibrationSet) -> list[Outputs]:
-    """Return the answers that decide: in batches and, if single samples get others, one by one, too.
+    """Return the answers that decide: in batches and, if single samples get different answers, one by one, too.
 
     Most requests of a device hold one sample, and an engine may take other kernels for it: OpenVINO computes an INT8
     LSTM in integers for a batch of 1 alone, and loses much. Raises as `run_artifact` does.
@@ -79,7 +79,7 @@ def run_here(
     turn, each with the state that the artifact itself has reached. All others run in batches of one size, at most
     `batch`: an engine may compile the model for each size, which takes longer than the runs.
     """
-    run, size = _way_to_run(samples, [spec.name for spec in artifact.inputs], min(batch, samples.run_max))
+    run, size = _runner_and_batch(samples, [spec.name for spec in artifact.inputs], min(batch, samples.run_max))
     with quiet():  # TFLite prints the name of its delegate
         session = load_session(artifact, EngineOptions(threads, buckets=(size,), extra=extra))
     try:
@@ -91,7 +91,7 @@ def run_here(
 def run_both_ways(samples: CalibrationSet, artifact: LocalArtifact) -> Outputs:
     """Run all samples, and some alone: a child's side of `judged_outputs`."""
     names = [spec.name for spec in artifact.inputs]
-    run, size = _way_to_run(samples, names, min(BATCH, samples.run_max))
+    run, size = _runner_and_batch(samples, names, min(BATCH, samples.run_max))
     with quiet():
         session = load_session(artifact, EngineOptions(buckets=tuple({1, size})))
     try:
@@ -113,7 +113,9 @@ def _alike(answers: NDArray[Any], alone: NDArray[Any]) -> bool:
     return bool(np.allclose(answers, alone, rtol=0.0, atol=ALONE_TOLERANCE * float(np.ptp(answers)), equal_nan=True))
 
 
-def _way_to_run(samples: CalibrationSet, names: Sequence[str], most: int) -> tuple[Callable[[Session], Outputs], int]:
+def _runner_and_batch(
+    samples: CalibrationSet, names: Sequence[str], most: int
+) -> tuple[Callable[[Session], Outputs], int]:
     """Return what runs the samples through a session, and the size of its batches."""
     if samples.buckets is not None and samples.lengths is not None:
         return partial(_run_lengths, samples=samples, buckets=samples.buckets, lengths=samples.lengths), 1

@@ -116,7 +116,7 @@ class _Graph:
         return self.types.get(maker.input[2] if len(maker.input) > 2 else maker.input[0], UINT8) in (UINT8, INT8)
 
     def _is_quantized(self, name: str) -> bool:
-        """Whether all that reads a value quantizes it first; a ReLU between the two becomes part of the layer."""
+        """Whether every reader of a value quantizes it first; a ReLU between the two becomes part of the layer."""
         readers = self.readers.get(name, ())
         if name in self.outputs or not readers:
             return False
@@ -150,8 +150,8 @@ def _shapes(model: Any) -> dict[str, list[int]]:
 
 
 def _macs(node: Any, shapes: Mapping[str, list[int]]) -> int | None:
-    one, two = INT8_OPS.get(node.op_type, (0, 1))
-    data, weights = (shapes.get(node.input[i]) for i in (one, two))
+    data_at, weights_at = INT8_OPS.get(node.op_type, (0, 1))
+    data, weights = (shapes.get(node.input[i]) for i in (data_at, weights_at))
     out: Shape = shapes.get(node.output[0])
     if data is None or weights is None:
         return None

@@ -8,7 +8,7 @@ from edgert.bundle.manifest import Manifest
 from edgert.bundle.rules import Classify, Detect, Preprocess
 from edgert.bundle.signal_rules import signal_text
 from edgert.bundle.state import state_text
-from edgert.bundle.text_rules import embed_text, text_text
+from edgert.bundle.text_rules import describe_embed, describe_text
 from edgert.printable import counted, some_of
 
 LABELS_SHOWN_MAX = 12
@@ -27,11 +27,11 @@ def meaning(manifest: Manifest) -> Iterator[tuple[str, str]]:
     if (signal := manifest.sound or manifest.series) is not None:
         yield "before", f"{signal.input}: {signal_text(signal)}"
     if manifest.text is not None:
-        yield "before", text_text(manifest.text)
+        yield "before", describe_text(manifest.text)
     if manifest.classify is not None:
         yield "after", _classify(manifest.classify)
     if manifest.embed is not None:
-        yield "after", f"{manifest.embed.output}: {embed_text(manifest.embed)}"
+        yield "after", f"{manifest.embed.output}: {describe_embed(manifest.embed)}"
     if manifest.detect is not None:
         yield from (("after", text) for text in _detect(manifest.detect))
     if (ctc := manifest.ctc) is not None:

@@ -82,7 +82,7 @@ def _stacked(
         return np.stack(rows) if rows else np.empty((0, *spec.item_shape), spec.dtype), []
     lengths = [int(row.shape[places[0].axis - 1]) for row in rows]
     check_lengths(where, lengths, buckets)
-    whole = buckets.at(spec, buckets.largest).item_shape
+    whole = buckets.spec_at(spec, buckets.largest).item_shape
     array = np.full((len(rows), *whole), places[0].value, spec.dtype)
     for to, row in zip(array, rows, strict=True):
         to[tuple(slice(0, n) for n in row.shape)] = row

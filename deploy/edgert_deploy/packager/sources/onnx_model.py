@@ -239,7 +239,7 @@ def _run_once_and_twice(model: bytes, inputs: tuple[TensorSpec, ...]) -> tuple[A
 
 
 def _at_largest(inputs: tuple[TensorSpec, ...], buckets: Buckets | None) -> tuple[TensorSpec, ...]:
-    return inputs if buckets is None else tuple(buckets.at(spec, buckets.largest) for spec in inputs)
+    return inputs if buckets is None else tuple(buckets.spec_at(spec, buckets.largest) for spec in inputs)
 
 
 def _shapes_by_length(
@@ -247,7 +247,7 @@ def _shapes_by_length(
 ) -> dict[int, list[tuple[int, ...]]]:
     shapes = {}
     for length in probed_lengths(buckets):
-        at = tuple(buckets.at(spec, length) for spec in inputs)
+        at = tuple(buckets.spec_at(spec, length) for spec in inputs)
         shapes[length] = [_shape_of(value) for value in _run(session, at, 1)]
     return shapes
 

@@ -186,7 +186,7 @@ def at_length(source: SourceModel, length: int) -> SourceModel:
     assert source.buckets is not None
     proto = ModelProto()
     proto.CopyFrom(source.proto)
-    specs = [tuple(source.buckets.at(spec, length) for spec in specs) for specs in (source.inputs, source.outputs)]
+    specs = [tuple(source.buckets.spec_at(spec, length) for spec in specs) for specs in (source.inputs, source.outputs)]
     for place in source.buckets.inputs:
         value = next(value for value in proto.graph.input if value.name == place.name)
         value.type.tensor_type.shape.dim[place.axis].dim_value = length  # replaces the name

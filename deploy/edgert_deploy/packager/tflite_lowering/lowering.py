@@ -76,7 +76,7 @@ class Lowering:
         return name in self.graph.constants
 
     def value(self, name: str, role: str) -> NDArray[Any]:
-        """Return the constant `name`. Raises Uncovered, naming its `role`, if it is none or needs the batch."""
+        """Return the constant `name`. Raises Uncovered, naming its `role`, if it is not a constant or depends on the batch."""
         if name not in self.graph.constants:
             raise Uncovered(f"{role} is not a constant; export the model with a constant one")
         if name in self.graph.batch_constants - self.graph.expanded_constants:
@@ -240,10 +240,10 @@ class Lowering:
 
     def _converted(self, name: str, layout: Layout) -> Value:
         """Return the value in the layout that it was not made in."""
-        shape, layout_ = self.shape(name), self._layouts[name]
-        value = self._value(name, layout_, self._tensors[name, layout_])
+        shape, made_in = self.shape(name), self._layouts[name]
+        value = self._value(name, made_in, self._tensors[name, made_in])
         if not _same_order(shape.dims):
-            if layout_ is Layout.NATIVE:
+            if made_in is Layout.NATIVE:
                 value = value.turned(CHANNELS_LAST_ORDERS[shape.rank])
             elif shape.rank == 3:
                 value = value.reshaped(shape.permuted((0, 2, 1))).turned((0, 2, 1))

@@ -145,7 +145,7 @@ def test_it_turns_itself_off_where_hits_do_not_pay_and_tries_again() -> None:
     cache, now = a_cache()
     for i in range(PROBE_LOOKUPS):
         _, hit = cache.get_or_run(i.to_bytes(4, "little"), Runs())
-        cache.judge(hit, spent_ns=2000, engine_ns=20_000)
+        cache.count_lookup(hit, spent_ns=2000, engine_ns=20_000)
     assert not cache.on
     assert cache.size_bytes == 0
     now[0] += OFF_S + 1
@@ -156,7 +156,7 @@ def test_it_stays_on_where_hits_pay() -> None:
     cache, _ = a_cache()
     for i in range(PROBE_LOOKUPS):
         _, hit = cache.get_or_run(bytes([i % 4]), Runs())
-        cache.judge(hit, spent_ns=2000, engine_ns=20_000)
+        cache.count_lookup(hit, spent_ns=2000, engine_ns=20_000)
     assert cache.on
 
 
@@ -167,7 +167,7 @@ def test_no_bytes_means_no_cache() -> None:
 def probed(cache: PredictionCache, hits: int, spent_ns: int = 2000, engine_ns: int = 20_000) -> None:
     """One round of PROBE_LOOKUPS lookups of which `hits` hit."""
     for i in range(PROBE_LOOKUPS):
-        cache.judge(i < hits, spent_ns=spent_ns, engine_ns=engine_ns)
+        cache.count_lookup(i < hits, spent_ns=spent_ns, engine_ns=engine_ns)
 
 
 def test_it_pays_exactly_where_hits_save_more_than_lookups_take() -> None:
