@@ -1,7 +1,8 @@
 """The reach of the TFLite lowering, by the ONNX project's own node tests (`onnx.backend.test`).
 
 Each test's model is lowered to a float32 .tflite file, run in TFLite's interpreter, and compared with the test's
-outputs at the test's tolerances. `support/node_cases.py` decides which tests are expected to pass, and why the others are not.
+outputs at the test's tolerances. `support/node_cases.py` decides which tests are expected to pass, and why the others
+are not.
 
     expected      tests of operators that the lowering covers; `passed` of them pass
     unsupported   the rest; each must be refused with a reason, or pass, and never give a wrong answer
@@ -52,7 +53,7 @@ class Result:
 
     @property
     def is_broken(self) -> bool:
-        """Return whether a test failed that is expected to pass, or any test gave a wrong answer or ended the process."""
+        """Return whether a test failed that is expected to pass, gave a wrong answer, or ended the process."""
         return self.status in (WRONG, CRASHED) or (self.outside is None and self.status != PASSED)
 
 

@@ -1,7 +1,7 @@
 """The ONNX project's node tests for the TFLite lowering: which are expected to pass, which are refused, and why.
 
-A test is expected to pass when every operator of its model is in `COVERED` and no rule of `OUTSIDE` applies. All others are
-unsupported, each with a reason. The rules look at the model, never at the name of a test.
+A test is expected to pass when every operator of its model is in `COVERED` and no rule of `OUTSIDE` applies. All others
+are unsupported, each with a reason. The rules look at the model, never at the name of a test.
 
 Many node tests pass as an input what an exported model has as a constant: the shape of a Reshape, the axes of a
 reduction, the weights of a convolution. `bound` turns those into constants, as a build needs them.

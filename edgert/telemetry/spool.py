@@ -127,7 +127,7 @@ class Spool:
         return self._transact(add)
 
     def take(self, limit: int, after_id: int = 0) -> list[Spooled]:
-        """Return up to `limit` of the oldest messages with an id above `after_id`; they stay until `delete_acknowledged`."""
+        """Return up to `limit` of the oldest messages with an id above `after_id`, without deleting them."""
 
         def read(database: sqlite3.Connection) -> list[Spooled]:
             rows = database.execute(

@@ -2,8 +2,9 @@
 
 Theory of operation: the histograms of all stages are one row of cells. Stage number n has the cells from n * CELLS: the
 first counts times below a microsecond, the next ones the buckets from INDEX_MIN. The packed form lists the filled cells
-in ascending order: first the distance of each from the one before (uint16; the first distance is the cell's number plus one), then the count
-of each (uint32), little-endian, compressed with zlib. Merging adds the counts of equal cells, so it is exact.
+in ascending order: first the distance of each from the one before (uint16; the first distance is the cell's number plus
+one), then the count of each (uint32), little-endian, compressed with zlib. Merging adds the counts of equal cells,
+so it is exact.
 """
 
 from __future__ import annotations

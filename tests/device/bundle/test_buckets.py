@@ -29,8 +29,8 @@ def test_the_smallest_bucket_that_holds_a_length_is_taken() -> None:
 
 def test_specs_are_known_at_each_length_also_of_outputs_that_are_shorter() -> None:
     half = replace(BUCKETS, outputs=(CutOutput("states", 1, 2),))
-    assert half.at(IDS, 8).shape == (-1, 8)
-    assert [half.at(STATES, n).shape for n in (8, 7, 1)] == [(-1, 4, 16), (-1, 4, 16), (-1, 1, 16)]
+    assert half.spec_at(IDS, 8).shape == (-1, 8)
+    assert [half.spec_at(STATES, n).shape for n in (8, 7, 1)] == [(-1, 4, 16), (-1, 4, 16), (-1, 1, 16)]
 
 
 @pytest.mark.parametrize(
