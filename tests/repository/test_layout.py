@@ -33,7 +33,13 @@ BRANCH_NODES = (
 )  # fmt: skip
 # A module that a test of another name proves better, and that test.
 PROVEN_ELSEWHERE: dict[str, str] = {
+    "deploy/edgert_deploy/devices/bench.py": "tests/host/cli/test_bench.py",
+    "deploy/edgert_deploy/fleet/reports.py": "tests/host/fleet/test_hostile.py",
+    "deploy/edgert_deploy/packager/accuracy/agreement.py": "tests/host/packager/accuracy/test_decisions.py",
+    "deploy/edgert_deploy/packager/report/__init__.py": "tests/host/packager/report/test_page.py",
+    "deploy/edgert_deploy/packager/report/sections.py": "tests/host/packager/report/test_page.py",
     "deploy/edgert_deploy/packager/sources/formats/converters/from_torch.py": "tests/host/packager/sources/formats/test_convert.py",
+    "deploy/edgert_deploy/packager/tflite_lowering/__init__.py": "tests/host/packager/tflite_lowering/test_lowering.py",
     "edgert/follow/fetch.py": "tests/device/follow/test_follower.py",
 }
 # A module that has no test of its name yet. Nothing is added here.
@@ -44,17 +50,11 @@ NOT_YET = {
     "deploy/edgert_deploy/cli/shared/channel_options.py",
     "deploy/edgert_deploy/cli/shared/rollout_output.py",
     "deploy/edgert_deploy/cli/uninstall.py",
-    "deploy/edgert_deploy/devices/bench.py",
     "deploy/edgert_deploy/fleet/export/families.py",
     "deploy/edgert_deploy/fleet/listener.py",
     "deploy/edgert_deploy/fleet/live_fleet.py",
-    "deploy/edgert_deploy/fleet/reports.py",
-    "deploy/edgert_deploy/packager/accuracy/agreement.py",
     "deploy/edgert_deploy/packager/accuracy/reference.py",
-    "deploy/edgert_deploy/packager/report/__init__.py",
-    "deploy/edgert_deploy/packager/report/sections.py",
     "deploy/edgert_deploy/packager/sources/onnx_graph/nodes.py",
-    "deploy/edgert_deploy/packager/tflite_lowering/__init__.py",
     "deploy/edgert_deploy/packager/tflite_lowering/value.py",
 }
 
