@@ -169,7 +169,10 @@ class SlotsBusy(DeviceError, code="device.slots_busy", retryable=True):
 
 
 class DeployUnderWay(DeviceError, code="device.deploy_under_way", retryable=True):
-    """A deployment, bootstrap, uninstall or trial is in progress on the device, or this deployment's claim ran out."""
+    """Other work is in progress on the device, or this deployment's claim ran out.
+
+    Other work: a deployment, a bootstrap, an uninstall or a trial.
+    """
 
 
 class FollowerBusy(DeviceError, code="device.follower_busy", retryable=True):

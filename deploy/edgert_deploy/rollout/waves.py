@@ -1,4 +1,7 @@
-"""Waves: in which order devices get a release, and how many failures stop it. Pure: `roll_out` acts on it."""
+"""Waves: in which order devices get a release, and how many failures stop it. Pure.
+
+`roll_out` acts on both.
+"""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def artifact_outputs(artifact: Artifact, source: SourceModel, samples: Calibrati
 
 
 def judged_outputs(artifact: Artifact, source: SourceModel, samples: CalibrationSet) -> list[Outputs]:
-    """Return the answers that decide: in batches and, if single samples get different answers, one by one, too.
+    """Return the answers that decide: in batches and, if single samples get others than these, singly.
 
     Most requests of a device hold one sample, and an engine may take other kernels for it: OpenVINO computes an INT8
     LSTM in integers for a batch of 1 alone, and loses much. Raises as `run_artifact` does.

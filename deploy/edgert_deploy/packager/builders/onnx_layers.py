@@ -116,7 +116,7 @@ class _Graph:
         return self.types.get(maker.input[2] if len(maker.input) > 2 else maker.input[0], UINT8) in (UINT8, INT8)
 
     def _is_quantized(self, name: str) -> bool:
-        """Whether every reader of a value quantizes it first; a ReLU between the two becomes part of the layer."""
+        """Whether every reader of a value quantizes it first; a ReLU between becomes part of the layer."""
         readers = self.readers.get(name, ())
         if name in self.outputs or not readers:
             return False

@@ -76,7 +76,10 @@ class Lowering:
         return name in self.graph.constants
 
     def value(self, name: str, role: str) -> NDArray[Any]:
-        """Return the constant `name`, which has `role`. Raises Uncovered if it is no constant or needs the batch."""
+        """Return the constant `name`, whose `role` an error names.
+
+        Raises Uncovered if it is not a constant, or depends on the batch.
+        """
         if name not in self.graph.constants:
             raise Uncovered(f"{role} is not a constant; export the model with a constant one")
         if name in self.graph.batch_constants - self.graph.expanded_constants:
