@@ -240,7 +240,8 @@ class Registry:
             yield piece
             if waited_s > START_S + received / SLOWEST_BYTES_PER_S:
                 raise RegistryUnreachable(
-                    f"{self.repository} sends {what} with less than {SLOWEST_BYTES_PER_S:g} bytes a second"
+                    f"{self.repository} sends {what} with less than {SLOWEST_BYTES_PER_S:g} bytes a second: check "
+                    "the link to it, then try again"
                 )
 
     def _read_all(self, response: urllib3.BaseHTTPResponse, what: str, bytes_max: int) -> bytes:
