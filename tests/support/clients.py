@@ -9,6 +9,7 @@ import socket
 import threading
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -59,9 +60,16 @@ def halted(device: Device, model: str = "echo") -> Iterator[None]:
     pid = device.serving(model)["pid"]
     os.kill(pid, signal.SIGSTOP)
     try:
+        # On a busy machine a thread may run on until another one has taken the signal.
+        wait_until(lambda: all(state == "T" for state in thread_states(pid)), "the worker has stopped", pause_s=0.001)
         yield
     finally:
         os.kill(pid, signal.SIGCONT)
+
+
+def thread_states(pid: int) -> list[str]:
+    """Return the state of each thread, as a letter of proc(5)."""
+    return [path.read_text().rpartition(")")[2].split()[0] for path in Path(f"/proc/{pid}/task").glob("*/stat")]
 
 
 def raw(device: Device) -> socket.socket:
