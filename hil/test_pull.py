@@ -107,7 +107,7 @@ def test_a_release_that_breaks_a_limit_goes_back_without_a_host(world: World) ->
     world.publish(2)
     world.wait_for(2)
     world.publish(3, "--limit", "min_requests=1000000")
-    wait_until(lambda: world.slots.rolled_back is not None, "release 3 went back", SETTLES_S_MAX, pause_s=0.2)
+    wait_until(lambda: world.slots.rolled_back is not None, "release 3 is rolled back", SETTLES_S_MAX, pause_s=0.2)
     world.wait_for(2)
     wait_until(lambda: "was rolled back" in "".join(world.told().steps), "the next round says so")
     assert world.told().wanted[MODEL].release == 3

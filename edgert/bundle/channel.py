@@ -51,8 +51,8 @@ class Entry(Closed):
     `digest` is the bundle's digest. `envelope` and `manifest` are the SHA-256 of the bundle's envelope and of the OCI
     manifest, which are the names of both in the registry. Empty selectors select every device; a tag `rack=3` is also
     selected by `rack`. `share` is the share of all devices, from 0 to 1. `limits` are trial limits, watched for
-    `watch_s` seconds. A device that has not begun with a `halted` release does not begin. A device that went back from
-    a release tries it again once its limits, its `watch_s` or the number of its `attempt` change. The entry of a
+    `watch_s` seconds. A device that has not begun with a `halted` release does not begin. A device that rolled a
+    release back tries it again once its limits, its `watch_s` or the number of its `attempt` change. The entry of a
     runtime has no limits: a new runtime has `watch_s` seconds to serve every model with the right answers.
     """
 

@@ -95,7 +95,7 @@ def releases(devices: dict[str, Device]) -> dict[str, int]:
 
 
 @pytest.mark.timeout(900)
-def test_a_broken_release_goes_back_on_the_canary_alone_and_the_fixed_one_reaches_all(
+def test_a_broken_release_is_rolled_back_on_the_canary_alone_and_the_fixed_one_reaches_all(
     server: RegistryServer, address: str, key: SigningKey, edgert: Edgert
 ) -> None:
     first, second = sorted(position(ChannelDevice("default", name, "this-machine"), "echo", 2) for name in NAMES)[:2]
@@ -109,8 +109,8 @@ def test_a_broken_release_goes_back_on_the_canary_alone_and_the_fixed_one_reache
 
         broken = ("--limit", "min_requests=1000000", "--watch", "1s")
         assert edgert("publish", a_bundle.bundle(release=2), "--channel", "stable", *share, *broken)[0] == 0
-        went_back = {name for name, device in devices.items() if "rolled back" in follow(device)}
-        assert len(went_back) == 1
+        rolled_back = {name for name, device in devices.items() if "rolled back" in follow(device)}
+        assert len(rolled_back) == 1
         assert set(releases(devices).values()) == {1}
 
         assert edgert("channel", "halt", "stable", "echo")[0] == 0
@@ -170,10 +170,12 @@ def test_a_release_is_halted_by_what_devices_report(
         good = ("--channel", "stable", "--watch", "1s")
         assert edgert("publish", device.bundle(release=1), *good)[0] == 0
         assert follow(device) == "release 1 of echo is live"
-        wait_until(lambda: reported(edgert, store)["took"] == 1, "the device reports that it took release 1")
+        wait_until(lambda: reported(edgert, store)["kept"] == 1, "the device reports that it kept release 1")
         assert edgert("publish", device.bundle(release=2), *good, "--limit", "min_requests=1000000")[0] == 0
         assert "rolled back" in follow(device)
-        wait_until(lambda: reported(edgert, store)["back"] == 1, "the device reports that it went back")
+        wait_until(
+            lambda: reported(edgert, store)["rolled_back"] == 1, "the device reports that it rolled release 2 back"
+        )
         assert "min_requests" in reported(edgert, store)["failed"][0]["reason"]
         code, answer = edgert("channel", "watch", "stable", "--store", store)
         assert (code, answer["halted"]) == (9, ["echo"])

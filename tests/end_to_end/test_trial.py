@@ -94,8 +94,8 @@ def on_trial(device: Device, limits: TrialLimits, **bundle: Any) -> tuple[SlotSt
     return store, release
 
 
-def reason_of_return(device: Device, store: SlotStore, release: int) -> str:
-    """Why `release` went back, once that is so and the previous version serves again."""
+def reason_of_rollback(device: Device, store: SlotStore, release: int) -> str:
+    """Why `release` was rolled back, once that is so and the previous version serves again."""
     wait_until(lambda: store.read().state is State.STEADY, "the trial ends", TRIAL_S_MAX)
     returned = store.read().rolled_back
     assert returned is not None, "it was kept"
@@ -121,7 +121,7 @@ def test_a_broken_limit_brings_the_version_before_back_and_says_which(
     limits = {name: value for name, value in parse_limits([limit]).items() if value is not None}
     with traffic(device, *(values or (1.0,))):
         store, release = on_trial(device, TrialLimits(limits, 1.0 if "min" in limit else 30.0), **bundle)
-        reason = reason_of_return(device, store, release)
+        reason = reason_of_rollback(device, store, release)
     assert re.search(says, reason), reason
     (told,) = [event for event in events(device, "rolled_back") if event["release"] == release]
     assert told["reason"] == reason[:300]
@@ -138,9 +138,9 @@ def test_without_traffic_golden_samples_stand_in_but_not_for_agreement_nor_for_a
     (kept,) = [event for event in events(device, "kept") if event["release"] == release]
     assert (kept["golden"], kept["requests"], kept["error_rate"]) == (REQUESTS_MIN, REQUESTS_MIN, 0.0)
     store, release = on_trial(device, TrialLimits({"agreement": 0.9, "p99_ms": 60_000.0}, 0.5))
-    assert "0 answers were compared, 20 are needed" in reason_of_return(device, store, release)
+    assert "0 answers were compared, 20 are needed" in reason_of_rollback(device, store, release)
     store, release = on_trial(device, TrialLimits({"p99_ms": 60_000.0, "min_requests": 1.0}, 0.5))
-    assert "min_requests is 0, the limit is at least 1 (0 requests, 100 golden" in reason_of_return(
+    assert "min_requests is 0, the limit is at least 1 (0 requests, 100 golden" in reason_of_rollback(
         device, store, release
     )
 
@@ -200,7 +200,7 @@ def test_what_this_device_could_never_tell_is_refused_at_once(device: Device) ->
 def test_a_worker_that_ends_in_the_middle_brings_the_version_before_back(device: Device) -> None:
     store, release = on_trial(device, TrialLimits({"p99_ms": 60_000.0}, 30.0))
     os.kill(device.serving()["pid"], signal.SIGKILL)
-    assert "killed by signal 9" in reason_of_return(device, store, release)
+    assert "killed by signal 9" in reason_of_rollback(device, store, release)
 
 
 def test_a_watch_begins_although_the_slots_were_held_when_the_version_came_up(device: Device) -> None:
@@ -218,11 +218,11 @@ def test_a_watch_begins_although_the_slots_were_held_when_the_version_came_up(de
 def test_golden_samples_that_cannot_be_read_end_the_watch_at_once(device: Device) -> None:
     store, release = on_trial(device, TrialLimits({"p99_ms": 60_000.0}, 2.0))
     (store.live_folder(store.read()) / "golden/input-0.npy").write_bytes(b"")  # cards lose whole files
-    assert "p99_ms could not be measured" in reason_of_return(device, store, release)
+    assert "p99_ms could not be measured" in reason_of_rollback(device, store, release)
 
 
 def test_a_verdict_that_the_slots_do_not_bear_out_yet_is_still_a_watch(device: Device) -> None:
-    """Else who waits for what becomes of it hears of no trial, and never why it went back."""
+    """Else who waits for what becomes of it hears of no trial, and never why it was rolled back."""
     store, release = on_trial(device, TrialLimits({"rss_mb": 5.0}, 60.0))
     wait_until(lambda: (store.read().limits or TrialLimits({})).started, "it is watched")
     with store.locked():  # before the third look, which may end it
@@ -285,7 +285,7 @@ def test_a_watch_that_was_cut_off_does_not_count(rebooted: bool, monkeypatch: py
         if rebooted:
             monkeypatch.setenv(BOOT_ID_VARIABLE, "b" * 32)
         device.start()
-        reason = reason_of_return(device, store, release)
+        reason = reason_of_rollback(device, store, release)
         assert reason == (
             "the device was restarted in the middle of the trial" if rebooted else "the watch of its limits was cut off"
         )

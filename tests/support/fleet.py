@@ -53,7 +53,7 @@ class Pi:
         }
         return [(self.topics.deploy, messages.dump({**said, "digits_alarms": ",".join(alarms) or None}))]
 
-    def went_back(self, release: int, reason: str, ts_ms: int = NOW_MS) -> Sent:
+    def rolled_back(self, release: int, reason: str, ts_ms: int = NOW_MS) -> Sent:
         said = messages.envelope(ts_ms=ts_ms, boot=self.boot, seq=1)
         said |= {"event": "rolled_back", "model": "digits", "release": release, "reason": reason}
         return [(self.topics.event, messages.dump(said))]

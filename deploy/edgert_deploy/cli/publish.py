@@ -41,7 +41,7 @@ def publish(bundle: Path, channel: str | None, chosen: Chosen, signing: Signing,
     lacks are sent. A release there is immutable: one of the same number with other content is refused.
 
     A channel is a statement that you sign. Devices verify it, fetch the release, try it with the limits, and keep it or
-    go back by themselves. See docs/channels.md.
+    roll it back by themselves. See docs/channels.md.
 
     The login is that of docker, podman or skopeo (docker login HOST).
 

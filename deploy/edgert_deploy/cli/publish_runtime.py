@@ -72,7 +72,7 @@ def publish_runtime(
     """Put the runtime that this host would bootstrap into REGISTRY as RELEASE, for each --profile.
 
     With --channel it is offered to the devices of these profiles that follow the channel. A device fetches the wheels
-    that it lacks, makes the new runtime beside the old one, tests it, and goes back by itself unless every model
+    that it lacks, makes the new runtime beside the old one, tests it, and rolls it back by itself unless every model
     answers correctly within --watch (default: 10m). promote, channel halt and resume work with edgert.runtime as with a
     model. A runtime that root installed is changed by edgert bootstrap --upgrade alone.
 

@@ -1,7 +1,7 @@
 """The progress of a channel, from its devices' reports in the store. Pure.
 
-A device names its channel in `info`, the live release of each model in `deploy`, and a release that it went back from
-or refused in an event.
+A device names its channel in `info`, the live release of each model in `deploy`, and a release that it rolled back or
+refused in an event.
 """
 
 from __future__ import annotations
@@ -9,27 +9,35 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 from edgert.bundle.channel import ChannelDevice, Entry, Statement
 from edgert.versions.slots import State
 
-# The states of a device with a release. It took it, tries it, went back from it or refused it, or does not have it yet.
-# `silent` is a device that has not decided and was not heard of for SILENT_MS.
-TOOK, TRIAL, BACK, WAITS, SILENT = STATES = ("took", "trial", "back", "waits", "silent")
-SILENT_MS = 15 * 60_000
+STALE_MS = 15 * 60_000  # a device that sends no report for longer is stale
 EVENTS_MS = 90 * 86_400_000  # how far back events count
 FAILED_SHOWN_MAX = 200  # so many failed devices of a release are named
 _ACTIVE = "_active"  # the end of the field of `deploy` that names a model's live release
 
 
+class ReleaseState(Enum):
+    """The state of a release on a device. A device that decided is never stale."""
+
+    KEPT = "kept"
+    ON_TRIAL = "on_trial"
+    ROLLED_BACK = "rolled_back"  # or refused
+    WAITING = "waiting"  # the device does not have it yet
+    STALE = "stale"  # the device has not decided, and its reports are overdue
+
+
 @dataclass(frozen=True)
-class Standing:
-    """One device and one release. `reason` says why it went back."""
+class DeviceRelease:
+    """One device and one release. `reason` says why the device rolled it back or refused it."""
 
     site: str
     device: str
-    state: str
+    state: ReleaseState
     reason: str = ""
 
 
@@ -38,26 +46,27 @@ class Progress:
     """One entry of a channel, and the devices that it selects."""
 
     entry: Entry
-    standings: tuple[Standing, ...]
+    devices: tuple[DeviceRelease, ...]
 
     @property
-    def counts(self) -> dict[str, int]:
-        by_state = Counter(standing.state for standing in self.standings)
-        return {state: by_state[state] for state in STATES}
+    def counts(self) -> dict[ReleaseState, int]:
+        by_state = Counter(each.state for each in self.devices)
+        return {state: by_state[state] for state in ReleaseState}
 
     @property
-    def failed(self) -> list[Standing]:
-        return [standing for standing in self.standings if standing.state == BACK]
+    def failed(self) -> list[DeviceRelease]:
+        return [each for each in self.devices if each.state is ReleaseState.ROLLED_BACK]
 
     @property
     def begun(self) -> int:
         """The number of devices that began with the release."""
-        return sum(standing.state in (TOOK, TRIAL, BACK) for standing in self.standings)
+        begun = (ReleaseState.KEPT, ReleaseState.ON_TRIAL, ReleaseState.ROLLED_BACK)
+        return sum(each.state in begun for each in self.devices)
 
     @property
     def done(self) -> bool:
         """Whether every device that reports has decided."""
-        return not any(standing.state in (TRIAL, WAITS) for standing in self.standings)
+        return not any(each.state in (ReleaseState.ON_TRIAL, ReleaseState.WAITING) for each in self.devices)
 
 
 def progress_of(
@@ -65,7 +74,7 @@ def progress_of(
 ) -> list[Progress]:
     """Return the progress of each entry, by FleetQuery's `devices` and `events` (newest first)."""
     failed = _newest_failures(events)
-    standings: dict[int, list[Standing]] = {i: [] for i in range(len(statement.entries))}
+    found: dict[int, list[DeviceRelease]] = {i: [] for i in range(len(statement.entries))}
     for device in devices:
         if device["info"].get("channel") != statement.channel:
             continue
@@ -74,45 +83,45 @@ def progress_of(
             entry = statement.entry_for(model, selected)
             if entry is not None:
                 reason = failed.get((selected.site, selected.device, model, entry.release))
-                found = _standing(device, model, f"r{entry.release}", reason, now_ms)
-                standings[statement.entries.index(entry)].append(found)
-    return [Progress(entry, tuple(standings[i])) for i, entry in enumerate(statement.entries)]
+                release = _device_release(device, model, f"r{entry.release}", reason, now_ms)
+                found[statement.entries.index(entry)].append(release)
+    return [Progress(entry, tuple(found[i])) for i, entry in enumerate(statement.entries)]
 
 
 def releases_of(
     devices: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]], now_ms: int
 ) -> list[dict[str, Any]]:
-    """Return a row for each release that devices of a channel have or went back from, from reports.
+    """Return a row for each release that devices of a channel have or rolled back, from reports.
 
-    `silent` counts devices that were last heard of while they tried it. `failed` names at most FAILED_SHOWN_MAX.
+    `stale` counts devices that were last heard of while they tried it. `failed` names at most FAILED_SHOWN_MAX.
     """
     following = {(each["site"], each["device"]): each for each in devices if each["info"].get("channel")}
     failures = _newest_failures(events)
-    standings: dict[tuple[str, str, str], list[Standing]] = defaultdict(list)
+    found: dict[tuple[str, str, str], list[DeviceRelease]] = defaultdict(list)
     for device in following.values():
         for key, version in device["deploy"].items():
             if key.endswith(_ACTIVE) and version != "none":
                 model = key.removesuffix(_ACTIVE)
-                found = _standing(device, model, str(version), None, now_ms)
-                standings[str(device["info"]["channel"]), model, str(version)].append(found)
-    for (site, name, model, release), reason in failures.items():
+                release = _device_release(device, model, str(version), None, now_ms)
+                found[str(device["info"]["channel"]), model, str(version)].append(release)
+    for (site, name, model, number), reason in failures.items():
         reporting = following.get((site, name))
         if reporting is not None:
-            found = _standing(reporting, str(model), f"r{release}", reason, now_ms)
-            if found.state == BACK:
-                standings[str(reporting["info"]["channel"]), str(model), f"r{release}"].append(found)
-    newest_first = sorted(standings, key=lambda key: (*key[:2], -_number(key[2])))
-    return [_release_row(*key, standings[key]) for key in newest_first]
+            release = _device_release(reporting, str(model), f"r{number}", reason, now_ms)
+            if release.state is ReleaseState.ROLLED_BACK:
+                found[str(reporting["info"]["channel"]), str(model), f"r{number}"].append(release)
+    newest_first = sorted(found, key=lambda key: (*key[:2], -_number(key[2])))
+    return [_release_row(*key, found[key]) for key in newest_first]
 
 
-def _release_row(channel: str, model: str, version: str, standings: Sequence[Standing]) -> dict[str, Any]:
-    counts = Counter(standing.state for standing in standings)
-    failed = [standing for standing in standings if standing.state == BACK][:FAILED_SHOWN_MAX]
+def _release_row(channel: str, model: str, version: str, devices: Sequence[DeviceRelease]) -> dict[str, Any]:
+    counts = Counter(each.state for each in devices)
+    failed = [each for each in devices if each.state is ReleaseState.ROLLED_BACK][:FAILED_SHOWN_MAX]
     return {
         "channel": channel,
         "model": model,
         "version": version,
-        **{state: counts[state] for state in (TOOK, TRIAL, BACK, SILENT)},
+        **{state.value: counts[state] for state in ReleaseState if state is not ReleaseState.WAITING},
         "failed": [{"site": each.site, "device": each.device, "reason": each.reason} for each in failed],
     }
 
@@ -132,15 +141,19 @@ def _on_trial(device: Mapping[str, Any], model: str) -> bool:
     return device["deploy"].get(f"{model}_state") in (State.TRIAL.value, State.FIRST_TRIAL.value)
 
 
-def _standing(device: Mapping[str, Any], model: str, version: str, failed: str | None, now_ms: int) -> Standing:
-    """Return where a device stands with a version. `failed` is why it went back from it, if it ever did."""
-    silent = now_ms - device["heard_ms"] > SILENT_MS
-    if device["deploy"].get(f"{model}{_ACTIVE}") == version:
-        state = TOOK if not _on_trial(device, model) else SILENT if silent else TRIAL
-        return Standing(device["site"], device["device"], state)
-    if failed is not None:
-        return Standing(device["site"], device["device"], BACK, failed)
-    return Standing(device["site"], device["device"], SILENT if silent else WAITS)
+def _device_release(
+    device: Mapping[str, Any], model: str, version: str, failed: str | None, now_ms: int
+) -> DeviceRelease:
+    """Return the state of a version on a device. `failed` is why it was rolled back."""
+    site, name = device["site"], device["device"]
+    live = device["deploy"].get(f"{model}{_ACTIVE}") == version
+    if live and not _on_trial(device, model):
+        return DeviceRelease(site, name, ReleaseState.KEPT)
+    if not live and failed is not None:
+        return DeviceRelease(site, name, ReleaseState.ROLLED_BACK, failed)
+    if now_ms - device["heard_ms"] > STALE_MS:
+        return DeviceRelease(site, name, ReleaseState.STALE)
+    return DeviceRelease(site, name, ReleaseState.ON_TRIAL if live else ReleaseState.WAITING)
 
 
 def _channel_device(device: Mapping[str, Any]) -> ChannelDevice:

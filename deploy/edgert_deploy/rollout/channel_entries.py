@@ -24,12 +24,14 @@ def with_release(entries: Entries, new: Entry) -> Entries:
     """
     others = [entry for entry in entries if entry.model != new.model]
     same = [entry.attempt for entry in entries if (entry.model, entry.release) == (new.model, new.release)]
-    new = replace(new, attempt=max(same, default=1))  # a device that went back does not try it again because of this
+    new = replace(
+        new, attempt=max(same, default=1)
+    )  # a device that rolled it back does not try it again because of this
     ours = [entry for entry in entries if entry.model == new.model]
     newest = max((entry.release for entry in ours if _selectors(entry) == _selectors(new)), default=0)
     if new.release < newest:
         raise ConfigInvalid(
-            f"the channel has release {newest} of {new.model}, and devices refuse to go back to release {new.release}: "
+            f"the channel has release {newest} of {new.model}, and devices refuse the older release {new.release}: "
             "publish the older model as a new release (edgert build)"
         )
     return (new, *(entry for entry in ours if not _supersedes(new, entry)), *others)
@@ -38,7 +40,7 @@ def with_release(entries: Entries, new: Entry) -> Entries:
 def with_halt(entries: Entries, model: str, halted: bool, *, retry: bool = False) -> Entries:
     """Return the entries with the newest release of `model` ("": of every model) halted or not.
 
-    With `retry`, devices that went back from it try it once more. Raises ConfigInvalid.
+    With `retry`, devices that rolled it back try it once more. Raises ConfigInvalid.
     """
     newest = [entry for entry in _first_of_each(entries) if model in ("", entry.model)]
     if not newest:

@@ -107,31 +107,33 @@ def test_a_channel_is_renewed_resumed_and_loses_a_model(project: SigningKey, edg
     assert (code, entries(answer)) == (0, [])
 
 
-def stored(url: Path, took: int, back: int) -> None:
+def stored(url: Path, kept: int, rolled_back: int) -> None:
     now_ms = time.time_ns() // 1_000_000
-    for i in range(took):
-        device = Pi(f"took-{i}", "r2")
+    for i in range(kept):
+        device = Pi(f"kept-{i}", "r2")
         record(str(url), [*device.info("canary"), *device.deploy(now_ms)], now_ms)
-    for i in range(back):
-        device = Pi(f"back-{i}")
-        sent = device.went_back(2, "p99_ms is 9 ms, the limit is at most 8 ms", now_ms)
+    for i in range(rolled_back):
+        device = Pi(f"rolled-back-{i}")
+        sent = device.rolled_back(2, "p99_ms is 9 ms, the limit is at most 8 ms", now_ms)
         sent = [*device.info("canary"), *device.deploy(now_ms), *sent]
         record(str(url), sent, now_ms)
 
 
-def test_a_release_is_halted_where_too_many_devices_went_back(
+def test_a_release_is_halted_where_too_many_devices_rolled_it_back(
     project: SigningKey, edgert: Edgert, tmp_path: Path
 ) -> None:
     store = tmp_path / "fleet.db"
     assert edgert("publish", "digits-2.edgert", "--channel", "canary")[0] == 0
-    stored(store, took=3, back=1)
+    stored(store, kept=3, rolled_back=1)
     code, answer = edgert("channel", "show", "canary", "--fleet", "--store", store)
     (release,) = answer["releases"]
-    assert (code, release["took"], release["back"], release["halted"]) == (0, 3, 1, False)
-    assert release["failed"] == [{"device": "plant-a/back-0", "reason": "p99_ms is 9 ms, the limit is at most 8 ms"}]
+    assert (code, release["kept"], release["rolled_back"], release["halted"]) == (0, 3, 1, False)
+    assert release["failed"] == [
+        {"device": "plant-a/rolled-back-0", "reason": "p99_ms is 9 ms, the limit is at most 8 ms"}
+    ]
     code, answer = edgert("channel", "watch", "canary", "--max-failures", "50%", "--store", store)
     assert (code, answer["halted"]) == (0, [])
-    assert "3 took, 1 back" in edgert.stderr
+    assert "3 kept, 1 rolled back" in edgert.stderr
     code, answer = edgert("channel", "watch", "canary", "--max-failures", "10%", "--store", store)
     assert (code, answer["halted"]) == (9, ["digits"])
     assert "halted release 2 of digits" in edgert.stderr
@@ -145,10 +147,10 @@ def test_the_progress_is_for_people(
     project: SigningKey, edgert: Edgert, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert edgert("publish", "digits-2.edgert", "--channel", "canary")[0] == 0
-    stored(tmp_path / "fleet.db", took=1, back=2)
+    stored(tmp_path / "fleet.db", kept=1, rolled_back=2)
     assert main(["channel", "show", "canary", "--fleet", "--store", str(tmp_path / "fleet.db")]) == 0
     out = capfd.readouterr().out
-    assert "TOOK" in out
+    assert "ROLLED BACK" in out
     assert "2 devices [digits r2]: p99_ms is 9 ms" in out
 
 

@@ -144,7 +144,7 @@ def test_a_release_that_was_trained_worse_does_not_go_live_silently(
         out, err = capfd.readouterr()
         assert f"warning: {told}" in err.partition("send")[0], "before anything is sent"
         assert f"warning: {told} (2 samples): here\n" in out
-        assert "edgert rollback echo DEVICE goes back" in out
+        assert "edgert rollback echo DEVICE rolls it back" in out
         assert told in edgert("rollout", "status")[1]["devices"][0]["warning"], "the record has it"
         assert edgert("deploy", bundles[2], "here")[1]["devices"][0]["warning"] == ""
         slot = tmp_path / "dev" / "models" / "echo"

@@ -1,4 +1,4 @@
-"""`edgert rollback` goes back once."""
+"""`edgert rollback` makes the previous version live, once."""
 
 from __future__ import annotations
 

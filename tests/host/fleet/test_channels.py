@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from edgert.bundle.channel import Entry, Statement
-from edgert_deploy.fleet.channels import SILENT_MS, Progress, progress_of, releases_of
+from edgert_deploy.fleet.channels import STALE_MS, Progress, ReleaseState, progress_of, releases_of
 
 NOW_MS = 1_800_000_000_000
 SHA = "ab" * 32
@@ -37,73 +37,71 @@ def event(name: str, kind: str, release: int, reason: str) -> dict[str, Any]:
 
 
 def states(progress: Progress) -> dict[str, str]:
-    return {one.device: one.state for one in progress.standings}
+    return {one.device: one.state.value for one in progress.devices}
 
 
 def test_each_device_is_in_one_state() -> None:
     devices = [
-        device("took", 2),
-        device("trial", 2, "trial"),
+        device("kept", 2),
+        device("on-trial", 2, "trial"),
         device("first-trial", 2, "first-trial"),
-        device("went-back", 1),
+        device("rolled-back", 1),
         device("refused", 1),
-        device("waits", 1),
-        device("silent", 1, heard_ms=NOW_MS - SILENT_MS - 1),
-        device("silent-on-trial", 2, "trial", heard_ms=NOW_MS - SILENT_MS - 1),
-        device("switched-off", 2, heard_ms=NOW_MS - SILENT_MS - 1),
+        device("waiting", 1),
+        device("stale", 1, heard_ms=NOW_MS - STALE_MS - 1),
+        device("stale-on-trial", 2, "trial", heard_ms=NOW_MS - STALE_MS - 1),
+        device("switched-off", 2, heard_ms=NOW_MS - STALE_MS - 1),
         device("follows-another", 1, channel="canary"),
     ]
     events = [
-        event("went-back", "rolled_back", 2, "p99_ms is 9 ms"),
+        event("rolled-back", "rolled_back", 2, "p99_ms is 9 ms"),
         event("refused", "refused", 2, "it is signed by ..."),
     ]
     (found,) = progress_of(statement(entry(2)), devices, events, NOW_MS)
     assert states(found) == {
-        "took": "took",
-        "trial": "trial",
-        "first-trial": "trial",
-        "went-back": "back",
-        "refused": "back",
-        "waits": "waits",
-        "silent": "silent",
-        "silent-on-trial": "silent",
-        "switched-off": "took",
+        "kept": "kept",
+        "on-trial": "on_trial",
+        "first-trial": "on_trial",
+        "rolled-back": "rolled_back",
+        "refused": "rolled_back",
+        "waiting": "waiting",
+        "stale": "stale",
+        "stale-on-trial": "stale",
+        "switched-off": "kept",
     }
-    assert found.counts == {"took": 2, "trial": 2, "back": 2, "waits": 1, "silent": 2}
+    assert [found.counts[state] for state in ReleaseState] == [2, 2, 2, 1, 2]
     assert [one.reason for one in found.failed] == ["p99_ms is 9 ms", "it is signed by ..."]
     assert (found.begun, found.done) == (6, False)
 
 
-def test_a_device_that_fell_silent_on_trial_is_not_waited_for() -> None:
-    (found,) = progress_of(
-        statement(entry(2)), [device("off", 2, "trial", heard_ms=NOW_MS - SILENT_MS - 1)], [], NOW_MS
-    )
-    assert (states(found), found.done) == ({"off": "silent"}, True)
+def test_a_device_that_became_stale_on_trial_is_not_waited_for() -> None:
+    (found,) = progress_of(statement(entry(2)), [device("off", 2, "trial", heard_ms=NOW_MS - STALE_MS - 1)], [], NOW_MS)
+    assert (states(found), found.done) == ({"off": "stale"}, True)
 
 
-def test_a_release_that_was_taken_at_last_counts_as_taken() -> None:
+def test_a_release_that_was_kept_at_last_counts_as_kept() -> None:
     (found,) = progress_of(statement(entry(2)), [device("late", 2)], [event("late", "rolled_back", 2, "why")], NOW_MS)
-    assert (states(found), found.done) == ({"late": "took"}, True)
+    assert (states(found), found.done) == ({"late": "kept"}, True)
 
 
 def test_the_failure_of_another_release_counts_for_that() -> None:
     (found,) = progress_of(statement(entry(3)), [device("one")], [event("one", "rolled_back", 2, "why")], NOW_MS)
-    assert states(found) == {"one": "waits"}
+    assert states(found) == {"one": "waiting"}
 
 
 def test_each_device_belongs_to_the_entry_that_selects_it() -> None:
     devices = [device(f"d-{i}", 1) for i in range(200)]
     part, rest = progress_of(statement(entry(2, 0.25), entry(1)), devices, [], NOW_MS)
-    assert 25 < len(part.standings) < 75
-    assert len(part.standings) + len(rest.standings) == 200
-    assert part.counts["waits"] == len(part.standings)
-    assert rest.counts["took"] == len(rest.standings)
+    assert 25 < len(part.devices) < 75
+    assert len(part.devices) + len(rest.devices) == 200
+    assert part.counts[ReleaseState.WAITING] == len(part.devices)
+    assert rest.counts[ReleaseState.KEPT] == len(rest.devices)
 
 
 def test_tags_are_those_that_the_device_reports() -> None:
     devices = [device("a", 2, tags="line=3,rack"), device("b", 1, tags="line=4"), device("c", 1)]
     tagged, _ = progress_of(statement(entry(2, tags=("line=3",)), entry(1)), devices, [], NOW_MS)
-    assert states(tagged) == {"a": "took"}
+    assert states(tagged) == {"a": "kept"}
 
 
 def test_the_page_counts_releases_without_a_statement() -> None:
@@ -111,12 +109,12 @@ def test_the_page_counts_releases_without_a_statement() -> None:
         device("a", 2),
         device("b", 2, "trial"),
         device("c", 1),
-        device("d", 1, "trial", heard_ms=NOW_MS - SILENT_MS - 1),
+        device("d", 1, "trial", heard_ms=NOW_MS - STALE_MS - 1),
         device("e", 2, channel="canary"),
         device("by-ssh", 2, channel=""),
     ]
     events = [event("c", "rolled_back", 2, "p99_ms is 9 ms"), event("by-ssh", "rolled_back", 1, "why")]
     rows = releases_of(devices, events, NOW_MS)
-    shown = [(row["channel"], row["version"], row["took"], row["trial"], row["back"], row["silent"]) for row in rows]
-    assert shown == [("canary", "r2", 1, 0, 0, 0), ("stable", "r2", 1, 1, 1, 0), ("stable", "r1", 1, 0, 0, 1)]
+    shown = [[row[key] for key in ("channel", "version", "kept", "on_trial", "rolled_back", "stale")] for row in rows]
+    assert shown == [["canary", "r2", 1, 0, 0, 0], ["stable", "r2", 1, 1, 1, 0], ["stable", "r1", 1, 0, 0, 1]]
     assert rows[1]["failed"] == [{"site": "lab", "device": "c", "reason": "p99_ms is 9 ms"}]

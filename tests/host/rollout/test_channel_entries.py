@@ -37,7 +37,7 @@ def test_a_release_replaces_what_it_supersedes(before: Entries, new: Entry, afte
 
 
 def test_a_lower_release_is_refused_as_devices_refuse_it() -> None:
-    with pytest.raises(ConfigInvalid, match="refuse to go back to release 1"):
+    with pytest.raises(ConfigInvalid, match="refuse the older release 1"):
         with_release((entry(2),), entry(1))
     assert with_release((entry(2, 1.0, "plant-a"),), entry(1))[0].release == 1  # the others may not have it
 

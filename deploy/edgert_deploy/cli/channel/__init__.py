@@ -8,7 +8,10 @@ from edgert.cli.command import LazyGroup
 
 COMMANDS = {
     "show": ("edgert_deploy.cli.channel.show:show", "Show a channel's statement; with --fleet its progress."),
-    "watch": ("edgert_deploy.cli.channel.watch:watch", "Follow a release, and halt it if too many devices go back."),
+    "watch": (
+        "edgert_deploy.cli.channel.watch:watch",
+        "Follow a release, and halt it if too many devices roll it back.",
+    ),
     "halt": ("edgert_deploy.cli.channel.change:halt", "Halt the newest release of a model."),
     "resume": ("edgert_deploy.cli.channel.change:resume", "Offer the halted release of a model again."),
     "renew": ("edgert_deploy.cli.channel.change:renew", "Sign a channel again with a later expiry; revoke keys."),

@@ -41,7 +41,7 @@ def halt(name: str, model: str, reach: Reach, signing: Signing, as_json: bool) -
 @click.command()
 @click.argument("name", type=ChannelName())
 @click.argument("model", required=False, default="")
-@click.option("--retry", is_flag=True, help="Let devices that went back from it, or refused it, try it once more.")
+@click.option("--retry", is_flag=True, help="Let devices that rolled it back or refused it try it once more.")
 @reach_options
 @signing_options
 @json_option

@@ -23,8 +23,8 @@ from edgert_deploy.cli.shared.types import ChannelName
 def show(name: str, fleet: bool, store_url: str, reach: Reach, as_json: bool) -> None:
     """Verify the statement of channel NAME and show it; with --fleet also its progress.
 
-    The progress counts devices: those that took a release, have it on trial, went back from it, refused it or wait.
-    A device that did not decide and sent no report for 15 minutes counts as silent.
+    The progress counts devices: those that kept a release, have it on trial, rolled it back or refused it, or wait.
+    A device that did not decide and sent no report for 15 minutes counts as stale.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""`edgert channel watch`: follow the progress of a release, and halt it if too many devices go back."""
+"""`edgert channel watch`: follow a release, and halt it if too many devices roll it back."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from edgert_deploy.cli.shared.options import for_option, store_option
 from edgert_deploy.cli.shared.output import columns, errors_by_cause, say
 from edgert_deploy.cli.shared.stopping import stopping
 from edgert_deploy.cli.shared.types import ChannelName, Duration, ModelName
-from edgert_deploy.fleet.channels import EVENTS_MS, STATES, Progress, progress_of
+from edgert_deploy.fleet.channels import EVENTS_MS, Progress, ReleaseState, progress_of
 from edgert_deploy.rollout.channel_entries import with_halt
 from edgert_deploy.rollout.channels import Channels
 from edgert_deploy.rollout.waves import Share
@@ -43,7 +43,7 @@ STOP_S = 0.2
     default="0",
     show_default=True,
     metavar="SHARE",
-    help="Halt when more devices went back than this number (3) or share (5%) of those that began.",
+    help="Halt when more devices rolled it back than this number (3) or share (5%) of those that began.",
 )
 @click.option("--interval", "interval_s", type=Duration(1), default="30s", show_default=True, help="How often to look.")
 @for_option
@@ -62,11 +62,11 @@ def watch(
     signing: Signing,
     as_json: bool,
 ) -> None:
-    """Show the progress of channel NAME, and halt MODEL (default: each) if too many devices go back.
+    """Show the progress of channel NAME, and halt MODEL (default: each) if too many devices roll it back.
 
-    Devices report their progress, and `edgert fleet record` brings it to the store. Every device that went back from a
-    release counts, whenever that was. The command ends when each device has decided, or after --for. It does not wait
-    for a device that has been silent for 15 minutes.
+    Devices report their progress, and `edgert fleet record` brings it to the store. Every device that rolled a release
+    back counts, whenever that was. The command ends when each device has decided, or after --for. It does not wait for
+    a stale device, which sent no report for 15 minutes.
 
     Exits with 0 when no release was halted, else with 9.
 
@@ -119,7 +119,10 @@ class _Watching:
             self._name, lambda entries: with_halt(entries, model, True), self._key, lasts_s=self._lasts_s
         )
         self.halted.append(model)
-        say("", f"halted release {progress.entry.release} of {model}: more than {self._limit} of the devices went back")
+        say(
+            "",
+            f"halted release {progress.entry.release} of {model}: more than {self._limit} of the devices rolled it back",
+        )
 
     def _print_changes(self, releases: Sequence[Progress]) -> None:
         """Print a line for each release whose progress changed."""
@@ -144,7 +147,7 @@ def progress_json(releases: Sequence[Progress]) -> dict[str, Any]:
         "releases": [
             {
                 **to_json(release.entry),
-                **release.counts,
+                **{state.value: count for state, count in release.counts.items()},
                 "failed": [{"device": f"{each.site}/{each.device}", "reason": each.reason} for each in release.failed],
             }
             for release in releases
@@ -153,8 +156,8 @@ def progress_json(releases: Sequence[Progress]) -> dict[str, Any]:
 
 
 def progress_table(releases: Sequence[Progress]) -> str:
-    """Return how many devices of each release are in each state, and why devices went back."""
-    rows = [("MODEL", "RELEASE", "DEVICES", *(state.upper() for state in STATES))]
+    """Return how many devices of each release are in each state, and why devices rolled it back."""
+    rows = [("MODEL", "RELEASE", "DEVICES", *(_words(state).upper() for state in ReleaseState))]
     for release in releases:
         state = ", halted" if release.entry.halted else ""
         counts = [str(count) for count in release.counts.values()]
@@ -171,8 +174,14 @@ def progress_table(releases: Sequence[Progress]) -> str:
     return f"{columns(rows)}\n{errors_by_cause(errors)}".rstrip()
 
 
+def _words(state: ReleaseState) -> str:
+    return state.value.replace("_", " ")
+
+
 def _line(release: Progress) -> str:
-    counts = ", ".join(f"{count} {state}" for state, count in release.counts.items() if count) or "no device yet"
+    counts = (
+        ", ".join(f"{count} {_words(state)}" for state, count in release.counts.items() if count) or "no device yet"
+    )
     return f"release {release.entry.release} of {release.entry.model} ({devices_text(release.entry)}): {counts}"
 
 

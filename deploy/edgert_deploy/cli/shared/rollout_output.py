@@ -59,7 +59,9 @@ def rollout_table(rollout: Rollout, *, every: bool = True) -> str:
         lines += f"; {rollout.state.value}" + (f": {rollout.reason}" if rollout.reason else "")
         lines += _next_steps(rollout)
     if any(outcome["warning"] for outcome in outcomes):
-        lines += f"\nnext: edgert bundle diff shows what became worse; edgert rollback {rollout.model} DEVICE goes back"
+        lines += (
+            f"\nnext: edgert bundle diff shows what became worse; edgert rollback {rollout.model} DEVICE rolls it back"
+        )
     return lines
 
 

@@ -191,7 +191,7 @@ class FleetQuery:
         return [_event(row) for row in rows]
 
     def failures(self, since_ms: int, until_ms: int) -> list[dict[str, Any]]:
-        """Return the newest events of releases that devices went back from or refused, the newest first."""
+        """Return the newest events of releases that devices rolled back or refused, the newest first."""
         events = [event for kind in FAILED for event in self.events(since_ms, until_ms, where={"event": kind})]
         return sorted(events, key=lambda event: -event["at_ms"])
 

@@ -144,7 +144,7 @@ class History:
             return asked.of(self._query, self._wall_ms())
 
     def channels(self, site: str | None) -> list[dict[str, Any]]:
-        """Return how many devices took, try or went back from each channel's releases, by site or all."""
+        """Return how many devices kept, try or rolled back each channel's releases, by site or all."""
 
         def asked() -> list[dict[str, Any]]:
             now_ms = self._wall_ms()

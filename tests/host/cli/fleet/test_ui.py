@@ -69,7 +69,7 @@ def _begun(broker: Broker, url: str, rollouts: Path) -> Running:
     said += fleet["saw"].deploy(now_ms, "temp_c")
     said += event(fleet["belt"], 1, now_ms, event="recycled", model="digits", reason=HOSTILE)
     said += fleet["press"].info("stable")[:1] + fleet["press"].deploy(now_ms)
-    said += fleet["press"].went_back(8, "p99_ms is 9 ms", now_ms)
+    said += fleet["press"].rolled_back(8, "p99_ms is 9 ms", now_ms)
     for first in range(0, len(said), 50):  # a client takes no more at once
         publish(broker, said[first : first + 50])
     names = tuple(fleet)
@@ -258,7 +258,7 @@ def test_the_keyboard_does_it_all_and_the_address_keeps_it(opened: Any) -> None:
         ("device/plant-a/saw", "Each stage of all requests"),
         ("device/plant-a/nobody", "is known here"),
         ("rollouts", "edgert rollout resume digits-1"),
-        ("rollouts", "Devices that went back from digits r8"),
+        ("rollouts", "Devices that rolled back or refused digits r8"),
         ("events?window=7d", "alarm raised"),
         ("?site=nowhere", "No device fits"),
     ],

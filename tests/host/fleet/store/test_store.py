@@ -124,7 +124,7 @@ def test_a_write_searches_and_never_reads_a_whole_table(tmp_path: Path) -> None:
     early = [first.window(NOW_MS - n * MINUTE_MS, [1.0]) for n in (9, 8, 7, 2, 1)]
     again = Pi("pi-1", boot="b2")
     again.seq = 9
-    for sent in (early[0] + early[3], second.info() + early[2] + early[4] + second.window(NOW_MS, [1.0]) + again.went_back(3, "limit"), early[1] + again.window(NOW_MS, [2.0])):  # fmt: skip
+    for sent in (early[0] + early[3], second.info() + early[2] + early[4] + second.window(NOW_MS, [1.0]) + again.rolled_back(3, "limit"), early[1] + again.window(NOW_MS, [2.0])):  # fmt: skip
         for message in sent:
             recorder.apply(*message, False, 0.0)
         recorder.flush()

@@ -35,7 +35,10 @@ def a_day() -> Sent:
     """Two devices, two versions: stages, an alarm, a missing report, an event, an unsynchronised clock."""
     one, two, unsure = Pi("pi-1"), Pi("pi-2", version="r2"), Pi("pi-3")
     sent = (
-        one.info() + two.info("stable") + one.deploy(NOW_MS, "p99_ms") + two.went_back(3, "p99_ms is 9 ms", NOW_MS - 5)
+        one.info()
+        + two.info("stable")
+        + one.deploy(NOW_MS, "p99_ms")
+        + two.rolled_back(3, "p99_ms is 9 ms", NOW_MS - 5)
     )
     for minute in range(5, 0, -1):
         hist, (topic, payload) = one.window(

@@ -50,9 +50,9 @@ export function rolloutList(app, rollouts, {full = false} = {}) {
 
 export function channelTable(channels) {
   if (!channels.length) return empty("No device follows a channel", h("span", null, code("edgert bootstrap --follow"), " lets a device fetch releases from a registry itself."));
-  return h("div", null, table("Releases of channels, by what devices report", [["channel"], ["release"], ["took it", "n"], ["on trial", "n"], ["went back", "n"], ["not heard of", "n"]],
-    channels.map(({channel, model, version, took, trial, back, silent}) => [channel, `${model} ${version}`, count(took), count(trial), count(back), count(silent)])),
-    channels.filter(({failed}) => failed.length).map(({model, version, back, failed}) => table(`Devices that went back from ${model} ${version}${back > failed.length ? `, the first ${failed.length}` : ""}`, [["device"], ["why"]], failed.map(({site, device, reason}) => [`${site}/${device}`, reason || "–"]))));
+  return h("div", null, table("Releases of channels, by what devices report", [["channel"], ["release"], ["kept", "n"], ["on trial", "n"], ["rolled back", "n"], ["stale", "n"]],
+    channels.map(({channel, model, version, kept, on_trial, rolled_back, stale}) => [channel, `${model} ${version}`, count(kept), count(on_trial), count(rolled_back), count(stale)])),
+    channels.filter(({failed}) => failed.length).map(({model, version, rolled_back, failed}) => table(`Devices that rolled back or refused ${model} ${version}${rolled_back > failed.length ? `, the first ${failed.length}` : ""}`, [["device"], ["why"]], failed.map(({site, device, reason}) => [`${site}/${device}`, reason || "–"]))));
 }
 
 class Page {
