@@ -47,8 +47,9 @@ class World:
 
     def publish(self, release: int, *words: str, padding_bytes: int = 0) -> None:
         bundle = make_null_bundle(self.host.folder, self.host.key, MODEL, release, PROFILE, padding_bytes=padding_bytes)
-        reach = ("--ca", self.server.ca, "--login", self.server.login_file)
-        self.host.edgert("publish", bundle, self.server.address, "--channel", "stable", "--watch", "1s", *words, *reach)
+        files = ("--registry-ca", self.server.ca, "--registry-login", self.server.login_file)
+        reach = ("--registry", self.server.address, *files)
+        self.host.edgert("publish", bundle, "--channel", "stable", "--watch", "1s", *words, *reach)
 
     @property
     def state(self) -> StateDir:

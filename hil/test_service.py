@@ -98,7 +98,7 @@ def world(containers_run: None, tmp_path_factory: pytest.TempPathFactory) -> Ite
         extra = (f"listener {port} {container.host_ip}", f"password_file {folder}/users", "log_type all")
         with Broker.in_folder(folder, extra=extra) as broker:
             host.edgert(
-                "bootstrap", NAME, "--engine", "null", "--broker", f"{container.host_ip}:{port}",
+                "bootstrap", NAME, "--engines", "null", "--broker", f"{container.host_ip}:{port}",
                 "--mqtt-username", USER, "--mqtt-password-file", folder / "password",
             )  # fmt: skip
             made_world = World(host, container, broker)
@@ -129,7 +129,7 @@ def test_only_the_daemon_can_read_the_broker_password(world: World) -> None:
 def test_root_removes_a_key_that_the_daemon_cannot_change(world: World) -> None:
     key = world.host.key.public.key_id
     assert world.host.edgert("keys", "remove", key, NAME, "--force")["devices"][0]["keys"] == []
-    (again,) = world.host.edgert("bootstrap", NAME, "--engine", "null")["devices"]
+    (again,) = world.host.edgert("bootstrap", NAME, "--engines", "null")["devices"]
     assert again["changed"] == [f"key {key}"]
     for name in ("keys", "config.toml", f"keys/{world.sh('ls /var/lib/edgert/keys')}"):
         assert world.sh(f"stat -c %U /var/lib/edgert/{name}") == "root", name
@@ -180,7 +180,7 @@ def test_a_start_or_stop_by_hand_names_the_command_of_the_unit(world: World) -> 
     with pytest.raises(DeviceError, match="systemctl stop edgertd"):
         world.host.edgertd(NAME, "stop")
     assert world.unit("MainPID") == pid
-    refused = world.host.edgert("bootstrap", NAME, "--engine", "null", "--service", "monitor", code=7)
+    refused = world.host.edgert("bootstrap", NAME, "--engines", "null", "--service", "monitor", code=7)
     assert f"edgert uninstall {NAME}" in refused["error"]["message"]
     world.sh("systemctl stop edgertd")
     try:
@@ -314,7 +314,7 @@ def test_a_wall_clock_that_jumps_by_years_changes_nothing_but_timestamps(world: 
     (container.root / "opt/clocked/sitecustomize.py").write_text(sleep)
     lines = "\\n".join(f"Environment={name}={value}" for name, value in made.items())
     world.sh(f"mkdir -p {folder}; printf '[Service]\\n{lines}\\n' >{folder}/clock.conf; systemctl daemon-reload")
-    host.edgert("bootstrap", NAME, "--engine", "null", "--set", "serving.window_s=2")
+    host.edgert("bootstrap", NAME, "--engines", "null", "--set", "serving.window_s=2")
     world.sh("systemctl restart edgertd")
     try:
         wait_until(lambda: world.serves("echo"), "it serves")
@@ -353,12 +353,12 @@ def test_a_user_without_rights_gets_a_service_that_survives_a_reboot(world: Worl
     host.add(reached(Dut("mine", PROFILE), container, rootfs.USER))
     files_before = world.sh(f"ls -A /home/{rootfs.USER}").split()
     refused = host.edgert(
-        "bootstrap", "mine", "--engine", "null", code=7
+        "bootstrap", "mine", "--engines", "null", code=7
     )  # without polkit only root may enable lingering
     assert f"loginctl enable-linger {rootfs.USER}" in refused["error"]["message"]
     assert world.sh(f"ls -A /home/{rootfs.USER}").split() == files_before, "it was refused before anything was sent"
     world.sh(f"loginctl enable-linger {rootfs.USER}")
-    (done,) = host.edgert("bootstrap", "mine", "--engine", "null")["devices"]
+    (done,) = host.edgert("bootstrap", "mine", "--engines", "null")["devices"]
     assert done["service"] == "systemd"
     host.edgert("deploy", make_null_bundle(tmp_path, host.key, profile=PROFILE), "mine")
     with pytest.raises(DeviceError, match="systemctl --user stop edgertd"):
@@ -390,9 +390,11 @@ def _change_runtime_by_channel(host: Host, container: Container, folder: Path) -
     with RegistryServer.in_folder(folder / "registry", host=container.host_ip) as registry:
         another = Host(host.folder, another_tree(folder / "another"))
         chosen = ("--profile", PROFILE, "--engines", "null", "--python", python, "--channel", "stable")
-        (runtime,) = another.edgert("publish-runtime", 1, registry.address, *chosen)["release"]["runtimes"]
+        (runtime,) = another.edgert("publish-runtime", 1, "--registry", registry.address, *chosen)["release"][
+            "runtimes"
+        ]
         soon = ("--set", "follow.interval_s=2")  # also the longest wait for the first round
-        host.edgert("bootstrap", "mine", "--engine", "null", "--follow", registry.address, *soon)
+        host.edgert("bootstrap", "mine", "--engines", "null", "--follow", registry.address, *soon)
         wait_until(lambda: in_use() == runtime != before, "the device changed its runtime by itself", pause_s=1.0)
         wait_until(lambda: "is live" in _steps(host), "its follower says that the new runtime stays", pause_s=2.0)
 
@@ -425,12 +427,12 @@ def test_an_uninstall_clears_what_the_broker_retains_of_the_device(world: World)
 def test_a_monitor_that_runs_the_daemon_goes_on_where_systemd_could(world: World) -> None:
     host = world.host
     world.sh("mv /root/edgert /opt/edgert")
-    (done,) = host.edgert("bootstrap", NAME, "--engine", "null", "--service", "monitor")["devices"]
+    (done,) = host.edgert("bootstrap", NAME, "--engines", "null", "--service", "monitor")["devices"]
     assert (done["service"], done["runtime"]["sent_bytes"]) == ("monitor", 0)
-    (again,) = host.edgert("bootstrap", NAME, "--engine", "null", "--set", "serving.window_s=30")["devices"]
+    (again,) = host.edgert("bootstrap", NAME, "--engines", "null", "--set", "serving.window_s=30")["devices"]
     assert (again["service"], again["changed"]) == ("monitor", ["configuration"])
-    refused = host.edgert("bootstrap", NAME, "--engine", "null", "--service", "systemd", code=7)
+    refused = host.edgert("bootstrap", NAME, "--engines", "null", "--service", "systemd", code=7)
     assert "edgertd --state /var/lib/edgert stop" in refused["error"]["message"]
     assert host.edgertd(NAME, "stop")["stopped"]
-    (moved,) = host.edgert("bootstrap", NAME, "--engine", "null", "--service", "systemd")["devices"]
+    (moved,) = host.edgert("bootstrap", NAME, "--engines", "null", "--service", "systemd")["devices"]
     assert (moved["service"], world.unit("ActiveState")) == ("systemd", "active")

@@ -108,7 +108,8 @@ class Demo:
             given = ["--broker", broker, "--service", "monitor", "--engines", "first", "--set", window]
             self._edgert("bootstrap", "here", *given, *follow)
             if self._pull:
-                self._edgert("publish", self._bundle, registry, "--channel", "stable", "--watch", f"{WATCH_S}s")
+                offer = ("--registry", registry, "--channel", "stable", "--watch", f"{WATCH_S}s")
+                self._edgert("publish", self._bundle, *offer)
                 self._wait_until_kept()
                 self._edgert("channel", "show", "stable", "--registry", registry)
             else:

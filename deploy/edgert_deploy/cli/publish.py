@@ -15,7 +15,7 @@ from edgert_deploy.cli.shared.channel_options import (
     channel_option,
     entry_options,
     offer_release,
-    reach_of_argument,
+    reach_options,
     signing_options,
 )
 from edgert_deploy.cli.shared.output import say
@@ -28,17 +28,16 @@ from edgert_deploy.rollout.request import read_offer
 
 @click.command()
 @click.argument("bundle", type=BundlePath())
-@click.argument("address", metavar="[REGISTRY]", required=False)
 @channel_option
 @entry_options
 @signing_options
-@reach_of_argument
+@reach_options
 @json_option
 def publish(bundle: Path, channel: str | None, chosen: Chosen, signing: Signing, reach: Reach, as_json: bool) -> None:
-    """Put BUNDLE into REGISTRY, and with --channel offer it to the devices that follow the channel.
+    """Put BUNDLE into a registry, and with --channel offer it to the devices that follow the channel.
 
-    REGISTRY is oci://HOST/REPOSITORY, in any OCI registry; without it, the project's. Only files that the registry
-    lacks are sent. A release there is immutable: one of the same number with other content is refused.
+    Any OCI registry will do. Only files that it lacks are sent. A release there is immutable: one of the same number
+    with other content is refused.
 
     A channel is a statement that you sign. Devices verify it, fetch the release, try it with the limits, and keep it or
     roll it back by themselves. See docs/channels.md.
@@ -47,7 +46,7 @@ def publish(bundle: Path, channel: str | None, chosen: Chosen, signing: Signing,
 
     \b
     Examples:
-      edgert publish digits.edgert oci://registry.example.org/plant/models
+      edgert publish digits.edgert --registry oci://registry.example.org/plant/models
       edgert publish digits.edgert --channel canary --share 5%
       edgert publish digits.edgert --channel canary --limit p99_ms=8 --watch 10m
       edgert publish digits.edgert --channel stable --site plant-a --tag line=3

@@ -10,11 +10,11 @@ import click
 from edgert.cli.output import emit, json_option
 from edgert.environment import RUNTIME
 from edgert.errors import ConfigInvalid
-from edgert_deploy.bootstrap.plan import ALL_ENGINES, BootstrapOptions
+from edgert_deploy.bootstrap.plan import BootstrapOptions
 from edgert_deploy.bootstrap.runtime import TRIAL_S
 from edgert_deploy.bootstrap.runtime_release import collect_runtime
 from edgert_deploy.bootstrap.runtime_release import publish_runtime as put
-from edgert_deploy.bootstrap.wheelhouse import EXTRAS_ASKED
+from edgert_deploy.cli.shared.bootstrap_options import engines_option, extras_option
 from edgert_deploy.cli.shared.channel_options import (
     Chosen,
     Reach,
@@ -22,7 +22,7 @@ from edgert_deploy.cli.shared.channel_options import (
     channel_option,
     entry_options,
     offer_release,
-    reach_of_argument,
+    reach_options,
     signing_options,
 )
 from edgert_deploy.cli.shared.options import profiles_option
@@ -34,27 +34,15 @@ from edgert_deploy.devices.profiles import load_profile
 
 @click.command("publish-runtime")
 @click.argument("release", type=click.IntRange(1, 2**53 - 1))
-@click.argument("address", metavar="[REGISTRY]", required=False)
 @click.option(
     "--python", "pythons", multiple=True, required=True, help="The devices' Python, such as 3.11. May be repeated."
 )
-@click.option(
-    "--engines",
-    default=ALL_ENGINES,
-    show_default=True,
-    help="The engines to install: all of the profile, first, or names.",
-)
-@click.option(
-    "--with",
-    "extras",
-    multiple=True,
-    type=click.Choice(EXTRAS_ASKED),
-    help="Packages that some models need, as for bootstrap.",
-)
+@engines_option
+@extras_option
 @channel_option
 @entry_options
 @signing_options
-@reach_of_argument
+@reach_options
 @profiles_option
 @json_option
 def publish_runtime(
@@ -69,7 +57,7 @@ def publish_runtime(
     profiles_dir: Path | None,
     as_json: bool,
 ) -> None:
-    """Put the runtime that this host would bootstrap into REGISTRY as RELEASE, for each --profile.
+    """Put the runtime that this host would bootstrap into a registry as RELEASE, for each --profile.
 
     With --channel it is offered to the devices of these profiles that follow the channel. A device fetches the wheels
     that it lacks, makes the new runtime beside the old one, tests it, and rolls it back by itself unless every model

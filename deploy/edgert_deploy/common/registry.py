@@ -15,8 +15,8 @@ def open_registry(address: str, ca: Path | None, login: Path | None) -> Registry
     """Return the registry at `address`, with the user's login file by default. Raises ConfigInvalid."""
     if not address:
         raise ConfigInvalid(
-            "no registry is given: write oci://HOST/REPOSITORY after the bundle (publish), after the number "
-            "(publish-runtime) or as --registry (other commands), or give it as address under [registry] in edgert.toml"
+            "no registry is given: add --registry oci://HOST/REPOSITORY, or write it as address under [registry] in "
+            "edgert.toml"
         )
     repository = parse_repository(address)
     return Registry(repository, read_credentials(login or _users_login(), repository.host), ca)

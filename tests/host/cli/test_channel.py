@@ -157,7 +157,7 @@ def test_the_progress_is_for_people(
 @pytest.mark.parametrize(
     ("words", "code", "text"),
     [
-        (("publish", "digits-1.edgert", "https://example.org/models"), 4, "write oci://HOST/REPOSITORY"),
+        (("publish", "digits-1.edgert", "--registry", "https://example.org/models"), 4, "write oci://HOST/REPOSITORY"),
         (("publish", "digits-1.edgert", "--channel", "Bad Name"), 2, "not a name of a channel"),
         (("publish", "digits-1.edgert", "--channel", "stable", "--limit", "speed=1"), 4, "unknown limit"),
         (("publish", "missing.edgert"), 4, "there is no bundle"),
@@ -165,8 +165,8 @@ def test_the_progress_is_for_people(
         (("channel", "halt", "nothing"), 6, "has no channel nothing: check both names"),
         (("promote", "digits", "--from", "nothing", "--to", "stable"), 6, "has no channel nothing: check both names"),
         (("channel", "show", "stable", *AT_TLS), 6, "connection refused"),
-        (("channel", "show", "stable", *AT_TLS, "--ca", "missing.pem"), 4, "cannot read the certificates"),
-        (("channel", "show", "stable", "--login", "missing.json"), 4, "cannot read the login file"),
+        (("channel", "show", "stable", *AT_TLS, "--registry-ca", "missing.pem"), 4, "cannot read the certificates"),
+        (("channel", "show", "stable", "--registry-login", "missing.json"), 4, "cannot read the login file"),
     ],
 )
 def test_what_cannot_be_done_is_said(

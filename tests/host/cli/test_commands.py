@@ -115,9 +115,9 @@ def test_a_missing_file_is_exit_code_4_and_no_device_is_asked(
         ("status", "far", "--inventory", "pipe.toml"),
         ("device", "set", "far", "--identity", "pipe"),
         ("fleet", "watch", "--broker", "127.0.0.1:1", "--username", "u", "--password-file", "pipe"),
-        ("fleet", "watch", "--broker", "127.0.0.1:1", "--tls", "--cert", "pipe"),
+        ("fleet", "watch", "--broker", "127.0.0.1:1", "--tls", "--client-cert", "pipe"),
         ("fleet", "ui", "--broker", "127.0.0.1:1", "--token-file", "pipe"),
-        ("channel", "show", "stable", "--registry", "oci://127.0.0.1:1/models", "--login", "pipe"),
+        ("channel", "show", "stable", "--registry", "oci://127.0.0.1:1/models", "--registry-login", "pipe"),
     ],
     ids=" ".join,
 )

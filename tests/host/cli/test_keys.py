@@ -17,7 +17,7 @@ def test_a_key_is_given_by_its_name_or_its_file_and_a_missing_one_says_whose_it_
     assert edgert("bundle", "verify", bundle, "--key", "default")[0] == 0
     assert edgert("bundle", "verify", bundle, "--key", conf / "keys" / "default.pem")[0] == 0
     assert edgert("bundle", "verify", bundle, "--key", "ann")[0] == 5
-    publish = ("publish", bundle, "oci+http://127.0.0.1:1/models", "--channel", "stable")
+    publish = ("publish", bundle, "--registry", "oci+http://127.0.0.1:1/models", "--channel", "stable")
     code, answer = edgert(*publish, "--key", "ann")
     assert (code, answer["error"]["code"]) == (6, "registry.unreachable"), "the key was found"
     code, answer = edgert(*publish, "--key", "carl")

@@ -20,6 +20,7 @@ from edgert.telemetry.mqtt import BrokerRefused, Connection, MqttSettings
 from edgert.telemetry.retained import retain
 from edgert_deploy.cli.shared.broker_options import broker_options
 from edgert_deploy.cli.shared.option_groups import SectionedCommand
+from edgert_deploy.cli.shared.options import store_option_of
 from edgert_deploy.cli.shared.output import say
 from edgert_deploy.fleet.store.query import FleetQuery
 from edgert_deploy.fleet.store.store import Store
@@ -33,9 +34,9 @@ Examples:
 
 \b
 `edgert uninstall` clears a device's retained messages itself. Use this command for a device that is gone. It clears
-`status`, `info`, `deploy` and Home Assistant's discovery, so that new subscribers do not see the device. With --store (or
-$EDGERT_STORE) it also removes every row of the device. Sums over groups of devices stay, because they name no device. The
-broker must let this user write the device's topics.
+`status`, `info`, `deploy` and Home Assistant's discovery, so that new subscribers do not see the device. With a
+store it also removes every row of the device. Sums over groups of devices stay, because they name no device. The broker
+must let this user write the device's topics.
 
 \b
 Exit codes: 0 done (also where nothing was left), 4 refused or misconfigured, 6 the broker or the store cannot be reached,
@@ -46,9 +47,7 @@ Exit codes: 0 done (also where nothing was left), 4 refused or misconfigured, 6 
 @click.command(cls=SectionedCommand, epilog=EPILOG)
 @click.argument("device")
 @broker_options
-@click.option(
-    "--store", "store_url", metavar="URL", envvar="EDGERT_STORE", help="Also remove its rows from this store."
-)
+@store_option_of("Also remove its rows from this store", "none")
 @click.option(
     "--force", is_flag=True, help="Forget it even if its status is online, because it and the broker failed together."
 )

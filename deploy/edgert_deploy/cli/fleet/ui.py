@@ -19,7 +19,7 @@ from edgert.telemetry.messages import wall_ms
 from edgert.telemetry.mqtt import MqttSettings
 from edgert_deploy.cli.shared.broker_options import broker_options
 from edgert_deploy.cli.shared.option_groups import SectionedCommand
-from edgert_deploy.cli.shared.options import for_option
+from edgert_deploy.cli.shared.options import for_option, store_option_of
 from edgert_deploy.cli.shared.output import say
 from edgert_deploy.cli.shared.stopping import stopping
 from edgert_deploy.cli.shared.team import open_rollouts
@@ -56,7 +56,7 @@ Examples:
 
 \b
 The page fetches nothing from the network and changes nothing. Its state comes from the broker. Its curves come from the
-store that `edgert fleet record` fills (--store, $EDGERT_STORE). Without one, the command fills a store of its own while
+store that `edgert fleet record` fills (--store). Without one, the command fills a store of its own while
 it runs (--size bounds it; stderr names the file). Rollouts are those of the project to devices that report here.
 
 \b
@@ -76,13 +76,7 @@ def _web_address(_context: click.Context, _option: click.Parameter, text: str | 
 
 @click.command(cls=SectionedCommand, epilog=EPILOG)
 @broker_options
-@click.option(
-    "--store",
-    "store_url",
-    metavar="URL",
-    envvar="EDGERT_STORE",
-    help="The store of `edgert fleet record`: a file or postgresql://USER@HOST/DATABASE [default: $EDGERT_STORE, else one of its own].",
-)
+@store_option_of("The store of reports", "one of its own")
 @click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="The address to listen on.")
 @click.option("--port", default=PORT, show_default=True, type=click.IntRange(0, 65535), help="The port; 0: a free one.")
 @click.option(

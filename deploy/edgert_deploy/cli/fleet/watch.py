@@ -63,7 +63,7 @@ Examples:
   edgert fleet watch --broker broker.local
   edgert fleet watch --broker broker.example:8883 --tls --ca ca.pem --username ops --password-file pw
   edgert fleet watch --broker broker.local --site plant-a --once
-  edgert fleet watch --broker broker.local --model digits --sort p99 --limit 20
+  edgert fleet watch --broker broker.local --model digits --sort p99 --lines 20
   edgert fleet watch --broker broker.local --device 'line-3-*' --state lost,stale
   edgert fleet watch --broker broker.local --json --for 2m | jq 'select(.alarms != [])'
 
@@ -87,7 +87,7 @@ Exit codes: 0 done, 4 refused or misconfigured, 6 the broker cannot be reached.
 @click.option(
     "--sort", type=click.Choice(list(SORTS)), default="device", show_default=True, help="The order of the lines."
 )
-@click.option("--limit", metavar="N", type=click.IntRange(min=1), help="Show at most N lines of devices.")
+@click.option("-n", "--lines", metavar="N", type=click.IntRange(min=1), help="Show at most N lines of devices.")
 @json_option
 @click.option(
     "--once", is_flag=True, help=f"Print one snapshot, after --for ({duration_text(SETTLE_S)} by default), and exit."
@@ -109,7 +109,7 @@ def watch(
     states: str | None,
     alarms_only: bool,
     sort: str,
-    limit: int | None,
+    lines: int | None,
     as_json: bool,
     once: bool,
     for_s: float | None,
@@ -119,7 +119,7 @@ def watch(
 
     With --json, each line of the table is one JSON object, printed when it changes.
     """
-    view = View(model, device, states_of(states), alarms_only, sort, limit)
+    view = View(model, device, states_of(states), alarms_only, sort, lines)
     state = LastMinutes()
     subscriber = FleetSubscriber(settings, [state], site, log=lambda line: say("", f"watch: {line}"))
     subscriber.open()
@@ -144,13 +144,13 @@ class View:
     states: tuple[str, ...] = ()
     alarms_only: bool = False
     sort: str = "device"
-    limit: int | None = None
+    lines: int | None = None
 
     def of(self, rows: list[Row]) -> list[Row]:
         """Devices' lines as chosen, then those of the whole fleet."""
         fleet = [row for row in rows if row.device is None and self.model in (None, row.model)]
         chosen = sorted((row for row in rows if row.device is not None and self._shows(row)), key=SORTS[self.sort])
-        return chosen[: self.limit] + fleet
+        return chosen[: self.lines] + fleet
 
     def _shows(self, row: Row) -> bool:
         return (

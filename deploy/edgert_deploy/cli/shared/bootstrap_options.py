@@ -13,6 +13,7 @@ from tomlkit.exceptions import TOMLKitError
 
 from edgert.bundle.signing import PublicKey, read_public_key
 from edgert.errors import ConfigInvalid
+from edgert_deploy.bootstrap.plan import ALL_ENGINES
 from edgert_deploy.bootstrap.runtime import TRIAL_S
 from edgert_deploy.bootstrap.wheelhouse import EXTRAS_ASKED
 from edgert_deploy.cli.shared.broker_options import of_this_broker
@@ -148,28 +149,30 @@ def _key_path(name: str) -> Path:
     return public_key(name)
 
 
+engines_option = click.option(
+    "--engines",
+    default=ALL_ENGINES,
+    show_default=True,
+    metavar="all|first|NAME,...",
+    help="Engines to install: all that the profile prefers and the device can have, the first of them, or these.",
+)
+
+extras_option = click.option(
+    "--with",
+    "extras",
+    multiple=True,
+    type=click.Choice(EXTRAS_ASKED),
+    help="Packages that some models need: text installs tokenizers. A device keeps them.",
+)
+
 # Given as `runtime`.
 runtime_options = gathered(
     "runtime",
     RuntimeOptions,
     *section(
         "Runtime",
-        click.option(
-            "--engines",
-            "--engine",
-            "engines",
-            default="all",
-            show_default=True,
-            metavar="all|first|NAME,...",
-            help="Engines to install: all that the profile prefers and the device can have, the first of them, or these.",
-        ),
-        click.option(
-            "--with",
-            "extras",
-            multiple=True,
-            type=click.Choice(EXTRAS_ASKED),
-            help="Packages that some models need: text installs tokenizers. A device keeps them.",
-        ),
+        engines_option,
+        extras_option,
         click.option(
             "--unlocked",
             is_flag=True,

@@ -53,9 +53,16 @@ _OPTIONS = section(
         help="Authority that signed the broker's certificate, if not a public one.",
     ),
     click.option(
-        "--cert", type=FILE_NAME, metavar="FILE", default="", help="Client certificate, if the broker asks for one."
+        "--client-cert",
+        "cert",
+        type=FILE_NAME,
+        metavar="FILE",
+        default="",
+        help="Client certificate, if the broker asks for one.",
     ),
-    click.option("--key", type=FILE_NAME, metavar="FILE", default="", help="The client certificate's key."),
+    click.option(
+        "--client-key", "key", type=FILE_NAME, metavar="FILE", default="", help="The client certificate's key."
+    ),
     click.option("--username", metavar="USER", default="", help="User to log in as."),
     click.option(
         "--password-file", type=FILE_NAME, metavar="FILE", default="", help="File whose first line is the password."
@@ -117,7 +124,7 @@ def of_this_broker(options: dict[str, Any], without: Mapping[str, Any], tls: str
         return options
     left_out = [name for name in without if context.get_parameter_source(name) is ParameterSource.DEFAULT_MAP]
     if left_out:
-        words = ", ".join(f"--{name.replace('_', '-')}" for name in left_out)
+        words = ", ".join(param.opts[0] for param in context.command.params if param.name in left_out)
         say(
             "",
             f"note: {broker} is not the project's broker ({of_project}), so the settings of edgert.toml for {of_project} are "

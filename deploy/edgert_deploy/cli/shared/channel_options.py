@@ -84,23 +84,29 @@ class Chosen:
         return {} if limits is None else {"limits": limits.bounds, "watch_s": limits.watch_s}
 
 
-_ADDRESS = click.option(
-    "--registry",
-    "address",
-    metavar="ADDRESS",
-    help="oci://HOST/REPOSITORY [default: the project's, [registry] in edgert.toml].",
-)
-_FILES = (
-    click.option("--ca", type=FILE, help="Authority that signed the registry's certificate [default: the system's]."),
+# The registry, given as `reach`.
+reach_options = gathered(
+    "reach",
+    Reach,
     click.option(
-        "--login",
+        "--registry",
+        "address",
+        metavar="oci://HOST/REPOSITORY",
+        help="The registry [default: the project's, [registry] in edgert.toml].",
+    ),
+    click.option(
+        "--registry-ca",
+        "ca",
+        type=FILE,
+        help="Authority that signed the registry's certificate [default: the system's].",
+    ),
+    click.option(
+        "--registry-login",
+        "login",
         type=FILE,
         help="The login file [default: config.json in $DOCKER_CONFIG or ~/.docker, as docker login writes it].",
     ),
 )
-# The registry, given as `reach`; a command with an argument `address` takes the first.
-reach_of_argument = gathered("reach", Reach, *_FILES)
-reach_options = gathered("reach", Reach, _ADDRESS, *_FILES)
 
 # Given as `signing`.
 signing_options = gathered(

@@ -58,17 +58,23 @@ limit_option = click.option(
     help=f"A trial limit that the device watches: {', '.join(LIMIT_NAMES)}. May be repeated.",
 )
 
-store_option = click.option(
-    "--store",
-    "store_url",
-    metavar="URL",
-    envvar="EDGERT_STORE",
-    default=STORE_DEFAULT,
-    help="A file, sqlite:///FILE or postgresql://USER@HOST/DATABASE, its password in ~/.pgpass "
-    f"[default: $EDGERT_STORE, else the project's, else ./{STORE_DEFAULT}].",
-)
-
 for_option = click.option("--for", "for_s", type=Duration(least_s=0.1), help="Stop after this time: 30s, 10m.")
+
+
+    """--store, given as `store_url`. `without` names the store if neither user nor project has one."""
+    """--store, given as `store_url`. `without` says which store it is without one of the user or the project."""
+    return click.option(
+        "--store",
+        "store_url",
+        metavar="URL",
+        envvar="EDGERT_STORE",
+        default=default,
+        help=f"{purpose}: a file, sqlite:///FILE or postgresql://USER@HOST/DATABASE, its password in ~/.pgpass "
+        f"[default: $EDGERT_STORE, else the project's, else {without}].",
+    )
+
+
+store_option = store_option_of("The store of reports", f"./{STORE_DEFAULT}", STORE_DEFAULT)
 
 
 def selector_argument(default: str | None = None, *, required: bool = True) -> Callable[[F], F]:

@@ -257,4 +257,4 @@ def test_lines_are_chosen_sorted_and_show_alarms_and_a_trend() -> None:
     )
     (own, *_) = View(alarms_only=True).of(state.rows(0.0))
     assert (own.device, own.model, own.alarms) == ("nuc-1", None, ("channel_stale",))
-    assert [row.device for row in View(limit=1).of(rows)] == ["nuc-1", None]
+    assert [row.device for row in View(lines=1).of(rows)] == ["nuc-1", None]
