@@ -61,8 +61,8 @@ limit_option = click.option(
 for_option = click.option("--for", "for_s", type=Duration(least_s=0.1), help="Stop after this time: 30s, 10m.")
 
 
+def store_option_of(purpose: str, without: str, default: str | None = None) -> Callable[[F], F]:
     """--store, given as `store_url`. `without` names the store if neither user nor project has one."""
-    """--store, given as `store_url`. `without` says which store it is without one of the user or the project."""
     return click.option(
         "--store",
         "store_url",
