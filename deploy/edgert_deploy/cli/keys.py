@@ -33,7 +33,7 @@ def keys() -> None:
 
 
 @keys.command()
-@click.option("--name", default="default", show_default=True, help="The key's name.")
+@click.option("--name", default="default", show_default=True, metavar="NAME", help="The key's name.")
 @click.option(
     "--dir", "folder", type=click.Path(path_type=Path), help="The folder to write to [default: your configuration]."
 )

@@ -35,7 +35,12 @@ from edgert_deploy.devices.profiles import load_profile
 @click.command("publish-runtime")
 @click.argument("release", type=click.IntRange(1, 2**53 - 1))
 @click.option(
-    "--python", "pythons", multiple=True, required=True, help="The devices' Python, such as 3.11. May be repeated."
+    "--python",
+    "pythons",
+    multiple=True,
+    required=True,
+    metavar="VERSION",
+    help="The devices' Python, such as 3.11. May be repeated.",
 )
 @engines_option
 @extras_option

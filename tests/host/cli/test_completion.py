@@ -75,6 +75,7 @@ def test_models_and_profiles_are_completed(inventory: Inventory, tmp_path: Path)
     assert completed("fleet", "query", "--model", "") == ["digits"]
     assert "digits" in completed("bench", "")
     assert "raspberry-pi-4" in completed("device", "add", "x", "--profile", "rasp")
+    assert "raspberry-pi-4" in completed("publish", "digits.edgert", "--profile", "rasp")
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -103,6 +103,7 @@ build_options = gathered(
             "--metric",
             default="auto",
             show_default=True,
+            metavar="NAME|MODULE:FUNCTION",
             help=f"The figure that the accuracy gate compares: {', '.join(METRICS)} or module:function.",
         ),
         click.option(
@@ -195,7 +196,7 @@ build_options = gathered(
     *section(
         "The bundle",
         click.option("--out", type=NewBundlePath(), help="The bundle to write [default: NAME.edgert]."),
-        click.option("--name", help="The model's name on devices [default: the file's]."),
+        click.option("--name", metavar="NAME", help="The model's name on devices [default: the file's]."),
         click.option(
             "--release",
             type=click.IntRange(1, 2**53 - 1),

@@ -48,8 +48,10 @@ from edgert_deploy.devices.transports import open_transport
             type=ProfileName(),
             help="A device profile [default: the one that fits the device].",
         ),
-        click.option("--site", default="default", show_default=True, help="Its site, part of its MQTT topics."),
-        click.option("--group", "groups", multiple=True, help="A group to join. May be repeated."),
+        click.option(
+            "--site", metavar="SITE", default="default", show_default=True, help="Its site, part of its MQTT topics."
+        ),
+        click.option("--group", "groups", multiple=True, metavar="GROUP", help="A group to join. May be repeated."),
         click.option("--tag", "tags", multiple=True, metavar="KEY[=VALUE]", help="A tag. May be repeated."),
     )
 )
@@ -64,9 +66,14 @@ from edgert_deploy.devices.transports import open_transport
         ),
         click.option(
             "--home",
+            metavar="DIRECTORY",
             help="The folder in which bootstrap installs there [default: /opt/edgert, or ~/.local/share/edgert].",
         ),
-        click.option("--state", help="The device's state folder [default: /var/lib/edgert, or ~/.local/state/edgert]."),
+        click.option(
+            "--state",
+            metavar="DIRECTORY",
+            help="The device's state folder [default: /var/lib/edgert, or ~/.local/state/edgert].",
+        ),
     )
 )
 @same_machine_option

@@ -124,9 +124,11 @@ _place_options = gathered(
     *section(
         "Place in the fleet",
         click.option("--profile", type=ProfileName(), help="A device profile. Takes effect at the next bootstrap."),
-        click.option("--site", help="Its site, part of its MQTT topics. Takes effect at the next bootstrap."),
-        click.option("--group", "groups", multiple=True, help="A group to join. May be repeated."),
-        click.option("--ungroup", multiple=True, help="A group to leave. May be repeated."),
+        click.option(
+            "--site", metavar="SITE", help="Its site, part of its MQTT topics. Takes effect at the next bootstrap."
+        ),
+        click.option("--group", "groups", multiple=True, metavar="GROUP", help="A group to join. May be repeated."),
+        click.option("--ungroup", multiple=True, metavar="GROUP", help="A group to leave. May be repeated."),
         click.option(
             "--tag",
             "tags",

@@ -201,7 +201,8 @@ daemon_options = gathered(
             "--key",
             "key_names",
             multiple=True,
-            help="Key to trust: a name (edgert keys list) or a PEM file [default: default].",
+            metavar="NAME|FILE",
+            help="Key to trust: a name (edgert keys list), or the file of a public key. May be repeated [default: default].",
         ),
         click.option(
             "--service",
@@ -227,7 +228,7 @@ report_options = gathered(
     *section(
         "Reports",
         click.option("--broker", metavar="HOST[:PORT]", help="The MQTT broker that the devices report to."),
-        click.option("--mqtt-username", default="", help="User at the broker."),
+        click.option("--mqtt-username", default="", metavar="USER", help="User at the broker."),
         click.option("--mqtt-password-file", type=FILE, help="File with the password; the devices get a copy."),
         click.option(
             "--mqtt-tls", is_flag=True, help="Use TLS; the system's authorities check the broker's certificate."

@@ -21,7 +21,7 @@ from edgert.versions.trial_limits import parse_limits
 from edgert_deploy.cli.shared.option_groups import gathered
 from edgert_deploy.cli.shared.options import limit_option
 from edgert_deploy.cli.shared.output import columns, say
-from edgert_deploy.cli.shared.types import FILE, FILE_NAME, ChannelName, DeviceShare, Duration
+from edgert_deploy.cli.shared.types import FILE, FILE_NAME, ChannelName, DeviceShare, Duration, ProfileName
 from edgert_deploy.common.folders import config_folder
 from edgert_deploy.common.keys import public_keys, signing_key
 from edgert_deploy.common.project import find_project
@@ -140,9 +140,21 @@ entry_options = gathered(
         default=1.0,
         help="Offer it to this share of the devices, such as 5%; a higher one later only adds devices [default: 100%].",
     ),
-    click.option("--site", "sites", multiple=True, help="Only devices of this site. May be repeated."),
-    click.option("--profile", "profiles", multiple=True, help="Only devices of this profile. May be repeated."),
-    click.option("--tag", "tags", multiple=True, help="Only devices with this tag, or key of a tag. May be repeated."),
+    click.option("--site", "sites", multiple=True, metavar="SITE", help="Only devices of this site. May be repeated."),
+    click.option(
+        "--profile",
+        "profiles",
+        multiple=True,
+        type=ProfileName(),
+        help="Only devices of this profile. May be repeated.",
+    ),
+    click.option(
+        "--tag",
+        "tags",
+        multiple=True,
+        metavar="KEY[=VALUE]",
+        help="Only devices with this tag, or key of a tag. May be repeated.",
+    ),
     limit_option,
     click.option(
         "--watch",

@@ -105,7 +105,7 @@ class DeviceCount(click.IntRange):
 class ChannelName(click.types.StringParamType):
     """The name of a channel in a registry."""
 
-    name = "name"
+    name = "channel"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         if not CHANNEL_NAME.fullmatch(value):
