@@ -28,7 +28,7 @@ from edgert_deploy.rollout.channel_entries import newest_of, with_release
 @click.argument("model", type=ModelName())
 @click.option("--from", "source", type=ChannelName(), help="The channel that has the release [default: that of --to].")
 @click.option("--to", "target", type=ChannelName(), required=True, help="The channel that gets it.")
-@entry_options
+@entry_options("as it was; with --limit the project's, else 60s")
 @reach_options
 @signing_options
 @json_option

@@ -29,7 +29,7 @@ from edgert_deploy.rollout.request import read_offer
 @click.command()
 @click.argument("bundle", type=BundlePath())
 @channel_option
-@entry_options
+@entry_options("the project's, else 60s")
 @signing_options
 @reach_options
 @json_option

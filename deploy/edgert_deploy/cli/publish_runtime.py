@@ -28,7 +28,7 @@ from edgert_deploy.cli.shared.channel_options import (
 from edgert_deploy.cli.shared.options import profiles_option
 from edgert_deploy.cli.shared.output import say
 from edgert_deploy.cli.shared.upload_progress import upload_progress
-from edgert_deploy.common.quantities import size_text
+from edgert_deploy.common.quantities import duration_text, size_text
 from edgert_deploy.devices.profiles import load_profile
 
 
@@ -45,7 +45,7 @@ from edgert_deploy.devices.profiles import load_profile
 @engines_option
 @extras_option
 @channel_option
-@entry_options
+@entry_options(duration_text(TRIAL_S), limits=False)
 @signing_options
 @reach_options
 @profiles_option
@@ -66,8 +66,8 @@ def publish_runtime(
 
     With --channel it is offered to the devices of these profiles that follow the channel. A device fetches the wheels
     that it lacks, makes the new runtime beside the old one, tests it, and rolls it back by itself unless every model
-    answers correctly within --watch (default: 10m). promote, channel halt and resume work with edgert.runtime as with a
-    model. A runtime that root installed is changed by edgert bootstrap --upgrade alone.
+    answers correctly within --watch. promote, channel halt and resume work with edgert.runtime as with a model. A
+    runtime that root installed is changed by edgert bootstrap --upgrade alone.
 
     \b
     Examples:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
@@ -30,6 +30,8 @@ from edgert_deploy.common.trial_limits import limits_for
 from edgert_deploy.rollout.channel_entries import with_release
 from edgert_deploy.rollout.channels import EXPIRES_S, Channels, Seen
 from edgert_deploy.rollout.publish import Release
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 _YEARS_S = 10 * 365 * 86_400.0
 
@@ -67,8 +69,8 @@ class Chosen:
     sites: tuple[str, ...]
     profiles: tuple[str, ...]
     tags: tuple[str, ...]
-    limits: tuple[str, ...]
     watch_s: float | None
+    limits: tuple[str, ...] = ()
 
     def devices(self) -> dict[str, Any]:
         """Return the fields of an entry that select devices."""
@@ -130,10 +132,7 @@ signing_options = gathered(
 
 channel_option = click.option("--channel", type=ChannelName(), help="Offer it to the devices that follow this channel.")
 
-# Given as `chosen`.
-entry_options = gathered(
-    "chosen",
-    Chosen,
+_DEVICES = (
     click.option(
         "--share",
         type=DeviceShare(),
@@ -155,14 +154,21 @@ entry_options = gathered(
         metavar="KEY[=VALUE]",
         help="Only devices with this tag, or key of a tag. May be repeated.",
     ),
-    limit_option,
-    click.option(
+)
+
+
+def entry_options(watch_default: str, *, limits: bool = True) -> Callable[[F], F]:
+    """The devices of a release, and how they try it, given as `chosen`."""
+    return gathered("chosen", Chosen, *_DEVICES, *((limit_option,) if limits else ()), _watch_option(watch_default))
+
+
+def _watch_option(default: str) -> Callable[[F], F]:
+    return click.option(
         "--watch",
         "watch_s",
         type=Duration(),
-        help="How long a device watches the limits before it keeps the release [default: 60s].",
-    ),
-)
+        help=f"How long a device watches a release before it keeps it [default: {default}].",
+    )
 
 
 def channels_of(registry: Registry) -> Channels:

@@ -19,12 +19,15 @@ def section(title: str, *options: Callable[[F], F]) -> tuple[Callable[[F], F], .
 
 
 def gathered(name: str, cls: type[Any], *options: Callable[[F], F]) -> Callable[[F], F]:
-    """Return a decorator that adds the options and passes their values as one `cls`, called `name`."""
+    """Return a decorator that adds the options and passes their values as one `cls`, called `name`.
+
+    Fields without an option have their default.
+    """
 
     def decorate(command: F) -> F:
         @functools.wraps(command)
         def gather(**given: Any) -> Any:
-            values = {key: given.pop(key) for key in cls.__dataclass_fields__}
+            values = {key: given.pop(key) for key in cls.__dataclass_fields__ if key in given}
             return command(**given, **{name: cls(**values)})
 
         wrapped: Any = gather  # functools.wraps keeps no signature that changes
