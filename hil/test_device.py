@@ -208,7 +208,7 @@ def test_a_power_cut_during_a_trial_restores_the_good_release(device: UnderTest)
     transport.put(host.digits(device.profile.name, 3), there)
     transport.close()
     host.edgertd(name, "install", there)
-    host.edgertd(name, "activate", "digits", "--trial-s", "3600")
+    host.edgertd(name, "activate", "digits", "--trial", "1h")
     assert device.live()["live"]["release"] == 3
     before = device.boot_id()
     device.bench.switch.cycle()

@@ -213,7 +213,7 @@ def test_a_trial_continues_after_a_restart_of_the_daemon(world: World) -> None:
     there = "/var/lib/edgert/incoming/two.edgert"
     world.container.root.joinpath(there[1:]).write_bytes(bundle.read_bytes())
     world.host.edgertd(NAME, "install", there)
-    world.host.edgertd(NAME, "activate", "echo", "--trial-s", "600")
+    world.host.edgertd(NAME, "activate", "echo", "--trial", "10m")
     pid = world.unit("MainPID")
     world.sh(f"kill -9 {pid}")
     world.wait_until_it_serves(pid)
@@ -321,7 +321,7 @@ def test_a_wall_clock_that_jumps_by_years_changes_nothing_but_timestamps(world: 
         bundle = make_null_bundle(host.folder, host.key, release=3, profile=PROFILE)
         (there := container.root / "var/lib/edgert/incoming/three.edgert").write_bytes(bundle.read_bytes())
         host.edgertd(NAME, "install", "/" + str(there.relative_to(container.root)))
-        host.edgertd(NAME, "activate", "echo", "--trial-s", "3600")
+        host.edgertd(NAME, "activate", "echo", "--trial", "1h")
         serving = host.model(NAME, "echo")["serving"]
         assert serving is not None, world.sh("systemctl status edgertd; journalctl -u edgertd -n 30; true")
         daemon, pid = world.unit("MainPID"), serving["pid"]

@@ -6,10 +6,11 @@ import click
 
 from edgert.checks.trial_preparation import fit_for
 from edgert.cli.claim import claim_option
-from edgert.cli.number import Number
 from edgert.cli.output import emit, json_option, progress
+from edgert.cli.quantity import Duration
 from edgert.cli.slot_commands import follow, store_of
 from edgert.config import read_config
+from edgert.durations import duration_text
 from edgert.state_dir import StateDir
 from edgert.versions.claims import under_claim
 from edgert.versions.trial_limits import LIMIT_NAMES, WATCH_S, TrialLimits, parse_limits
@@ -18,19 +19,18 @@ from edgert.versions.trial_limits import LIMIT_NAMES, WATCH_S, TrialLimits, pars
 @click.command()
 @click.argument("model")
 @click.option(
-    "--trial-s",
-    type=Number(min=1),
-    default=60.0,
+    "--trial",
+    "trial_s",
+    type=Duration(1),
+    default="60s",
     show_default=True,
-    help="Seconds until the device rolls back without mark-good; with limits, counted from when they held.",
+    help="When the device rolls back without mark-good; with limits, counted from when they held.",
 )
 @click.option(
     "--limit", "limits", multiple=True, metavar="NAME=VALUE", help=f"Watch a limit: {', '.join(LIMIT_NAMES)}."
 )
 @click.option(
-    "--watch-s",
-    type=Number(min=0, min_open=True),
-    help="How many seconds the limits are watched [default: 60 with --limit].",
+    "--watch", "watch_s", type=Duration(), help="How long the limits are watched [default: 60s with --limit]."
 )
 @click.option("--unattended", is_flag=True, help="Mark the version good without the host once all limits held.")
 @claim_option
@@ -51,16 +51,16 @@ def activate(
     The daemon loads it and checks its golden answers in a process of its own while the old version serves. If that
     fails, the old version stays live, and the command prints the reason.
 
-    With --limit or --watch-s, the device watches the version from the moment it serves. It rolls back when a limit is
+    With --limit or --watch, the device watches the version from the moment it serves. It rolls back when a limit is
     broken or the worker ends. You can mark the version good once all limits held for the whole time.
 
     \b
     Examples:
-      edgertd activate digits --trial-s 120
-      edgertd activate digits --limit p99_ms=8 --limit error_rate=0.1% --watch-s 600 --unattended
+      edgertd activate digits --trial 2m
+      edgertd activate digits --limit p99_ms=8 --limit error_rate=0.1% --watch 10m --unattended
     """
     if unattended and not limits and watch_s is None:
-        raise click.UsageError("--unattended needs limits: add --limit or --watch-s")
+        raise click.UsageError("--unattended needs limits: add --limit or --watch")
     store = store_of(state, model)
     watched = _limits(limits, watch_s, unattended, trial_s)
     if watched is not None:
@@ -88,7 +88,7 @@ def _limits(limits: tuple[str, ...], watch_s: float | None, unattended: bool, tr
 
 def _text(model: str, release: int, trial_s: float, limits: TrialLimits | None) -> str:
     if limits is None:
-        keep = f"for {trial_s:.0f} s; keep it with: edgertd mark-good {model}"
+        keep = f"for {duration_text(trial_s)}; keep it with: edgertd mark-good {model}"
     else:
-        keep = f"and watched for {limits.watch_s:g} s; follow it with: edgertd trial {model} --wait"
+        keep = f"and watched for {duration_text(limits.watch_s)}; follow it with: edgertd trial {model} --wait"
     return f"release {release} of {model} is live on trial {keep}"

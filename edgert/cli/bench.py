@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from edgert.cli.number import Number
 from edgert.cli.output import emit, json_option, progress
+from edgert.cli.quantity import Duration
 from edgert.cli.slot_commands import store_of
 from edgert.config import read_config
 from edgert.errors import TransitionRefused
@@ -26,7 +26,7 @@ CLIENTS_MAX = 64
 @click.option(
     "--model", help="Measure the live version of this model: through the socket, or beside FOLDER, the engine alone."
 )
-@click.option("--seconds", type=Number(0, 600), default=5.0, show_default=True, help="How long to measure.")
+@click.option("--for", "for_s", type=Duration(0, 600), default="5s", show_default=True, help="How long to measure.")
 @click.option(
     "--clients",
     type=click.IntRange(1, CLIENTS_MAX),
@@ -36,7 +36,7 @@ CLIENTS_MAX = 64
 )
 @json_option
 @click.pass_obj
-def bench(state: StateDir, folder: Path | None, model: str | None, seconds: float, clients: int, as_json: bool) -> None:
+def bench(state: StateDir, folder: Path | None, model: str | None, for_s: float, clients: int, as_json: bool) -> None:
     """Measure the artifacts in FOLDER, the engine alone.
 
     Models that serve continue, which slows the measurement. With --model and no FOLDER, the command sends golden inputs
@@ -60,14 +60,14 @@ def bench(state: StateDir, folder: Path | None, model: str | None, seconds: floa
         store = store_of(state, model)
         with claiming(state, model, "a benchmark (edgertd bench)"):  # no trial begins meanwhile
             _refuse_watched(model, store)
-            measured = bench_live(model, store, state, read_config(state), seconds, clients, progress)
+            measured = bench_live(model, store, state, read_config(state), for_s, clients, progress)
     else:
         work = read_work(folder)
         if model is not None:
             version = load_live(store_of(state, model), read_config(state))
             loaded = serving_of(model, state).loaded
             work.append(live_piece(version, loaded.artifact if loaded else version.artifacts[0].id))
-        measured = measure(work, seconds, state.cache, progress)
+        measured = measure(work, for_s, state.cache, progress)
     emit(measured, "\n".join(_line(result) for result in measured["results"]), as_json)
 
 

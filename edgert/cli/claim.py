@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 import click
 
-from edgert.cli.number import Number
 from edgert.cli.output import emit, json_option
+from edgert.cli.quantity import Duration
 from edgert.config import read_config
 from edgert.errors import EdgeRTError
 from edgert.names import check_model_name
@@ -23,11 +23,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 @click.argument("model")
 @click.option("--by", required=True, help="The user and host of the deployment: user@host.")
 @click.option(
-    "--for-s",
-    type=Number(min=1, max=LASTS_S_MAX),
-    default=180.0,
+    "--for",
+    "for_s",
+    type=Duration(1, LASTS_S_MAX),
+    default="3m",
     show_default=True,
-    help="Seconds until the claim ends unless a command uses it again.",
+    help="When the claim ends unless a command uses it again.",
 )
 @click.option("--instead-of", default="", metavar="TOKEN", help="Replace this claim, which is known to be over.")
 @json_option

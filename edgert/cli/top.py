@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import click
 
 from edgert.checks.status import DaemonStatus, ServingStatus, ask_daemon
-from edgert.cli.number import Number
+from edgert.cli.quantity import Duration
 from edgert.printable import counted, printable
 from edgert.state_dir import StateDir
 from edgert.typed_json import FLAT, to_json
@@ -39,11 +39,13 @@ DROPPED = ("MB", "SHED", "ENGINE", "P95 MS", "WAIT", "CLIENTS", "STATE", "ERRORS
 
 
 @click.command()
-@click.option("--interval", type=Number(0.1, 60), default=1.0, show_default=True, help="Seconds between refreshes.")
+@click.option(
+    "--interval", "interval_s", type=Duration(0.1, 60), default="1s", show_default=True, help="How often to refresh."
+)
 @click.option("--once", is_flag=True, help="Print one interval and exit.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per refresh.")
 @click.pass_obj
-def top(state: StateDir, interval: float, once: bool, as_json: bool) -> None:
+def top(state: StateDir, interval_s: float, once: bool, as_json: bool) -> None:
     """Show the models live: rates, percentiles, batches and why they were closed, stages, caches, shadow.
 
     Rates are those of the last interval. Percentiles and stages are those of the window in progress, or of the last
@@ -55,14 +57,14 @@ def top(state: StateDir, interval: float, once: bool, as_json: bool) -> None:
       edgertd top --once --json | python3 -m json.tool
     """
     with contextlib.suppress(KeyboardInterrupt):  # the usual way to end it
-        _watch(state, interval, once, as_json)
+        _watch(state, interval_s, once, as_json)
 
 
-def _watch(state: StateDir, interval: float, once: bool, as_json: bool) -> None:
+def _watch(state: StateDir, interval_s: float, once: bool, as_json: bool) -> None:
     before, before_s = ask_daemon(state.control_socket), time.monotonic()
     screen = sys.stdout.isatty() and not (once or as_json)
     while True:
-        time.sleep(interval)
+        time.sleep(interval_s)
         now, now_s = ask_daemon(state.control_socket), time.monotonic()
         view = view_of(before, now, now_s - before_s)
         width = shutil.get_terminal_size().columns

@@ -9,8 +9,8 @@ import click
 
 from edgert.checks.status import ask_daemon
 from edgert.cli.claim import claim_option
-from edgert.cli.number import Number
 from edgert.cli.output import emit, json_option
+from edgert.cli.quantity import Duration
 from edgert.cli.slot_commands import store_of
 from edgert.errors import DaemonUnreachable, EdgeRTError, RolledBack
 from edgert.state_dir import StateDir
@@ -25,14 +25,12 @@ UNDER_WAY = ("loading", "watching", "filling")
 @click.command()
 @click.argument("model")
 @click.option("--wait", is_flag=True, help="Wait for the end of the trial.")
-@click.option("--wait-s", type=Number(min=0), help="Wait at most so many seconds.")
+@click.option("--for", "for_s", type=Duration(), help="Wait for the end, at most so long: 30s, 10m.")
 @click.option("--digest", default="", help="The digest of the version [default: the live one].")
 @claim_option
 @json_option
 @click.pass_obj
-def trial(
-    state: StateDir, model: str, wait: bool, wait_s: float | None, digest: str, token: str, as_json: bool
-) -> None:
+def trial(state: StateDir, model: str, wait: bool, for_s: float | None, digest: str, token: str, as_json: bool) -> None:
     """Show the trial of MODEL: what was measured, how long it is still watched, or how it ended.
 
     Exits with 9 if the version was rolled back, and prints the reason. If no daemon runs, this command ends a trial
@@ -42,9 +40,10 @@ def trial(
     Examples:
       edgertd trial digits
       edgertd trial digits --wait --json
+      edgertd trial digits --for 10m
     """
     store = store_of(state, model)
-    until = None if wait and wait_s is None else time.monotonic() + (wait_s or 0.0)
+    until = None if wait and for_s is None else time.monotonic() + (for_s or 0.0)
     with under_claim(state, token):
         answer = trial_of(state, store, digest)
         while answer["state"] in UNDER_WAY and (until is None or time.monotonic() < until):

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from edgert.durations import duration_text
 from edgert.errors import ConfigInvalid
 from edgert.printable import counted
 
@@ -68,7 +69,7 @@ class TrialLimits:
     def words(self) -> list[str]:
         """Return the limits as options of `edgertd activate`."""
         limits = [word for name, value in self.bounds.items() for word in ("--limit", f"{name}={value!r}")]
-        return [*limits, "--watch-s", f"{self.watch_s:.15g}", *(["--unattended"] if self.unattended else [])]
+        return [*limits, "--watch", duration_text(self.watch_s), *(["--unattended"] if self.unattended else [])]
 
     def same_as(self, other: TrialLimits) -> bool:
         """Return whether both require the same, whatever their progress."""

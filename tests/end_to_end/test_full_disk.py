@@ -113,7 +113,7 @@ def test_an_install_is_refused_and_the_live_version_serves(device: Device) -> No
 
 def test_a_trial_that_runs_out_ends_without_a_free_block(frees_nothing: Device) -> None:
     device = frees_nothing
-    device.run("activate", "echo", "--trial-s", "20")
+    device.run("activate", "echo", "--trial", "20s")
     ballast = fill(device)
     assert written_state(device) == "trial", "the disk was full in time"
     wait_until(lambda: serves(device, 1), "the good version serves")
@@ -126,7 +126,7 @@ def test_a_trial_that_runs_out_ends_without_a_free_block(frees_nothing: Device) 
 def test_a_version_that_crashes_on_trial_is_rolled_back_without_a_free_block(frees_nothing: Device) -> None:
     """A restarted daemon does not load it again, although its trial lasts for 10 minutes."""
     device = frees_nothing
-    device.run("activate", "echo", "--trial-s", "600")
+    device.run("activate", "echo", "--trial", "10m")
     ballast = fill(device)
     killed: list[int] = []
     for _ in range(3):

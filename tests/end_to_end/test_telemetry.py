@@ -135,7 +135,7 @@ def test_checks_benchmarks_and_clients_that_time_out_are_told_from_requests_of_a
         with a_device(mqtt_config(broker)) as device:
             device.deploy()
             device.deploy(model="slow", delay_s=1.5)
-            device.run("bench", "--model", "echo", "--seconds", "1", "--clients", "2")
+            device.run("bench", "--model", "echo", "--for", "1s", "--clients", "2")
             with device.client() as client:
                 for _ in range(3):
                     client.infer("echo", ITEM, cache=False)

@@ -150,14 +150,12 @@ def test_all_limits_held_is_for_the_host_to_confirm_and_not_before(device: Devic
     release = next(_releases)
     install(device.bundle(release=release), device.state, read_config(device.state))
     with traffic(device, 1.0, 2.0):
-        device.run("activate", "echo", *limits, "--watch-s", "600")
+        device.run("activate", "echo", *limits, "--watch", "10m")
         assert "--force" in device.run("mark-good", "echo", code=7)["error"]["message"]
         assert device.run("trial", "echo")["state"] in ("watching", "loading")
         device.run("rollback", "echo")
         install(device.bundle(release=release), device.state, read_config(device.state))
-        device.run(
-            "activate", "echo", *limits, "--watch-s", "10"
-        )  # twenty answers are compared, also on a busy machine
+        device.run("activate", "echo", *limits, "--watch", "10s")  # twenty answers are compared, also on a busy machine
         found = device.run("trial", "echo", "--wait")
     assert (found["state"], found["release"], found["readings"]["failed"]) == ("held", release, 0)
     assert found["readings"]["agreed"] == found["readings"]["compared"] >= COMPARED_MIN
@@ -169,7 +167,7 @@ def test_all_limits_held_is_for_the_host_to_confirm_and_not_before(device: Devic
 
 def test_a_benchmark_never_counts_as_apps_in_a_trial_s_figures(device: Device) -> None:
     on_trial(device, TrialLimits({"p99_ms": 60_000.0}, 600.0))
-    words = ("bench", "--model", "echo", "--seconds", "0.1", "--clients", "1")
+    words = ("bench", "--model", "echo", "--for", "0.1s", "--clients", "1")
     assert "edgertd trial echo --wait" in device.run(*words, code=7)["error"]["message"]
     assert device.run("trial", "echo").get("readings", {"requests": 0})["requests"] == 0
     device.run("rollback", "echo")
@@ -252,7 +250,7 @@ def test_a_watch_that_ends_while_the_device_is_asked_tells_its_last_figures(devi
     device.sync("echo")
 
 
-@pytest.mark.parametrize("limits", [("--watch-s", "60"), ()], ids=["watched", "ran-out"])
+@pytest.mark.parametrize("limits", [("--watch", "1m"), ()], ids=["watched", "ran-out"])
 def test_where_no_daemon_runs_who_asks_for_the_trial_ends_it(limits: tuple[str, ...]) -> None:
     with a_device() as device:
         device.put()

@@ -9,10 +9,11 @@ from typing import Any
 import click
 
 from edgert.cli.output import json_option
+from edgert.cli.quantity import Duration
 from edgert_deploy.cli.shared.each import Row, run_on_each
 from edgert_deploy.cli.shared.options import inventory_option, selector_argument
 from edgert_deploy.cli.shared.output import columns, error_lines, say
-from edgert_deploy.cli.shared.types import Duration, ModelOrBundle
+from edgert_deploy.cli.shared.types import ModelOrBundle
 from edgert_deploy.devices.bench import bench_bundle_on, bench_live_on
 from edgert_deploy.devices.inventory import Device, Inventory
 from edgert_deploy.devices.transports import Transport

@@ -1,4 +1,4 @@
-"""Durations, sizes and rates as people write and read them: `10m`, `500KB`, `2MB/s`.
+"""Sizes and rates as people write and read them: `500KB`, `2MB/s`. Durations: `edgert/durations.py`.
 
 Options and keys of edgert.toml use these forms and no others. Units are decimal, as disks and networks count.
 """
@@ -9,31 +9,13 @@ import re
 from datetime import datetime, timedelta, timezone
 
 from edgert.bundle.expiry import FORM, expiry_time
+from edgert.durations import UNITS_S, duration_s
 from edgert.errors import ConfigInvalid
 
-UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 UNITS_BYTES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _NUMBER = r"(\d{1,12}(?:\.\d{1,6})?)"
 _DATE = "%Y-%m-%d"
 _LATEST = datetime(9999, 1, 1, tzinfo=timezone.utc)
-
-
-def duration_s(text: str) -> float:
-    """Return the seconds of `10s`, `5m`, `1.5h` or `7d`; `0` needs no unit. Raises ConfigInvalid."""
-    if text == "0":
-        return 0.0
-    match = re.fullmatch(rf"{_NUMBER}([smhd])", text.strip())
-    if match is None:
-        raise ConfigInvalid(f"{text[:40]!r} is not a duration: write a number and s, m, h or d, such as 90s, 10m or 2h")
-    return float(match[1]) * UNITS_S[match[2]]
-
-
-def duration_text(seconds: float) -> str:
-    """Return `seconds` in the largest unit that leaves a whole number: `10m`, `90s`, `0.5s`."""
-    for unit in ("d", "h", "m"):
-        if seconds >= UNITS_S[unit] and seconds % UNITS_S[unit] == 0:
-            return f"{seconds / UNITS_S[unit]:.0f}{unit}"
-    return f"{seconds:g}s"
 
 
 def size_bytes(text: str) -> int:
@@ -76,13 +58,13 @@ def expiry_from(text: str, now_s: float) -> str:
     """
     now = datetime.fromtimestamp(now_s, timezone.utc)
     try:
-        if re.fullmatch(rf"{_NUMBER}[smhd]", text):
+        if text[-1:] in UNITS_S:
             until = now + timedelta(seconds=duration_s(text))
         elif re.fullmatch(r"\d{4}-\d\d-\d\d", text):
             until = datetime.strptime(text, _DATE).replace(tzinfo=timezone.utc) + timedelta(days=1, seconds=-1)
         else:
             until = datetime.fromtimestamp(expiry_time(text), timezone.utc)
-    except (ValueError, OverflowError) as error:
+    except (ValueError, OverflowError, ConfigInvalid) as error:
         raise ConfigInvalid(f"{text[:40]!r} is not an expiry: write 90d, 2027-02-19 or 2027-02-19T08:00:00Z") from error
     if not now < until < _LATEST:
         raise ConfigInvalid(f"the expiry {text!r} is {until.strftime(FORM)}: choose a time after now")

@@ -18,10 +18,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from edgert.durations import duration_s
 from edgert.errors import ConfigInvalid
 from edgert.toml_file import about
 from edgert.versions.trial_limits import LIMIT_NAMES, WATCH_S, TrialLimits, limit_value
-from edgert_deploy.common.quantities import duration_s
 
 _OTHER_KEYS = ("watch", "unattended")
 

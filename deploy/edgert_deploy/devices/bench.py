@@ -22,6 +22,7 @@ from edgert.bundle.bundle_file import Bundle, open_bundle
 from edgert.bundle.manifest import TargetEntry
 from edgert.checks.bench import FORMAT, SPEC
 from edgert.checks.status import DeviceStatus
+from edgert.durations import duration_text
 from edgert.errors import BundleCorrupt, EdgeRTError, EngineMissing
 from edgert.tensors import TensorSpec
 from edgert.typed_json import to_json
@@ -36,7 +37,7 @@ def bench_live_on(
     device: Device, transport: Transport, model: str, seconds: float, clients: int, progress: LineSink
 ) -> dict[str, Any]:
     """Return the answer of `edgertd bench --model`, which asks the live version as apps do."""
-    words = ("bench", "--model", model, "--seconds", f"{seconds:g}", "--clients", str(clients))
+    words = ("bench", "--model", model, "--for", duration_text(seconds), "--clients", str(clients))
     return RemoteDaemon(transport, device, progress).call(*words, timeout_s=BENCH_S_MAX)
 
 
@@ -66,7 +67,7 @@ def bench_folder(daemon: RemoteDaemon, folder: Path, seconds: float, progress: L
             part = path.relative_to(folder).as_posix()
             progress(f"sending {part}")
             daemon.transport.put(path, f"{remote}/{part}")
-        return daemon.call("bench", remote, *words, "--seconds", f"{seconds:g}", timeout_s=BENCH_S_MAX)
+        return daemon.call("bench", remote, *words, "--for", duration_text(seconds), timeout_s=BENCH_S_MAX)
     finally:
         with contextlib.suppress(EdgeRTError):
             daemon.transport.run(in_folder(incoming, ["rm", "-rf", f"./{name}"]), QUICK_S_MAX)

@@ -29,6 +29,7 @@ from typing import Any
 
 from edgert.checks.status import DeviceStatus
 from edgert.durable import locked
+from edgert.durations import duration_text
 from edgert.errors import ConfigInvalid, DeployUnderWay, DeviceError, EdgeRTError, StorageFailed
 from edgert.versions.claims import LASTS_S_MAX
 from edgert_deploy.common.folders import cache_folder
@@ -81,7 +82,7 @@ def claimed(daemon: RemoteDaemon, model: str, send_bytes: int = 0, bytes_per_s: 
     with _noted(daemon.device, model, f"another deployment of {model}") as note:
         old = _read(note)
         instead = ("--instead-of", old) if old.startswith(f"{model}.") else ()
-        answer = daemon.call("claim", model, "--by", who(), "--for-s", f"{lasts_s:.0f}", *instead)
+        answer = daemon.call("claim", model, "--by", who(), "--for", duration_text(lasts_s), *instead)
         token = str(answer["token"])
         _write(note, token)
         try:

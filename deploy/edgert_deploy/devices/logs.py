@@ -12,8 +12,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
+from edgert.durations import UNITS_S, duration_s
 from edgert.errors import ConfigInvalid, DeviceError, DeviceUnreachable
-from edgert_deploy.common.quantities import UNITS_S, duration_s
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.service import serves
 from edgert_deploy.devices.transports import Transport

@@ -16,6 +16,7 @@ from enum import Enum
 from typing import Any
 
 from edgert.checks.status import DeviceStatus
+from edgert.durations import duration_text
 from edgert.errors import (
     BundleCorrupt,
     BundleError,
@@ -195,7 +196,7 @@ class _Deployment:
                 transfer.install(claim)
             case Step.ACTIVATE:
                 limits = plan.limits.words() if plan.limits else ()
-                trial = ("--trial-s", f"{self.request.trial_s:g}")
+                trial = ("--trial", duration_text(self.request.trial_s))
                 claim.call("activate", plan.model, *trial, *limits, timeout_s=ACTIVATE_S_MAX)
             case Step.CHECK:
                 claim.call("check", plan.model, timeout_s=CHECK_S_MAX)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from edgert.durations import duration_text
 from edgert.errors import DaemonBusy, DeviceUnreachable, Interrupted, RolledBack
 from edgert_deploy.common.parallel import Stop
 from edgert_deploy.devices.claims import HeldClaim
@@ -39,7 +40,7 @@ def watch_trial(
         if stop.asked:
             raise Interrupted(f"interrupted in the middle of {Step.WATCH.value}")
         try:
-            words = ("trial", plan.model, "--digest", plan.digest, "--wait-s", f"{SLICE_S:g}")
+            words = ("trial", plan.model, "--digest", plan.digest, "--for", duration_text(SLICE_S))
             result = claim.call(*words, timeout_s=SLICE_S + QUESTION_S_MAX)
         except DeviceUnreachable as error:
             if clock() >= until:

@@ -18,7 +18,7 @@ def test_a_measurement_needs_a_folder_or_a_model(capsys: pytest.CaptureFixture[s
 
 
 def refusal(device: Device, code: int) -> str:
-    return str(device.run("bench", "--model", "echo", "--seconds", "0.01", code=code)["error"]["message"])
+    return str(device.run("bench", "--model", "echo", "--for", "0.01s", code=code)["error"]["message"])
 
 
 def test_a_model_that_is_watched_or_not_served_is_not_measured() -> None:

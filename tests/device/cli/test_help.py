@@ -32,11 +32,11 @@ def test_every_command_explains_itself_with_an_example(words: list[str]) -> None
 
 
 @pytest.mark.parametrize(
-    "words", [["top", "--interval", "nan"], ["bench", "--seconds", "nan", "."], ["activate", "m", "--trial-s", "NaN"]]
+    "words", [["top", "--interval", "nan"], ["bench", "--for", "nan", "."], ["activate", "m", "--trial", "NaN"]]
 )
-def test_what_is_no_number_is_within_no_limits(words: list[str]) -> None:
+def test_nan_is_not_a_duration(words: list[str]) -> None:
     shown = CliRunner().invoke(edgertd, words)
-    assert (shown.exit_code, "is not a number" in shown.output) == (2, True)
+    assert (shown.exit_code, "is not a duration" in shown.output) == (2, True)
 
 
 def test_commands_for_programs_are_hidden() -> None:

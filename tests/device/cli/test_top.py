@@ -98,9 +98,9 @@ def test_the_real_daemon_is_watched() -> None:
             for value in range(50):
                 client.infer("echo", ITEM * value, cache=False)
             wait_until(lambda: device.serving()["requests"]["requests"] >= 50, "the requests are counted")
-            view = device.run("top", "--once", "--interval", "0.2")
+            view = device.run("top", "--once", "--interval", "0.2s")
             watching = subprocess.Popen(
-                [sys.executable, "-m", "edgert.cli", "--state", str(device.state.root), "top", "--interval", "0.1"],
+                [sys.executable, "-m", "edgert.cli", "--state", str(device.state.root), "top", "--interval", "0.1s"],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,

@@ -35,7 +35,7 @@ def test_a_version_that_was_rolled_back_is_told_with_its_reason() -> None:
         device.stage(release=2)
         digest = store.activate(60).live.digest  # type: ignore[union-attr]
         device.run("rollback", "echo")
-        for words in ((), ("--digest", digest), ("--digest", digest, "--wait-s", "0")):
+        for words in ((), ("--digest", digest), ("--digest", digest, "--for", "0")):
             code = 9 if words else 0
             told = device.run("trial", "echo", *words, code=code)
             assert "release 2 of echo was rolled back" in told["error"]["message"] if words else told["state"] == "kept"

@@ -1,4 +1,4 @@
-"""Durations, sizes and rates have one syntax each."""
+"""Sizes and rates have one syntax each."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from edgert.bundle.expiry import expiry_time
 from edgert.errors import ConfigInvalid
 from edgert_deploy.common.quantities import (
     difference_text,
-    duration_s,
-    duration_text,
     expiry_from,
     rate_bytes_per_s,
     share_text,
@@ -20,19 +18,6 @@ from edgert_deploy.common.quantities import (
 )
 
 NOW_S = expiry_time("2026-11-21T08:00:00Z")
-
-
-def test_durations_have_a_unit() -> None:
-    texts = ("90s", "1.5m", "2h", "7d", "0", "0.5s")
-    assert [duration_s(text) for text in texts] == [90, 90, 7200, 604_800, 0, 0.5]
-    assert [duration_text(seconds) for seconds in (90, 600, 7200, 86_400, 0.5, 0)] == [
-        "90s",
-        "10m",
-        "2h",
-        "1d",
-        "0.5s",
-        "0s",
-    ]
 
 
 def test_sizes_and_rates_are_decimal_and_have_a_unit() -> None:
@@ -60,7 +45,6 @@ def test_a_difference_has_a_sign_and_no_negative_zero() -> None:
 @pytest.mark.parametrize(
     ("parse", "texts"),
     [
-        (duration_s, ("90", "soon", "-1s", "1w", "1 h", "", "1e3s", "s", "\u0661s" * 2, "9" * 13 + "s")),
         (size_bytes, ("500", "2M", "2 MB/s", "-1KB", "1PB", "")),
         (rate_bytes_per_s, ("500KB", "2MB/m", "fast", "")),
     ],

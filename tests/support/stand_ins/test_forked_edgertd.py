@@ -54,7 +54,7 @@ def test_it_has_the_environment_and_the_limits_of_its_client(forked_edgertd: For
 
 def test_it_ends_with_its_client(forked_edgertd: ForkedEdgertd) -> None:
     with a_device() as device:
-        argv = [*EDGERTD, "--state", str(device.state.root), "top", "--json", "--interval", "0.1"]
+        argv = [*EDGERTD, "--state", str(device.state.root), "top", "--json", "--interval", "0.1s"]
         client = subprocess.Popen(forked_edgertd.argv(argv), stdout=subprocess.PIPE)
         assert client.stdout is not None
         with client.stdout as printed:

@@ -12,6 +12,7 @@ import click
 from edgert.bundle.channel import Statement
 from edgert.bundle.signing import SigningKey
 from edgert.cli.output import emit, json_option
+from edgert.cli.quantity import Duration
 from edgert.errors import Interrupted, RolledBack
 from edgert.telemetry.messages import wall_ms
 from edgert.typed_json import to_json
@@ -26,7 +27,7 @@ from edgert_deploy.cli.shared.channel_options import (
 from edgert_deploy.cli.shared.options import for_option, store_option
 from edgert_deploy.cli.shared.output import columns, errors_by_cause, say
 from edgert_deploy.cli.shared.stopping import stopping
-from edgert_deploy.cli.shared.types import ChannelName, Duration, ModelName
+from edgert_deploy.cli.shared.types import ChannelName, ModelName
 from edgert_deploy.fleet.channels import EVENTS_MS, Progress, ReleaseState, progress_of
 from edgert_deploy.rollout.channel_entries import with_halt
 from edgert_deploy.rollout.channels import Channels

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import click
 
+from edgert.cli.quantity import Duration
 from edgert.versions.trial_limits import TrialLimits, parse_limits
 from edgert_deploy.cli.shared.option_groups import gathered, section
 from edgert_deploy.cli.shared.options import limit_option
-from edgert_deploy.cli.shared.types import BundlePath, DeviceCount, Duration, Rate
+from edgert_deploy.cli.shared.types import BundlePath, DeviceCount, Rate
 from edgert_deploy.common.parallel import at_once_here
 from edgert_deploy.common.project import find_project
 from edgert_deploy.common.trial_limits import limits_for

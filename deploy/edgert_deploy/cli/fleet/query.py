@@ -9,13 +9,14 @@ from typing import Any
 import click
 
 from edgert.cli.output import emit, json_option
+from edgert.cli.quantity import Duration
+from edgert.durations import duration_text
 from edgert.errors import ConfigInvalid
 from edgert.printable import some_of
 from edgert.telemetry.messages import wall_ms
 from edgert_deploy.cli.shared.options import store_option
 from edgert_deploy.cli.shared.output import columns, say
-from edgert_deploy.cli.shared.types import Duration, ModelName, ProfileName
-from edgert_deploy.common.quantities import duration_text
+from edgert_deploy.cli.shared.types import ModelName, ProfileName
 from edgert_deploy.fleet.reports import DIMENSIONS
 from edgert_deploy.fleet.store.query import FleetQuery, Question
 from edgert_deploy.fleet.store.tables import PERCENTILES_DEFAULT, Asked, csv_text, dimensions_of, shares_of, time_text

@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from edgert.cli.quantity import Duration
+from edgert.durations import duration_text
 from edgert.printable import counted
 from edgert.telemetry.messages import wall_ms
 from edgert.telemetry.mqtt import MqttSettings
@@ -15,8 +17,7 @@ from edgert_deploy.cli.shared.option_groups import SectionedCommand
 from edgert_deploy.cli.shared.options import for_option, store_option
 from edgert_deploy.cli.shared.output import say
 from edgert_deploy.cli.shared.stopping import stopping
-from edgert_deploy.cli.shared.types import Duration, Size
-from edgert_deploy.common.quantities import duration_text
+from edgert_deploy.cli.shared.types import Size
 from edgert_deploy.fleet.store.batch import KEEP_WINDOWS_H
 from edgert_deploy.fleet.store.recorder import Recorder
 from edgert_deploy.fleet.store.retention import KEEP_HOURS_H, KEEP_MINUTES_H, SIZE_BYTES_MAX, Retention

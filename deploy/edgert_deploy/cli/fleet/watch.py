@@ -16,6 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from edgert.cli.output import emit, json_option
+from edgert.cli.quantity import Duration
+from edgert.durations import duration_text
 from edgert.errors import ConfigInvalid
 from edgert.printable import counted, printable
 from edgert.telemetry.mqtt import MqttSettings
@@ -23,8 +25,7 @@ from edgert_deploy.cli.shared.broker_options import broker_options
 from edgert_deploy.cli.shared.option_groups import SectionedCommand
 from edgert_deploy.cli.shared.options import for_option
 from edgert_deploy.cli.shared.output import CELL_CHARS_MAX, say
-from edgert_deploy.cli.shared.types import Duration, ModelName
-from edgert_deploy.common.quantities import duration_text
+from edgert_deploy.cli.shared.types import ModelName
 from edgert_deploy.fleet.last_minutes import LastMinutes, Row
 from edgert_deploy.fleet.subscriber import FleetSubscriber
 

@@ -12,16 +12,17 @@ from click.core import ParameterSource
 from tomlkit.exceptions import TOMLKitError
 
 from edgert.bundle.signing import PublicKey, read_public_key
+from edgert.cli.quantity import Duration
+from edgert.durations import duration_text
 from edgert.errors import ConfigInvalid
 from edgert_deploy.bootstrap.plan import ALL_ENGINES
 from edgert_deploy.bootstrap.runtime import TRIAL_S
 from edgert_deploy.bootstrap.wheelhouse import EXTRAS_ASKED
 from edgert_deploy.cli.shared.broker_options import of_this_broker
 from edgert_deploy.cli.shared.option_groups import gathered, section
-from edgert_deploy.cli.shared.types import FILE, ChannelName, Duration, refuse_pipe
+from edgert_deploy.cli.shared.types import FILE, ChannelName, refuse_pipe
 from edgert_deploy.common.keys import is_key_file, public_key
 from edgert_deploy.common.project import find_project
-from edgert_deploy.common.quantities import duration_text
 from edgert_deploy.devices.device_files import Broker, Following, check_settings
 
 _LOGIN_DEFAULTS = {"mqtt_username": "", "mqtt_password_file": None, "mqtt_ca": None, "mqtt_tls": False}

@@ -13,6 +13,7 @@ import click
 
 from edgert.bundle.channel import Entry, Statement
 from edgert.bundle.signing import SigningKey, read_public_key
+from edgert.cli.quantity import Duration
 from edgert.environment import RUNTIME
 from edgert.errors import ConfigInvalid
 from edgert.registry.client import Registry
@@ -21,7 +22,7 @@ from edgert.versions.trial_limits import parse_limits
 from edgert_deploy.cli.shared.option_groups import gathered
 from edgert_deploy.cli.shared.options import limit_option
 from edgert_deploy.cli.shared.output import columns, say
-from edgert_deploy.cli.shared.types import FILE, FILE_NAME, ChannelName, DeviceShare, Duration, ProfileName
+from edgert_deploy.cli.shared.types import FILE, FILE_NAME, ChannelName, DeviceShare, ProfileName
 from edgert_deploy.common.folders import config_folder
 from edgert_deploy.common.keys import public_keys, signing_key
 from edgert_deploy.common.project import find_project

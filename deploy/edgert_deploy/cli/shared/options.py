@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from edgert.cli.quantity import Duration
 from edgert.versions.trial_limits import LIMIT_NAMES
-from edgert_deploy.cli.shared.types import FILE, Duration, OneDevice, Selector
+from edgert_deploy.cli.shared.types import FILE, OneDevice, Selector
 
 if TYPE_CHECKING:
     from edgert_deploy.devices.inventory import Inventory

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
 
+from edgert.cli.quantity import Quantity
 from edgert.errors import ConfigInvalid, EdgeRTError
 from edgert.names import CHANNEL_NAME, CHANNEL_NAME_RULE
 from edgert_deploy.common.project import find_bundle, find_project, takes_default
-from edgert_deploy.common.quantities import duration_s, duration_text, rate_bytes_per_s, size_bytes
+from edgert_deploy.common.quantities import rate_bytes_per_s, size_bytes
 
 
 class FilePath(click.Path):
@@ -40,38 +41,14 @@ FILE = FilePath(dir_okay=False, path_type=Path)
 FILE_NAME = FilePath(dir_okay=False, path_type=str)  # "" for none
 
 
-class _Quantity(click.ParamType):  # type: ignore[type-arg]  # generic in new versions of click alone
-    """A number with a unit. A default may be given as the number itself."""
-
-    def __init__(
-        self, name: str, parse: Callable[[str], float], text: Callable[[float], str], least: float, most: float
-    ) -> None:
-        self.name, self._parse, self._text, self._least, self._most = name, parse, text, least, most
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        try:
-            number = self._parse(value) if isinstance(value, str) else value
-        except ConfigInvalid as error:
-            self.fail(error.message, param, ctx)
-        if not self._least <= number <= self._most:
-            most = f" and at most {self._text(self._most)}" if self._most < float("inf") else ""
-            self.fail(f"{value!r} is out of range: write at least {self._text(self._least)}{most}", param, ctx)
-        return number
-
-
-def Duration(least_s: float = 0.0, most_s: float = float("inf")) -> _Quantity:
-    """`10s`, `5m`, `2h` or `1d`, as seconds."""
-    return _Quantity("duration", duration_s, duration_text, least_s, most_s)
-
-
-def Size(least_bytes: int) -> _Quantity:
+def Size(least_bytes: int) -> Quantity:
     """`500KB`, `2MB` or `20GB`, as bytes."""
-    return _Quantity("size", size_bytes, lambda size: f"{size / 1e6:g}MB", least_bytes, float("inf"))
+    return Quantity("size", size_bytes, lambda size: f"{size / 1e6:g}MB", least_bytes, float("inf"))
 
 
-def Rate(least_bytes_per_s: float) -> _Quantity:
+def Rate(least_bytes_per_s: float) -> Quantity:
     """`500KB/s` or `2MB/s`, as bytes a second."""
-    return _Quantity("rate", rate_bytes_per_s, lambda rate: f"{rate / 1e3:g}KB/s", least_bytes_per_s, float("inf"))
+    return Quantity("rate", rate_bytes_per_s, lambda rate: f"{rate / 1e3:g}KB/s", least_bytes_per_s, float("inf"))
 
 
 class DeviceShare(click.ParamType):  # type: ignore[type-arg]

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from edgert.durations import duration_s
 from edgert.errors import ConfigInvalid
 from edgert.names import ID, ID_CHARS_MAX
-from edgert_deploy.common.quantities import duration_s
 from edgert_deploy.fleet.live_fleet import DeviceState
 from edgert_deploy.fleet.store.query import Question
 from edgert_deploy.fleet.store.tables import PERCENTILES_DEFAULT, Asked, dimensions_of, shares_of, time_text

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
+from edgert.durations import duration_s, duration_text
 from edgert.errors import ConfigInvalid
-from edgert_deploy.common.quantities import duration_s, duration_text
 from edgert_deploy.fleet.store.batch import HOUR_MIN, MINUTE_MS
 from edgert_deploy.fleet.store.store import FINE_HOURS
 

@@ -9,13 +9,13 @@ from typing import Any
 import click
 import pytest
 
+from edgert.cli.quantity import Duration
 from edgert.errors import ConfigInvalid
 from edgert_deploy.cli.shared.types import (
     FILE,
     ChannelName,
     DeviceCount,
     DeviceShare,
-    Duration,
     ModelOrBundle,
     NewBundlePath,
     Rate,
