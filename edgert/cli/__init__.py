@@ -40,7 +40,6 @@ COMMANDS = {
 @click.group(
     cls=LazyGroup,
     commands_by_name=COMMANDS,
-    help="Serve models on this device: install, try, keep or roll back versions.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.option(
@@ -51,6 +50,14 @@ COMMANDS = {
 @click.version_option(__version__, prog_name="edgertd")
 @click.pass_context
 def edgertd(context: click.Context, state: Path | None) -> None:
+    """Serve models on this device: install, try, keep or roll back versions.
+
+    \b
+    Examples:
+      edgertd status
+      edgertd infer digits --input seven.npy
+      edgertd rollback digits
+    """
     os.umask(0o077)  # what a command or the daemon writes is private, unless its mode is set
     context.obj = StateDir((state or default_state_dir()).absolute())
     act_as_owner(context.obj, of_keys=context.invoked_subcommand == "keys")  # the keys may be root's

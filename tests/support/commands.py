@@ -1,4 +1,4 @@
-"""`edgert` as tests call it: exit code and JSON."""
+"""`edgert` as tests call it: exit code and JSON; and the commands of a group."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 from edgert.cli import main as edgertd
@@ -24,6 +25,18 @@ class Edgert:
         code = main([*map(str, words), "--json"])
         out, self.stderr = self._capfd.readouterr()
         return code, json.loads(out)
+
+
+def commands_of(group: click.Group) -> list[tuple[list[str], click.Command]]:
+    """The group and each command that its --help lists, with the words that call it."""
+    found: list[tuple[list[str], click.Command]] = [([], group)]
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        below = commands_of(command) if isinstance(command, click.Group) else [([], command)]
+        found += [([name, *words], one) for words, one in below]
+    return found
 
 
 def live(edgert: Edgert) -> tuple[int, str]:

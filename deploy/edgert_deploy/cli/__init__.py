@@ -53,12 +53,19 @@ COMMANDS = {
 @click.group(
     cls=LazyGroup,
     commands_by_name=COMMANDS,
-    help="Build checked INT8 models for a mixed fleet, ship them over SSH, watch their latency.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.version_option(__version__, prog_name="edgert")
 @click.pass_context
 def edgert(ctx: click.Context) -> None:
+    """Build checked INT8 models for a mixed fleet, ship them over SSH, watch their latency.
+
+    \b
+    Examples:
+      edgert build model.toml
+      edgert deploy model.edgert kitchen
+      edgert status
+    """
     if ctx.invoked_subcommand != "init":
         ctx.default_map = find_project().option_defaults()
 

@@ -47,7 +47,12 @@ def rollout() -> None:
 @rollout.command("list")
 @json_option
 def list_rollouts(as_json: bool) -> None:
-    """List the rollouts of this project, the newest first."""
+    """List the rollouts of this project, the newest first.
+
+    \b
+    Example:
+      edgert rollout list
+    """
     store = open_rollouts()
     rows = [("ROLLOUT", "MODEL", "RELEASE", "STATE", "DONE", "STARTED", "BY")]
     rollouts = [_with_present_state(store, rollout) for rollout in store.all()]
@@ -63,7 +68,13 @@ def list_rollouts(as_json: bool) -> None:
 @click.argument("id", required=False)
 @json_option
 def status(id: str | None, as_json: bool) -> None:
-    """Show the result for each device of rollout ID (default: the newest)."""
+    """Show the result for each device of rollout ID (default: the newest).
+
+    \b
+    Examples:
+      edgert rollout status
+      edgert rollout status digits-r7-12 --json
+    """
     store = open_rollouts()
     rollout = _with_present_state(store, store.find(id) if id else store.last())
     emit({"ok": True, **rollout_json(rollout)}, f"{rollout.id}\n{rollout_table(rollout)}", as_json)
@@ -80,6 +91,11 @@ def resume_rollout(id: str | None, bundle: Path | None, yes: bool, verbose: bool
 
     Waves, limits and pauses stay as they were; earlier failures do not count again. Exits like edgert deploy. Any host
     of the team may finish a rollout of another one.
+
+    \b
+    Examples:
+      edgert rollout resume
+      edgert rollout resume digits-r7-12 --bundle digits-7.edgert
     """
     store = open_rollouts(changes=True)
     rollout = store.find(id) if id else store.last()
@@ -109,6 +125,10 @@ def abort(id: str | None, yes: bool, as_json: bool) -> None:
     """Abort rollout ID (default: the newest), so that no host resumes it. Devices keep their version.
 
     To abort a rollout that runs in another process, press Ctrl-C there.
+
+    \b
+    Example:
+      edgert rollout abort digits-r7-12
     """
     store = open_rollouts(changes=True)
     rollout = store.find(id) if id else store.last()

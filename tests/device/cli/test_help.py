@@ -7,24 +7,14 @@ import pytest
 from click.testing import CliRunner
 
 from edgert.cli import COMMANDS, edgertd
+from tests.support.commands import commands_of
 
 HIDDEN = {"claim", "release", "have"}
 
 
-def commands(group: click.Group) -> list[tuple[list[str], click.Command]]:
-    """Each command and the words that call it."""
-    found: list[tuple[list[str], click.Command]] = []
-    context = click.Context(group)
-    for name in [*group.list_commands(context), *(sorted(HIDDEN) if group is edgertd else ())]:
-        command = group.get_command(context, name)
-        assert command is not None
-        found.append(([name], command))
-        if isinstance(command, click.Group):
-            found += [([name, *words], one) for words, one in commands(command)]
-    return found
-
-
-@pytest.mark.parametrize("words", [words for words, _ in commands(edgertd)], ids=" ".join)
+@pytest.mark.parametrize(
+    "words", [*(words for words, _ in commands_of(edgertd)), *([name] for name in sorted(HIDDEN))], ids=" ".join
+)
 def test_every_command_explains_itself_with_an_example(words: list[str]) -> None:
     shown = CliRunner().invoke(edgertd, [*words, "--help"])
     assert shown.exit_code == 0
@@ -43,7 +33,8 @@ def test_commands_for_programs_are_hidden() -> None:
     shown = CliRunner().invoke(edgertd, ["--help"]).output
     listed = {line.split()[0] for line in shown.partition("Commands:")[2].splitlines() if line.strip()}
     assert HIDDEN & listed == set()
-    assert {name for words, command in commands(edgertd) if command.hidden for name in words} == HIDDEN
+    context = click.Context(edgertd)
+    assert {name for name in COMMANDS if getattr(edgertd.get_command(context, name), "hidden", None)} == HIDDEN
     assert set(COMMANDS) - HIDDEN <= listed
 
 

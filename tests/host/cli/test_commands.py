@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,16 +13,18 @@ from typing import Any
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from edgert.bundle.signing import new_key, write_key_pair
+from edgert.cli import edgertd
 from edgert.cli.command import Group, main_with_errors
 from edgert.cli.output import progress
-from edgert_deploy.cli import main
+from edgert_deploy.cli import edgert, main
 from edgert_deploy.cli.shared.output import say
 from edgert_deploy.common.keys import key_paths
 from edgert_deploy.devices.inventory import Device, Inventory
 from tests.support.bundles import make_null_bundle
-from tests.support.commands import Edgert
+from tests.support.commands import Edgert, commands_of
 from tests.support.paths import ROOT
 from tests.support.shell import EDGERT, environment_of
 
@@ -196,20 +199,35 @@ def test_a_deployment_imports_nothing_of_a_bootstrap() -> None:
     assert not {"edgert_deploy.bootstrap.plan", "packaging", "urllib3"} & set(loaded)
 
 
-def test_help_shows_an_example_for_each_command(capfd: pytest.CaptureFixture[str]) -> None:
-    for words in (
-        ["device"],
-        ["device", "add"],
-        ["device", "set"],
-        ["keys", "remove"],
-        ["bootstrap"],
-        ["deploy"],
-        ["status"],
-        ["rollback"],
-        ["infer"],
-    ):
-        assert main([*words, "--help"]) == 0
-        assert f"edgert {' '.join(words)}" in capfd.readouterr().out.partition("Example")[2], words
+@pytest.mark.parametrize("words", [words for words, _ in commands_of(edgert)], ids=" ".join)
+def test_every_command_explains_itself_with_an_example(words: list[str]) -> None:
+    shown = CliRunner().invoke(edgert, [*words, "--help"])
+    assert shown.exit_code == 0
+    assert " ".join(["edgert", *words]) in shown.output.partition("Example")[2]
+
+
+def test_the_guide_names_the_commands_without_json() -> None:
+    without = {
+        " ".join([*program, *words])
+        for program, group in (((), edgert), (("edgertd",), edgertd))
+        for words, command in commands_of(group)
+        if not isinstance(command, click.Group) and all("--json" not in param.opts for param in command.params)
+    }
+    guide = (ROOT / "docs/commands.md").read_text().partition("All but")[2].partition("have `--json`")[0]
+    assert set(re.findall(r"`([^`]+)`", guide)) == without
+
+
+FREE_TEXT = {"--licence", "--notes", "--text"}
+
+
+def test_the_help_of_each_option_shows_what_to_write() -> None:
+    bare = {
+        (*words, param.opts[0])
+        for words, command in commands_of(edgert)
+        for param in command.params
+        if isinstance(param, click.Option) and not param.is_flag and param.metavar is None and param.type.name == "text"
+    }
+    assert {option for *_, option in bare} <= FREE_TEXT
 
 
 def test_a_closed_stdout_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,4 +16,10 @@ COMMANDS = {
 
 @click.group(cls=LazyGroup, commands_by_name=COMMANDS)
 def bundle() -> None:
-    """Inspect, compare, verify and report on bundles."""
+    """Inspect, compare, verify and report on bundles.
+
+    \b
+    Examples:
+      edgert bundle inspect digits.edgert
+      edgert bundle diff digits-1.edgert digits-2.edgert
+    """

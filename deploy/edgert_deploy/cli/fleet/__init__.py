@@ -18,4 +18,11 @@ COMMANDS = {
 
 @click.group(cls=LazyGroup, commands_by_name=COMMANDS, extra="fleet", context_settings={"max_content_width": 110})
 def fleet() -> None:
-    """Watch, record, query, show and export what the fleet reports over MQTT."""
+    """Watch, record, query, show and export what the fleet reports over MQTT.
+
+    \b
+    Examples:
+      edgert fleet watch --broker broker.local
+      edgert fleet record --broker broker.local --store fleet.db
+      edgert fleet query --store fleet.db --model digits
+    """

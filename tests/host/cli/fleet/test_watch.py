@@ -11,7 +11,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import click
 import pytest
 from click.testing import CliRunner, Result
 from rich.console import Console
@@ -214,12 +213,6 @@ def test_the_broker_s_address_is_taken_apart(broker_option: str, address: tuple[
 def test_an_address_that_is_none_is_refused(bad: str) -> None:
     with pytest.raises(ConfigInvalid):
         host_and_port(bad, 1883)
-
-
-def test_help_has_examples() -> None:
-    assert isinstance(watch, click.Command)
-    result = CliRunner().invoke(watch, ["--help"])
-    assert "edgert fleet watch --broker broker.local --site plant-a --once" in result.output
 
 
 @pytest.mark.parametrize("width", [80, 160])
