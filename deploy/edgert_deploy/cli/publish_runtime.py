@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from edgert.cli.output import emit, json_option
+from edgert.durations import duration_text
 from edgert.environment import RUNTIME
 from edgert.errors import ConfigInvalid
 from edgert_deploy.bootstrap.plan import BootstrapOptions
@@ -28,7 +29,7 @@ from edgert_deploy.cli.shared.channel_options import (
 from edgert_deploy.cli.shared.options import profiles_option
 from edgert_deploy.cli.shared.output import say
 from edgert_deploy.cli.shared.upload_progress import upload_progress
-from edgert_deploy.common.quantities import duration_text, size_text
+from edgert_deploy.common.quantities import size_text
 from edgert_deploy.devices.profiles import load_profile
 
 
