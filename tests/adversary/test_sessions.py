@@ -70,7 +70,7 @@ def test_a_thousand_idle_sessions_meet_a_named_limit_and_leave_the_others_alone(
 def test_the_memory_of_all_sessions_has_a_named_limit(device: Device) -> None:
     with contextlib.ExitStack() as held:
         kinds = []
-        for _ in range(8):  # of 4 kB each
+        for _ in range(8):  # of 4 KB each
             sock = held.enter_context(raw(device))
             sock.sendall(wire.json_frame(wire.HELLO, {"model": "wide", "session": True}))
             frame = read_frame(sock)

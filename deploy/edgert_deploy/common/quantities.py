@@ -19,8 +19,8 @@ _LATEST = datetime(9999, 1, 1, tzinfo=timezone.utc)
 
 
 def size_bytes(text: str) -> int:
-    """Return the bytes of `500KB`, `2MB` or `1.5GB`. Raises ConfigInvalid."""
-    match = re.fullmatch(rf"{_NUMBER}([KMGT]?B)", text.strip(), re.IGNORECASE)
+    """Return the bytes of `500KB`, `2MB` or `1.5 GB`. Raises ConfigInvalid."""
+    match = re.fullmatch(rf"{_NUMBER} ?([KMGT]?B)", text.strip(), re.IGNORECASE)
     if match is None:
         raise ConfigInvalid(f"{text[:40]!r} is not a size: write a number and KB, MB or GB, such as 500KB or 2GB")
     return round(float(match[1]) * UNITS_BYTES[match[2].upper()])
@@ -45,10 +45,10 @@ def difference_text(value: float) -> str:
 
 
 def size_text(size_bytes: int) -> str:
-    """Return `12.3 MB`, `4.5 kB` or `67 bytes`."""
+    """Return `12.3 MB`, `4.5 KB` or `67 bytes`."""
     if size_bytes >= 1_000_000:
         return f"{size_bytes / 1e6:.1f} MB"
-    return f"{size_bytes / 1e3:.1f} kB" if size_bytes >= 1000 else f"{size_bytes} bytes"
+    return f"{size_bytes / 1e3:.1f} KB" if size_bytes >= 1000 else f"{size_bytes} bytes"
 
 
 def expiry_from(text: str, now_s: float) -> str:

@@ -28,8 +28,9 @@ from numpy.typing import NDArray
 
 from edgert import __version__
 from edgert.environment import code_digest
-from edgert.errors import ConfigInvalid
+from edgert.toml_file import about
 from edgert_deploy.common.folders import cache_folder
+from edgert_deploy.common.quantities import size_bytes
 from edgert_deploy.packager.builders import Artifact, Order, builder_for
 from edgert_deploy.packager.builders.qdq import Recipe
 from edgert_deploy.packager.samples.samples import CalibrationSet
@@ -37,7 +38,7 @@ from edgert_deploy.packager.sources.source_model import SourceModel
 
 FORMAT = 2
 CODE = Path(__file__).parent  # all that may shape an artifact
-BYTES_MAX = 4 * 1024**3
+BYTES_MAX = 4 * 10**9
 ENTRY = "entry.json"
 ENTRY_BYTES_MAX = 1024**2
 # After this time, an unfinished write was interrupted.
@@ -117,13 +118,11 @@ class BuildCache:
 
 
 def default_cache() -> BuildCache:
-    """Return the cache in $XDG_CACHE_HOME, else ~/.cache, of $EDGERT_CACHE_MB. Raises ConfigInvalid."""
-    limit = os.environ.get("EDGERT_CACHE_MB", "")
-    if limit and not re.fullmatch(r"[0-9]{1,9}", limit):
-        raise ConfigInvalid(
-            f"EDGERT_CACHE_MB={limit[:40]} is not a whole number of MB: set the build cache's limit, as 4096"
-        )
-    return BuildCache(cache_folder() / "build", int(limit) * 10**6 if limit else BYTES_MAX)
+    """Return the cache in $XDG_CACHE_HOME, else ~/.cache, of at most $EDGERT_CACHE. Raises ConfigInvalid."""
+    limit = os.environ.get("EDGERT_CACHE", "")
+    with about("EDGERT_CACHE"):
+        bytes_max = size_bytes(limit) if limit else BYTES_MAX
+    return BuildCache(cache_folder() / "build", bytes_max)
 
 
 def cache_key(order: Order, source: SourceModel, calibration: CalibrationSet, recipe: Recipe | None = None) -> str:

@@ -19,7 +19,7 @@ from edgert.protocol.frame_buffer import FrameBuffer
 from edgert.protocol.sharing import SharedArea, receive_with_descriptor
 from tests.support.devices import WAIT_S_MAX, Device, a_device
 
-SIDE = 200  # 160 kB an item, well above SHARE_BYTES_MIN
+SIDE = 200  # 160 KB an item, well above SHARE_BYTES_MIN
 
 
 @pytest.fixture(scope="module")

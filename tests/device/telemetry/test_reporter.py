@@ -152,4 +152,4 @@ def test_a_day_without_a_broker_loses_no_event_and_counts_every_window_it_drops(
     assert stats.lost == {"metrics": 24 * 60, "hist": 24 * 60 - 976}
     events = [json.loads(m.payload)["seq"] for m in bench.spool.take(2000, 0) if m.kind == "event"]
     assert events == list(range(1, 25))
-    assert held[1] - held[0] < 256, "kB that the reporter holds on to"
+    assert held[1] - held[0] < 256, "KB that the reporter holds on to"

@@ -21,15 +21,16 @@ NOW_S = expiry_time("2026-11-21T08:00:00Z")
 
 
 def test_sizes_and_rates_are_decimal_and_have_a_unit() -> None:
-    assert [size_bytes(text) for text in ("12B", "500KB", "2MB", "1.5GB", "2mb")] == [
+    assert [size_bytes(text) for text in ("12B", "500KB", "2MB", "1.5GB", "2mb", "12.3 MB")] == [
         12,
         500_000,
         2_000_000,
         1_500_000_000,
         2_000_000,
+        12_300_000,
     ]
     assert [rate_bytes_per_s(text) for text in ("500KB/s", "2MB/s")] == [500_000, 2_000_000]
-    assert [size_text(size) for size in (67, 4_500, 12_300_000)] == ["67 bytes", "4.5 kB", "12.3 MB"]
+    assert [size_text(size) for size in (67, 4_500, 12_300_000)] == ["67 bytes", "4.5 KB", "12.3 MB"]
 
 
 def test_a_share_is_a_percentage_or_unknown() -> None:
@@ -45,7 +46,7 @@ def test_a_difference_has_a_sign_and_no_negative_zero() -> None:
 @pytest.mark.parametrize(
     ("parse", "texts"),
     [
-        (size_bytes, ("500", "2M", "2 MB/s", "-1KB", "1PB", "")),
+        (size_bytes, ("500", "2M", "2  MB", "2 MB/s", "-1KB", "1PB", "")),
         (rate_bytes_per_s, ("500KB", "2MB/m", "fast", "")),
     ],
 )

@@ -140,10 +140,10 @@ def test_a_cache_that_cannot_be_written_costs_no_build(builds: Builds, source: S
 
 def test_the_environment_sets_folder_and_limit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv("EDGERT_CACHE_MB", "3")
+    monkeypatch.setenv("EDGERT_CACHE", "3MB")
     assert default_cache() == BuildCache(tmp_path / "edgert" / "build", 3_000_000)
-    monkeypatch.setenv("EDGERT_CACHE_MB", "many")
-    with pytest.raises(ConfigInvalid, match="EDGERT_CACHE_MB"):
+    monkeypatch.setenv("EDGERT_CACHE", "4096")
+    with pytest.raises(ConfigInvalid, match="EDGERT_CACHE: '4096' is not a size"):
         default_cache()
 
 
