@@ -10,7 +10,10 @@ RETRY_S = 0.1  # when a client asks again while a model loads
 
 
 class ModelState(str, Enum):
-    """The state of one model: SERVING and LOADING follow from its workers, the others say why it has none."""
+    """The state of one model: SERVING and LOADING follow from its workers, the others say why it has none.
+
+    None follows from the state before it, so there is no table of transitions (decision 30).
+    """
 
     SERVING = "ready"
     LOADING = "loading"  # and none serves

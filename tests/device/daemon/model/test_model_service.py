@@ -371,6 +371,7 @@ def test_any_order_of_events_leaves_a_state_that_is_true(tmp_path: Path, seed: i
         assert (workers.serving is not None) == (state == "ready")
         assert (workers.loading is not None and not workers.serving) == (state == "loading")
         assert world.store.read().live is not None or state in ("stopped", "failed")
+        assert world.service.pauses or state not in ("restarting", "quarantined")
         theirs, ours = connected()
         with theirs, ours, suppress(EdgeRTError):
             world.service.connect(theirs)
