@@ -29,7 +29,7 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from edgert import machine as host
+from edgert import machine
 from edgert.bundle.buckets import Buckets
 from edgert.checks import golden_samples as golden
 from edgert.engines import UNTHREADED, EngineOptions, LocalArtifact, Session, engine_by_name
@@ -114,7 +114,7 @@ def bench(
     """Measure for about `seconds`, or longer if a run takes long; report a piece that cannot run."""
     results: list[dict[str, Any]] = []
     sessions: list[tuple[dict[str, Any], Session, Piece]] = []
-    before_c = host.temp_c()
+    before_c = machine.temp_c()
     try:
         for piece in work:
             progress(f"{piece.name}: loading, and trying numbers of threads")
@@ -134,13 +134,13 @@ def bench(
             session.close()
     return {
         "mode": "engine",
-        "machine": machine(),
-        "temp_c": {"before": before_c, "after": host.temp_c()},
+        "machine": measured_on(),
+        "temp_c": {"before": before_c, "after": machine.temp_c()},
         "results": results,
     }
 
 
-def machine() -> dict[str, Any]:
+def measured_on() -> dict[str, Any]:
     """Return the machine and processor of this measurement."""
     return {"machine": platform.machine(), "cpu": processor_name(), "cpus": len(os.sched_getaffinity(0))}
 
@@ -157,7 +157,7 @@ def _opened(
     engine = engine_by_name(artifact.engine)
     result["engine_version"] = engine.version()
     engine.prepare(artifact, EngineOptions(cache_dir=cache_dir), progress)
-    base_bytes = host.rss_bytes() or 0  # the engine's libraries are loaded by now
+    base_bytes = machine.rss_bytes() or 0  # the engine's libraries are loaded by now
     times: dict[int, float] = {}
     session, best = None, 0
     for threads in _threads(artifact.engine):
@@ -181,7 +181,7 @@ def _opened(
             session.close()
         session, best = tried, threads
     assert session is not None
-    result["memory_mb"] = round(max(0, (host.rss_bytes() or 0) - base_bytes) / 1e6, 1)
+    result["memory_mb"] = round(max(0, (machine.rss_bytes() or 0) - base_bytes) / 1e6, 1)
     result["threads"] = best
     result["threads_ms"] = {str(threads): round(1e3 * s, 5) for threads, s in times.items()}
     return session

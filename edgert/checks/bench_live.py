@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from edgert import machine as host
-from edgert.checks.bench import machine
+from edgert import machine
+from edgert.checks.bench import measured_on
 from edgert.checks.golden_client import GoldenClient
 from edgert.checks.status import ServingStatus, ask_daemon
 from edgert.config import DeviceConfig
@@ -43,7 +43,7 @@ def bench_live(
 ) -> dict[str, Any]:
     """Measure for about `seconds`, half with one client, half with `clients`. Raises the daemon's errors."""
     version = load_live(store, config)
-    before_c = host.temp_c()
+    before_c = machine.temp_c()
     progress(f"{model}: one client for {seconds / 2:g} s")
     alone_s, _ = _answer_times(version, state, config, 1, seconds / 2)
     progress(f"{model}: {counted(clients, 'client')} for {seconds / 2:g} s")
@@ -63,8 +63,8 @@ def bench_live(
         "per_s": round(len(together_s) / took_s, 2),
         "together_p99_ms": round(1e3 * float(np.percentile(together_s, 99)), 4),
     }
-    temperatures = {"before": before_c, "after": host.temp_c()}
-    return {"mode": "as-served", "machine": machine(), "temp_c": temperatures, "results": [result]}
+    temperatures = {"before": before_c, "after": machine.temp_c()}
+    return {"mode": "as-served", "machine": measured_on(), "temp_c": temperatures, "results": [result]}
 
 
 def _answer_times(

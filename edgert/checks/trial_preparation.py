@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from edgert import machine as host
+from edgert import machine
 from edgert.bundle.manifest import Manifest
 from edgert.config import DeviceConfig
 from edgert.errors import TransitionRefused
@@ -18,7 +18,7 @@ def fit_for(limits: TrialLimits, store: SlotStore, config: DeviceConfig) -> tupl
 
     Raises TransitionRefused for a limit that this device can never measure, so that no watch is spent on it.
     """
-    if "temp_c" in limits.bounds and host.temp_c() is None:
+    if "temp_c" in limits.bounds and machine.temp_c() is None:
         raise TransitionRefused("this device has no readable thermometer: leave the limit temp_c out for it")
     if "agreement" not in limits.bounds:
         return limits, ()

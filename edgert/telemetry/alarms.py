@@ -102,8 +102,8 @@ class Readings:
         self._silent_s = 0.0
         self._answered, self._asked = _Stretch(), _Stretch()
 
-    def of(self, report: WindowReport, host: Mapping[str, object]) -> dict[str, float | None]:
-        """Return the readings that alarms are judged by. `host` may hold temp_c, throttled and rss_bytes."""
+    def of(self, report: WindowReport, facts: Mapping[str, object]) -> dict[str, float | None]:
+        """Return the readings that alarms are judged by. `facts` may hold temp_c, throttled and rss_bytes."""
         totals, before = report.totals, self._before
         self._before = totals
         requests = totals.requests - before.requests
@@ -115,9 +115,9 @@ class Readings:
         return {
             "p99_ms": None if answered is None else answered.latency.quantile(0.99),
             "error_share": None if recent is None else recent.failed / max(recent.requests, 1),
-            "temp_c": _scaled(host.get("temp_c")),
-            "throttled": _scaled(host.get("throttled")),
-            "worker_mb": _scaled(host.get("rss_bytes"), 1e-6),
+            "temp_c": _scaled(facts.get("temp_c")),
+            "throttled": _scaled(facts.get("throttled")),
+            "worker_mb": _scaled(facts.get("rss_bytes"), 1e-6),
             "silent_s": self._silent_s,
         }
 

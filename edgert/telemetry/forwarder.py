@@ -14,8 +14,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from edgert import __version__
-from edgert import machine as host
+from edgert import __version__, machine
 from edgert.config import PASSWORD_CREDENTIAL, DeviceConfig, credential, read_config
 from edgert.errors import EdgeRTError
 from edgert.log import log
@@ -70,7 +69,7 @@ def forward(state: StateDir, config: DeviceConfig, boot: str, stop: Stop) -> Non
     )
 
     def sys_fields() -> Mapping[str, object]:
-        return host.sys_fields(state.spool.parent)
+        return machine.sys_fields(state.spool.parent)
 
     def hinted() -> None:
         with contextlib.suppress(EdgeRTError, OSError):  # the interval comes in any case

@@ -145,11 +145,11 @@ def envelope(*, ts_ms: int, boot: str, seq: int | None = None) -> dict[str, Scal
 
 
 def metrics_fields(
-    report: WindowReport, *, up: bool, model_version: str, host: Mapping[str, object]
+    report: WindowReport, *, up: bool, model_version: str, facts: Mapping[str, object]
 ) -> dict[str, object]:
     """Return the `metrics` payload without its envelope.
 
-    A figure of no request is None, which `dump` leaves out. `host` may hold clock_synced, rss_bytes, temp_c and
+    A figure of no request is None, which `dump` leaves out. `facts` may hold clock_synced, rss_bytes, temp_c and
     throttled.
     """
     totals, latency = report.totals, report.latency
@@ -171,7 +171,7 @@ def metrics_fields(
         **{f"lat_le_{bound}ms_total": n for bound, n in zip(SLO_BOUNDS_MS, totals.within_ms, strict=True)},
         **{f"{name}_p99_ms": _quantile(sketch, 0.99) for name, sketch in report.stages.items()},
         "batch_mean": round(report.batch_mean, 3) or None,
-        **host,
+        **facts,
         "model_version": model_version,
     }
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from edgert import machine as host
+from edgert import machine
 from edgert.errors import EdgeRTError
 from edgert.names import checked_id
 from edgert.telemetry import messages
@@ -46,7 +46,7 @@ class ReporterSettings:
 class Reporter:
     """Reports one model's recorder to the spool.
 
-    `host_facts` returns fields of `metrics` beside the recorder's; `window_ended` is called before each report. `clock`
+    `facts` returns fields of `metrics` beside the recorder's; `window_ended` is called before each report. `clock`
     is monotonic seconds, `wall_clock` seconds since 1970. Tests pass their own and call `tick` themselves.
     """
 
@@ -57,7 +57,7 @@ class Reporter:
         settings: ReporterSettings,
         *,
         alarms: Alarms | None = None,
-        host_facts: Callable[[], Mapping[str, object]] = lambda: host_facts_now(),
+        facts: Callable[[], Mapping[str, object]] = lambda: machine_facts(),
         window_ended: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
@@ -69,7 +69,7 @@ class Reporter:
         self._readings = Readings()
         self._recorder, self._spool, self._settings = recorder, spool, settings
         self._clock, self._wall_clock = clock, wall_clock
-        self._host_facts, self._window_ended = host_facts, window_ended
+        self._facts, self._window_ended = facts, window_ended
         self._log = log
         self._refused = False
         self._window_ends_at = clock() + settings.window_s
@@ -120,7 +120,7 @@ class Reporter:
         return max(0.0, self._window_ends_at - self._clock())
 
     def _report(self, report: WindowReport, *, up: bool) -> None:
-        facts = dict(self._host_facts())
+        facts = dict(self._facts())
         for change in self._alarms.judge(self._readings.of(report, facts)):
             self._log(f"{report.model}: {change.event} " + " ".join(f"{k}={v}" for k, v in change.fields().items()))
             self.event(change.event, **change.fields())
@@ -133,7 +133,7 @@ class Reporter:
 
     def _append(self, report: WindowReport, up: bool, facts: Mapping[str, object]) -> None:
         model, ts_ms = report.model, self._ts_ms()
-        metrics = messages.metrics_fields(report, up=up, model_version=self._settings.model_version, host=facts)
+        metrics = messages.metrics_fields(report, up=up, model_version=self._settings.model_version, facts=facts)
         hist = messages.hist_fields(
             report, model_version=self._settings.model_version, clock_synced=facts.get("clock_synced")
         )
@@ -168,7 +168,7 @@ def append_event(
     spool: Spool, topics: Topics, name: str, *, boot: str, ts_ms: int, model: str | None = None, **fields: Scalar | None
 ) -> int:
     """Spool an `event` message called `name`, about `model` if it concerns one. Raises StorageFailed."""
-    values = {"event": name, "model": model, "clock_synced": host.clock_synced(), **fields}
+    values = {"event": name, "model": model, "clock_synced": machine.clock_synced(), **fields}
     return spool.append(
         "event",
         topics.event,
@@ -178,11 +178,11 @@ def append_event(
     )
 
 
-def host_facts_now() -> dict[str, object]:
+def machine_facts() -> dict[str, object]:
     """Return the fields about the machine and this process in every `metrics` message."""
     return {
-        "clock_synced": host.clock_synced(),
-        "rss_bytes": host.rss_bytes(),
-        "temp_c": host.temp_c(),
-        "throttled": host.throttled(),
+        "clock_synced": machine.clock_synced(),
+        "rss_bytes": machine.rss_bytes(),
+        "temp_c": machine.temp_c(),
+        "throttled": machine.throttled(),
     }

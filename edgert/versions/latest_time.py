@@ -12,7 +12,7 @@ import json
 import time
 from collections.abc import Callable
 
-from edgert import machine as host
+from edgert import machine
 from edgert.bundle.expiry import expiry_time, time_text
 from edgert.durable import store_file
 from edgert.errors import StorageFailed
@@ -30,7 +30,7 @@ class LatestTime:
         self,
         state: StateDir,
         wall_clock: Callable[[], float] = time.time,
-        clock_synced: Callable[[], bool | None] = host.clock_synced,
+        clock_synced: Callable[[], bool | None] = machine.clock_synced,
     ) -> None:
         self._state, self._path = state, state.root / "latest_time.json"
         self._wall_clock, self._clock_synced = wall_clock, clock_synced

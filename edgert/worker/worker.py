@@ -33,7 +33,7 @@ from edgert.state_dir import StateDir
 from edgert.telemetry.alarms import Alarms
 from edgert.telemetry.messages import Topics, release_id
 from edgert.telemetry.recorder import WindowRecorder
-from edgert.telemetry.reporter import Reporter, ReporterSettings, host_facts_now
+from edgert.telemetry.reporter import Reporter, ReporterSettings, machine_facts
 from edgert.telemetry.sketch import merged
 from edgert.telemetry.spool import Spool
 from edgert.threads import STACK_BYTES
@@ -319,7 +319,7 @@ def _reporter(
             alarms=Alarms.of(
                 config.alarms, config.model(model.version.manifest.model).p95_ms, config.serving.worker_mb_max
             ),
-            host_facts=lambda: {**window_facts(), **host_facts_now()},
+            facts=lambda: {**window_facts(), **machine_facts()},
             window_ended=rest,
             log=log,
         )

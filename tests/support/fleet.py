@@ -104,7 +104,7 @@ class Sender:
         report = self._recorder.cut(now=self._clock_s)
         envelope = messages.envelope(ts_ms=int(self._clock_s * 1000), boot=self.boot, seq=self.seq)
         hist = messages.hist_fields(report, model_version="r7")
-        metrics = messages.metrics_fields(report, up=True, model_version="r7", host={})
+        metrics = messages.metrics_fields(report, up=True, model_version="r7", facts={})
         return [
             (self.topics.hist(self.model), messages.dump({**envelope, **hist})),
             (self.topics.metrics(self.model), messages.dump({**envelope, **metrics})),

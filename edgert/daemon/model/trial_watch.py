@@ -14,7 +14,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
-from edgert import machine as host
+from edgert import machine
 from edgert.checks.status import TrialStatus
 from edgert.daemon.workers.worker_process import WorkerProcess
 from edgert.versions.slot_store import SlotStore
@@ -51,7 +51,11 @@ class TrialWatch:
     """
 
     def __init__(
-        self, limits: TrialLimits, worker: WorkerProcess, now_s: float, temp_c: Callable[[], float | None] = host.temp_c
+        self,
+        limits: TrialLimits,
+        worker: WorkerProcess,
+        now_s: float,
+        temp_c: Callable[[], float | None] = machine.temp_c,
     ) -> None:
         self.limits, self.worker = limits, worker
         self.phase = Phase.WATCHING

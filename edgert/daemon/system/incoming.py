@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from edgert import machine as host
+from edgert import machine
 from edgert.log import log
 
 PARTIAL_S_MAX = 7 * 86400.0  # how long an interrupted transfer is kept after its last byte
@@ -29,7 +29,7 @@ class IncomingFolder:
     folder: Path
     clock: Callable[[], float] = time.monotonic
     wall_clock: Callable[[], float] = time.time
-    clock_synced: Callable[[], bool | None] = host.clock_synced
+    clock_synced: Callable[[], bool | None] = machine.clock_synced
     _seen: dict[tuple[str, int, float], float] = field(default_factory=dict)  # name, size, mtime -> since when
 
     def clean(self) -> None:

@@ -59,7 +59,7 @@ class Device:
     """A reporter with alarms, whose windows the test ends."""
 
     def __init__(self, folder: Path, **limits: Any) -> None:
-        self.now, self.host = 0.0, {"temp_c": 40.0}
+        self.now, self.facts = 0.0, {"temp_c": 40.0}
         self.logged: list[str] = []
         self.spool = Spool(folder / "telemetry.db")
         self.recorder = WindowRecorder("digits", lambda: self.now)
@@ -68,7 +68,7 @@ class Device:
             self.spool,
             ReporterSettings(Topics("plant-a", "pi-07"), "b1", "r7"),
             clock=lambda: self.now,
-            host_facts=lambda: self.host,
+            facts=lambda: self.facts,
             alarms=Alarms.of(AlarmConfig(**limits), 0, 0),
             log=self.logged.append,
         )
@@ -87,7 +87,7 @@ class Device:
 
 def test_errors_slowness_and_heat_are_reported_as_events_and_counted_in_the_metrics(tmp_path: Path) -> None:
     device = Device(tmp_path, p99_ms=20)
-    device.host["temp_c"] = 91.5
+    device.facts["temp_c"] = 91.5
     for _ in range(2):
         device.window({"ok": 90, "error": 10}, took_us=30_000)
     said = {(event["event"], event["alarm"]): event for event in device.said()}
@@ -145,7 +145,7 @@ def test_who_is_told_of_alarms_hears_each_change_once(tmp_path: Path) -> None:
     device, heard = Device(tmp_path, temp_c=80), list[tuple[str, ...]]()
     device.reporter.alarms_changed = lambda: heard.append(device.reporter.alarms)
     for temp_c in (90.0, 90.0, 90.0, 50.0, 50.0, 50.0, 50.0):
-        device.host["temp_c"] = temp_c
+        device.facts["temp_c"] = temp_c
         device.window({})
     assert heard == [("temp_c",), ()]
 

@@ -82,8 +82,8 @@ def test_an_id_with_a_letter_is_taken(good: str) -> None:
 
 
 def test_metrics_carry_every_field_of_the_contract_flat() -> None:
-    host = {"clock_synced": True, "rss_bytes": 5, "temp_c": 41.5, "throttled": None}
-    fields = messages.metrics_fields(report(), up=True, model_version="r7", host=host)
+    facts = {"clock_synced": True, "rss_bytes": 5, "temp_c": 41.5, "throttled": None}
+    fields = messages.metrics_fields(report(), up=True, model_version="r7", facts=facts)
     payload = json.loads(messages.dump({**messages.envelope(ts_ms=17, boot="b1", seq=1), **fields}))
     names = (
         "v ts boot seq window_s up clock_synced req_total err_total shed_total cache_hit_total lat_p50_ms "
@@ -101,14 +101,14 @@ def test_metrics_carry_every_field_of_the_contract_flat() -> None:
 def test_a_window_without_requests_leaves_out_every_figure_of_requests() -> None:
     recorder = WindowRecorder("digits", clock=lambda: 0.0)
     recorder.record(RequestSpan("error", 5))
-    fields = messages.metrics_fields(recorder.cut(now=60.0), up=True, model_version="r7", host={})
+    fields = messages.metrics_fields(recorder.cut(now=60.0), up=True, model_version="r7", facts={})
     payload = json.loads(messages.dump(fields))
     assert {name for name in payload if name.endswith("_ms") or name == "batch_mean"} == set()
     assert (payload["req_total"], payload["err_total"], payload["lat_le_10ms_total"]) == (1, 1, 0)
 
 
 def test_metrics_come_back_as_they_were_sent() -> None:
-    fields = messages.metrics_fields(report(), up=False, model_version="r7", host={})
+    fields = messages.metrics_fields(report(), up=False, model_version="r7", facts={})
     read = MetricsMessage.from_json(messages.dump({**messages.envelope(ts_ms=17, boot="b1", seq=4), **fields}))
     assert (read.ts_ms, read.boot, read.seq, read.window_s, read.model_version) == (17, "b1", 4, 60.0, "r7")
     assert read.number("req_total") == 3

@@ -42,7 +42,7 @@ class Bench:
             ReporterSettings(TOPICS, "b1", "r7"),
             clock=self.clock,
             wall_clock=lambda: 1_700_000_000.5,
-            host_facts=lambda: {"rss_bytes": 7},
+            facts=lambda: {"rss_bytes": 7},
             log=self.said.append,
         )
 
