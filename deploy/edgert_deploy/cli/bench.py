@@ -10,7 +10,7 @@ import click
 
 from edgert.cli.output import json_option
 from edgert.cli.quantity import Duration
-from edgert_deploy.cli.shared.each import Row, run_on_each
+from edgert_deploy.cli.shared.each import Results, run_on_each
 from edgert_deploy.cli.shared.options import inventory_option, selector_argument
 from edgert_deploy.cli.shared.output import columns, error_lines, say
 from edgert_deploy.cli.shared.types import ModelOrBundle
@@ -51,38 +51,35 @@ def bench(
       edgert bench digits all --json
     """
 
-    def measured(device: Device, transport: Transport) -> Row:
+    def measured(device: Device, transport: Transport) -> dict[str, Any]:
         tell = partial(say, device.name)
         if isinstance(model_or_bundle, Path):
             return bench_bundle_on(device, transport, model_or_bundle, for_s, tell)
         return bench_live_on(device, transport, model_or_bundle, for_s, clients, tell)
 
     results = run_on_each(inventory.select(selector), measured)
-    results.show(_table(results.rows), as_json)
+    results.show(_table(results), as_json)
 
 
-def _table(rows: list[Row]) -> str:
+def _table(measured: Results[dict[str, Any]]) -> str:
     cells: list[tuple[str, ...]] = [HEADING]
     errors = []
-    for row in rows:
+    for name, row in measured.good:
         results = row.get("results", [])
         live = next(
             (result["p50_ms"] for result in results if result["id"].startswith("live") and "p50_ms" in result), None
         )
-        cells += [_cells(row, result, live if len(results) > 1 else None) for result in results]
+        cells += [_cells(name, row, result, live if len(results) > 1 else None) for result in results]
         failed = [result for result in results if "error" in result]
-        errors += [
-            (f"{row['device']} {result['id']}", result["error"]["code"], result["error"]["message"])
-            for result in failed
-        ]
+        errors += [(f"{name} {result['id']}", result["error"]["code"], result["error"]["message"]) for result in failed]
     return f"{columns(cells)}\n{error_lines(errors)}".rstrip("\n")
 
 
-def _cells(row: Row, result: dict[str, Any], live_ms: float | None) -> tuple[str, ...]:
+def _cells(name: str, row: dict[str, Any], result: dict[str, Any], live_ms: float | None) -> tuple[str, ...]:
     heat = "-" if row["temp_c"]["after"] is None else f"{row['temp_c']['before']} -> {row['temp_c']['after']}"
     if "error" in result:
-        return (row["device"], result["id"], result["engine"], "-", "-", "-", "-", "-", "-", heat)
-    times = [f"{result[name]:.3f}" for name in ("p50_ms", "p95_ms", "p99_ms")]
+        return (name, result["id"], result["engine"], "-", "-", "-", "-", "-", "-", heat)
+    times = [f"{result[key]:.3f}" for key in ("p50_ms", "p95_ms", "p99_ms")]
     ratio = f"{result['p50_ms'] / live_ms:.2f}x" if live_ms else "-"
     memory = "-" if result.get("memory_mb") is None else f"{result['memory_mb']:.1f}"
-    return (row["device"], result["id"], result["engine"] or "-", *times, f"{result['per_s']:.1f}", ratio, memory, heat)
+    return (name, result["id"], result["engine"] or "-", *times, f"{result['per_s']:.1f}", ratio, memory, heat)

@@ -11,9 +11,8 @@ import click
 from edgert.cli.output import json_option
 from edgert.engines import FOR_TESTS
 from edgert.telemetry.link import CONNECTED
-from edgert.typed_json import to_json
+from edgert_deploy.bootstrap.bootstrap import BootstrapResult, use_previous_runtime
 from edgert_deploy.bootstrap.bootstrap import bootstrap as set_up
-from edgert_deploy.bootstrap.bootstrap import use_previous_runtime
 from edgert_deploy.bootstrap.plan import BootstrapOptions, plan_bootstrap
 from edgert_deploy.cli.shared.bootstrap_options import (
     ChannelOptions,
@@ -25,7 +24,7 @@ from edgert_deploy.cli.shared.bootstrap_options import (
     report_options,
     runtime_options,
 )
-from edgert_deploy.cli.shared.each import Row, run_on_each
+from edgert_deploy.cli.shared.each import run_on_each
 from edgert_deploy.cli.shared.option_groups import SectionedCommand
 from edgert_deploy.cli.shared.options import inventory_option, profiles_option, same_machine_option, selector_argument
 from edgert_deploy.cli.shared.output import say
@@ -94,39 +93,41 @@ def bootstrap(
         trial_s=runtime.trial_s,
     )
 
-    def plan(device: Device, transport: Transport) -> Row:
+    def plan(device: Device, transport: Transport) -> dict[str, Any]:
         profile = load_profile(device.profile, profiles_dir)
         return plan_bootstrap(device, profile, options, transport, partial(say, device.name)).to_json()
 
-    def do(device: Device, transport: Transport) -> Row:
+    def do(device: Device, transport: Transport) -> BootstrapResult:
         tell = partial(say, device.name)
         if runtime.previous_runtime:
-            return dict(to_json(use_previous_runtime(device, options, transport, tell)))
-        return dict(to_json(set_up(device, load_profile(device.profile, profiles_dir), options, transport, tell)))
+            return use_previous_runtime(device, options, transport, tell)
+        return set_up(device, load_profile(device.profile, profiles_dir), options, transport, tell)
 
     if dry_run:
-        results = run_on_each(devices, plan)
-        lines = [f"{row['device']}: {step}" for row in results.good for step in row["steps"] or ["nothing to do"]]
-        results.show("\n".join(lines), as_json, dry_run=True)
+        plans = run_on_each(devices, plan)
+        lines = [f"{name}: {step}" for name, planned in plans.good for step in planned["steps"] or ["nothing to do"]]
+        plans.show("\n".join(lines), as_json, dry_run=True)
         return
     results = run_on_each(devices, do, one_first=runtime.changes_runtime)
     pythons = {device.name: device.python for device in devices}
-    lines = [_line(row, pythons[row["device"]]) for row in results.good]
+    lines = [_line(result, pythons[name]) for name, result in results.good]
     results.show("\n".join(lines), as_json)
 
 
-def _line(row: dict[str, Any], python: str) -> str:
-    changed = ", ".join(row["changed"]) or "nothing, all was there"
+def _line(result: BootstrapResult, python: str) -> str:
+    status = result.status
+    assert status is not None  # a bootstrap ends with the device's status, or with an error
+    changed = ", ".join(result.changed) or "nothing, all was there"
     engines = ", ".join(
-        f"{name} {version}" for name, version in row["status"]["engines"].items() if version and name not in FOR_TESTS
+        f"{name} {version}" for name, version in status.engines.items() if version and name not in FOR_TESTS
     )
-    engines += "".join(f"; without {name}" for name in row["lacking"])
-    telemetry = row["status"]["telemetry"]
+    engines += "".join(f"; without {name}" for name in result.lacking)
+    telemetry = status.telemetry
     ready = "ready"
-    if telemetry["broker"] and telemetry["link"]["state"] != CONNECTED:
-        reason = telemetry["link"]["text"] or "no connection yet"
-        ready = f"set up, but without its broker {telemetry['broker']} ({reason})"
+    if telemetry.broker and telemetry.link.state != CONNECTED:
+        reason = telemetry.link.text or "no connection yet"
+        ready = f"set up, but without its broker {telemetry.broker} ({reason})"
     return (
-        f"{row['device']}: {ready}, kept running by {row['service']}; engines {engines}; changed: {changed}\n"
-        f"  apps there: {python}, socket {row['status']['socket']}"
+        f"{result.device}: {ready}, kept running by {result.service}; engines {engines}; changed: {changed}\n"
+        f"  apps there: {python}, socket {status.socket}"
     )

@@ -9,8 +9,8 @@ import click
 from edgert.bundle.signing import new_key, read_public_key, write_key_pair
 from edgert.cli.command import Group
 from edgert.cli.output import emit, json_option
-from edgert.errors import ConfigInvalid
-from edgert_deploy.cli.shared.each import Row, run_on_each
+from edgert.errors import ConfigInvalid, EdgeRTError
+from edgert_deploy.cli.shared.each import run_on_each
 from edgert_deploy.cli.shared.options import inventory_option, selector_argument
 from edgert_deploy.cli.shared.output import columns, error_lines, say
 from edgert_deploy.common.keys import DEFAULT, PUBLIC_SUFFIX, check_new_key, key_paths, keys_dir, public_keys, publish
@@ -115,13 +115,16 @@ def remove(key: str, selector: str, force: bool, inventory: Inventory, as_json: 
 def _on_devices(selector: str, inventory: Inventory, as_json: bool, *words: str) -> None:
     """Run `edgertd keys WORDS` on each device, and print the keys that each then trusts."""
 
-    def ask(device: Device, transport: Transport) -> Row:
+    def ask(device: Device, transport: Transport) -> dict[str, list[str]]:
         answer = RemoteDaemon(transport, device).call("keys", *words)
         trusted = [key["key_id"] if isinstance(key, dict) else str(key) for key in answer["keys"]]
         return {"keys": trusted, "damaged": answer.get("damaged", [])}
 
     results = run_on_each(inventory.select(selector), ask)
     cells = [("DEVICE", "TRUSTED KEYS")]
-    cells += [(row["device"], "-" if "error" in row else ", ".join(row["keys"]) or "none") for row in results.rows]
-    damaged = [(row["device"], "damaged", file_name) for row in results.rows for file_name in row.get("damaged", ())]
+    cells += [
+        (name, "-" if isinstance(answer, EdgeRTError) else ", ".join(answer["keys"]) or "none")
+        for name, answer in results.answers
+    ]
+    damaged = [(name, "damaged", file_name) for name, answer in results.good for file_name in answer["damaged"]]
     results.show(columns(cells), as_json, below=error_lines(damaged).rstrip("\n"))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import click
 
 from edgert.cli.output import json_option
-from edgert_deploy.cli.shared.each import Row, run_on_each
+from edgert.errors import EdgeRTError
+from edgert_deploy.cli.shared.each import run_on_each
 from edgert_deploy.cli.shared.options import inventory_option, selector_argument
 from edgert_deploy.cli.shared.output import columns, say
 from edgert_deploy.cli.shared.types import ModelName
@@ -37,7 +39,7 @@ def rollback(model: str, selector: str, force: bool, inventory: Inventory, as_js
       edgert rollback digits canary --json
     """
 
-    def roll_back(device: Device, transport: Transport) -> Row:
+    def roll_back(device: Device, transport: Transport) -> dict[str, Any]:
         daemon = RemoteDaemon(transport, device, partial(say, device.name))
         if force:
             answer = daemon.call("rollback", model, "--force", timeout_s=ACTIVATE_S_MAX)
@@ -48,7 +50,9 @@ def rollback(model: str, selector: str, force: bool, inventory: Inventory, as_js
 
     results = run_on_each(inventory.select(selector), roll_back)
     cells = [("DEVICE", "MODEL", "LIVE")]
-    for row in results.rows:
-        change = "" if "error" in row else f"{row['was'] or 'nothing'} -> {row['release'] or 'nothing'}"
-        cells.append((row["device"], model, change))
+    for name, answer in results.answers:
+        change = ""
+        if not isinstance(answer, EdgeRTError):
+            change = f"{answer['was'] or 'nothing'} -> {answer['release'] or 'nothing'}"
+        cells.append((name, model, change))
     results.show(columns(cells), as_json, model=model)

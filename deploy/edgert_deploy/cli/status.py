@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import click
 
+from edgert.checks.status import DeviceStatus
 from edgert.cli.output import json_option
 from edgert.environment import CODE, code_digest
-from edgert.errors import DeviceUnreachable, HostKeyMismatch, LoginRefused, NotBootstrapped, RuntimeBroken
-from edgert.typed_json import to_json
-from edgert_deploy.cli.shared.each import Row, run_on_each
+from edgert.errors import DeviceUnreachable, EdgeRTError, HostKeyMismatch, LoginRefused, NotBootstrapped, RuntimeBroken
+from edgert_deploy.cli.shared.each import run_on_each
 from edgert_deploy.cli.shared.options import inventory_option, selector_argument
 from edgert_deploy.cli.shared.output import columns
 from edgert_deploy.cli.shared.team import open_rollouts
@@ -19,7 +20,7 @@ from edgert_deploy.devices.inventory import Device, Inventory
 from edgert_deploy.devices.remote import RemoteDaemon
 from edgert_deploy.devices.selector import ALL
 from edgert_deploy.devices.transports import Transport
-from edgert_deploy.rollout.drift import device_drifts, model_drifts, wanted_of
+from edgert_deploy.rollout.drift import Drift, ModelDrift, device_drifts, model_drifts, wanted_of
 from edgert_deploy.rollout.rollout_record import Rollout
 
 EXIT_DRIFT = 12
@@ -31,6 +32,16 @@ _UNASKED = {
     RuntimeBroken.code: "runtime broken",
     **dict.fromkeys((DeviceUnreachable.code, LoginRefused.code, HostKeyMismatch.code), "unreachable"),
 }
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A device's status, whether it `drifts`, and what does: its own `drift`, and `models`."""
+
+    drifts: bool
+    drift: tuple[Drift, ...]
+    models: tuple[ModelDrift, ...]
+    status: DeviceStatus
 
 
 @click.command()
@@ -58,57 +69,47 @@ def status(selector: str, check: bool, inventory: Inventory, as_json: bool) -> N
     rollouts = open_rollouts().all()
     wanted, code = wanted_of(rollouts, find_project().name_of(inventory.path)), code_digest(CODE)
 
-    def ask(device: Device, transport: Transport) -> Row:
-        """Return the device's `status`, whether it `drifts`, and what does: its own `drift`, and `models`."""
+    def ask(device: Device, transport: Transport) -> _Asked:
         status = RemoteDaemon(transport, device).status()
         models, device_drift = model_drifts(status, wanted.get(device.name, {})), device_drifts(status, own_code=code)
-        return {
-            "drifts": bool(device_drift) or any(model.drift for model in models),
-            "drift": to_json(device_drift),
-            "models": to_json(models),
-            "status": status.as_json(),
-        }
+        return _Asked(bool(device_drift) or any(model.drift for model in models), device_drift, models, status)
 
     results = run_on_each(inventory.select(selector), ask)
-    for row in results.rows:
-        row.setdefault("drifts", True)
-    drifts = any(row["drifts"] for row in results.rows)
+    drifts = bool(results.failed) or any(asked.drifts for _, asked in results.good)
     results.show(
-        columns([HEADING, *(cells for row in results.rows for cells in _cells(row))]),
+        columns([HEADING, *(cells for name, answer in results.answers for cells in _cells(name, answer))]),
         as_json,
         below="\n".join([*_reasons(results.good), *_doubts(results.good), *_next_steps(results.good, rollouts)]),
         code=EXIT_DRIFT if check and drifts else 0,
         raise_lone=False,
+        failed_also={"drifts": True},
         drifts=drifts,
     )
 
 
-def _reasons(rows: list[Row]) -> list[str]:
+def _reasons(good: list[tuple[str, _Asked]]) -> list[str]:
     lines = []
-    for row in rows:
-        lines += [f"{row['device']}: {drift['text']}" for drift in row["drift"]]
-        for model in row["models"]:
-            lines += [f"{row['device']} {model['model']}: {drift['text']}" for drift in model["drift"]]
+    for name, asked in good:
+        lines += [f"{name}: {drift.text}" for drift in asked.drift]
+        lines += [f"{name} {model.model}: {drift.text}" for model in asked.models for drift in model.drift]
     return lines
 
 
-def _doubts(rows: list[Row]) -> list[str]:
+def _doubts(good: list[tuple[str, _Asked]]) -> list[str]:
     """Return what makes the trial of a live version a weak one."""
     lines = []
-    for row in rows:
-        for model in row["status"]["models"]:
-            trial = (model.get("serving") or {}).get("trial") or {}
-            if trial.get("doubt") and model["live"] and trial["release"] == model["live"]["release"]:
-                lines.append(
-                    f"{row['device']} {model['model']}: release {trial['release']} held its limits, but {trial['doubt']}"
-                )
+    for name, asked in good:
+        for model in asked.status.models:
+            trial = None if model.serving is None else model.serving.trial
+            if trial and trial.doubt and trial.release == model.release:
+                lines.append(f"{name} {model.model}: release {trial.release} held its limits, but {trial.doubt}")
     return lines
 
 
-def _next_steps(rows: list[Row], rollouts: Sequence[Rollout]) -> list[str]:
+def _next_steps(good: list[tuple[str, _Asked]], rollouts: Sequence[Rollout]) -> list[str]:
     """Return what to do if no daemon runs, nothing was deployed, or a release rolled back."""
-    stopped = ",".join(row["device"] for row in rows if not row["status"]["daemon"]["running"])
-    bare = ",".join(row["device"] for row in rows if not row["models"])
+    stopped = ",".join(name for name, asked in good if not asked.status.daemon.running)
+    bare = ",".join(name for name, asked in good if not asked.models)
     lines = []
     if stopped:
         lines.append(f"next: the daemon does not run on {stopped}: edgert bootstrap {stopped} starts it")
@@ -118,26 +119,27 @@ def _next_steps(rows: list[Row], rollouts: Sequence[Rollout]) -> list[str]:
     unfinished: dict[str, list[str]] = {}
     rolled_back: dict[tuple[str, int | None, str], list[str]] = {}
     missing: dict[tuple[str, int], list[str]] = {}
-    for row in rows:
-        for model in row["models"]:
-            kinds = {drift["kind"] for drift in model["drift"]}
-            rollout = by_id.get(model["wanted"]["rollout"]) if kinds & LACKS_RELEASE else None
-            if rollout is not None and rollout.interrupted(row["device"], "rolled-back" in kinds):
-                unfinished.setdefault(rollout.id, []).append(row["device"])
+    for name, asked in good:
+        for model in asked.models:
+            kinds = {drift.kind for drift in model.drift}
+            if model.wanted is None or not kinds & LACKS_RELEASE:
+                continue
+            rollout = by_id.get(model.wanted.rollout)
+            if rollout is not None and rollout.interrupted(name, "rolled-back" in kinds):
+                unfinished.setdefault(rollout.id, []).append(name)
             elif "rolled-back" in kinds:
-                about = model["model"], model["live"], model["wanted"]["channel"]
-                rolled_back.setdefault(about, []).append(row["device"])
-            elif "missing" in kinds and rollout is not None and not row["status"]["models"]:
-                missing.setdefault((model["model"], rollout.release), []).append(row["device"])
+                rolled_back.setdefault((model.model, model.live, model.wanted.channel), []).append(name)
+            elif "missing" in kinds and rollout is not None and not asked.status.models:
+                missing.setdefault((model.model, rollout.release), []).append(name)
     lines += [
         f"next: release {release} of {model} is wanted on {','.join(devices)}, and no model is there, as on a new machine: "
         f"edgert deploy BUNDLE {','.join(devices)}"
         for (model, release), devices in missing.items()
     ]
     lines += [
-        f"next: rollout {name} was interrupted on {','.join(devices)}: edgert rollout resume {name} continues it, "
-        f"edgert rollout abort {name} gives it up"
-        for name, devices in unfinished.items()
+        f"next: rollout {rollout_id} was interrupted on {','.join(devices)}: "
+        f"edgert rollout resume {rollout_id} continues it, edgert rollout abort {rollout_id} gives it up"
+        for rollout_id, devices in unfinished.items()
     ]
     return lines + [_after_roll_back(*about, ",".join(names)) for about, names in rolled_back.items()]
 
@@ -149,25 +151,22 @@ def _after_roll_back(model: str, live: int | None, channel: str, devices: str) -
     return f"next: deploy a fixed release of {model} to {devices}: {how}{keep}"
 
 
-def _cells(row: Row) -> list[tuple[str, ...]]:
-    name = str(row["device"])
-    if "error" in row:
-        return [(name, "-", "not known", "-", "-", "-", "-", "-", _UNASKED.get(row["error"]["code"], "no answer"))]
-    value = row["status"]
-    daemon = "runs" if value["daemon"]["running"] else "does not run"
-    by_model = {model["model"]: model for model in value["models"]}
-    device_kinds = [kind["kind"] for kind in row["drift"]]
+def _cells(name: str, answer: _Asked | EdgeRTError) -> list[tuple[str, ...]]:
+    if isinstance(answer, EdgeRTError):
+        return [(name, "-", "not known", "-", "-", "-", "-", "-", _UNASKED.get(answer.code, "no answer"))]
+    status = answer.status
+    daemon = "runs" if status.daemon.running else "does not run"
+    device_kinds = [drift.kind for drift in answer.drift]
     lines: list[tuple[str, ...]] = []
-    for model in row["models"]:
-        reported = by_model.get(model["model"], {})
-        live = "nothing" if model["live"] is None else f"release {model['live']}"
-        live = "not known" if reported.get("damaged") else live
-        by = model["wanted"]
-        channel = f" ({by['channel']})" if by and by["channel"] else ""
-        wanted = f"{by['release']}{channel}" if by else "-"
-        engine = (reported.get("serving") or {}).get("engine", "-")
-        drift = ", ".join([*device_kinds, *(kind["kind"] for kind in model["drift"])]) or "-"
-        lines.append(
-            (name, value["profile"], daemon, model["model"], live, wanted, reported.get("state", "-"), engine, drift)
-        )
-    return lines or [(name, value["profile"], daemon, "none", "-", "-", "-", "-", ", ".join(device_kinds) or "-")]
+    for model in answer.models:
+        there = status.model(model.model)
+        live = "nothing" if model.live is None else f"release {model.live}"
+        live = "not known" if there and there.damaged else live
+        by = model.wanted
+        channel = f" ({by.channel})" if by and by.channel else ""
+        wanted = f"{by.release}{channel}" if by else "-"
+        state = there.state if there else "-"
+        engine = there.serving.loaded.engine if there and there.serving and there.serving.loaded else "-"
+        drift = ", ".join([*device_kinds, *(drift.kind for drift in model.drift)]) or "-"
+        lines.append((name, status.profile, daemon, model.model, live, wanted, state, engine, drift))
+    return lines or [(name, status.profile, daemon, "none", "-", "-", "-", "-", ", ".join(device_kinds) or "-")]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict
 from functools import partial
 
 import click
 
 from edgert.cli.output import json_option
+from edgert_deploy.bootstrap.uninstall import Removal
 from edgert_deploy.bootstrap.uninstall import uninstall as uninstall_from
-from edgert_deploy.cli.shared.each import Row, run_on_each
+from edgert_deploy.cli.shared.each import run_on_each
 from edgert_deploy.cli.shared.options import inventory_option, selector_argument, yes_option
 from edgert_deploy.cli.shared.output import say
 from edgert_deploy.devices.inventory import Device, Inventory
@@ -40,14 +40,12 @@ def uninstall(selector: str, purge: bool, yes: bool, dry_run: bool, inventory: I
     if not yes and not dry_run:
         purge = _agreed(devices, purge)
 
-    def remove(device: Device, transport: Transport) -> Row:
-        return asdict(
-            uninstall_from(device, transport, purge=purge, dry_run=dry_run, progress=partial(say, device.name))
-        )
+    def remove(device: Device, transport: Transport) -> Removal:
+        return uninstall_from(device, transport, purge=purge, dry_run=dry_run, progress=partial(say, device.name))
 
     results = run_on_each(devices, remove)
-    lines = [line for row in results.good for line in _lines(row, dry_run)]
-    names = ",".join(row["device"] for row in results.good)
+    lines = [line for _, removal in results.good for line in _lines(removal, dry_run)]
+    names = ",".join(name for name, _ in results.good)
     below = f"next: edgert device remove {names}, or edgert bootstrap {names} to set up again"
     results.show("\n".join(lines), as_json, below="" if dry_run or not names else below, dry_run=dry_run)
 
@@ -61,8 +59,8 @@ def _agreed(devices: list[Device], purge: bool) -> bool:
     return purge or click.confirm("Remove models, trusted keys and configuration too?", err=True)
 
 
-def _lines(row: Row, dry_run: bool) -> list[str]:
+def _lines(removal: Removal, dry_run: bool) -> list[str]:
     removed, left = ("would remove", "would leave") if dry_run else ("removed", "left")
-    lines = [f"{row['device']}: {removed} {path}" for path in row["removed"]]
-    lines += [f"{row['device']}: {left} {path}" for path in row["left"]]
-    return lines or [f"{row['device']}: nothing of EdgeRT is there"]
+    lines = [f"{removal.device}: {removed} {path}" for path in removal.removed]
+    lines += [f"{removal.device}: {left} {path}" for path in removal.left]
+    return lines or [f"{removal.device}: nothing of EdgeRT is there"]

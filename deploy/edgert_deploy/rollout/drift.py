@@ -67,17 +67,18 @@ def wanted_of(rollouts: Iterable[Rollout], inventory: str) -> dict[str, dict[str
     return by_device
 
 
-def model_drifts(status: DeviceStatus, wanted: Mapping[str, Wanted]) -> list[ModelDrift]:
+def model_drifts(status: DeviceStatus, wanted: Mapping[str, Wanted]) -> tuple[ModelDrift, ...]:
     """Return each model that the device has, or that is `wanted` there by rollouts or its channel."""
     by_model, channel = {model.model: model for model in status.models}, status.channel
     followed = {
         name: Wanted(entry.release, entry.digest, channel=channel.channel) for name, entry in channel.wanted.items()
     }
     wanted = {**wanted, **followed}
-    return [_model(name, by_model.get(name), wanted.get(name)) for name in dict.fromkeys((*by_model, *wanted))]
+    names = dict.fromkeys((*by_model, *wanted))
+    return tuple(_model(name, by_model.get(name), wanted.get(name)) for name in names)
 
 
-def device_drifts(status: DeviceStatus, own_version: str = __version__, own_code: str = "") -> list[Drift]:
+def device_drifts(status: DeviceStatus, own_version: str = __version__, own_code: str = "") -> tuple[Drift, ...]:
     """Return the drift of the device itself: its daemon, and its edgert against this host's.
 
     `own_code` is the digest of this host's code; "" compares the versions only.
@@ -90,7 +91,7 @@ def device_drifts(status: DeviceStatus, own_version: str = __version__, own_code
         drifts.append(Drift("runtime", f"its edgert is {status.edgert}, {how} this host's {own_version}"))
     elif status.code and own_code and status.code != own_code:
         drifts.append(Drift("runtime", f"its edgert {status.edgert} has other code than this host's {own_version}"))
-    return drifts
+    return tuple(drifts)
 
 
 def _model(name: str, there: ModelStatus | None, wanted: Wanted | None) -> ModelDrift:

@@ -115,7 +115,7 @@ def test_what_the_channel_of_a_device_wants_stands_before_what_a_rollout_wanted(
 def test_a_model_that_is_not_there_and_a_daemon_that_does_not_run_are_drift() -> None:
     (found,) = model_drifts(device_status(), WANTED)
     assert (found.live, [one.kind for one in found.drift]) == (None, ["missing"])
-    assert device_drifts(device_status(edgert=__version__)) == []
+    assert device_drifts(device_status(edgert=__version__)) == ()
     drifts = device_drifts(device_status(daemon=DaemonState(False), edgert="0.0.1"), "0.2.0")
     assert [one.kind for one in drifts] == ["stopped", "runtime"]
     assert drifts[1].text == "its edgert is 0.0.1, older than this host's 0.2.0"
@@ -123,7 +123,7 @@ def test_a_model_that_is_not_there_and_a_daemon_that_does_not_run_are_drift() ->
 
 def test_other_code_of_the_same_version_is_drift() -> None:
     status = device_status(edgert="0.2.0", code="a")
-    assert device_drifts(status, "0.2.0", "a") == []
+    assert device_drifts(status, "0.2.0", "a") == ()
     (drift,) = device_drifts(status, "0.2.0", "b")
     assert (drift.kind, drift.text) == ("runtime", "its edgert 0.2.0 has other code than this host's 0.2.0")
-    assert device_drifts(replace(status, code=""), "0.2.0", "b") == [], "the device does not state it"
+    assert device_drifts(replace(status, code=""), "0.2.0", "b") == (), "the device does not state it"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
@@ -11,7 +11,7 @@ from edgert.cli.output import json_option
 from edgert.errors import ConfigInvalid
 from edgert.printable import counted
 from edgert_deploy.cli.device.host_keys import identity_path, pinned
-from edgert_deploy.cli.shared.each import Row, run_on_each
+from edgert_deploy.cli.shared.each import run_on_each
 from edgert_deploy.cli.shared.options import inventory_option, profiles_option
 from edgert_deploy.cli.shared.output import say
 from edgert_deploy.cli.shared.types import FILE, Selector
@@ -20,6 +20,25 @@ from edgert_deploy.devices.inventory import Device, Inventory
 from edgert_deploy.devices.profiles import DeviceProfile, list_profiles
 from edgert_deploy.devices.selector import SELECTED_BY
 from edgert_deploy.devices.transports import Transport
+
+
+@dataclass(frozen=True)
+class _Misses:
+    """Why a profile does not fit a machine."""
+
+    profile: str
+    misses: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A machine, the profile that fits it (or None and the `reason`), and why others do not."""
+
+    facts: MachineFacts
+    profile: str | None
+    reason: str
+    in_inventory: str | None
+    profiles: tuple[_Misses, ...]
 
 
 @click.command("probe")
@@ -64,25 +83,27 @@ def probe_(
         devices = inventory.select(selector)
     profiles = list_profiles(profiles_dir)
     results = run_on_each(devices, lambda device, transport: _ask(device, transport, profiles))
-    rows = results.good
-    changed = {row["device"]: row["profile"] for row in rows if row["profile"] not in (None, row["in_inventory"])}
+    changed = {
+        name: found.profile
+        for name, found in results.good
+        if found.profile is not None and found.profile != found.in_inventory
+    }
     saved = []
     if save:
         after = inventory.change(list(changed), lambda device: replace(device, profile=changed[device.name]))
         saved = [device.name for device in after]
     elif changed and not is_address:
         say("", f"next: edgert device probe {','.join(changed)} --save records these profiles")
-    unfit = any(row["profile"] is None for row in rows)
-    text = "\n".join(_text(row) for row in rows)
+    unfit = any(found.profile is None for _, found in results.good)
+    text = "\n".join(_text(name, found) for name, found in results.good)
     results.show(text, as_json, code=ConfigInvalid.exit_code if unfit else 0, saved=saved)
 
 
-def _ask(device: Device, transport: Transport, profiles: list[DeviceProfile]) -> Row:
-    """Return the machine's facts, the profile that fits (or None and why), and why others do not."""
+def _ask(device: Device, transport: Transport, profiles: list[DeviceProfile]) -> _Found:
     local = not device.kind.needs_runtime
     facts = probe(transport, device.name, device.python)
     facts = local_facts(facts) if local else facts
-    misses = {p.name: list(misfits(p, facts).values()) for p in profiles if local or p.name != LOCAL_PROFILE}
+    misses = {p.name: tuple(misfits(p, facts).values()) for p in profiles if local or p.name != LOCAL_PROFILE}
     profile, reason = None, ""
     try:
         profile = pick_profile(profiles, facts, local=local).name
@@ -90,33 +111,26 @@ def _ask(device: Device, transport: Transport, profiles: list[DeviceProfile]) ->
         fitting = [name for name, reasons in misses.items() if not reasons]
         several = f"several fit: {', '.join(fitting)}; choose one with --profile"
         reason = error.message if not misses else several if fitting else "none fits"
-    return {
-        "facts": asdict(facts),
-        "profile": profile,
-        "reason": reason,
-        "in_inventory": device.profile or None,
-        "profiles": [{"profile": name, "misses": reasons} for name, reasons in misses.items()],
-    }
+    profiles_missed = tuple(_Misses(name, reasons) for name, reasons in misses.items())
+    return _Found(facts, profile, reason, device.profile or None, profiles_missed)
 
 
-def _text(row: Row) -> str:
-    facts = MachineFacts(**row["facts"])
+def _text(name: str, found: _Found) -> str:
+    facts = found.facts
     python = f"Python {facts.python} ({facts.python_path})" if facts.python else "no Python 3.10 or newer"
     engines = ", ".join(f"{name} {release}" for name, release in sorted(facts.engines.items()))
-    other = row["in_inventory"] not in (None, row["profile"])
-    recorded = f"; the inventory has {row['in_inventory']}" if other else ""
-    misses = [
-        f"    {profile['profile']} {', '.join(profile['misses'])}" for profile in row["profiles"] if profile["misses"]
-    ]
+    other = found.in_inventory not in (None, found.profile)
+    recorded = f"; the inventory has {found.in_inventory}" if other else ""
+    misses = [f"    {each.profile} {', '.join(each.misses)}" for each in found.profiles if each.misses]
     return "\n".join(
         [
-            f"{row['device']}: {facts.model or 'an unnamed machine'}",
+            f"{name}: {facts.model or 'an unnamed machine'}",
             f"  system       {facts.machine}, {facts.distribution or 'an unknown distribution'}, glibc {facts.glibc or 'none'}, "
             f"{python}, {'systemd' if facts.systemd else 'no systemd'}" + (f", L4T {facts.l4t}" if facts.l4t else ""),
             f"  processor    {facts.cpu or 'unnamed'}, {counted(facts.cpus, 'core')}; accelerators: {', '.join(facts.accelerators) or 'none seen'}",
             f"  memory, disk {facts.memory_mb} MB, {facts.disk_free_mb} MB free",
             f"  engines      {engines or 'none'}",
-            f"  profile      {row['profile'] or row['reason']}{recorded}",
+            f"  profile      {found.profile or found.reason}{recorded}",
             *(["  not for it:", *misses] if misses else []),
         ]
     )

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import click
 
 from edgert.cli.output import emit
 from edgert.errors import EdgeRTError, EngineMissing, HealthCheckFailed, Interrupted, RolledBack, exit_code_of
+from edgert.typed_json import to_json
 from edgert_deploy.cli.shared.output import error_lines
 from edgert_deploy.common.parallel import Stop, for_each
 from edgert_deploy.devices.inventory import Device
@@ -21,58 +22,73 @@ SECOND = "detached: devices in progress finish or roll back on their own"
 # Another device would fail in the same way.
 _TELLING = (RolledBack, HealthCheckFailed, EngineMissing)
 
-Row = dict[str, Any]
+T = TypeVar("T")  # what the work returns: a dataclass or a dict, as `to_json` takes it
 
 
 @dataclass(frozen=True)
-class Results:
-    """The results of the work: a row for each device, those that failed with `error`, and their errors."""
+class Results(Generic[T]):
+    """The results of the work, in the order of the devices: the name of each, and its answer or error."""
 
-    rows: list[Row]
-    errors: list[EdgeRTError]
+    answers: list[tuple[str, T | EdgeRTError]]
 
     @property
-    def good(self) -> list[Row]:
-        return [row for row in self.rows if "error" not in row]
+    def good(self) -> list[tuple[str, T]]:
+        return [(name, answer) for name, answer in self.answers if not isinstance(answer, EdgeRTError)]
+
+    @property
+    def failed(self) -> list[tuple[str, EdgeRTError]]:
+        return [(name, answer) for name, answer in self.answers if isinstance(answer, EdgeRTError)]
 
     def show(
-        self, text: str, as_json: bool, *, below: str = "", code: int = 0, raise_lone: bool = True, **also: Any
+        self,
+        text: str,
+        as_json: bool,
+        *,
+        below: str = "",
+        code: int = 0,
+        raise_lone: bool = True,
+        failed_also: Mapping[str, Any] | None = None,
+        **also: Any,
     ) -> None:
         """Print JSON, or `text`, errors and `below`; exit with the errors' code, without any with `code`.
 
-        `also` is added to the JSON. The error of a lone device is raised as it is, unless `raise_lone` is false.
+        `also` is added to the JSON, `failed_also` to that of each device that failed. The error of a lone device is
+        raised as it is, unless `raise_lone` is false.
         """
-        if raise_lone and self.errors and len(self.rows) == 1:
-            raise self.errors[0]
-        failed = [(row["device"], row["error"]["code"], row["error"]["message"]) for row in self.rows if "error" in row]
-        shown = "\n".join(part for part in (text, error_lines(failed).rstrip("\n"), below) if part)
-        emit({"ok": not self.errors, **also, "devices": self.rows}, shown, as_json)
-        click.get_current_context().exit(exit_code_of(self.errors) or code)
+        errors = [error for _, error in self.failed]
+        if raise_lone and errors and len(self.answers) == 1:
+            raise errors[0]
+        lines = error_lines([(name, error.code, error.message) for name, error in self.failed]).rstrip("\n")
+        shown = "\n".join(part for part in (text, lines, below) if part)
+        devices = [
+            {"device": name, "error": answer.as_json(), **(failed_also or {})}
+            if isinstance(answer, EdgeRTError)
+            else {"device": name, **to_json(answer)}
+            for name, answer in self.answers
+        ]
+        emit({"ok": not errors, **also, "devices": devices}, shown, as_json)
+        click.get_current_context().exit(exit_code_of(errors) or code)
 
 
 def run_on_each(
-    devices: Sequence[Device], work: Callable[[Device, Transport], Row], *, one_first: bool = False
-) -> Results:
-    """Do `work`, which returns a JSON object, on each device; return rows in the order of `devices`.
+    devices: Sequence[Device], work: Callable[[Device, Transport], T], *, one_first: bool = False
+) -> Results[T]:
+    """Do `work` on each device; return its answers in the order of `devices`.
 
     With `one_first`, the others wait until it has gone well on one. If that one shows that it cannot, they are left
     alone.
     """
     answers = _answers(devices, work, one_first)
-    rows = [
-        {"device": device.name, **({"error": row.as_json()} if isinstance(row, EdgeRTError) else row)}
-        for device, row in zip(devices, answers, strict=True)
-    ]
-    return Results(rows, [answer for answer in answers if isinstance(answer, EdgeRTError)])
+    return Results([(device.name, answer) for device, answer in zip(devices, answers, strict=True)])
 
 
 def _answers(
-    devices: Sequence[Device], work: Callable[[Device, Transport], Row], one_first: bool
-) -> list[Row | EdgeRTError]:
+    devices: Sequence[Device], work: Callable[[Device, Transport], T], one_first: bool
+) -> list[T | EdgeRTError]:
     stop = Stop()
-    answers: list[Row | EdgeRTError | None] = []
+    answers: list[T | EdgeRTError | None] = []
 
-    def one(device: Device) -> Row | EdgeRTError:
+    def one(device: Device) -> T | EdgeRTError:
         if stop.asked:
             return Interrupted(f"{device.name}: interrupted before it began: left as it is")
         with closing(open_transport(device)) as transport:

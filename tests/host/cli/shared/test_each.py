@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import click
 import pytest
 
 from edgert.errors import DeviceUnreachable, EdgeRTError, Interrupted, RolledBack
-from edgert_deploy.cli.shared.each import Results, Row, run_on_each
+from edgert_deploy.cli.shared.each import Results, run_on_each
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.transports import Transport
 
@@ -19,14 +20,14 @@ def codes(failing: dict[str, EdgeRTError], *, one_first: bool) -> tuple[list[str
     """Return the result of each device, and the devices asked, in order."""
     asked: list[str] = []
 
-    def work(device: Device, _: Transport) -> Row:
+    def work(device: Device, _: Transport) -> dict[str, str]:
         asked.append(device.name)
         if device.name in failing:
             raise failing[device.name]
         return {}
 
-    rows = run_on_each(DEVICES, work, one_first=one_first).rows
-    return [row["error"]["code"] if "error" in row else "done" for row in rows], asked
+    answers = run_on_each(DEVICES, work, one_first=one_first).answers
+    return [answer.code if isinstance(answer, EdgeRTError) else "done" for _, answer in answers], asked
 
 
 def test_one_that_fails_holds_up_nobody() -> None:
@@ -50,7 +51,7 @@ def test_one_that_cannot_be_reached_shows_nothing() -> None:
     assert answers == ["device.unreachable", "done", "done", "done"]
 
 
-def shown(results: Results, *, as_json: bool = False, code: int = 0) -> int:
+def shown(results: Results[Any], *, as_json: bool = False, code: int = 0) -> int:
     with click.Context(click.Command("x")), pytest.raises(click.exceptions.Exit) as ended:
         results.show("the table", as_json, below="the notes", code=code, model="m")
     return ended.value.exit_code
@@ -73,10 +74,9 @@ def test_results_are_a_table_errors_and_notes_or_one_object(capsys: pytest.Captu
 
 
 def test_the_exit_code_is_the_first_error_s_or_the_command_s(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [{"device": "d0"}, {"device": "d1"}]
-    assert shown(Results(rows, []), code=12) == 12
-    assert shown(Results(rows, [RolledBack("no")]), code=12) == 9
-    assert shown(Results(rows, [RolledBack("no"), Interrupted("stop")])) == 130
+    assert shown(Results([("d0", {}), ("d1", {})]), code=12) == 12
+    assert shown(Results([("d0", {}), ("d1", RolledBack("no"))]), code=12) == 9
+    assert shown(Results([("d0", RolledBack("no")), ("d1", Interrupted("stop"))])) == 130
     with pytest.raises(RolledBack):
-        Results(rows[:1], [RolledBack("no")]).show("", False)
+        Results([("d0", RolledBack("no"))]).show("", False)
     capsys.readouterr()
