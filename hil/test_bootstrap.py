@@ -48,7 +48,7 @@ class World:
     def sh(self, script: str) -> str:
         return self.host.on(NAME, "sh", "-c", script).stdout.strip()
 
-    def current(self) -> str:
+    def in_use(self) -> str:
         return self.sh("basename $(readlink /opt/edgert/venv)")
 
     def another(self, name: str, file: str = "edgert/__init__.py", old: str = "", new: str = "") -> Host:
@@ -123,7 +123,7 @@ def everything(root: Path) -> dict[str, str]:
 def test_an_upgrade_goes_on_trial_is_kept_and_sends_only_changed_wheels(world: World) -> None:
     setting = "    strict: bool = False\n"
     newer = world.another("newer", "edgert/config.py", setting, f"{setting}    of_tomorrow: float = 0.0\n")
-    before = world.current()
+    before = world.in_use()
     (kept,) = newer.edgert("bootstrap", NAME, "--engines", "null")["devices"]
     assert (kept["runtime"]["action"], kept["changed"]) == ("keep", [])  # only with --upgrade
     config = world.sh("sha256sum /var/lib/edgert/config.toml")
@@ -133,14 +133,14 @@ def test_an_upgrade_goes_on_trial_is_kept_and_sends_only_changed_wheels(world: W
     (done,) = newer.edgert("bootstrap", NAME, "--engines", "null", "--upgrade")["devices"]
     assert (done["runtime"]["action"], done["changed"]) == ("upgrade", ["runtime"])
     assert done["runtime"]["sent_bytes"] < 2e6  # only edgert's own wheel
-    assert world.current() == done["runtime"]["id"] != before
+    assert world.in_use() == done["runtime"]["id"] != before
     assert world.sh("/opt/edgert/venv/bin/python -c 'import edgert; print(edgert.WHICH)'") == "newer"
     world.wait_until_it_serves()
     (again,) = newer.edgert("bootstrap", NAME, "--engines", "null", "--upgrade")["devices"]
     assert again["changed"] == []
     assert sorted(world.sh("ls /opt/edgert/venvs").split()) == sorted([before, done["runtime"]["id"]])
     (back,) = newer.edgert("bootstrap", NAME, "--previous-runtime")["devices"]
-    assert (back["changed"], world.current()) == (["runtime"], before)
+    assert (back["changed"], world.in_use()) == (["runtime"], before)
     world.wait_until_it_serves()
 
 
@@ -148,10 +148,10 @@ def test_a_runtime_that_fails_its_self_test_is_never_used(world: World) -> None:
     wrong = world.another(
         "wrong", "edgert/engines/null.py", "array.astype(spec.dtype) for", "array.astype(spec.dtype) + 1 for"
     )
-    before = world.current()
+    before = world.in_use()
     failed = wrong.edgert("bootstrap", NAME, "--engines", "null", "--upgrade", code=9)
     assert "self-test" in failed["error"]["message"]
-    assert world.current() == before
+    assert world.in_use() == before
     world.wait_until_it_serves()
 
 
@@ -160,10 +160,10 @@ def test_a_runtime_whose_daemon_does_not_start_is_rolled_back_by_the_device(worl
     broken = world.another(
         "broken", "edgert/cli/serve.py", "    from edgert.daemon", "    raise SystemExit(3)\n    from edgert.daemon"
     )
-    before = world.current()
+    before = world.in_use()
     failed = broken.edgert("bootstrap", NAME, "--engines", "null", "--upgrade", "--trial", f"{TRIAL_S}s", code=9)
     assert failed["error"]["code"] == "deploy.rolled_back"
-    assert world.current() == before
+    assert world.in_use() == before
     world.wait_until_it_serves()
     assert len(world.sh("ls /opt/edgert/venvs").split()) == 2  # the failed runtime is removed
 
@@ -176,7 +176,7 @@ def test_a_power_cut_during_a_trial_rolls_the_runtime_back(world: World) -> None
         "    from edgert.daemon",
         "    import time; time.sleep(9999)\n    from edgert.daemon",
     )
-    before = world.current()
+    before = world.in_use()
     upgrade = threading.Thread(
         target=hanging.edgert, args=("bootstrap", NAME, "--engines", "null", "--upgrade"), kwargs={"code": 9}
     )
@@ -189,7 +189,7 @@ def test_a_power_cut_during_a_trial_rolls_the_runtime_back(world: World) -> None
     )
     world.container.cycle()
     world.wait_until_it_serves()
-    assert world.current() == before
+    assert world.in_use() == before
     assert not (home / "trial").exists()
     upgrade.join(COMMAND_S_MAX)  # the host noticed the rollback
     assert not upgrade.is_alive()

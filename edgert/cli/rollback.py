@@ -45,12 +45,12 @@ def rollback(state: StateDir, model: str, force: bool, token: str, as_json: bool
 
 def refuse_forward(model: str, slots: SlotState) -> None:
     """Raise TransitionRefused if a rollback would lead to a higher release than the live one."""
-    active, other = slots.live, slots.spare
-    if slots.state is not State.STEADY or active is None or other is None or not other.good:
+    live, other = slots.live, slots.spare
+    if slots.state is not State.STEADY or live is None or other is None or not other.good:
         return
-    if active.release < slots.ratchet and other.release > active.release:
+    if live.release < slots.ratchet and other.release > live.release:
         raise TransitionRefused(
-            f"release {active.release} is live after a rollback: deploy release {other.release} again to return to it "
+            f"release {live.release} is live after a rollback: deploy release {other.release} again to return to it "
             f"(or use --force to switch to the other slot of {model})"
         )
 

@@ -63,9 +63,9 @@ class DeviceReporter:
             except EdgeRTError as error:
                 log(f"{model}: {error.message}")
                 continue
-            active, spare = slots.live, slots.spare
+            live, spare = slots.live, slots.spare
             fields[f"{model}_state"] = slots.state.value
-            fields[f"{model}_active"] = release_id(active.release) if active else "none"
+            fields[f"{model}_active"] = release_id(live.release) if live else "none"
             fields[f"{model}_spare"] = release_id(spare.release) if spare else "none"
             fields[f"{model}_alarms"] = ",".join(alarms) or None
         fields["alarms"] = ",".join(own_alarms) or None

@@ -80,7 +80,7 @@ class RuntimesHere:
     `trying` is the one on trial, "" for none; `outcome` is the verdict, id and reason of the last trial.
     """
 
-    current: str = ""
+    in_use: str = ""
     trying: str = ""
     outcome: tuple[str, str, str] = ("", "", "")
 
@@ -94,7 +94,7 @@ def decide_runtime(entry: Entry, runtime: str, here: RuntimesHere, tried: Tried 
     verdict, of, reason = here.outcome
     if here.trying:
         return Decision(Do.WAIT, f"{name} {'is on trial' if here.trying == runtime else 'waits for another trial'}")
-    if here.current == runtime:
+    if here.in_use == runtime:
         return Decision(Do.NOTHING, f"{name} is live")
     if tried is not None and tried.reason:
         return Decision(Do.NOTHING, f"{name} is not tried again: {tried.reason}")
@@ -125,7 +125,7 @@ class RuntimeFollower:
         """
         home = self._own_home(check=False)
         here = self._runtimes_here(home)
-        target = self._target(entry, trusted, _installed(home, here.current))
+        target = self._target(entry, trusted, _installed(home, here.in_use))
         if not here.trying:
             self._note_end(home, entry, target.id, here)
         record = self._records.read()
@@ -141,7 +141,7 @@ class RuntimeFollower:
         """Note and report that the runtime of `entry` is in use, or that its trial ended otherwise."""
         record = self._records.read()
         tried, (verdict, of, reason) = record.tried_of(entry), here.outcome
-        if here.current == runtime and record.runtime < entry.release:
+        if here.in_use == runtime and record.runtime < entry.release:
             if os.access(home / "venvs", os.W_OK):
                 store_file(home / "venvs" / runtime / RELEASE_NAME, f"{entry.release}\n".encode())
             self._records.write(replace(record, runtime=entry.release))
@@ -156,7 +156,7 @@ class RuntimeFollower:
     def fetch(self, entry: Entry, trusted: tuple[PublicKey, ...]) -> None:
         """Fetch the wheels that the environment lacks. Raises RegistryError, StorageFailed, WindowClosed."""
         home = self._own_home()
-        base = _installed(home, self._runtimes_here(home).current)
+        base = _installed(home, self._runtimes_here(home).in_use)
         target = self._target(entry, trusted, base)
         if not _complete(home, target.id):
             changed = _changed(target, base.base_for(target.python, target.engines))
@@ -173,7 +173,7 @@ class RuntimeFollower:
         """
         home = self._own_home()
         with self._claimed(home):
-            base = _installed(home, self._runtimes_here(home).current)
+            base = _installed(home, self._runtimes_here(home).in_use)
             target = self._target(entry, trusted, base)
             if not _complete(home, target.id):
                 self._make(home, target, base.base_for(target.python, target.engines))

@@ -74,7 +74,7 @@ enum {
     EDGERT_INTERNAL = 1,           /* a fault in the daemon; see its log */
     EDGERT_INVALID = 10,           /* the request does not fit the model */
     EDGERT_PROTOCOL = 11,          /* the bytes are not this protocol */
-    EDGERT_MODEL_NOT_FOUND = 12,   /* no such model is active */
+    EDGERT_MODEL_NOT_FOUND = 12,   /* no version of this model is live */
     EDGERT_DEADLINE_EXCEEDED = 13, /* the time-out passed */
     EDGERT_NOT_ALLOWED = 14,       /* the device's configuration does not let this user connect */
     EDGERT_SESSION_LOST = 15,      /* what the daemon kept of the session is gone: begin a new one */

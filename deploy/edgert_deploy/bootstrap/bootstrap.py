@@ -97,7 +97,7 @@ def use_previous_runtime(
             raise DeviceError(f"{device.name} has no previous runtime: nothing was changed")
         unit = service.chosen_unit(device, facts, options.service, claim)
         done = BootstrapResult(device.name, device.profile, "systemd" if unit else "monitor")
-        done.runtime = {"action": "rollback", "current": runtimes.in_use.id, "id": runtimes.previous}
+        done.runtime = {"action": "rollback", "in_use": runtimes.in_use.id, "id": runtimes.previous}
         work.try_out(runtimes.previous, work.runtimes.live_models(), unit, options.trial_s)
         done.changed.append("runtime")
         done.status = RemoteDaemon(claim, device).status()
@@ -168,7 +168,7 @@ class _Work:
         """Install the runtime if it has to change, and put it into use."""
         done.runtime = {
             "action": change.action,
-            "current": change.current,
+            "in_use": change.in_use,
             "id": change.id,
             "sent_bytes": change.send_bytes,
         }

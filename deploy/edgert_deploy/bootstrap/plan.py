@@ -104,7 +104,7 @@ class BootstrapPlan:
             lines.append(f"{made}: {plan.disk_bytes / 1e6:.0f} MB of {plan.free_bytes / 1e6:.0f} MB free")
             if plan.action == "upgrade":
                 lines.append(
-                    f"self-test it, then try it for at most {self.options.trial_s:.0f} s; {plan.current} stays if it fails"
+                    f"self-test it, then try it for at most {self.options.trial_s:.0f} s; {plan.in_use} stays if it fails"
                 )
         lines += [f"write {file.change}: {file.path}" for file in self.files]
         if lines or self.restart_due:
@@ -199,7 +199,7 @@ def _plan_runtime(
     for engine, why in house.lacking.items():
         progress(f"{engine} is left out: {why}")
     if plan.action == "keep":
-        progress(f"runtime {plan.current} stays; --upgrade installs this host's {plan.id}, edgert {plan.edgert}")
+        progress(f"runtime {plan.in_use} stays; --upgrade installs this host's {plan.id}, edgert {plan.edgert}")
     return there, house, plan
 
 

@@ -81,7 +81,7 @@ class RuntimePlan:
     """
 
     action: str
-    current: str
+    in_use: str
     id: str
     edgert: str
     engines: tuple[str, ...]
@@ -250,7 +250,7 @@ class Runtimes:
         try:
             lacking = make_environment(self._run_claimed, new)
         except EngineMissing as error:
-            before = "; the old runtime stays in use" if plan.current else ""
+            before = "; the old runtime stays in use" if plan.in_use else ""
             raise EngineMissing(f"{error.message}{before}") from error
         for engine, why in lacking.items():
             self.progress(f"{engine} is left out: {why}")

@@ -33,7 +33,7 @@ def unavailable(
     if state is ModelState.STOPPING:
         return ShuttingDown("the daemon is stopping", retry_after_s=1.0)
     if state is ModelState.STOPPED:
-        return ModelNotFound(f"model {model} is not active; deploy it")
+        return ModelNotFound(f"no version of model {model} is live: deploy one")
     if state is ModelState.QUARANTINED and fault is not None:
         message = f"model {model} is quarantined, it failed {crashes} times in a row: {fault.message}"
         return Unavailable(message, retry_after_s=max(RETRY_S, restart_in_s or 0.0))

@@ -11,7 +11,7 @@ from edgert.errors import EngineFailed, ModelNotFound, ShuttingDown, Unavailable
 @pytest.mark.parametrize(
     ("state", "error", "words", "retry_s"),
     [
-        (ModelState.STOPPED, ModelNotFound, "deploy it", None),
+        (ModelState.STOPPED, ModelNotFound, "deploy one", None),
         (ModelState.STOPPING, ShuttingDown, "stopping", 1.0),
         (ModelState.LOADING, Unavailable, "is loading", RETRY_S),
         (ModelState.QUARANTINED, Unavailable, "failed 3 times in a row: it broke", 30.0),
