@@ -12,6 +12,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +164,31 @@ def trial_of(home: Path) -> str:
     except OSError:
         return ""
     return next((line.partition("=")[2] for line in lines if line.startswith("new=")), "")
+
+
+class RuntimeResult(Enum):
+    """How far the last trial of a runtime is, or how it ended."""
+
+    RUNNING = "running"
+    KEPT = "kept"
+    ROLLED_BACK = "rolled-back"
+
+
+@dataclass(frozen=True)
+class RuntimeOutcome:
+    """What `runtime.sh` noted about the last trial in HOME; `result` is None before the first one."""
+
+    result: RuntimeResult | None = None
+    runtime: str = ""
+    reason: str = ""
+
+    @classmethod
+    def read(cls, text: str) -> RuntimeOutcome:
+        """Read the content of HOME/outcome."""
+        lines = text.splitlines()
+        if len(lines) < 3 or lines[0] not in {result.value for result in RuntimeResult}:
+            return cls()
+        return cls(RuntimeResult(lines[0]), lines[1], lines[2])
 
 
 def release_in_use(prefix: Path | None = None) -> int | None:

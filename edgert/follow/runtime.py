@@ -20,7 +20,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,6 +40,8 @@ from edgert.environment import (
     Environment,
     Installed,
     Result,
+    RuntimeOutcome,
+    RuntimeResult,
     changed_wheels,
     make_environment,
     self_test,
@@ -77,12 +79,12 @@ POLL_S = 0.05
 class RuntimesHere:
     """The runtimes in HOME.
 
-    `trying` is the one on trial, "" for none; `outcome` is the verdict, id and reason of the last trial.
+    `trying` is the one on trial, "" for none; `outcome` is that of the last trial.
     """
 
     in_use: str = ""
     trying: str = ""
-    outcome: tuple[str, str, str] = ("", "", "")
+    outcome: RuntimeOutcome = field(default_factory=RuntimeOutcome)
 
 
 def decide_runtime(entry: Entry, runtime: str, here: RuntimesHere, tried: Tried | None, newest: int) -> Decision:
@@ -91,16 +93,18 @@ def decide_runtime(entry: Entry, runtime: str, here: RuntimesHere, tried: Tried 
     `tried` is the attempt with this entry, `newest` the highest release that was in use. Pure.
     """
     name = f"release {entry.release} of {entry.model}"
-    verdict, of, reason = here.outcome
+    last = here.outcome
     if here.trying:
         return Decision(Do.WAIT, f"{name} {'is on trial' if here.trying == runtime else 'waits for another trial'}")
     if here.in_use == runtime:
         return Decision(Do.NOTHING, f"{name} is live")
     if tried is not None and tried.reason:
         return Decision(Do.NOTHING, f"{name} is not tried again: {tried.reason}")
-    if tried is not None and of == runtime and verdict == "back":
-        return Decision(Do.NOTHING, f"{name} is not tried again: it was rolled back ({reason})")
-    if tried is not None and (newest >= entry.release or (of == runtime and verdict == "kept")):
+    if tried is not None and last.runtime == runtime and last.result is RuntimeResult.ROLLED_BACK:
+        return Decision(Do.NOTHING, f"{name} is not tried again: it was rolled back ({last.reason})")
+    if tried is not None and (
+        newest >= entry.release or (last.runtime == runtime and last.result is RuntimeResult.KEPT)
+    ):
         return Decision(Do.NOTHING, f"{name} is not tried again: another runtime was made live here after it")
     if entry.halted:
         return Decision(Do.NOTHING, f"{name} is halted")
@@ -140,15 +144,19 @@ class RuntimeFollower:
     def _note_end(self, home: Path, entry: Entry, runtime: str, here: RuntimesHere) -> None:
         """Note and report that the runtime of `entry` is in use, or that its trial ended otherwise."""
         record = self._records.read()
-        tried, (verdict, of, reason) = record.tried_of(entry), here.outcome
+        tried, last = record.tried_of(entry), here.outcome
         if here.in_use == runtime and record.runtime < entry.release:
             if os.access(home / "venvs", os.W_OK):
                 store_file(home / "venvs" / runtime / RELEASE_NAME, f"{entry.release}\n".encode())
             self._records.write(replace(record, runtime=entry.release))
             self._report("kept", RUNTIME, {"release": entry.release})
-        elif tried is not None and not tried.reason and (verdict, of) == ("back", runtime):
-            self._records.write(record.trying(entry, f"it was rolled back ({reason})"))
-            self._report("rolled_back", RUNTIME, {"release": entry.release, "reason": reason})
+        elif (
+            tried is not None
+            and not tried.reason
+            and (last.result, last.runtime) == (RuntimeResult.ROLLED_BACK, runtime)
+        ):
+            self._records.write(record.trying(entry, f"it was rolled back ({last.reason})"))
+            self._report("rolled_back", RUNTIME, {"release": entry.release, "reason": last.reason})
         else:
             return
         self._collect(home)
@@ -204,8 +212,7 @@ class RuntimeFollower:
         return self._home
 
     def _runtimes_here(self, home: Path) -> RuntimesHere:
-        outcome = (*_content(home / "outcome").splitlines(), "", "", "")
-        return RuntimesHere(_target_of(home / "venv"), trial_of(home), (outcome[0], outcome[1], outcome[2]))
+        return RuntimesHere(_target_of(home / "venv"), trial_of(home), RuntimeOutcome.read(_content(home / "outcome")))
 
     def _target(self, entry: Entry, trusted: tuple[PublicKey, ...], base: Installed) -> RuntimeTarget:
         """Return this device's part of the release; its envelope is fetched once and verified each time."""
@@ -280,7 +287,8 @@ class RuntimeFollower:
         until = time.monotonic() + BEGIN_S_MAX
         while time.monotonic() < until:
             here = self._runtimes_here(home)
-            if here.trying or here.outcome[:2] in (("kept", runtime), ("back", runtime)):
+            ended = here.outcome.runtime == runtime and here.outcome.result is not RuntimeResult.RUNNING
+            if here.trying or ended:
                 return
             time.sleep(POLL_S)
         raise DeviceError(f"the trial of the new runtime did not begin within {BEGIN_S_MAX:.0f} s")

@@ -17,6 +17,8 @@ from edgert.environment import (
     CODE,
     Environment,
     Installed,
+    RuntimeOutcome,
+    RuntimeResult,
     changed_wheels,
     code_digest,
     make_environment,
@@ -168,3 +170,14 @@ def test_the_digest_of_code_follows_from_python_files_alone(tmp_path: Path) -> N
     assert code_digest(copy) == code_digest(CODE)
     (copy / "config.py").write_text((copy / "config.py").read_text() + "\n")
     assert code_digest(copy) != code_digest(CODE)
+
+
+@pytest.mark.parametrize("text", ["", "kept\n", "deferred\n2\n\n"], ids=["none", "cut-off", "unknown"])
+def test_an_outcome_that_is_not_whole_or_not_known_is_none(text: str) -> None:
+    assert RuntimeOutcome.read(text) == RuntimeOutcome()
+
+
+def test_the_outcome_of_a_trial_has_its_runtime_and_its_reason() -> None:
+    assert RuntimeOutcome.read(f"kept\n{NEW}\n\n") == RuntimeOutcome(RuntimeResult.KEPT, NEW)
+    told = RuntimeOutcome.read(f"rolled-back\n{NEW}\nit is slow\n")
+    assert told == RuntimeOutcome(RuntimeResult.ROLLED_BACK, NEW, "it is slow")

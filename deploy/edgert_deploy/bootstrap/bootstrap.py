@@ -154,7 +154,7 @@ class _Work:
     def try_out(self, runtime: str, models: Sequence[str], unit: Unit | None, trial_s: float) -> None:
         """Switch to `runtime` on trial. Raises RolledBack once the daemon of the old one answers again."""
         manager = "monitor" if unit is None else "user" if unit.user else "system"
-        self.progress(f"trying runtime {runtime}: unless it serves within {trial_s:.0f} s, the device switches back")
+        self.progress(f"trying runtime {runtime}: unless it serves within {trial_s:.0f} s, the device rolls back")
         try:
             self.runtimes.try_out(runtime, models, manager, trial_s)
         except RolledBack:

@@ -30,6 +30,8 @@ from edgert.environment import (
     VENV_S_MAX,
     Environment,
     Installed,
+    RuntimeOutcome,
+    RuntimeResult,
     changed_wheels,
     make_environment,
     self_test,
@@ -279,18 +281,20 @@ class Runtimes:
         while time.monotonic() < until:
             time.sleep(WATCH_PAUSE_S)
             try:
-                verdict, of, reason = self._outcome()
+                outcome = self._outcome()
                 lost = None
             except DeviceUnreachable as error:
                 lost = error
                 continue
-            if of != runtime or verdict == "running":
+            if outcome.runtime != runtime or outcome.result is RuntimeResult.RUNNING:
                 continue
-            if verdict == "kept":
-                self.progress(f"runtime {runtime} serves and stays" + (f" ({reason})" if reason else ""))
+            if outcome.result is RuntimeResult.KEPT:
+                self.progress(
+                    f"runtime {runtime} serves and stays" + (f" ({outcome.reason})" if outcome.reason else "")
+                )
                 return
             raise RolledBack(
-                f"{self.device.name}: runtime {runtime} was rolled back, the one before is in use: {reason}"
+                f"{self.device.name}: runtime {runtime} was rolled back, the one before is in use: {outcome.reason}"
             )
         if lost is not None:
             raise DeviceUnreachable(
@@ -311,12 +315,8 @@ class Runtimes:
             raise DeviceError(f"{self.device.name}: {result.complaint()}")
         return result
 
-    def _outcome(self) -> tuple[str, str, str]:
-        """Return kept, back or running; the runtime; and the reason. All are "" before the trial starts."""
-        lines = self.transport.run(["cat", f"{self.device.home}/outcome"], QUICK_S_MAX).stdout.splitlines()
-        if len(lines) < 3:
-            return "", "", ""
-        return lines[0], lines[1], lines[2]
+    def _outcome(self) -> RuntimeOutcome:
+        return RuntimeOutcome.read(self.transport.run(["cat", f"{self.device.home}/outcome"], QUICK_S_MAX).stdout)
 
     def _run_claimed(self, argv: Sequence[str], timeout_s: float) -> Result:
         result = self.transport.run(["sh", "-c", _ALONE, "sh", f"{self.device.home}/working", *argv], timeout_s)

@@ -14,7 +14,7 @@ import pytest
 from edgert.bundle.channel import Entry
 from edgert.config import read_config
 from edgert.durable import locked
-from edgert.environment import RUNTIME, home_of
+from edgert.environment import RUNTIME, RuntimeOutcome, RuntimeResult, home_of
 from edgert.errors import ChannelInvalid, DaemonUnreachable
 from edgert.follow.decision import Do
 from edgert.follow.record import RecordStore, Tried
@@ -68,12 +68,36 @@ def offer(device: Device, registry: HostileRegistry) -> str:
         (RuntimesHere(NEW), None, 0, Do.NOTHING, "is live"),
         (RuntimesHere(NEW, NEW), Tried("a"), 0, Do.WAIT, "is on trial"),
         (RuntimesHere(OTHER, OTHER), None, 0, Do.WAIT, "waits for another trial"),
-        (RuntimesHere(FIRST, "", ("back", NEW, "slow")), Tried("a"), 0, Do.NOTHING, "it was rolled back (slow)"),
-        (RuntimesHere(FIRST, "", ("back", NEW, "slow")), None, 0, Do.FETCH, "is wanted"),
+        (
+            RuntimesHere(FIRST, "", RuntimeOutcome(RuntimeResult.ROLLED_BACK, NEW, "slow")),
+            Tried("a"),
+            0,
+            Do.NOTHING,
+            "it was rolled back (slow)",
+        ),
+        (
+            RuntimesHere(FIRST, "", RuntimeOutcome(RuntimeResult.ROLLED_BACK, NEW, "slow")),
+            None,
+            0,
+            Do.FETCH,
+            "is wanted",
+        ),
         (RuntimesHere(FIRST), Tried("a", "it is bad"), 0, Do.NOTHING, "it is bad"),
-        (RuntimesHere(FIRST, "", ("running", NEW, "")), Tried("a"), 0, Do.FETCH, "is wanted"),
-        (RuntimesHere(OTHER, "", ("kept", OTHER, "")), Tried("a"), 4, Do.NOTHING, "another runtime was made live here"),
-        (RuntimesHere(FIRST, "", ("kept", NEW, "")), Tried("a"), 0, Do.NOTHING, "another runtime was made live here"),
+        (RuntimesHere(FIRST, "", RuntimeOutcome(RuntimeResult.RUNNING, NEW)), Tried("a"), 0, Do.FETCH, "is wanted"),
+        (
+            RuntimesHere(OTHER, "", RuntimeOutcome(RuntimeResult.KEPT, OTHER)),
+            Tried("a"),
+            4,
+            Do.NOTHING,
+            "another runtime was made live here",
+        ),
+        (
+            RuntimesHere(FIRST, "", RuntimeOutcome(RuntimeResult.KEPT, NEW)),
+            Tried("a"),
+            0,
+            Do.NOTHING,
+            "another runtime was made live here",
+        ),
     ],
 )
 def test_what_is_done_follows_from_what_is_there(

@@ -139,7 +139,7 @@ def test_one_that_answers_wrongly_goes_with_the_reason(tmp_path: Path) -> None:
     device = place(tmp_path, failing=NEW)
     assert device.trial() == 0
     assert device.in_use() == OLD
-    assert device.outcome() == ["back", NEW, "model echo: error: it computes something else"]
+    assert device.outcome() == ["rolled-back", NEW, "model echo: error: it computes something else"]
     assert not (device.home / "trial").exists()
 
 
@@ -164,10 +164,10 @@ def test_cut_at_every_step_a_whole_runtime_is_in_use_after_the_boot(tmp_path: Pa
         assert device.in_use() in (OLD, NEW), where
         if told == ["kept"]:
             assert device.in_use() == NEW, where  # what was said lasts
-        elif on_trial or told == ["back"]:
+        elif on_trial or told == ["rolled-back"]:
             assert device.in_use() == OLD, where
         if again:
-            assert device.outcome()[:2] == [{OLD: "back", NEW: "kept"}[device.in_use()], NEW], where
+            assert device.outcome()[:2] == [{OLD: "rolled-back", NEW: "kept"}[device.in_use()], NEW], where
         ends.add(device.in_use())
     assert ends == ({OLD, NEW} if failing == "none" else {OLD})
 
@@ -185,14 +185,14 @@ def test_a_daemon_that_ends_again_and_again_is_started_on_the_old_runtime(tmp_pa
     assert device.in_use() == NEW
     device.script("before-start")
     assert device.in_use() == OLD
-    assert device.outcome() == ["back", NEW, "the daemon ended 3 times"]
+    assert device.outcome() == ["rolled-back", NEW, "the daemon ended 3 times"]
 
 
 def test_time_that_ran_out_ends_a_trial_and_asks_for_a_restart(tmp_path: Path) -> None:
     device = place(tmp_path)
     (device.home / "trial").write_text(f"old={OLD}\nnew={NEW}\nboot=b1\nuntil=1\nstarts=1\n")
     device.script("settle")
-    assert device.outcome()[0] == "back"
+    assert device.outcome()[0] == "rolled-back"
     assert (device.home / "restart-due").exists()
 
 

@@ -11,8 +11,9 @@
 # The script needs no runtime and no Python: it must work if the new runtime does not. A change is a trial. HOME/trial names
 # the old and the new runtime. Then HOME/venv points at the new one, and the daemon starts on it. Once it answers every
 # model's golden inputs correctly, HOME/trial is removed. A run of this script that finds a trial which can no longer
-# succeed (another boot, time is up, the daemon ended several times) points HOME/venv back. Every change is one rename or
-# one removal, flushed before the next: after a power cut at any point, a whole runtime is in use, the old or the new one.
+# succeed (another boot, time is up, the daemon ended several times) rolls back: HOME/venv points at the old one again.
+# Every change is one rename or one removal, flushed before the next: after a power cut at any point, a whole runtime is in
+# use, the old or the new one.
 set -u
 umask 022
 home=$(cd "$(dirname "$0")" && pwd -P) || exit 1
@@ -68,11 +69,11 @@ user_manager() {
 }
 
 # The two ends of a trial. The lock is held, and HOME/trial was read under it.
-go_back() {
+roll_back() {
   if whole "$old"; then
     restore_unit
     point venv "$old" || return # the disk is full or read-only: the next start of the daemon tries again
-    outcome back "$1"
+    outcome rolled-back "$1"
   else
     outcome kept "there is no complete old runtime to roll back to ($1)"
   fi
@@ -95,11 +96,11 @@ settle() { # $1 is `start` if the daemon is about to start
     test -e "$home/trial" || exit 0
     read_trial
     if test "$boot" != "$(boot_id)"; then
-      go_back 'the device restarted during the trial'
+      roll_back 'the device restarted during the trial'
     elif test "$(uptime_s)" -ge "$until"; then
-      go_back 'it was not confirmed in time'
+      roll_back 'it was not confirmed in time'
     elif test "$1" = start && test "$starts" -ge $STARTS_MAX; then
-      go_back "the daemon ended $starts times"
+      roll_back "the daemon ended $starts times"
     else
       test "$1" = start && starts=$((starts + 1)) && write_trial
       exit 0
@@ -170,17 +171,17 @@ try_runtime() {
     (
       lock
       read_trial
-      go_back 'the trial was interrupted'
+      roll_back 'the trial was interrupted'
     ) 9>"$home/lock"
   fi
-  case $(head -n 2 "$home/outcome" 2>/dev/null | tr '\n' ' ') in "back $asked "*) restart; return 0 ;; esac
+  case $(head -n 2 "$home/outcome" 2>/dev/null | tr '\n' ' ') in "rolled-back $asked "*) restart; return 0 ;; esac
   new=$asked
   if test "$(target venv)" = "$new"; then
     outcome kept ''
     return
   fi
   if ! whole "$new"; then
-    outcome back 'its environment is not complete'
+    outcome rolled-back 'its environment is not complete'
     return
   fi
   old=$(target venv) boot=$(boot_id) until=$(($(uptime_s) + seconds)) starts=0 unit=
@@ -191,28 +192,28 @@ try_runtime() {
   outcome running ''
   if ! write_trial; then
     rm -f "$home/trial.new"
-    outcome back 'the disk is full or read-only'
+    outcome rolled-back 'the disk is full or read-only'
     return
   fi
   point venv "$new"
   restart
-  verdict=
-  while test -z "$verdict" && test -e "$home/trial" && test "$(uptime_s)" -lt "$until"; do
+  result=
+  while test -z "$result" && test -e "$home/trial" && test "$(uptime_s)" -lt "$until"; do
     prove "$@"
     case $? in
-      0) verdict=keep ;;
-      2) verdict=back ;;
+      0) result=kept ;;
+      2) result=rolled-back ;;
       *) sleep 1 ;;
     esac
   done
   (
     lock
     test -e "$home/trial" || exit 1 # another start of the daemon ended the trial
-    if test "$verdict" = keep; then
+    if test "$result" = kept; then
       keep
       exit 1
     fi
-    go_back "$(printf %s "$reason" | tr '\n' ' ' | cut -c 1-500)"
+    roll_back "$(printf %s "$reason" | tr '\n' ' ' | cut -c 1-500)"
   ) 9>"$home/lock" && restart
   return 0
 }
