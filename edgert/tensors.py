@@ -120,8 +120,8 @@ def fits(spec: TensorSpec, datatype: str, shape: Sequence[int]) -> bool:
 class StageTimes(NamedTuple):
     """Microseconds that one request spent in each stage of the daemon, in serving order.
 
-    This is the one list of stages: the frame header, spans, statistics and telemetry derive from it. `engine_us` is the
-    time of the whole batch that the request was part of; `queue_us` is the wait for it.
+    The frame header and spans derive from this list; spans add `encode`, as its time is known only after the answer.
+    `engine_us` is the time of the whole batch that the request was part of; `queue_us` is the wait for it.
     """
 
     decode_us: int = 0

@@ -127,7 +127,7 @@ def test_waves_stop_at_an_unreachable_device_unless_max_failures_allows_it(fleet
     assert f"1 of {HALF} devices failed" in told["rollout"]["reason"]
     assert results(told) == {
         **dict.fromkeys(["unit-0", "unit-1"], "live"), "unit-2": "failed",
-        **dict.fromkeys([f"unit-{n}" for n in range(HALF, DEVICES)], "held"),
+        **dict.fromkeys([f"unit-{n}" for n in range(HALF, DEVICES)], "not-begun"),
     }  # fmt: skip
     told = fleet.host.edgert("deploy", fleet.bundle(2), *in_waves, "--max-failures", 1, code=6)
     assert (told["rollout"]["state"], told["rollout"]["left"]) == ("done", ["unit-2"])
@@ -168,7 +168,7 @@ def test_ctrl_c_ends_a_pause_between_waves_and_the_rollout_can_resume(fleet: Fle
     read_until(host, "waiting 600 s")
     told = fleet.host.edgert("rollout", "status")
     assert told["rollout"]["state"] == "paused"
-    assert set(results(told).values()) == {"live", "held"}
+    assert set(results(told).values()) == {"live", "not-begun"}
     host.send_signal(signal.SIGINT)
     assert host.wait(COMMAND_S_MAX) == Interrupted.exit_code
     assert fleet.host.edgert("rollout", "status")["rollout"]["state"] == "stopped"

@@ -30,7 +30,7 @@ from edgert.versions.trial_limits import (
     TrialLimits,
     parse_limits,
 )
-from edgert_deploy.common.parallel import Stop
+from edgert_deploy.common.parallel import UserStop
 from edgert_deploy.devices.inventory import Device as Listed
 from edgert_deploy.devices.transports import LineSink, Result, open_transport
 from edgert_deploy.devices.transports.local import LocalTransport
@@ -312,13 +312,13 @@ def deployed(
     device: Device,
     limits: TrialLimits,
     transport: Callable[[Listed], Any] = open_transport,
-    stop: Stop | None = None,
+    stop: UserStop | None = None,
     **bundle: Any,
 ) -> Outcome:
     """Return the result of a new release that a host deploys."""
     root = os.fspath(device.state.root)
     path = device.bundle(release=next(_releases), **bundle)
-    rollout = DeployRequest(path, read_offer(path), limits.confirm_s, transport, limits=limits, stop=stop or Stop())
+    rollout = DeployRequest(path, read_offer(path), limits.confirm_s, transport, limits=limits, stop=stop or UserStop())
     return deploy_one(rollout, Listed("here", "local", root, "this-machine", root), lambda line: None)
 
 
@@ -385,7 +385,7 @@ def test_a_link_that_is_lost_in_the_middle_leaves_the_device_to_decide(device: D
 
 @pytest.mark.usefixtures("own_cache")
 def test_ctrl_c_in_the_middle_of_a_watch_takes_the_version_back(device: Device) -> None:
-    before, stop = device.model()["live"]["release"], Stop()
+    before, stop = device.model()["live"]["release"], UserStop()
 
     class Pressed(LocalTransport):
         def run(

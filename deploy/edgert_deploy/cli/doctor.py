@@ -13,7 +13,7 @@ from edgert.errors import ConfigInvalid
 from edgert.printable import counted
 from edgert_deploy.cli.shared.options import inventory_option, profiles_option, selector_argument
 from edgert_deploy.cli.shared.output import say
-from edgert_deploy.common.parallel import Stop, for_each
+from edgert_deploy.common.parallel import UserStop, for_each
 from edgert_deploy.devices.inventory import Inventory
 from edgert_deploy.devices.selector import ALL
 from edgert_deploy.doctor import FAIL, OK, WARN, Finding
@@ -63,7 +63,7 @@ def doctor(
     keys = signing_keys()
     if devices:
         say("", f"asking {counted(len(devices), 'device')}")
-        for of_device in for_each(devices, lambda device: check_device(device, keys, profiles_dir), Stop()):
+        for of_device in for_each(devices, lambda device: check_device(device, keys, profiles_dir), UserStop()):
             findings += of_device or []
     failed = [finding for finding in findings if finding.level == FAIL]
     shown = [finding for finding in findings if not quiet or finding.level != OK]

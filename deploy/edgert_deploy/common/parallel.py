@@ -25,7 +25,7 @@ Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
 
-class Stop:
+class UserStop:
     """Counts how often the user asked to stop. A signal handler may call `press`: it takes no lock."""
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ def at_once_here(cores: int | None = None, files_max: int | None = None) -> int:
 
 
 def for_each(
-    items: Sequence[Item], work: Callable[[Item], Answer], stop: Stop, at_once: int = AT_ONCE_MAX
+    items: Sequence[Item], work: Callable[[Item], Answer], stop: UserStop, at_once: int = AT_ONCE_MAX
 ) -> list[Answer | None]:
     """Run `work(item)` for each item, `at_once` at a time; return the answers in the order of `items`.
 

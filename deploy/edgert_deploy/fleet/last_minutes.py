@@ -15,7 +15,7 @@ from typing import Any
 
 from edgert.telemetry.messages import HistMessage, MetricsMessage, Topic, wall_ms
 from edgert.telemetry.sketch import Sketch
-from edgert_deploy.fleet.live_fleet import WINDOW_S_DEFAULT, DeviceState, Fleet, ModelState
+from edgert_deploy.fleet.live_fleet import WINDOW_S_DEFAULT, DeviceState, Fleet, ReportedModel
 from edgert_deploy.fleet.packed import WINDOW, Pool, pack
 from edgert_deploy.fleet.reports import Report
 from edgert_deploy.fleet.sequence import Numbers
@@ -177,9 +177,9 @@ class LastMinutes(Fleet):
                 device.site, device.device, None, device.state(now), age_s=device.age_s(now), alarms=device_alarms
             )
         for name in sorted(device.named):
-            yield self._model_row(device, name, device.models.get(name) or ModelState(), now)
+            yield self._model_row(device, name, device.models.get(name) or ReportedModel(), now)
 
-    def _model_row(self, device: DeviceState, name: str, model: ModelState, now: float) -> Row:
+    def _model_row(self, device: DeviceState, name: str, model: ReportedModel, now: float) -> Row:
         stream = self._stream_of(device, name)
         recent = stream.recent(now, self._horizon_s)
         return Row(
@@ -199,7 +199,7 @@ class LastMinutes(Fleet):
 
     def _fleet_row(self, name: str, now: float) -> Row:
         holders = [device for device in self.devices.values() if name in device.named]
-        models = [device.models.get(name) or ModelState() for device in holders]
+        models = [device.models.get(name) or ReportedModel() for device in holders]
         streams = [self._stream_of(device, name) for device in holders]
         recent = [stream.recent(now, self._horizon_s) for stream in streams]
         windows = [window for each in recent for window in each]
@@ -252,7 +252,7 @@ def _fleet_trend(windows: list[Window], now: float) -> tuple[float, ...]:
     return tuple(pooled(steps[step]).quantile(0.95) for step in sorted(steps, reverse=True)[-TREND_POINTS:])
 
 
-def _counter_fields(models: list[ModelState]) -> dict[str, Any]:
+def _counter_fields(models: list[ReportedModel]) -> dict[str, Any]:
     reported = [model for model in models if model.ts_ms]
     if not reported:
         return {}

@@ -28,7 +28,7 @@ _ALARMS_CHARS_MAX = ALARMS_MAX * (ID_CHARS_MAX + 1)
 
 
 @dataclass(slots=True)
-class ModelState:
+class ReportedModel:
     """One model on one device, by its newest report.
 
     A figure that a window without requests leaves out is None. `p99s` are those of the last windows with enough
@@ -95,7 +95,7 @@ class DeviceState:
     late_s: float = 0.0  # how old its newest report was when it came
     profile: str = PROFILE_UNKNOWN
     alarms_ms: int = 0
-    models: dict[str, ModelState] = field(default_factory=dict)
+    models: dict[str, ReportedModel] = field(default_factory=dict)
     alarms: dict[str, tuple[str, ...]] = field(default_factory=dict)
     fields: dict[str, Mapping[str, Scalar]] = field(
         default_factory=dict
@@ -170,14 +170,14 @@ class Fleet(FleetListener):
             state = self.devices[key] = DeviceState(intern(topic.site), topic.device, known_since=now)
         return state
 
-    def model(self, topic: Topic, name: str, now: float) -> ModelState:
+    def model(self, topic: Topic, name: str, now: float) -> ReportedModel:
         """Return a model of the device. Raises ProtocolError if there are too many."""
         models = self.device(topic, now).models
         state = models.get(name)
         if state is None:
             if len(models) >= MODELS_PER_DEVICE_MAX:
                 raise ProtocolError(f"device {topic.device} reports more than {MODELS_PER_DEVICE_MAX} models")
-            state = models[intern(name)] = ModelState()
+            state = models[intern(name)] = ReportedModel()
         return state
 
 

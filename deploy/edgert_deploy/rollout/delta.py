@@ -158,8 +158,8 @@ class Deltas:
         deltas: ObjectCache,
         key: str,
     ) -> Path:
-        with deltas.workshop() as shop:
-            unpacked = Path(shop) / "files"
+        with deltas.temporary_folder() as folder:
+            unpacked = Path(folder) / "files"
             unpacked.mkdir()
             bundle.unpack(unpacked, frozenset(entry.path for entry in new))
             parts = []
@@ -167,11 +167,11 @@ class Deltas:
                 old = bases.get(entry.sha256, "")
                 content = self.objects.read(old) if old else None
                 base = (old, content) if content is not None else None
-                parts.append(packed(entry, unpacked / entry.path, base, has.zstd, Path(shop) / str(number)))
-            with (Path(shop) / "delta").open("wb") as out:
+                parts.append(packed(entry, unpacked / entry.path, base, has.zstd, Path(folder) / str(number)))
+            with (Path(folder) / "delta").open("wb") as out:
                 write_delta(out, bundle.envelope.raw, parts)
             self.objects.keep_files(new, unpacked)
-            return deltas.keep(key, Path(shop) / "delta")
+            return deltas.keep(key, Path(folder) / "delta")
 
 
 def make_patch(new: bytes, old: bytes) -> bytes:

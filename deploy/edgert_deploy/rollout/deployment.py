@@ -46,7 +46,7 @@ class Result(str, Enum):
     LIVE = "live"
     UNCHANGED = "unchanged"  # it was live already
     PLANNED = "planned"  # a dry run
-    HELD = "held"  # not begun
+    NOT_BEGUN = "not-begun"
     REFUSED = "refused"  # the device may not take this bundle
     FAILED = "failed"
     STOPPED = "stopped"  # by the user; the device is as before

@@ -46,15 +46,15 @@ class ObjectCache:
         """Copy the files of an unpacked bundle that the cache lacks."""
         for entry in entries:
             if self.find(entry.sha256) is None and entry.size_bytes < self.bytes_max:
-                with contextlib.suppress(OSError), self.workshop() as shop:
-                    shutil.copyfile(unpacked / entry.path, Path(shop) / "copy")
-                    self.keep(entry.sha256, Path(shop) / "copy")
+                with contextlib.suppress(OSError), self.temporary_folder() as folder:
+                    shutil.copyfile(unpacked / entry.path, Path(folder) / "copy")
+                    self.keep(entry.sha256, Path(folder) / "copy")
 
     def keep_bundle(self, path: Path) -> None:
         """Copy every file of a bundle that the cache lacks. Raises BundleError."""
-        with self.workshop() as shop, open_bundle(path, trusted=None) as bundle:
-            bundle.unpack(Path(shop), frozenset(entry.path for entry in bundle.manifest.files))
-            self.keep_files(bundle.manifest.files, Path(shop))
+        with self.temporary_folder() as folder, open_bundle(path, trusted=None) as bundle:
+            bundle.unpack(Path(folder), frozenset(entry.path for entry in bundle.manifest.files))
+            self.keep_files(bundle.manifest.files, Path(folder))
 
     def read(self, sha256: str) -> bytes | None:
         """Return the content with that hash; None if the cache lacks it or holds damaged bytes."""
@@ -65,7 +65,7 @@ class ObjectCache:
                 return content
         return None
 
-    def workshop(self) -> tempfile.TemporaryDirectory[str]:
+    def temporary_folder(self) -> tempfile.TemporaryDirectory[str]:
         """Make a temporary folder beside the objects, from which `keep` moves files. Raises OSError."""
         self.folder.mkdir(parents=True, exist_ok=True)
         return tempfile.TemporaryDirectory(prefix=".", dir=self.folder)

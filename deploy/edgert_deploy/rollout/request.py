@@ -10,7 +10,7 @@ from pathlib import Path
 from edgert.bundle.bundle_file import open_bundle
 from edgert.bundle.expiry import check_expiry
 from edgert.versions.trial_limits import TrialLimits
-from edgert_deploy.common.parallel import Stop
+from edgert_deploy.common.parallel import UserStop
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.transports import LineSink, Transport
 from edgert_deploy.rollout.delta import Deltas
@@ -31,7 +31,7 @@ class DeployRequest:
     open_transport: Callable[[Device], Transport]
     prepare: Callable[[Device, Transport, LineSink], None] | None = None  # sets up a device that has no EdgeRT
     dry_run: bool = False
-    stop: Stop = field(default_factory=Stop)
+    stop: UserStop = field(default_factory=UserStop)
     deltas: Deltas = field(default_factory=Deltas)
     bytes_per_s: float = 0.0
     limits: TrialLimits | None = None

@@ -93,7 +93,7 @@ def deploy_each(
 
     def work(device: Device) -> Outcome:
         if not may_begin():
-            return Outcome(device.name, Result.HELD)
+            return Outcome(device.name, Result.NOT_BEGUN)
         outcome = deploy_one(request, device, lambda line: progress(device.name, line))
         on_outcome(outcome)
         return outcome

@@ -81,8 +81,8 @@ class Rollout(Head):
         return [None if error is None else by_code(error["code"])(error["message"]) for error in last_errors]
 
     def result(self, device: str) -> Result:
-        """Return the result of the device's last attempt; `held` for a device that was not tried."""
-        return Result(self.outcomes.get(device, {}).get("result", Result.HELD))
+        """Return the result of the device's last attempt; `not-begun` for a device that was not tried."""
+        return Result(self.outcomes.get(device, {}).get("result", Result.NOT_BEGUN))
 
     def has_release(self, device: str) -> bool:
         """Whether the release is live on the device, by its last outcome."""
@@ -99,7 +99,7 @@ class Rollout(Head):
         """
         if self.state in (RolloutState.DONE, RolloutState.ABORTED):
             return False
-        unfinished = self.result(device) in (Result.HELD, Result.STOPPED, Result.ABANDONED)
+        unfinished = self.result(device) in (Result.NOT_BEGUN, Result.STOPPED, Result.ABANDONED)
         return unfinished and (rolled_back or self.state is RolloutState.STOPPED)
 
     @property

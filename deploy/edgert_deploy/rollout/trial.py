@@ -11,7 +11,7 @@ from typing import Any
 
 from edgert.durations import duration_text
 from edgert.errors import DaemonBusy, DeviceUnreachable, Interrupted, RolledBack
-from edgert_deploy.common.parallel import Stop
+from edgert_deploy.common.parallel import UserStop
 from edgert_deploy.devices.claims import HeldClaim
 from edgert_deploy.devices.transports import LineSink
 from edgert_deploy.rollout.plan import Plan, Step
@@ -24,7 +24,7 @@ GRACE_S = 60.0  # a slow device may report its decision so long after the end of
 
 
 def watch_trial(
-    claim: HeldClaim, plan: Plan, stop: Stop, progress: LineSink, clock: Callable[[], float] = time.monotonic
+    claim: HeldClaim, plan: Plan, stop: UserStop, progress: LineSink, clock: Callable[[], float] = time.monotonic
 ) -> dict[str, Any]:
     """Wait for the device's decision on its trial; return its readings once all limits held.
 

@@ -40,8 +40,8 @@ class MemoryBudget:
         if not self._limit_mb or version is None:
             return True
         self.learn()
-        claims = self._claims(service)
-        left_mb = self._limit_mb - sum(claim.mb for claim in claims if self._services[claim.model].pinned)
+        reservations = self._reservations(service)
+        left_mb = self._limit_mb - sum(each.mb for each in reservations if self._services[each.model].pinned)
         known_mb = self._sizes.of(version.digest)
         if known_mb is not None and known_mb > left_mb:
             raise Unavailable(
@@ -50,13 +50,13 @@ class MemoryBudget:
             )
         # An estimate alone refuses nothing: `loaded` makes up for one that was too low.
         need_mb = known_mb or min(left_mb, estimated_mb(service.store.live_folder(slots), self._forks()))
-        return self._make_room(need_mb, claims, service.model)
+        return self._make_room(need_mb, reservations, service.model)
 
     def loaded(self, model: str) -> None:
         """Measure, and unload other models if `model` turned out larger than its estimate was."""
         if self._limit_mb:
             self.learn()
-            self._make_room(0.0, self._claims(), model)
+            self._make_room(0.0, self._reservations(), model)
 
     def learn(self) -> None:
         """Measure the workers that serve, and remember their sizes."""
@@ -65,18 +65,18 @@ class MemoryBudget:
                 if (worker := service.workers.serving) is not None:
                     self._sizes.learn(worker.version.digest, worker.measure())
 
-    def _make_room(self, need_mb: float, claims: Sequence[Claim], model: str) -> bool:
-        room = make_room(need_mb, self._limit_mb, claims, self._clock())
+    def _make_room(self, need_mb: float, reservations: Sequence[Reservation], model: str) -> bool:
+        room = make_room(need_mb, self._limit_mb, reservations, self._clock())
         for other in room.unload:
             self._services[other].unload(f"room for {model}")
         return room.now
 
-    def _claims(self, asking: ModelService | None = None) -> list[Claim]:
+    def _reservations(self, asking: ModelService | None = None) -> list[Reservation]:
         """Return what all workers use of the budget, as `asking` must see it."""
-        return [claim for service in self._services.values() for claim in self._claims_of(service, asking)]
+        return [each for service in self._services.values() for each in self._reservations_of(service, asking)]
 
-    def _claims_of(self, service: ModelService, asking: ModelService | None) -> list[Claim]:
-        claims = []
+    def _reservations_of(self, service: ModelService, asking: ModelService | None) -> list[Reservation]:
+        reservations = []
         workers = service.workers
         for worker in workers:
             if service is asking and not worker.leaving:
@@ -89,12 +89,12 @@ class MemoryBudget:
                 or workers.loading is not None
             )
             used_at_s = self._clock() if workers.busy else worker.used_at_s
-            claims.append(Claim(service.model, mb, used_at_s, worker.leaving, fixed and not worker.leaving))
-        return claims
+            reservations.append(Reservation(service.model, mb, used_at_s, worker.leaving, fixed and not worker.leaving))
+        return reservations
 
 
 @dataclass(frozen=True)
-class Claim:
+class Reservation:
     """One worker's share of the budget. A `leaving` worker frees it soon; a `fixed` one is not unloaded."""
 
     model: str
@@ -112,20 +112,20 @@ class Room:
     unload: tuple[str, ...] = ()
 
 
-def make_room(need_mb: float, limit_mb: float, claims: Sequence[Claim], now_s: float) -> Room:
-    """Decide how `need_mb` fits under `limit_mb` beside `claims`.
+def make_room(need_mb: float, limit_mb: float, reservations: Sequence[Reservation], now_s: float) -> Room:
+    """Decide how `need_mb` fits under `limit_mb` beside `reservations`.
 
     The least recently used models are unloaded first, as few as possible, and none if that would not suffice.
     """
-    staying = [claim for claim in claims if not claim.leaving]
-    if need_mb <= limit_mb - sum(claim.mb for claim in claims):
+    staying = [each for each in reservations if not each.leaving]
+    if need_mb <= limit_mb - sum(each.mb for each in reservations):
         return Room(now=True)
-    missing = need_mb - (limit_mb - sum(claim.mb for claim in staying))
+    missing = need_mb - (limit_mb - sum(each.mb for each in staying))
     going: list[str] = []
-    for claim in sorted(staying, key=lambda c: c.used_at_s):
+    for each in sorted(staying, key=lambda one: one.used_at_s):
         if missing <= 0:
             break
-        if not claim.fixed and now_s - claim.used_at_s >= IDLE_S_MIN:
-            going.append(claim.model)
-            missing -= claim.mb
+        if not each.fixed and now_s - each.used_at_s >= IDLE_S_MIN:
+            going.append(each.model)
+            missing -= each.mb
     return Room(now=False, unload=tuple(going) if missing <= 0 else ())

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from edgert_deploy.common.parallel import AT_ONCE_MOST, POLL_S, Stop, at_once_here, for_each
+from edgert_deploy.common.parallel import AT_ONCE_MOST, POLL_S, UserStop, at_once_here, for_each
 from tests.support.devices import WAIT_S_MAX, wait_until
 
 
@@ -22,8 +22,8 @@ def test_answers_come_in_the_order_of_the_items() -> None:
         later.set()
         return item * 10
 
-    assert for_each([0, 1, 2], work, Stop(), at_once=2) == [0, 10, 20]
-    assert for_each([], work, Stop()) == []
+    assert for_each([0, 1, 2], work, UserStop(), at_once=2) == [0, 10, 20]
+    assert for_each([], work, UserStop()) == []
 
 
 def test_an_error_is_raised_where_the_answers_are_awaited() -> None:
@@ -31,11 +31,11 @@ def test_an_error_is_raised_where_the_answers_are_awaited() -> None:
         raise ValueError(item)
 
     with pytest.raises(ValueError, match="1"):
-        for_each([1], work, Stop())
+        for_each([1], work, UserStop())
 
 
 def test_the_second_press_returns_without_the_items_in_progress_and_with_those_that_are_done() -> None:
-    stop, never, done = Stop(), threading.Event(), threading.Event()
+    stop, never, done = UserStop(), threading.Event(), threading.Event()
 
     def work(item: str) -> str:
         if item == "hangs":
@@ -56,7 +56,7 @@ def test_the_second_press_returns_without_the_items_in_progress_and_with_those_t
 def test_a_terminal_that_takes_its_time_holds_up_no_second_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
     """The handlers take longer than one look at the answers."""
     monkeypatch.setattr(os, "write", lambda *_: time.sleep(2 * POLL_S))
-    stop, done = Stop(), threading.Event()
+    stop, done = UserStop(), threading.Event()
 
     def work(item: int) -> int:
         time.sleep(POLL_S / 2)  # until the answer is awaited
@@ -72,7 +72,7 @@ def test_a_terminal_that_takes_its_time_holds_up_no_second_ctrl_c(monkeypatch: p
 
 
 def test_ctrl_c_is_counted_and_answered(capfd: pytest.CaptureFixture[str]) -> None:
-    stop = Stop()
+    stop = UserStop()
     with stop.on_interrupt("stopping", "detached"):
         for asked, abandoned in ((True, False), (True, True)):
             os.kill(os.getpid(), signal.SIGINT)

@@ -24,7 +24,7 @@ from edgert.errors import (
     exit_code_of,
 )
 from edgert.versions.slots import State
-from edgert_deploy.common.parallel import Stop
+from edgert_deploy.common.parallel import UserStop
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.transports import Transport
 from edgert_deploy.rollout.deployment import Outcome, deploy_one
@@ -237,7 +237,7 @@ def test_every_deployment_releases_its_claim(bundle: Path, key: SigningKey) -> N
 def test_ctrl_c_ends_the_step_and_takes_back_what_was_not_kept(
     bundle: Path, key: SigningKey, verb: str, done: list[str]
 ) -> None:
-    device, stop = SimulatedDevice(key, RELEASE_1), Stop()
+    device, stop = SimulatedDevice(key, RELEASE_1), UserStop()
     device.before = lambda word: stop.press() if word == verb and not stop.asked else None
     outcome = roll_out(bundle, device, stop=stop)
     assert outcome.error is not None
@@ -249,14 +249,14 @@ def test_ctrl_c_ends_the_step_and_takes_back_what_was_not_kept(
 
 
 def test_ctrl_c_in_the_last_step_comes_too_late_and_the_outcome_says_so(bundle: Path, key: SigningKey) -> None:
-    device, stop = SimulatedDevice(key, RELEASE_1), Stop()
+    device, stop = SimulatedDevice(key, RELEASE_1), UserStop()
     device.before = lambda verb: stop.press() if verb == "mark-good" else None
     outcome = roll_out(bundle, device, stop=stop)
     assert (outcome.result, outcome.serving, exit_code_of([outcome.error])) == ("live", 2, 0)
 
 
 def test_ctrl_c_where_going_back_fails_does_not_claim_that_it_went_back(bundle: Path, key: SigningKey) -> None:
-    device, stop = SimulatedDevice(key, RELEASE_1, rollback=DeviceError("disk is gone")), Stop()
+    device, stop = SimulatedDevice(key, RELEASE_1, rollback=DeviceError("disk is gone")), UserStop()
     device.before = lambda verb: stop.press() if verb == "activate" else None
     error = roll_out(bundle, device, stop=stop).error
     assert error is not None
@@ -265,7 +265,7 @@ def test_ctrl_c_where_going_back_fails_does_not_claim_that_it_went_back(bundle: 
 
 
 def test_a_second_ctrl_c_lets_go_at_once_and_says_what_becomes_of_the_device(bundle: Path, key: SigningKey) -> None:
-    hanging, quick, stop = SimulatedDevice(key, RELEASE_1), SimulatedDevice(key, RELEASE_1), Stop()
+    hanging, quick, stop = SimulatedDevice(key, RELEASE_1), SimulatedDevice(key, RELEASE_1), UserStop()
     hangs, never = threading.Event(), threading.Event()
 
     def hang(verb: str) -> None:

@@ -11,9 +11,9 @@ from edgert_deploy.rollout.object_cache import ObjectCache
 def test_the_cache_keeps_to_its_bound_and_forgets_what_was_used_least(tmp_path: Path) -> None:
     cache = ObjectCache(tmp_path / "objects", bytes_max=250)
     for number, name in enumerate("abc"):
-        with cache.workshop() as shop:
-            (Path(shop) / "x").write_bytes(bytes(100))
-            os.utime(cache.keep(name, Path(shop) / "x"), (number, number))
+        with cache.temporary_folder() as folder:
+            (Path(folder) / "x").write_bytes(bytes(100))
+            os.utime(cache.keep(name, Path(folder) / "x"), (number, number))
         cache.find("a")
     assert [cache.find(name) is not None for name in "abc"] == [True, False, True]
     assert cache.read("a") is None, "an object whose hash is not its name is none"

@@ -9,7 +9,7 @@ import pytest
 from edgert.bundle.signing import new_key
 from edgert.errors import DaemonBusy
 from edgert.versions.trial_limits import TrialLimits
-from edgert_deploy.common.parallel import Stop
+from edgert_deploy.common.parallel import UserStop
 from edgert_deploy.devices.claims import HeldClaim
 from edgert_deploy.devices.remote import RemoteDaemon
 from edgert_deploy.rollout.plan import Plan, Step
@@ -31,7 +31,7 @@ def test_a_daemon_that_hangs_is_not_waited_for_for_ever() -> None:
     plan = Plan("echo", 2, "digest", (Step.WATCH,), limits)
     claim = HeldClaim(Hung(SimulatedDevice(key), BOARD), "t", RemoteDaemon(SimulatedDevice(key), BOARD).status())
     with pytest.raises(DaemonBusy, match=r"not judged release 2 of echo .* edgert doctor board"):
-        watch_trial(claim, plan, Stop(), lambda line: None, lambda: now[0])
+        watch_trial(claim, plan, UserStop(), lambda line: None, lambda: now[0])
     assert limits.trial_s + limits.confirm_s < now[0] < limits.trial_s + limits.confirm_s + 100
     assert len(asked) == now[0] / 5
 
@@ -46,5 +46,5 @@ def test_limits_that_held_on_few_answers_are_told_so() -> None:
     key, told = new_key(), list[str]()
     plan = Plan("echo", 2, "digest", (Step.WATCH,), TrialLimits({"agreement": 0.99}, 600.0))
     claim = HeldClaim(Held(SimulatedDevice(key), BOARD), "t", RemoteDaemon(SimulatedDevice(key), BOARD).status())
-    assert watch_trial(claim, plan, Stop(), told.append)["doubt"] == doubt
+    assert watch_trial(claim, plan, UserStop(), told.append)["doubt"] == doubt
     assert told[1:] == ["all limits held: 100 requests", f"warning: {doubt}"]

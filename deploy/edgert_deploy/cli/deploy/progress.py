@@ -18,7 +18,7 @@ from rich.text import Text
 
 from edgert.printable import counted, printable
 from edgert_deploy.cli.shared.output import CELL_CHARS_MAX, say
-from edgert_deploy.common.parallel import Stop
+from edgert_deploy.common.parallel import UserStop
 from edgert_deploy.rollout.deployment import Outcome
 from edgert_deploy.rollout.plan import Step
 
@@ -44,7 +44,7 @@ class _Row:
 class RolloutProgress:
     """Shows a rollout in a `with` block; any thread calls `progress(device, line)`, `sent` and `done`."""
 
-    def __init__(self, title: str, devices: int, stop: Stop, *, verbose: bool = False) -> None:
+    def __init__(self, title: str, devices: int, stop: UserStop, *, verbose: bool = False) -> None:
         self._title, self._devices, self._stop = title, devices, stop
         self._each = verbose or devices == 1
         self._console = Console(stderr=True)

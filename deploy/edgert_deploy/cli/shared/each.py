@@ -13,7 +13,7 @@ from edgert.cli.output import emit
 from edgert.errors import EdgeRTError, EngineMissing, HealthCheckFailed, Interrupted, RolledBack, exit_code_of
 from edgert.typed_json import to_json
 from edgert_deploy.cli.shared.output import error_lines
-from edgert_deploy.common.parallel import Stop, for_each
+from edgert_deploy.common.parallel import UserStop, for_each
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.transports import Transport, open_transport
 
@@ -85,7 +85,7 @@ def run_on_each(
 def _answers(
     devices: Sequence[Device], work: Callable[[Device, Transport], T], one_first: bool
 ) -> list[T | EdgeRTError]:
-    stop = Stop()
+    stop = UserStop()
     answers: list[T | EdgeRTError | None] = []
 
     def one(device: Device) -> T | EdgeRTError:

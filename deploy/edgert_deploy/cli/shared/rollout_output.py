@@ -27,7 +27,7 @@ def rollout_json(rollout: Rollout) -> dict[str, Any]:
         },
         "bundle": {"model": rollout.model, "release": rollout.release, "digest": rollout.digest},
         "devices": [
-            {**Outcome(name, Result.HELD).as_json(), **rollout.outcomes.get(name, {}), "device": name}
+            {**Outcome(name, Result.NOT_BEGUN).as_json(), **rollout.outcomes.get(name, {}), "device": name}
             for name in rollout.devices
         ],
     }

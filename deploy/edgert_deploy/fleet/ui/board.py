@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgert.telemetry.messages import HistMessage, MetricsMessage, Scalar, Topic
-from edgert_deploy.fleet.live_fleet import DeviceState, Fleet, ModelState
+from edgert_deploy.fleet.live_fleet import DeviceState, Fleet, ReportedModel
 from edgert_deploy.fleet.reports import EventMessage
 from edgert_deploy.fleet.store.batch import trusted_ms
 from edgert_deploy.fleet.store.recorder import REMOVED
@@ -226,5 +226,5 @@ def _device_fits(device: DeviceState, chosen: Filter) -> bool:
     return any(line_fits(model, line, chosen) for model, line in device.models.items())
 
 
-def line_fits(model: str, line: ModelState, chosen: Filter) -> bool:
+def line_fits(model: str, line: ReportedModel, chosen: Filter) -> bool:
     return chosen.model in ("", model) and chosen.version in ("", line.version)

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from edgert.daemon.memory.memory_budget import IDLE_S_MIN, Claim, MemoryBudget, Room, make_room
+from edgert.daemon.memory.memory_budget import IDLE_S_MIN, MemoryBudget, Reservation, Room, make_room
 from edgert.daemon.memory.worker_sizes import LearnedSizes
 from edgert.daemon.model.model_service import ModelService
 from edgert.daemon.workers.worker_set import WorkerSet
@@ -116,25 +116,27 @@ def test_a_version_that_is_known_to_be_too_large_is_refused(tmp_path: Path) -> N
         world.admit(world.add("new"))
 
 
-def claim(model: str, mb: float, idle_s: float = 100.0, **kinds: bool) -> Claim:
-    return Claim(model, mb, NOW - idle_s, **kinds)
+def reservation(model: str, mb: float, idle_s: float = 100.0, **kinds: bool) -> Reservation:
+    return Reservation(model, mb, NOW - idle_s, **kinds)
 
 
 @pytest.mark.parametrize(
-    ("need", "claims", "room"),
+    ("need", "reservations", "room"),
     [
         (50, [], Room(True)),
-        (50, [claim("a", 50)], Room(True)),
-        (50, [claim("a", 60)], Room(False, ("a",))),
-        (50, [claim("new", 40, 5), claim("old", 40, 9)], Room(False, ("old",))),
-        (90, [claim("new", 40, 5), claim("old", 40, 9)], Room(False, ("old", "new"))),
-        (50, [claim("a", 60, fixed=True)], Room(False)),
-        (50, [claim("a", 60, idle_s=IDLE_S_MIN / 2)], Room(False)),
-        (50, [claim("a", 60, leaving=True)], Room(False)),
-        (50, [claim("pinned", 30, fixed=True), claim("a", 40)], Room(False, ("a",))),
-        (80, [claim("pinned", 30, fixed=True), claim("a", 40)], Room(False)),
+        (50, [reservation("a", 50)], Room(True)),
+        (50, [reservation("a", 60)], Room(False, ("a",))),
+        (50, [reservation("new", 40, 5), reservation("old", 40, 9)], Room(False, ("old",))),
+        (90, [reservation("new", 40, 5), reservation("old", 40, 9)], Room(False, ("old", "new"))),
+        (50, [reservation("a", 60, fixed=True)], Room(False)),
+        (50, [reservation("a", 60, idle_s=IDLE_S_MIN / 2)], Room(False)),
+        (50, [reservation("a", 60, leaving=True)], Room(False)),
+        (50, [reservation("pinned", 30, fixed=True), reservation("a", 40)], Room(False, ("a",))),
+        (80, [reservation("pinned", 30, fixed=True), reservation("a", 40)], Room(False)),
     ],
     ids=["empty", "fits", "one-goes", "oldest-goes", "two-go", "fixed", "in-use", "on-its-way", "beside", "in-vain"],
 )
-def test_the_least_recently_used_go_and_only_as_many_as_must(need: float, claims: list[Claim], room: Room) -> None:
-    assert make_room(need, 100, claims, NOW) == room
+def test_the_least_recently_used_go_and_only_as_many_as_must(
+    need: float, reservations: list[Reservation], room: Room
+) -> None:
+    assert make_room(need, 100, reservations, NOW) == room

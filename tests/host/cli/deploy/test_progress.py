@@ -12,7 +12,7 @@ import pytest
 from edgert.bundle.signing import new_key
 from edgert_deploy.cli import main
 from edgert_deploy.cli.deploy.progress import RolloutProgress
-from edgert_deploy.common.parallel import Stop
+from edgert_deploy.common.parallel import UserStop
 from edgert_deploy.devices.inventory import Inventory
 from edgert_deploy.rollout.deployment import Outcome, Result
 from tests.support.bundles import make_null_bundle
@@ -26,9 +26,9 @@ TABLE = """\
 from edgert_deploy.cli.shared.output import say
 from edgert_deploy.cli import main
 from edgert_deploy.cli.deploy.progress import RolloutProgress
-from edgert_deploy.common.parallel import Stop
+from edgert_deploy.common.parallel import UserStop
 from edgert_deploy.rollout.deployment import Outcome, Result
-with RolloutProgress("echo release 2", 40, Stop()) as progress:
+with RolloutProgress("echo release 2", 40, UserStop()) as progress:
     for n in range(39):
         progress(f"unit-{n}", "send")
     progress.sent("unit-0", 1_500_000, 4_000_000)
@@ -114,7 +114,7 @@ def test_without_a_terminal_each_tenth_is_a_line_and_verbose_prints_every_step(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     def said(verbose: bool) -> list[str]:
-        with RolloutProgress("echo release 2", 1000, Stop(), verbose=verbose) as progress:
+        with RolloutProgress("echo release 2", 1000, UserStop(), verbose=verbose) as progress:
             for n in range(1000):
                 progress(f"unit-{n}", "send")
                 progress.done(Outcome(f"unit-{n}", Result.LIVE))
@@ -122,7 +122,7 @@ def test_without_a_terminal_each_tenth_is_a_line_and_verbose_prints_every_step(
 
     assert said(False) == [f"echo release 2: {n} of 1000 devices" for n in range(100, 1001, 100)]
     assert len(said(True)) == 1000
-    with RolloutProgress("echo release 2", 1, Stop()) as progress:
+    with RolloutProgress("echo release 2", 1, UserStop()) as progress:
         progress("unit", "send")
     assert capfd.readouterr().err == "[unit] send\n"
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from edgert_deploy.fleet.live_fleet import DeviceState, ModelState
+from edgert_deploy.fleet.live_fleet import DeviceState, ReportedModel
 from edgert_deploy.fleet.ui.slow_devices import COMPARED_EVERY_S, SlowDevices
 
 BASELINE = ("digits", "pi")
 
 
 def a_device(name: str, *p99s: float) -> DeviceState:
-    return DeviceState("plant-a", name, 0.0, profile="pi", models={"digits": ModelState(p99s=p99s)})
+    return DeviceState("plant-a", name, 0.0, profile="pi", models={"digits": ReportedModel(p99s=p99s)})
 
 
 def test_two_devices_have_no_middle_one() -> None:
