@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 
-STABLE_S = 60.0  # a process that ran this long makes earlier ends forgotten
+STABLE_S = 60.0  # after a run this long, earlier failures no longer count
 
 
 def doubling(least_s: float, most_s: float) -> tuple[float, ...]:
@@ -18,9 +18,9 @@ def doubling(least_s: float, most_s: float) -> tuple[float, ...]:
 
 
 class Backoff:
-    """Counts failures in a row; each makes the next of `pauses_s` the pause, and the last one repeats.
+    """Counts failures in a row. Each failure selects the next of `pauses_s`; the last one repeats.
 
-    An attempt that lasted longer than `stable_s` makes the failures before it forgotten.
+    After an attempt that lasted longer than `stable_s`, earlier failures no longer count.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class Backoff:
         self._started_s = clock()
 
     def started(self) -> None:
-        """Note that an attempt begins."""
+        """Note that an attempt starts."""
         self._started_s = self._clock()
 
     def failed(self) -> float:

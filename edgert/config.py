@@ -22,7 +22,7 @@ OBJECTIVES = ("latency", "throughput")
 # systemd passes the broker's password and the registry's login under these names (LoadCredential).
 PASSWORD_CREDENTIAL, LOGIN_CREDENTIAL = "mqtt-password", "registry-login"
 
-# The ranges that the daemon can work with. A key that is not here may have any value of its type.
+# The ranges that the daemon can work with. A key without a range accepts any value of its type.
 _RANGES: dict[str, tuple[float, float]] = {
     "threads": (0, 1024),
     "instances": (0, 1024),
@@ -44,7 +44,7 @@ _RANGES: dict[str, tuple[float, float]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class BrokerLogin(Closed):
-    """The login at an MQTT broker. The files are paths; "" for what the broker does not ask for."""
+    """The login at an MQTT broker. Files are given as paths. A field is "" if the broker does not need it."""
 
     tls: bool = False
     ca: str = ""
@@ -141,7 +141,7 @@ class AlarmConfig(Closed):
     `p99_ms` 0 means twice a model's `p95_ms`, if it has one; `worker_mb` 0 means 90 % of `worker_mb_max`.
     `error_share` is the share of requests that were refused or failed; `silent_s` is the time without a request, for a
     model that had one before. `channel_stale_s` is the time without a valid answer of the registry that the device
-    follows; 0 leaves the expiry of its channel alone.
+    follows; 0 turns this alarm off, except for an expired channel.
     """
 
     p99_ms: float = 0.0
@@ -206,7 +206,7 @@ class FollowConfig(Closed):
 
     @property
     def minutes(self) -> tuple[int, int] | None:
-        """The minutes of the day at which the window begins and ends; None for no window."""
+        """The minutes of the day at which the window starts and ends; None for no window."""
         if (match := re.fullmatch(r"(\d\d):(\d\d)-(\d\d):(\d\d)", self.window)) is None:
             return None
         hours = [int(text) for text in match.groups()]
@@ -241,7 +241,7 @@ class DeviceConfig(Closed):
 
 
 def _check_ranges(config: Any, names: Iterable[str], wanted: str, least: float = 0, most: float = math.inf) -> None:
-    """Raise ConfigInvalid, which says what to give, if a value is out of its range."""
+    """Raise ConfigInvalid, which names the `wanted` values, if a value is out of its range."""
     for name in names:
         if not least <= getattr(config, name) <= most:
             raise ConfigInvalid(f"{name} is {getattr(config, name)}; give {wanted}")
@@ -256,7 +256,7 @@ def credential(name: str, configured: str) -> str:
 def read_config(state: StateDir) -> DeviceConfig:
     """Read `config.toml`. Raises ConfigInvalid if it is missing, is not TOML or has an unknown key."""
     try:
-        text = state.config.read_text("utf-8-sig")  # whatever the locale; Windows' editors begin files with a mark
+        text = state.config.read_text("utf-8-sig")  # UTF-8 in every locale; editors on Windows write a byte order mark
     except FileNotFoundError as error:
         raise ConfigInvalid(
             f"{state.config} is missing: run edgert bootstrap from the host, or give --state"
@@ -268,7 +268,7 @@ def read_config(state: StateDir) -> DeviceConfig:
 
 
 def check_is_device(state: StateDir) -> None:
-    """Raise ConfigInvalid if the folder has no `config.toml`, such as one that was mistyped."""
+    """Raise ConfigInvalid if the folder has no `config.toml`, as after a typing error in its path."""
     if not state.config.is_file():
         read_config(state)
 

@@ -1,7 +1,7 @@
 """Files that processes share: replaced whole or not at all, and locked against each other.
 
-A durable change survives a power cut: write beside, fsync, rename, fsync the folder. Modes do not depend on the umask.
-A lock needs only read access, so nobody but its owner may read a lock file, and no wait for one is without a limit.
+A durable change survives a power cut: write a new file beside the old, fsync, rename, fsync the folder. Modes do not
+depend on the umask. A lock needs only read access, so only its owner may read a lock file. Every wait has a limit.
 """
 
 from __future__ import annotations
@@ -55,18 +55,20 @@ def replace_file(path: Path, data: bytes, *, durable: bool = True, mode: int = P
 
 @contextmanager
 def replacing(path: Path, *, durable: bool = True, mode: int = PRIVATE, shared: bool = False) -> Iterator[BinaryIO]:
-    """Give a file to write, which takes the place of `path` when the block ends without an error.
+    """Open a new file, which replaces `path` when the block ends without an error.
 
-    The file is in the folder of `path` under a fixed name, so that the next writer reuses what a power cut left. With
-    `shared`, if several processes may write at once without a lock, its name holds the process id. Without
+    The new file is in the folder of `path` under a fixed name, so that the next writer reuses a rest after a power cut.
+    With `shared`, its name contains the process id: several processes may then write at once without a lock. Without
     `durable`, a power cut may lose the change or damage the file. Raises OSError.
     """
     if path.exists() and not path.is_file():
-        raise OSError(errno.EINVAL, "it is a folder, a pipe or a device, no file", os.fspath(path))
+        raise OSError(errno.EINVAL, "it is a folder, a pipe or a device, not a file", os.fspath(path))
     suffix = f".{os.getpid()}" if shared else ""
     beside = path.with_name(f".{path.name}{suffix}.new")
     try:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC  # never through another's link
+        flags = (
+            os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        )  # O_NOFOLLOW: follow no link of another user
         with os.fdopen(os.open(beside, flags, PRIVATE), "wb") as file:
             os.fchmod(file.fileno(), mode)
             yield file
@@ -120,7 +122,7 @@ def make_private(folder: Path) -> None:
 
 
 def only_owner_writes(path: Path) -> None:
-    """Take write access to `path` from everybody but its owner. Raises OSError."""
+    """Remove the write access of everybody but the owner of `path`. Raises OSError."""
     status = path.stat()
     mode = stat.S_IMODE(status.st_mode)
     if mode & 0o022 and status.st_uid == os.geteuid():
@@ -130,7 +132,7 @@ def only_owner_writes(path: Path) -> None:
 def locked(path: Path, wait_s: float = LOCK_S_MAX) -> FileIO:
     """Lock the file `path` against every other process and return it open; closing it unlocks it.
 
-    The file is made if it is missing. The kernel unlocks it when the process dies. Raises
+    The file is created if it is missing. The kernel unlocks it when the process dies. Raises
     BlockingIOError if another holder keeps it for `wait_s`, and OSError.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -151,7 +153,7 @@ def locked(path: Path, wait_s: float = LOCK_S_MAX) -> FileIO:
 
 
 def is_locked(path: Path) -> bool:
-    """Return whether somebody holds the lock file `path`, without creating it. Raises OSError."""
+    """Return whether a process holds the lock file `path`; do not create it. Raises OSError."""
     try:
         file = path.open("rb")
     except FileNotFoundError:
@@ -168,6 +170,6 @@ def _try_lock(file: FileIO | BinaryIO, path: Path, how: int) -> bool:
     except OSError as error:
         if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
             raise
-        reason = "this file system locks no files; use a folder on a local disk"
+        reason = "this file system cannot lock files; use a folder on a local disk"
         raise OSError(error.errno, reason, os.fspath(path)) from error
     return True

@@ -21,7 +21,7 @@ def duration_s(text: str) -> float:
 
 
 def duration_text(seconds: float) -> str:
-    """Return what `duration_s` reads, in the largest unit that leaves a whole number: `10m`, `0.5s`."""
+    """Return a text for `duration_s`, in the largest unit that gives a whole number: `10m`, `0.5s`."""
     for unit in ("d", "h", "m"):
         if seconds >= UNITS_S[unit] and seconds % UNITS_S[unit] == 0:
             return f"{seconds / UNITS_S[unit]:.0f}{unit}"

@@ -1,6 +1,6 @@
-"""The Python environment of a runtime: the commands that make, test and try one beside the one in use.
+"""The Python environment of a runtime: commands that create, test and try one beside the one in use.
 
-`edgert bootstrap` runs them on a device over its transport, the follower of a channel runs them here. The layout of
+`edgert bootstrap` runs them on a device over its transport; the follower of a channel runs them here. The layout of
 HOME is described in edgert_deploy/bootstrap/runtime.py.
 """
 
@@ -19,14 +19,14 @@ from typing import Any
 from edgert.errors import DeviceError, EngineMissing
 from edgert.typed_json import from_json
 
-RUNTIME = "edgert.runtime"  # the runtime, where a channel and telemetry name a model; no model's name has a dot
+RUNTIME = "edgert.runtime"  # the runtime's name in the model field of a channel and of telemetry; no model has a dot
 RELEASE_NAME = "release"  # the file of an environment with the number of the release that a channel gave it
 VENV_S_MAX = 300.0
 INSTALL_S_MAX = 1800.0
 ENGINE_S_MAX = 180.0  # the first import of an engine on a slow card
 SELF_TEST_S_MAX = 1800.0  # TensorRT may compile an engine for its new version
-INSTALLED_FACTOR = 1.2  # byte code and file system blocks on top of the files; measured: 1.07
-SPARE_BYTES = 32 * 1024**2  # stays free
+INSTALLED_FACTOR = 1.2  # byte code and file system blocks in addition to the files; measured: 1.07
+SPARE_BYTES = 32 * 1024**2  # the free space that must remain
 ID_LENGTH = 16
 CODE = Path(__file__).parent  # of edgert
 TAIL_CHARS = 800
@@ -43,19 +43,19 @@ _INSTALL = (
     "--quiet",
 )
 
-# Byte code of all that a device may import: the daemon writes none. pip would compile far more: itself, the package of
-# the host, the tests of NumPy. PIL is imported with the first image.
+# Compiles each module that a device may import, because the daemon writes no byte code. pip would compile far more:
+# itself, the package of the host, the tests of NumPy. The worker imports PIL with the first image.
 _COMPILE = """
 import contextlib, gc, importlib, pkgutil
-gc.disable()  # nothing is garbage
+gc.disable()  # imports leave no garbage
 import edgert
 for name in (*(each.name for each in pkgutil.walk_packages(edgert.__path__, "edgert.")), "PIL.Image"):
     if not name.endswith("__main__"):
-        with contextlib.suppress(Exception):  # of an extra that the device lacks
+        with contextlib.suppress(Exception):  # the device lacks an extra
             importlib.import_module(name)
 """
 
-# All files of an environment are on the disk before it is marked complete.
+# Writes all files of an environment to the disk before it marks the environment complete.
 FINISH = """
 sync && printf %s "$2" >"$1/.complete.new" && sync && mv "$1/.complete.new" "$1/.complete" && rm -rf "$3" && sync
 """
@@ -95,9 +95,9 @@ Run = Callable[[Sequence[str], float], Result]  # a command and its time limit i
 
 @dataclass(frozen=True)
 class Installed:
-    """A complete environment, by its own files; `id` "" for none.
+    """A complete environment, as its own files describe it; `id` "" for none.
 
-    `lacking` says of engines that are not in it why; `wheels` has the SHA-256 by file name.
+    `lacking` maps each missing engine to the reason. `wheels` has the SHA-256 by file name.
     """
 
     id: str = ""
@@ -110,7 +110,7 @@ class Installed:
 
     @classmethod
     def read(cls, runtime: str, complete: str, pyvenv: Mapping[str, str]) -> Installed:
-        """Return what `.complete` and the keys of `pyvenv.cfg` say of the environment `runtime`."""
+        """Return the environment `runtime`, from `.complete` and the keys of `pyvenv.cfg`."""
         venv = {
             "id": runtime,
             "python": ".".join(pyvenv.get("version", "").split(".")[:2]),
@@ -129,11 +129,11 @@ class Installed:
 
 @dataclass(frozen=True)
 class Environment:
-    """The environment `id` of the runtimes in `home`, as it shall become.
+    """The environment to create: `id`, among the runtimes in `home`.
 
     It is a copy of `base`, if there is one, with the changed wheels of `pins` (SHA-256 by file name) installed;
     these are in HOME/wheels. With `exactly` every engine must load, else one of them. `device` is its name in messages,
-    `python` the interpreter of a new environment. `about` is kept for later.
+    `python` the interpreter of a new environment. `.complete` also keeps the keys of `about`.
     """
 
     device: str
@@ -192,7 +192,7 @@ class RuntimeOutcome:
 
 
 def release_in_use(prefix: Path | None = None) -> int | None:
-    """Return the release of the runtime that this process, or `prefix`, is; None if no channel gave it."""
+    """Return the release of the runtime of this process, or of `prefix`; None if it is not from a channel."""
     try:
         return int((prefix or Path(sys.prefix)).joinpath(RELEASE_NAME).read_text())
     except (OSError, ValueError):
@@ -228,12 +228,12 @@ def needs_system_site(engines: Iterable[str]) -> bool:
 
 
 def make_environment(run: Run, new: Environment) -> dict[str, str]:
-    """Make the whole environment; return why engines do not load, by engine. Nothing points at it yet.
+    """Create the environment, which nothing uses yet; return the reasons of engines that do not load.
 
     Raises EngineMissing if no engine loads (with `exactly`, if any does not), and DeviceError.
     """
     if new.base.id:
-        # With hard links: pip replaces files and never changes them.
+        # The copy has hard links, since pip replaces files and never changes them.
         _must(run, new, ["sh", "-c", _COPY, "sh", f"{new.home}/venvs/{new.base.id}", new.folder], VENV_S_MAX)
         _remove_packages(run, new)
     else:
@@ -255,7 +255,7 @@ def make_environment(run: Run, new: Environment) -> dict[str, str]:
 
 
 def self_test(run: Run, folder: str, state: str, models: Sequence[str]) -> str:
-    """Have an environment load each model and answer its golden inputs; return why it failed, or ""."""
+    """Load each model in an environment and check its golden answers; return the failure, or ""."""
     result = run([f"{folder}/bin/edgertd", "--state", state, "self-test", *models, "--json"], SELF_TEST_S_MAX)
     if result.ok:
         return ""
@@ -268,13 +268,13 @@ def self_test(run: Run, folder: str, state: str, models: Sequence[str]) -> str:
 def trial_command(
     home: str, state: str, runtime: str, models: Sequence[str], manager: str, trial_s: float
 ) -> list[str]:
-    """Return the command that begins the trial of a runtime and outlives its caller.
+    """Return the command that starts the trial of a runtime and continues after its caller ends.
 
     `manager` is system, user or monitor. If the script is killed, the manager starts it again.
     """
     script = 'rm -f "$1/outcome"; shift; '
     if manager == "monitor":
-        # The same as Restart=on-abnormal below: a script that starts again rolls the runtime back.
+        # This is the same as Restart=on-abnormal below: a restarted script rolls the runtime back.
         script += """set -- sh -c 'while "$@"; test $? -gt 128; do sleep 1; done' sh "$@"; """
         script += '{ command -v setsid >/dev/null && set -- setsid "$@"; (trap "" HUP; exec "$@") </dev/null >/dev/null 2>&1 & }'
     else:
@@ -297,7 +297,7 @@ def _remove_packages(run: Run, new: Environment) -> None:
 
 
 def _make_venv(run: Run, new: Environment) -> None:
-    """Make an environment without pip, which comes as a wheel: Debian's Python cannot put it into one."""
+    """Create an environment without pip: Debian's Python cannot install it there, so a wheel brings it."""
     options = ["--system-site-packages"] if needs_system_site(new.engines) else []
     result = run([new.python, "-m", "venv", "--clear", "--without-pip", *options, new.folder], VENV_S_MAX)
     if result.ok:
@@ -306,7 +306,7 @@ def _make_venv(run: Run, new: Environment) -> None:
         version = new.about.get("python", "3")
         raise DeviceError(
             f"{new.python} on {new.device} cannot make virtual environments. Run there, as root: "
-            f"apt-get install python{version}-venv. Then repeat this"
+            f"apt-get install python{version}-venv. Then repeat this command"
         )
     raise DeviceError(f"{new.device}: {result.complaint()}")
 
@@ -320,14 +320,14 @@ def _pip_install(run: Run, new: Environment) -> None:
     script = f'mkdir -p "$2" && printf %s "$1" >"$2/requirements.txt" && {command} --find-links "$2" -r "$2/requirements.txt"'
     pinned = [f"{package_of(name)}=={name.split('-')[1]} --hash=sha256:{new.pins[name]}\n" for name in sorted(changed)]
     _must(run, new, ["sh", "-c", script, "sh", "".join(pinned), wheels], INSTALL_S_MAX)
-    # -I: a follower inherits from the daemon that it writes no byte code. Without any the environment works, and starts
-    # slowly.
+    # -I ignores the setting that a follower inherits from the daemon: write no byte code. If this command fails, the
+    # environment works, but starts slowly.
     run([f"{new.folder}/bin/python", "-I", "-c", _COMPILE], INSTALL_S_MAX)
 
 
 def _try_engines(run: Run, new: Environment) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Return the engines that load, and why others do not; each has its own process, as it may crash."""
-    # As above, for the engine's SDK. Without -I, as the SDK may lie where this user's packages are.
+    """Return the engines that load, and the reasons of the others; each has a process, since it may crash."""
+    # This also writes the byte code of the engine's SDK. It uses no -I, as the SDK may be among this user's packages.
     program = (
         "import sys; sys.dont_write_bytecode = False; "
         "from edgert.engines import engine_by_name; engine_by_name(sys.argv[1]).version()"

@@ -14,7 +14,7 @@ class EdgeRTError(Exception):
     """Root of every error that EdgeRT raises on purpose.
 
     With `retryable`, the same call may succeed later; `retry_after_s` is the server's advice in seconds, or None.
-    A class states what differs from its parent: `class ModelNotFound(RequestError, code="...", wire_code=12)`.
+    A class states its differences from its parent: `class ModelNotFound(RequestError, code="...", wire_code=12)`.
     """
 
     code = "internal"
@@ -53,11 +53,11 @@ class ModelNotFound(RequestError, code="request.model_not_found", wire_code=12):
 
 
 class DeadlineExceeded(RequestError, code="request.deadline_exceeded", wire_code=13):
-    """The request's deadline passed before the engine could start on it, or before an answer came."""
+    """The request's deadline passed before the engine started on it, or before an answer arrived."""
 
 
 class SessionLost(RequestError, code="request.session_lost", wire_code=15):
-    """The daemon lost the memory of a session, so no request can continue it: begin a new one."""
+    """The daemon lost the memory of a session, so no request can continue it: start a new one."""
 
 
 class NotAllowed(RequestError, code="request.not_allowed", wire_code=14):
@@ -76,7 +76,7 @@ class Overloaded(Unavailable, code="unavailable.overloaded", wire_code=21):
 
 
 class WorkerLost(Unavailable, code="unavailable.worker_lost", wire_code=22):
-    """The worker process ended while this request was in it; it may be sent again."""
+    """The worker process ended before it answered this request; the caller may send it again."""
 
 
 class DaemonUnreachable(Unavailable, code="unavailable.daemon", wire_code=23):
@@ -84,7 +84,7 @@ class DaemonUnreachable(Unavailable, code="unavailable.daemon", wire_code=23):
 
 
 class DaemonEnded(DaemonUnreachable, code="unavailable.daemon_ended"):
-    """The daemon ended before it answered a command; it may have begun what the command asks for."""
+    """The daemon ended before it answered a command; it may have started the command."""
 
 
 class Moved(Unavailable, code="unavailable.moved"):
@@ -115,7 +115,7 @@ class ReleaseTooOld(BundleError, code="bundle.release_too_old"):
 
 
 class NotCompatible(BundleError, code="bundle.not_compatible"):
-    """The bundle holds nothing for this device's profile or processor."""
+    """The bundle contains no artifact for this device's profile or processor."""
 
 
 class BundleExpired(BundleError, code="bundle.expired"):
@@ -126,11 +126,11 @@ class BundleExpired(BundleError, code="bundle.expired"):
 
 
 class ChannelInvalid(EdgeRTError, code="channel.invalid", exit_code=5):
-    """The statement of a channel, or what a registry gives for it, cannot be used; nothing is installed."""
+    """The statement of a channel, or the registry's content for it, cannot be used; nothing is installed."""
 
 
 class ChannelTooOld(ChannelInvalid, code="channel.too_old"):
-    """A registry gives an older statement than the device has seen."""
+    """A registry sends an older statement than the device has seen."""
 
 
 class ChannelExpired(ChannelInvalid, code="channel.expired"):
@@ -138,7 +138,7 @@ class ChannelExpired(ChannelInvalid, code="channel.expired"):
 
 
 class ChannelMismatch(ChannelInvalid, code="channel.mismatch"):
-    """A registry gives other content than the statement names."""
+    """A registry sends other content than the statement names."""
 
 
 # --- the device must change -----------------------------------------------------------------
@@ -157,11 +157,11 @@ class EngineFailed(DeviceError, code="device.engine_failed", wire_code=42):
 
 
 class TransitionRefused(DeviceError, code="device.transition_refused"):
-    """The slots' transition table has no such step from the present state."""
+    """The slots' transition table does not allow this step from the present state."""
 
 
 class DaemonBusy(DeviceError, code="device.daemon_busy", retryable=True):
-    """The daemon runs and does not answer its control socket."""
+    """The daemon runs, but it does not answer on its control socket."""
 
 
 class SlotsBusy(DeviceError, code="device.slots_busy", retryable=True):
@@ -169,7 +169,7 @@ class SlotsBusy(DeviceError, code="device.slots_busy", retryable=True):
 
 
 class DeployUnderWay(DeviceError, code="device.deploy_under_way", retryable=True):
-    """Other work is in progress on the device, or this deployment's claim ran out.
+    """Other work is in progress on the device, or this deployment's claim expired.
 
     Other work: a deployment, a bootstrap, an uninstall or a trial.
     """
@@ -231,11 +231,11 @@ class RegistryLoginRefused(RegistryError, code="registry.login_refused"):
 
 
 class NotInRegistry(RegistryError, code="registry.not_found"):
-    """The registry does not hold what was asked for."""
+    """The registry does not contain the requested content."""
 
 
 class RegistryCorrupt(RegistryError, code="registry.corrupt"):
-    """Bytes from the registry are not those that their digest names, or are more than announced."""
+    """Bytes from the registry do not match their digest, or are more than announced."""
 
 
 # --- the input of a host's command must change ----------------------------------------------

@@ -1,7 +1,7 @@
-"""Packages that `pip install edgert` alone does not bring, and the extra of edgert that does.
+"""Packages that `pip install edgert` alone does not install, and the extra of edgert that does.
 
-Their modules are imported where they are first needed. The commands turn a missing one into an error that names the
-line to install it with, wherever the import stands.
+Code imports them when it first needs them. The commands turn every failed import of one into an error with the
+line that installs it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ EXTRAS = {
 def missing_package(error: Exception, extra: str = "") -> ConfigInvalid | None:
     """Return the error for a package that is not installed.
 
-    None for other errors, and for modules that no extra brings. If several extras bring it, `extra` is preferred.
+    Returns None for other errors, and for modules that no extra installs. If several extras do, it prefers `extra`.
     """
     module = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     extras = EXTRAS.get(module)
@@ -56,14 +56,14 @@ def missing_package(error: Exception, extra: str = "") -> ConfigInvalid | None:
 
 
 def has_tokenizers() -> bool:
-    """Return whether the library `tokenizers` is here, without its import."""
+    """Return whether the library `tokenizers` is installed; do not import it."""
     return importlib.util.find_spec("tokenizers") is not None
 
 
 def check_tokenizers() -> None:
-    """Raise EngineMissing, which says how to install it, if the library `tokenizers` is missing."""
+    """Raise EngineMissing, with the installing command, if the library `tokenizers` is missing."""
     if not has_tokenizers():
         raise EngineMissing(
-            "the model takes text, and the package tokenizers is not installed here: run edgert bootstrap DEVICE --with text "
+            "the model reads text, but the package tokenizers is not installed here: run edgert bootstrap DEVICE --with text "
             "on the host, or pip install 'edgert[text]' here"
         )

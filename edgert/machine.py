@@ -1,6 +1,6 @@
 """Facts about this machine and its user: temperature, memory, load, disk, clock, home. Linux.
 
-It reads files only. A fact that cannot be read is None: a virtual machine has no thermometer.
+This module only reads files. A fact that cannot be read is None: a virtual machine has no thermometer.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def throttled(path: Path = Path("/sys/devices/platform/soc/soc:firmware/get_thro
 
 
 def in_home(path: str, advice: str) -> Path:
-    """Return `path`, which begins with ~/. Raises ConfigInvalid, with the `advice`, without a home."""
+    """Return `path`, which starts with ~/, in full. Raises ConfigInvalid, with `advice`, without a home."""
     expanded = Path(os.path.expanduser(path))
     if expanded.is_absolute():
         return expanded
@@ -53,14 +53,14 @@ def rss_bytes(process: int | str = "self") -> int | None:
 
 
 def return_free_memory() -> None:
-    """Give freed memory back to the system: the C library keeps 24 MB after the load of a model of 14."""
+    """Return freed memory to the system: the C library keeps 24 MB after the load of a model of 14 MB."""
     with contextlib.suppress(OSError, AttributeError):  # a C library other than glibc has no such function
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def prefer_for_oom(score: int) -> None:
     """Let the kernel end this process before others when memory runs out; `score` is at most 1000."""
-    with contextlib.suppress(OSError):  # some sandboxes refuse
+    with contextlib.suppress(OSError):  # some sandboxes refuse this
         Path("/proc/self/oom_score_adj").write_text(str(score))
 
 
@@ -97,9 +97,9 @@ def disk_free_bytes(path: Path) -> int | None:
 
 
 def clock_synced() -> bool | None:
-    """Return whether the kernel's clock follows a time source; None if that is unknown.
+    """Return whether the kernel's clock follows a time source; None if this is unknown.
 
-    A sandboxed service may not ask the kernel (systemd's ProtectClock); then a file of systemd-timesyncd tells it.
+    A sandboxed service may not query the kernel (systemd's ProtectClock); then a file of systemd-timesyncd shows it.
     """
     state = -1
     with contextlib.suppress(OSError, AttributeError):

@@ -10,7 +10,7 @@ ID_CHARS_MAX = 64
 ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*\Z")
 NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}")  # the names of models, devices and groups
 CHANNEL_NAME = re.compile(r"[a-z][a-z0-9-]{0,39}")  # a part of a registry's tag
-# The two in messages.
+# The same two rules, for messages.
 NAME_RULE = "use one of a-z, then at most 62 of a-z 0-9 _ -"
 CHANNEL_NAME_RULE = "use one of a-z, then at most 39 of a-z 0-9 -"
 
@@ -26,7 +26,7 @@ def checked_id(what: str, value: str) -> str:
     if len(value) > ID_CHARS_MAX or not ID.match(value):
         raise ConfigInvalid(
             f"{what} id {value[:80]!r} cannot be part of an MQTT topic; use 1 to {ID_CHARS_MAX} of "
-            "A-Z a-z 0-9 . _ - and begin with a letter or a digit"
+            "A-Z a-z 0-9 . _ - and start with a letter or a digit"
         )
     if _looks_numeric(value):
         raise ConfigInvalid(

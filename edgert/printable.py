@@ -1,4 +1,4 @@
-"""Text on its way to a terminal: what a device, a broker or a bundle sent, and numbers of things."""
+"""Text for a terminal: foreign text without control characters, endpoints, and counts of things."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _REPLACEMENT = "\ufffd"
 
 
 def printable(text: str, chars_max: int = CHARS_MAX, *, newlines: bool = True) -> str:
-    """Return `text` without what controls a terminal, and of at most `chars_max` characters.
+    """Return at most `chars_max` characters of `text`, without those that control a terminal.
 
     Escapes, other control characters, bidirectional overrides and lone surrogates become U+FFFD; line breaks and tabs
     stay if `newlines` allows them.

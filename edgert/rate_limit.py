@@ -1,4 +1,4 @@
-"""A bound on the bytes a second of a download or an upload."""
+"""A limit on the bytes per second of a download or an upload."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class RateLimit:
-    """Slows a transfer down to `bytes_per_s` (0: does not). Unused time does not raise the speed later."""
+    """Slows a transfer down to `bytes_per_s` (0: no limit). Unused time does not raise the speed later."""
 
     def __init__(
         self,

@@ -1,12 +1,12 @@
-"""The paths in a device's state folder, and where a state folder and an app's socket are looked for.
+"""The paths in a device's state folder, and the default places of that folder and of the apps' socket.
 
 STATE/config.toml            the device's name, profile and broker (edgert.config)
-STATE/keys/*.pem             public keys whose bundles are accepted
+STATE/keys/*.pem             public keys of trusted signers of bundles
 STATE/models/<model>/        slots (edgert.versions.slot_store)
 STATE/incoming/              bundles and deltas that are being received
-STATE/cache/                 files that engines compiled; may be removed at any time
-STATE/learned/               measurements of loaded models; may be removed at any time
-STATE/follow/                what the follower of a channel remembers (edgert.follow.record)
+STATE/cache/                 files that engines compiled; you may remove them at any time
+STATE/learned/               measurements of loaded models; you may remove them at any time
+STATE/follow/                the record of the channel's follower (edgert.follow.record)
 STATE/spool/telemetry.db     reports that the broker has not acknowledged
 """
 
@@ -44,23 +44,23 @@ class StateDir:
 
     @property
     def read_only(self) -> bool:
-        """Whether the storage takes no change, such as a worn SD card."""
+        """Whether the storage is read-only, such as a worn SD card."""
         return bool(os.statvfs(self.root).f_flag & os.ST_RDONLY)
 
     def find(self, socket: Path) -> Path:
-        """Return where a daemon listens that would otherwise listen at `socket`."""
+        """Return the socket that the daemon uses instead of `socket`, or `socket`."""
         try:
             instead = self.volatile(socket.name)
             return instead if _belongs(instead.parent, self.root) and instead.exists() else socket
-        except OSError:  # nothing is there, or nothing for this user
+        except OSError:  # the path does not exist, or this user may not see it
             return socket
 
     def place(self, name: str) -> Path:
-        """Return where the daemon creates its file `name`: in memory on read-only storage."""
+        """Return the path at which the daemon creates its file `name`: in memory if the storage is read-only."""
         instead = self.volatile(name)
         if not self.read_only:
             if _belongs(instead.parent, self.root):
-                instead.unlink(missing_ok=True)  # a daemon was killed that ran on read-only storage
+                instead.unlink(missing_ok=True)  # left by a killed daemon that ran on read-only storage
             return self.root / name
         instead.parent.mkdir(exist_ok=True)
         if not _belongs(instead.parent, self.root):
@@ -69,7 +69,7 @@ class StateDir:
         return instead
 
     def volatile(self, name: str) -> Path:
-        """Return the path of a file of this state folder in memory, for where the storage is read-only."""
+        """Return the path in memory for the file `name` of this state folder, for read-only storage."""
         uid = self.root.stat().st_uid
         run, user = SYSTEM_SOCKET.parent, Path(f"/run/user/{uid}")
         folder = Path(f"/dev/shm/edgert-{uid}")
@@ -82,7 +82,7 @@ class StateDir:
     def make(self) -> None:
         """Create the folders that a daemon writes into, and keep other users out of them. Raises OSError.
 
-        They may still enter the state folder itself, as the apps' socket is in it.
+        Other users may still enter the state folder itself, because it contains the apps' socket.
         """
         for folder in (self.models, self.incoming, self.cache, self.learned, self.spool.parent):
             make_private(folder)
@@ -100,7 +100,7 @@ class StateDir:
         return path
 
     def model_names(self) -> list[str]:
-        """Return every model that was ever installed here, in name order."""
+        """Return the names of all models that were ever installed here, sorted."""
         try:
             return sorted(entry.name for entry in self.models.iterdir() if (entry / "state.json").exists())
         except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Tells a process of the supervisor to stop: on a signal, or when the supervisor has died."""
+"""The request to stop for a process of the supervisor: by a signal, or because the supervisor died."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ STOP_S_MAX = 1.8
 
 
 class Stop:
-    """A request to stop, which is final. `select` finds it readable from then on."""
+    """A request to stop, which is final. From then on, `select` reports it as readable."""
 
     def __init__(self) -> None:
         self._reader, self._writer = os.pipe()
         self._set = False
 
     def set(self) -> None:
-        """Request the stop. Any thread may."""
+        """Request the stop. Every thread may call this."""
         self._set = True
         os.write(self._writer, b"x")
 
@@ -35,9 +35,9 @@ class Stop:
 def stop_with_supervisor_or_signal(stop_s_max: float = STOP_S_MAX) -> Stop:
     """Return a `Stop` that SIGTERM, SIGINT or the end of standard input sets.
 
-    The supervisor holds the other end of that input. A thread waits for them, as a name look-up may keep the main
-    thread from running a signal handler for many seconds; the kernel's handler itself writes into the pipe. The process
-    ends `stop_s_max` later in any case.
+    The supervisor holds the other end of that input. A thread waits for these events, because a name look-up may
+    delay a signal handler in the main thread for many seconds. The wakeup pipe has no such delay. The process always
+    ends `stop_s_max` later.
     """
     stop, stdin = Stop(), sys.stdin.fileno()
     signals, wakeup = os.pipe()
@@ -45,7 +45,7 @@ def stop_with_supervisor_or_signal(stop_s_max: float = STOP_S_MAX) -> Stop:
     signal.set_wakeup_fd(wakeup)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
-    # A terminal or a file is not the supervisor's: then somebody else started the process.
+    # If the input is a terminal or a file, it is not the supervisor that started this process.
     watched = [signals, stdin] if stat.S_ISFIFO(os.fstat(stdin).st_mode) else [signals]
 
     def wait() -> None:

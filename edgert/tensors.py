@@ -57,14 +57,14 @@ class TensorSpec:
 
     @property
     def form(self) -> str:
-        """The datatype and shape as people read them: `FP32 [N, 3, 224, 224]`, `any` for another open axis."""
+        """The datatype and shape for messages: `FP32 [N, 3, 224, 224]`, with `any` for another open axis."""
         lengths = (str(n) if n != -1 else "any" if axis else "N" for axis, n in enumerate(self.shape))
         return f"{self.datatype} [{', '.join(lengths)}]"
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """The NumPy dtype of `datatype`."""
-        import numpy as np  # here, as the supervisor handles specs without NumPy
+        import numpy as np  # imported here, because the supervisor handles specs without NumPy
 
         return np.dtype(NUMPY_NAMES[self.datatype])
 
@@ -139,7 +139,7 @@ class StageTimes(NamedTuple):
 class InferResponse:
     """The answer: arrays by output name, the version that computed it, and the time of each stage.
 
-    `batch` counts the items of the engine run that this answer came from; 0 for a cache hit.
+    `batch` is the number of items in the engine run that computed this answer; 0 for a cache hit.
     """
 
     model: str

@@ -1,4 +1,4 @@
-"""TOML files and their tables as dataclasses: a fault is a ConfigInvalid that names file and key."""
+"""TOML files and their tables as dataclasses. Each fault is a ConfigInvalid that names file and key."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def read_text(path: Path, bytes_max: int) -> str:
             data = file.read(bytes_max + 1)
         if len(data) > bytes_max:
             raise ConfigInvalid(f"{path} is too large, the limit is {bytes_max} bytes: give another file")
-        return data.decode("utf-8-sig")  # Windows' editors begin files with a mark
+        return data.decode("utf-8-sig")  # editors on Windows write a byte order mark
     except FileNotFoundError as error:
         raise ConfigInvalid(f"there is no {path}: check the name") from error
     except OSError as error:

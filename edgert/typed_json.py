@@ -1,7 +1,7 @@
-"""Dataclasses as JSON values and back, every value checked against the type of its field.
+"""Dataclasses to JSON values and back. Each value is checked against the type of its field.
 
-The sender is another process or another machine, so nothing that it sends is trusted: texts, lists and numbers are
-bounded, and the types of the fields bound the depth. A key without a field is ignored, as a newer sender may add some;
+The sender is another process or another machine, so its values are not trusted. Texts, lists and numbers have limits,
+and the types of the fields limit the depth. A key without a field is ignored, because a newer sender may add keys;
 for a `Closed` dataclass it is an error.
 """
 
@@ -22,11 +22,11 @@ from edgert.errors import EdgeRTError
 TEXT_LENGTH_MAX = 64 * 1024
 ENTRIES_MAX = 100_000  # entries of a list or an object; a model may have as many labels
 INTEGER_MAX = 2**63 - 1
-# In the metadata of a field that holds a dataclass or None: its fields are beside the others in JSON.
+# The metadata of a field that holds a dataclass or None, whose own fields are beside the others in JSON.
 FLAT = "flat"
 
 T = TypeVar("T")
-Reader = Callable[[Any, str], Any]  # a JSON value and where it stands; raises Mistyped
+Reader = Callable[[Any, str], Any]  # arguments: a JSON value and its place; raises Mistyped
 
 
 class Mistyped(ValueError):
@@ -42,7 +42,7 @@ class Closed:
 
 
 def to_json(value: Any) -> Any:
-    """Return `value`, a dataclass or what its fields may hold, as JSON values."""
+    """Return `value`, a dataclass or a value of a field, as JSON values."""
     if is_dataclass(value) and not isinstance(value, type):
         entries: dict[str, Any] = {}
         for field in fields(value):
@@ -73,13 +73,13 @@ def read_json(cls: type[T], path: Path) -> T | None:
 
 
 def json_bytes(value: Any) -> bytes:
-    """Return `value`, as `to_json` takes it, as the content of a file."""
+    """Return `value`, an argument of `to_json`, as the content of a JSON file."""
     return json.dumps(to_json(value)).encode()
 
 
 @cache
 def _reader(wanted: Any) -> Reader:
-    """Return the function that reads values of the type `wanted`, which is taken apart once."""
+    """Return the function that reads values of the type `wanted`; analyse each type once."""
     origin, arguments = get_origin(wanted), get_args(wanted)
     if origin in (Union, UnionType):
         (kind,) = (each for each in arguments if each is not type(None))

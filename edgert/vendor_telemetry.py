@@ -1,8 +1,8 @@
 """Switches the SDKs' own telemetry off: EdgeRT does not report to its vendors' clouds.
 
-Seen: onnxruntime 1.31 keeps a device id and an event store in ~/.cache/Microsoft and knows
+Observed: onnxruntime 1.31 keeps a device id and an event store in ~/.cache/Microsoft and contains the address
 mobile.events.data.microsoft.com; importing openvino 2026.4 leaves an analytics client id in ~/intel; NNCF sends its
-call arguments. Each can be switched off only before it is imported.
+call arguments. Each can be switched off only before its import.
 """
 
 from __future__ import annotations

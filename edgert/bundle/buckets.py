@@ -1,7 +1,7 @@
 """Buckets: the few lengths of one open axis that a model is built for, such as 32, 64, 128 tokens.
 
-An app sends an input of any length up to the largest. The worker pads it to the smallest bucket that holds it, and cuts
-the answer back.
+An app sends an input of any length up to the largest bucket. The worker pads the input to the smallest bucket that is
+long enough, and cuts the answer to the input's length.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Buckets(Closed):
 
     @property
     def form(self) -> str:
-        """The axis, its sizes and what pads them, as people read them: `tokens: 32, 64, 128; pads ids with 1`."""
+        """The axis, its sizes and the padding values, for messages: `tokens: 32, 64, 128; pads ids with 1`."""
         pads = [f"{place.name} with {place.value:g}" for place in self.inputs if place.value]
         return f"{self.axis}: {', '.join(map(str, self.sizes))}" + (f"; pads {', '.join(pads)}" if pads else "")
 
@@ -72,7 +72,7 @@ class Buckets(Closed):
         )
 
     def spec_at(self, spec: TensorSpec, length: int) -> TensorSpec:
-        """Return an input or output as it is for inputs of `length`."""
+        """Return the spec of an input or output for inputs of `length`."""
         shape = list(spec.shape)
         for place in self.inputs:
             if place.name == spec.name:

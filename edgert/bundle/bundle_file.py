@@ -1,9 +1,9 @@
 """The bundle: one `.edgert` file with a signed manifest and the files it names.
 
 The file is a plain USTAR archive (`tar tvf` lists it): `manifest.dsse.json`, then the files of the manifest in its
-order. Reading never parses the archive. The signed manifest alone determines the headers, sizes and hashes that must
-follow, and every byte is compared with them. So no header can name a link, a device, a path outside, or more bytes than
-were signed.
+order. The reader never parses the archive. The signed manifest alone determines the headers, sizes and hashes, and the
+reader compares every byte with them. So no header can name a link, a device, a path outside, or more bytes than were
+signed.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _CHUNK_BYTES = 1024**2
 
 
 def write_bundle(path: Path, manifest: Manifest, files: Mapping[str, Path], key: SigningKey) -> None:
-    """Write a signed bundle beside `path`, then rename it there.
+    """Write a signed bundle beside `path`, then rename it to `path`.
 
-    `files[p]` is the path of the file that the manifest calls `p`. The same manifest, files and key give the same
+    `files[p]` is the path of the file with the name `p` in the manifest. The same manifest, files and key give the same
     bytes. Raises BundleCorrupt if a file differs from its entry, StorageFailed on a write error.
     """
     envelope = sign(manifest.to_bytes(), key)
@@ -66,7 +66,7 @@ class Bundle:
         return hashlib.sha256(self.envelope.payload).hexdigest()
 
     def verify_files(self) -> None:
-        """Read every byte after the manifest. Raises BundleCorrupt at the first that was not signed."""
+        """Read every byte after the manifest. Raises BundleCorrupt at the first byte that was not signed."""
         with _naming(self.path):
             self._read_files(frozenset(), lambda entry: None)
 
@@ -82,7 +82,7 @@ class Bundle:
                     break
                 at += _BLOCK + entry.size_bytes + len(_padding(entry.size_bytes))
             else:
-                raise BundleError(f"the bundle holds no file {path}")
+                raise BundleError(f"the bundle contains no file {path}")
             if entry.size_bytes > bytes_max:
                 raise BundleError(f"{path} has {entry.size_bytes} bytes; at most {bytes_max} are read")
             self._file.seek(at)
@@ -93,7 +93,7 @@ class Bundle:
     def unpack(self, folder: Path, wanted: frozenset[str]) -> None:
         """Verify the whole bundle and write the `wanted` files durably into `folder`.
 
-        `folder` exists and is empty. Raises BundleCorrupt or StorageFailed; then the caller removes what was written.
+        `folder` exists and is empty. Raises BundleCorrupt or StorageFailed; the caller then removes the written files.
         """
         with unpacking(folder), _naming(self.path):
             self._read_files(wanted, lambda entry: create_file(folder / entry.path))
@@ -197,7 +197,7 @@ def copy_entry(source: BinaryIO, entry: FileEntry, write: Callable[[bytes], obje
 
 @contextmanager
 def unpacking(folder: Path) -> Iterator[None]:
-    """Have what the block writes into `folder` on the disk at its end. Raises StorageFailed."""
+    """Write the names that the block adds to `folder` through to the disk. Raises StorageFailed."""
     with storing(f"cannot unpack into {folder}", "free some space and install again"):
         yield
         sync_folders(folder)

@@ -1,8 +1,8 @@
-"""A channel: the signed statement of which release of each model its devices take.
+"""A channel: the signed statement that names the release of each model for its devices.
 
-A host writes statements and puts the newest into a registry; devices ask for it. The registry is not trusted: a
-statement is a DSSE envelope that a trusted key signed, its counter only rises, and it expires. One statement holds all
-models of the channel, so that nobody can mix entries of two statements.
+A host writes statements and puts the newest into a registry; devices request it. The registry is not trusted: a
+statement is a DSSE envelope with the signature of a trusted key, its counter only rises, and it expires. One statement
+contains all models of the channel, so that nobody can mix entries of two statements.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ class ChannelDevice:
 
 @dataclass(frozen=True)
 class Entry(Closed):
-    """A release for the devices that are selected.
+    """A release of a model for the devices that the entry selects.
 
-    A device takes the first entry of a model that selects it.
+    Of several entries of a model, a device uses the first that selects it.
 
     `digest` is the bundle's digest. `envelope` and `manifest` are the SHA-256 of the bundle's envelope and of the OCI
-    manifest, which are the names of both in the registry. Empty selectors select every device; a tag `rack=3` is also
-    selected by `rack`. `share` is the share of all devices, from 0 to 1. `limits` are trial limits, watched for
-    `watch_s` seconds. A device that has not begun with a `halted` release does not begin. A device that rolled a
-    release back tries it again once its limits, its `watch_s` or the number of its `attempt` change. The entry of a
-    runtime has no limits: a new runtime has `watch_s` seconds to serve every model with the right answers.
+    manifest, which are the names of both in the registry. Empty selectors select every device; `rack` also selects a
+    device with the tag `rack=3`. `share` is the share of all devices, from 0 to 1. `limits` are trial limits, watched
+    for `watch_s` seconds. A device does not start the trial of a `halted` release. A device that rolled a release back
+    tries it again if the limits, `watch_s` or the number `attempt` change. The entry of a runtime has no limits: a new
+    runtime has `watch_s` seconds to serve every model with the right answers.
     """
 
     model: str
@@ -74,7 +74,7 @@ class Entry(Closed):
         _check_entry(self)
 
     def selects(self, device: ChannelDevice) -> bool:
-        """Return whether `device` is to take this release."""
+        """Return whether this entry selects `device`."""
         keys = {tag.partition("=")[0] for tag in device.tags}
         return (
             (not self.sites or device.site in self.sites)
@@ -86,11 +86,11 @@ class Entry(Closed):
 
 @dataclass(frozen=True)
 class Statement(Closed):
-    """The releases that a channel gives its devices. Times are UTC, as 2027-02-19T08:00:00Z.
+    """The releases that a channel offers its devices. Times are UTC, as 2027-02-19T08:00:00Z.
 
-    `counter` only rises, in a new registry too: max(last + 1, seconds since 1970) needs no memory. With `not_before`
-    the statement applies from then on. `revoked` are ids of keys that devices no longer trust; the key that signs the
-    statement is never among them.
+    `counter` only rises: max(last + 1, seconds since 1970) also rises in a new registry, without the last counter.
+    `not_before` is the time from which the statement applies. `revoked` are ids of keys that devices no longer trust;
+    the key that signs the statement is never among them.
     """
 
     channel: str
@@ -106,7 +106,7 @@ class Statement(Closed):
 
     @property
     def models(self) -> list[str]:
-        """The models that the channel has, in the order of its entries."""
+        """The models of the channel, in the order of its entries."""
         return list(dict.fromkeys(entry.model for entry in self.entries))
 
     def entry_for(self, model: str, device: ChannelDevice) -> Entry | None:
@@ -114,7 +114,7 @@ class Statement(Closed):
         return next((e for e in self.entries if e.model == model and e.selects(device)), None)
 
     def expired(self, now_s: float) -> bool:
-        """Return whether the statement expired before `now_s`, in seconds since 1970."""
+        """Return whether the statement has expired at `now_s`, in seconds since 1970."""
         return now_s >= expiry_time(self.expires)
 
     def to_bytes(self) -> bytes:
@@ -143,10 +143,10 @@ def read_statement(data: bytes, channel: str, trusted: tuple[PublicKey, ...]) ->
     """Return the statement in an envelope that one of `trusted` signed for `channel`.
 
     Raises SignatureInvalid, and ChannelInvalid if the bytes are no statement or that of another channel.
-    `check_next` then tells whether it may be followed.
+    Call `check_next` before you follow the statement.
     """
     if len(data) > STATEMENT_BYTES_MAX:
-        raise ChannelInvalid(f"the channel exceeds {STATEMENT_BYTES_MAX} bytes: the registry holds something else")
+        raise ChannelInvalid(f"the channel exceeds {STATEMENT_BYTES_MAX} bytes: the registry contains something else")
     try:
         envelope = parse_envelope(data, CHANNEL_PAYLOAD_TYPE)
     except BundleCorrupt as error:
@@ -156,21 +156,21 @@ def read_statement(data: bytes, channel: str, trusted: tuple[PublicKey, ...]) ->
     if signed_by.key_id in statement.revoked:
         raise SignatureInvalid(f"the channel revokes key {signed_by.key_id}, which signed it: sign with another key")
     if statement.channel != channel:
-        raise ChannelInvalid(f"the registry gave the statement of channel {statement.channel} for channel {channel}")
+        raise ChannelInvalid(f"the registry sent the statement of channel {statement.channel} for channel {channel}")
     return statement
 
 
 def check_next(statement: Statement, counter: int, now_s: float) -> None:
     """Raise unless `statement` may follow one with `counter` (0: none yet) at the time `now_s`.
 
-    A device without a clock may be behind: the signed time of issue has certainly passed. Raises ChannelTooOld if
-    the counter is lower, ChannelExpired, and ChannelInvalid if it is too early.
+    The clock of a device may be behind, but the signed time of issue has certainly passed. Raises ChannelTooOld if
+    the counter is lower, ChannelExpired, and ChannelInvalid if `not_before` is later.
     """
     now_s = max(now_s, expiry_time(statement.issued))
     name = f"channel {statement.channel}"
     if statement.counter < counter:
         raise ChannelTooOld(
-            f"{name} has counter {statement.counter}, and {counter} was seen before: the registry gave an older statement"
+            f"{name} has counter {statement.counter}, and {counter} was seen before: the registry sent an older statement"
         )
     if statement.expired(now_s):
         raise ChannelExpired(
@@ -178,13 +178,13 @@ def check_next(statement: Statement, counter: int, now_s: float) -> None:
             f"edgert channel renew {statement.channel}"
         )
     if statement.not_before and now_s < expiry_time(statement.not_before):
-        raise ChannelInvalid(f"{name} begins at {statement.not_before}, and it is {time_text(now_s)}: wait")
+        raise ChannelInvalid(f"{name} starts at {statement.not_before}, and it is {time_text(now_s)}: wait")
 
 
 def position(device: ChannelDevice, model: str, release: int) -> float:
-    """Return the place of a device among all for a release, from 0 to below 1.
+    """Return the position of a device among all devices for a release, from 0 to below 1.
 
-    It is fixed, so raising a share only adds devices.
+    The position is fixed, so a higher share only adds devices.
     """
     text = f"{device.site}/{device.device}\n{model}\n{release}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big") / 2**48
@@ -206,7 +206,7 @@ def _check_statement(statement: Statement) -> None:
         raise ChannelInvalid(f"a time cannot be read ({error}): give it like 2027-02-19T08:00:00Z") from error
     if not ordered:
         raise ChannelInvalid(
-            f"the channel is issued at {statement.issued}, begins at {begins} and expires at {statement.expires}: "
+            f"the channel is issued at {statement.issued}, starts at {begins} and expires at {statement.expires}: "
             "give times in this order"
         )
 

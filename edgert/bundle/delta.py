@@ -1,14 +1,14 @@
 """The delta: the part of a bundle that a device lacks, in one file for `edgertd install`.
 
     b"EDGERTP1", header length (u32, little-endian), header, then the parts one after the other:
-    the bundle's signed envelope, and each file that is sent, by its SHA-256.
+    the bundle's signed envelope, and each sent file, identified by its SHA-256.
 
 The header is JSON: {"envelope": bytes, "parts": [{"sha256", "how", "bytes", "base"}]}. `how` is "raw", "zstd", or
 "patch": a zstd frame whose dictionary is the raw content of `base`, a file (by SHA-256) of a version on the device.
 
-Only the envelope is signed, and nothing else is trusted. The signed manifest determines the files, their sizes and
-hashes; a part must yield exactly those bytes. A file without a part comes from the versions in the slots, by its hash,
-which is checked again on reading.
+Only the envelope is signed, so nothing else is trusted. The signed manifest determines the files, their sizes and
+hashes; a part must give exactly those bytes. For a file without a part, the reader finds the hash among the versions in
+the slots, and checks the hash again.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from edgert.errors import BundleCorrupt
 MAGIC = b"EDGERTP1"
 HEADER_BYTES_MAX = 4 * 1024**2
 HOWS = ("raw", "zstd", "patch")
-WINDOW_BYTES_MAX = 2**27  # a zstd frame's window; memory is used only up to the signed size
-PATCH_BYTES_MAX = WINDOW_BYTES_MAX // 2  # each of a patch's two files: the window spans both
+WINDOW_BYTES_MAX = 2**27  # a zstd frame's window; a reader uses memory only up to the signed size
+PATCH_BYTES_MAX = WINDOW_BYTES_MAX // 2  # the size of each of a patch's two files, as the window spans both
 _LENGTH = struct.Struct("<I")
 _CHUNK_BYTES = 1024**2
 _SHA256_DIGITS = 64
@@ -46,7 +46,7 @@ Held = Callable[[Manifest], Mapping[str, Path]]  # SHA-256 -> the path of a file
 
 @dataclass(frozen=True)
 class Part:
-    """One file in a delta: the SHA-256 of its content, how it is packed, and its packed size."""
+    """One file in a delta: the SHA-256 of its content, its packed form, and its packed size."""
 
     sha256: str
     how: str
@@ -55,12 +55,12 @@ class Part:
 
 
 def has_zstd() -> bool:
-    """Return whether "zstd" and "patch" can be read here."""
+    """Return whether this machine can read "zstd" and "patch"."""
     return importlib.util.find_spec("zstandard") is not None
 
 
 def write_delta(out: BinaryIO, envelope: bytes, parts: Sequence[tuple[Part, Path]]) -> None:
-    """Write a delta of `parts`, each with the file of its packed content; same parts, same bytes."""
+    """Write a delta of `parts`, each with its packed file. The same parts give the same bytes."""
     listed = [{"sha256": p.sha256, "how": p.how, "bytes": p.size_bytes, "base": p.base} for p, _ in parts]
     header = json.dumps({"envelope": len(envelope), "parts": listed}, sort_keys=True).encode()
     out.write(MAGIC + _LENGTH.pack(len(header)) + header + envelope)
@@ -94,7 +94,7 @@ class Delta:
         return hashlib.sha256(self.envelope.payload).hexdigest()
 
     def verify_files(self) -> None:
-        """Read every part. Raises BundleCorrupt at the first that does not yield the signed content."""
+        """Read every part. Raises BundleCorrupt at the first part that does not give the signed content."""
         held = self._held(self.manifest)
         for entry in self.manifest.files:
             if entry.sha256 in self._parts:
@@ -103,7 +103,7 @@ class Delta:
     def unpack(self, folder: Path, wanted: frozenset[str]) -> None:
         """Write the `wanted` files durably into `folder`, each checked against its signed size and hash.
 
-        `folder` exists and is empty. Raises BundleCorrupt or StorageFailed; then the caller removes what was written.
+        `folder` exists and is empty. Raises BundleCorrupt or StorageFailed; the caller then removes the written files.
         """
         held = self._held(self.manifest)
         with unpacking(folder):
@@ -126,13 +126,13 @@ class Delta:
         else:
             base = b""
             if part.how == "patch":
-                with _open_held(held, part.base, f"what {entry.path} differs from") as file:
+                with _open_held(held, part.base, f"the base of {entry.path}") as file:
                     if os.fstat(file.fileno()).st_size > PATCH_BYTES_MAX:
                         raise BundleCorrupt(f"{entry.path} is a patch of a file larger than {PATCH_BYTES_MAX} bytes")
                     base = file.read()
             _copy_zstd(packed, base, entry, write)
         if packed.read(1):
-            raise BundleCorrupt(f"the part of {entry.path} holds more than was signed: send it again")
+            raise BundleCorrupt(f"the part of {entry.path} contains more than was signed: send it again")
 
 
 @contextmanager
@@ -154,11 +154,11 @@ def _is_delta(path: Path) -> bool:
         with path.open("rb") as file:
             return file.read(len(MAGIC)) == MAGIC
     except OSError:
-        return False  # `open_bundle` then names the fault
+        return False  # `open_bundle` then raises the error
 
 
 def _open(file: BinaryIO, trusted: tuple[PublicKey, ...], held: Held) -> Delta:
-    """Read what follows the magic, each size checked first; the parts must fill the file exactly."""
+    """Read the file after the magic. Check each size before its use; the parts must fill the file exactly."""
     envelope_bytes, parts = _header(file)
     raw = file.read(envelope_bytes)
     envelope = parse_envelope(raw)
@@ -169,14 +169,14 @@ def _open(file: BinaryIO, trusted: tuple[PublicKey, ...], held: Held) -> Delta:
         placed[part.sha256] = (at, part)
         at += part.size_bytes
     if os.fstat(file.fileno()).st_size != at or len(placed) != len(parts):
-        raise BundleCorrupt("the delta's parts do not fill it: the copy is incomplete, send it again")
+        raise BundleCorrupt("the delta's size differs from its parts: the copy is incomplete, send it again")
     if not set(placed) <= {entry.sha256 for entry in manifest.files}:
-        raise BundleCorrupt("the delta holds a part that the bundle does not name: send it again")
+        raise BundleCorrupt("the delta contains a part that the bundle does not name: send it again")
     return Delta(manifest, envelope, signed_by, file, placed, held)
 
 
 def _header(file: BinaryIO) -> tuple[int, list[Part]]:
-    """Return the envelope's size and the parts from the header, which follows the magic."""
+    """Return the envelope's size and the parts from the header, the next bytes of `file`."""
     try:
         (size,) = _LENGTH.unpack(file.read(_LENGTH.size))
         if size > HEADER_BYTES_MAX:
@@ -220,7 +220,7 @@ def _copy_zstd(packed: BinaryIO, base: bytes, entry: FileEntry, write: Callable[
         with unpacker.stream_reader(packed, read_size=_CHUNK_BYTES, closefd=False) as reader:
             copy_entry(cast(BinaryIO, reader), entry, write)
             if reader.read(1):
-                raise BundleCorrupt(f"the part of {entry.path} yields more than was signed: send it again")
+                raise BundleCorrupt(f"the part of {entry.path} gives more than was signed: send it again")
     except (zstandard.ZstdError, MemoryError) as error:
         raise BundleCorrupt(f"the part of {entry.path} cannot be unpacked ({error}): send it again") from error
 

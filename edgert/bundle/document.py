@@ -1,7 +1,7 @@
 """Signed documents as canonical JSON: manifests, channel statements, releases of the runtime.
 
-Sorted keys, no spaces, ASCII: the same document always has the same bytes. Each class checks its values when it is
-made.
+Keys are sorted, there are no spaces, and text is ASCII, so the same document always has the same bytes. Each class
+checks its values when an instance is created.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ T = TypeVar("T")
 
 
 def document_bytes(document: Any) -> bytes:
-    """Return the bytes to sign of a dataclass."""
+    """Return the bytes of a dataclass, for its signature."""
     value = {"format": FORMAT, **asdict(document)}
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
 def read_document(cls: type[T], data: bytes, what: str, fault: type[EdgeRTError], update: str) -> T:
-    """Return the `cls` of signed bytes. Raises `fault`, with `what` cannot be read and how to `update`."""
+    """Return the `cls` of signed bytes. Raises `fault`, which names `what` and the `update` that helps."""
     try:
         value = json.loads(data)
         if (format_read := value.pop("format")) != FORMAT:
             raise fault(f"{what} has format {str(format_read)[:40]!r}, this version reads {FORMAT}: {update}")
         return from_json(cls, value)
-    except UnknownKey as error:  # to ignore it might change what the device takes, or a model's input
+    except UnknownKey as error:  # an ignored key might change the device's choice or a model's input
         raise fault(f"{what} cannot be read: {error}: {update}") from error
     except Mistyped as error:
-        if isinstance(error.__cause__, fault):  # a value of the right type that is not allowed
+        if isinstance(error.__cause__, fault):  # the value has the right type, but it is not allowed
             raise error.__cause__ from None
         raise fault(f"{what} cannot be read: {error}") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

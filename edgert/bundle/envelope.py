@@ -1,7 +1,7 @@
-"""DSSE envelopes: a manifest, the statement of a channel or a runtime, and its signatures.
+"""DSSE envelopes: a manifest, the statement of a channel or a runtime, with its signatures.
 
-DSSE: https://github.com/secure-systems-lab/dsse/blob/master/protocol.md. A worker only reads envelopes that were
-verified at installation, so this module needs no cryptography; that is in `edgert.bundle.signing`.
+DSSE: https://github.com/secure-systems-lab/dsse/blob/master/protocol.md. A worker reads only envelopes that were
+verified at installation, so this module has no cryptography; `edgert.bundle.signing` has it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ENVELOPE_NAME = "manifest.dsse.json"  # the file's name in a bundle and in a slo
 PAYLOAD_TYPE = "application/vnd.edgert.manifest+json"
 CHANNEL_PAYLOAD_TYPE = "application/vnd.edgert.channel+json"
 RUNTIME_PAYLOAD_TYPE = "application/vnd.edgert.runtime+json"
-# The name of the content in messages.
+# The names of the contents in messages.
 _WHAT = {PAYLOAD_TYPE: "bundle", CHANNEL_PAYLOAD_TYPE: "channel", RUNTIME_PAYLOAD_TYPE: "runtime"}
 
 
@@ -60,7 +60,7 @@ class Envelope:
 
 
 def parse_envelope(data: bytes, payload_type: str = PAYLOAD_TYPE) -> Envelope:
-    """Parse an envelope. Raises BundleCorrupt when `data` is no DSSE envelope of a `payload_type`."""
+    """Parse an envelope. Raises BundleCorrupt if `data` is not a DSSE envelope of `payload_type`."""
     try:
         value = json.loads(data)
         if value["payloadType"] != payload_type:
@@ -77,7 +77,7 @@ def parse_envelope(data: bytes, payload_type: str = PAYLOAD_TYPE) -> Envelope:
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, binascii.Error) as error:
         raise BundleCorrupt(f"the {_WHAT[payload_type]}'s envelope is damaged: send it again") from error
-    # Base64 and JSON have several forms of the same value. Only one is accepted, so that every changed byte is noticed.
+    # Base64 and JSON have several forms of one value. Only one form is accepted, so that each changed byte is detected.
     if _canonical(payload_type, envelope.payload, envelope.key_ids, envelope.signatures) != data:
         what = _WHAT[payload_type]
         raise BundleCorrupt(f"the {what}'s envelope is not in canonical form: the {what} was changed")

@@ -1,4 +1,4 @@
-"""The expiry of a bundle: the time, in UTC, until which it may be installed."""
+"""The expiry of a bundle: the time, in UTC, until which a device may install it."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def expiry_time(text: str) -> float:
 
 
 def time_text(time_s: float) -> str:
-    """Return the UTC time of so many seconds since 1970, as 2027-02-19T08:00:00Z."""
+    """Return the UTC time of `time_s`, in seconds since 1970, as 2027-02-19T08:00:00Z."""
     return datetime.fromtimestamp(time_s, timezone.utc).strftime(FORM)
 
 
 def check_expiry(expires: str, what: str, now_s: float) -> None:
-    """Raise BundleExpired if `what` (model and release) expired before `now_s`, in seconds since 1970."""
+    """Raise BundleExpired if `what` (model and release) has expired at `now_s`, in seconds since 1970."""
     if expires and now_s >= expiry_time(expires):
         raise BundleExpired(
             f"{what} could be installed until {expires}, and it is {time_text(now_s)}: build it again with --expires"

@@ -1,4 +1,4 @@
-"""The manifest: the signed description of a bundle. A value, checked once where it enters."""
+"""The manifest: the signed description of a bundle. The constructor checks its values."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from edgert.names import NAME, NAME_RULE
 from edgert.tensors import TensorSpec
 
 FILE_PATH = re.compile(r"[a-z0-9][a-z0-9._-]*(/[a-z0-9][a-z0-9._-]*){0,7}")
-FILE_PATH_LENGTH_MAX = 100  # what a USTAR header holds
+FILE_PATH_LENGTH_MAX = 100  # the limit of a USTAR header
 FILES_MAX = 512
-FILE_BYTES_MAX = 8 * 1024**3 - 1  # likewise
+FILE_BYTES_MAX = 8 * 1024**3 - 1  # also the limit of a USTAR header
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Accuracy:
 
     @property
     def passed(self) -> bool:
-        # Accuracies are ratios of counts: a drop equal to the limit must not fail on rounding.
+        # Accuracies are ratios of counts. A drop that equals the limit must not fail because of rounding.
         return self.drop <= self.max_drop + 1e-9
 
 
@@ -55,7 +55,7 @@ class Accuracy:
 class ArtifactEntry:
     """One engine's form of the model.
 
-    `entry` is the file that the engine opens, `files` are all that it needs, `golden_outputs` is one file per output.
+    `entry` is the file that the engine opens, `files` are all its files, `golden_outputs` has one file per output.
     `golden_atol` is, per output, the largest allowed absolute difference (in the output's unit) between a device's
     answers to the golden inputs and the golden outputs.
     """
@@ -75,8 +75,8 @@ class ArtifactEntry:
 class TargetEntry:
     """The artifacts for a device profile, in order of preference.
 
-    `machines` are its processors as `uname -m` names them; none: any. `reference` is the FP32 artifact that live
-    answers may be compared with; "" if the bundle has none.
+    `machines` are its processors as `uname -m` names them; an empty tuple allows any. `reference` is the FP32 artifact
+    with which a shadow compares live answers; "" if the bundle has none.
     """
 
     profile: str
@@ -90,13 +90,13 @@ class Manifest:
     """The content of a bundle.
 
     `downgrade_from` lets a device install this release if a higher one was live, up to that one; 0 for none.
-    `expires` ends the time for installing it, as 2027-02-19T08:00:00Z; "" means no end. An installed version goes on
-    serving after it. A bundle that expires was `signed_at` that time; it is "" for others, so that the same inputs
-    give the same bytes. A downgrade always expires.
-    `golden_raw` holds the windows of sound or of series, or the texts, from which the golden inputs were made.
-    `buckets` are the lengths of the axis, besides the batch, that the inputs leave open.
-    `state` binds outputs to the inputs that get them in a session's next item; apps see neither. Versions with the same
-    `state_id` continue each other's sessions.
+    `expires` is the time until which a device may install it, as 2027-02-19T08:00:00Z; "" means no end. An installed
+    version continues to serve after it. `signed_at` is the time of the signature of a bundle that expires; it is "" for
+    others, so that the same inputs give the same bytes. A downgrade always expires.
+    `golden_raw` holds the windows of sound or of series, or the texts, from which the golden inputs were computed.
+    `buckets` are the lengths of the inputs' open axis, other than the batch.
+    `state` connects outputs to the inputs that receive them in a session's next item; apps see neither. Versions with
+    the same `state_id` continue each other's sessions.
     """
 
     model: str
@@ -129,7 +129,7 @@ class Manifest:
         _check(self)
 
     def may_follow(self, ratchet: int) -> bool:
-        """Return whether a device takes this release if `ratchet` is the highest that was ever good."""
+        """Return whether a device accepts this release if `ratchet` is the highest that was marked good."""
         return self.release >= ratchet or self.downgrade_from >= ratchet
 
     @property
@@ -139,18 +139,18 @@ class Manifest:
 
     @property
     def sent_inputs(self) -> tuple[str, ...]:
-        """The inputs of a request whose input devices preprocess: a text stands for several of the model's."""
+        """The inputs of a request that devices preprocess: one text becomes several inputs of the model."""
         from_text = self.text.inputs[1:] if self.text is not None else ()
         return tuple(spec.name for spec in self.app_inputs if spec.name not in from_text)
 
     @property
     def app_inputs(self) -> tuple[TensorSpec, ...]:
-        """The inputs that a request has: those that are no state."""
+        """The inputs of a request: those that are not state."""
         return app_specs(self.state, self.inputs, self.outputs)[0]
 
     @property
     def app_outputs(self) -> tuple[TensorSpec, ...]:
-        """The outputs of the model that an answer may have: those that are no state."""
+        """The outputs of the model that an answer may contain: those that are not state."""
         return app_specs(self.state, self.inputs, self.outputs)[1]
 
     def artifact(self, artifact_id: str) -> ArtifactEntry:
@@ -163,7 +163,7 @@ class Manifest:
         return sum(self.file(path).size_bytes for path in artifact.files)
 
     def files_for(self, target: TargetEntry) -> list[FileEntry]:
-        """Return the files that a device of `target` keeps: artifacts, reference, and their golden samples."""
+        """Return the files that a device of `target` stores: artifacts, reference, and their golden samples."""
         paths = {*self.golden_inputs, self.golden_raw, "" if self.text is None else self.text.tokenizer}
         for name in (*target.artifacts, target.reference or target.artifacts[0]):
             artifact = self.artifact(name)
@@ -219,7 +219,7 @@ def _check(manifest: Manifest) -> None:
     ids = {a.id for a in manifest.artifacts}
     for target in manifest.targets:
         if not target.artifacts or not {*target.artifacts, target.reference or target.artifacts[0]} <= ids:
-            raise BundleError(f"target {target.profile} names artifacts that the bundle does not hold")
+            raise BundleError(f"target {target.profile} names artifacts that the bundle does not contain")
     if len(manifest.golden_inputs) != len(manifest.inputs) or not set(manifest.golden_inputs) <= paths:
         raise BundleError("golden inputs must be one file of the bundle per input")
     _check_processing(manifest, paths)
@@ -261,7 +261,7 @@ def _check_times(manifest: Manifest) -> None:
             "give two times like 2027-02-19T08:00:00Z"
         ) from error
     if not signed_before_expiry:
-        raise BundleError(f"it expires {manifest.expires}, before it was signed at {manifest.signed_at}")
+        raise BundleError(f"the bundle expires at {manifest.expires}, but it is signed later, at {manifest.signed_at}")
 
 
 def _check_files(files: tuple[FileEntry, ...]) -> None:
@@ -281,7 +281,7 @@ def _check_artifact(artifact: ArtifactEntry, manifest: Manifest, paths: set[str]
     if not re.fullmatch(r"[a-z0-9][a-z0-9._-]{0,62}", artifact.id):
         raise BundleError(f"artifact id {artifact.id[:80]!r} is not allowed")
     if artifact.entry not in artifact.files or not {*artifact.files, *artifact.golden_outputs} <= paths:
-        raise BundleError(f"artifact {artifact.id} names files that the bundle does not hold")
+        raise BundleError(f"artifact {artifact.id} names files that the bundle does not contain")
     if not len(artifact.golden_outputs) == len(artifact.golden_atol) == len(manifest.outputs):
         raise BundleError(f"artifact {artifact.id} must have golden values and a tolerance for each output")
     if not all(0 <= atol < float("inf") for atol in artifact.golden_atol):

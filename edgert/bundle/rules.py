@@ -1,6 +1,6 @@
-"""Processing rules: how a device makes the model's input, and answers from its outputs.
+"""Processing rules: how a device computes the model's input, and answers from the model's outputs.
 
-They are values and a part of the manifest; each is checked against the model's inputs or outputs when it enters.
+Rules are values in the manifest. Each is checked against the model's inputs or outputs when the manifest is read.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from edgert.tensors import TensorSpec
 from edgert.typed_json import Closed
 
 LABELS_MAX = 100_000
-IMAGE_SIDE_MAX = 8192  # the longer side of images that a model takes
+IMAGE_SIDE_MAX = 8192  # the longer side of a model's input images
 DETECTIONS_MAX = 1000
 NAMES_SHOWN_MAX = 16  # in a message
 LAYOUTS = ("nchw", "nhwc")
@@ -31,10 +31,10 @@ BOX_FORMATS = ("cxcywh", "xyxy", "xywh", "yxyx")
 
 @dataclass(frozen=True)
 class Resize(Closed):
-    """The rule that brings an image of any size to the model's `height` x `width` pixels.
+    """The rule that resizes an image of any size to the model's `height` x `width` pixels.
 
     "stretch" ignores the ratio of the sides. "crop" scales the shorter side to `shortest_side` (0: the least that
-    covers the model's size) and takes the middle. "letterbox" keeps the ratio, centres the image and fills the rest
+    covers the model's size) and cuts out the middle. "letterbox" keeps the ratio, centres the image and fills the rest
     with `pad_value` before normalisation.
     """
 
@@ -48,12 +48,12 @@ class Resize(Closed):
 
 @dataclass(frozen=True)
 class Preprocess(Closed):
-    """The rule that makes the model's values of UINT8 values for `input`: (value * scale - mean) / std.
+    """The rule that computes the model's `input` from UINT8 values: (value * scale - mean) / std.
 
     `mean` and `std` hold one number, or one per channel. `layout` is that of the UINT8 tensors: "nhwc", "nchw", or
     "model" for the model's own, `model_layout`. `colour` is the order of the model's channels, `frame_colour` that of
-    the UINT8 tensors ("model": the same). With `resize` these tensors may have any height and width; with `decode` a
-    JPEG or PNG file is accepted as well.
+    the UINT8 tensors ("model": the same). With `resize` these tensors may have any height and width. With `decode`
+    requests may also contain a JPEG or PNG file.
     """
 
     input: str
@@ -69,16 +69,16 @@ class Preprocess(Closed):
 
     @property
     def of_images(self) -> bool:
-        """Whether requests may hold images of any size, for which the device needs a codec."""
+        """Whether requests may contain images of any size, for which the device needs a codec."""
         return self.decode or self.resize is not None
 
 
 @dataclass(frozen=True)
 class Smooth(Closed):
-    """The rule for an answer that depends on the last `windows` windows of a signal.
+    """The rule that computes an answer from the last `windows` windows of a signal.
 
-    "mean": the class scores are averaged, over the windows that there are. "majority" answers the class that more than
-    half of them decide, "all" the class that each of them decides; before there are so many, windows decide nothing.
+    "mean" averages the class scores over the windows so far. "majority" answers the class that more than half of the
+    windows give, "all" the class that each of them gives. Both answer no class before the signal has so many windows.
     """
 
     rule: str
@@ -89,9 +89,9 @@ class Smooth(Closed):
 class Classify(Closed):
     """The output `output` holds class scores along its last axis.
 
-    Answers hold the best `top_k`, named by `labels`. A class is answered if its score is at least its `threshold` (one
-    number, or one for each class; empty: always) and above the scores of the classes whose labels are in `none`. If no
-    class is answered, the answer has class -1.
+    Answers contain the best `top_k`, with their `labels`. An answer contains a class if the class's score is at least
+    its `threshold` (one number, or one for each class; empty: always) and above the scores of the classes whose labels
+    are in `none`. An answer without any class has class -1.
     """
 
     output: str
@@ -112,9 +112,9 @@ class Classify(Closed):
 class Ctc(Closed):
     """The output `output` holds the class scores of each step: [N, steps, classes], trained with CTC.
 
-    An answer holds the text that greedy decoding reads: the best class of each step, repeats merged, class `blank` left
-    out. `labels` holds the text of each class; with `time_axis` "last" the output is [N, classes, steps]. `softmax`:
-    scores are logits or logarithms of probabilities.
+    An answer contains the text of greedy decoding: the best class of each step, repeats merged, class `blank` left
+    out. `labels` holds the text of each class; with `time_axis` "last" the output is [N, classes, steps]. `softmax`
+    means that scores are logits or logarithms of probabilities.
     """
 
     output: str
@@ -131,12 +131,12 @@ class Ctc(Closed):
 
 @dataclass(frozen=True)
 class Detect(Closed):
-    """Turn a detector's outputs into boxes: scores of at least `score_threshold`, then NMS by class.
+    """The rule that computes boxes: scores of at least `score_threshold`, then NMS by class.
 
     `boxes` names the output with A boxes per image. With `scores` empty it also holds the scores: [N, 4 + C, A] in form
     "channels_first", [N, A, 4 + C] in "anchors_first"; with `objectness` there is one value more between them, by which
-    every score is multiplied. Else `scores` names an output with C scores per box, in the same form. `sigmoid`: scores
-    are logits. `normalised`: boxes are in 0 to 1 of the model's input, not in pixels.
+    every score is multiplied. Else `scores` names an output with C scores per box, in the same form. `sigmoid` means
+    that scores are logits. `normalised` means that boxes are in 0 to 1 of the model's input, not in pixels.
     """
 
     boxes: str
@@ -177,7 +177,7 @@ def check_rules(
         check_detect(detect, outputs)
         image = preprocess.input if preprocess is not None else inputs[0].name
         if not any(spec.name == image and len(spec.shape) == 4 for spec in inputs):
-            raise BundleError(f"detection needs a model of images; input {image!r} has not 4 axes")
+            raise BundleError(f"detection needs a model of images; input {image!r} does not have 4 axes")
     added = {name for rule in (classify, detect, ctc) if rule is not None for name in rule.added}
     if taken := sorted({spec.name for spec in outputs} & added):
         raise BundleError(f"output {taken[0]!r} has a name that post-processing adds: rename it in the model")
@@ -212,11 +212,11 @@ def _check_image_input(pre: Preprocess, spec: TensorSpec) -> None:
     )
     if pre.resize is not None and not (height in (-1, pre.resize.height) and width in (-1, pre.resize.width)):
         raise BundleError(
-            f"resizing gives {pre.resize.height} x {pre.resize.width}, input {pre.input!r} takes {height} x {width}"
+            f"resizing gives {pre.resize.height} x {pre.resize.width}, input {pre.input!r} needs {height} x {width}"
         )
     if pre.of_images and channels != (1 if pre.colour == "gray" else 3):
         raise BundleError(
-            f"preprocessing gives {pre.colour} images, input {pre.input!r} takes {counted(channels, 'channel')}"
+            f"preprocessing gives {pre.colour} images, input {pre.input!r} needs {counted(channels, 'channel')}"
         )
     if pre.decode and pre.resize is None and -1 in (height, width):
         raise BundleError(f"input {pre.input!r} has an open size: decoding images needs a resize rule")
@@ -287,7 +287,7 @@ def check_detect(detect: Detect, outputs: tuple[TensorSpec, ...]) -> None:
     if values[0] != -1 and (values[0] != 4 if detect.scores else values[0] < least):
         raise BundleError(f"output {detect.boxes!r} has {values[0]} values a box, form {detect.form} needs {least}")
     if detect.scores and detect.objectness:
-        raise BundleError("detection has objectness only where boxes and scores are in one output")
+        raise BundleError("detection has objectness only if boxes and scores are in one output")
 
 
 def spec_of(what: str, kind: str, name: str, specs: Sequence[TensorSpec]) -> TensorSpec:
@@ -300,7 +300,7 @@ def spec_of(what: str, kind: str, name: str, specs: Sequence[TensorSpec]) -> Ten
 
 
 def check_mean_and_std(what: str, mean: Sequence[float], std: Sequence[float]) -> None:
-    """Raise BundleError unless values can be normalised by `mean` and `std`, the keys of `what`."""
+    """Raise BundleError unless `mean` and `std`, the keys of `what`, can normalise values."""
     if not mean or not std or 0.0 in std or not all(-1e30 < value < 1e30 for value in (*mean, *std)):
         raise BundleError(f"{what} needs a finite mean and std, and no std may be 0")
 

@@ -1,7 +1,7 @@
 """A release of the runtime: the signed list of wheels for each kind of device.
 
-A host publishes it into a registry, as an envelope and one blob for each wheel; devices that follow a channel fetch the
-wheels that they lack (edgert.follow.runtime).
+A host publishes it into a registry, as an envelope and one blob for each wheel. Devices that follow a channel fetch
+the wheels that they lack (edgert.follow.runtime).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from edgert.typed_json import Closed
 TARGETS_MAX = 64
 WHEELS_MAX = 512
 WHEEL_BYTES_MAX = 8 * 1024**3
-# A part of a path and of pip's options; a name and a version come first (PEP 427).
+# The name becomes a part of a path and of pip's options. It starts with a name and a version (PEP 427).
 _WHEEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._]*-[A-Za-z0-9][A-Za-z0-9._+!]*(-[A-Za-z0-9._]+){3,4}\.whl")
 _WHEEL_NAME_LENGTH_MAX = 200
 _RUNTIME_ID = re.compile(r"[0-9a-f]{16}")
@@ -30,7 +30,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class Wheel(Closed):
-    """One wheel; `unpacked_bytes` is what its files take."""
+    """One wheel; `unpacked_bytes` is the size of its files."""
 
     name: str
     size_bytes: int
@@ -99,7 +99,7 @@ def sign_runtime(release: RuntimeRelease, key: SigningKey) -> bytes:
 
 
 def read_runtime(data: bytes, trusted: tuple[PublicKey, ...]) -> tuple[RuntimeRelease, bytes]:
-    """Return the release in an envelope that one of `trusted` signed, and the bytes that were signed.
+    """Return the release in an envelope that one of `trusted` signed, and the signed bytes.
 
     Raises SignatureInvalid and BundleError.
     """
@@ -134,11 +134,11 @@ def _check_target(target: RuntimeTarget) -> None:
         if len(wheel.name) > _WHEEL_NAME_LENGTH_MAX or not _WHEEL_NAME.fullmatch(wheel.name):
             raise BundleError(f"{what} has a wheel {wheel.name[:120]!r}, which is not a file name of a wheel")
         if not (0 <= wheel.size_bytes <= WHEEL_BYTES_MAX and 0 <= wheel.unpacked_bytes <= 100 * WHEEL_BYTES_MAX):
-            raise BundleError(f"{what} has a wheel {wheel.name} without a size that is allowed")
+            raise BundleError(f"{what} has a wheel {wheel.name} whose size is not allowed")
         if not _SHA256.fullmatch(wheel.sha256):
             raise BundleError(f"{what} has a wheel {wheel.name} without a SHA-256")
     if len({wheel.name for wheel in target.wheels}) < len(target.wheels):
-        raise BundleError(f"{what} has two wheels of one name")
+        raise BundleError(f"{what} has two wheels with the same name")
 
 
 def _numbers(version: str) -> tuple[int, ...]:

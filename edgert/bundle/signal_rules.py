@@ -1,6 +1,6 @@
-"""Rules for sound and for sensor series: how a device turns samples over time into the model's input.
+"""Rules for sound and for sensor series: how a device computes a model's input from samples in time.
 
-They are values and a part of the manifest, like the rules for images in `edgert.bundle.rules`.
+Rules are values in the manifest, like the rules for images in `edgert.bundle.rules`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from edgert.printable import counted
 from edgert.tensors import TensorSpec
 from edgert.typed_json import Closed
 
-RATE_HZ_MIN, RATE_HZ_MAX = 1_000, 384_000  # the rates of sound
+RATE_HZ_MIN, RATE_HZ_MAX = 1_000, 384_000  # sample rates of sound
 WINDOW_VALUES_MAX = 16 * 1024**2  # the values of one window, over all channels
 FFT_MAX = 65_536
 BINS_MAX = 4096  # mel bands, frequency bands
@@ -31,11 +31,11 @@ MISSING_RULES = ("refuse", "zero", "hold", "linear")
 class Sound(Closed):
     """The features of mono sound: librosa's definitions and, apart from `rate_hz`, its names for them.
 
-    A window has `length` samples at `rate_hz`. With `step` 0 a request holds one window, padded with zeros at its end;
-    else a new window begins every `step` samples, and each is an item. `lead` zeros go before a signal.
+    A window has `length` samples at `rate_hz`. With `step` 0 a request contains one window, padded with zeros at its
+    end; else a new window starts every `step` samples, and each is an item. A signal starts with `lead` added zeros.
 
     `features` is "samples", "log_mel" or "mfcc". `log` is "db", "ln" or "log10" of max(floor, power) + offset. The
-    features are then (value - mean) / std, with one number, or one for each band or coefficient. `time_axis` says
+    features are then (value - mean) / std, with one number, or one for each band or coefficient. `time_axis` tells
     whether time is the model's "first" or "last" axis.
     """
 
@@ -82,13 +82,13 @@ class Sound(Closed):
 
 @dataclass(frozen=True)
 class Series(Closed):
-    """The rule that makes features of sensor values [time, channels], for each window of `length` values.
+    """The rule that computes features of sensor values [time, channels], for each window of `length`.
 
-    With `step` 0 a request holds exactly one window; else a new window begins every `step` values, and each is an item.
-    Values are first completed by `missing` (of NaN: "refuse", "zero", "hold" the last one, or "linear" between
-    neighbours), then (value * scale - mean) / std, with one number or one per channel.
+    With `step` 0 a request contains exactly one window; else a new window starts every `step` values, and each is an
+    item. `missing` first replaces NaN ("refuse", "zero", "hold" the last value, or "linear" between neighbours). Then
+    values become (value * scale - mean) / std, with one number or one per channel.
 
-    `features` of one channel stand one after the other: its "values"; the magnitude of its "spectrum" (as
+    The `features` of one channel follow each other: its "values"; the magnitude of its "spectrum" (as
     scipy.fft.rfft); the power within each of `bands` [low, high) Hz (as scipy.signal.periodogram); its "statistics".
     With `detrend` the spectrum and the bands are without the window's mean; `window` is "boxcar" or "hann".
     `feature_mean` and `feature_std` then normalise the features. With `time_axis` "first", a window of values is [time,
@@ -185,7 +185,7 @@ def check_series(rule: Series, inputs: Sequence[TensorSpec]) -> None:
 
 
 def check_smoothing(classify: Classify | None, rule: Sound | Series | None) -> None:
-    """Raise BundleError if answers are smoothed over windows that `rule` does not make."""
+    """Raise BundleError if answers are smoothed over windows, and `rule` gives no windows."""
     if classify is not None and classify.smooth is not None and (rule is None or not rule.step):
         raise BundleError("smoothing needs windows: give --preprocess a table [sound] or [series] with a step")
 
@@ -193,12 +193,12 @@ def check_smoothing(classify: Classify | None, rule: Sound | Series | None) -> N
 def _input_of(what: str, name: str, inputs: Sequence[TensorSpec]) -> TensorSpec:
     spec = spec_of(what, "input", name, inputs)
     if spec.datatype != "FP32" or not spec.shape:
-        raise BundleError(f"{what} makes FP32 values; input {name!r} is {spec.form}")
+        raise BundleError(f"{what} gives FP32 values; input {name!r} is {spec.form}")
     return spec
 
 
 def _check_shape(spec: TensorSpec, shape: tuple[int, ...]) -> None:
-    """Raise BundleError if `spec` cannot take features `shape`; axes of 1 are ignored, others may be flat."""
+    """Raise BundleError if `spec` does not fit features of `shape`. Ignore axes of 1; others may be flat."""
     item = spec.item_shape
     wanted = [n for n in item if n != 1]
     if wanted in ([n for n in shape if n != 1], [math.prod(shape)]):
@@ -206,7 +206,7 @@ def _check_shape(spec: TensorSpec, shape: tuple[int, ...]) -> None:
     axes = [n for n in shape if n != 1]
     if -1 in wanted and len(wanted) == len(axes) and all(w in (-1, n) for w, n in zip(wanted, axes, strict=True)):
         return
-    raise BundleError(f"the rule makes {list(shape)} for each item, and input {spec.name!r} takes {list(item)}")
+    raise BundleError(f"the rule gives {list(shape)} for each item, and input {spec.name!r} needs {list(item)}")
 
 
 def _check_window(what: str, length: int, step: int, channels: int) -> None:
@@ -227,7 +227,7 @@ def _check_range(what: str, key: str, value: float, least: float, most: float) -
 
 
 def signal_text(rule: Sound | Series) -> str:
-    """Return a rule in one line, for people."""
+    """Return a description of the rule, in one line."""
     every = f", every {rule.step}" if rule.step else ""
     every += f", after {rule.lead} zeros" if rule.lead else ""
     if isinstance(rule, Series):

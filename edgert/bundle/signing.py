@@ -1,4 +1,4 @@
-"""Ed25519 keys, which prove who made a manifest and that nobody changed it since.
+"""Ed25519 keys, which prove who signed a manifest, and that nobody changed it later.
 
 A key's id is the first 16 hex digits of the SHA-256 of its 32 raw public bytes.
 """
@@ -17,12 +17,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from edgert.errors import ConfigInvalid
 
-KEY_BYTES_MAX = 64 * 1024  # a device such as /dev/zero has no end
+KEY_BYTES_MAX = 64 * 1024  # the limit for files such as /dev/zero, which have no end
 
 
 @dataclass(frozen=True)
 class PublicKey:
-    """A key that bundles may be signed with."""
+    """A key that verifies signatures."""
 
     key: Ed25519PublicKey
 
@@ -69,22 +69,22 @@ def write_key_pair(key: SigningKey, private_path: Path, public_path: Path) -> No
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         except FileExistsError as error:
             raise ConfigInvalid(
-                f"{path} exists, and a key is never overwritten: use it, give another --name, or move it away"
+                f"{path} exists, and keys are never overwritten: use it, give another --name, or move it away"
             ) from error
         except OSError as error:
             raise ConfigInvalid(f"cannot write {path}: {error.strerror}") from error
         try:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(data)
-        except OSError as error:  # half a key would block the next attempt
+        except OSError as error:  # remove an incomplete file: it would block the next attempt
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
             raise ConfigInvalid(f"cannot write {path}: {error.strerror}") from error
 
 
 def read_signing_key(path: Path) -> SigningKey:
-    """Read an unencrypted Ed25519 private key. Raises ConfigInvalid if `path` is missing or holds none."""
-    data = _read(path, "make one with: edgert keys new")
+    """Read an unencrypted Ed25519 private key. Raises ConfigInvalid if `path` does not contain one."""
+    data = _read(path, "create one with: edgert keys new")
     try:
         key = serialization.load_pem_private_key(data, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
@@ -97,7 +97,7 @@ def read_signing_key(path: Path) -> SigningKey:
 
 
 def read_public_key(path: Path) -> PublicKey:
-    """Read an Ed25519 public key. Raises ConfigInvalid if `path` is missing or holds none."""
+    """Read an Ed25519 public key. Raises ConfigInvalid if `path` does not contain one."""
     data = _read(path, "edgert keys new writes it beside the private key")
     try:
         key = serialization.load_pem_public_key(data)
@@ -110,7 +110,7 @@ def read_public_key(path: Path) -> PublicKey:
 
 @dataclass(frozen=True)
 class Keyring:
-    """The keys that a device trusts, by file, and why other files hold no key; in name order."""
+    """The keys that a device trusts, by file, and the errors of files without a key; in name order."""
 
     keys: dict[Path, PublicKey]
     damaged: dict[Path, str]

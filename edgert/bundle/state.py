@@ -1,4 +1,4 @@
-"""State: what a model's output hands to one of its inputs, from one item of a session to the next."""
+"""A model's state: an output that becomes an input of the next item of a session."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STATE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 @dataclass(frozen=True)
 class State(Closed):
-    """The output `output` becomes the input `input` of the session's next item; the first gets zeros."""
+    """The output `output` becomes the input `input` of the session's next item; the first item gets zeros."""
 
     input: str
     output: str
@@ -27,7 +27,7 @@ class State(Closed):
 def app_specs(
     state: Sequence[State], inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
 ) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
-    """Return the inputs and the outputs that apps see: those that are no state."""
+    """Return the inputs and the outputs that apps see: those that are not state."""
     bound_inputs, bound_outputs = {binding.input for binding in state}, {binding.output for binding in state}
     app_inputs = tuple(spec for spec in inputs if spec.name not in bound_inputs)
     return app_inputs, tuple(spec for spec in outputs if spec.name not in bound_outputs)
@@ -50,22 +50,22 @@ def check_state(
         if len(set(names)) < len(names):
             raise BundleError(f"state names the same {kind} twice")
         if state and len(names) == count:
-            raise BundleError(f"every {kind} of the model is state: it needs one more, for the app")
+            raise BundleError(f"every {kind} of the model is state: the model needs another {kind} for the app")
     for binding, (before, after) in zip(state, pairs, strict=True):
         if (before.datatype, before.shape) != (after.datatype, after.shape):
             raise BundleError(f"state {binding.input!r} is {before.form}, output {binding.output!r} is {after.form}")
         if before.shape[:1] not in ((-1,), (1,)) or -1 in before.item_shape:
             raise BundleError(f"state {binding.input!r} is {before.form}: only its first axis, the batch, may be open")
     if state and (flat := [spec.name for spec in outputs if not spec.shape]):
-        raise BundleError(f"output {flat[0]!r} has no axes, so that it cannot hold an item for each that runs in turn")
+        raise BundleError(f"output {flat[0]!r} has no axes: a model with state needs a batch axis in every output")
     if (size := state_bytes(state, inputs)) > STATE_BYTES_MAX:
-        raise BundleError(f"the state takes {size} bytes a session, at most {STATE_BYTES_MAX}")
+        raise BundleError(f"the state has {size} bytes per session; at most {STATE_BYTES_MAX} are allowed")
 
 
 def state_text(state: Sequence[State], state_id: str) -> str:
-    """Return what is bound in one line, for people."""
+    """Return a description of the state, in one line."""
     bound = ", ".join(f"{binding.output} becomes {binding.input}" for binding in state)
-    return f"{bound}; sessions go on in versions of state_id {state_id}" if state_id else bound
+    return f"{bound}; sessions continue in versions of state_id {state_id}" if state_id else bound
 
 
 def state_bytes(state: Sequence[State], inputs: Sequence[TensorSpec]) -> int:

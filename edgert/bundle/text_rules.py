@@ -1,6 +1,6 @@
-"""Rules for text: how a device makes token ids of it, and an embedding of the token states.
+"""Rules for text: how a device computes token ids from text, and an embedding from the token states.
 
-They are values and a part of the manifest, like the rules for images in `edgert.bundle.rules`.
+Rules are values in the manifest, like the rules for images in `edgert.bundle.rules`.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ DATATYPES = ("INT64", "INT32")
 
 @dataclass(frozen=True)
 class Text(Closed):
-    """The rule that makes token ids of UTF-8 text, by a file of the library `tokenizers`.
+    """The rule that computes token ids from UTF-8 text, with a file of the library `tokenizers`.
 
     `tokenizer` is that file's path: in a manifest its name in the bundle, on the host a path there. The model's `input`
-    gets the ids, `mask` 1 for a token and 0 for padding, `types` the type ids; "" for what the model does not take.
+    gets the ids, `mask` 1 for a token and 0 for padding, `types` the type ids. A name is "" if there is no such input.
 
-    A text of more than `max_tokens`, special tokens included, loses its end ("right") or its beginning ("left") by
+    A text of more than `max_tokens`, special tokens included, loses its end ("right") or its start ("left") by
     `truncation`; with "none" it is refused. Shorter texts are padded at their end, with `pad_id`, to the length of the
-    model's input; if that is open, to the longest of the request, and then to a bucket.
+    model's input; if that is open, to the longest text of the request, and then to a bucket.
     """
 
     tokenizer: str
@@ -44,16 +44,17 @@ class Text(Closed):
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The inputs that a text becomes: ids, mask, types."""
+        """The inputs that are computed from a text: ids, mask, types."""
         return tuple(name for name in (self.input, self.mask, self.types) if name)
 
 
 @dataclass(frozen=True)
 class Embed(Closed):
-    """The rule that makes one vector for each item of `output`, the output `<output>_embedding`.
+    """The rule that computes one vector for each item of `output`, as the output `<output>_embedding`.
 
-    Of token states [N, T, D], `pooling` "mean" takes the mean over the tokens that the input `mask` marks with 1, and
-    "cls" the first token's. With "none" the output is [N, D] already. With `normalise` each vector has the length 1.
+    For token states [N, T, D], `pooling` "mean" is the mean over the tokens that the input `mask` marks with 1, and
+    "cls" is the first token's state. With "none" the output is already [N, D]. With `normalise` each vector has the
+    length 1.
     """
 
     output: str
@@ -73,7 +74,7 @@ def check_text(rule: Text, inputs: Sequence[TensorSpec], buckets: Buckets | None
     specs = [spec_of("text", "input", name, inputs) for name in rule.inputs]
     for spec in specs:
         if spec.datatype not in DATATYPES or len(spec.shape) != 2:
-            raise BundleError(f"text makes {' or '.join(DATATYPES)} [N, tokens]; input {spec.name!r} is {spec.form}")
+            raise BundleError(f"text gives {' or '.join(DATATYPES)} [N, tokens]; input {spec.name!r} is {spec.form}")
     if len(set(rule.inputs)) < len(rule.inputs):
         raise BundleError(f"text names an input twice: {', '.join(rule.inputs)}; give each its own")
     if len({spec.shape for spec in specs}) > 1:
@@ -82,7 +83,7 @@ def check_text(rule: Text, inputs: Sequence[TensorSpec], buckets: Buckets | None
     if length == -1:
         length = _open_length(rule, buckets)
     if not 1 <= rule.max_tokens <= min(length, TOKENS_MAX):
-        raise BundleError(f"text has max_tokens = {rule.max_tokens}; the model takes 1 to {min(length, TOKENS_MAX)}")
+        raise BundleError(f"text has max_tokens = {rule.max_tokens}; the model allows 1 to {min(length, TOKENS_MAX)}")
     if not 0 <= rule.pad_id < 2**31:
         raise BundleError(f"text has pad_id = {rule.pad_id}; give a token's number, from 0")
 
@@ -102,13 +103,13 @@ def check_embed(rule: Embed, inputs: Sequence[TensorSpec], outputs: Sequence[Ten
     mask = next((tensor for tensor in inputs if tensor.name == rule.mask), None)
     if mask is None or len(mask.shape) != 2 or mask.shape[1] != spec.shape[1]:
         raise BundleError(
-            f"pooling 'mean' needs the model's attention mask [N, T], an input; {rule.mask[:80]!r} is none of output "
+            f"pooling 'mean' needs the model's attention mask, an input [N, T]; {rule.mask[:80]!r} does not fit output "
             f"{rule.output!r}: give mask = the input's name"
         )
 
 
 def describe_text(rule: Text) -> str:
-    """Return a rule in one line, for people."""
+    """Return a description of the rule, in one line."""
     longer = "longer ones are refused" if rule.truncation == "none" else f"cut on the {rule.truncation}"
     return (
         f"text, at most {rule.max_tokens} tokens, {longer}; becomes {', '.join(rule.inputs)}, padded with {rule.pad_id}"
@@ -116,7 +117,7 @@ def describe_text(rule: Text) -> str:
 
 
 def describe_embed(rule: Embed) -> str:
-    """Return a rule in one line, for people."""
+    """Return a description of the rule, in one line."""
     pooled = {"mean": f"the mean over {rule.mask}", "cls": "the first token's", "none": "as it is"}[rule.pooling]
     return f"embedding, {pooled}{', of length 1' if rule.normalise else ''}"
 

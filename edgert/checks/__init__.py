@@ -1,1 +1,1 @@
-"""Check what a device serves: golden samples, health, self-test, and benchmarks."""
+"""Checks of the models that a device serves: golden samples, health, self-test, and benchmarks."""

@@ -33,7 +33,7 @@ def test_an_error_leaves_what_was_there_and_nothing_beside_it(tmp_path: Path) ->
 def test_a_pipe_or_a_device_is_never_replaced_by_a_file(tmp_path: Path) -> None:
     """Root could replace /dev/null."""
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(StorageFailed, match=r"cannot write .*: it is a folder, a pipe or a device, no file"):
+    with pytest.raises(StorageFailed, match=r"cannot write .*: it is a folder, a pipe or a device, not a file"):
         store_file(tmp_path / "pipe", b"x")
     assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
     assert (tmp_path / "pipe").is_fifo()
@@ -110,7 +110,7 @@ def test_a_file_system_without_locks_is_named(number: int, tmp_path: Path, monke
     monkeypatch.setattr(fcntl, "flock", flock)
     with (
         pytest.raises(
-            StorageFailed, match=r"^cannot write it: this file system locks no files; use a folder on a local"
+            StorageFailed, match=r"^cannot write it: this file system cannot lock files; use a folder on a local"
         ),
         storing("cannot write it"),
     ):

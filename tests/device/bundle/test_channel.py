@@ -77,7 +77,7 @@ def test_a_statement_holds_from_its_begin_to_its_expiry() -> None:
     with pytest.raises(ChannelExpired, match="edgert channel renew stable"):
         check_next(STATEMENT, 0, expiry_time(STATEMENT.expires))
     later = replace(STATEMENT, not_before="2026-11-24T08:00:00Z")
-    with pytest.raises(ChannelInvalid, match="begins at 2026-11-24"):
+    with pytest.raises(ChannelInvalid, match="starts at 2026-11-24"):
         check_next(later, 0, NOW_S)
     check_next(later, 0, expiry_time(later.not_before))
 

@@ -38,7 +38,7 @@ def test_rules_that_fit_the_model_are_accepted() -> None:
     [
         (replace(PREPROCESS, input="y"), "which the model does not have"),
         (replace(PREPROCESS, layout="chw"), "layout 'chw'; known"),
-        (replace(PREPROCESS, colour="gray"), "takes 3 channels"),
+        (replace(PREPROCESS, colour="gray"), "needs 3 channels"),
         (replace(PREPROCESS, frame_colour="gray"), "between gray and colour"),
         (replace(PREPROCESS, std=(0.0,)), "no std may be 0"),
         (replace(PREPROCESS, mean=(1e31,)), "finite mean"),

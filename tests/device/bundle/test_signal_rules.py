@@ -36,7 +36,7 @@ def test_features_of_sound_may_have_axes_of_one_or_be_flat(shape: tuple[int, ...
         ({"mean": (0.0, 1.0)}, "give 1, or 40, one per band or coefficient"),
         ({"std": (0.0,)}, "no std may be 0"),
         ({"top_db": float("nan")}, "top_db = nan"),
-        ({"n_mels": 64}, r"makes \[64, 101\] for each item, and input 'x' takes \[40, 101\]"),
+        ({"n_mels": 64}, r"gives \[64, 101\] for each item, and input 'x' needs \[40, 101\]"),
         ({"rate_hz": 10**9}, "rate_hz"),
     ],
 )
@@ -61,7 +61,7 @@ def test_features_of_series_are_counted_per_channel() -> None:
         ({"statistics": ("median",)}, "known: mean, std"),
         ({"missing": "guess"}, "known: refuse, zero, hold, linear"),
         ({"length": 1}, "length = 1; give 2 to"),
-        ({"channels": 4}, r"makes \[4, 10\]"),
+        ({"channels": 4}, r"gives \[4, 10\]"),
         ({"feature_std": (1.0, 2.0)}, "give 1, or 10, one per feature"),
     ],
 )

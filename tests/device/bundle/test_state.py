@@ -31,7 +31,7 @@ def test_state_of_one_form_is_accepted_and_measured() -> None:
         (spec("s", (2, 8)), spec("t", (2, 8)), "only its first axis, the batch, may be open"),
         (spec("s", (-1, -1)), spec("t", (-1, -1)), "only its first axis, the batch, may be open"),
         (spec("s", ()), spec("t", ()), "only its first axis, the batch, may be open"),
-        (spec("s", (-1, 2**23)), spec("t", (-1, 2**23)), "33554432 bytes a session, at most"),
+        (spec("s", (-1, 2**23)), spec("t", (-1, 2**23)), "33554432 bytes per session; at most"),
     ],
 )
 def test_state_that_no_item_could_hand_on_is_refused(before: TensorSpec, after: TensorSpec, message: str) -> None:

@@ -38,7 +38,7 @@ def test_a_text_becomes_inputs_of_a_fixed_or_of_an_open_length() -> None:
         ({"input": "x"}, "names input 'x'"),
         ({"types": "mask"}, "names an input twice"),
         ({"truncation": "middle"}, "known: right, left, none"),
-        ({"max_tokens": 17}, "max_tokens = 17; the model takes 1 to 16"),
+        ({"max_tokens": 17}, "max_tokens = 17; the model allows 1 to 16"),
         ({"max_tokens": 0}, "max_tokens = 0"),
         ({"pad_id": -1}, "pad_id = -1"),
     ],
@@ -49,7 +49,7 @@ def test_a_rule_that_cannot_be_applied_is_refused(change: dict[str, Any], messag
 
 
 def test_inputs_that_hold_no_tokens_are_refused() -> None:
-    with pytest.raises(BundleError, match=r"makes INT64 or INT32 \[N, tokens\]; input 'ids' is FP32"):
+    with pytest.raises(BundleError, match=r"gives INT64 or INT32 \[N, tokens\]; input 'ids' is FP32"):
         check_text(TEXT, inputs(16, "FP32"), None)
     with pytest.raises(BundleError, match="inputs of one shape"):
         check_text(TEXT, (inputs(16)[0], inputs(8)[1]), None)
@@ -62,7 +62,7 @@ def test_an_open_length_needs_buckets_of_the_same_inputs_and_pads() -> None:
         check_text(TEXT, inputs(-1), buckets("ids", "mask", "other"))
     with pytest.raises(BundleError, match="give --pad ids=1"):
         check_text(replace(TEXT, pad_id=1), inputs(-1), buckets("ids", "mask"))
-    with pytest.raises(BundleError, match="takes 1 to 16"):
+    with pytest.raises(BundleError, match="allows 1 to 16"):
         check_text(replace(TEXT, max_tokens=17), inputs(-1), buckets("ids", "mask"))
 
 

@@ -53,7 +53,7 @@ def test_all_keys_are_read_and_all_but_the_input_may_be_left_out(tmp_path: Path)
         ('input = "image"\nscale = nan', "scale is not a finite number"),
         ('input = "image"\nlayout = "chwn"', "known"),
         ('input = "image"\ncolour = "cmyk"', "known: rgb"),
-        ('input = "image"\ncolour = "gray"\ndecode = true', "takes 3 channels"),
+        ('input = "image"\ncolour = "gray"\ndecode = true', "needs 3 channels"),
         ('input = "image"\nframe_colour = "gray"', "cannot convert between gray and colour"),
         ('input = "image"\ndecode = 1', "decode is 1, not of type bool"),
         ('input = "image"\nresize = 5', "resize is 5, not an object"),
