@@ -184,14 +184,19 @@ class Fleet(FleetListener):
 def alarms_of(deploy: Mapping[str, Scalar]) -> dict[str, tuple[str, ...]]:
     """Return the alarms of each model in a `deploy` message, and of the device itself as "".
 
-    A device names them as it likes, so there is a limit.
+    A device names models and alarms as it likes, so there are limits, and what is no id is left out: one label that
+    an exporter cannot write would keep the whole fleet from being scraped.
     """
     alarms: dict[str, tuple[str, ...]] = {}
     for key, value in deploy.items():
-        named = key == _OWN_ALARMS or key.endswith(_ALARMS)
+        model = "" if key == _OWN_ALARMS else key.removesuffix(_ALARMS)
+        named = key == _OWN_ALARMS or (key.endswith(_ALARMS) and _is_id(model))
         if named and isinstance(value, str) and len(alarms) < MODELS_PER_DEVICE_MAX:
-            names = {intern(name) for name in value[:_ALARMS_CHARS_MAX].split(",") if ID.match(name)}
+            names = {intern(name) for name in value[:_ALARMS_CHARS_MAX].split(",") if _is_id(name)}
             if names:
-                model = "" if key == _OWN_ALARMS else key.removesuffix(_ALARMS)
                 alarms[intern(model)] = tuple(sorted(names)[:ALARMS_MAX])
     return alarms
+
+
+def _is_id(text: str) -> bool:
+    return len(text) <= ID_CHARS_MAX and ID.match(text) is not None
