@@ -87,13 +87,13 @@ class FleetListener:
 
         A time ahead of ours proves nothing: the device's clock was wrong.
         """
-        boot, ts_ms = fields.get("boot"), fields.get("ts")
+        boot, ts_ms = fields.get("boot", ""), fields.get("ts")
         if not isinstance(ts_ms, int):
             return False
         last_boot, last_ms = self._described.get(topic, ("", 0))
         if boot == last_boot and ts_ms < last_ms <= self._wall_ms():
             return True
-        if len(self._described) >= DESCRIBED_MAX:
+        if topic not in self._described and len(self._described) >= DESCRIBED_MAX:
             self._described.clear()
         self._described[topic] = str(boot), ts_ms
         return False
