@@ -71,7 +71,9 @@ def _device_families(exporter: Exporter) -> Iterator[Family]:
     yield Family("edgert_device_online", "1 where the device's status is online.", "gauge", _DEVICE, up)
     heard = [(key, device.heard_at) for key, device in devices if device.heard_at]
     yield Family("edgert_device_heard_timestamp_seconds", "When the device last reported.", "gauge", _DEVICE, heard)
-    missing = [(key, float(count)) for key, count in exporter.counting.missing_by_device().items()]
+    # The counting remembers the numbers of a removed device: it may come back.
+    lacking = exporter.counting.missing_by_device().items()
+    missing = [(key, float(count)) for key, count in lacking if key in exporter.devices]
     text = "Histograms and events of the device that were sent and never came; only devices that lack some."
     yield Family("edgert_missing_reports", text, "gauge", _DEVICE, missing)
     alarms = [
