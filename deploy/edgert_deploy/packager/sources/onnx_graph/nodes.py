@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 PROTO_BYTES_MAX = 2**31 - 1  # of a protobuf message, as which every engine's artifact is made
 
 Array = NDArray[Any]
+# The attributes of a Constant that hold numbers without a tensor, and the types that ONNX gives them.
+_NUMBERS = {"value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64}
 
 
 def refill(field: Any, messages: Iterable[Any]) -> None:
@@ -55,20 +57,48 @@ def graphs_inside(node: Any) -> Iterator[Any]:
 
 
 class Constants:
-    """The constants of a graph by name: initializers and Constant nodes, also inside nodes."""
+    """The constants of a graph by name: initializers and Constant nodes with numbers, also inside nodes.
+
+    The branches of an `If` may use a name twice for different values: such a name is no constant.
+    """
 
     def __init__(self, proto: Any) -> None:
-        self._tensors: dict[str, Any] = {}
+        self._makers: dict[str, Any] = {}  # a TensorProto, or the attribute of a Constant node
         for graph in graphs_of(proto.graph):
-            self._tensors.update((tensor.name, tensor) for tensor in graph.initializer)
-            for node in graph.node:
-                if node.op_type == "Constant":
-                    self._tensors.update((node.output[0], a.t) for a in node.attribute if a.name == "value")
+            for name, maker in _made(graph):
+                if name not in self._makers:
+                    self._makers[name] = maker
+                elif self._makers[name] != maker:
+                    self._makers[name] = None
 
     def __contains__(self, name: str) -> bool:
-        return name in self._tensors
+        return self._makers.get(name) is not None
 
     def get(self, name: str) -> Array | None:
-        from onnx import numpy_helper
+        from onnx import helper, numpy_helper
 
-        return np.asarray(numpy_helper.to_array(self._tensors[name])) if name in self._tensors else None
+        maker = self._makers.get(name)
+        if maker is None:
+            return None
+        if hasattr(maker, "data_type"):
+            return np.asarray(numpy_helper.to_array(maker))
+        value = helper.get_attribute_value(maker)
+        return np.array(value, _NUMBERS[maker.name])
+
+
+def _made(graph: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the name of each value of `graph`, and what holds its constant, None if it is computed."""
+    yield from ((tensor.name, tensor) for tensor in graph.initializer)
+    for node in graph.node:
+        maker = _constant_of(node) if node.op_type == "Constant" else None
+        yield from ((name, maker) for name in node.output if name)
+
+
+def _constant_of(node: Any) -> Any:
+    """Return the tensor or the attribute with the numbers of a Constant node, None for texts."""
+    for attribute in node.attribute:
+        if attribute.name == "value":
+            return attribute.t
+        if attribute.name in _NUMBERS:
+            return attribute
+    return None
