@@ -50,7 +50,6 @@ NOT_YET = {
     "deploy/edgert_deploy/cli/shared/channel_options.py",
     "deploy/edgert_deploy/cli/shared/rollout_output.py",
     "deploy/edgert_deploy/cli/uninstall.py",
-    "deploy/edgert_deploy/packager/tflite_lowering/value.py",
 }
 
 AT_THE_ROOT = {
