@@ -1,4 +1,4 @@
-"""`edgert bootstrap` explains options that it cannot use."""
+"""`edgert bootstrap` writes what its options say, and no login of another broker or registry stays."""
 
 from __future__ import annotations
 
@@ -11,18 +11,6 @@ from edgert.state_dir import StateDir
 from edgert_deploy.devices.inventory import Inventory
 from hil.support.sshd import SshDevice
 from tests.support.commands import Edgert
-
-
-def test_a_setting_that_is_no_toml_says_how_it_is_quoted(edgert: Edgert, here: Path) -> None:
-    code, answer = edgert("bootstrap", "here", "--set", "serving.cache_mb=0", "--set", "http.listen=127.0.0.1:80")
-    assert code == 4
-    assert """--set 'http.listen="127.0.0.1:80"'""" in answer["error"]["message"]
-
-
-def test_no_engine_is_no_wish(edgert: Edgert, inventory: Inventory, sshd: SshDevice) -> None:
-    inventory.add(sshd.device())
-    code, value = edgert("bootstrap", "board", "--engines", ",")
-    assert (code, "names none" in value["error"]["message"]) == (2, True)
 
 
 @pytest.mark.parametrize("selector", ["board", "second", "all"])
@@ -51,20 +39,6 @@ def test_a_device_is_set_up_to_follow_a_channel_with_its_tags(edgert: Edgert, he
     assert Path(found.credentials).read_bytes() == login.read_bytes()
     assert Path(found.credentials).stat().st_mode & 0o777 == 0o600
     assert edgert("bootstrap", "here")[1]["devices"][0]["changed"] == [], "and stays so"
-
-
-def test_the_authority_of_the_projects_registry_goes_to_the_devices_that_follow_it(
-    edgert: Edgert, here: Path, tmp_path: Path
-) -> None:
-    registry, authority = "oci://registry.example.org/plant/models", tmp_path / "conf" / "ca.pem"
-    authority.write_text("the authority\n")
-    (tmp_path / "conf" / "edgert.toml").write_text(f'[registry]\naddress = "{registry}"\nca = "ca.pem"\n')
-    assert edgert("bootstrap", "here", "--follow", "oci://elsewhere.example.org/models")[0] == 0
-    assert read_config(StateDir(tmp_path / "dev")).follow.ca == ""
-    assert edgert("bootstrap", "here", "--follow", registry)[0] == 0
-    found = read_config(StateDir(tmp_path / "dev")).follow
-    assert Path(found.ca).read_bytes() == authority.read_bytes()
-    assert found.credentials == "", "the login is the publisher's"
 
 
 def test_another_registry_gets_neither_login_nor_authority_of_the_last_one(
@@ -153,8 +127,3 @@ def test_an_uninstall_leaves_a_configuration_that_names_no_removed_login(
     found = read_config(StateDir(state)).follow
     assert (found.registry, found.credentials) == (words[1], "")
     assert str(state / "follow") in answer["devices"][0]["left"]
-
-
-def test_files_for_a_registry_need_its_address(edgert: Edgert, here: Path) -> None:
-    code, value = edgert("bootstrap", "here", "--registry-login", here / "login.json")
-    assert (code, "--follow oci:" in value["error"]["message"]) == (2, True)

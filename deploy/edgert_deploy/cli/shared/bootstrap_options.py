@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from edgert.bundle.signing import PublicKey, read_public_key
 from edgert.cli.quantity import Duration
 from edgert.durations import duration_text
 from edgert.errors import ConfigInvalid
+from edgert.registry.address import parse_repository
 from edgert_deploy.bootstrap.plan import ALL_ENGINES
 from edgert_deploy.bootstrap.runtime import TRIAL_S
 from edgert_deploy.bootstrap.wheelhouse import EXTRAS_ASKED
@@ -25,6 +28,8 @@ from edgert_deploy.common.keys import is_key_file, public_key
 from edgert_deploy.common.project import find_project
 from edgert_deploy.devices.device_files import Broker, Following, check_settings
 
+_FORM = "write SECTION.KEY=VALUE with a TOML value"
+_SHOWN_CHARS_MAX = 200  # of a setting, in a message
 _LOGIN_DEFAULTS = {"mqtt_username": "", "mqtt_password_file": None, "mqtt_ca": None, "mqtt_tls": False}
 
 
@@ -83,20 +88,24 @@ class ReportOptions:
     def broker_of_devices(self) -> Broker | None:
         """Return the broker; only the project's own gets the project's login.
 
-        A login that the options give replaces a device's own; the project's does not. Raises ConfigInvalid.
+        A login that the options give replaces a device's own; the project's does not. Raises ConfigInvalid, and
+        UsageError for a login without its broker.
         """
-        if not self.broker:
+        if self.broker is None:
+            if lone := _given(*_LOGIN_DEFAULTS):
+                raise click.UsageError(
+                    f"{lone} needs its broker: give --broker HOST[:PORT], with --mqtt-tls or --mqtt-ca if it uses TLS, "
+                    "or write it once as [broker] in the project's edgert.toml"
+                )
             return None
-        login = of_this_broker(vars(self), _LOGIN_DEFAULTS, "mqtt_tls")
-        context = click.get_current_context()
-        sources = [context.get_parameter_source(name) for name in ("mqtt_username", "mqtt_password_file")]
+        login = of_this_broker(vars(self), _LOGIN_DEFAULTS, ("mqtt_tls", "mqtt_ca"))
         return Broker.parse(
             self.broker,
             login["mqtt_username"],
             login["mqtt_password_file"],
             login["mqtt_ca"],
             tls=login["mqtt_tls"],
-            for_new=ParameterSource.COMMANDLINE not in sources,
+            for_new=not _given("mqtt_username", "mqtt_password_file"),
         )
 
 
@@ -110,37 +119,63 @@ class ChannelOptions:
     registry_login: Path | None
 
     def following(self) -> Following | None:
-        """Return None without a registry; the project's own has the authority that the project names.
+        """Return None without a registry; at the project's host it has the authority that the project names.
 
-        Raises ConfigInvalid.
+        Raises ConfigInvalid, and UsageError for options that need a registry.
         """
-        if self.registry:
-            ours = find_project().registry
-            ca = Path(ours.ca) if ours.ca and ours.address == self.registry else None
-            return Following.parse(self.registry, self.channel, self.registry_ca or ca, self.registry_login)
-        if self.registry is None and (self.registry_ca or self.registry_login):
-            raise click.UsageError("--registry-ca and --registry-login need a registry: --follow oci://HOST/REPOSITORY")
-        return None
+        if self.registry is None:
+            if lone := _given("channel", "registry_ca", "registry_login"):
+                raise click.UsageError(f"{lone} needs a registry: give --follow oci://HOST/REPOSITORY")
+            return None
+        ours = find_project().registry
+        trusted = bool(ours.ca) and _registry_host(ours.address) == _registry_host(self.registry)
+        ca = self.registry_ca or (Path(ours.ca) if trusted else None)
+        return Following.parse(self.registry, self.channel, ca, self.registry_login)
 
 
 def parse_settings(lines: tuple[str, ...]) -> dict[str, Any]:
     """Read `SECTION.KEY=VALUE` or `KEY=VALUE` with a TOML value. Raises ConfigInvalid."""
     for line in lines:
-        try:
-            tomlkit.parse(line)
-        except TOMLKitError as error:
-            key, equals, value = line.partition("=")
-            hint = f"""; for text: --set '{key}="{value}"'""" if equals and '"' not in value else ""
-            raise ConfigInvalid(f"--set {line}: write SECTION.KEY=VALUE with a TOML value{hint}") from error
+        # A table's heading would move the settings after it into its table.
+        if not _toml(line) or line.lstrip().startswith("["):
+            raise ConfigInvalid(f"--set {line[:_SHOWN_CHARS_MAX]!r}: {_FORM}{_quoted_hint(line)}")
     try:
         return tomlkit.parse("\n".join(lines)).unwrap()
     except TOMLKitError as error:
         raise ConfigInvalid(f"--set: {error}") from error
 
 
+def _toml(text: str) -> dict[str, Any]:
+    """Return the settings of a line, {} if it has none or is no TOML."""
+    try:
+        return tomlkit.parse(text).unwrap()
+    except TOMLKitError:
+        return {}
+
+
+def _quoted_hint(line: str) -> str:
+    """Return how the line is written in a shell if its value is text, "" if that does not help."""
+    key, equals, value = line.partition("=")
+    quoted = f"{key}={json.dumps(value.strip(), ensure_ascii=False)}"
+    helps = equals and len(line) <= _SHOWN_CHARS_MAX and _toml(quoted)
+    return f"; for text: --set {shlex.quote(quoted)}" if helps else ""
+
+
 def trusted_keys(names: tuple[str, ...]) -> tuple[PublicKey, ...]:
     """Return the public halves of keys given by name or by file. Raises ConfigInvalid."""
     return tuple(read_public_key(_key_path(name)) for name in names)
+
+
+def _given(*names: str) -> str:
+    """Return the first option of these parameters that the command line has, "" if it has none."""
+    context = click.get_current_context()
+    given = [name for name in names if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+    return f"--{given[0].replace('_', '-')}" if given else ""
+
+
+def _registry_host(address: str) -> str:
+    """Return the host of a registry's address, "" for none. Raises ConfigInvalid."""
+    return parse_repository(address).host.lower() if address else ""
 
 
 def _key_path(name: str) -> Path:

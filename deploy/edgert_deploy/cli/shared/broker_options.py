@@ -7,7 +7,7 @@ names.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import click
@@ -84,7 +84,7 @@ def broker_alone_options(command: F) -> F:
 
     @functools.wraps(command)
     def with_settings(**options: Any) -> Any:
-        options = of_this_broker(options, _LOGIN_DEFAULTS, "tls")
+        options = of_this_broker(options, _LOGIN_DEFAULTS, ("tls",))
         login = {name: options.pop(name) for name in _LOGIN_DEFAULTS}
         host, port = host_and_port(options.pop("broker"), PORT_TLS if login["tls"] else PORT_PLAIN)
         return command(settings=MqttSettings(host, port, **login), **options)
@@ -109,18 +109,18 @@ def named_session(role: str, name: str | None) -> tuple[str, int | None]:
     return f"edgert-{role}-{checked_id('session', name)}", SESSION_KEPT_S
 
 
-def of_this_broker(options: dict[str, Any], without: Mapping[str, Any], tls: str) -> dict[str, Any]:
+def of_this_broker(options: dict[str, Any], without: Mapping[str, Any], tls: Sequence[str]) -> dict[str, Any]:
     """Return `options` without what the project says of its own broker, if --broker names another one.
 
-    A note on stderr names what was left out. `without` has those options' values when nobody gives them; `tls` is the
-    name of the option that turns TLS on. Raises ConfigInvalid for an invalid address.
+    A note on stderr names what was left out. `without` has those options' values when nobody gives them; `tls` has
+    the names of the options that turn TLS on. Raises ConfigInvalid for an invalid address.
     """
     context = click.get_current_context()
     of_project, broker = context.lookup_default("broker"), options["broker"]
     if not of_project or not broker or broker == of_project:
         return options
-    default_port = PORT_TLS if context.lookup_default(tls) else PORT_PLAIN
-    if _place(of_project, default_port) == _place(broker, PORT_TLS if options[tls] else PORT_PLAIN):
+    of_projects = _place(of_project, any(context.lookup_default(name) for name in tls))
+    if of_projects == _place(broker, any(options[name] for name in tls)):
         return options
     left_out = [name for name in without if context.get_parameter_source(name) is ParameterSource.DEFAULT_MAP]
     if left_out:
@@ -133,6 +133,6 @@ def of_this_broker(options: dict[str, Any], without: Mapping[str, Any], tls: str
     return {**options, **{name: without[name] for name in left_out}}
 
 
-def _place(broker: str, default_port: int) -> tuple[str, int]:
-    host, port = host_and_port(broker, default_port)
+def _place(broker: str, tls: bool) -> tuple[str, int]:
+    host, port = host_and_port(broker, PORT_TLS if tls else PORT_PLAIN)
     return host.lower().rstrip("."), port
