@@ -34,7 +34,8 @@ def host_and_port(text: str, default_port: int, *, port_min: int = 1) -> tuple[s
     else:
         host, colon, port = plain.partition(":")
         valid = True
-    if not valid or not host or (colon and not (port.isascii() and port.isdecimal())):
+    odd = not host.isprintable() or " " in host or "/" in host
+    if not valid or not host or odd or (colon and not (port.isascii() and port.isdecimal())):
         raise ConfigInvalid(f"{text!r} is not an address: give HOST[:PORT], and for IPv6 [ADDRESS]:PORT")
     if colon and not port_min <= int(port) <= PORT_MAX:
         raise ConfigInvalid(f"{text!r} has port {port}: give one from {port_min} to {PORT_MAX}")

@@ -24,7 +24,11 @@ def test_host_and_port(text: str, found: tuple[str, int]) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", ":1883", "broker:", "broker:x", "broker:٣", "[fe80::1", "[fe80::1]x", "[]:1", "a:1:2"]
+    "text",
+    [
+        *("", ":1883", "broker:", "broker:x", "broker:٣", "[fe80::1", "[fe80::1]x", "[]:1", "a:1:2"),
+        *(" ", "broker ", " broker:1883", "my broker", "broker\n", "broker\x1b[2J", "broker/edgert", "mqtt:///broker"),
+    ],
 )
 def test_text_that_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(ConfigInvalid, match="is not an address"):
