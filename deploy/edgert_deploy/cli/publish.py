@@ -13,6 +13,7 @@ from edgert_deploy.cli.shared.channel_options import (
     Reach,
     Signing,
     channel_option,
+    check_offered,
     entry_options,
     offer_release,
     reach_options,
@@ -51,6 +52,7 @@ def publish(bundle: Path, channel: str | None, chosen: Chosen, signing: Signing,
       edgert publish digits.edgert --channel canary --limit p99_ms=8 --watch 10m
       edgert publish digits.edgert --channel stable --site plant-a --tag line=3
     """
+    check_offered(channel, "profiles")
     offer = read_offer(bundle)  # verified before anything is asked
     trial = chosen.trial(offer.manifest.model)
     key = signing.key() if channel else None

@@ -21,6 +21,7 @@ from edgert_deploy.cli.shared.channel_options import (
     Reach,
     Signing,
     channel_option,
+    check_offered,
     entry_options,
     offer_release,
     reach_options,
@@ -75,6 +76,7 @@ def publish_runtime(
       edgert publish-runtime 4 --profile raspberry-pi-4 --python 3.11 --channel canary --share 5%
       edgert promote edgert.runtime --from canary --to stable
     """
+    check_offered(channel)
     if not chosen.profiles:
         raise ConfigInvalid("the profiles of the devices are missing: give --profile")
     trial = {"watch_s": TRIAL_S} | chosen.trial(RUNTIME)

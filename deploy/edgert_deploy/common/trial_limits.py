@@ -63,7 +63,8 @@ def check_table(table: Any) -> dict[str, Any]:
 def _merged(table: Mapping[str, Any], model: str) -> dict[str, Any]:
     """Return the lines of `[trial]`, overridden by those of `[trial.MODEL]`."""
     general = {key: limit for key, limit in table.items() if not isinstance(limit, dict)}
-    return {**_read(general, "[trial]"), **_read(table.get(model, {}), f"[trial.{model}]")}
+    own = table.get(model)  # a line of [trial] if the model is called `watch`
+    return {**_read(general, "[trial]"), **_read(own if isinstance(own, dict) else {}, f"[trial.{model}]")}
 
 
 def _read(table: Mapping[str, Any], where: str) -> dict[str, Any]:

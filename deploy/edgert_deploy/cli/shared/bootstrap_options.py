@@ -10,7 +10,6 @@ from typing import Any
 
 import click
 import tomlkit
-from click.core import ParameterSource
 from tomlkit.exceptions import TOMLKitError
 
 from edgert.bundle.signing import PublicKey, read_public_key
@@ -22,7 +21,7 @@ from edgert_deploy.bootstrap.plan import ALL_ENGINES
 from edgert_deploy.bootstrap.runtime import TRIAL_S
 from edgert_deploy.bootstrap.wheelhouse import EXTRAS_ASKED
 from edgert_deploy.cli.shared.broker_options import of_this_broker
-from edgert_deploy.cli.shared.option_groups import gathered, section
+from edgert_deploy.cli.shared.option_groups import gathered, given_option, section
 from edgert_deploy.cli.shared.types import FILE, ChannelName, refuse_pipe
 from edgert_deploy.common.keys import is_key_file, public_key
 from edgert_deploy.common.project import find_project
@@ -92,7 +91,7 @@ class ReportOptions:
         UsageError for a login without its broker.
         """
         if self.broker is None:
-            if lone := _given(*_LOGIN_DEFAULTS):
+            if lone := given_option(*_LOGIN_DEFAULTS):
                 raise click.UsageError(
                     f"{lone} needs its broker: give --broker HOST[:PORT], with --mqtt-tls or --mqtt-ca if it uses TLS, "
                     "or write it once as [broker] in the project's edgert.toml"
@@ -105,7 +104,7 @@ class ReportOptions:
             login["mqtt_password_file"],
             login["mqtt_ca"],
             tls=login["mqtt_tls"],
-            for_new=not _given("mqtt_username", "mqtt_password_file"),
+            for_new=not given_option("mqtt_username", "mqtt_password_file"),
         )
 
 
@@ -124,7 +123,7 @@ class ChannelOptions:
         Raises ConfigInvalid, and UsageError for options that need a registry.
         """
         if self.registry is None:
-            if lone := _given("channel", "registry_ca", "registry_login"):
+            if lone := given_option("channel", "registry_ca", "registry_login"):
                 raise click.UsageError(f"{lone} needs a registry: give --follow oci://HOST/REPOSITORY")
             return None
         ours = find_project().registry
@@ -164,13 +163,6 @@ def _quoted_hint(line: str) -> str:
 def trusted_keys(names: tuple[str, ...]) -> tuple[PublicKey, ...]:
     """Return the public halves of keys given by name or by file. Raises ConfigInvalid."""
     return tuple(read_public_key(_key_path(name)) for name in names)
-
-
-def _given(*names: str) -> str:
-    """Return the first option of these parameters that the command line has, "" if it has none."""
-    context = click.get_current_context()
-    given = [name for name in names if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
-    return f"--{given[0].replace('_', '-')}" if given else ""
 
 
 def _registry_host(address: str) -> str:

@@ -19,7 +19,7 @@ from edgert.errors import ConfigInvalid
 from edgert.registry.client import Registry
 from edgert.typed_json import to_json
 from edgert.versions.trial_limits import parse_limits
-from edgert_deploy.cli.shared.option_groups import gathered
+from edgert_deploy.cli.shared.option_groups import gathered, given_option
 from edgert_deploy.cli.shared.options import limit_option
 from edgert_deploy.cli.shared.output import columns, say
 from edgert_deploy.cli.shared.types import FILE, FILE_NAME, ChannelName, DeviceShare, ProfileName
@@ -34,6 +34,8 @@ from edgert_deploy.rollout.publish import Release
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+# Parameters that only mean something to the devices of a channel.
+_OF_OFFER = ("share", "sites", "tags", "limits", "watch_s", "lasts_s")
 _YEARS_S = 10 * 365 * 86_400.0
 
 
@@ -72,6 +74,11 @@ class Chosen:
     tags: tuple[str, ...]
     watch_s: float | None
     limits: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for option, names in (("--site", self.sites), ("--profile", self.profiles), ("--tag", self.tags)):
+            if not all(name.strip() for name in names):
+                raise ConfigInvalid(f"{option} is empty, and would select no device: name one, or leave it out")
 
     def devices(self) -> dict[str, Any]:
         """Return the fields of an entry that select devices."""
@@ -170,6 +177,12 @@ def _watch_option(default: str) -> Callable[[F], F]:
         type=Duration(),
         help=f"How long a device watches a release before it keeps it [default: {default}].",
     )
+
+
+def check_offered(channel: str | None, *others: str) -> None:
+    """Raise UsageError for an option of an offer, or of the parameters `others`, without a channel."""
+    if channel is None and (lone := given_option(*_OF_OFFER, *others)):
+        raise click.UsageError(f"{lone} is for the devices of a channel, and none is given: give --channel NAME, too")
 
 
 def channels_of(registry: Registry) -> Channels:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -45,6 +46,15 @@ def each_of(*options: Callable[[F], F]) -> Callable[[F], F]:
         return command
 
     return decorate
+
+
+def given_option(*parameters: str) -> str:
+    """Return the first option of these parameters that the command line has, "" if it has none."""
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        if parameter.name in parameters and context.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE:
+            return parameter.opts[0]
+    return ""
 
 
 class SectionedCommand(click.Command):

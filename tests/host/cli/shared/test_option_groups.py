@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import click
 from click.testing import CliRunner
 
-from edgert_deploy.cli.shared.option_groups import SectionedCommand, gathered, section
+from edgert_deploy.cli.shared.option_groups import SectionedCommand, gathered, given_option, section
 
 
 @dataclass(frozen=True)
@@ -39,3 +39,18 @@ def test_a_section_has_its_heading_and_other_options_come_last() -> None:
 def test_the_values_of_gathered_options_are_one_argument() -> None:
     answer = CliRunner().invoke(bake, ["plum", "--fan", "--degrees", "200"])
     assert answer.output == f"plum False {Oven(200, True)}\n"
+
+
+def test_an_option_is_given_if_the_command_line_has_it_and_not_by_a_default() -> None:
+    @click.command()
+    @click.option("--degrees", "-d", "heat", default=180)
+    @click.option("--fan", is_flag=True)
+    def asked(heat: int, fan: bool) -> None:
+        click.echo(f"{given_option('fan', 'heat')}.")
+
+    def given(*words: str) -> str:
+        return CliRunner().invoke(asked, words, default_map={"heat": 200}).stdout
+
+    assert given() == ".\n"
+    assert given("-d", "180") == "--degrees.\n"
+    assert given("--fan", "--degrees", "1") == "--degrees.\n", "in the order of the help"
