@@ -143,7 +143,7 @@ def refuse_same_machine(chosen: Iterable[Device], known: Iterable[Device]) -> No
 
 def _machine(device: Device) -> str:
     """Return what identifies a machine: the host key, or a local device's folder; "" if unknown."""
-    return device.host_key or (device.address if device.transport == "local" else "")
+    return device.host_key or ("" if device.kind.uses_ssh else device.address)
 
 
 class Inventory:
