@@ -22,7 +22,7 @@ from hil.support.sshd import SshDevice, running_sshd
 LINKS, CUTS = 4, 50  # at once, and of each
 SEED = 20261121
 FILE_BYTES = 1_500_000  # large enough that most cuts fall into the file
-PATIENT = LinkLimits(connect_s=20, keepalive_s=1, dead_after_s=10.0, attempts=40, pause_s=0.0)
+PATIENT = LinkLimits(connect_s=20, keepalive_s=1, dead_after_s=10.0, attempts=40, pauses_s=(0.0,))
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def test_a_slow_link_is_not_taken_for_a_dead_one(sshd: SshDevice, tmp_path: Path
     """Each block takes longer than the time-out, but data always moves."""
     source, there = tmp_path / "source", tmp_path / "far" / "file"
     source.write_bytes(os.urandom(400_000))
-    limits = LinkLimits(connect_s=20, keepalive_s=1, dead_after_s=6.0, attempts=1, pause_s=0.0)
+    limits = LinkLimits(connect_s=20, keepalive_s=1, dead_after_s=6.0, attempts=1, pauses_s=(0.0,))
     with Relay(sshd.port, bytes_per_s=40_000) as relay:
         transport = SshTransport(sshd.device(port=relay.port), limits)
         transport.put(source, str(there))

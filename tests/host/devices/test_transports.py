@@ -27,7 +27,7 @@ from hil.support.sshd import SshDevice, running_sshd, start_sshd
 from tests.support.devices import WAIT_S_MAX
 from tests.support.servers.ports import free_port
 
-QUICK = LinkLimits(connect_s=60, keepalive_s=1, dead_after_s=60.0, attempts=3, pause_s=0.05)
+QUICK = LinkLimits(connect_s=60, keepalive_s=1, dead_after_s=60.0, attempts=3, pauses_s=(0.05,))
 
 
 @pytest.fixture(scope="module")
@@ -485,7 +485,7 @@ def test_a_link_that_freezes_during_the_login_is_no_refused_login(sshd: SshDevic
 def test_a_link_that_freezes_in_an_upload_ends_it_in_time(sshd: SshDevice, tmp_path: Path) -> None:
     source = tmp_path / "big"
     source.write_bytes(os.urandom(16_000_000))
-    limits = LinkLimits(connect_s=2, keepalive_s=1, dead_after_s=1.0, attempts=1, pause_s=0.05)
+    limits = LinkLimits(connect_s=2, keepalive_s=1, dead_after_s=1.0, attempts=1, pauses_s=(0.05,))
     with Relay(sshd.port, freeze_after=400_000) as relay:
         with pytest.raises(EdgeRTError) as caught:
             SshTransport(sshd.device(port=relay.port), limits).put(source, str(tmp_path / "there"))

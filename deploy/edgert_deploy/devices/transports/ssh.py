@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 import fabric
 import paramiko
 
+from edgert.backoff import Backoff
 from edgert.durable import sha256_of
 from edgert.errors import DeviceError, DeviceUnreachable, HostKeyMismatch, StorageFailed
 from edgert.rate_limit import RateLimit
@@ -51,7 +52,6 @@ _RECEIVE = 'umask 077; export LC_ALL=C; : >>"$1" && chmod "$2" "$1" && exec dd o
 _SIZE = 'test ! -e "$1" || wc -c <"$1"'
 _UPLOADS_MAX = 2  # attempts for one file: the first may have continued damaged bytes
 _MOVED_BYTES = 256 * 1024  # an attempt that moved so much does not count as failed: the link is lost now and then
-_PAUSE_S_MAX = 30.0
 _SAID_CHARS_MAX = 300
 _BEGIN = "edgert-command-begins"
 _AS_ROOT = ("sh", "-c", f'umask 022; echo {_BEGIN}; exec "$@"', "sh")  # sudo may have a umask of its own
@@ -230,7 +230,7 @@ class SshTransport:
 
     def _persist(self, work: Callable[[], T], upload: _Upload) -> T:
         """Run `work`, again if the link is lost; give up after `attempts` in which nothing arrived."""
-        attempts_left, arrived = self.limits.attempts, upload.arrived
+        backoff, arrived = Backoff(self.limits.pauses_s), upload.arrived
         while True:
             try:
                 with self._translated():
@@ -239,12 +239,12 @@ class SshTransport:
                 if not error.retryable:  # a refused login: more of them could lock this host out
                     raise
                 self.close()
-                moved = upload.arrived >= arrived + _MOVED_BYTES
-                attempts_left = (self.limits.attempts if moved else attempts_left) - 1
-                arrived = max(arrived, upload.arrived)
-                if attempts_left == 0:
+                if upload.arrived >= arrived + _MOVED_BYTES:
+                    backoff.reset()
+                arrived, pause_s = max(arrived, upload.arrived), backoff.failed()
+                if backoff.failures == self.limits.attempts:
                     raise DeviceUnreachable(f"{error.message}; {self.limits.attempts} attempts failed") from error
-                time.sleep(min(self.limits.pause_s * 2 ** (self.limits.attempts - attempts_left - 1), _PAUSE_S_MAX))
+                time.sleep(pause_s)
 
     def _upload(self, upload: _Upload) -> None:
         """Send the part of the file that `partial` lacks."""

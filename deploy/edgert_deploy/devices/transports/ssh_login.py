@@ -29,6 +29,7 @@ import paramiko
 from paramiko.pkey import UnknownKeyType
 from paramiko.ssh_exception import IncompatiblePeer, NoValidConnectionsError
 
+from edgert.backoff import doubling
 from edgert.errors import ConfigInvalid, DeviceUnreachable, HostKeyMismatch, LoginRefused
 from edgert.printable import endpoint
 from edgert_deploy.devices.inventory import Device, SshAddress, fingerprint
@@ -48,6 +49,8 @@ LINK_LOST = "transport shut down or saw EOF"  # in the middle of the login
 LATE_ANSWER = "Authentication timeout"  # a device that stands still, or a dead link
 NO_SESSION = "No existing session"  # the server is silent, or it closed the connection during the login
 
+PAUSES_S = doubling(1.0, 30.0)  # between attempts
+
 
 @dataclass(frozen=True)
 class LinkLimits:
@@ -59,7 +62,7 @@ class LinkLimits:
     keepalive_s: int = 5
     dead_after_s: float = 20.0
     attempts: int = 4
-    pause_s: float = 1.0
+    pauses_s: tuple[float, ...] = PAUSES_S
 
 
 @dataclass(frozen=True)
