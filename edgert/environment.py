@@ -16,10 +16,10 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from edgert.engines import system_package
 from edgert.errors import DeviceError, EngineMissing
 from edgert.typed_json import from_json
 
-RUNTIME = "edgert.runtime"  # the runtime's name in the model field of a channel and of telemetry; no model has a dot
 RELEASE_NAME = "release"  # the file of an environment with the number of the release that a channel gave it
 VENV_S_MAX = 300.0
 INSTALL_S_MAX = 1800.0
@@ -31,7 +31,6 @@ ID_LENGTH = 16
 CODE = Path(__file__).parent  # of edgert
 TAIL_CHARS = 800
 _NOEXEC = "failed to map segment from shared object"  # a message of glibc
-TENSORRT_HINT = "; TensorRT comes with JetPack: apt-get install tensorrt"
 _PIP = ("--isolated", "--disable-pip-version-check", "--no-input")
 _INSTALL = (
     "--no-index",
@@ -224,7 +223,13 @@ def package_of(wheel: str) -> str:
 
 def needs_system_site(engines: Iterable[str]) -> bool:
     """Return whether the environment needs the system's packages: JetPack installs TensorRT there."""
-    return "tensorrt" in engines
+    return any(map(system_package, engines))
+
+
+def install_hint(engine: str) -> str:
+    """Return how to install an SDK that pip does not bring, for the end of a message; "" for others."""
+    package = system_package(engine)
+    return f"; its SDK comes with the system: apt-get install {package}" if package else ""
 
 
 def make_environment(run: Run, new: Environment) -> dict[str, str]:
@@ -339,7 +344,7 @@ def _try_engines(run: Run, new: Environment) -> tuple[tuple[str, ...], dict[str,
             loading.append(engine)
             continue
         reason = (result.stderr.strip().splitlines() or [result.complaint()])[-1]
-        hint = TENSORRT_HINT if engine == "tensorrt" else ""
+        hint = install_hint(engine)
         if _NOEXEC in reason:
             hint = f"; {new.home} is mounted noexec: remount it, or add the device again with --home on another file system"
         lacking[engine] = f"engine {engine} does not load: {reason[-300:]}{hint}"

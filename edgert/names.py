@@ -9,6 +9,7 @@ from edgert.errors import ConfigInvalid
 ID_CHARS_MAX = 64
 ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*\Z")
 NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}")  # the names of models, devices and groups
+RUNTIME = "edgert.runtime"  # the runtime's name in the model field of a channel and of telemetry; no model has a dot
 CHANNEL_NAME = re.compile(r"[a-z][a-z0-9-]{0,39}")  # a part of a registry's tag
 # The same two rules, for messages.
 NAME_RULE = "use one of a-z, then at most 62 of a-z 0-9 _ -"

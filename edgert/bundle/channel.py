@@ -16,9 +16,8 @@ from edgert.bundle.document import document_bytes, read_document
 from edgert.bundle.envelope import CHANNEL_PAYLOAD_TYPE, parse_envelope, sign
 from edgert.bundle.expiry import expiry_time, time_text
 from edgert.bundle.signing import PublicKey, SigningKey
-from edgert.environment import RUNTIME
 from edgert.errors import BundleCorrupt, ChannelExpired, ChannelInvalid, ChannelTooOld, SignatureInvalid
-from edgert.names import CHANNEL_NAME, CHANNEL_NAME_RULE, NAME, NAME_RULE
+from edgert.names import CHANNEL_NAME, CHANNEL_NAME_RULE, NAME, NAME_RULE, RUNTIME
 from edgert.typed_json import Closed
 
 STATEMENT_BYTES_MAX = 256 * 1024  # the envelope's limit

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from edgert import machine
 from edgert.bundle.buckets import Buckets
 from edgert.checks import golden_samples as golden
-from edgert.engines import UNTHREADED, EngineOptions, LocalArtifact, Session, engine_by_name
+from edgert.engines import ENGINES, EngineOptions, LocalArtifact, Session, engine_by_name
 from edgert.engines.padding import load_session
 from edgert.errors import ConfigInvalid, EdgeRTError
 from edgert.printable import counted
@@ -232,7 +232,7 @@ def _runs(session: Session, sample: Arrays, s_max: float, clock: Clock) -> list[
 
 
 def _threads(engine: str) -> tuple[int, ...]:
-    if engine in UNTHREADED:
+    if not ENGINES[engine].threaded:
         return (1,)
     cpus = len(os.sched_getaffinity(0))
     return tuple(n for n in (1, 2, 4, 8, 16) if n < cpus) + (cpus,)

@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from edgert.config import DeviceConfig
-from edgert.environment import RUNTIME, release_in_use
+from edgert.environment import release_in_use
 from edgert.errors import EdgeRTError
 from edgert.log import log
+from edgert.names import RUNTIME
 from edgert.state_dir import StateDir
 from edgert.versions.slot_store import SlotStore
 

@@ -1,6 +1,6 @@
 """The engine seam: `Engine.load(artifact) -> Session`, one file per vendor, SDKs imported lazily.
 
-To add an engine, add one file here, one line in `ENGINES` and one row in `tests/device/engines/test_engines.py`.
+To add an engine, add one file here and one entry in `ENGINES`; `tests/device/engines/test_engines.py` then tests it.
 """
 
 from __future__ import annotations
@@ -19,26 +19,43 @@ from edgert.vendor_telemetry import stop_reporting
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-# name -> "module:Class"; the module imports its vendor's SDK only when an artifact is prepared or loaded.
+
+@dataclass(frozen=True)
+class EngineKind:
+    """The traits of one engine, known before its module is imported.
+
+    `implementation` is "module:Class"; the module imports its vendor's SDK only when an artifact is prepared or loaded.
+    """
+
+    implementation: str
+    packages: tuple[str, ...] = ()  # the SDK's, of which one is enough; engines for tests need none
+    threaded: bool = True  # it heeds `EngineOptions.threads`
+    prepares: bool = False  # it has something to do in `Engine.prepare`
+    concurrent: bool = False  # several threads may run one session at once
+    forkable: bool = False  # its SDK, imported in the fork server, starts no thread and opens no device
+    device_files: bool = False  # it reaches its processor through device files
+    system_package: str = ""  # the system's package that brings the SDK, which pip does not
+
+
 ENGINES = {
-    "null": "edgert.engines.null:NullEngine",
-    "fault": "edgert.engines.fault:FaultEngine",
-    "tflite": "edgert.engines.tflite:TFLiteEngine",
-    "openvino": "edgert.engines.openvino:OpenVINOEngine",
-    "onnxruntime": "edgert.engines.onnxruntime:ONNXRuntimeEngine",
-    "tensorrt": "edgert.engines.tensorrt:TensorRTEngine",
+    "null": EngineKind("edgert.engines.null:NullEngine", threaded=False),
+    "fault": EngineKind("edgert.engines.fault:FaultEngine", threaded=False),
+    "tflite": EngineKind("edgert.engines.tflite:TFLiteEngine", ("ai_edge_litert", "tflite_runtime"), forkable=True),
+    "openvino": EngineKind("edgert.engines.openvino:OpenVINOEngine", ("openvino",)),
+    "onnxruntime": EngineKind(
+        "edgert.engines.onnxruntime:ONNXRuntimeEngine", ("onnxruntime",), concurrent=True, forkable=True
+    ),
+    "tensorrt": EngineKind(
+        "edgert.engines.tensorrt:TensorRTEngine",
+        ("tensorrt",),
+        threaded=False,
+        prepares=True,
+        device_files=True,
+        system_package="tensorrt",
+    ),
 }
-# The SDK's packages, of which one is enough; null and fault need none.
-SDK_PACKAGES = {
-    "tflite": ("ai_edge_litert", "tflite_runtime"),
-    "openvino": ("openvino",),
-    "onnxruntime": ("onnxruntime",),
-    "tensorrt": ("tensorrt",),
-}
-FOR_TESTS = ("null", "fault")  # engines without an SDK; `edgertd status` shows them only if a model runs on one
-UNTHREADED = ("null", "fault", "tensorrt")  # these engines ignore `threads`
-PREPARED = ("tensorrt",)  # these engines have something to do in `Engine.prepare`
-CONCURRENT = ("onnxruntime",)  # several threads may run one session of these at once
+# `edgertd status` shows these only if a model runs on one.
+FOR_TESTS = tuple(name for name, kind in ENGINES.items() if not kind.packages)
 
 
 @dataclass(frozen=True)
@@ -77,7 +94,7 @@ class EngineOptions:
 class Session(Protocol):
     """A loaded artifact. Sessions derive from it, as most have nothing to give back at `rest`.
 
-    One thread at a time calls `run`, unless the engine is one of CONCURRENT. It releases the GIL while it works.
+    One thread at a time calls `run`, unless the engine is `concurrent`. It releases the GIL while it works.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -128,14 +145,20 @@ def engine_by_name(name: str) -> Engine:
         raise ConfigInvalid(
             f"unknown engine {name!r}; known: {', '.join(name for name in ENGINES if name not in FOR_TESTS)}"
         )
-    module, _, cls = ENGINES[name].partition(":")
+    module, _, cls = ENGINES[name].implementation.partition(":")
     return cast(Engine, getattr(importlib.import_module(module), cls)())
 
 
 def prepare(artifact: LocalArtifact, options: EngineOptions, progress: Callable[[str], None]) -> None:
     """Do `Engine.prepare`; for an engine with nothing to prepare, import neither the engine nor NumPy."""
-    if artifact.engine in PREPARED or artifact.engine not in ENGINES:
+    kind = ENGINES.get(artifact.engine)
+    if kind is None or kind.prepares:
         engine_by_name(artifact.engine).prepare(artifact, options, progress)
+
+
+def system_package(engine: str) -> str:
+    """Return the system's package that brings an engine's SDK; "" for none, and for unknown engines."""
+    return ENGINES[engine].system_package if engine in ENGINES else ""
 
 
 def sdk_of(engine: str) -> Any:

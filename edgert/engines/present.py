@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from edgert.durable import make_private, replace_file
-from edgert.engines import ENGINES, SDK_PACKAGES, engine_by_name
+from edgert.engines import ENGINES, engine_by_name
 from edgert.errors import EdgeRTError
 
 
@@ -40,7 +40,7 @@ def engine_versions(remembered: Path) -> dict[str, str | None]:
 
 def _version(name: str) -> str | None:
     # An engine's module imports NumPy, which takes a tenth of a second: not for an SDK that is not there.
-    if (packages := SDK_PACKAGES.get(name)) and not any(importlib.util.find_spec(package) for package in packages):
+    if (packages := ENGINES[name].packages) and not any(importlib.util.find_spec(package) for package in packages):
         return None
     try:
         return engine_by_name(name).version()

@@ -29,7 +29,7 @@ from edgert.checks.channel_status import (
 )
 from edgert.config import LOGIN_CREDENTIAL, DeviceConfig, credential
 from edgert.durable import locked, make_private, storing
-from edgert.environment import RUNTIME, trial_of
+from edgert.environment import trial_of
 from edgert.errors import (
     BundleError,
     ChannelMismatch,
@@ -48,7 +48,7 @@ from edgert.follow.decision import Decision, Do, decide
 from edgert.follow.pace import Pace
 from edgert.follow.record import RecordStore
 from edgert.log import log
-from edgert.names import CHANNEL_NAME
+from edgert.names import CHANNEL_NAME, RUNTIME
 from edgert.protocol.control import SYNC_S_MAX, ask
 from edgert.registry.address import parse_repository
 from edgert.registry.artifacts import read_channel

@@ -34,7 +34,6 @@ from edgert.durable import locked, store_file, storing
 from edgert.environment import (
     INSTALLED_FACTOR,
     RELEASE_NAME,
-    RUNTIME,
     SPARE_BYTES,
     VENV_S_MAX,
     Environment,
@@ -60,6 +59,7 @@ from edgert.errors import (
 from edgert.follow.decision import Decision, Do
 from edgert.follow.pace import Pace
 from edgert.follow.record import RecordStore, Tried
+from edgert.names import RUNTIME
 from edgert.registry.artifacts import file_blob
 from edgert.registry.client import Blob, Registry
 from edgert.state_dir import StateDir

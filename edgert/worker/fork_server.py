@@ -19,12 +19,9 @@ import os
 import socket
 import sys
 
-from edgert.engines import engine_by_name
+from edgert.engines import ENGINES, engine_by_name
 from edgert.worker import worker
 from edgert.worker_link import link
-
-# Imported here, these SDKs start no thread. OpenVINO does, and TensorRT opens its device: their workers import them.
-SHARED_ENGINES = ("onnxruntime", "tflite")
 
 
 def main() -> None:
@@ -41,7 +38,7 @@ def main() -> None:
 
 
 def _import_engines() -> None:
-    for name in SHARED_ENGINES:
+    for name in (name for name, kind in ENGINES.items() if kind.forkable):  # workers import the others
         with contextlib.suppress(Exception):  # missing or broken: a worker that needs it will say so
             engine = engine_by_name(name)
             engine.version()

@@ -17,9 +17,9 @@ from edgert.bundle.channel import Entry
 from edgert.bundle.envelope import RUNTIME_PAYLOAD_TYPE, sign
 from edgert.bundle.runtime_release import RuntimeRelease, sign_runtime
 from edgert.bundle.signing import new_key
-from edgert.environment import RUNTIME
 from edgert.errors import BundleError, ChannelMismatch, RegistryCorrupt, ReleaseTooOld, SignatureInvalid
 from edgert.follow.record import Record, RecordStore
+from edgert.names import RUNTIME
 from tests.support.devices import Device
 from tests.support.runtime_homes import FIRST, release_of, stand_in_home
 from tests.support.servers.hostile_registry import HostileRegistry, hostile_registry

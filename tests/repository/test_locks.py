@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 from packaging.requirements import Requirement
 
+from edgert.engines import ENGINES, FOR_TESTS
 from edgert_deploy.bootstrap.locked_wheels import MACHINES, read_lock
 from edgert_deploy.bootstrap.wheelhouse import WheelTarget
 from tests.support.paths import ROOT
@@ -26,9 +27,12 @@ LOCKS = {
     "requirements/dev.txt": ("dev",),
     "requirements/demo.txt": ("host", "demo"),
     "deploy/edgert_deploy/bootstrap/locked_wheels.txt": (
-        "tflite", "openvino", "onnxruntime", "tensorrt", "http", "channels", "text"
+        *(name for name in ENGINES if name not in FOR_TESTS),
+        "http",
+        "channels",
+        "text",
     ),
-}  # fmt: skip
+}
 
 
 def asked(*extras: str) -> Iterator[Requirement]:

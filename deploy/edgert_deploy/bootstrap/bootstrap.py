@@ -21,7 +21,7 @@ from typing import Any
 
 from edgert.checks.status import DeviceStatus
 from edgert.config import DeviceConfig
-from edgert.environment import TENSORRT_HINT
+from edgert.environment import install_hint
 from edgert.errors import DeviceError, EdgeRTError, EngineMissing, RolledBack
 from edgert.telemetry.link import CONNECTED, STOPPED, Link
 from edgert_deploy.bootstrap.plan import (
@@ -270,9 +270,8 @@ def _check_engines(plan: BootstrapPlan, done: BootstrapResult) -> None:
     reasons: dict[str, str] = {}
     if plan.runtime is not None:
         reasons = {**plan.there.in_use.lacking, **plan.runtime.lacking}
-    hint = {"tensorrt": TENSORRT_HINT}
     done.lacking = {
-        engine: reasons.get(engine, f"engine {engine} does not load{hint.get(engine, '')}")
+        engine: reasons.get(engine, f"engine {engine} does not load{install_hint(engine)}")
         for engine in engines
         if engine not in done.engines
     }

@@ -12,7 +12,8 @@ from pathlib import Path
 import edgert
 from edgert.bundle.runtime_release import RuntimeRelease, RuntimeTarget, Wheel, sign_runtime
 from edgert.bundle.signing import SigningKey
-from edgert.environment import ID_LENGTH, RUNTIME
+from edgert.environment import ID_LENGTH
+from edgert.names import RUNTIME
 from edgert.registry.artifacts import file_blob, runtime_manifest
 from edgert.registry.client import Registry
 from edgert_deploy.bootstrap import wheelhouse

@@ -9,8 +9,8 @@ import click
 
 from edgert.cli.output import emit, json_option
 from edgert.durations import duration_text
-from edgert.environment import RUNTIME
 from edgert.errors import ConfigInvalid
+from edgert.names import RUNTIME
 from edgert_deploy.bootstrap.plan import BootstrapOptions
 from edgert_deploy.bootstrap.runtime import TRIAL_S
 from edgert_deploy.bootstrap.runtime_release import collect_runtime

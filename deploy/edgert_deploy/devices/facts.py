@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from edgert.engines import ENGINES
 from edgert.errors import ConfigInvalid, DeviceError
 from edgert_deploy.devices.profiles import DeviceProfile
 from edgert_deploy.devices.transports import Transport
@@ -27,9 +28,10 @@ _PYTHON_LINE = (
     "print('python=%d.%d %d %s' % (*sys.version_info[:2], 64 if sys.maxsize > 2**32 else 32, ','.join(lacks) or '-'))"
 )
 _GLIBC_LINE = "import os; print(os.confstr('CS_GNU_LIBC_VERSION').split()[1])"  # small systems have no getconf
+_SDKS = tuple(package.replace("_", "-") for kind in ENGINES.values() for package in kind.packages)
 _ENGINES_LINES = (
     "import importlib.metadata as m\n"
-    "for n in ('ai-edge-litert', 'tflite-runtime', 'openvino', 'onnxruntime', 'tensorrt'):\n"
+    f"for n in {_SDKS}:\n"
     "    try: print('engine=' + n, m.version(n))\n"
     "    except m.PackageNotFoundError: pass"
 )

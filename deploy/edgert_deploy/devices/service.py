@@ -13,6 +13,7 @@ from importlib.resources import files
 from string import Template
 
 from edgert.config import LOGIN_CREDENTIAL, PASSWORD_CREDENTIAL, UNIT, DeviceConfig
+from edgert.engines import ENGINES
 from edgert.errors import DeviceError
 from edgert_deploy.devices.facts import MachineFacts
 from edgert_deploy.devices.inventory import Device
@@ -21,8 +22,6 @@ from edgert_deploy.devices.transports import Result, Transport
 
 USER = "edgert"
 USER_COMMENT = "EdgeRT daemon"  # marks the account as one that bootstrap made, for `edgert uninstall`
-# These engines reach their processor through device files.
-ENGINES_WITH_DEVICES = ("tensorrt",)
 START_S_MAX = 1000.0
 
 # Over SSH, systemctl finds the user's service manager only with this variable.
@@ -233,7 +232,7 @@ find "$1" -path "$1/keys" -prune -o -path "$1/incoming" -prune -o -path "$1/conf
 
 
 def _devices(engines: Sequence[str]) -> str:
-    if any(engine in ENGINES_WITH_DEVICES for engine in engines):
+    if any(ENGINES[engine].device_files for engine in engines):
         return "# The engine reaches its processor through device files."
     return "PrivateDevices=yes\nDevicePolicy=closed"
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from edgert import __version__
 from edgert.checks.status import DeviceStatus
+from edgert.engines import system_package
 from edgert.errors import ConfigInvalid, DeviceError, DeviceUnreachable, EdgeRTError, HostKeyMismatch, LoginRefused
 from edgert.telemetry.link import CONNECTED, REFUSED
 from edgert.telemetry.mqtt import BrokerRefused
@@ -250,8 +251,8 @@ def _engines(report: _Report, status: DeviceStatus, profile: DeviceProfile | Non
         return
     loads = [engine for engine in profile.engines if engine in versions]
     next_step = f"edgert bootstrap {name} --engines {profile.engines[0]}"
-    if "tensorrt" in profile.engines[:1]:
-        next_step = f"{report.there('apt-get install tensorrt')}, then: {next_step}"
+    if package := system_package(profile.engines[0]):
+        next_step = f"{report.there(f'apt-get install {package}')}, then: {next_step}"
     if loads[:1] == [profile.engines[0]]:
         report.ok("engine", ", ".join(f"{engine} {versions[engine]}" for engine in loads))
     elif loads:

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from edgert.config import ServingConfig
 from edgert.durable import replace_file
-from edgert.engines import CONCURRENT, UNTHREADED, Session
+from edgert.engines import ENGINES, Session
 from edgert.machine import rss_bytes
 from edgert.tensors import batchable
 
@@ -70,7 +70,7 @@ class Learned:
     """The measured settings for an artifact on this device.
 
     `threads_us` and `run_us` are the measured times (threads, batch -> us). `instances` is how many runs there are at
-    once: of one session if the engine is one of CONCURRENT, else each of its own. `others` is the share of the
+    once: of one session if the engine is `concurrent`, else each of its own. `others` is the share of the
     processors that other work took meanwhile, `measured` the number of measurements.
     """
 
@@ -116,7 +116,7 @@ class Circumstances:
     @property
     def threads_to_try(self) -> tuple[int, ...]:
         """The numbers of threads to measure, ascending."""
-        if self.threads or self.engine in UNTHREADED:
+        if self.threads or not ENGINES[self.engine].threaded:
             return (self.threads or 1,)
         powers = [1 << i for i in range(self.cpus.bit_length()) if 1 << i < self.cpus]
         return (*powers, self.cpus)
@@ -175,7 +175,7 @@ def learn(
             threads, instances = _choose_instances(load, sessions, sample, circumstances, threads, until, clock)
         before_mb, together = memory_mb(), 1
         run_us: dict[int, float] = {}
-        if instances == 1 and not circumstances.instances and circumstances.engine in CONCURRENT:
+        if instances == 1 and not circumstances.instances and ENGINES[circumstances.engine].concurrent:
             if threads not in times_us:
                 run_us = {1: _item_us(sessions[0], sample, clock)}
             item_us = times_us.get(threads) or run_us[1]
@@ -259,9 +259,9 @@ def _choose_instances(
 
     `sessions` holds the sessions for them then. A configured number is not measured.
     """
-    shared, threads_each = circumstances.engine in CONCURRENT, circumstances.threads or 1
+    kind, threads_each = ENGINES[circumstances.engine], circumstances.threads or 1
     count = circumstances.instances or max(1, circumstances.cpus // threads_each)
-    if count == 1 or (circumstances.engine in UNTHREADED and not circumstances.instances):
+    if count == 1 or not (kind.threaded or circumstances.instances):
         return threads, 1
     alone = 0.0
     if not circumstances.instances:
@@ -270,9 +270,9 @@ def _choose_instances(
         alone = _rate(sessions, sample, clock)
     if threads != threads_each:
         _replace(sessions, load, threads_each)
-    while len(sessions) < count and not shared:
+    while len(sessions) < count and not kind.concurrent:
         sessions.append(load(threads_each))
-    together = sessions * count if shared else sessions
+    together = sessions * count if kind.concurrent else sessions
     if circumstances.instances or _rate(together, sample, clock) >= (1 + MORE_INSTANCES_GAIN) * alone:
         return threads_each, count
     while len(sessions) > 1:

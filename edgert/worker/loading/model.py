@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from edgert.bundle.manifest import ArtifactEntry
 from edgert.checks import golden_samples as golden
 from edgert.config import DeviceConfig
-from edgert.engines import CONCURRENT, EngineOptions, Session, engine_by_name
+from edgert.engines import ENGINES, EngineOptions, Session, engine_by_name
 from edgert.engines.padding import load_session
 from edgert.machine import return_free_memory
 from edgert.state_dir import StateDir
@@ -82,6 +82,7 @@ def _open(
     """Return the engine's version, the artifact's checked sessions, and how to run them."""
     check_files(version, artifact)
     engine_version = engine_by_name(artifact.engine).version()
+    concurrent = ENGINES[artifact.engine].concurrent
     circumstances = Circumstances.of(artifact.engine, engine_version, config.serving)
     learned_file = LearnedFile(state.learned, version.manifest.file(artifact.entry).sha256)
 
@@ -101,7 +102,7 @@ def _open(
             learned = measured if kept is None else kept.better(measured)
             if learned.threads != measured.threads:
                 _close_to(sessions, 0)
-        count = 1 if artifact.engine in CONCURRENT else learned.instances
+        count = 1 if concurrent else learned.instances
         _close_to(sessions, count)
         while len(sessions) < count:
             sessions.append(load(learned.threads))
@@ -113,7 +114,7 @@ def _open(
         raise
     if learned != kept:
         learned_file.write(circumstances, learned)
-    if artifact.engine in CONCURRENT:
+    if concurrent:
         sessions *= learned.instances  # the same one
     return engine_version, sessions, learned
 

@@ -17,7 +17,7 @@ import pytest
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
-from edgert.engines import ENGINES, PREPARED, Engine, EngineOptions, LocalArtifact, Session, bucket_for, engine_by_name
+from edgert.engines import ENGINES, FOR_TESTS, Engine, EngineOptions, LocalArtifact, Session, bucket_for, engine_by_name
 from edgert.engines.present import engine_versions
 from edgert.engines.tensorrt import plan_name
 from edgert.errors import ConfigInvalid, EngineFailed, EngineMissing
@@ -30,8 +30,7 @@ from edgert_deploy.packager.sources.source_model import SourceModel, load_source
 from tests.support import models
 
 OPTIONS = EngineOptions(threads=1, buckets=(1, 2, 4, 8))
-VENDORS = ("tflite", "openvino", "onnxruntime")
-SDKS = {"tflite": "ai_edge_litert", "openvino": "openvino", "onnxruntime": "onnxruntime"}
+VENDORS = [name for name, kind in ENGINES.items() if kind.packages and not kind.system_package]  # they run anywhere
 SUM_IN, SUM_OUT = TensorSpec("x", "FP32", (-1, 4)), TensorSpec("y", "FP32", (-1, 2))
 
 
@@ -77,7 +76,7 @@ def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         (folder / "model.json").write_text(json.dumps({"op": "sum"}))
         artifact = LocalArtifact("null", folder / "model.json", (SUM_IN,), (SUM_OUT,), "0")
     else:
-        pytest.importorskip(SDKS[engine])
+        pytest.importorskip(ENGINES[engine].packages[0])
         if importlib.util.find_spec(BUILDERS[engine].partition(":")[0]) is None:
             pytest.skip(f"no builder for {engine}")
         proto = models.two_by_two()
@@ -145,7 +144,7 @@ def test_prepare_may_be_called_and_load_again(loaded: Loaded, tmp_path: Path) ->
 
 @pytest.mark.parametrize("name", VENDORS)
 def test_a_closed_session_refuses_and_closing_twice_is_no_fault(name: str, tmp_path: Path) -> None:
-    pytest.importorskip(SDKS[name])
+    pytest.importorskip(ENGINES[name].packages[0])
     source = load_source(models.write(models.mlp(), tmp_path / "m.onnx"))
     session = engine_by_name(name).load(artifact_of(name, source, tmp_path), OPTIONS)
     session.close()
@@ -156,7 +155,7 @@ def test_a_closed_session_refuses_and_closing_twice_is_no_fault(name: str, tmp_p
 
 @pytest.mark.parametrize("name", VENDORS)
 def test_a_batch_fixed_to_one_is_run_as_it_is(name: str, tmp_path: Path) -> None:
-    pytest.importorskip(SDKS[name])
+    pytest.importorskip(ENGINES[name].packages[0])
     proto = models.mlp("float[1,4] x) => (float[1,3] scores")
     source = load_source(models.write(proto, tmp_path / "m.onnx"))
     session = engine_by_name(name).load(artifact_of(name, source, tmp_path), OPTIONS)
@@ -169,7 +168,7 @@ def test_a_batch_fixed_to_one_is_run_as_it_is(name: str, tmp_path: Path) -> None
 @pytest.mark.parametrize("data", [b"", b"garbage", bytes(4096), b"<?xml version='1.0'?><net/>"])
 def test_a_file_that_is_no_artifact_is_engine_failed(name: str, data: bytes, tmp_path: Path) -> None:
     if name != "null":
-        pytest.importorskip(SDKS[name])
+        pytest.importorskip(ENGINES[name].packages[0])
     path = tmp_path / {"openvino": "model.xml", "tflite": "model.tflite"}.get(name, "model.onnx")
     path.write_bytes(data)
     for file in (path, tmp_path / "missing"):
@@ -183,8 +182,13 @@ def test_an_artifact_with_other_tensors_than_the_contract_is_refused(tmp_path: P
         engine_by_name("onnxruntime").load(LocalArtifact("onnxruntime", path, (SUM_IN,), (SUM_OUT,), "0"), OPTIONS)
 
 
-def test_the_engines_that_prepare_something_are_listed() -> None:
-    assert {name for name in ENGINES if type(engine_by_name(name)).prepare is not Engine.prepare} == set(PREPARED)
+@pytest.mark.parametrize("name", ENGINES)
+def test_an_engine_that_prepares_something_says_so(name: str) -> None:
+    assert (type(engine_by_name(name)).prepare is not Engine.prepare) == ENGINES[name].prepares
+
+
+def test_only_the_engines_for_tests_need_no_package() -> None:
+    assert FOR_TESTS == ("null", "fault")
 
 
 WITHOUT_SDKS = """
@@ -196,7 +200,7 @@ class Blocked:
 sys.meta_path.insert(0, Blocked())
 sys.path[:] = {path!r}
 from pathlib import Path
-from edgert.engines import ENGINES, EngineOptions, LocalArtifact, engine_by_name
+from edgert.engines import ENGINES, FOR_TESTS, EngineOptions, LocalArtifact, engine_by_name
 from edgert.errors import EngineMissing
 for name in ENGINES:
     engine = engine_by_name(name)  # every engine can be named without its SDK
@@ -207,16 +211,16 @@ for name in ENGINES:
         except EngineMissing as error:
             print(name, "|", error.message)
         except Exception as error:
-            assert name in ("null", "fault"), (name, error)
+            assert name in FOR_TESTS, (name, error)
 """
 
 
 def test_a_missing_sdk_is_one_clear_error_that_names_what_to_install() -> None:
-    blocked = ["ai_edge_litert", "tflite_runtime", "openvino", "onnxruntime", "tensorrt", "cuda", "pycuda"]
+    blocked = [*(package for kind in ENGINES.values() for package in kind.packages), "cuda", "pycuda"]
     program = WITHOUT_SDKS.format(blocked=blocked, path=sys.path)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     lines = done.stdout.splitlines()
-    for name in set(ENGINES) - {"null", "fault"}:
+    for name in set(ENGINES) - set(FOR_TESTS):
         mine = [line for line in lines if line.startswith(f"{name} |")]
         assert len(mine) == 2, lines
         assert all(f"pip install 'edgert[{name}]'" in line for line in mine)

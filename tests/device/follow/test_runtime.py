@@ -14,11 +14,12 @@ import pytest
 from edgert.bundle.channel import Entry
 from edgert.config import read_config
 from edgert.durable import locked
-from edgert.environment import RUNTIME, RuntimeOutcome, RuntimeResult, home_of
+from edgert.environment import RuntimeOutcome, RuntimeResult, home_of
 from edgert.errors import ChannelInvalid, DaemonUnreachable
 from edgert.follow.decision import Do
 from edgert.follow.record import RecordStore, Tried
 from edgert.follow.runtime import RuntimesHere, decide_runtime
+from edgert.names import RUNTIME
 from edgert.versions.boot_clock import BootClock
 from edgert.versions.install import install
 from edgert.versions.slot_store import SlotStore

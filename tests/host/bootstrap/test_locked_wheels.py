@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
+from edgert.engines import ENGINES, FOR_TESTS
 from edgert.errors import ConfigInvalid
 from edgert_deploy.bootstrap.locked_wheels import MACHINES, read_lock, shipped_lock
 from edgert_deploy.bootstrap.wheelhouse import EXTRAS_ALONG, EXTRAS_ASKED, WheelTarget
@@ -18,7 +19,6 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-ENGINES = ("tflite", "openvino", "onnxruntime", "tensorrt")
 LOCK = """\
 numpy==2.2.6 ; python_full_version < '3.11' \\
     --hash=sha256:aa \\
@@ -39,7 +39,7 @@ def test_the_lock_has_what_every_engine_needs(python: str, machine: str) -> None
     """In a version that pyproject.toml allows. If this fails: make lock."""
     project: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    named = (*EXTRAS_ALONG, *EXTRAS_ASKED, *ENGINES)
+    named = (*EXTRAS_ALONG, *EXTRAS_ASKED, *(name for name in ENGINES if name not in FOR_TESTS))
     asked = [*project["dependencies"], "pip", *(each for name in named for each in extras[name])]
     there = environment(python, machine)
     wanted = [one for one in map(Requirement, asked) if one.marker is None or one.marker.evaluate(dict(there))]

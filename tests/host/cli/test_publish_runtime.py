@@ -11,7 +11,7 @@ import pytest
 import edgert
 from edgert.bundle.runtime_release import read_runtime
 from edgert.bundle.signing import new_key, write_key_pair
-from edgert.environment import RUNTIME
+from edgert.names import RUNTIME
 from edgert.registry.client import Blob
 from edgert_deploy.common.keys import key_paths
 from tests.support.commands import Edgert

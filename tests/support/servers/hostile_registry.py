@@ -19,7 +19,7 @@ from edgert.bundle.bundle_file import open_bundle
 from edgert.bundle.channel import Entry, Statement, sign_statement
 from edgert.bundle.runtime_release import RuntimeRelease, sign_runtime
 from edgert.bundle.signing import SigningKey
-from edgert.environment import RUNTIME
+from edgert.names import RUNTIME
 from edgert.registry.address import digest_of
 from edgert.registry.artifacts import channel_manifest, channel_tag, release_manifest, runtime_manifest
 

@@ -14,8 +14,8 @@ import click
 from edgert.bundle.channel import Entry, Statement
 from edgert.bundle.signing import SigningKey, read_public_key
 from edgert.cli.quantity import Duration
-from edgert.environment import RUNTIME
 from edgert.errors import ConfigInvalid
+from edgert.names import RUNTIME
 from edgert.registry.client import Registry
 from edgert.typed_json import to_json
 from edgert.versions.trial_limits import parse_limits

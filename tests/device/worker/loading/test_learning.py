@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from edgert.config import ServingConfig, parse_config
-from edgert.engines import CONCURRENT, Session
+from edgert.engines import ENGINES, Session
 from edgert.errors import ConfigInvalid, EngineFailed
 from edgert.tensors import TensorSpec
 from edgert.worker.loading.learning import BATCH_CAP_MAX, LEARN_S_MAX, Circumstances, Learned, LearnedFile, learn
@@ -73,7 +73,7 @@ def circumstances(**changes: Any) -> Circumstances:
 def learned_on(machine: Machine, **changes: Any) -> Learned:
     wanted = circumstances(**changes)
     sessions, learned = learn(machine.load, machine.load(wanted.threads_to_try[0]), SAMPLE, wanted, machine.clock)
-    assert machine.open == len(sessions) == (1 if wanted.engine in CONCURRENT else learned.instances)
+    assert machine.open == len(sessions) == (1 if ENGINES[wanted.engine].concurrent else learned.instances)
     assert all(s.threads == learned.threads for s in sessions if isinstance(s, SimulatedSession))
     return learned
 

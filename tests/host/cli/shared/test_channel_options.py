@@ -12,8 +12,8 @@ import pytest
 from edgert.bundle.channel import Entry, Statement
 from edgert.bundle.expiry import time_text
 from edgert.bundle.signing import new_key, write_key_pair
-from edgert.environment import RUNTIME
 from edgert.errors import ConfigInvalid
+from edgert.names import RUNTIME
 from edgert_deploy.cli.shared.channel_options import (
     Chosen,
     Reach,
