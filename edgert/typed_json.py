@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from functools import cache, partial
@@ -24,6 +24,8 @@ ENTRIES_MAX = 100_000  # entries of a list or an object; a model may have as man
 INTEGER_MAX = 2**63 - 1
 # The metadata of a field that holds a dataclass or None, whose own fields are beside the others in JSON.
 FLAT = "flat"
+# In the metadata of a field: JSON has no key for it while it is None.
+OMITTED = "omitted"
 
 T = TypeVar("T")
 Reader = Callable[[Any, str], Any]  # arguments: a JSON value and its place; raises Mistyped
@@ -47,6 +49,8 @@ def to_json(value: Any) -> Any:
         entries: dict[str, Any] = {}
         for field in fields(value):
             entry = to_json(getattr(value, field.name))
+            if entry is None and OMITTED in field.metadata:
+                continue
             entries |= (entry or {}) if FLAT in field.metadata else {field.name: entry}
         return entries
     if isinstance(value, Enum):
@@ -109,7 +113,7 @@ def _dataclass(cls: Any, value: Any, where: str) -> Any:
         raise UnknownKey(f"{_field_text(where)} has an unknown key {unknown[0][:80]!r}; known: {', '.join(known)}")
     for name, (read, required, holder) in known.items():
         if holder is not None:
-            values[name] = read(entries if _has(holder, entries) else None, where)
+            values[name] = read(entries if _has(holder, entries, known) else None, where)
         elif name in entries:
             values[name] = read(entries[name], f"{where}.{name}")
         elif required:
@@ -134,10 +138,13 @@ def _fields(cls: Any) -> dict[str, tuple[Reader, bool, Any]]:
     }
 
 
-def _has(kind: Any, entries: Mapping[str, Any]) -> bool:
-    """Return whether `entries` has a value for a required field of the optional dataclass `kind`."""
+def _has(kind: Any, entries: Mapping[str, Any], own: Container[str]) -> bool:
+    """Return whether `entries` has a value for a required field of the optional dataclass `kind`.
+
+    `own` are the fields of the dataclass that holds it: one of the same name has its value in any case.
+    """
     (cls,) = (each for each in get_args(kind) if each is not type(None))
-    return any(required and name in entries for name, (_, required, _) in _fields(cls).items())
+    return any(required and name in entries and name not in own for name, (_, required, _) in _fields(cls).items())
 
 
 def _tuple(readers: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:

@@ -13,13 +13,14 @@ from typing import Any
 
 from edgert.bundle.manifest import Accuracy
 from edgert.checks.channel_status import ChannelStatus
+from edgert.checks.trial_status import TrialStatus
 from edgert.errors import DeviceError
 from edgert.protocol.control import ask
 from edgert.telemetry.link import Link
 from edgert.telemetry.spans import LiveStats
 from edgert.typed_json import FLAT, Mistyped, from_json, to_json
 from edgert.versions.slots import ON_TRIAL, RolledBackVersion, Version
-from edgert.versions.trial_limits import Readings, TrialLimits
+from edgert.versions.trial_limits import TrialLimits
 
 DELTA_FORMAT = 1  # the form of the deltas that `edgertd install` takes
 LIMITS_FORMAT = 1  # the form of the trial limits that `edgertd activate` takes
@@ -163,21 +164,6 @@ class WorkerFigures:
 
 
 # --- the daemon ---------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class TrialStatus:
-    """The watch of a trial's limits, in progress or ended.
-
-    `text` is `readings` for people, `doubt` a sentence about limits that held on few answers.
-    """
-
-    release: int
-    phase: str
-    left_s: float
-    readings: Readings
-    text: str
-    doubt: str = ""
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from dataclasses import replace
 
 import click
 
 from edgert.checks.status import ask_daemon
+from edgert.checks.trial_status import TrialAnswer, TrialPhase, TrialState, TrialStatus
 from edgert.cli.claim import claim_option
 from edgert.cli.output import emit, json_option
 from edgert.cli.quantity import Duration
@@ -17,9 +18,9 @@ from edgert.state_dir import StateDir
 from edgert.typed_json import to_json
 from edgert.versions.claims import under_claim
 from edgert.versions.slot_store import SlotStore
+from edgert.versions.slots import SlotState, Version
 
 POLL_S = 0.2
-UNDER_WAY = ("loading", "watching", "filling")
 
 
 @click.command()
@@ -46,77 +47,78 @@ def trial(state: StateDir, model: str, wait: bool, for_s: float | None, digest: 
     until = None if wait and for_s is None else time.monotonic() + (for_s or 0.0)
     with under_claim(state, token):
         answer = trial_of(state, store, digest)
-        while answer["state"] in UNDER_WAY and (until is None or time.monotonic() < until):
+        while answer.state.under_way and (until is None or time.monotonic() < until):
             time.sleep(POLL_S)
-            answer = trial_of(state, store, digest or answer["digest"])
-    if answer["state"] == "rolled-back":
-        raise RolledBack(f"release {answer['release']} of {model} was rolled back: {answer['reason']}")
-    emit(answer, _text(model, answer), as_json)
+            answer = trial_of(state, store, digest or answer.digest)
+    emit(to_json(answer), _text(answer), as_json)
 
 
-def trial_of(state: StateDir, store: SlotStore, digest: str) -> dict[str, Any]:
-    """Return the state of the trial of the version `digest` ("": the live one).
+def trial_of(state: StateDir, store: SlotStore, digest: str) -> TrialAnswer:
+    """Return the state of the trial of the version `digest` ("": the live one). Raises RolledBack.
 
-    If it is over and no daemon runs, this function ends it. `state` is `loading`, `watching`, `filling` (golden samples
-    are sent), `held` (all limits held, the host decides), `open` (it has no limits), `kept`, `rolled-back` (with the
-    `reason`), or `none` (this device knows no trial of the version).
+    If it is over and no daemon runs, this function ends it.
     """
+    model = store.folder.name
     # The daemon first, as the slots decide: an outcome between the two must not look like no trial at all.
-    measured = _measured(state, store.folder.name)
+    daemon_runs, watch = _measured(state, model)
     slots = store.read()
     live, rolled_back = slots.live, slots.rolled_back
     passed = (slots.limits is not None and slots.limits.passed) or (live is not None and live.good)
-    if passed and measured is not None and measured.get("phase") != "held":  # the last figures came between the two
-        measured = _measured(state, store.folder.name) or measured
+    if passed and daemon_runs and (watch is None or watch.phase is not TrialPhase.HELD):
+        watch = _measured(state, model)[1] or watch  # the last figures came between the two
     if live is not None and digest in ("", live.digest):
-        value = {"model": store.folder.name, "release": live.release, "digest": live.digest}
-        watch = {} if measured and measured.get("release") != live.release else measured
-        if watch is None and slots.on_trial and store.expire_trial(unwatched=True):
+        if not daemon_runs and slots.on_trial and store.expire_trial(unwatched=True):
             return trial_of(state, store, live.digest)
-        watch = watch or {}
+        if watch is not None and watch.release != live.release:
+            watch = None
+        answer = TrialAnswer(model, _state_of(slots, live, watch), live.release, live.digest, watch=watch)
         if not slots.on_trial:
-            return {**value, **watch, "state": "kept" if live.good else "none"}
+            return answer
         left_s = 0.0 if slots.trial is None else slots.trial.left_s(store.clock)
-        value["trial_left_s"] = round(left_s, 1)
-        if slots.limits is None:
-            return {**value, "state": "open"}
-        value["trial_limits"] = vars(slots.limits)
-        if slots.limits.passed:
-            return {**value, **watch, "state": "held"}
-        phase = watch.get("phase", "watching" if slots.limits.started else "loading")  # a busy daemon may not answer
-        # The slots do not hold the daemon's outcome yet: it waits for the lock or the disk, and then notes it.
-        return {**value, **watch, "state": phase if phase in UNDER_WAY else "watching"}
+        answer = replace(answer, trial_left_s=round(left_s, 1), trial_limits=slots.limits)
+        return replace(answer, watch=None) if answer.state is TrialState.OPEN else answer
     if rolled_back is not None and digest in ("", rolled_back.digest):
-        return {"model": store.folder.name, **vars(rolled_back), "state": "rolled-back"}
-    return {"model": store.folder.name, "release": None, "digest": digest, "state": "none"}
+        raise RolledBack(f"release {rolled_back.release} of {model} was rolled back: {rolled_back.reason}")
+    return TrialAnswer(model, TrialState.NONE, None, digest)
 
 
-def _measured(state: StateDir, model: str) -> dict[str, Any] | None:
-    """Return what the daemon measured during a trial: {} if nothing, None if no daemon runs."""
+def _state_of(slots: SlotState, live: Version, watch: TrialStatus | None) -> TrialState:
+    if not slots.on_trial:
+        return TrialState.KEPT if live.good else TrialState.NONE
+    if slots.limits is None:
+        return TrialState.OPEN
+    if slots.limits.passed:
+        return TrialState.HELD
+    if watch is None:  # a busy daemon may not answer
+        return TrialState.WATCHING if slots.limits.started else TrialState.LOADING
+    # The slots do not hold the daemon's outcome yet: it waits for the lock or the disk, and then notes it.
+    return TrialState.FILLING if watch.phase is TrialPhase.FILLING else TrialState.WATCHING
+
+
+def _measured(state: StateDir, model: str) -> tuple[bool, TrialStatus | None]:
+    """Return whether a daemon runs, and what it measured during a trial, if it answers."""
     try:
         serving = ask_daemon(state.control_socket).models.get(model)
     except DaemonUnreachable:
-        return None
+        return False, None
     except EdgeRTError:  # the daemon is busy
-        return {}
-    return {} if serving is None or serving.trial is None else dict(to_json(serving.trial))
+        return True, None
+    return True, None if serving is None else serving.trial
 
 
-def _text(model: str, answer: dict[str, Any]) -> str:
+def _text(answer: TrialAnswer) -> str:
+    watch, model = answer.watch, answer.model
     texts = {
-        "loading": "is not watched yet",
-        "open": f"is on trial without limits for {answer.get('trial_left_s', 0):.0f} s more",
-        "held": "kept all limits; mark it good with: edgertd mark-good " + model,
-        "kept": "is good",
-        "none": "has no trial",
+        TrialState.LOADING: "is not watched yet",
+        TrialState.OPEN: f"is on trial without limits for {answer.trial_left_s or 0:.0f} s more",
+        TrialState.HELD: "kept all limits; mark it good with: edgertd mark-good " + model,
+        TrialState.KEPT: "is good",
+        TrialState.NONE: "has no trial",
     }
-    release = f"release {answer['release']} of {model}" if answer["release"] is not None else model
-    if answer["state"] in texts:
-        return ": ".join(filter(None, [f"{release} {texts[answer['state']]}", _told(answer)]))
-    if "text" not in answer:
-        return f"{release} is watched; the daemon is too busy to report figures"
-    return f"{release} is watched for {answer['left_s']:.0f} s more: {answer['text']}"
-
-
-def _told(answer: dict[str, Any]) -> str:
-    return "; ".join(filter(None, (answer.get("text"), answer.get("doubt"))))
+    version = f"release {answer.release} of {model}" if answer.release is not None else model
+    if answer.state in texts:
+        told = "; ".join(filter(None, (watch.text, watch.doubt))) if watch else ""
+        return ": ".join(filter(None, (f"{version} {texts[answer.state]}", told)))
+    if watch is None:
+        return f"{version} is watched; the daemon is too busy to report figures"
+    return f"{version} is watched for {watch.left_s:.0f} s more: {watch.text}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from edgert.typed_json import (
     ENTRIES_MAX,
     FLAT,
     INTEGER_MAX,
+    OMITTED,
     TEXT_LENGTH_MAX,
     Closed,
     Mistyped,
@@ -42,6 +43,7 @@ class Wheel:
 
 @dataclass(frozen=True)
 class Bell:
+    name: str
     loud: bool
 
 
@@ -58,6 +60,7 @@ class Bike:
     wheels: tuple[Wheel, ...]
     gears: Mapping[int, tuple[int, float]]
     owner: str | None = None
+    lock: int | None = field(default=None, metadata={OMITTED: True})
     bell: Bell | None = field(default=None, metadata={FLAT: True})
 
 
@@ -66,7 +69,7 @@ class Rack:
     locks: tuple[Lock, ...]
 
 
-BIKE = Bike("b", 1.5, Colour.RED, (Wheel(32), Wheel(36)), {1: (2, 0.5)}, None, Bell(True))
+BIKE = Bike("b", 1.5, Colour.RED, (Wheel(32), Wheel(36)), {1: (2, 0.5)}, bell=Bell("b", True))
 VALUE: dict[str, Any] = to_json(BIKE)
 
 
@@ -83,6 +86,15 @@ def test_a_file_that_is_missing_or_damaged_has_no_value(tmp_path: Path) -> None:
 def test_it_survives_the_way_through_json() -> None:
     assert from_json(Bike, json.loads(json.dumps(VALUE))) == BIKE
     assert VALUE["loud"] is True, "the fields of a flat one are beside the others"
+    silent = replace(BIKE, bell=None)
+    assert from_json(Bike, to_json(silent)) == silent, "a name that both have is the bike's"
+
+
+def test_a_field_may_have_no_key_while_it_is_none() -> None:
+    assert "lock" not in VALUE
+    locked = replace(BIKE, lock=4711)
+    assert to_json(locked)["lock"] == 4711
+    assert from_json(Bike, to_json(locked)) == locked
 
 
 def test_defaults_stand_in_and_unknown_keys_are_ignored() -> None:

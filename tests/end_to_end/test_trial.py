@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edgert.checks.trial_status import TrialPhase, TrialState
 from edgert.cli.trial import trial_of
 from edgert.config import read_config
-from edgert.daemon.model.trial_watch import Phase
 from edgert.errors import DeployUnderWay, DeviceUnreachable, EdgeRTError
 from edgert.versions.boot_clock import BOOT_ID_VARIABLE
 from edgert.versions.claims import Claims, claiming
@@ -224,7 +224,7 @@ def test_a_verdict_that_the_slots_do_not_bear_out_yet_is_still_a_watch(device: D
     store, release = on_trial(device, TrialLimits({"rss_mb": 5.0}, 60.0))
     wait_until(lambda: (store.read().limits or TrialLimits({})).started, "it is watched")
     with store.locked():  # before the third look, which may end it
-        wait_until(lambda: (device.serving()["trial"] or {}).get("phase") == Phase.BROKEN, "the limit is broken")
+        wait_until(lambda: (device.serving()["trial"] or {}).get("phase") == TrialPhase.BROKEN, "the limit is broken")
         found = device.run("trial", "echo")
     assert (found["state"], found["release"]) == ("watching", release)
     assert "rss_mb is" in device.run("trial", "echo", "--wait", "--digest", found["digest"], code=9)["error"]["message"]
@@ -245,7 +245,8 @@ class ReadLate(SlotStore):
 def test_a_watch_that_ends_while_the_device_is_asked_tells_its_last_figures(device: Device) -> None:
     store, release = on_trial(device, TrialLimits({"p99_ms": 60_000.0}, 1.0))
     told = trial_of(device.state, ReadLate(store.folder), "")
-    assert (told["state"], told["release"], told["readings"]["golden"]) == ("held", release, REQUESTS_MIN)
+    assert told.watch is not None
+    assert (told.state, told.release, told.watch.readings.golden) == (TrialState.HELD, release, REQUESTS_MIN)
     store.mark_good()
     device.sync("echo")
 
@@ -337,7 +338,10 @@ def test_a_deployment_tells_why_the_device_went_back_or_what_it_measured(device:
     assert outcome.error.message.endswith(f"Release {before} is live again")
     held = deployed(device, TrialLimits({"p99_ms": 60_000.0}, 1.0))
     assert held.error is None
-    assert (held.result, held.watched["readings"]["golden"] > 0) == ("live", True)  # type: ignore[index]
+    assert held.result == "live"
+    assert held.watched is not None
+    assert held.watched.readings is not None
+    assert held.watched.readings.golden > 0
 
 
 @pytest.mark.usefixtures("own_cache")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, TypeVar
 
 from edgert.checks.status import DeviceStatus
 from edgert.errors import DaemonUnreachable, DeviceError, EdgeRTError, NotBootstrapped, RuntimeBroken, by_code
+from edgert.typed_json import Mistyped, from_json
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.transports import LineSink, Result, Transport
 
@@ -14,6 +15,8 @@ QUICK_S_MAX = 60.0
 INSTALL_S_MAX = 3600.0  # an engine may compile for many minutes, once
 ACTIVATE_S_MAX = 900.0
 CHECK_S_MAX = 180.0
+
+T = TypeVar("T")
 
 _COMMAND_NOT_FOUND = (126, 127)
 SIGNALLED = 128  # a shell adds the signal's number
@@ -66,6 +69,17 @@ class RemoteDaemon:
                 f"{name}: its daemon does not run: see why with edgert logs {name}, and start it with edgert bootstrap {name}"
             )
         return by_code(str(reported["code"]))(f"{name}: {message}")
+
+
+def answer_of(cls: type[T], value: Any) -> T:
+    """Return an answer of `edgertd` as the dataclass `cls`. Raises DeviceError if it is none."""
+    try:
+        return from_json(cls, value)
+    except Mistyped as error:
+        raise DeviceError(
+            f"the device's answer cannot be read: {error}. The device has another version of edgert: "
+            "bootstrap it again from this host"
+        ) from error
 
 
 def edgertd(device: Device) -> list[str]:

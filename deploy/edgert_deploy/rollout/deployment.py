@@ -28,6 +28,7 @@ from edgert.errors import (
     RolledBack,
     StorageFailed,
 )
+from edgert.typed_json import to_json
 from edgert.versions.slots import BY_COMMAND, ON_TRIAL, RolledBackVersion
 from edgert_deploy.devices.claims import HeldClaim, claimed
 from edgert_deploy.devices.inventory import Device
@@ -37,7 +38,7 @@ from edgert_deploy.devices.transports import LineSink, Transport
 from edgert_deploy.rollout.plan import STAGED, Plan, Step, make_plan
 from edgert_deploy.rollout.request import DeployRequest
 from edgert_deploy.rollout.transfer import Transfer
-from edgert_deploy.rollout.trial import watch_trial
+from edgert_deploy.rollout.trial import Watched, watch_trial
 
 
 class Result(str, Enum):
@@ -70,7 +71,7 @@ class Outcome:
     seconds: float = 0.0
     sent_bytes: int = 0
     send_s: float = 0.0
-    watched: dict[str, Any] | None = None
+    watched: Watched | None = None
     warning: str = ""
 
     def as_json(self) -> dict[str, Any]:
@@ -83,7 +84,7 @@ class Outcome:
             "seconds": round(self.seconds, 3),
             "sent_bytes": self.sent_bytes,
             "send_seconds": round(self.send_s, 3),
-            "watched": self.watched,
+            "watched": to_json(self.watched),
             "warning": self.warning,
         }
 
@@ -151,7 +152,7 @@ class _Deployment:
         if plan.warning:
             self.progress(f"warning: {plan.warning}")
         on_trial = False
-        watched: dict[str, Any] | None = None
+        watched: Watched | None = None
         for step in plan.steps:
             try:
                 if self.request.stop.asked:
@@ -185,7 +186,7 @@ class _Deployment:
             warning=plan.warning,
         )
 
-    def _do(self, step: Step, plan: Plan, claim: HeldClaim, transfer: Transfer) -> dict[str, Any] | None:
+    def _do(self, step: Step, plan: Plan, claim: HeldClaim, transfer: Transfer) -> Watched | None:
         """Do one step; return the readings if it is the one that watches limits."""
         match step:
             case Step.START:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from edgert import __version__
 from edgert.checks.status import DeviceStatus, ModelStatus
+from edgert.checks.trial_status import TrialPhase
 from edgert.versions.slots import BY_COMMAND
 from edgert_deploy.devices.facts import version as numbers
 from edgert_deploy.rollout.rollout_record import Rollout, RolloutState
@@ -105,7 +106,7 @@ def _model(name: str, there: ModelStatus | None, wanted: Wanted | None) -> Model
     serving = there.serving
     if there.on_trial:
         trial = None if serving is None else serving.trial
-        how = f": {trial.text}; {trial.left_s:.0f} s left" if trial and trial.phase == "watching" else ""
+        how = f": {trial.text}; {trial.left_s:.0f} s left" if trial and trial.phase is TrialPhase.WATCHING else ""
         drift.append(Drift("trial", f"release {there.release} is on trial{how}"))
     if there.live is not None and serving is not None and serving.state not in SERVES:
         drift.append(Drift("not-serving", f"is {serving.state}: {serving.fault or 'it may become ready'}"))

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass, field
 
+from edgert.checks.trial_status import TrialAnswer, TrialState
 from edgert.durations import duration_text
 from edgert.errors import DaemonBusy, DeviceUnreachable, Interrupted, RolledBack
+from edgert.typed_json import OMITTED
+from edgert.versions.trial_limits import Readings
 from edgert_deploy.common.parallel import UserStop
 from edgert_deploy.devices.claims import HeldClaim
+from edgert_deploy.devices.remote import answer_of
 from edgert_deploy.devices.transports import LineSink
 from edgert_deploy.rollout.plan import Plan, Step
 
@@ -23,13 +27,23 @@ REPORT_SHARE = 0.25  # the share of the watch between two lines of progress
 GRACE_S = 60.0  # a slow device may report its decision so long after the end of the trial
 
 
+@dataclass(frozen=True)
+class Watched:
+    """A trial whose limits held, and what the device measured, if it still tells."""
+
+    state: TrialState
+    readings: Readings | None = field(default=None, metadata={OMITTED: True})
+    text: str | None = field(default=None, metadata={OMITTED: True})
+    doubt: str | None = field(default=None, metadata={OMITTED: True})
+
+
 def watch_trial(
     claim: HeldClaim, plan: Plan, stop: UserStop, progress: LineSink, clock: Callable[[], float] = time.monotonic
-) -> dict[str, Any]:
+) -> Watched:
     """Wait for the device's decision on its trial; return its readings once all limits held.
 
     Raises RolledBack if a limit broke, DeviceUnreachable if the device did not answer for as long as the trial lasts,
-    DaemonBusy if it has not decided even then, and Interrupted.
+    DaemonBusy if it has not decided even then, DeviceError for an answer that cannot be read, and Interrupted.
     """
     limits, name = plan.limits, claim.daemon.device.name
     assert limits is not None  # else the plan has no such step
@@ -41,27 +55,27 @@ def watch_trial(
             raise Interrupted(f"interrupted in the middle of {Step.WATCH.value}")
         try:
             words = ("trial", plan.model, "--digest", plan.digest, "--for", duration_text(SLICE_S))
-            result = claim.call(*words, timeout_s=SLICE_S + QUESTION_S_MAX)
+            answer = answer_of(TrialAnswer, claim.call(*words, timeout_s=SLICE_S + QUESTION_S_MAX))
         except DeviceUnreachable as error:
             if clock() >= until:
                 raise
             progress(f"{error.message}; the trial continues on the device, asking it again")
             time.sleep(RETRY_S)
             continue
-        state = str(result.get("state"))
-        if state in ("held", "kept"):
-            progress(f"all limits held: {result.get('text', '')}")
-            if result.get("doubt"):
-                progress(f"warning: {result['doubt']}")
-            return {key: result[key] for key in ("state", "readings", "text", "doubt") if key in result}
-        if state not in ("loading", "watching", "filling"):
+        watch = answer.watch
+        if answer.state in (TrialState.HELD, TrialState.KEPT):
+            progress(f"all limits held: {watch.text if watch else ''}")
+            if watch and watch.doubt:
+                progress(f"warning: {watch.doubt}")
+            return Watched(answer.state, watch.readings, watch.text, watch.doubt) if watch else Watched(answer.state)
+        if not answer.state.under_way:
             raise RolledBack(f"{name}: release {plan.release} of {plan.model} is no longer on trial")
         if clock() >= until + GRACE_S:
             raise DaemonBusy(
                 f"{name} has not judged release {plan.release} of {plan.model} by the end of its trial. Its daemon may "
                 f"hang: look with edgert logs {name}, then edgert doctor {name}"
             )
-        left_s = float(result.get("left_s", limits.watch_s))
+        left_s = watch.left_s if watch else limits.watch_s
         if left_s <= report_at_s:
             report_at_s -= limits.watch_s * REPORT_SHARE
-            progress(f"{left_s:.0f} s left: {result.get('text', '')}")
+            progress(f"{left_s:.0f} s left: {watch.text if watch else ''}")

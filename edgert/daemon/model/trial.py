@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from edgert.checks.status import TrialStatus
+from edgert.checks.trial_status import TrialStatus
 from edgert.daemon.model.slot_writer import SlotWriter
 from edgert.daemon.model.trial_watch import TrialWatch, event_fields
 from edgert.daemon.workers.worker_process import WorkerProcess

@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from enum import Enum
 from typing import Any
 
 from edgert import machine
-from edgert.checks.status import TrialStatus
+from edgert.checks.trial_status import TrialPhase, TrialStatus
 from edgert.daemon.workers.worker_process import WorkerProcess
 from edgert.versions.slot_store import SlotStore
 from edgert.versions.slots import SlotState
@@ -37,13 +36,6 @@ SILENT_S_MAX = 15.0  # a worker that reports no figures for longer fails the wat
 FILL_GRACE_S = 30.0  # the time that the last golden sample may take beyond the watch
 
 
-class Phase(str, Enum):
-    WATCHING = "watching"
-    FILLING = "filling"  # the worker asks itself golden samples
-    HELD = "held"  # all limits held
-    BROKEN = "broken"  # one did not
-
-
 class TrialWatch:
     """Watches `worker` from `now_s` on (monotonic).
 
@@ -58,7 +50,7 @@ class TrialWatch:
         temp_c: Callable[[], float | None] = machine.temp_c,
     ) -> None:
         self.limits, self.worker = limits, worker
-        self.phase = Phase.WATCHING
+        self.phase = TrialPhase.WATCHING
         self.finding: Broken | None = None
         self.concluded = False  # whether `Trial` has acted on the result
         self.readings = Readings()
@@ -78,7 +70,7 @@ class TrialWatch:
 
     @property
     def over(self) -> bool:
-        return self.phase in (Phase.HELD, Phase.BROKEN)
+        return self.phase in (TrialPhase.HELD, TrialPhase.BROKEN)
 
     def tick(self, now_s: float) -> None:
         """Ask for figures if that is due; a worker that has reported none for long fails."""
@@ -104,9 +96,9 @@ class TrialWatch:
         self._received_s = now_s
         if message["op"] == "asked_golden":
             self._golden += int(message["count"])
-            self.phase, self._filled, self._due_s = Phase.WATCHING, True, now_s
+            self.phase, self._filled, self._due_s = TrialPhase.WATCHING, True, now_s
             return
-        if self.phase is Phase.FILLING:
+        if self.phase is TrialPhase.FILLING:
             return
         self.readings = Readings(
             requests=int(message["requests"]),
@@ -130,20 +122,20 @@ class TrialWatch:
         if reasons and (ended or self._streak >= LOOKS_TO_BREAK):
             self._break(reasons[0])
         elif ended:
-            self.phase = Phase.HELD
+            self.phase = TrialPhase.HELD
 
     def _too_few(self) -> bool:
         return self.limits.fills and not self._filled and self.readings.requests < REQUESTS_MIN
 
     def _fill(self) -> None:
-        self.phase = Phase.FILLING
+        self.phase = TrialPhase.FILLING
         self._due_s += FILL_S_MAX + FILL_GRACE_S  # a message says when it is done
         count = REQUESTS_MIN - self.readings.requests
         with contextlib.suppress(OSError):
             link.send(self.worker.link, {"op": "ask_golden", "count": count, "for_s": FILL_S_MAX})
 
     def _break(self, finding: Broken) -> None:
-        self.phase, self.finding = Phase.BROKEN, finding
+        self.phase, self.finding = TrialPhase.BROKEN, finding
 
     def watched_s(self, now_s: float) -> float:
         return max(0.0, now_s - self._begun_s)
@@ -151,8 +143,8 @@ class TrialWatch:
     def status(self, now_s: float) -> TrialStatus:
         left_s = round(max(0.0, self._ends_s - now_s), 1)
         release, readings = self.worker.version.release, self.readings
-        few = doubt(self.limits, readings) if self.phase is Phase.HELD else ""
-        return TrialStatus(release, self.phase.value, left_s, readings, readings.described(), few)
+        few = doubt(self.limits, readings) if self.phase is TrialPhase.HELD else ""
+        return TrialStatus(release, self.phase, left_s, readings, readings.described(), few)
 
 
 def event_fields(readings: Readings) -> dict[str, Any]:

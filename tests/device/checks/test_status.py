@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from edgert.checks.status import DeviceStatus, ModelStatus, ServingStatus, TrialStatus
+from edgert.checks.status import DeviceStatus, ModelStatus, ServingStatus
+from edgert.checks.trial_status import TrialPhase, TrialStatus
 from edgert.errors import DeviceError
 from edgert.versions.slots import RolledBackVersion, Version
 from edgert.versions.trial_limits import Readings, TrialLimits
@@ -16,7 +17,7 @@ from tests.support.statuses import LOADED, device_status, worker_figures
 
 SERVING = ServingStatus(
     "ready",
-    trial=TrialStatus(3, "watching", 12.5, Readings(requests=9), "9 requests"),
+    trial=TrialStatus(3, TrialPhase.WATCHING, 12.5, Readings(requests=9), "9 requests"),
     pid=7,
     memory_mb=41.0,
     loaded=LOADED,

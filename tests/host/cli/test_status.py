@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from edgert.checks.status import ModelStatus, ServingStatus, TrialStatus
+from edgert.checks.status import ModelStatus, ServingStatus
+from edgert.checks.trial_status import TrialPhase, TrialStatus
 from edgert.cli.status import _model_line
 from edgert.config import read_config
 from edgert.versions.install import install
@@ -65,7 +66,7 @@ def test_a_live_version_whose_trial_compared_few_answers_is_told_so(
     edgert: Edgert, inventory: Inventory, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     doubt = "only 25 answers were compared for agreement"
-    serving = ServingStatus("ready", trial=TrialStatus(3, "held", 0.0, Readings(), "100 requests", doubt))
+    serving = ServingStatus("ready", trial=TrialStatus(3, TrialPhase.HELD, 0.0, Readings(), "100 requests", doubt))
     model = ModelStatus("echo", "steady", Version(3, "d", good=True), None, serving=serving)
     (tmp_path / "answer.json").write_text(json.dumps(device_status(model).as_json()))
     with running_sshd(tmp_path / "sshd") as server:

@@ -16,6 +16,8 @@ from edgert_deploy.rollout.plan import Plan, Step
 from edgert_deploy.rollout.trial import watch_trial
 from tests.support.stand_ins.simulated_device import BOARD, SimulatedDevice
 
+ANSWER: dict[str, Any] = {"model": "echo", "release": 2, "digest": "digest"}
+
 
 def test_a_daemon_that_hangs_is_not_waited_for_for_ever() -> None:
     """It never says what became of the trial; the device itself answers every question."""
@@ -26,7 +28,7 @@ def test_a_daemon_that_hangs_is_not_waited_for_for_ever() -> None:
         def call(self, *words: str, timeout_s: float = 0.0) -> dict[str, Any]:
             asked.append(words)
             now[0] += 5.0
-            return {"state": "loading"}
+            return {**ANSWER, "state": "loading"}
 
     plan = Plan("echo", 2, "digest", (Step.WATCH,), limits)
     claim = HeldClaim(Hung(SimulatedDevice(key), BOARD), "t", RemoteDaemon(SimulatedDevice(key), BOARD).status())
@@ -41,10 +43,18 @@ def test_limits_that_held_on_few_answers_are_told_so() -> None:
 
     class Held(RemoteDaemon):
         def call(self, *words: str, timeout_s: float = 0.0) -> dict[str, Any]:
-            return {"state": "held", "text": "100 requests", "doubt": doubt}
+            return {
+                **ANSWER,
+                "state": "held",
+                "phase": "held",
+                "left_s": 0,
+                "readings": {},
+                "text": "100 requests",
+                "doubt": doubt,
+            }
 
     key, told = new_key(), list[str]()
     plan = Plan("echo", 2, "digest", (Step.WATCH,), TrialLimits({"agreement": 0.99}, 600.0))
     claim = HeldClaim(Held(SimulatedDevice(key), BOARD), "t", RemoteDaemon(SimulatedDevice(key), BOARD).status())
-    assert watch_trial(claim, plan, UserStop(), told.append)["doubt"] == doubt
+    assert watch_trial(claim, plan, UserStop(), told.append).doubt == doubt
     assert told[1:] == ["all limits held: 100 requests", f"warning: {doubt}"]

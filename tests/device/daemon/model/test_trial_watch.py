@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from edgert.daemon.model.trial_watch import FILL_GRACE_S, SILENT_S_MAX, Phase, TrialWatch, event_fields
+from edgert.checks.trial_status import TrialPhase
+from edgert.daemon.model.trial_watch import FILL_GRACE_S, SILENT_S_MAX, TrialWatch, event_fields
 from edgert.versions.slots import Version
 from edgert.versions.trial_limits import FILL_S_MAX, LOOKS_TO_BREAK, REQUESTS_MIN, Readings, TrialLimits
 from tests.support.stand_ins.workers import FakeWorker
@@ -27,11 +28,11 @@ def test_a_limit_breaks_the_trial_when_it_is_broken_several_times_in_a_row(worke
     temperatures = iter([90.0, 70.0, *[90.0] * LOOKS_TO_BREAK])
     watch = a_watch(worker, lambda: next(temperatures), temp_c=80.0)
     for second in range(1, 3 + LOOKS_TO_BREAK):
-        assert watch.phase is Phase.WATCHING
+        assert watch.phase is TrialPhase.WATCHING
         watch.tick(float(second))
         assert worker.asked() == ["figures"]
         watch.received(figures(), float(second))
-    assert watch.phase is Phase.BROKEN
+    assert watch.phase is TrialPhase.BROKEN
     assert watch.finding is not None
     assert watch.finding.message.startswith("temp_c is 90 °C, the limit is at most 80 °C")
     assert (watch.over, watch.due_s) == (True, None)
@@ -48,9 +49,9 @@ def test_a_worker_that_reports_no_figures_fails(worker: FakeWorker) -> None:
 def test_limits_that_hold_until_the_end_pass(worker: FakeWorker) -> None:
     watch = a_watch(worker, p99_ms=8.0)
     watch.received(figures(requests=REQUESTS_MIN, p99_ms=9.0), 30.0)
-    assert watch.phase is Phase.WATCHING
+    assert watch.phase is TrialPhase.WATCHING
     watch.received(figures(requests=2 * REQUESTS_MIN, p99_ms=7.0), 60.0)
-    assert (watch.phase, watch.finding, watch.watched_s(60.0)) == (Phase.HELD, None, 60.0)
+    assert (watch.phase, watch.finding, watch.watched_s(60.0)) == (TrialPhase.HELD, None, 60.0)
     status = watch.status(59.0)
     assert (status.release, status.phase, status.left_s, status.readings.requests) == (2, "held", 1.0, 200)
     fields = event_fields(watch.readings)
@@ -62,7 +63,7 @@ def test_an_agreement_of_few_answers_is_doubted_once_it_held(worker: FakeWorker)
     watch.received(figures(requests=REQUESTS_MIN, compared=25, agreed=25), 30.0)
     assert watch.status(30.0).doubt == ""
     watch.received(figures(requests=REQUESTS_MIN, compared=25, agreed=25), 60.0)
-    assert (watch.phase, watch.finding) == (Phase.HELD, None)
+    assert (watch.phase, watch.finding) == (TrialPhase.HELD, None)
     assert watch.status(60.0).doubt.startswith("only 25 answers were compared")
 
 
@@ -70,14 +71,14 @@ def test_without_enough_requests_the_worker_asks_itself(worker: FakeWorker) -> N
     watch = a_watch(worker, p99_ms=8.0)
     watch.count_golden(3)
     watch.received(figures(requests=10), 60.0)
-    assert (watch.phase, worker.asked()) == (Phase.FILLING, ["ask_golden"])
+    assert (watch.phase, worker.asked()) == (TrialPhase.FILLING, ["ask_golden"])
     assert watch.due_s is not None
     assert watch.due_s > FILL_S_MAX + FILL_GRACE_S
     watch.received(figures(requests=50), 61.0)
-    assert watch.phase is Phase.FILLING
+    assert watch.phase is TrialPhase.FILLING
     watch.received({"op": "asked_golden", "count": 90}, 70.0)
     watch.received(figures(requests=100, p99_ms=1.0), 70.1)
-    assert (watch.phase, watch.readings.golden) == (Phase.HELD, 93)
+    assert (watch.phase, watch.readings.golden) == (TrialPhase.HELD, 93)
 
 
 def test_readings_that_are_not_known_are_no_fields_of_an_event() -> None:
