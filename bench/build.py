@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -31,6 +30,7 @@ import numpy as np
 from bench.support.architectures import write_model
 from bench.support.devices import edgert
 from bench.support.peer_servers.environments import default_folder, environment
+from bench.support.processes import children_cpu_s
 from bench.support.tables import emit
 from tests.support.paths import DIGITS
 
@@ -74,9 +74,9 @@ def ours(model: str, paths: tuple[Path, Path, Path], targets: tuple[str, ...], f
     rows = []
     for cache in ("cold", "warm"):
         print(f"{model}, {len(targets)} targets, {cache}", file=sys.stderr)
-        began, used = time.perf_counter(), _cpu_s()
+        began, used = time.perf_counter(), children_cpu_s()
         edgert(*words)
-        taken = time.perf_counter() - began, _cpu_s() - used
+        taken = time.perf_counter() - began, children_cpu_s() - used
         note = f"{len(os.sched_getaffinity(0))} cores"
         rows.append(_row(model, "edgert build", ", ".join(targets), cache, taken, note))
     return rows
@@ -86,12 +86,6 @@ def _model(name: str, folder: Path) -> tuple[Path, Path, Path]:
     if name == "digits":
         return DIGITS / "digits.onnx", DIGITS / "calibration.npz", DIGITS / "holdout.npz"
     return write_model(name, folder, calibration=SAMPLES, holdout=SAMPLES)
-
-
-def _cpu_s() -> float:
-    """Return the processor time of all ended processes: on a shared machine it says more than the clock."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
 
 
 def _row(
@@ -112,12 +106,12 @@ def _peer(name: str, model: str, paths: tuple[Path, Path, Path], environments: P
     print(f"{model}, {name}", file=sys.stderr)
     # The peers start tools from the folder of their Python.
     variables = {**os.environ, "PATH": f"{python.parent}:{os.environ['PATH']}", "OLIVE_DISABLE_TELEMETRY": "1"}
-    began, used = time.perf_counter(), _cpu_s()
+    began, used = time.perf_counter(), children_cpu_s()
     try:
         done = subprocess.run(words, cwd=folder, env=variables, capture_output=True, text=True, timeout=PEER_S_MAX)
     except subprocess.TimeoutExpired:
         return _row(model, name, target, "", None, f"not done within {PEER_S_MAX:.0f} s")
-    taken = time.perf_counter() - began, _cpu_s() - used
+    taken = time.perf_counter() - began, children_cpu_s() - used
     made = sorted(path.name for path in (folder / name).rglob("*") if path.suffix in (".tflite", ".onnx"))
     note = f"writes {', '.join(made) or 'nothing'}"
     if done.returncode:

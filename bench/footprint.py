@@ -23,7 +23,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import resource
 import shutil
 import socket
 import statistics
@@ -45,7 +44,7 @@ from bench.support.live_artifact import live_artifact
 from bench.support.peer_servers.environments import default_folder
 from bench.support.peer_servers.servers import running
 from bench.support.peer_servers.session import write_spec
-from bench.support.processes import processes
+from bench.support.processes import children_cpu_s, processes
 from bench.support.tables import emit
 from edgert import Client
 from edgert.bundle.signing import new_key
@@ -310,12 +309,6 @@ def cold_start(state: Path, path: Path, starts: int) -> list[dict[str, Any]]:
         row("start to first answer, nothing learned yet", statistics.median(unlearned), "s"),
         row("start to first answer, less the engine's import", statistics.median(after), "s", 1.0),
     ]
-
-
-def children_cpu_s() -> float:
-    """Return the processor time of all ended descendants."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
 
 
 def start_s(state: Path, path: Path) -> float:

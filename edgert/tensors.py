@@ -78,6 +78,11 @@ class TensorSpec:
         """Whether it may hold class scores: [N, C] of floats, or of a quantized model's integers."""
         return len(self.shape) == 2 and (self.datatype.startswith("FP") or self.datatype in ("INT8", "UINT8", "INT16"))
 
+    @property
+    def ranks_classes(self) -> bool:
+        """Whether it may hold the scores of several classes, of which one is the highest."""
+        return self.may_be_scores and self.shape[1] >= 2
+
     def as_json(self) -> dict[str, Any]:
         return {"name": self.name, "datatype": self.datatype, "shape": list(self.shape)}
 

@@ -21,7 +21,6 @@ import contextlib
 import io
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -36,6 +35,7 @@ from numpy.typing import NDArray
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
+from bench.support.processes import children_cpu_s
 from bench.zoo import models, table
 from bench.zoo.models import ZooModel
 from bench.zoo.packages import folder as zoo_folder
@@ -197,9 +197,9 @@ def build(model: ZooModel, engine: str, folder: Path, precision: str) -> Built:
         "--no-cache",
         "--json",
     ]
-    began = _children_s()
+    began = children_cpu_s()
     result = _edgert(*words, *model.options)
-    took = _children_s() - began
+    took = children_cpu_s() - began
     if result.returncode in ENDED:  # no verdict on the model: it must not become a row
         sys.exit(f"error: edgert build was ended from outside (exit code {result.returncode}); {GO_ON}")
     if result.returncode != 0:
@@ -277,12 +277,6 @@ def _edgert(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "edgert_deploy.cli", *words], capture_output=True, text=True, check=False
     )
-
-
-def _children_s() -> float:
-    """Return the processor time of all ended child processes: a busy machine changes it little."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
 
 
 def _reason(result: subprocess.CompletedProcess[str]) -> str:

@@ -10,7 +10,7 @@ from edgert.bundle.document import document_bytes, read_document
 from edgert.bundle.expiry import expiry_time
 from edgert.bundle.rules import Classify, Ctc, Detect, Preprocess, check_rules
 from edgert.bundle.signal_rules import Series, Sound, check_series, check_smoothing, check_sound
-from edgert.bundle.state import State, app_specs, check_state
+from edgert.bundle.state import State, Stateful, check_state
 from edgert.bundle.text_rules import Embed, Text, check_embed, check_text
 from edgert.errors import BundleError, NotCompatible
 from edgert.names import NAME, NAME_RULE
@@ -86,7 +86,7 @@ class TargetEntry:
 
 
 @dataclass(frozen=True)
-class Manifest:
+class Manifest(Stateful):
     """The content of a bundle.
 
     `downgrade_from` lets a device install this release if a higher one was live, up to that one; 0 for none.
@@ -142,16 +142,6 @@ class Manifest:
         """The inputs of a request that devices preprocess: one text becomes several inputs of the model."""
         from_text = self.text.inputs[1:] if self.text is not None else ()
         return tuple(spec.name for spec in self.app_inputs if spec.name not in from_text)
-
-    @property
-    def app_inputs(self) -> tuple[TensorSpec, ...]:
-        """The inputs of a request: those that are not state."""
-        return app_specs(self.state, self.inputs, self.outputs)[0]
-
-    @property
-    def app_outputs(self) -> tuple[TensorSpec, ...]:
-        """The outputs of the model that an answer may contain: those that are not state."""
-        return app_specs(self.state, self.inputs, self.outputs)[1]
 
     def artifact(self, artifact_id: str) -> ArtifactEntry:
         return next(a for a in self.artifacts if a.id == artifact_id)

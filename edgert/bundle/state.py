@@ -24,13 +24,24 @@ class State(Closed):
     output: str
 
 
-def app_specs(
-    state: Sequence[State], inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
-) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
-    """Return the inputs and the outputs that apps see: those that are not state."""
-    bound_inputs, bound_outputs = {binding.input for binding in state}, {binding.output for binding in state}
-    app_inputs = tuple(spec for spec in inputs if spec.name not in bound_inputs)
-    return app_inputs, tuple(spec for spec in outputs if spec.name not in bound_outputs)
+class Stateful:
+    """A model with the tensors that apps see, beside those that are state."""
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    state: tuple[State, ...]
+
+    @property
+    def app_inputs(self) -> tuple[TensorSpec, ...]:
+        """The inputs that a request has: those that are no state."""
+        bound = {binding.input for binding in self.state}
+        return tuple(spec for spec in self.inputs if spec.name not in bound)
+
+    @property
+    def app_outputs(self) -> tuple[TensorSpec, ...]:
+        """The outputs of the model that an answer may have: those that are no state."""
+        bound = {binding.output for binding in self.state}
+        return tuple(spec for spec in self.outputs if spec.name not in bound)
 
 
 def check_state(

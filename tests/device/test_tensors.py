@@ -35,6 +35,24 @@ def test_a_spec_describes_an_array_and_survives_json() -> None:
         TensorSpec.of("x", np.zeros(1, np.complex64))
 
 
+@pytest.mark.parametrize(
+    ("datatype", "shape", "scores", "classes"),
+    [
+        ("FP32", (-1, 3), True, True),
+        ("INT8", (1, 2), True, True),
+        ("FP32", (-1, 1), True, False),
+        ("FP32", (-1, -1), True, False),
+        ("INT64", (-1, 3), False, False),
+        ("FP32", (-1, 3, 3), False, False),
+    ],
+)
+def test_scores_have_an_axis_of_classes_and_rank_those_if_there_are_several(
+    datatype: str, shape: tuple[int, ...], scores: bool, classes: bool
+) -> None:
+    spec = TensorSpec("y", datatype, shape)
+    assert (spec.may_be_scores, spec.ranks_classes) == (scores, classes)
+
+
 def test_a_tensor_fits_where_datatype_and_every_stated_axis_agree() -> None:
     spec = TensorSpec("x", "FP32", (-1, 3))
     assert fits(spec, "FP32", (0, 3))

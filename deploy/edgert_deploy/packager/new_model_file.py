@@ -54,7 +54,7 @@ def write_model_file(
 def model_file_text(source: SourceModel, given: Mapping[str, Any], targets: Sequence[str]) -> str:
     """Return the file: set what could be found out, and a comment for each other key."""
     folder, detector = source.path.parent, _is_detector(source)
-    classes = None if detector else next((s.shape[1] for s in source.outputs if _is_scores(s)), None)
+    classes = None if detector else next((s.shape[1] for s in source.outputs if s.ranks_classes), None)
     lines = [
         f"# How to build {source.path.name}: edgert build {source.path.with_suffix(SUFFIX).name}",
         "# The keys are the options of edgert build. Paths begin at this folder. Options given beside the file override it.",
@@ -156,10 +156,6 @@ def _layout(spec: TensorSpec) -> str:
     return "nchw" if spec.shape[1] in CHANNELS else "nhwc" if spec.shape[3] in CHANNELS else ""
 
 
-def _is_scores(spec: TensorSpec) -> bool:
-    return spec.may_be_scores and spec.shape[1] >= 2
-
-
 def _is_detector(source: SourceModel) -> bool:
     image = next((spec for spec in source.inputs if _layout(spec)), None)
     if image is None:
@@ -182,4 +178,4 @@ def _is_detector(source: SourceModel) -> bool:
 def _meaning(spec: TensorSpec, detector: bool) -> str:
     if detector:
         return ": boxes and scores" if len(spec.shape) == 3 else ""
-    return f": {spec.shape[1]} classes, or as many values" if _is_scores(spec) else ""
+    return f": {spec.shape[1]} classes, or as many values" if spec.ranks_classes else ""

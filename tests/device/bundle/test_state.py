@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgert.bundle.state import State, check_state, state_bytes
+from edgert.bundle.state import State, Stateful, check_state, state_bytes
 from edgert.errors import BundleError
 from edgert.tensors import TensorSpec
 
@@ -14,6 +14,12 @@ STATE = (State("s", "t"),)
 
 def spec(name: str, shape: tuple[int, ...] = (-1, 2, 8), datatype: str = "FP32") -> TensorSpec:
     return TensorSpec(name, datatype, shape)
+
+
+def test_apps_see_the_tensors_that_are_no_state() -> None:
+    model = Stateful()
+    model.inputs, model.outputs, model.state = (X, spec("s")), (spec("t"), Y), STATE
+    assert (model.app_inputs, model.app_outputs) == ((X,), (Y,))
 
 
 def test_state_of_one_form_is_accepted_and_measured() -> None:

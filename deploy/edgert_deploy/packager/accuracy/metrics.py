@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from edgert.errors import CalibrationInvalid, ConfigInvalid
 from edgert.printable import in_short
-from edgert.tensors import TensorSpec
 from edgert_deploy.packager.accuracy.decisions import are_probabilities, judgements
 from edgert_deploy.packager.accuracy.detection_metric import MeanAveragePrecision
 from edgert_deploy.packager.accuracy.reference import Metric, Outputs, Reference, Rows
@@ -222,7 +221,7 @@ def scores_index(reference: Reference, labels: NDArray[Any] | None = None) -> in
     It is the one that devices make answers of, else the one [N, C] whose FP32 answers are right most often, the first
     of them. Raises CalibrationInvalid if there is none, or none with so many classes.
     """
-    found = [i for i, spec in enumerate(reference.specs) if _is_scores(spec)]
+    found = [i for i, spec in enumerate(reference.specs) if spec.ranks_classes]
     stated = [
         i for i in found if reference.classify is not None and reference.specs[i].name == reference.classify.output
     ]
@@ -279,7 +278,7 @@ def decibels(signal: float, noise: float) -> float:
 
 def has_scores(reference: Reference) -> bool:
     """Whether an output may hold class scores."""
-    return any(_is_scores(spec) for spec in reference.specs)
+    return any(spec.ranks_classes for spec in reference.specs)
 
 
 def by_chance(reference: Reference) -> tuple[float, float] | None:
@@ -302,12 +301,8 @@ def _finite(right: NDArray[np.bool_], scores: NDArray[Any]) -> NDArray[np.bool_]
     return np.asarray(right & np.isfinite(scores).all(axis=1))
 
 
-def _is_scores(spec: TensorSpec) -> bool:
-    return spec.may_be_scores and spec.shape[1] >= 2
-
-
 def _has_class_scores(reference: Reference) -> bool:
-    if len(reference.specs) != 1 or not _is_scores(reference.specs[0]):
+    if len(reference.specs) != 1 or not reference.specs[0].ranks_classes:
         return False
     named = reference.classify is not None or reference.holdout.labels is not None
     return named or are_probabilities(reference.answers[0])

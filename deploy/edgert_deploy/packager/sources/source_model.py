@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgert.bundle.buckets import Buckets
-from edgert.bundle.state import State, app_specs
+from edgert.bundle.state import State, Stateful
 from edgert.engines import LocalArtifact
 from edgert.errors import BuildFailed, SourceInvalid
 from edgert.tensors import TensorSpec
@@ -60,7 +60,7 @@ class Fold:
 
 
 @dataclass(frozen=True)
-class SourceModel:
+class SourceModel(Stateful):
     """A checked model. `inputs` and `outputs` are the contract that every artifact keeps.
 
     The batch axis (axis 0) is -1 if the model leaves it open; every other axis has a fixed length. `proto` is the
@@ -94,14 +94,6 @@ class SourceModel:
     def model_bytes(self) -> int:
         """The size of the FP32 model, without samples or optimizers that a framework keeps in its file."""
         return self.converted_bytes or self.size_bytes
-
-    @property
-    def app_inputs(self) -> tuple[TensorSpec, ...]:
-        return app_specs(self.state, self.inputs, self.outputs)[0]
-
-    @property
-    def app_outputs(self) -> tuple[TensorSpec, ...]:
-        return app_specs(self.state, self.inputs, self.outputs)[1]
 
 
 def load_source(path: Path, how: Conversion | None = None) -> SourceModel:
