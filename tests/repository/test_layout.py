@@ -45,7 +45,6 @@ PROVEN_ELSEWHERE: dict[str, str] = {
 # A module that has no test of its name yet. Nothing is added here.
 NOT_YET = {
     "deploy/edgert_deploy/cli/doctor.py",
-    "deploy/edgert_deploy/cli/uninstall.py",
 }
 
 AT_THE_ROOT = {

@@ -45,9 +45,8 @@ def uninstall(selector: str, purge: bool, yes: bool, dry_run: bool, inventory: I
 
     results = run_on_each(devices, remove)
     lines = [line for _, removal in results.good for line in _lines(removal, dry_run)]
-    names = ",".join(name for name, _ in results.good)
-    below = f"next: edgert device remove {names}, or edgert bootstrap {names} to set up again"
-    results.show("\n".join(lines), as_json, below="" if dry_run or not names else below, dry_run=dry_run)
+    below = "" if dry_run else _next_step([name for name, _ in results.good])
+    results.show("\n".join(lines), as_json, below=below, dry_run=dry_run)
 
 
 def _agreed(devices: list[Device], purge: bool) -> bool:
@@ -57,6 +56,14 @@ def _agreed(devices: list[Device], purge: bool) -> bool:
     names = ", ".join(device.name for device in devices)
     click.confirm(f"Remove EdgeRT from {names}?", abort=True, err=True)
     return purge or click.confirm("Remove models, trusted keys and configuration too?", err=True)
+
+
+def _next_step(names: list[str]) -> str:
+    """Return what to do with these devices; the inventory forgets one at a time."""
+    if not names:
+        return ""
+    forget = f"edgert device remove {names[0]}" if len(names) == 1 else "edgert device remove NAME for each"
+    return f"next: {forget}, or edgert bootstrap {','.join(names)} to set up again"
 
 
 def _lines(removal: Removal, dry_run: bool) -> list[str]:

@@ -112,18 +112,3 @@ def test_a_device_keeps_its_own_login_at_the_projects_broker_unless_options_give
     team.write_text("newer\n")
     assert edgert("bootstrap", "here")[0] == 0
     assert login() == ("edge", "newer\n"), "the project's own login follows the project"
-
-
-def test_an_uninstall_leaves_a_configuration_that_names_no_removed_login(
-    edgert: Edgert, here: Path, tmp_path: Path
-) -> None:
-    login, state = tmp_path / "login.json", tmp_path / "dev"
-    login.write_text('{"auths": {"registry.example.org": {"auth": "dTpwYXNz"}}}')
-    words = ("--follow", "oci://registry.example.org/plant/models", "--registry-login", login)
-    assert edgert("bootstrap", "here", *words)[0] == 0
-    (state / "follow").mkdir(exist_ok=True)  # as the first round makes it
-    code, answer = edgert("uninstall", "here", "--yes")
-    assert (code, (state / "registry-login").exists()) == (0, False)
-    found = read_config(StateDir(state)).follow
-    assert (found.registry, found.credentials) == (words[1], "")
-    assert str(state / "follow") in answer["devices"][0]["left"]
