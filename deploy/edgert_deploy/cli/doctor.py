@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
 from edgert.cli.output import emit, json_option
 from edgert.errors import ConfigInvalid
@@ -14,9 +15,9 @@ from edgert.printable import counted
 from edgert_deploy.cli.shared.options import inventory_option, profiles_option, selector_argument
 from edgert_deploy.cli.shared.output import say
 from edgert_deploy.common.parallel import UserStop, for_each
-from edgert_deploy.devices.inventory import Inventory
+from edgert_deploy.devices.inventory import Device, Inventory
 from edgert_deploy.devices.selector import ALL
-from edgert_deploy.doctor import FAIL, OK, WARN, Finding
+from edgert_deploy.doctor import FAIL, HOST, OK, WARN, Finding
 
 
 @click.command()
@@ -51,15 +52,10 @@ def doctor(
     from edgert_deploy.doctor.device import check_device
     from edgert_deploy.doctor.host import check_host, signing_keys
 
+    if host_only and _is_typed():
+        raise click.UsageError("SELECTOR and --host exclude each other: choose one")
     findings = check_host(inventory)
-    try:
-        devices = [] if host_only else inventory.devices()
-        if devices or selector is not None:
-            devices = [] if host_only else inventory.select(selector or ALL)
-    except ConfigInvalid:
-        if selector is not None and inventory_is_sound(findings):
-            raise
-        devices = []  # the host's own findings explain what is wrong with the inventory
+    devices = [] if host_only else _devices(inventory, selector, findings)
     keys = signing_keys()
     if devices:
         say("", f"asking {counted(len(devices), 'device')}")
@@ -72,9 +68,30 @@ def doctor(
     click.get_current_context().exit(failed[0].exit_code if failed else 0)
 
 
-def inventory_is_sound(findings: Sequence[Finding]) -> bool:
-    """Return whether the inventory could be read; then it is SELECTOR that is wrong."""
-    return not any(finding.check == "inventory" and finding.level == FAIL for finding in findings)
+def _is_typed() -> bool:
+    """Return whether the user gave SELECTOR; else it is the project's."""
+    return click.get_current_context().get_parameter_source("selector") is ParameterSource.COMMANDLINE
+
+
+def _devices(inventory: Inventory, selector: str | None, findings: list[Finding]) -> list[Device]:
+    """Return the devices to check; a project's selector that is wrong becomes a finding.
+
+    Raises ConfigInvalid for a SELECTOR that the user gave.
+    """
+    try:
+        known = inventory.devices()
+    except ConfigInvalid:
+        return []  # the host's own findings explain what is wrong with the inventory
+    if not known and not _is_typed():
+        return []
+    try:
+        return inventory.select(ALL if selector is None else selector)
+    except ConfigInvalid as error:
+        if _is_typed():
+            raise
+        next_step = "repair `selector` in the project's edgert.toml"
+        findings.append(Finding(HOST, "selector", FAIL, error.message, next_step, error.exit_code))
+        return []
 
 
 def _as_json(finding: Finding) -> dict[str, str]:
