@@ -316,7 +316,7 @@ def _telemetry(report: _Report, status: DeviceStatus) -> None:
         report.ok("telemetry", f"{link.text}; {waiting}")
     else:
         text = f"{telemetry.broker}: {link.text or 'never connected'}; {waiting}"
-        login = "--mqtt-username USER --mqtt-password-file FILE"
+        login = "--mqtt-username USER --mqtt-password-file FILE, and --broker unless edgert.toml has it"
         other = f"another login: edgert bootstrap {name} {login}" if link.state in (REFUSED, BrokerRefused.code) else ""
         other = other or f"another broker: edgert bootstrap {name} --broker HOST"
         report.warn("telemetry", text, f"edgert logs {name} --since 1h; {other}")
