@@ -61,7 +61,7 @@ def described(kind: str, ts_ms: int, *, device: str = "pi-1", boot: str | None =
 def test_each_kind_of_message_goes_to_its_method() -> None:
     heard, pi = Heard(), Pi("pi-1")
     feed(heard, pi.info() + pi.window(NOW_MS, [1.0] * 3), retained=True)
-    feed(heard, pi.went_back(2, "p99_ms is 9 ms"))
+    feed(heard, pi.rolled_back(2, "p99_ms is 9 ms"))
     assert heard.calls == [
         ("info", NOW_MS), ("status", "online"), ("hist", 3), ("metrics", 3), ("event", "rolled_back"),
     ]  # fmt: skip

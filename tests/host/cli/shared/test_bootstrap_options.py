@@ -36,7 +36,7 @@ def far(inventory: Inventory, tmp_path: Path) -> None:
     [
         (("--engines", ","), "names none"),
         (("--engines", ""), "names none"),
-        (("--engine", " , "), "names none"),
+        (("--engines", " , "), "names none"),
         (("--upgrade", "--previous-runtime"), "exclude each other"),
         (("--with", "speech"), "text"),
         (("--trial", "9s"), "write at least 10s and at most 1d"),

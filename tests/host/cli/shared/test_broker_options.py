@@ -76,9 +76,9 @@ def test_every_option_reaches_the_settings_and_a_site_the_command() -> None:
         "--tls",
         "--ca",
         "ca",
-        "--cert",
+        "--client-cert",
         "c",
-        "--key",
+        "--client-key",
         "k",
         "--username",
         "u",
@@ -112,7 +112,7 @@ def test_without_a_broker_the_message_names_the_projects_key() -> None:
         (("--broker", "mqtts://b"), "--tls"),
         (("--broker", "ws://b"), "without ws://"),
         (("--broker", "b", "--ca", "ca.pem"), "or --tls"),
-        (("--broker", "b", "--cert", "c.pem"), "or --tls"),
+        (("--broker", "b", "--client-cert", "c.pem"), "or --tls"),
     ],
 )
 def test_an_address_or_a_login_that_cannot_be_used_is_refused(words: tuple[str, ...], reason: str) -> None:

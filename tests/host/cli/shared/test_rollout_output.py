@@ -111,7 +111,7 @@ def test_a_release_that_scored_less_is_a_warning_with_its_devices_and_a_way_back
     worse = "it scored 0.93, release 1 scored 0.97"
     shown = rollout_table(ended(live("a", warning=worse), live("b", warning=worse), live("c")))
     assert f"warning: {worse}: a, b\n" in shown
-    assert shown.endswith("edgert rollback echo DEVICE goes back")
+    assert shown.endswith("edgert rollback echo DEVICE rolls it back")
     assert rollout_table(ended(live("a"), live("b"), live("c"))).count("warning") == 0
 
 

@@ -42,7 +42,7 @@ def a_full_fleet(exporter: Exporter) -> None:
         hist, metrics = pi.window(NOW_MS, [1.0, 2.0], errors=1, uptime_s=60, engine=[0.5, 0.6])
         feed(exporter, [hist, *changed([metrics], temp_c=61.5, throttled=0, rss_bytes=2**31)])
         pi.seq += 2
-        feed(exporter, pi.window(NOW_MS, [3.0]) + pi.went_back(2, "p99_ms is 9 ms"))
+        feed(exporter, pi.window(NOW_MS, [3.0]) + pi.rolled_back(2, "p99_ms is 9 ms"))
     feed(exporter, [("edgert/v1/plant-a/pi-1/status", b"garbage")])
 
 
