@@ -17,7 +17,7 @@ from edgert_deploy.fleet.live_fleet import (
     WINDOW_S_DEFAULT,
     DeviceState,
     Fleet,
-    ModelState,
+    ReportedModel,
     alarms_of,
 )
 from tests.support.fleet import NOW_MS, Pi, Sent, changed
@@ -177,7 +177,7 @@ def test_figures_that_a_window_leaves_out_are_unknown_and_not_0() -> None:
     feed(fleet, metrics(Pi("pi-1"), NOW_MS, 0))
     model = device_of(fleet).models["digits"]
     assert (model.p50_ms, model.p99_ms, model.batch_mean, model.rss_bytes) == (None, None, None, 0)
-    assert ModelState().per_s is None
+    assert ReportedModel().per_s is None
 
 
 def test_a_device_with_too_many_models_keeps_those_it_has() -> None:

@@ -48,10 +48,10 @@ def a_fleet(size: int) -> tuple[str, ...]:
 def test_each_device_has_a_row_and_each_error_a_line() -> None:
     shown = rollout_table(ended(live("a"), failed("b"), reason="1 of 3 devices failed"))
     assert shown.splitlines() == [
-        "DEVICE  RESULT  LIVE    SECONDS",
-        "a       live    echo 2  1.3",
-        "b       failed          0.0",
-        "c       held            0.0",
+        "DEVICE  RESULT     LIVE    SECONDS",
+        "a       live       echo 2  1.3",
+        "b       failed             0.0",
+        "c       not-begun          0.0",
         "b [device.unreachable]: cannot connect: timed out",
         "echo release 2: 1 of 3 devices; stopped: 1 of 3 devices failed",
         "next: edgert rollout resume echo-r2-1, or edgert rollout abort echo-r2-1, or edgert rollback echo a",
@@ -131,7 +131,7 @@ def test_the_json_has_every_device_in_order_with_every_field() -> None:
     assert value["rollout"] == {"id": "echo-r2-1", "state": "stopped", "reason": "r", "left": ["b", "c"], "by": "ann@a"}
     assert value["bundle"] == {"model": "echo", "release": 2, "digest": "digest"}
     assert [(device["device"], device["result"]) for device in value["devices"]] == [
-        ("a", "live"), ("b", "held"), ("c", "failed"),
+        ("a", "live"), ("b", "not-begun"), ("c", "failed"),
     ]  # fmt: skip
     assert {frozenset(device) for device in value["devices"]} == {frozenset(live("a").as_json())}
     assert value["devices"][2]["error"]["code"] == "device.unreachable"
