@@ -32,7 +32,7 @@ from tests.support.devices import wait_until
 from tests.support.releases import WEIGHTS_BYTES, bundle_of, keep, slot, weights
 from tests.support.stand_ins.forked_edgertd import EDGERTD, ForkedEdgertd
 
-LINK = LinkLimits(connect_s=10, keepalive_s=1, dead_after_s=5.0, attempts=4, pause_s=0.05)
+LINK = LinkLimits(connect_s=10, keepalive_s=1, dead_after_s=5.0, attempts=4, pauses_s=(0.05,))
 
 
 @pytest.fixture(scope="module")
