@@ -81,7 +81,7 @@ class ModelService:
         self._order = partial(LoadOrder, model, state=str(state.root), boot=boot)
         self.workers = WorkerSet(clock, start_worker)
         self._watchdog = Watchdog(config.serving, self.workers, clock, self._recycle)
-        self._restarts = Restarts(clock, self.sync)
+        self._restarts = Restarts(clock, self._restart)
         self._slot_writer = SlotWriter(clock)
         self.trial = Trial(
             model, self.store, self._slot_writer, clock, self._roll_back, self._rolled_back, self.sync, report
@@ -283,6 +283,15 @@ class ModelService:
         """Serve no version for now; if a fault is the reason, that is what clients are told."""
         self._idle = ModelState.FAILED if self.fault else idle
         self._settle(None)
+
+    def _restart(self) -> None:
+        """Start the next worker, now or once the slots can be read."""
+
+        def follow() -> None:
+            self.store.read()  # if this fails, the slot writer tries again; `sync` would wait for a command
+            self.sync()
+
+        self._slot_writer.attempt("restart", follow)
 
     def _start(self, slots: SlotState, version: Version) -> None:
         folder, previous = str(self.store.live_folder(slots)), previous_version(self.store, slots)

@@ -15,7 +15,7 @@ from edgert.backoff import STABLE_S
 from edgert.config import DeviceConfig, parse_config
 from edgert.daemon.model.model_service import ModelService
 from edgert.daemon.model.restarts import CRASHES_MAX, QUARANTINE_PAUSES_S, RESTART_PAUSES_S
-from edgert.daemon.model.slot_writer import BUSY_RETRY_S
+from edgert.daemon.model.slot_writer import BUSY_RETRY_S, STORAGE_RETRY_S
 from edgert.daemon.workers.worker_process import LOAD_S_MAX
 from edgert.daemon.workers.worker_set import STUCK_S
 from edgert.errors import EdgeRTError, ModelNotFound, Overloaded, ShuttingDown, Unavailable
@@ -179,6 +179,18 @@ def test_a_worker_that_served_for_long_makes_crashes_forgotten(world: World) -> 
     world.now_s += STABLE_S + 1
     world.service.ended(worker)
     assert world.service.status().crashes == 1
+
+
+def test_a_restart_is_tried_again_once_the_slots_can_be_read(world: World) -> None:
+    world.service.ended(world.serve())
+    file = world.store.folder / "state.json"
+    slots = file.read_bytes()
+    file.write_bytes(b"{")
+    world.wait(RESTART_PAUSES_S[0])
+    assert world.service.state == "restarting"
+    file.write_bytes(slots)
+    world.wait(STORAGE_RETRY_S)
+    assert world.loaded() is world.service.workers.serving
 
 
 def test_a_good_version_that_keeps_crashing_gives_way_to_the_one_before(world: World) -> None:
