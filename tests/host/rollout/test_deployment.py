@@ -108,7 +108,7 @@ def test_a_model_that_goes_in_the_middle_or_is_damaged_is_told_apart(bundle: Pat
     assert "the rollback failed, too [device.storage_failed]: its file is torn" in error.message
 
 
-def test_where_going_back_fails_too_nobody_claims_that_it_went_back(bundle: Path, key: SigningKey) -> None:
+def test_where_the_rollback_fails_too_nobody_claims_that_it_rolled_back(bundle: Path, key: SigningKey) -> None:
     device = SimulatedDevice(key, RELEASE_1, check=HealthCheckFailed("off"), rollback=DeviceError("disk is gone"))
     error = roll_out(bundle, device).error
     assert error is not None
@@ -255,7 +255,7 @@ def test_ctrl_c_in_the_last_step_comes_too_late_and_the_outcome_says_so(bundle: 
     assert (outcome.result, outcome.serving, exit_code_of([outcome.error])) == ("live", 2, 0)
 
 
-def test_ctrl_c_where_going_back_fails_does_not_claim_that_it_went_back(bundle: Path, key: SigningKey) -> None:
+def test_ctrl_c_where_the_rollback_fails_does_not_claim_that_it_rolled_back(bundle: Path, key: SigningKey) -> None:
     device, stop = SimulatedDevice(key, RELEASE_1, rollback=DeviceError("disk is gone")), UserStop()
     device.before = lambda verb: stop.press() if verb == "activate" else None
     error = roll_out(bundle, device, stop=stop).error
