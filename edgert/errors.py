@@ -8,6 +8,7 @@ languages match on it), `exit_code` is the command line's exit status, and `wire
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 
 class EdgeRTError(Exception):
@@ -277,6 +278,21 @@ def by_wire_code(wire_code: int) -> type[EdgeRTError]:
 def by_code(code: str) -> type[EdgeRTError]:
     """Return the class that states `code`; the root class for an unknown code."""
     return next((cls for cls in _descendants(EdgeRTError) if vars(cls).get("code") == code), EdgeRTError)
+
+
+@dataclass(frozen=True)
+class ErrorText:
+    """An error as JSON states it. The code of another version, which has no class here, is kept."""
+
+    code: str
+    message: str
+
+    @classmethod
+    def of(cls, error: EdgeRTError) -> ErrorText:
+        return cls(error.code, error.message)
+
+    def as_error(self) -> EdgeRTError:
+        return by_code(self.code)(self.message)
 
 
 def exit_code_of(errors: Iterable[EdgeRTError | None]) -> int:

@@ -21,7 +21,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -32,9 +32,10 @@ from numpy.typing import NDArray
 from edgert import machine
 from edgert.bundle.buckets import Buckets
 from edgert.checks import golden_samples as golden
+from edgert.checks.bench_answer import BenchAnswer, BenchMachine, BenchMode, BenchResult, BenchTimes, Temperatures
 from edgert.engines import ENGINES, EngineOptions, LocalArtifact, Session, engine_by_name
 from edgert.engines.padding import load_session
-from edgert.errors import ConfigInvalid, EdgeRTError
+from edgert.errors import ConfigInvalid, EdgeRTError, ErrorText
 from edgert.printable import counted
 from edgert.tensors import TensorSpec
 from edgert.typed_json import from_json
@@ -110,64 +111,56 @@ def bench(
     cache_dir: Path,
     progress: Callable[[str], None],
     clock: Clock = time.perf_counter,
-) -> dict[str, Any]:
+) -> BenchAnswer:
     """Measure for about `seconds`, or longer if a run takes long; report a piece that cannot run."""
-    results: list[dict[str, Any]] = []
-    sessions: list[tuple[dict[str, Any], Session, Piece]] = []
+    results: list[BenchResult] = []
+    opened: dict[int, tuple[Session, Piece]] = {}  # by the place in `results`
     before_c = machine.temp_c()
     try:
         for piece in work:
             progress(f"{piece.name}: loading, and trying numbers of threads")
-            result: dict[str, Any] = {"id": piece.name, "engine": piece.artifact.engine}
-            results.append(result)
+            result = BenchResult(piece.name, piece.artifact.engine)
             try:
-                session = _opened(piece.artifact, piece.sample, cache_dir, result, progress, clock)
-                sessions.append((result, session, piece))
+                result = replace(result, engine_version=engine_by_name(piece.artifact.engine).version())
+                session, result = _opened(piece, result, cache_dir, progress, clock)
+                opened[len(results)] = session, piece
             except EdgeRTError as error:
-                result["error"] = error.as_json()
+                result = replace(result, error=ErrorText.of(error))
                 progress(f"{piece.name}: {error.message}")
+            results.append(result)
         at_most = "up to " if all(piece.error_share_max for piece in work) else ""
-        progress(f"measuring {counted(len(sessions), 'artifact')} in turn for {at_most}{seconds:g} s")
-        _in_turn(sessions, seconds, clock)
+        progress(f"measuring {counted(len(opened), 'artifact')} in turn for {at_most}{seconds:g} s")
+        times = _in_turn(list(opened.values()), seconds, clock)
     finally:
-        for _, session, _ in sessions:
+        for session, _ in opened.values():
             session.close()
-    return {
-        "mode": "engine",
-        "machine": measured_on(),
-        "temp_c": {"before": before_c, "after": machine.temp_c()},
-        "results": results,
-    }
+    for place, measured in zip(opened, times, strict=True):
+        results[place] = replace(results[place], times=measured)
+    return BenchAnswer(BenchMode.ENGINE, measured_on(), Temperatures(before_c, machine.temp_c()), tuple(results))
 
 
-def measured_on() -> dict[str, Any]:
+def measured_on() -> BenchMachine:
     """Return the machine and processor of this measurement."""
-    return {"machine": platform.machine(), "cpu": processor_name(), "cpus": len(os.sched_getaffinity(0))}
+    return BenchMachine(platform.machine(), processor_name(), len(os.sched_getaffinity(0)))
 
 
 def _opened(
-    artifact: LocalArtifact,
-    sample: Arrays,
-    cache_dir: Path,
-    result: dict[str, Any],
-    progress: Callable[[str], None],
-    clock: Clock,
-) -> Session:
-    """Return a warm session on the fastest number of threads; note what was measured in `result`."""
-    engine = engine_by_name(artifact.engine)
-    result["engine_version"] = engine.version()
-    engine.prepare(artifact, EngineOptions(cache_dir=cache_dir), progress)
+    piece: Piece, result: BenchResult, cache_dir: Path, progress: Callable[[str], None], clock: Clock
+) -> tuple[Session, BenchResult]:
+    """Return a warm session on the fastest number of threads, and `result` with what was measured."""
+    artifact = piece.artifact
+    engine_by_name(artifact.engine).prepare(artifact, EngineOptions(cache_dir=cache_dir), progress)
     base_bytes = machine.rss_bytes() or 0  # the engine's libraries are loaded by now
     times: dict[int, float] = {}
-    session, best = None, 0
+    session, best, load_s = None, 0, 0.0
     for threads in _threads(artifact.engine):
         began = clock()
         tried = load_session(artifact, EngineOptions(threads=threads, cache_dir=cache_dir))
         try:
             for _ in range(WARM_RUNS):
-                tried.run(sample)
-            result.setdefault("load_s", round(clock() - began, 4))
-            times[threads] = statistics.median(_runs(tried, sample, TRIAL_S, clock))
+                tried.run(piece.sample)
+            load_s = load_s if times else round(clock() - began, 4)  # of the first
+            times[threads] = statistics.median(_runs(tried, piece.sample, TRIAL_S, clock))
         except BaseException:
             tried.close()
             if session is not None:
@@ -181,31 +174,38 @@ def _opened(
             session.close()
         session, best = tried, threads
     assert session is not None
-    result["memory_mb"] = round(max(0, (machine.rss_bytes() or 0) - base_bytes) / 1e6, 1)
-    result["threads"] = best
-    result["threads_ms"] = {str(threads): round(1e3 * s, 5) for threads, s in times.items()}
-    return session
+    return session, replace(
+        result,
+        load_s=load_s,
+        memory_mb=round(max(0, (machine.rss_bytes() or 0) - base_bytes) / 1e6, 1),
+        threads=best,
+        threads_ms={threads: round(1e3 * s, 5) for threads, s in times.items()},
+    )
 
 
-def _in_turn(sessions: Sequence[tuple[dict[str, Any], Session, Piece]], seconds: float, clock: Clock) -> None:
-    medians: list[list[float]] = [[] for _ in sessions]
-    runs: list[list[float]] = [[] for _ in sessions]
+def _in_turn(opened: Sequence[tuple[Session, Piece]], seconds: float, clock: Clock) -> list[BenchTimes]:
+    medians: list[list[float]] = [[] for _ in opened]
+    runs: list[list[float]] = [[] for _ in opened]
     until = clock() + seconds
     rounds = 0
-    while sessions and (rounds < ROUNDS_MIN or clock() < until):
-        for i, (_, session, piece) in enumerate(sessions):
+    while opened and (rounds < ROUNDS_MIN or clock() < until):
+        for i, (session, piece) in enumerate(opened):
             times = _runs(session, piece.sample, ROUND_S, clock)
             medians[i].append(statistics.median(times))
             runs[i] += times
         rounds += 1
-        if all(_is_known(times, piece.error_share_max) for times, (_, _, piece) in zip(medians, sessions, strict=True)):
+        if all(_is_known(times, piece.error_share_max) for times, (_, piece) in zip(medians, opened, strict=True)):
             break
-    for (result, _, _), rounds_s, runs_s in zip(sessions, medians, runs, strict=True):
-        result["p50_ms"] = round(1e3 * statistics.median(rounds_s), 5)
-        for share in (90, 95, 99):
-            result[f"p{share}_ms"] = round(1e3 * float(np.percentile(runs_s, share)), 5)
-        result["per_s"] = round(len(runs_s) / sum(runs_s), 2) if sum(runs_s) else 0.0
-        result["runs"] = len(runs_s)
+    return [
+        times_of(runs_s, 5, p50_s=statistics.median(rounds_s)) for rounds_s, runs_s in zip(medians, runs, strict=True)
+    ]
+
+
+def times_of(runs_s: Sequence[float], digits: int, *, p50_s: float) -> BenchTimes:
+    """Return the times of single runs; `p50_s` is their median, or that of the rounds' medians."""
+    p90_ms, p95_ms, p99_ms = (round(1e3 * float(value), digits) for value in np.percentile(runs_s, (90, 95, 99)))
+    per_s = round(len(runs_s) / sum(runs_s), 2) if sum(runs_s) else 0.0
+    return BenchTimes(round(1e3 * p50_s, digits), p90_ms, p95_ms, p99_ms, per_s, len(runs_s))
 
 
 def _is_known(rounds_s: Sequence[float], error_share_max: float) -> bool:

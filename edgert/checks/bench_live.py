@@ -7,15 +7,17 @@ are threads of one process, so for models under about 0.1 ms they are the bottle
 from __future__ import annotations
 
 import contextlib
+import statistics
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 
 from edgert import machine
-from edgert.checks.bench import measured_on
+from edgert.checks.bench import measured_on, times_of
+from edgert.checks.bench_answer import BenchAnswer, BenchMode, BenchResult, Temperatures
 from edgert.checks.golden_client import GoldenClient
 from edgert.checks.status import ServingStatus, ask_daemon
 from edgert.config import DeviceConfig
@@ -40,7 +42,7 @@ def bench_live(
     seconds: float,
     clients: int,
     progress: Callable[[str], None],
-) -> dict[str, Any]:
+) -> BenchAnswer:
     """Measure for about `seconds`, half with one client, half with `clients`. Raises the daemon's errors."""
     version = load_live(store, config)
     before_c = machine.temp_c()
@@ -50,21 +52,18 @@ def bench_live(
     together_s, took_s = _answer_times(version, state, config, clients, seconds / 2)
     serving = serving_of(model, state)
     loaded = serving.loaded
-    result = {
-        "id": f"live: {loaded and loaded.artifact} of release {version.manifest.release}",
-        "engine": loaded and loaded.engine,
-        "engine_version": loaded and loaded.engine_version,
-        "degraded": loaded and loaded.degraded,
-        "threads": loaded and loaded.threads,
-        "memory_mb": serving.memory_mb,
-        **{f"p{share}_ms": round(1e3 * float(np.percentile(alone_s, share)), 4) for share in (50, 90, 95, 99)},
-        "runs": len(alone_s),
-        "clients": clients,
-        "per_s": round(len(together_s) / took_s, 2),
-        "together_p99_ms": round(1e3 * float(np.percentile(together_s, 99)), 4),
-    }
-    temperatures = {"before": before_c, "after": machine.temp_c()}
-    return {"mode": "as-served", "machine": measured_on(), "temp_c": temperatures, "results": [result]}
+    result = BenchResult(
+        f"live: {loaded and loaded.artifact} of release {version.manifest.release}",
+        loaded.engine if loaded else None,
+        loaded.engine_version if loaded else None,
+        loaded.threads if loaded else None,
+        serving.memory_mb,
+        degraded=loaded.degraded if loaded else None,
+        clients=clients,
+        together_p99_ms=round(1e3 * float(np.percentile(together_s, 99)), 4),
+        times=replace(times_of(alone_s, 4, p50_s=statistics.median(alone_s)), per_s=round(len(together_s) / took_s, 2)),
+    )
+    return BenchAnswer(BenchMode.AS_SERVED, measured_on(), Temperatures(before_c, machine.temp_c()), (result,))
 
 
 def _answer_times(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import click
 
+from edgert.checks.bench_answer import BenchResult
 from edgert.cli.output import emit, json_option, progress
 from edgert.cli.quantity import Duration
 from edgert.cli.slot_commands import store_of
@@ -14,6 +14,7 @@ from edgert.config import read_config
 from edgert.errors import TransitionRefused
 from edgert.printable import counted
 from edgert.state_dir import StateDir
+from edgert.typed_json import to_json
 from edgert.versions.claims import claiming
 from edgert.versions.installed import load_live
 from edgert.versions.slot_store import SlotStore
@@ -68,7 +69,7 @@ def bench(state: StateDir, folder: Path | None, model: str | None, for_s: float,
             loaded = serving_of(model, state).loaded
             work.append(live_piece(version, loaded.artifact if loaded else version.artifacts[0].id))
         measured = measure(work, for_s, state.cache, progress)
-    emit(measured, "\n".join(_line(result) for result in measured["results"]), as_json)
+    emit(to_json(measured), "\n".join(_line(result) for result in measured.results), as_json)
 
 
 def _refuse_watched(model: str, store: SlotStore) -> None:
@@ -81,8 +82,9 @@ def _refuse_watched(model: str, store: SlotStore) -> None:
         )
 
 
-def _line(result: dict[str, Any]) -> str:
-    if "error" in result:
-        return f"{result['id']:28} {result['error']['message']}"
-    times = "   ".join(f"{name} {result[f'{name}_ms']:10.4f} ms" for name in ("p50", "p95", "p99"))
-    return f"{result['id']:28} {times}   {result['per_s']:10.1f} /s   {counted(result['threads'], 'thread')}"
+def _line(result: BenchResult) -> str:
+    if result.times is None:
+        return f"{result.id:28} {result.error.message if result.error else 'not measured'}"
+    percentiles = {"p50": result.times.p50_ms, "p95": result.times.p95_ms, "p99": result.times.p99_ms}
+    times = "   ".join(f"{name} {value:10.4f} ms" for name, value in percentiles.items())
+    return f"{result.id:28} {times}   {result.times.per_s:10.1f} /s   {counted(result.threads or 0, 'thread')}"

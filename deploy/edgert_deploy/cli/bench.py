@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import click
 
+from edgert.checks.bench_answer import BenchAnswer, BenchResult
 from edgert.cli.output import json_option
 from edgert.cli.quantity import Duration
 from edgert_deploy.cli.shared.each import Results, run_on_each
@@ -51,7 +51,7 @@ def bench(
       edgert bench digits all --json
     """
 
-    def measured(device: Device, transport: Transport) -> dict[str, Any]:
+    def measured(device: Device, transport: Transport) -> BenchAnswer:
         tell = partial(say, device.name)
         if isinstance(model_or_bundle, Path):
             return bench_bundle_on(device, transport, model_or_bundle, for_s, tell)
@@ -61,25 +61,25 @@ def bench(
     results.show(_table(results), as_json)
 
 
-def _table(measured: Results[dict[str, Any]]) -> str:
+def _table(measured: Results[BenchAnswer]) -> str:
     cells: list[tuple[str, ...]] = [HEADING]
     errors = []
-    for name, row in measured.good:
-        results = row.get("results", [])
-        live = next(
-            (result["p50_ms"] for result in results if result["id"].startswith("live") and "p50_ms" in result), None
-        )
-        cells += [_cells(name, row, result, live if len(results) > 1 else None) for result in results]
-        failed = [result for result in results if "error" in result]
-        errors += [(f"{name} {result['id']}", result["error"]["code"], result["error"]["message"]) for result in failed]
+    for name, answer in measured.good:
+        live = (result.times.p50_ms for result in answer.results if result.times and result.id.startswith("live"))
+        live_ms = next(live, None) if len(answer.results) > 1 else None
+        before_c, after_c = answer.temp_c.before, answer.temp_c.after
+        heat = "-" if after_c is None else f"{before_c} -> {after_c}"
+        cells += [(name, *_cells(result, live_ms), heat) for result in answer.results]
+        failed = [(result.id, result.error) for result in answer.results if result.error]
+        errors += [(f"{name} {artifact}", error.code, error.message) for artifact, error in failed]
     return f"{columns(cells)}\n{error_lines(errors)}".rstrip("\n")
 
 
-def _cells(name: str, row: dict[str, Any], result: dict[str, Any], live_ms: float | None) -> tuple[str, ...]:
-    heat = "-" if row["temp_c"]["after"] is None else f"{row['temp_c']['before']} -> {row['temp_c']['after']}"
-    if "error" in result:
-        return (name, result["id"], result["engine"], "-", "-", "-", "-", "-", "-", heat)
-    times = [f"{result[key]:.3f}" for key in ("p50_ms", "p95_ms", "p99_ms")]
-    ratio = f"{result['p50_ms'] / live_ms:.2f}x" if live_ms else "-"
-    memory = "-" if result.get("memory_mb") is None else f"{result['memory_mb']:.1f}"
-    return (name, result["id"], result["engine"] or "-", *times, f"{result['per_s']:.1f}", ratio, memory, heat)
+def _cells(result: BenchResult, live_ms: float | None) -> tuple[str, ...]:
+    times, about = result.times, (result.id, result.engine or "-")
+    if times is None:
+        return (*about, "-", "-", "-", "-", "-", "-")
+    percentiles = [f"{value:.3f}" for value in (times.p50_ms, times.p95_ms, times.p99_ms)]
+    ratio = f"{times.p50_ms / live_ms:.2f}x" if live_ms else "-"
+    memory = "-" if result.memory_mb is None else f"{result.memory_mb:.1f}"
+    return (*about, *percentiles, f"{times.per_s:.1f}", ratio, memory)

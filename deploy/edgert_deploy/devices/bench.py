@@ -21,13 +21,14 @@ from edgert.bundle.buckets import Buckets
 from edgert.bundle.bundle_file import Bundle, open_bundle
 from edgert.bundle.manifest import TargetEntry
 from edgert.checks.bench import FORMAT, SPEC
+from edgert.checks.bench_answer import BenchAnswer
 from edgert.checks.status import DeviceStatus
 from edgert.durations import duration_text
 from edgert.errors import BundleCorrupt, EdgeRTError, EngineMissing
 from edgert.tensors import TensorSpec
 from edgert.typed_json import to_json
 from edgert_deploy.devices.inventory import Device
-from edgert_deploy.devices.remote import QUICK_S_MAX, RemoteDaemon
+from edgert_deploy.devices.remote import QUICK_S_MAX, RemoteDaemon, answer_of
 from edgert_deploy.devices.transports import LineSink, Transport, in_folder
 
 BENCH_S_MAX = 3600.0  # an engine may compile first
@@ -35,15 +36,15 @@ BENCH_S_MAX = 3600.0  # an engine may compile first
 
 def bench_live_on(
     device: Device, transport: Transport, model: str, seconds: float, clients: int, progress: LineSink
-) -> dict[str, Any]:
+) -> BenchAnswer:
     """Return the answer of `edgertd bench --model`, which asks the live version as apps do."""
     words = ("bench", "--model", model, "--for", duration_text(seconds), "--clients", str(clients))
-    return RemoteDaemon(transport, device, progress).call(*words, timeout_s=BENCH_S_MAX)
+    return answer_of(BenchAnswer, RemoteDaemon(transport, device, progress).call(*words, timeout_s=BENCH_S_MAX))
 
 
 def bench_bundle_on(
     device: Device, transport: Transport, path: Path, seconds: float, progress: LineSink
-) -> dict[str, Any]:
+) -> BenchAnswer:
     """Run the bundle's artifacts for the device, beside the live version of the model if there is one.
 
     Raises NotCompatible, EngineMissing, BundleError, and the errors of the link and the device.
@@ -57,7 +58,7 @@ def bench_bundle_on(
         return bench_folder(daemon, Path(folder), seconds, progress, *beside)
 
 
-def bench_folder(daemon: RemoteDaemon, folder: Path, seconds: float, progress: LineSink, *words: str) -> dict[str, Any]:
+def bench_folder(daemon: RemoteDaemon, folder: Path, seconds: float, progress: LineSink, *words: str) -> BenchAnswer:
     """Send a folder that `write_spec` completed, and return the answer of `edgertd bench` on it."""
     incoming, name = f"{daemon.device.state}/incoming", f"bench-{uuid.uuid4().hex}"
     remote = f"{incoming}/{name}"
@@ -67,7 +68,8 @@ def bench_folder(daemon: RemoteDaemon, folder: Path, seconds: float, progress: L
             part = path.relative_to(folder).as_posix()
             progress(f"sending {part}")
             daemon.transport.put(path, f"{remote}/{part}")
-        return daemon.call("bench", remote, *words, "--for", duration_text(seconds), timeout_s=BENCH_S_MAX)
+        answer = daemon.call("bench", remote, *words, "--for", duration_text(seconds), timeout_s=BENCH_S_MAX)
+        return answer_of(BenchAnswer, answer)
     finally:
         with contextlib.suppress(EdgeRTError):
             daemon.transport.run(in_folder(incoming, ["rm", "-rf", f"./{name}"]), QUICK_S_MAX)

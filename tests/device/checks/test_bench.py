@@ -42,19 +42,22 @@ def test_an_artifact_that_does_not_load_is_an_error_and_the_others_are_timed(tmp
     (tmp_path / "bad.onnx").write_bytes(b"nothing")
     bad = {"id": "bad", "engine": "onnxruntime", "path": "bad.onnx", "sha256": "0"}
     work = read_work(folder_of_null(tmp_path, bad))
-    broken, good = bench(work, 0.0, tmp_path / "cache", lambda line: None)["results"]
-    assert broken["error"]["code"] == "device.engine_failed"
-    assert good["p50_ms"] >= 0
-    assert good["threads"] == 1
+    broken, good = bench(work, 0.0, tmp_path / "cache", lambda line: None).results
+    assert broken.error is not None
+    assert broken.error.code == "device.engine_failed"
+    assert good.times is not None
+    assert good.times.p50_ms >= 0
+    assert good.threads == 1
 
 
 def test_runs_of_microseconds_are_counted_one_by_one(tmp_path: Path) -> None:
     """As many as fit into the time, each at the same cost: a sum over all after each takes minutes."""
     ticks = count(0.0, RUN_S)
     work = read_work(folder_of_null(tmp_path))
-    (found,) = bench(work, 0.0, tmp_path / "cache", lambda line: None, lambda: next(ticks))["results"]
-    assert found["runs"] == pytest.approx(ROUNDS_MIN * ROUND_S / RUN_S, rel=0.01)
-    assert (found["p50_ms"], found["p99_ms"]) == (1e3 * RUN_S, 1e3 * RUN_S)
+    (found,) = bench(work, 0.0, tmp_path / "cache", lambda line: None, lambda: next(ticks)).results
+    assert found.times is not None
+    assert found.times.runs == pytest.approx(ROUNDS_MIN * ROUND_S / RUN_S, rel=0.01)
+    assert (found.times.p50_ms, found.times.p99_ms) == (1e3 * RUN_S, 1e3 * RUN_S)
 
 
 @pytest.mark.parametrize("steady", [True, False])

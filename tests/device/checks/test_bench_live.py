@@ -22,9 +22,10 @@ def test_the_live_version_is_measured_alone_and_by_several_clients() -> None:
         store = SlotStore(device.state.models / "echo")
         found = bench_live("echo", store, device.state, read_config(device.state), 0.02, 3, told.append)
         assert serving_of("nothing", device.state).state == "not served"
-    (result,) = found["results"]
-    assert (result["id"], result["engine"], result["clients"]) == ("live: null of release 1", "null", 3)
-    assert 0 < result["p50_ms"] <= result["p99_ms"]
+    (result,) = found.results
+    assert (result.id, result.engine, result.clients) == ("live: null of release 1", "null", 3)
+    assert result.times is not None
+    assert 0 < result.times.p50_ms <= result.times.p99_ms
     assert told == ["echo: one client for 0.01 s", "echo: 3 clients for 0.01 s"]
 
 

@@ -12,9 +12,9 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from edgert.errors import ConfigInvalid, DeviceError
+from edgert.checks.bench_answer import BenchResult
+from edgert.errors import ConfigInvalid, ErrorText
 from edgert_deploy.devices.bench import bench_folder, write_spec
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.profiles import DeviceProfile
@@ -111,26 +111,25 @@ def _measured(
         ]
     finally:
         daemon.transport.close()
-    try:
-        return {str(result["id"]): _timing(where, result) for result in results}
-    except (KeyError, TypeError, ValueError) as error:
-        raise DeviceError(
-            f"the answer of edgertd bench on {where} has no times: bootstrap the device again (edgert bootstrap)"
-        ) from error
+    return {result.id: _timing(where, result) for result in results}
 
 
-def _measured_alone(daemon: RemoteDaemon, evaluation: Evaluation, candidate: Candidate, progress: Progress) -> Any:
+def _measured_alone(
+    daemon: RemoteDaemon, evaluation: Evaluation, candidate: Candidate, progress: Progress
+) -> Sequence[BenchResult]:
     try:
         return _results(daemon, evaluation, [candidate], progress)
     except DaemonCrashed as error:
-        return [{"id": candidate.id, "error": error.as_json()}]
+        return [BenchResult(candidate.id, candidate.artifact.engine, error=ErrorText.of(error))]
 
 
-def _results(daemon: RemoteDaemon, evaluation: Evaluation, candidates: Sequence[Candidate], progress: Progress) -> Any:
+def _results(
+    daemon: RemoteDaemon, evaluation: Evaluation, candidates: Sequence[Candidate], progress: Progress
+) -> Sequence[BenchResult]:
     """Return what `edgertd bench` answers of each candidate."""
     with tempfile.TemporaryDirectory(prefix="edgert-bench-") as folder:
         _write_candidates(Path(folder), evaluation, candidates)
-        return bench_folder(daemon, Path(folder), SECONDS, progress).get("results")
+        return bench_folder(daemon, Path(folder), SECONDS, progress).results
 
 
 def _write_candidates(folder: Path, evaluation: Evaluation, candidates: Sequence[Candidate]) -> None:
@@ -148,16 +147,9 @@ def _write_candidates(folder: Path, evaluation: Evaluation, candidates: Sequence
     write_spec(folder, source.inputs, source.outputs, inputs, entries, source.buckets, ERROR_SHARE_MAX)
 
 
-def _timing(where: str, result: dict[str, Any]) -> Timing:
-    if "error" in result:
-        return Timing(
-            where, engine_version=str(result.get("engine_version", "")), error=str(result["error"]["message"])
-        )
-    return Timing(
-        where,
-        float(result["p50_ms"]),
-        float(result["p90_ms"]),
-        int(result["threads"]),
-        int(result["runs"]),
-        str(result["engine_version"]),
-    )
+def _timing(where: str, result: BenchResult) -> Timing:
+    version, times = result.engine_version or "", result.times
+    if times is None:
+        error = result.error.message if result.error else f"the answer of edgertd bench on {where} has no times"
+        return Timing(where, engine_version=version, error=error)
+    return Timing(where, times.p50_ms, times.p90_ms, result.threads or 0, times.runs, version)

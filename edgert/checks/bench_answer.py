@@ -1,0 +1,78 @@
+"""What `edgertd bench --json` prints, as types; the host reads the same ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from edgert.errors import ErrorText
+from edgert.typed_json import FLAT, OMITTED
+
+
+class BenchMode(str, Enum):
+    """How artifacts were run."""
+
+    ENGINE = "engine"  # the engine alone
+    AS_SERVED = "as-served"  # the live version, through the socket
+
+
+@dataclass(frozen=True)
+class BenchMachine:
+    """The machine of a measurement, and its processor."""
+
+    machine: str
+    cpu: str
+    cpus: int
+
+
+@dataclass(frozen=True)
+class Temperatures:
+    """The temperature of the machine, in °C; None where it has no sensor."""
+
+    before: float | None
+    after: float | None
+
+
+@dataclass(frozen=True)
+class BenchTimes:
+    """Percentiles of single runs or answers, and how many the machine does in a second."""
+
+    p50_ms: float
+    p90_ms: float
+    p95_ms: float
+    p99_ms: float
+    per_s: float
+    runs: int
+
+
+@dataclass(frozen=True)
+class BenchResult:
+    """The `times` of one artifact, or the `error` that prevented them.
+
+    `load_s` and `threads_ms` (the median by number of threads) are known of the engine alone. `degraded`, `clients` and
+    `together_p99_ms` (of so many clients at the same time) are known of a version as it serves.
+    """
+
+    id: str
+    engine: str | None
+    engine_version: str | None = field(default=None, metadata={OMITTED: True})
+    threads: int | None = field(default=None, metadata={OMITTED: True})
+    memory_mb: float | None = field(default=None, metadata={OMITTED: True})
+    load_s: float | None = field(default=None, metadata={OMITTED: True})
+    threads_ms: Mapping[int, float] | None = field(default=None, metadata={OMITTED: True})
+    degraded: bool | None = field(default=None, metadata={OMITTED: True})
+    clients: int | None = field(default=None, metadata={OMITTED: True})
+    together_p99_ms: float | None = field(default=None, metadata={OMITTED: True})
+    times: BenchTimes | None = field(default=None, metadata={FLAT: True})
+    error: ErrorText | None = field(default=None, metadata={OMITTED: True})
+
+
+@dataclass(frozen=True)
+class BenchAnswer:
+    """The results of a measurement, in the order of the artifacts."""
+
+    mode: BenchMode
+    machine: BenchMachine
+    temp_c: Temperatures
+    results: tuple[BenchResult, ...]
