@@ -23,6 +23,7 @@ from edgert.errors import DaemonUnreachable, DeviceError
 from edgert.state_dir import StateDir
 
 START_S_MAX = 30.0
+POLL_S = 0.05
 
 
 @click.command()
@@ -77,7 +78,7 @@ def start_daemon(state: StateDir) -> tuple[subprocess.Popen[bytes] | None, Daemo
                 signal_monitor(other, signal.SIGCONT)
                 told = other
                 progress(f"no daemon answers, and its monitor (pid {other}) runs: it starts the next daemon now")
-            time.sleep(0.05)
+            time.sleep(POLL_S)
     lines = Path(log.name).read_text(errors="replace").splitlines()[-5:]
     raise DeviceError(f"the daemon did not start; the end of {log.name}:\n  " + "\n  ".join(lines))
 

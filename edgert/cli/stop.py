@@ -18,6 +18,7 @@ from edgert.protocol.control import ask
 from edgert.state_dir import StateDir
 
 STOP_S_MAX = 30.0
+POLL_S = 0.05
 
 
 @click.command()
@@ -74,7 +75,7 @@ def _end_monitor(state: StateDir) -> None:
             signal_monitor(monitor, signal.SIGTERM)
             told = monitor
             progress(f"no daemon runs; its monitor (pid {monitor}), which would start the next one, ends")
-        time.sleep(0.05)
+        time.sleep(POLL_S)
 
 
 def _wait_for_the_end(pid: int) -> None:
@@ -83,4 +84,4 @@ def _wait_for_the_end(pid: int) -> None:
     while Path(f"/proc/{pid}").exists():
         if time.monotonic() >= until:
             raise BlockingIOError
-        time.sleep(0.05)
+        time.sleep(POLL_S)

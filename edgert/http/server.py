@@ -21,6 +21,7 @@ from edgert.http.limits import STOP_S_MAX, Limits
 from edgert.http.messages import HttpError
 from edgert.log import log
 
+STOP_POLL_S = 0.005  # between two looks at the connections that end
 PAUSE_S = 0.05  # when the process is out of descriptors or threads
 
 
@@ -61,7 +62,7 @@ class HttpServer:
         self._admission.end_all()
         until_s = time.monotonic() + STOP_S_MAX
         while not self._admission.is_empty and time.monotonic() < until_s:
-            time.sleep(0.005)
+            time.sleep(STOP_POLL_S)
 
     def _accept(self) -> None:
         try:

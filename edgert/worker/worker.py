@@ -58,6 +58,7 @@ from edgert.worker_link.run_page import RunPage
 DRAIN_S = 20.0  # the longest wait for engine runs under way; nothing else is waited for
 PAIR_US_MIN = 20.0  # an engine run for one item, from which on two requests gain from sharing one (decision 17)
 RECORDED_S_MAX = 2.0  # the longest wait until the last golden samples are recorded
+RECORDED_POLL_S = 0.002
 TRIAL_SHARE = 0.25  # the share of the requests on trial that the previous version answers too, as far as it keeps up at idle priority
 
 
@@ -237,7 +238,7 @@ class Worker:
         # A request is recorded a moment after its answer was sent; the figures that follow must have them all.
         until = time.monotonic() + RECORDED_S_MAX
         while self._probes.snapshot().totals.requests < before + count and time.monotonic() < until:
-            time.sleep(0.002)
+            time.sleep(RECORDED_POLL_S)
         _send(end, {"op": "asked_golden", "count": count})
 
     def _loaded(self) -> LoadedStatus:

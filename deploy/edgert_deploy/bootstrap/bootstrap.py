@@ -45,6 +45,7 @@ from edgert_deploy.devices.transports import LineSink, Transport, in_folder
 
 ANSWER_S_MAX = 60.0  # until the daemon of the previous runtime answers again
 FIRST_CONNECTION_S_MAX = 15.0  # the longest wait for the first connection of the new daemon
+POLL_S = 1.0  # between two questions to the daemon
 
 
 @dataclass
@@ -212,7 +213,7 @@ class _Work:
             with contextlib.suppress(EdgeRTError):
                 if RemoteDaemon(self.transport, self.device).status().daemon.running:
                     return
-            time.sleep(1)
+            time.sleep(POLL_S)
 
     def _link(self) -> Link:
         """Return the device's note of its connection to the broker."""
@@ -233,7 +234,7 @@ class _Work:
             failed = telemetry.link != before and telemetry.link.state not in ("", STOPPED)
             if not telemetry.broker or telemetry.link.state == CONNECTED or failed or time.monotonic() >= until:
                 return status
-            time.sleep(1)
+            time.sleep(POLL_S)
 
     def _write(self, files: list[DeviceFile], done: BootstrapResult) -> None:
         """Write files, a marker first: after an interruption the next bootstrap restarts the daemon."""

@@ -61,6 +61,10 @@ SUDO = ("sudo", "-n", "--")  # it cannot ask for a password
 HASH_S_MAX = 600.0
 _STEP_S_MAX = 30.0  # for one step of an upload that moves no bytes
 _NOTICE_S = 0.5
+_SESSION_PAUSE_S = 0.05  # before a refused session is asked for again
+_POLL_MS = 100  # the longest wait for output, so that the time limit of a command takes effect
+_ENDING_POLL_S = 0.01  # between two looks at a command whose output has ended
+_READ_BYTES = 64 * 1024
 _NO_EXIT_CODE = -1  # paramiko's value for a channel that closed without an exit code: a lost link, or a signal there
 
 
@@ -189,7 +193,7 @@ class SshTransport:
                         f"{self.device.name}: its SSH server opens no session: {error.text}. Look at its log, and at "
                         "MaxSessions in its configuration"
                     ) from error
-                time.sleep(0.05)
+                time.sleep(_SESSION_PAUSE_S)
 
     def _ended(self, channel: Any, argv: Sequence[str], timeout_s: float, on_stderr: LineSink | None = None) -> Result:
         """Return the result of a command once it has ended. Raises EOFError if the connection ended before."""
@@ -208,9 +212,9 @@ class SshTransport:
         ended_at: float | None = None
         while True:
             while channel.recv_ready():
-                out.feed(channel.recv(65536))
+                out.feed(channel.recv(_READ_BYTES))
             while channel.recv_stderr_ready():
-                err.feed(channel.recv_stderr(65536))
+                err.feed(channel.recv_stderr(_READ_BYTES))
             now = time.monotonic()
             if out.full or err.full:
                 limit = OUTPUT_BYTES_MAX // 1024**2
@@ -224,9 +228,9 @@ class SshTransport:
                 raise DeviceError(f"{what} on {self.device.name} took longer than {timeout_s:.0f} s")
             # After the other side's end of file the descriptor stays readable: poll would return at once.
             if channel.eof_received:
-                time.sleep(0.01)
+                time.sleep(_ENDING_POLL_S)
             else:
-                poll.poll(100)
+                poll.poll(_POLL_MS)
 
     def _persist(self, work: Callable[[], T], upload: _Upload) -> T:
         """Run `work`, again if the link is lost; give up after `attempts` in which nothing arrived."""

@@ -37,6 +37,7 @@ SOURCE_BYTES_MIN = 4 * 1024**2
 CHILD_BYTES = 700 * 1024**2
 COPIES_OF_SOURCE = 14
 COPIES_OF_SAMPLES = 3
+KILL_PAUSE_S = 0.1  # between two rounds that end the busy children of cancelled builds
 MEMORY_SHARE = 0.8
 
 
@@ -136,7 +137,7 @@ class BuildProcesses:
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 running = [future for future in builds if not future.cancelled()]
-                while wait(running, timeout=0.1).not_done:
+                while wait(running, timeout=KILL_PAUSE_S).not_done:
                     children.kill_busy_children()  # their threads then end
                 raise
 
