@@ -16,4 +16,4 @@ def stop_reporting() -> None:
     os.environ["ORT_DISABLE_TELEMETRY"] = "1"
     os.environ["NNCF_CI"] = "1"  # NNCF then replaces its telemetry by a stub
     # None makes its import fail, which OpenVINO and NNCF treat as "not installed".
-    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
+    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # typeshed knows no None here

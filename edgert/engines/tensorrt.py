@@ -250,7 +250,7 @@ def _shape(spec: TensorSpec, count: int, buckets: Buckets | None, length: int) -
 def _log(tensorrt: Any) -> Any:
     """Return a TensorRT logger that keeps the last errors for the message of an exception."""
 
-    class Log(tensorrt.ILogger):  # type: ignore[misc]
+    class Log(tensorrt.ILogger):  # type: ignore[misc]  # TensorRT is imported lazily, so its classes are Any
         def __init__(self) -> None:
             tensorrt.ILogger.__init__(self)
             self.errors: list[str] = []
@@ -268,7 +268,7 @@ def _log(tensorrt: Any) -> Any:
 def _monitor(tensorrt: Any, progress: Progress) -> Any:
     """Return a monitor with a progress line for each tenth of the steps of the build's outer phases."""
 
-    class Monitor(tensorrt.IProgressMonitor):  # type: ignore[misc]
+    class Monitor(tensorrt.IProgressMonitor):  # type: ignore[misc]  # Any, too
         def __init__(self) -> None:
             tensorrt.IProgressMonitor.__init__(self)
             self.steps: dict[str, int] = {}

@@ -274,7 +274,7 @@ class RuntimeFollower:
                 _link(self._fetched(wheel), folder / wheel.name)
         version = next((wheel.name.split("-")[1] for wheel in target.wheels if wheel.name.startswith("edgert-")), "")
         about = {"edgert": version, "extras": list(target.extras), "python": target.python}
-        device, python = self._config.device, os.path.realpath(sys._base_executable)  # type: ignore[attr-defined]
+        device, python = self._config.device, os.path.realpath(sys._base_executable)  # type: ignore[attr-defined]  # typeshed lacks it
         where = device, os.fspath(home), target.id, python
         make_environment(_run, Environment(*where, target.engines, target.pins, base, about=about))
 

@@ -152,7 +152,7 @@ class RequestParser:
 def check_installed() -> None:
     """Raise ConfigInvalid if httptools is missing."""
     try:
-        import httptools  # noqa: F401
+        import httptools  # noqa: F401  # asked only whether it can be imported
     except ImportError as error:
         raise ConfigInvalid(
             "[http] needs the package httptools. From the host: edgert bootstrap DEVICE --upgrade; "

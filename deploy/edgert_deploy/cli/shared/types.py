@@ -51,7 +51,7 @@ def Rate(least_bytes_per_s: float) -> Quantity:
     return Quantity("rate", rate_bytes_per_s, lambda rate: f"{rate / 1e3:g}KB/s", least_bytes_per_s, float("inf"))
 
 
-class DeviceShare(click.ParamType):  # type: ignore[type-arg]
+class DeviceShare(click.ParamType):  # type: ignore[type-arg]  # generic in new versions of click alone
     """A share of all devices, such as 5%, as a number from 0 to 1."""
 
     name = "share"

@@ -141,11 +141,11 @@ class _OnlyLook(paramiko.MissingHostKeyPolicy):  # type: ignore[misc]  # paramik
         raise _Seen(key)
 
 
-class _SecondFactor(paramiko.AuthenticationException):  # type: ignore[misc]
+class _SecondFactor(paramiko.AuthenticationException):  # type: ignore[misc]  # paramiko ships no types
     """The server accepts a key, and asks for more."""
 
 
-class _KeysAlone(paramiko.Transport):  # type: ignore[misc]
+class _KeysAlone(paramiko.Transport):  # type: ignore[misc]  # paramiko ships no types
     """A transport that asks nobody: paramiko would read a second factor from stdin, and print on stdout."""
 
     def auth_interactive_dumb(self, *_: object) -> list[str]:

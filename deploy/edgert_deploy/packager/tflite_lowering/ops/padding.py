@@ -72,7 +72,7 @@ def _padded_with_itself(x: Value, amounts: NDArray[np.int32], mode: str) -> Valu
         return x.padded(amounts.tolist(), "SYMMETRIC")
     for axis, amount in enumerate(amounts):
         if amount.any():
-            elements = np.pad(np.arange(x.shape.dims[axis]), amount, mode=mode)  # type: ignore[call-overload]
+            elements = np.pad(np.arange(x.shape.dims[axis]), amount, mode=mode)  # type: ignore[call-overload]  # wants a literal
             x = x.picked(elements, axis)
     return x
 
