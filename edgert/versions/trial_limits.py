@@ -26,7 +26,7 @@ OFF = "off"
 # name -> (whether a value above it breaks it, whether it is a share, its unit, its meaning)
 _KINDS: dict[str, tuple[bool, bool, str, str]] = {
     "p99_ms": (True, False, " ms", "latency that 99 % of the answers do not exceed"),
-    "rss_mb": (True, False, " MB", "the worker's memory"),
+    "memory_mb": (True, False, " MB", "the worker's memory (PSS)"),
     "temp_c": (True, False, " °C", "the device's hottest thermal zone"),
     "error_rate": (True, True, "", "requests refused or failed"),
     "agreement": (False, True, "", "answers that agree with the previous version"),
@@ -97,7 +97,7 @@ class Readings:
     failed: int = 0
     golden: int = 0
     p99_ms: float = 0.0
-    rss_mb: float = 0.0
+    memory_mb: float = 0.0
     temp_c: float | None = None
     compared: int = 0
     agreed: int = 0
@@ -120,7 +120,7 @@ class Readings:
             return self.agreed / self.compared if self.compared else None
         if name == "min_requests":
             return float(self.of_apps)
-        return self.temp_c if name == "temp_c" else self.rss_mb
+        return self.temp_c if name == "temp_c" else self.memory_mb
 
     def described(self) -> str:
         """Return the figures as text for people."""
@@ -131,7 +131,7 @@ class Readings:
             parts.append(f"p99 {self.p99_ms:.3g} ms")
         if self.requests:
             parts.append(f"{_text(self.failed / self.requests, True)} failed")
-        parts.append(f"{self.rss_mb:.0f} MB")
+        parts.append(f"{self.memory_mb:.0f} MB")
         if self.temp_c is not None:
             parts.append(f"{self.temp_c:g} °C")
         if self.compared:

@@ -109,7 +109,7 @@ def reason_of_rollback(device: Device, store: SlotStore, release: int) -> str:
     [
         ("p99_ms=5", {"delay_s": 0.01}, (1.0,), r"p99_ms is [\d.]+ ms, the limit is at most 5 ms"),
         ("error_rate=10%", FAILS_AT_7, (1.0, 7.0), r"error_rate is [45]\d.*the limit is at most 10%"),
-        ("rss_mb=5", {}, (), r"rss_mb is [\d.]+ MB, the limit is at most 5 MB"),
+        ("memory_mb=5", {}, (), r"memory_mb is [\d.]+ MB, the limit is at most 5 MB"),
         ("agreement=99%", {"op": "sum"}, (1.0,), r"agreement is 0%, the limit is at least 99% .* agree"),
         ("min_requests=1000000", {}, (1.0,), r"min_requests is \d+, the limit is at least 1000000"),
     ],
@@ -221,13 +221,15 @@ def test_golden_samples_that_cannot_be_read_end_the_watch_at_once(device: Device
 
 def test_a_verdict_that_the_slots_do_not_bear_out_yet_is_still_a_watch(device: Device) -> None:
     """Else who waits for what becomes of it hears of no trial, and never why it was rolled back."""
-    store, release = on_trial(device, TrialLimits({"rss_mb": 5.0}, 60.0))
+    store, release = on_trial(device, TrialLimits({"memory_mb": 5.0}, 60.0))
     wait_until(lambda: (store.read().limits or TrialLimits({})).started, "it is watched")
     with store.locked():  # before the third look, which may end it
         wait_until(lambda: (device.serving()["trial"] or {}).get("phase") == TrialPhase.BROKEN, "the limit is broken")
         found = device.run("trial", "echo")
     assert (found["state"], found["release"]) == ("watching", release)
-    assert "rss_mb is" in device.run("trial", "echo", "--wait", "--digest", found["digest"], code=9)["error"]["message"]
+    assert (
+        "memory_mb is" in device.run("trial", "echo", "--wait", "--digest", found["digest"], code=9)["error"]["message"]
+    )
 
 
 class ReadLate(SlotStore):

@@ -105,7 +105,7 @@ class TrialWatch:
             failed=int(message["failed"]),
             golden=min(self._golden, int(message["requests"])),
             p99_ms=float(message["p99_ms"]),
-            rss_mb=round(self.worker.measure(), 1),
+            memory_mb=round(self.worker.measure(), 1),
             temp_c=self._temp_c() if "temp_c" in self.limits.bounds else None,
             compared=int(message["compared"]),
             agreed=int(message["agreed"]),
@@ -151,7 +151,7 @@ def event_fields(readings: Readings) -> dict[str, Any]:
     """Return the readings as the fields of an event."""
     figures = {name: readings.value(name) for name in ("p99_ms", "error_rate", "agreement")}
     rounded = {name: round(value, 4) for name, value in figures.items() if value is not None}
-    return {"requests": readings.requests, "golden": readings.golden, "rss_mb": readings.rss_mb, **rounded}
+    return {"requests": readings.requests, "golden": readings.golden, "rss_mb": readings.memory_mb, **rounded}
 
 
 def previous_version(store: SlotStore, slots: SlotState) -> tuple[str, str] | None:

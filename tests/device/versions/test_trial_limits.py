@@ -34,7 +34,7 @@ def test_limits_are_read_as_people_write_them_and_nonsense_is_named() -> None:
         "p99_ms=-1": "a number from 0 up",
         "p99_ms=nan": "a number from 0 up",
         "agreement=99": "a share from 0 to 1, or a percentage",
-        "rss_mb=5%": "is a share; give a number of MB",
+        "memory_mb=5%": "is a share; give a number of MB",
     }.items():
         with pytest.raises(ConfigInvalid, match=re.escape(says)):
             parse_limits([word])
@@ -45,9 +45,16 @@ def test_limits_are_read_as_people_write_them_and_nonsense_is_named() -> None:
 
 
 def test_what_was_not_measured_does_not_hold_at_the_end_and_breaks_nothing_before() -> None:
-    bounds = {"p99_ms": 8.0, "error_rate": 0.1, "agreement": 0.9, "rss_mb": 50.0, "temp_c": 80.0, "min_requests": 5.0}
+    bounds = {
+        "p99_ms": 8.0,
+        "error_rate": 0.1,
+        "agreement": 0.9,
+        "memory_mb": 50.0,
+        "temp_c": 80.0,
+        "min_requests": 5.0,
+    }
     limits = TrialLimits(bounds)
-    nothing = Readings(rss_mb=10.0)
+    nothing = Readings(memory_mb=10.0)
     assert broken(limits, nothing, at_end=False) == []
     assert [one.name for one in broken(limits, nothing, at_end=True)] == [
         "p99_ms", "error_rate", "agreement", "temp_c", "min_requests",
@@ -56,7 +63,7 @@ def test_what_was_not_measured_does_not_hold_at_the_end_and_breaks_nothing_befor
     assert broken(limits, few, at_end=False) == []
     enough = replace(few, requests=REQUESTS_MIN, compared=COMPARED_MIN, temp_c=80.5)
     assert [one.name for one in broken(limits, enough, at_end=False)] == ["p99_ms", "error_rate", "agreement", "temp_c"]
-    held = Readings(requests=10, p99_ms=8.0, rss_mb=50.0, temp_c=80.0, compared=20, agreed=18)
+    held = Readings(requests=10, p99_ms=8.0, memory_mb=50.0, temp_c=80.0, compared=20, agreed=18)
     assert broken(limits, held, at_end=True) == [], "a value at its limit holds"
     assert [one.name for one in broken(limits, replace(held, golden=6), at_end=True)] == ["min_requests"]
 

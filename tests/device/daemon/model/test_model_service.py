@@ -237,7 +237,7 @@ def test_a_version_that_a_command_keeps_is_not_rolled_back_for_a_broken_limit(wo
     """The command changes the slots before it tells the daemon."""
     world.serve()
     world.slots(SlotState(State.STAGED, "a", a=OLD, b=NEW, ratchet=1))
-    world.store.activate(60.0, TrialLimits({"rss_mb": 5.0}, 60.0))
+    world.store.activate(60.0, TrialLimits({"memory_mb": 5.0}, 60.0))
     world.service.sync()
     worker = world.loaded()
     figures = [figures_message()] * LOOKS_TO_BREAK

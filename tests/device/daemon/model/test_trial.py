@@ -98,13 +98,13 @@ def test_an_unattended_trial_is_kept_as_soon_as_the_slots_are_free(world: World)
 
 
 def test_a_broken_limit_rolls_back_with_its_figures(world: World) -> None:
-    world.activate(TrialLimits({"rss_mb": 5.0}, 10.0))
+    world.activate(TrialLimits({"memory_mb": 5.0}, 10.0))
     world.trial.begin(world.worker)
     for _ in range(LOOKS_TO_BREAK):
         world.figures()
     ((reason, fields),) = world.rolled_back
-    assert reason.startswith("rss_mb is 10 MB, the limit is at most 5 MB")
-    assert (fields["broken"], fields["limit"], fields["release"]) == ("rss_mb", 5.0, 2)
+    assert reason.startswith("memory_mb is 10 MB, the limit is at most 5 MB")
+    assert (fields["broken"], fields["limit"], fields["release"]) == ("memory_mb", 5.0, 2)
 
 
 def test_a_watch_begins_once_the_slots_are_free(world: World) -> None:

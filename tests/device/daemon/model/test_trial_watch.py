@@ -82,4 +82,4 @@ def test_without_enough_requests_the_worker_asks_itself(worker: FakeWorker) -> N
 
 
 def test_readings_that_are_not_known_are_no_fields_of_an_event() -> None:
-    assert event_fields(Readings(rss_mb=5.0)) == {"requests": 0, "golden": 0, "rss_mb": 5.0}
+    assert event_fields(Readings(memory_mb=5.0)) == {"requests": 0, "golden": 0, "rss_mb": 5.0}
