@@ -1,15 +1,15 @@
-"""Measures artifacts on this machine: the engine alone, one sample at a time, without a daemon.
+"""Measures artifacts on this machine: directly in the engine, one sample at a time, without a daemon.
 
 A work folder has `bench.json`, the artifacts, and one `.npy` file with one sample per input.
 
     {"format": 1, "inputs": [{"name", "datatype", "shape"}], "outputs": [the same], "samples": [path],
      "artifacts": [{"id", "engine", "path", "sha256"}], "buckets": null, or as in a manifest, "error_share_max": 0.005}
 
-Other `Piece`s, such as the live version, may be measured beside those of a folder.
+A caller may add other `Piece`s, such as the live version, to those of a folder.
 
-Each artifact first runs alone on 1, 2, 4 ... threads, to find its best number of threads. Then all run in turn, round
-after round, so that other work of the machine affects all of them alike. A figure is the median of the rounds' medians.
-The rounds end early once its error is below `error_share_max` of it for each artifact; without that key they do not.
+Each artifact first runs alone on 1, 2, 4 ... threads, to find its best number of threads. Then the artifacts alternate
+in rounds, so that other work of the machine affects all of them equally. A figure is the median of the rounds' medians.
+The rounds end early once the error of each figure is below the share `error_share_max`; without that key they do not.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ SPEC_BYTES_MAX = 1024**2
 FORMAT = 1
 ARTIFACTS_MAX = 64
 ROUNDS_MIN = 5
-EARLY_ROUNDS_MIN = 10  # fewer say little of how much they differ
+EARLY_ROUNDS_MIN = 10  # fewer rounds do not show how much rounds differ
 ROUND_RUNS_MIN = 3
-ROUND_S = 0.02  # how long one artifact runs in one round
-TRIAL_S = 0.2  # how long one number of threads is tried
+ROUND_S = 0.02  # the time of one artifact in one round
+TRIAL_S = 0.2  # the time in which one number of threads is tried
 WARM_RUNS = 3
 ERROR_OF_MEDIAN = 0.93  # of a normal distribution: the standard error of its median in quartile distances, over sqrt(n)
 
@@ -59,7 +59,7 @@ Arrays = list[NDArray[Any]]
 
 @dataclass(frozen=True)
 class Piece:
-    """An artifact to measure, its name in the report, its sample, and the error that its figure may have."""
+    """An artifact to measure, its name in the report, its sample, and the allowed error of its figure."""
 
     name: str
     artifact: LocalArtifact
@@ -75,7 +75,7 @@ def read_work(folder: Path) -> list[Piece]:
             raise ConfigInvalid(f"{folder / SPEC} has {len(data)} bytes; at most {SPEC_BYTES_MAX}")
         value = json.loads(data)
         if value["format"] != FORMAT or not 1 <= len(value["artifacts"]) <= ARTIFACTS_MAX:
-            raise ValueError(f"format {FORMAT} with 1 to {ARTIFACTS_MAX} artifacts is read")
+            raise ValueError(f"it must have format {FORMAT} and 1 to {ARTIFACTS_MAX} artifacts")
         inputs, outputs = (tuple(map(TensorSpec.from_json, value[key])) for key in ("inputs", "outputs"))
         buckets = None if value.get("buckets") is None else from_json(Buckets, value["buckets"])
         artifacts = []
@@ -87,7 +87,7 @@ def read_work(folder: Path) -> list[Piece]:
         sample = [np.ascontiguousarray(np.load(_inside(folder, name), allow_pickle=False)) for name in value["samples"]]
     except OSError as error:
         raise ConfigInvalid(
-            f"cannot read {error.filename or folder}: {error.strerror or error}; give a folder that edgert bench made, or "
+            f"cannot read {error.filename or folder}: {error.strerror or error}; give a folder of edgert bench, or "
             "measure a live version with --model NAME"
         ) from error
     except (ValueError, KeyError, TypeError, AttributeError, EOFError, BadZipFile, EdgeRTError) as error:
@@ -112,13 +112,13 @@ def bench(
     progress: Callable[[str], None],
     clock: Clock = time.perf_counter,
 ) -> BenchAnswer:
-    """Measure for about `seconds`, or longer if a run takes long; report a piece that cannot run."""
+    """Measure for about `seconds`, or longer if runs are slow; report each piece that cannot run."""
     results: list[BenchResult] = []
     opened: dict[int, tuple[Session, Piece]] = {}  # by the place in `results`
     before_c = machine.temp_c()
     try:
         for piece in work:
-            progress(f"{piece.name}: loading, and trying numbers of threads")
+            progress(f"{piece.name}: loading, then finding the best number of threads")
             result = BenchResult(piece.name, piece.artifact.engine)
             try:
                 result = replace(result, engine_version=engine_by_name(piece.artifact.engine).version())
@@ -147,7 +147,7 @@ def measured_on() -> BenchMachine:
 def _opened(
     piece: Piece, result: BenchResult, cache_dir: Path, progress: Callable[[str], None], clock: Clock
 ) -> tuple[Session, BenchResult]:
-    """Return a warm session on the fastest number of threads, and `result` with what was measured."""
+    """Return a warm session on the fastest number of threads, and `result` with the measurements."""
     artifact = piece.artifact
     engine_by_name(artifact.engine).prepare(artifact, EngineOptions(cache_dir=cache_dir), progress)
     base_bytes = machine.rss_bytes() or 0  # the engine's libraries are loaded by now
@@ -166,7 +166,7 @@ def _opened(
             if session is not None:
                 session.close()
             raise
-        # At most two sessions at a time: weights may be large.
+        # Keep at most two sessions at a time, since weights may be large.
         if session is not None and times[threads] >= times[best]:
             tried.close()
             continue
@@ -209,9 +209,9 @@ def times_of(runs_s: Sequence[float], digits: int, *, p50_s: float) -> BenchTime
 
 
 def _is_known(rounds_s: Sequence[float], error_share_max: float) -> bool:
-    """Return whether the standard error of the median is below that share of it.
+    """Return whether the standard error of the median is below the share `error_share_max` of it.
 
-    It comes from the quartiles, which a few slow rounds do not move.
+    It is computed from the quartiles, which a few slow rounds do not change.
     """
     if len(rounds_s) < EARLY_ROUNDS_MIN:
         return False

@@ -1,7 +1,7 @@
 """Measures how fast the live version answers golden inputs through the socket, never cached.
 
-One client alone measures the latency. Several clients measure the throughput, with batches as they form. The clients
-are threads of one process, so for models under about 0.1 ms they are the bottleneck themselves.
+A single client measures the latency. Several clients measure the throughput, with the batches that form. The clients
+are threads of one process, so they limit the throughput of models under about 0.1 ms.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ WARM_ASKS = 5
 
 
 def serving_of(model: str, state: StateDir) -> ServingStatus:
-    """Return how the daemon serves `model`. Raises DaemonUnreachable."""
+    """Return the daemon's status of `model`. Raises DaemonUnreachable."""
     return ask_daemon(state.control_socket).models.get(model) or ServingStatus("not served")
 
 
@@ -69,7 +69,7 @@ def bench_live(
 def _answer_times(
     version: InstalledVersion, state: StateDir, config: DeviceConfig, clients: int, seconds: float
 ) -> tuple[list[float], float]:
-    """Return the time of each answer and of all, in seconds; each client gets at least one answer."""
+    """Return the time of each answer and the total time, in seconds; each client gets at least one answer."""
     times_s: list[float] = []
     failures: list[Exception] = []
     ready = threading.Barrier(clients + 1)
@@ -89,7 +89,7 @@ def _answer_times(
                     own_s.append(time.perf_counter() - began)
         except threading.BrokenBarrierError:  # another client failed
             pass
-        except Exception as error:  # noqa: BLE001  # raised below: the others wait for this client
+        except Exception as error:  # noqa: BLE001  # raised below, as the other clients wait for this one
             failures.append(error)
             ready.abort()
         times_s.extend(own_s)

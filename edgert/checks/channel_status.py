@@ -1,4 +1,4 @@
-"""The followed channel and its last round, as a type; kept in STATE/follow/note.json.
+"""The followed channel and its last round, as a type; stored in STATE/follow/note.json.
 
 The daemon reads it for the alarm `channel_stale`, and `edgertd status` shows it.
 """
@@ -16,7 +16,7 @@ from edgert.state_dir import StateDir
 from edgert.typed_json import json_bytes, read_json
 
 STALE = "channel_stale"  # the alarm
-AGAIN = 75  # the exit code of a round that waits for something: begin another one soon (EX_TEMPFAIL)
+AGAIN = 75  # the exit code of a round that waits for something; another round should start soon (EX_TEMPFAIL)
 
 
 @dataclass(frozen=True)
@@ -29,12 +29,12 @@ class WantedRelease:
 
 @dataclass(frozen=True)
 class ChannelStatus:
-    """The channel that the device follows ("": none), and what the follower last did.
+    """The channel that the device follows ("": none), and the result of the follower's last round.
 
-    `counter` and `expires` are those of the newest statement that it kept. `asked_at` is when the registry last
-    answered (0: never yet), `begun_at` when the first round began, in seconds since 1970. `error` says why the last
-    question failed, `stale` why the alarm channel_stale is raised ("": it is not), `steps` the result for each model.
-    `wanted` has the release that the channel wants of each model, unless a deployment made another one live after it.
+    `counter` and `expires` are those of the newest stored statement. `asked_at` is the time of the registry's last
+    answer (0: none yet), `begun_at` that of the first round's start, in seconds since 1970. `error` is the reason why
+    the last request failed, `stale` the reason of the alarm channel_stale ("": no alarm), `steps` the result for each
+    model. `wanted` has the channel's release of each model, unless a later deployment made another release live.
     """
 
     registry: str = ""
@@ -51,7 +51,7 @@ class ChannelStatus:
 
 @dataclass(frozen=True)
 class ChannelEvent:
-    """An event of the follower on its way through the daemon: about `model`, or about the device."""
+    """An event of `model`, or of the device, which the follower reports through the daemon."""
 
     event: str
     model: str | None = None
@@ -64,7 +64,7 @@ class ChannelEvent:
 
 
 def read_channel_status(state: StateDir, config: DeviceConfig) -> ChannelStatus:
-    """Return what the follower last kept; an empty status if it kept nothing of the configured channel."""
+    """Return the status that the follower last stored for the configured channel, else an empty one."""
     follow = config.follow
     if not follow.registry:
         return ChannelStatus()
@@ -75,7 +75,7 @@ def read_channel_status(state: StateDir, config: DeviceConfig) -> ChannelStatus:
 
 
 def write_channel_status(state: StateDir, status: ChannelStatus) -> None:
-    """Replace the kept status. A full disk costs only the status."""
+    """Replace the stored status. If the disk is full, only the status is lost."""
     with contextlib.suppress(OSError):
         replace_file(_path(state), json_bytes(status), durable=False)
 

@@ -1,6 +1,6 @@
-"""Golden samples through the daemon's socket, as an app sends them, one at a time, never cached.
+"""Sends golden samples through the daemon's socket, like an app: one at a time, never cached.
 
-They are probes: telemetry counts them apart from the requests of apps.
+They are probes: telemetry does not count them as requests of apps.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class GoldenClient:
     """A client of the live version of one model. Close it, or use it in a `with` block."""
 
     def __init__(self, version: InstalledVersion, state: StateDir, config: DeviceConfig) -> None:
-        """Raises BundleCorrupt if the samples cannot be read, and what `Client` raises."""
+        """Raises BundleCorrupt if the samples cannot be read, and the errors of `Client`."""
         manifest = version.manifest
         self.samples = list(golden.samples(version, as_sent=True))
         self._model = manifest.model
@@ -43,16 +43,16 @@ class GoldenClient:
         self._client.close()
 
     def served(self) -> dict[str, Any]:
-        """Return what the daemon tells of the model that it serves."""
+        """Return the daemon's description of the model that it serves."""
         return self._client.metadata(self._model)
 
     def ask(self, sample: Arrays) -> Arrays:
-        """Return the model's answer to one of `samples`. Raises what the daemon answers."""
+        """Return the model's answer to one of `samples`. Raises the daemon's errors."""
         answer = self._client.infer(self._model, dict(zip(self._inputs, sample, strict=True)), cache=False)
         return [answer[name] for name in self._outputs]
 
     def ask_many(self, count: int, for_s: float) -> int:
-        """Send `count` samples for at most `for_s` seconds; return how many were answered or refused."""
+        """Send `count` samples for at most `for_s` seconds; return the number of answers and refusals."""
         until, asked = time.monotonic() + for_s, 0
         for sample in itertools.islice(itertools.cycle(self.samples), count):
             if time.monotonic() >= until:

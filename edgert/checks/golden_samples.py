@@ -1,4 +1,4 @@
-"""Golden samples: inputs that ship with a bundle, and the check that answers here equal the host's."""
+"""Golden samples: the inputs in a bundle, and the check that this device answers them like the host."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ Arrays = list[NDArray[Any]]
 def samples(version: InstalledVersion, *, as_sent: bool = False) -> Iterator[Arrays]:
     """Yield the golden inputs, one sample at a time, each in its own length.
 
-    A model with a fixed batch of one takes no other. With `as_sent` they are what an app sends: the windows of a signal
-    instead of their features, a text instead of its tokens, and no state, which is zero in them.
+    One sample at a time, because some models have a fixed batch of one. With `as_sent` they are the inputs of an app:
+    the windows of a signal instead of their features, a text instead of its tokens, and no state, which is zero here.
     """
     manifest, padder = version.manifest, _padder(version)
     arrays = [_read(version, path) for path in manifest.golden_inputs]
@@ -43,8 +43,8 @@ def check(
 ) -> list[float]:
     """Pass every golden sample, as `samples`, to `ask`; return the largest absolute difference per output.
 
-    With `as_sent`, `ask` answers the outputs that apps get. Raises HealthCheckFailed if one is beyond the signed
-    tolerance, and what `ask` raises.
+    With `as_sent`, `ask` returns the outputs that apps get. Raises HealthCheckFailed if a difference exceeds the signed
+    tolerance, and the errors of `ask`.
     """
     answers = [ask(sample) for sample in samples(version, as_sent=as_sent)]
     golden_outputs = list(_golden_outputs(version, artifact))
@@ -65,7 +65,7 @@ def check(
         if not worst[-1] <= atol:  # written so that NaN fails
             raise HealthCheckFailed(
                 f"output {spec.name!r} of {artifact.id} differs from its golden values by {worst[-1]:.6g}, "
-                f"more than {atol:.6g}: this device computes other values than the host did"
+                f"more than {atol:.6g}: this device computes other values than the host"
             )
     return worst
 
@@ -73,9 +73,9 @@ def check(
 def load_checked(
     version: InstalledVersion, artifact: ArtifactEntry, options: EngineOptions
 ) -> tuple[Session, list[float]]:
-    """Load an artifact whose files and golden answers are right.
+    """Load an artifact; check its files and its golden answers.
 
-    Returns its session and what `check` found. Raises BundleCorrupt, EngineMissing, EngineFailed or HealthCheckFailed.
+    Returns its session and the result of `check`. Raises BundleCorrupt, EngineMissing, EngineFailed, HealthCheckFailed.
     """
     check_files(version, artifact)
     session = load_session(version.local(artifact), options)
@@ -94,7 +94,7 @@ def _golden_outputs(version: InstalledVersion, artifact: ArtifactEntry) -> Itera
 
 
 def _count(arrays: Arrays) -> int:
-    """Return the number of golden samples. Raises BundleCorrupt for none, which would pass every check."""
+    """Return the number of golden samples. Raises BundleCorrupt for 0, which would pass every check."""
     shapes = {array.shape[:1] for array in arrays}
     if len(shapes) != 1 or shapes <= {(), (0,)}:
         raise BundleCorrupt("the bundle has no golden samples, or files of different lengths: build it again")
@@ -110,7 +110,7 @@ def _lengths(padder: Padder | None, count: int) -> tuple[int, ...]:
     """Return the lengths of `count` golden samples, 0 if all have one length. Raises BundleCorrupt."""
     lengths = (0,) * count if padder is None else padder.buckets.golden_lengths
     if len(lengths) != count:
-        raise BundleCorrupt(f"the manifest has the lengths of {len(lengths)} golden samples of {count}: build it again")
+        raise BundleCorrupt(f"the manifest has {len(lengths)} lengths for {count} golden samples: build it again")
     return lengths
 
 

@@ -1,4 +1,4 @@
-"""The health check: golden samples through the daemon's own socket, answers against the signed ones."""
+"""The health check: sends golden samples through the daemon's socket and compares the signed answers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edgert.versions.slot_store import SlotStore
 
 
 def check_served(model: str, store: SlotStore, state: StateDir, config: DeviceConfig) -> dict[str, Any]:
-    """Send each golden sample to the daemon and compare. Raises HealthCheckFailed and the daemon's errors."""
+    """Send each golden sample to the daemon and check its answer. Raises HealthCheckFailed, daemon errors."""
     version = load_live(store, config)
     release = version.manifest.release
     times_ms: list[float] = []

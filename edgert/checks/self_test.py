@@ -1,6 +1,6 @@
-"""The self-test of a runtime: each live model is loaded here and asked its golden samples.
+"""The self-test of a runtime: loads each live model in this process and checks its golden answers.
 
-It needs no daemon and disturbs none: a new runtime is tried in this way beside the one that serves.
+It needs no daemon and does not disturb one, so it can test a new runtime beside the one that serves.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from edgert.versions.slot_store import SlotStore
 
 
 def self_test(model: str, state: StateDir, config: DeviceConfig, progress: Callable[[str], None]) -> dict[str, Any]:
-    """Load `model`'s live version on the first preferred engine that can, and check its golden answers.
+    """Load `model`'s live version on the first engine that works, and check its golden answers.
 
     Raises ModelNotFound; EngineMissing if a package for its input is missing; the last engine's error if none
     answers correctly.

@@ -1,7 +1,7 @@
 """The status of a worker, the daemon and a device, as types.
 
-`ServingStatus` is what the daemon knows of one model, `DaemonStatus` its answer on the control socket, `ModelStatus`
-a model with its slots, and `DeviceStatus` what `edgertd status --json` prints. The same types are read by the host.
+`ServingStatus` is the daemon's view of one model, `DaemonStatus` its answer on the control socket, `ModelStatus` a
+model with its slots, and `DeviceStatus` the output of `edgertd status --json`. The host reads the same types.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from edgert.typed_json import FLAT, Mistyped, from_json, to_json
 from edgert.versions.slots import ON_TRIAL, RolledBackVersion, Version
 from edgert.versions.trial_limits import TrialLimits
 
-DELTA_FORMAT = 1  # the form of the deltas that `edgertd install` takes
-LIMITS_FORMAT = 1  # the form of the trial limits that `edgertd activate` takes
+DELTA_FORMAT = 1  # the format of the deltas that `edgertd install` accepts
+LIMITS_FORMAT = 1  # the format of the trial limits that `edgertd activate` accepts
 DAMAGED = "damaged"  # the state of a model whose slots cannot be read
 SERVES = ("ready", "degraded")
 WILL_SERVE = (*SERVES, "unloaded", "waiting", "loading")
@@ -36,7 +36,7 @@ WILL_SERVE = (*SERVES, "unloaded", "waiting", "loading")
 class LoadedStatus:
     """The version that a worker serves, and its engine.
 
-    `tried` names the artifacts that did not load, each with its reason.
+    `tried` has the artifacts that did not load, each with its reason.
     """
 
     release: int
@@ -57,7 +57,7 @@ class LoadedStatus:
 class CacheStatus:
     """The prediction cache.
 
-    `worth` is the time that hits saved over the time that look-ups took; None before it is known.
+    `worth` is the time saved by hits divided by the time of look-ups; None before it is known.
     """
 
     on: bool
@@ -74,7 +74,7 @@ class CacheStatus:
 class NearCacheStatus:
     """The near cache.
 
-    `agreement` is the share of sampled hits whose computed answer agreed; None before the first.
+    `agreement` is the share of sampled hits whose computed answer agreed; None before the first sample.
     """
 
     on: bool
@@ -92,7 +92,7 @@ class NearCacheStatus:
 
 @dataclass(frozen=True)
 class ShadowStatus:
-    """The live comparison with the FP32 reference artifact, which gets `share` of the requests."""
+    """The live comparison with the FP32 reference artifact, which receives `share` of the requests."""
 
     on: bool
     fault: str | None
@@ -131,10 +131,10 @@ class BatcherStatus:
 
 @dataclass(frozen=True)
 class WorkerFigures:
-    """The counters of a worker. `runs` has, by items per run, the number of runs and their sum in ns.
+    """The counters of a worker. `runs` maps the items of a run to the number of runs and their sum in ns.
 
     `shared_bytes` is the shared memory of its clients, which is not part of the worker's memory. `session_bytes` is
-    what the `sessions` may keep at most.
+    the most memory that the `sessions` may keep.
     """
 
     connections: int
@@ -168,7 +168,7 @@ class WorkerFigures:
 
 @dataclass(frozen=True)
 class ServingStatus:
-    """One model in the daemon. `loaded` and `figures` are None if no worker serves or answers.
+    """One model in the daemon. `loaded` and `figures` are None if no worker serves or reports.
 
     In JSON their fields are beside the others.
     """
@@ -190,7 +190,7 @@ class ServingStatus:
 class MemoryStatus:
     """The memory of all workers, and the budget (0: none).
 
-    `shared_mb` is memory shared with clients, beyond `used_mb`.
+    `shared_mb` is memory shared with clients; it is not in `used_mb`.
     """
 
     used_mb: float
@@ -210,7 +210,7 @@ class DaemonStatus:
 
 
 def ask_daemon(control_socket: Path) -> DaemonStatus:
-    """Ask the daemon for its status.
+    """Request the daemon's status.
 
     Raises DaemonUnreachable, DaemonEnded, DaemonBusy, and DeviceError for an answer that cannot be read.
     """
@@ -219,7 +219,7 @@ def ask_daemon(control_socket: Path) -> DaemonStatus:
     except Mistyped as error:
         raise DeviceError(
             f"the daemon's status cannot be read: {error}. The daemon has another version than this command: "
-            "restart it with: systemctl restart edgertd; or, where no systemd runs it: edgertd stop && edgertd start"
+            "restart it with: systemctl restart edgertd; or, if no systemd runs it: edgertd stop && edgertd start"
         ) from error
 
 
@@ -228,11 +228,11 @@ def ask_daemon(control_socket: Path) -> DaemonStatus:
 
 @dataclass(frozen=True)
 class ModelStatus:
-    """A model's slots, and how the daemon serves it (None: no daemon does).
+    """A model's slots, and its status in the daemon (`serving`; None if no daemon serves it).
 
-    `ratchet` is the highest release that was ever good here. `trial_limits` are those of the trial in progress,
+    `ratchet` is the highest release that was marked good here. `trial_limits` are those of the trial in progress,
     `rolled_back` is the last version that failed its trial. `accuracy` is the gate's result for the live version's
-    preferred artifact. `damaged` says why the slots cannot be read; then nothing else is known.
+    preferred artifact. `damaged` is the reason why the slots cannot be read; then nothing else is known.
     """
 
     model: str
@@ -276,7 +276,7 @@ class HttpStatus:
 
 @dataclass(frozen=True)
 class TelemetryStatus:
-    """The broker ("": none), the connection to it, and the reports that wait on disk or were lost there."""
+    """The broker ("": none), the connection to it, and the numbers of reports that wait or were lost."""
 
     broker: str = ""
     link: Link = field(default_factory=Link)
@@ -286,7 +286,7 @@ class TelemetryStatus:
 
 @dataclass(frozen=True)
 class ClaimStatus:
-    """A deployment in progress. Its claim ends in `left_s` unless its host renews it."""
+    """A deployment in progress. Its claim expires in `left_s` unless its host renews it."""
 
     model: str
     by: str
@@ -298,8 +298,8 @@ class ClaimStatus:
 class DeviceStatus:
     """The facts that a host needs to plan a deployment to this device.
 
-    `engines` has the version of each installed engine. `text` says whether it can serve models that take text. `code`
-    is the digest of its edgert's code; "" if the device does not state it.
+    `engines` has the version of each installed engine. `text` tells whether the device can serve models that read text.
+    `code` is the digest of its edgert's code; "" if the device does not state it.
     """
 
     device: str
@@ -329,7 +329,7 @@ class DeviceStatus:
 
     @classmethod
     def from_json(cls, value: Any) -> DeviceStatus:
-        """Return the status made of JSON values. Raises DeviceError when it is not a status."""
+        """Return the status in JSON values. Raises DeviceError if they are not a status."""
         try:
             return from_json(cls, value)
         except Mistyped as error:

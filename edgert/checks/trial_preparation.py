@@ -1,4 +1,4 @@
-"""Finds the limits of a trial that this device can judge, before the trial begins."""
+"""Selects the limits of a trial that this device can judge, before the trial starts."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from edgert.versions.trial_limits import TrialLimits
 
 
 def fit_for(limits: TrialLimits, store: SlotStore, config: DeviceConfig) -> tuple[TrialLimits, tuple[str, ...]]:
-    """Return the limits that this device can judge, and a note about each one left out.
+    """Return the limits that this device can judge, and a note about each omitted one.
 
-    Raises TransitionRefused for a limit that this device can never measure, so that no watch is spent on it.
+    Raises TransitionRefused for a limit that this device can never measure: the trial then does not start.
     """
     if "temp_c" in limits.bounds and machine.temp_c() is None:
         raise TransitionRefused("this device has no readable thermometer: leave the limit temp_c out for it")
@@ -26,7 +26,7 @@ def fit_for(limits: TrialLimits, store: SlotStore, config: DeviceConfig) -> tupl
     old, new = slots.live, slots.spare
     if old is None or not old.good or new is None:
         bounds = {name: value for name, value in limits.bounds.items() if name != "agreement"}
-        return replace(limits, bounds=bounds), ("agreement: there is no earlier version to compare with",)
+        return replace(limits, bounds=bounds), ("agreement: no earlier version exists for the comparison",)
     before = load_version(store.live_folder(slots), old.digest, config).manifest
     after = load_version(store.slot_folder(slots.spare_slot), new.digest, config).manifest
     if what := other_inputs_or_answers(before, after):
@@ -38,9 +38,9 @@ def fit_for(limits: TrialLimits, store: SlotStore, config: DeviceConfig) -> tupl
 
 
 def other_inputs_or_answers(before: Manifest, after: Manifest) -> str:
-    """Return what keeps two versions from the same tensors for the same request; "" if nothing.
+    """Return the difference that gives two versions other tensors for one request; "" if there is none.
 
-    The version before gets the tensors of the version on trial, so both must make them in the same way.
+    The earlier version gets the tensors of the version on trial, so both must compute them in the same way.
     """
     for what in ("inputs", "outputs", "preprocess", "sound", "series", "text"):
         if getattr(before, what) != getattr(after, what):

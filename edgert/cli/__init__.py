@@ -1,4 +1,4 @@
-"""`edgertd`: the device's command. One file a subcommand, found lazily."""
+"""`edgertd`: the device's command. Each subcommand has one file, which is imported when it is called."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edgert.cli.command import LazyGroup, main_with_errors
 from edgert.cli.owner import act_as_owner
 from edgert.state_dir import StateDir, default_state_dir
 
-# name -> ("module:attribute", the line that --help shows; "": hidden, as only programs call it)
+# name -> ("module:attribute", its line in --help; "" hides a command that only programs call)
 COMMANDS = {
     "serve": ("edgert.cli.serve:serve", "Run the daemon in the foreground."),
     "start": ("edgert.cli.start:start", "Run the daemon in the background and restart it when it dies."),
@@ -27,7 +27,7 @@ COMMANDS = {
     "rollback": ("edgert.cli.rollback:rollback", "Make the previous good version live again."),
     "bench": ("edgert.cli.bench:bench", "Measure artifacts or the live version."),
     "infer": ("edgert.cli.infer:infer", "Send a request to a model."),
-    "follow": ("edgert.cli.follow:follow", "Ask the device's channel now, and do what it says."),
+    "follow": ("edgert.cli.follow:follow", "Read the device's channel now, and install its releases."),
     "keys": ("edgert.cli.keys:keys", "List the keys whose bundles this device accepts, or remove one."),
     "status": ("edgert.cli.status:status", "Show the device, its engines and its models."),
     "top": ("edgert.cli.top:top", "Show rates, percentiles, batches, stages and caches live."),
@@ -58,9 +58,9 @@ def edgertd(context: click.Context, state: Path | None) -> None:
       edgertd infer digits --input seven.npy
       edgertd rollback digits
     """
-    os.umask(0o077)  # what a command or the daemon writes is private, unless its mode is set
+    os.umask(0o077)  # files of a command or the daemon are private, unless code sets their mode
     context.obj = StateDir((state or default_state_dir()).absolute())
-    act_as_owner(context.obj, of_keys=context.invoked_subcommand == "keys")  # the keys may be root's
+    act_as_owner(context.obj, of_keys=context.invoked_subcommand == "keys")  # root may own the keys
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -24,14 +24,12 @@ from edgert.versions.trial_limits import LIMIT_NAMES, WATCH_S, TrialLimits, pars
     type=Duration(1),
     default="60s",
     show_default=True,
-    help="When the device rolls back without mark-good; with limits, counted from when they held.",
+    help="Time after which the device rolls back without mark-good; with limits, it starts once they held.",
 )
 @click.option(
     "--limit", "limits", multiple=True, metavar="NAME=VALUE", help=f"Watch a limit: {', '.join(LIMIT_NAMES)}."
 )
-@click.option(
-    "--watch", "watch_s", type=Duration(), help="How long the limits are watched [default: 60s with --limit]."
-)
+@click.option("--watch", "watch_s", type=Duration(), help="How long to watch the limits [default: 60s with --limit].")
 @click.option("--unattended", is_flag=True, help="Mark the version good without the host once all limits held.")
 @claim_option
 @json_option
@@ -48,7 +46,7 @@ def activate(
 ) -> None:
     """Make the installed version of MODEL live, on trial.
 
-    The daemon loads it and checks its golden answers in a process of its own while the old version serves. If that
+    The daemon loads it and checks its golden answers in a separate process while the old version serves. If that
     fails, the old version stays live, and the command prints the reason.
 
     With --limit or --watch, the device watches the version from the moment it serves. It rolls back when a limit is

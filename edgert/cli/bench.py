@@ -25,7 +25,8 @@ CLIENTS_MAX = 64
 @click.command()
 @click.argument("folder", required=False, type=click.Path(file_okay=False, path_type=Path))
 @click.option(
-    "--model", help="Measure the live version of this model: through the socket, or beside FOLDER, the engine alone."
+    "--model",
+    help="Measure the live version of this model: through the socket, or with FOLDER, directly in the engine.",
 )
 @click.option("--for", "for_s", type=Duration(0, 600), default="5s", show_default=True, help="How long to measure.")
 @click.option(
@@ -33,18 +34,18 @@ CLIENTS_MAX = 64
     type=click.IntRange(1, CLIENTS_MAX),
     default=4,
     show_default=True,
-    help="Clients at the same time, for the throughput; only with --model alone.",
+    help="Clients at the same time, for the throughput; only with --model and no FOLDER.",
 )
 @json_option
 @click.pass_obj
 def bench(state: StateDir, folder: Path | None, model: str | None, for_s: float, clients: int, as_json: bool) -> None:
-    """Measure the artifacts in FOLDER, the engine alone.
+    """Measure the artifacts in FOLDER directly in the engine, without the daemon.
 
-    Models that serve continue, which slows the measurement. With --model and no FOLDER, the command sends golden inputs
-    to the live version through the socket, like an app. It is refused during a deployment of the model or while its
-    trial limits are watched, and no deployment can begin meanwhile.
+    The daemon continues to serve, which slows the measurement. With --model and no FOLDER, the command sends golden
+    inputs to the live version through the socket, like an app. It is refused during a deployment of the model or while
+    its trial limits are watched. No deployment can start during the measurement.
 
-    `edgert bench` and `edgert build --measure-on` send such a folder, run this, and remove it again.
+    `edgert bench` and `edgert build --measure-on` send such a folder, run this command, and remove the folder.
 
     \b
     Examples:
@@ -59,7 +60,7 @@ def bench(state: StateDir, folder: Path | None, model: str | None, for_s: float,
         if model is None:
             raise click.UsageError("give a FOLDER with artifacts, or --model NAME for the live version")
         store = store_of(state, model)
-        with claiming(state, model, "a benchmark (edgertd bench)"):  # no trial begins meanwhile
+        with claiming(state, model, "a benchmark (edgertd bench)"):  # no trial starts during the measurement
             _refuse_watched(model, store)
             measured = bench_live(model, store, state, read_config(state), for_s, clients, progress)
     else:
@@ -73,12 +74,12 @@ def bench(state: StateDir, folder: Path | None, model: str | None, for_s: float,
 
 
 def _refuse_watched(model: str, store: SlotStore) -> None:
-    """Raise TransitionRefused while trial limits are watched: these requests would count as those of apps."""
+    """Raise TransitionRefused while trial limits are watched: the requests would count as those of apps."""
     slots = store.read()
     if slots.on_trial and slots.limits is not None and not slots.limits.passed:
         raise TransitionRefused(
-            f"the limits of {model}'s trial are being watched, and a benchmark's requests would count as those of apps: "
-            f"measure when it is over (edgertd trial {model} --wait)"
+            f"the limits of {model}'s trial are watched, and a benchmark's requests would count as those of apps: "
+            f"wait for the end of the trial (edgertd trial {model} --wait), then measure"
         )
 
 

@@ -28,9 +28,9 @@ F = TypeVar("F", bound=Callable[..., Any])
     type=Duration(1, LASTS_S_MAX),
     default="3m",
     show_default=True,
-    help="When the claim ends unless a command uses it again.",
+    help="Time after which the claim expires unless a command uses it again.",
 )
-@click.option("--instead-of", default="", metavar="TOKEN", help="Replace this claim, which is known to be over.")
+@click.option("--instead-of", default="", metavar="TOKEN", help="Replace this claim, whose deployment is over.")
 @json_option
 @click.pass_obj
 def claim(state: StateDir, model: str, by: str, for_s: float, instead_of: str, as_json: bool) -> None:
@@ -49,7 +49,7 @@ def claim(state: StateDir, model: str, by: str, for_s: float, instead_of: str, a
     check_model_name(model)
     config = read_config(state)
     taken = Claims(state.root, config.device).take(model, by[:200], for_s, instead_of)
-    # The status under the claim: an earlier one may be out of date.
+    # Read the status after the claim, since an earlier one may be out of date.
     answer = {"token": taken.token, "status": device_status(state, config).as_json()}
     with contextlib.suppress(EdgeRTError, OSError):  # of damaged slots: `have` says why, if the host needs the files
         answer["have"] = what_is_here(state, model)

@@ -1,8 +1,8 @@
-"""Shared by `edgert` and `edgertd`: commands imported lazily, and errors as exit codes.
+"""For `edgert` and `edgertd`: commands that are imported when called, and errors as exit codes.
 
-Exit codes: 0 done, 2 wrong usage, 130 interrupted, 141 for `| head`, else the `exit_code` of the error's class. An
+Exit codes: 0 done, 2 usage error, 130 interrupted, 141 for `| head`, else the `exit_code` of the error's class. An
 error is one line, `error: ...`, on stderr; with `--json` it is `{"error": {"code", "message"}}` on stdout.
-Never a traceback, unless EDGERT_DEBUG is set.
+A traceback is printed only if EDGERT_DEBUG is set.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ EXIT_NO_READER = 141  # a shell's exit code for a program that SIGPIPE ended
 
 
 class BrokenPipe(Exception):
-    """A BrokenPipeError of a command, also of a device's connection: click would end without a word."""
+    """A BrokenPipeError of a command, also of a device's connection: click would end without a message."""
 
 
 @contextlib.contextmanager
@@ -46,10 +46,10 @@ def _pipes_named() -> Iterator[None]:
 
 
 class Group(click.Group):
-    """A group that names the nearest command if there is none of that name."""
+    """A group that suggests the most similar command for an unknown name."""
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
-        with _pipes_named():  # --help prints here
+        with _pipes_named():  # click prints --help here
             return super().make_context(*args, **kwargs)
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -68,9 +68,9 @@ class Group(click.Group):
 class LazyGroup(Group):
     """A group whose commands are imported when they are called.
 
-    `commands_by_name` maps a name to ("module:attribute", the line that --help shows), so that --help imports no
-    command, and a broken one breaks no other. A command without a line is hidden. `extra` is the extra of edgert that
-    brings what these commands import.
+    `commands_by_name` maps a name to ("module:attribute", its line in --help), so that --help imports no command, and
+    a broken command does not break the others. A command without a line is hidden. `extra` is the extra of edgert that
+    installs the packages of these commands.
     """
 
     def __init__(
@@ -92,11 +92,11 @@ class LazyGroup(Group):
                 command = getattr(importlib.import_module(module), attribute)
         except ModuleNotFoundError as error:
             raise missing_package(error, self._extra) or error from error
-        assert isinstance(command, click.Command), f"{module}:{attribute} is no command"
+        assert isinstance(command, click.Command), f"{module}:{attribute} is not a command"
         return command
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Complete names from the table: click's own way imports every command."""
+        """Complete names from the table, because click's own method imports every command."""
         from click.shell_completion import CompletionItem
 
         names = [
@@ -113,7 +113,7 @@ class LazyGroup(Group):
 
 @contextlib.contextmanager
 def _no_collections() -> Iterator[None]:
-    """Import without the garbage collector, which would search the new modules again and again."""
+    """Switch off the garbage collector during an import: it would search the new modules repeatedly."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -124,8 +124,8 @@ def _no_collections() -> Iterator[None]:
 
 
 def _nearest(word: str, names: list[str]) -> str:
-    """Return the name that `word` begins, else the one that is spelled most alike; "" for none."""
-    from difflib import get_close_matches  # a daemon's start pays for no import that it does not use
+    """Return the name that starts with `word`, else the one with the most similar spelling; "" for none."""
+    from difflib import get_close_matches  # imported here, because a start of the daemon does not need it
 
     return next(iter([name for name in names if name.startswith(word)] or get_close_matches(word, names, 1)), "")
 
@@ -137,14 +137,14 @@ def main_with_errors(command: click.Command, argv: Sequence[str] | None = None) 
     stop_reporting()
     try:
         code = command.main(words, prog_name=command.name, standalone_mode=False)
-        if sys.stdout is not None:  # closed by the caller: `>&-`
+        if sys.stdout is not None:  # None if the caller closed it: `>&-`
             sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except EdgeRTError as error:
         return _fail(as_json, error.code, error.message, error.exit_code, error)
     except click.ClickException as error:
         if not as_json:
-            with contextlib.suppress(OSError):  # a full disk
+            with contextlib.suppress(OSError):  # the disk is full
                 error.show()
             return error.exit_code
         return _fail(as_json, "input.usage", error.format_message(), error.exit_code, error)
@@ -154,7 +154,7 @@ def main_with_errors(command: click.Command, argv: Sequence[str] | None = None) 
         cause = error if isinstance(error, OSError) else error.__cause__
         assert isinstance(cause, OSError)
         if isinstance(cause, BrokenPipeError) and _has_no_reader(sys.stdout):
-            # Python would fail again when it closes stdout.
+            # Otherwise Python fails again when it closes stdout.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return EXIT_NO_READER
         where = f"{cause.filename}: " if cause.filename else ""
@@ -163,13 +163,15 @@ def main_with_errors(command: click.Command, argv: Sequence[str] | None = None) 
         line = error.object[: error.start].rpartition("\n")[2] + error.object[error.start :].partition("\n")[0]
         message = f"{line} is not UTF-8: rename that file or folder, or use a UTF-8 locale"
         return _fail(as_json, ConfigInvalid.code, message, ConfigInvalid.exit_code, error)
-    except Exception as error:  # noqa: BLE001 - the last line of defence: no traceback for users
+    except Exception as error:  # noqa: BLE001 - users never see a traceback
         if (missing := missing_package(error)) is not None:
             return _fail(as_json, missing.code, missing.message, missing.exit_code, error)
-        message = f"{type(error).__name__}: {error}; this is a fault in edgert: set EDGERT_DEBUG=1 for the traceback, and report it"
+        message = (
+            f"{type(error).__name__}: {error}; this is a fault in edgert: set EDGERT_DEBUG=1 and report the traceback"
+        )
         return _fail(as_json, EdgeRTError.code, message, EXIT_INTERNAL, error)
     finally:
-        if argv is None:  # the process ends, and Python would search all that is left for garbage first
+        if argv is None:  # the process ends; without this, Python first searches all objects for garbage
             gc.freeze()
 
 
@@ -182,7 +184,7 @@ def _fail(as_json: bool, code: str, message: str, exit_code: int, error: BaseExc
         if as_json:
             click.echo(json.dumps({"error": {"code": code, "message": message}}))
             return exit_code
-    except OSError:  # a full disk; perhaps stderr goes elsewhere
+    except OSError:  # the disk of stdout is full; stderr may still work
         pass
     with contextlib.suppress(OSError):
         click.echo(f"error: {printable(message)}", err=True)

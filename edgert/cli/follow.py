@@ -17,14 +17,14 @@ from edgert.state_dir import StateDir
 
 
 @click.command()
-@click.option("--soon", is_flag=True, help="Let the daemon do it within seconds, and do not wait for it.")
+@click.option("--soon", is_flag=True, help="Let the daemon start a round within seconds, and do not wait for it.")
 @json_option
 @click.pass_context
 def follow(context: click.Context, soon: bool, as_json: bool) -> None:
-    """Ask the registry for this device's channel, and do what it says: fetch, install, begin trials.
+    """Read this device's channel from the registry; fetch and install its releases, and start trials.
 
-    The daemon runs this at the interval of [follow]. It exits with 75 while it waits for a trial, another deployment or
-    its window. Only the service may read the registry's login if root set the device up: then use --soon.
+    The daemon runs this command at the interval of [follow]. It exits with 75 while it waits for a trial, another
+    deployment or its window. If root set the device up, only the service may read the registry's login: use --soon.
 
     \b
     Examples:
@@ -39,7 +39,7 @@ def follow(context: click.Context, soon: bool, as_json: bool) -> None:
     if soon:
         check_follows(config)
         ask(state.control_socket, {"op": "follow"})
-        emit({"channel": config.follow.channel}, "the daemon begins a round soon: see edgertd status", as_json)
+        emit({"channel": config.follow.channel}, "the daemon starts a round soon: see edgertd status", as_json)
         return
     home = home_of(Path(sys.prefix))
     done = ChannelFollower(state, config, open_registry(config), reporter(state), home=home).round()

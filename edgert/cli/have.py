@@ -16,7 +16,7 @@ from edgert.names import check_model_name
 from edgert.state_dir import StateDir
 from edgert.versions.install import held_files
 
-# A file may take one part in so many of the free memory: a patch needs the old file, the window and buffers.
+# The largest patch is this fraction (1/6) of the free memory: a patch needs the old file, the window and buffers.
 MEMORY_SHARE = 6
 
 
@@ -27,7 +27,7 @@ MEMORY_SHARE = 6
 def have(state: StateDir, model: str, as_json: bool) -> None:
     """List the files of MODEL on this device, which a host need not send, and the deltas that it may send.
 
-    `edgert deploy` runs this.
+    `edgert deploy` runs this command.
 
     \b
     Example:
@@ -40,10 +40,10 @@ def have(state: StateDir, model: str, as_json: bool) -> None:
 
 
 def what_is_here(state: StateDir, model: str) -> dict[str, Any]:
-    """Return the files in the model's slots, whether zstd can be read, and the largest usable patch."""
+    """Return the files in the model's slots, whether this device can read zstd, and the largest patch."""
     root = state.models / model
     files = [
-        # The slot's own folder is no part of the name that a manifest gives.
+        # A name in a manifest does not include the slot's folder.
         {"path": os.fspath(Path(*path.relative_to(root).parts[1:])), "sha256": sha256, "bytes": path.stat().st_size}
         for sha256, path in held_files(state, model).items()
     ]

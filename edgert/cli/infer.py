@@ -22,7 +22,7 @@ FILE = click.Path(dir_okay=False, path_type=Path)
     type=FILE,
     help="A .npy array, an .npz with one array per input name, or a JPEG, PNG, WAV, CSV or .txt file.",
 )
-@click.option("--out", type=FILE, help="Write the outputs to this .npz file; --json then leaves the values out.")
+@click.option("--out", type=FILE, help="Write the outputs to this .npz file; --json then omits the values.")
 @json_option
 @click.pass_obj
 def infer(state: StateDir, model: str, source: Path, out: Path | None, as_json: bool) -> None:

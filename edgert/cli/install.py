@@ -19,7 +19,7 @@ from edgert.versions.claims import under_claim
 @json_option
 @click.pass_obj
 def install(state: StateDir, bundle: Path, token: str, as_json: bool) -> None:
-    """Verify BUNDLE and store this device's part in the model's spare slot; the live version stays.
+    """Verify BUNDLE and store this device's part in the model's spare slot; the live version stays live.
 
     \b
     Examples:
@@ -31,7 +31,7 @@ def install(state: StateDir, bundle: Path, token: str, as_json: bool) -> None:
     with under_claim(state, token):
         done = install_bundle(bundle, state, read_config(state), progress)
     if done.already_live:
-        text = f"release {done.release} of {done.model} is live already"
+        text = f"release {done.release} of {done.model} is already live"
     else:
         text = f"release {done.release} of {done.model} is installed; make it live with: edgertd activate {done.model}"
     emit(vars(done), text, as_json)

@@ -35,11 +35,11 @@ def list_(state: StateDir, as_json: bool) -> None:
     Example:
       edgertd keys list --json
     """
-    read_config(state)  # raises if the device was not set up
+    read_config(state)  # raises if the device is not set up
     ring = trusted_keys(state)
     rows = [{"key_id": key.key_id, "file": str(path)} for path, key in ring.keys.items()]
     lines = [*(f"{row['key_id']}  {row['file']}" for row in rows), *(f"warning: {c}" for c in ring.complaints)]
-    emit({"keys": rows, "damaged": ring.complaints}, "\n".join(lines) or f"{state.keys} holds no key", as_json)
+    emit({"keys": rows, "damaged": ring.complaints}, "\n".join(lines) or f"{state.keys} contains no key", as_json)
 
 
 @keys.command()
@@ -52,8 +52,8 @@ def list_(state: StateDir, as_json: bool) -> None:
 def remove(state: StateDir, key: str, force: bool, as_json: bool) -> None:
     """Remove KEY, given as its id or as the name of a file in the key folder.
 
-    The device then refuses bundles signed with it. Versions that are installed stay and serve: deploy another release
-    if the key was stolen.
+    The device then refuses bundles signed with it. Installed versions continue to serve: if the key was stolen, deploy
+    another release.
 
     \b
     Examples:
@@ -71,7 +71,7 @@ def remove(state: StateDir, key: str, force: bool, as_json: bool) -> None:
     if ring.keys and not staying and not force:
         raise TransitionRefused(f"{key} is the only trusted key: add another (edgert bootstrap --key), or use --force")
     with storing(f"cannot remove {key} from {state.keys}"):
-        # Root may run this, and another user may change the state folder: a link in place of this one is not followed.
+        # Root may run this, and another user may replace the folder by a link: O_NOFOLLOW refuses it.
         folder = os.open(state.keys, os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
             for path in going:

@@ -19,6 +19,6 @@ def emit(value: dict[str, Any], text: str, as_json: bool) -> None:
 
 
 def progress(line: str) -> None:
-    """Print a line of progress. A full disk or a reader that ended costs the line, never the work."""
+    """Print a line of progress. If stderr cannot be written, the line is lost and the command continues."""
     with contextlib.suppress(OSError):
         click.echo(printable(line), err=True)

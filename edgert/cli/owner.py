@@ -1,7 +1,7 @@
 """Commands of root act as the owner of the state folder, or of the folder of keys.
 
-The daemon may run as a user of its own, who must be able to change what a command writes. Besides, root never writes
-where a less trusted user could have put a link.
+The daemon may run as another user, who must be able to change the files of a command. In addition, root then never
+writes in a place where a less trusted user could have put a link.
 """
 
 from __future__ import annotations
@@ -33,5 +33,5 @@ def act_as_owner(state: StateDir, *, of_keys: bool = False) -> None:
     os.environ.update(HOME=user.pw_dir, USER=user.pw_name, LOGNAME=user.pw_name)
     try:
         os.stat(".")
-    except OSError:  # such as root's home: OpenVINO crashes in a folder that it cannot read
+    except OSError:  # for example root's home; OpenVINO crashes in a folder that it cannot read
         os.chdir("/")

@@ -12,7 +12,7 @@ from edgert.errors import ConfigInvalid
 
 
 class Quantity(click.ParamType):  # type: ignore[type-arg]  # generic in new versions of click alone
-    """A number with a unit. A default may be given as the number itself."""
+    """A number with a unit. A default may be a plain number."""
 
     def __init__(
         self, name: str, parse: Callable[[str], float], text: Callable[[float], str], least: float, most: float

@@ -22,8 +22,8 @@ from edgert.versions.slots import SlotState, State
 def rollback(state: StateDir, model: str, force: bool, token: str, as_json: bool) -> None:
     """Make MODEL's previous good version live again.
 
-    If a new version is only installed, that one is removed instead. A second rollback is refused, as it would lead back
-    to the newer version.
+    If a new version is only installed, the command removes it instead. A second rollback is refused, because it would
+    make the newer version live again.
 
     \b
     Example:
@@ -44,7 +44,7 @@ def rollback(state: StateDir, model: str, force: bool, token: str, as_json: bool
 
 
 def refuse_forward(model: str, slots: SlotState) -> None:
-    """Raise TransitionRefused if a rollback would lead to a higher release than the live one."""
+    """Raise TransitionRefused if a rollback would make a higher release live."""
     live, other = slots.live, slots.spare
     if slots.state is not State.STEADY or live is None or other is None or not other.good:
         return

@@ -1,4 +1,4 @@
-"""Shared by `activate`, `mark-good` and `rollback`: a model's slots change, and the daemon follows."""
+"""Helpers of `activate`, `mark-good` and `rollback`: change slots and notify the daemon."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edgert.versions.slot_store import SlotStore
 def store_of(state: StateDir, model: str) -> SlotStore:
     """Return the slots of an installed model.
 
-    Raises ModelNotFound, and ConfigInvalid if the folder is no device's.
+    Raises ModelNotFound, and ConfigInvalid if the folder is not a device's state folder.
     """
     names = state.model_names()
     if not names:
@@ -26,13 +26,13 @@ def store_of(state: StateDir, model: str) -> SlotStore:
 
 
 def follow(state: StateDir, model: str) -> dict[str, Any] | None:
-    """Have the daemon serve what the slots name; return its status of the model, None without a daemon.
+    """Let the daemon serve the slots' live version; return its status of the model, None without a daemon.
 
-    Raises the reason why it does not serve.
+    Raises the error that prevents the daemon from serving it.
     """
     try:
         return ask(state.control_socket, {"op": "sync", "model": model}, SYNC_S_MAX)
-    except DaemonEnded:  # perhaps while it loaded this version
+    except DaemonEnded:  # this version may have ended it
         raise
     except DaemonUnreachable:
         progress("no daemon runs: the next one serves this version; start it with edgertd start")

@@ -32,8 +32,8 @@ POLL_S = 0.05
 def start(state: StateDir, as_json: bool) -> None:
     """Run the daemon in the background and restart it when it dies. Does nothing if it runs.
 
-    Its log is `edgertd.log` in the state folder. If a systemd unit runs the daemon, this command refuses, and names the
-    command to use.
+    Its log is `edgertd.log` in the state folder. If a systemd unit runs the daemon, this command is refused and prints
+    the command to use.
 
     \b
     Example:
@@ -44,7 +44,7 @@ def start(state: StateDir, as_json: bool) -> None:
     if running is None:
         if manager := manager_of(state.root):
             raise DeviceError(
-                f"systemd runs this daemon, and a second one would compete with it. Start it with: {manager} start edgertd"
+                f"systemd runs this daemon, and a second daemon would conflict with it. Start it with: {manager} start edgertd"
             )
         _, running = start_daemon(state)
     elif has_lost_its_monitor(running.pid):
@@ -59,7 +59,7 @@ def start(state: StateDir, as_json: bool) -> None:
 def start_daemon(state: StateDir) -> tuple[subprocess.Popen[bytes] | None, DaemonStatus]:
     """Start a monitor with its daemon; return both once the daemon answers.
 
-    Return no process if a monitor runs whose daemon was killed: that monitor starts the next daemon.
+    Returns no process if a monitor already runs and its daemon was killed: that monitor starts the next daemon.
     Raises DeviceError and StorageFailed.
     """
     monitor, told = None, None
@@ -77,7 +77,9 @@ def start_daemon(state: StateDir) -> tuple[subprocess.Popen[bytes] | None, Daemo
             elif other is not None and other != told:
                 signal_monitor(other, signal.SIGCONT)
                 told = other
-                progress(f"no daemon answers, and its monitor (pid {other}) runs: it starts the next daemon now")
+                progress(
+                    f"no daemon answers, but its monitor (pid {other}) runs: the monitor starts the next daemon now"
+                )
             time.sleep(POLL_S)
     lines = Path(log.name).read_text(errors="replace").splitlines()[-5:]
     raise DeviceError(f"the daemon did not start; the end of {log.name}:\n  " + "\n  ".join(lines))
@@ -97,7 +99,7 @@ def _start_monitor(state: StateDir, log: BinaryIO, *options: str) -> subprocess.
 def _open_log(state: StateDir) -> BinaryIO:
     """Open the daemon's log to append to it. Raises StorageFailed."""
     with storing(f"cannot write {state.log}"):
-        path = state.place(state.log.name)  # in memory if the storage is read-only
+        path = state.place(state.log.name)  # the log is in memory if the storage is read-only
     with storing(f"cannot write {path}"):
         with contextlib.suppress(FileNotFoundError):
             if path.stat().st_size > LOG_BYTES_MAX:

@@ -51,7 +51,7 @@ from edgert.versions.trust import trusted_keys
 @json_option
 @click.pass_obj
 def status(state: StateDir, as_json: bool) -> None:
-    """Show the device, its engines, its models' slots, and how the daemon serves them.
+    """Show the device, its engines, its models' slots, and the models' state in the daemon.
 
     \b
     Example:
@@ -62,7 +62,7 @@ def status(state: StateDir, as_json: bool) -> None:
 
 
 def device_status(state: StateDir, config: DeviceConfig) -> DeviceStatus:
-    """Return all that a host needs to plan a deployment to this device."""
+    """Return all facts that a host needs to plan a deployment to this device."""
     try:
         daemon = ask_daemon(state.control_socket)
     except DaemonUnreachable:
@@ -105,7 +105,7 @@ def _claims(state: StateDir, config: DeviceConfig) -> tuple[ClaimStatus, ...]:
 
 
 def _http(config: DeviceConfig) -> HttpStatus:
-    """Return what can be known of the HTTP server without asking it."""
+    """Return the status of the HTTP server without a request to it."""
     if not config.http.listen:
         return HttpStatus()
     from edgert.http.address import parse_address
@@ -149,12 +149,12 @@ def _model(state: StateDir, config: DeviceConfig, name: str, serving: ServingSta
 
 
 def _accuracy(store: SlotStore, slots: SlotState, config: DeviceConfig) -> Accuracy | None:
-    """Return the gate's result for the live version's preferred artifact; None if there is none to read."""
+    """Return the gate's result for the live version's preferred artifact; None if it cannot be read."""
     if slots.live is None:
         return None
     try:
         return load_version(store.live_folder(slots), slots.live.digest, config).artifacts[0].accuracy
-    except EdgeRTError:  # a slot is damaged, which does not prevent a deployment
+    except EdgeRTError:  # a damaged slot does not prevent a deployment
         return None
 
 
@@ -170,10 +170,10 @@ def _text(status: DeviceStatus) -> str:
         f"space    {status.disk_free_bytes // 1024**2} MB free",
     ]
     if status.daemon.read_only:
-        lines.append("storage  is read-only and may be worn out: what is live is served, every change is refused")
+        lines.append("storage  is read-only and may be worn out: live versions are served, every change is refused")
     if memory := status.daemon.memory:
         limit = f" of {memory.limit_mb:g} MB" if memory.limit_mb else ""
-        shared = f", their clients share {memory.shared_mb:.0f} MB more with them" if memory.shared_mb else ""
+        shared = f", and share {memory.shared_mb:.0f} MB more with their clients" if memory.shared_mb else ""
         lines.append(f"memory   the models use {memory.used_mb:.0f} MB{limit}{shared}")
     if status.http.listen:
         lines.append(f"http     {status.http.fault or status.http.listen}")
@@ -185,12 +185,12 @@ def _text(status: DeviceStatus) -> str:
 def _channel_lines(channel: ChannelStatus) -> list[str]:
     if not channel.registry:
         return []
-    last_answer = f"last asked {time_text(channel.asked_at)}" if channel.asked_at else "never asked with success"
+    last_answer = f"last answer {time_text(channel.asked_at)}" if channel.asked_at else "no answer yet"
     statement = (
         f"statement {channel.counter}, which expires {channel.expires}" if channel.counter else "no statement yet"
     )
     lines = [f"channel  {channel.channel} in {channel.registry}: {statement}; {last_answer}"]
-    lines += [f"channel  the last question failed: {channel.error}"] if channel.error else []
+    lines += [f"channel  the last request to the registry failed: {channel.error}"] if channel.error else []
     lines += [f"channel  alarm {STALE}: {channel.stale}"] if channel.stale else []
     return [*lines, *(f"channel  {step}" for step in channel.steps)]
 
@@ -213,7 +213,7 @@ def _model_line(model: ModelStatus) -> str:
     elif model.trial_limits and model.trial_limits.passed:
         parts.append("all trial limits held; the trial waits for mark-good")
     if trial and trial.doubt and trial.release == model.release:
-        parts.append(f"it held its limits, but {trial.doubt}")
+        parts.append(f"its limits held, but {trial.doubt}")
     if failed := model.rolled_back:
         parts.append(f"release {failed.release} was rolled back: {failed.reason}")
     if serving.memory_mb:

@@ -27,8 +27,8 @@ POLL_S = 0.05
 def stop(state: StateDir, as_json: bool) -> None:
     """Stop the daemon; do nothing if none runs. The state folder must be a device's.
 
-    The daemon answers the requests that have arrived and refuses new ones. If a systemd unit runs the daemon, it would
-    start it again: this command then refuses, and names the command to use.
+    The daemon answers the requests that have arrived and refuses new ones. If a systemd unit runs the daemon, systemd
+    would restart it: this command is then refused and prints the command to use.
 
     \b
     Example:
@@ -36,7 +36,7 @@ def stop(state: StateDir, as_json: bool) -> None:
     """
     if manager := manager_of(state.root, active=True):
         raise DeviceError(
-            f"systemd runs this daemon, and would start it again. Stop it until the next boot with: {manager} stop edgertd; "
+            f"systemd runs this daemon, and would restart it. Stop it until the next boot with: {manager} stop edgertd; "
             f"for good: {manager} disable --now edgertd"
         )
     pid = stop_daemon(state)
@@ -65,7 +65,7 @@ def stop_daemon(state: StateDir) -> int | None:
 
 
 def _end_monitor(state: StateDir) -> None:
-    """End the monitor that would start the daemon again after a pause. Raises DeviceError."""
+    """End the monitor, which would restart the daemon after a pause. Raises DeviceError."""
     until = time.monotonic() + STOP_S_MAX
     told = None
     while (monitor := monitor_of(state.root)) is not None:
@@ -74,7 +74,7 @@ def _end_monitor(state: StateDir) -> None:
         if monitor != told:
             signal_monitor(monitor, signal.SIGTERM)
             told = monitor
-            progress(f"no daemon runs; its monitor (pid {monitor}), which would start the next one, ends")
+            progress(f"no daemon runs; ending its monitor (pid {monitor}), which would start the next daemon")
         time.sleep(POLL_S)
 
 

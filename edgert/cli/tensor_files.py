@@ -1,4 +1,4 @@
-"""Tensors in files and on the terminal: what `edgertd infer` and `edgert infer` read and print."""
+"""Tensors in files and on the terminal: the input and output of `edgertd infer` and `edgert infer`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from edgert.protocol.arrays import FILE_STARTS
 INPUT_BYTES_MAX = 1024**3
 SHOWN_VALUES_MAX = 64
 
-BESIDE_INPUTS = ("labels", "slice", "boxes", "transcript", "recording")  # what the build reads in a file of samples
+# Other arrays in a file of samples, which only the build reads.
+BESIDE_INPUTS = ("labels", "slice", "boxes", "transcript", "recording")
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -30,20 +31,20 @@ Arrays = dict[str, NDArray[Any]]
 def read_inputs(source: Path) -> NDArray[Any] | Arrays:
     """Return the array of an .npy file, or the arrays of an .npz by name.
 
-    Nothing is unpickled. Raises InputError. A JPEG, PNG or WAV file becomes the array of its bytes, UINT8 [bytes], for
-    a model with `decode`. A CSV file becomes FP32 [lines, columns], and a .txt file its text.
+    Never unpickles. Raises InputError. A JPEG, PNG or WAV file becomes the array of its bytes, UINT8 [bytes], for
+    a model with `decode`. A CSV file becomes FP32 [lines, columns], and a .txt file becomes its text, UINT8 [bytes].
     """
     advice = "give a .npy array (numpy.save), an .npz with one array per input (numpy.savez), or a JPEG, PNG, WAV, CSV or .txt file"
     try:
         size = source.stat().st_size
         if size > INPUT_BYTES_MAX:
-            raise InputError(f"{source} has {size} bytes; at most {INPUT_BYTES_MAX} are sent")
+            raise InputError(f"{source} has {size} bytes; at most {INPUT_BYTES_MAX} are allowed")
         if not size:
             raise InputError(f"{source} is empty: {advice}")
         if source.suffix == ".txt":
             text = text_in_file(source)
             if not text.strip():
-                raise InputError(f"{source} holds no text: give a file with some")
+                raise InputError(f"{source} contains no text: give a file with text")
             return np.frombuffer(text, np.uint8)
         if source.suffix == ".csv":
             return read_csv(source)
@@ -60,14 +61,14 @@ def read_inputs(source: Path) -> NDArray[Any] | Arrays:
     except (ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
         with contextlib.suppress(InputError):
             return read_csv(source)
-        # NumPy's own message is about pickles and headers.
-        raise InputError(f"{source} holds no arrays: {advice}") from error
+        # NumPy's own message would tell about pickles and headers.
+        raise InputError(f"{source} contains no arrays: {advice}") from error
 
 
 def ask(client: Client, model: str, given: NDArray[Any] | Arrays) -> tuple[Arrays, Arrays]:
     """Return the outputs of `model`, and the names of their classes.
 
-    Of what is `given`, arrays that only the build reads are left out, except for inputs of the model.
+    Arrays of `given` that only the build reads are not sent, unless the model has inputs of these names.
     """
     metadata = client.metadata(model)
     if isinstance(given, dict):
@@ -80,13 +81,13 @@ def ask(client: Client, model: str, given: NDArray[Any] | Arrays) -> tuple[Array
 def write_outputs(path: Path, outputs: Arrays) -> None:
     """Write the outputs whole, as .npz. Raises StorageFailed."""
     with storing(f"cannot write {path}"), path.open("wb") as file:
-        np.savez(file, **outputs)  # type: ignore[arg-type]  # NumPy's stub takes the names for its own option
+        np.savez(file, **outputs)  # type: ignore[arg-type]  # NumPy's stub mistakes the names for its own option
 
 
 def class_names(outputs: Arrays, labels: Sequence[str]) -> Arrays:
-    """Return the names of the classes in each output that holds classes, by the output's name.
+    """Return the names of the classes in each output with classes, by the output's name.
 
-    No class (-1) has the name "". Without `labels` there are no names.
+    The name of no class (-1) is "". Without `labels` the result is empty.
     """
     classes = {name: array for name, array in outputs.items() if name.endswith("_classes") and array.dtype == np.int64}
     if not labels or any((array >= len(labels)).any() for array in classes.values()):
@@ -96,7 +97,7 @@ def class_names(outputs: Arrays, labels: Sequence[str]) -> Arrays:
 
 
 def as_json(model: str, outputs: Arrays, names: Arrays, *, values: bool = True) -> dict[str, Any]:
-    """Return what --json prints; without `values` if a file has them. `names` are those of `class_names`."""
+    """Return the output of --json, without `values` if a file has them; `names` is from `class_names`."""
 
     def described(name: str, array: NDArray[Any]) -> dict[str, Any]:
         shape = {"shape": list(array.shape), "dtype": array.dtype.name}

@@ -35,7 +35,8 @@ COLUMNS = (
     ("SHED", 6),
     ("MB", 7),
 )
-DROPPED = ("MB", "SHED", "ENGINE", "P95 MS", "WAIT", "CLIENTS", "STATE", "ERRORS")  # first in a narrow terminal
+# The columns that a narrow terminal omits, in this order.
+DROPPED = ("MB", "SHED", "ENGINE", "P95 MS", "WAIT", "CLIENTS", "STATE", "ERRORS")
 
 
 @click.command()
@@ -49,14 +50,14 @@ def top(state: StateDir, interval_s: float, once: bool, as_json: bool) -> None:
     """Show the models live: rates, percentiles, batches and why they were closed, stages, caches, shadow.
 
     Rates are those of the last interval. Percentiles and stages are those of the window in progress, or of the last
-    complete one if that has no answers yet. Ctrl-C ends it.
+    complete window if the current one has no answers yet. Ctrl-C ends the command.
 
     \b
     Examples:
       edgertd top
       edgertd top --once --json | python3 -m json.tool
     """
-    with contextlib.suppress(KeyboardInterrupt):  # the usual way to end it
+    with contextlib.suppress(KeyboardInterrupt):  # the usual way to end the command
         _watch(state, interval_s, once, as_json)
 
 
@@ -97,7 +98,7 @@ class View:
 
 
 def view_of(before: DaemonStatus, now: DaemonStatus, elapsed_s: float) -> View:
-    """Return the view made of two answers of the daemon."""
+    """Return the view for two successive answers of the daemon."""
     models = (_model(name, before.models.get(name), after, elapsed_s) for name, after in sorted(now.models.items()))
     return View(now.pid, round(elapsed_s, 3), tuple(models))
 
@@ -159,7 +160,7 @@ def _cells(model: ModelView) -> tuple[str, ...]:
 
 
 def columns_within(width: int) -> list[tuple[str, int]]:
-    """Return the columns that fit into `width` characters; the least important are left out first."""
+    """Return the columns that fit into `width` characters; omit the least important first."""
     columns = list(COLUMNS)
     for name in DROPPED:
         if sum(size + 1 for _, size in columns) - 1 <= width:

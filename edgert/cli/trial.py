@@ -26,16 +26,16 @@ POLL_S = 0.2
 @click.command()
 @click.argument("model")
 @click.option("--wait", is_flag=True, help="Wait for the end of the trial.")
-@click.option("--for", "for_s", type=Duration(), help="Wait for the end, at most so long: 30s, 10m.")
+@click.option("--for", "for_s", type=Duration(), help="Wait for the end, at most this long: 30s, 10m.")
 @click.option("--digest", default="", help="The digest of the version [default: the live one].")
 @claim_option
 @json_option
 @click.pass_obj
 def trial(state: StateDir, model: str, wait: bool, for_s: float | None, digest: str, token: str, as_json: bool) -> None:
-    """Show the trial of MODEL: what was measured, how long it is still watched, or how it ended.
+    """Show the trial of MODEL: the measurements, the time that is left, or the outcome.
 
     Exits with 9 if the version was rolled back, and prints the reason. If no daemon runs, this command ends a trial
-    that ran out or whose watch was cut off.
+    whose time has passed or whose watch was cut off.
 
     \b
     Examples:
@@ -56,16 +56,16 @@ def trial(state: StateDir, model: str, wait: bool, for_s: float | None, digest: 
 def trial_of(state: StateDir, store: SlotStore, digest: str) -> TrialAnswer:
     """Return the state of the trial of the version `digest` ("": the live one). Raises RolledBack.
 
-    If it is over and no daemon runs, this function ends it.
+    If the trial is over and no daemon runs, this function ends it.
     """
     model = store.folder.name
-    # The daemon first, as the slots decide: an outcome between the two must not look like no trial at all.
+    # Read the daemon first and the slots second. Otherwise an outcome between the two could look like no trial.
     daemon_runs, watch = _measured(state, model)
     slots = store.read()
     live, rolled_back = slots.live, slots.rolled_back
     passed = (slots.limits is not None and slots.limits.passed) or (live is not None and live.good)
     if passed and daemon_runs and (watch is None or watch.phase is not TrialPhase.HELD):
-        watch = _measured(state, model)[1] or watch  # the last figures came between the two
+        watch = _measured(state, model)[1] or watch  # later figures than the first
     if live is not None and digest in ("", live.digest):
         if not daemon_runs and slots.on_trial and store.expire_trial(unwatched=True):
             return trial_of(state, store, live.digest)
@@ -91,12 +91,12 @@ def _state_of(slots: SlotState, live: Version, watch: TrialStatus | None) -> Tri
         return TrialState.HELD
     if watch is None:  # a busy daemon may not answer
         return TrialState.WATCHING if slots.limits.started else TrialState.LOADING
-    # The slots do not hold the daemon's outcome yet: it waits for the lock or the disk, and then notes it.
+    # The slots lack the daemon's outcome: the daemon waits for the lock or the disk before it writes the outcome.
     return TrialState.FILLING if watch.phase is TrialPhase.FILLING else TrialState.WATCHING
 
 
 def _measured(state: StateDir, model: str) -> tuple[bool, TrialStatus | None]:
-    """Return whether a daemon runs, and what it measured during a trial, if it answers."""
+    """Return whether a daemon runs, and its measurements of the trial if it answers."""
     try:
         serving = ask_daemon(state.control_socket).models.get(model)
     except DaemonUnreachable:

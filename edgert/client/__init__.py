@@ -1,1 +1,1 @@
-"""The clients of the daemon: blocking, asyncio, and what both share."""
+"""The clients of the daemon: blocking, asyncio, and their common parts."""

@@ -1,6 +1,6 @@
-"""The asyncio client of the local socket: what `Client` does, without blocking the event loop.
+"""The asyncio client of the local socket: like `Client`, without blocking the event loop.
 
-A call that is cancelled or runs out of time closes its connection, so that a late answer cannot meet another request.
+A cancelled or timed-out call closes its connection, so that its late answer cannot be read as that of another request.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ CONNECTIONS_MAX = 64
 class AsyncClient(BaseClient):
     """Sends requests to the daemon at `path`; `path`, `timeout_s` and `transport` are those of `Client`.
 
-    One client serves any number of tasks of one event loop. Each request under way has a connection of its own, at
-    most `connections_max` for a model; further requests wait for a turn, which counts towards their time-out. A
-    call that is cancelled closes its connection and leaves the client as it was.
+    One client serves any number of tasks of one event loop. Each request in progress has its own connection, at most
+    `connections_max` for a model. Further requests wait, and this wait counts towards their time-out. A cancelled call
+    closes its connection and does not change the client.
     """
 
     def __init__(
@@ -66,9 +66,9 @@ class AsyncClient(BaseClient):
         priority: Priority = "normal",
         trace: bool = False,
     ) -> Outputs | InferResponse:
-        """Answer one batch. Inputs, options, answer and errors are those of `Client.infer`.
+        """Send one batch and return the answer. Arguments, result and errors are those of `Client.infer`.
 
-        The inputs must not be changed before the call returns.
+        Do not change the inputs before the call returns.
         """
         flags = request_flags(cache, priority)
         deadline = time.monotonic() + self.timeout_of(timeout_s)
@@ -112,12 +112,12 @@ class AsyncClient(BaseClient):
     async def labels(self, model: str) -> list[str]:
         """Return the names of the model's classes by index; empty if its bundle has none.
 
-        Ask once and keep them.
+        Call this once and keep the result.
         """
         return [str(label) for label in (await self.metadata(model)).get("labels", ())]
 
     async def close(self) -> None:
-        """Close the idle connections; the connection of a request under way closes when it ends."""
+        """Close the idle connections. The connection of a request in progress closes when the request ends."""
         self._closed = True
         for pool in self._pools.values():
             pool.close()
@@ -139,16 +139,16 @@ class AsyncClient(BaseClient):
         return pool
 
     def _move_to(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Connections belong to the loop that made them: begin anew on another one."""
+        """Drop the connections of a closed loop, to which they belong, and use `loop` from now on."""
         if self._loop is not None and not self._loop.is_closed():
-            raise RequestError("this client belongs to another event loop; make one for each loop")
+            raise RequestError("this client belongs to another event loop; create a client for each loop")
         for pool in self._pools.values():
             pool.close()
         self._pools = {}
         self._loop = loop
 
     async def _connected(self, model: str | None, deadline: float, *, session: bool = False) -> Connection:
-        """Return a new connection, once the daemon accepts one; one of a session belongs to no pool."""
+        """Return a new connection once the daemon accepts it. A session's connection belongs to no pool."""
         pool = None if model is None or session else self._pools[model]
         while True:
             self._check_open()
@@ -161,7 +161,7 @@ class AsyncClient(BaseClient):
 class AsyncSession:
     """Requests of `model` that continue each other, as `Session`, in an `async with` block.
 
-    `AsyncClient.session` makes it. It takes one request at a time; a call that is cancelled ends the session.
+    `AsyncClient.session` creates it. It accepts one request at a time; a cancelled call ends the session.
     """
 
     def __init__(self, client: AsyncClient, model: str) -> None:
@@ -181,12 +181,12 @@ class AsyncSession:
     async def infer(
         self, inputs: Inputs, *, timeout_s: float | None = None, priority: Priority = "normal", trace: bool = False
     ) -> Outputs | InferResponse:
-        """Answer the next chunk. Inputs, options, answer and errors are those of `Session.infer`."""
+        """Send the next chunk and return the answer. Arguments and errors are those of `Session.infer`."""
         flags = request_flags(True, priority)
         deadline = time.monotonic() + self._client.timeout_of(timeout_s)
         connection = self._connection
         if connection is None:
-            raise SessionLost("the session has not begun, or is closed: use `async with client.session(...)`")
+            raise SessionLost("the session has not started, or is closed: use `async with client.session(...)`")
         while True:
             resume = b""
             try:

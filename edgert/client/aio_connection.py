@@ -1,14 +1,14 @@
-"""The asyncio client's connections: one request at a time each, and the pool that they come from.
+"""The asyncio client's connections, each with one request at a time, and their pool.
 
-Theory of operation: each connection keeps one reader callback on the loop for as long as it is open. The callback
-receives into the frame buffer and copies the tensors of an answer out at once, as the next bytes may come before the
-waiting task has run. So a request costs the loop one wake-up, with no transport or stream in between, and an idle
-connection whose model moved is closed when the daemon sends MOVED, not when the next request finds out.
+Theory of operation: each connection keeps one reader callback on the loop while it is open. The callback receives into
+the frame buffer and copies the tensors of an answer out at once, because the next bytes may arrive before the waiting
+task runs. So a request costs the loop one wake-up, without a transport or stream in between. If the model of an idle
+connection moves, the connection closes when the daemon sends MOVED, not at the next request.
 
 Measured on one core with the daemon, medians in us of interleaved runs at 4 KB / 150 KB / 1.2 MB: this client
 71 / 138 / 637; bare loops without its checks and time-outs over BufferedProtocol 70 / 144 / 1,125, over
 `loop.sock_recv_into` 104 / 172 / 714, over streams 104 (55 in another run) / 143 / 1,220; the blocking client on a
-socket 44 / 94 / 496. Through shared memory, 1.2 MB take 0.45 of that time (`bench.transport`).
+socket 44 / 94 / 496. Shared memory reduces the time for 1.2 MB to 0.45 of that (`bench.transport`).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Pool:
             await turn
         except BaseException:
             if turn.done() and not turn.cancelled() and turn.exception() is None:
-                self.leave()  # the turn and the cancellation came together
+                self.leave()  # the turn and the cancellation arrived together
             raise
         finally:
             timer.cancel()
@@ -92,7 +92,7 @@ def _time_out(turn: asyncio.Future[None]) -> None:
     if not turn.done():
         turn.set_exception(
             DeadlineExceeded(
-                "the time-out passed while other requests of this client were under way; raise connections_max or timeout_s"
+                "the time-out passed while other requests of this client were in progress; raise connections_max or timeout_s"
             )
         )
 
@@ -115,12 +115,12 @@ class Connection:
 
     def __init__(self, sock: socket.socket, conversation: Conversation, pool: Pool | None) -> None:
         self.closed = False
-        self.parting: Exception = session_late()  # why it closed, if no request was told
+        self.parting: Exception = session_late()  # the reason of the end, if no request received it
         self._sock, self.conversation, self._pool = sock, conversation, pool
         self._loop = asyncio.get_running_loop()
         self._receive: Callable[[memoryview], int] = self._receive_first
         self._sending = False  # whether the daemon certainly lacks bytes of the request
-        # The request under way ends in an event, or in an error of the connection.
+        # The request in progress ends in an event, or in an error of the connection.
         self._outcome: asyncio.Future[Event | Exception] | None = None
         self._deadline = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -130,11 +130,10 @@ class Connection:
     async def ask(
         self, inputs: Inputs, deadline: float, flags: int, trace: bool, resume: bytes = b""
     ) -> Outputs | InferResponse:
-        """Send one request, return its answer, then return to the pool.
+        """Send one request and return its answer; give the connection back to the pool.
 
-        Raises the daemon's error, WorkerLost, Retry.
-
-        `resume` is the frame that goes before it, of a session that begins its new connection.
+        `resume` is a frame to send before the request: the first one of a session that moved to this connection. Raises
+        the daemon's error, WorkerLost, Retry.
         """
         try:
             left_s = deadline - time.monotonic()
@@ -142,12 +141,12 @@ class Connection:
                 raise DeadlineExceeded("the time-out passed before the request was sent; give a longer timeout_s")
             parts = self.conversation.request(inputs, flags, timeout_us(left_s), trace)
             if resume:
-                self.conversation.resume = resume  # until the worker hands it on itself
+                self.conversation.resume = resume  # until the worker sends a newer one
             answer = await self._exchange([resume, *parts] if resume else parts, deadline)
         except EdgeRTError:
             self._give_back()
             raise
-        except BaseException:  # cancelled, or a Retry: an answer that comes late must not meet the next request
+        except BaseException:  # cancelled, or a Retry: the next request must not receive a late answer
             self.close()
             raise
         self._give_back()
@@ -177,12 +176,12 @@ class Connection:
 
     async def _exchange(self, parts: Sequence[wire.Buffer], deadline: float) -> Outputs | InferResponse:
         """Send one frame and return the answer to it."""
-        if self.closed:  # it ended after it was taken from the pool
+        if self.closed:  # the connection ended after it left the pool
             raise Retry
         outcome: asyncio.Future[Event | Exception] = self._loop.create_future()
         self._outcome, self._sending, self._deadline = outcome, True, deadline
         if not self._send(parts) and not self.conversation.is_session:  # a session's MOVED holds its memory
-            # The daemon closed before it had the whole request; an error that it sent is still to be read.
+            # The daemon closed before it had the whole request. It may have sent an error, which is not yet read.
             self._loop.call_later(RETRY_PAUSE_S, self._settle, outcome)
         elif self._timer is None or deadline < self._timer_at:
             self._set_timer()
@@ -199,7 +198,7 @@ class Connection:
             outcome.set_result(self.conversation.ended(sent=False))
 
     def _set_timer(self) -> None:
-        """Set one timer for many requests: their deadlines only grow, so it is set again when it fires."""
+        """Set one timer for many requests: deadlines usually only grow, so the timer is renewed when it fires."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer_at = self._deadline
@@ -215,7 +214,7 @@ class Connection:
             self._ended(self.conversation.late(sent=not self._sending))
 
     def _send(self, parts: Sequence[wire.Buffer]) -> bool:
-        """Send what the kernel takes now, the rest by a callback. False if the daemon closed the connection."""
+        """Send as much as the kernel accepts, the rest by a callback. False if the connection is closed."""
         try:
             sent = self._sock.sendmsg(parts)
         except BlockingIOError:
@@ -229,7 +228,7 @@ class Connection:
         return True
 
     def _send_rest(self, parts: Sequence[wire.Buffer], sent: int) -> None:
-        """Send what the kernel did not take at once, as it makes room."""
+        """Send the remaining bytes whenever the kernel has room."""
         rest = _unsent(parts, sent)
 
         def writable() -> None:
@@ -239,7 +238,7 @@ class Connection:
             except BlockingIOError:
                 return
             except OSError:
-                # The reader finds the end of the connection, and before it the error that the daemon sent.
+                # The reader will receive the daemon's error, if there is one, and then the end of the connection.
                 self._loop.remove_writer(self._sock.fileno())
                 return
             if not rest:
@@ -249,7 +248,7 @@ class Connection:
         self._loop.add_writer(self._sock.fileno(), writable)
 
     def _readable(self) -> None:
-        """Take what the daemon sent. Runs in the event loop, whether a request is under way or not."""
+        """Receive bytes of the daemon. The event loop calls this with or without a request in progress."""
         conversation, frames = self.conversation, self.conversation.frames
         try:
             count = self._receive(frames.room)
@@ -270,7 +269,7 @@ class Connection:
             self._ended(error)
 
     def _receive_first(self, room: memoryview) -> int:
-        """Receive the beginning of the WELCOME, and the shared memory that may come with it."""
+        """Receive the start of the WELCOME, and the shared memory that may arrive with it."""
         count, descriptor = receive_with_descriptor(self._sock, room)
         self._receive = self._sock.recv_into
         self.conversation.take_memory(descriptor)
@@ -287,7 +286,7 @@ class Connection:
             self.close()
 
     def _ended(self, error: Exception) -> None:
-        """Close the connection, and end the request under way with `error`."""
+        """Close the connection, and end the request in progress with `error`."""
         self.close()
         if self._outcome is not None and not self._outcome.done():
             self._outcome.set_result(error)
@@ -296,7 +295,7 @@ class Connection:
 
 
 def _unsent(parts: Sequence[wire.Buffer], sent: int) -> list[wire.Buffer]:
-    """Return what is left of `parts` after their first `sent` bytes. Nothing is copied."""
+    """Return the rest of `parts` after their first `sent` bytes, without a copy."""
     rest: list[wire.Buffer] = []
     for part in parts:
         if sent >= len(part):
@@ -308,7 +307,7 @@ def _unsent(parts: Sequence[wire.Buffer], sent: int) -> list[wire.Buffer]:
 
 
 async def _dial(path: Path, deadline: float) -> socket.socket:
-    """Return a connected socket. Connecting to a Unix socket waits only while the daemon's queue is full."""
+    """Return a connected socket. A connect to a Unix socket waits only while the daemon's queue is full."""
     while True:
         try:
             sock = dial(path, deadline, wait=False)

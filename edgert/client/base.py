@@ -18,7 +18,7 @@ Priority = Literal["normal", "high"]
 
 
 class SessionOptions(TypedDict, total=False):
-    """The options of a session's `infer`: its own time-out, and whether it goes before other requests."""
+    """The options of a session's `infer`: its time-out, and its priority over other requests."""
 
     timeout_s: float | None
     priority: Priority
@@ -43,7 +43,7 @@ class BaseClient:
         self._closed = False
 
     def __reduce__(self) -> tuple[Callable[..., BaseClient], tuple[Any, ...]]:
-        """Pickle the settings alone: a copy, also in another process, makes connections of its own."""
+        """Pickle the settings only: a copy, also in another process, opens its own connections."""
         return _with_settings, (type(self), self._settings())
 
     def _settings(self) -> dict[str, Any]:
@@ -58,7 +58,7 @@ class BaseClient:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise RequestError("this client is closed; make a new one")
+            raise RequestError("this client is closed; create a new one")
 
 
 def _with_settings(kind: Callable[..., BaseClient], settings: dict[str, Any]) -> BaseClient:
@@ -68,7 +68,7 @@ def _with_settings(kind: Callable[..., BaseClient], settings: dict[str, Any]) ->
 def check_timeout(timeout_s: float) -> None:
     """Raise RequestError unless a time-out is a number of seconds from 0 up."""
     try:
-        if timeout_s >= 0:  # nan is not
+        if timeout_s >= 0:  # false for nan
             return
     except TypeError:
         pass

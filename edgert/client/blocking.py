@@ -1,9 +1,9 @@
 """The blocking client of the daemon's local socket.
 
-Threads may share a `Client`: each request takes a connection of its own from a small pool and returns it, so threads
-never wait for each other here. Connections are made when they are needed, and made again after the daemon restarted or
-moved a model to a new version. A process that is forked leaves its parent's connections to it and makes its own: on one
-connection, each would receive the other's answers.
+Threads may share a `Client`: each request takes its own connection from a small pool and returns it, so threads never
+wait for each other here. The client opens connections when it needs them, and again after the daemon restarts or moves
+a model to a new version. A forked process leaves its parent's connections to the parent and opens its own: on a common
+connection, each process would receive the other's answers.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ os.register_at_fork(after_in_child=_leave_to_the_parent)
 class Client(BaseClient):
     """Sends requests to the daemon at `path`.
 
-    Without `path` it is $EDGERT_SOCKET, else where this machine's daemon listens. `timeout_s` bounds every call,
+    The default `path` is $EDGERT_SOCKET, else the socket of this machine's daemon. `timeout_s` limits every call,
     including the time to connect and to wait for a worker that restarts. `transport` "auto" sends large tensors through
-    memory shared with the daemon where both sides can; "socket" never does. The requests of a `probe`, such as a check
-    or a benchmark, are counted apart from those of apps.
+    memory shared with the daemon if both sides can; "socket" never does. Telemetry does not count the requests of a
+    `probe`, such as a check or a benchmark, as requests of apps.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Client(BaseClient):
     ) -> None:
         super().__init__(path, timeout_s, transport)
         self._probe = probe
-        # The lists are stacks: pop and append are atomic, so a request takes no lock.
+        # The lists are stacks. Their pop and append are atomic, so a request needs no lock.
         self._idle: defaultdict[str, list[Connection]] = defaultdict(list)
         self._large: set[str] = set()  # models whose connections ask for shared memory
         _open.add(self)
@@ -82,13 +82,13 @@ class Client(BaseClient):
         priority: Priority = "normal",
         trace: bool = False,
     ) -> Outputs | InferResponse:
-        """Answer one batch: arrays by output name, each with the batch on axis 0.
+        """Send one batch; return the answer: arrays by output name, each with the batch on axis 0.
 
-        `inputs` is one array, for a model with one input, or arrays by input name. Give the batch axis, or leave it
-        out of every input to ask for one item. A model with preprocessing also takes UINT8 arrays; if it decodes
-        images, it takes the bytes of a JPEG or PNG file, or a list of such (docs/images.md). A request of
-        `priority` "high" goes before others that wait for the engine. With `trace`, the answer is an InferResponse: the
-        outputs, the release that answered, the stage times, the batch, and whether a cache answered.
+        `inputs` is one array, for a model with one input, or arrays by input name. Give the batch axis, or omit it in
+        every input for a single item. A model with preprocessing also accepts UINT8 arrays; if it decodes images, it
+        accepts the bytes of a JPEG or PNG file, or a list of them (docs/images.md). A request of `priority` "high"
+        overtakes others that wait for the engine. With `trace`, the answer is an InferResponse: the outputs, the
+        release that answered, the stage times, the batch, and whether a cache answered.
 
         Raises RequestError (the inputs do not fit), Unavailable (try again), DeadlineExceeded.
         """
@@ -118,11 +118,11 @@ class Client(BaseClient):
                     idle.append(connection)
 
     def session(self, model: str) -> Session:
-        """Begin a session of `model`, whose requests continue each other.
+        """Start a session of `model`, whose requests continue each other.
 
-        Close it, or use it in a `with` block. From one of them to the next the daemon keeps the model's state, and the
-        values that the next window needs. Raises Overloaded (too many sessions), RequestError (the model keeps
-        nothing), Unavailable, DeadlineExceeded.
+        Close it, or use it in a `with` block. From one request to the next the daemon keeps the model's state, and the
+        values that the next window needs. Raises Overloaded (too many sessions), RequestError (the model has no
+        memory to keep), Unavailable, DeadlineExceeded.
         """
         deadline = time.monotonic() + self.timeout_s
         return Session(self, self._connected(model, deadline, share=True, session=True), model)
@@ -145,17 +145,17 @@ class Client(BaseClient):
     def labels(self, model: str) -> list[str]:
         """Return the names of the model's classes by index; empty if its bundle has none.
 
-        Ask once and keep them.
+        Call this once and keep the result.
         """
         return [str(label) for label in self.metadata(model).get("labels", ())]
 
     def close(self) -> None:
-        """Close the idle connections; the connection of a request under way closes when it ends."""
+        """Close the idle connections. The connection of a request in progress closes when the request ends."""
         self._closed = True
         self.close_idle()
 
     def close_idle(self) -> None:
-        """Close the connections that no request uses, and free their memory. Later requests make new ones."""
+        """Close the connections that no request uses, and free their memory. Later requests open new ones."""
         for connections in list(self._idle.values()):
             while connections:
                 connections.pop().close()
@@ -175,7 +175,7 @@ class Client(BaseClient):
     def _connected(
         self, model: str | None, deadline: float, *, share: bool = False, session: bool = False
     ) -> Connection:
-        """Return a new connection, once the daemon accepts one; `share`: it asks for shared memory if it may."""
+        """Return a new connection once the daemon accepts it; `share` requests shared memory if allowed."""
         may_share = self._share and model is not None
         while True:
             self._check_open()
@@ -194,17 +194,17 @@ class Client(BaseClient):
 
 
 def _may_be_large(inputs: Inputs) -> bool:
-    """Return whether `inputs` look large enough for shared memory. A request shows it for certain."""
+    """Return whether `inputs` look large enough for shared memory. Only the frame gives the exact size."""
     values = inputs.values() if isinstance(inputs, Mapping) else (inputs,)
     sizes = (len(value) if isinstance(value, bytes) else getattr(value, "nbytes", 0) for value in values)
     return sum(sizes) >= SHARE_BYTES_MIN
 
 
 class Session:
-    """Requests of `model` that continue each other, on a connection of their own.
+    """Requests of `model` that continue each other, on their own connection.
 
-    `Client.session` makes it, and one thread at a time may use it. It follows the model to another worker, and to a new
-    version that continues its sessions.
+    `Client.session` creates it, and one thread at a time may use it. It follows the model to another worker, and to a
+    new version that continues its sessions.
     """
 
     def __init__(self, client: Client, connection: Connection, model: str) -> None:
@@ -221,10 +221,10 @@ class Session:
     def infer(
         self, inputs: Inputs, *, timeout_s: float | None = None, priority: Priority = "normal", trace: bool = False
     ) -> Outputs | InferResponse:
-        """Answer the next chunk: arrays by output name, one item for each window that it completed.
+        """Send the next chunk; return arrays by output name, one item for each window that it completed.
 
-        Inputs and options are those of `Client.infer`. After an error of the daemon the session goes on without this
-        chunk. Raises SessionLost if it cannot go on: begin a new one.
+        Inputs and options are those of `Client.infer`. After an error of the daemon the session continues without this
+        chunk. Raises SessionLost if it cannot continue: start a new one.
         """
         flags = request_flags(True, priority)
         timeout_s = self._client.timeout_of(timeout_s)
@@ -252,7 +252,7 @@ class Session:
         self.close()
 
     def _move(self, deadline: float) -> None:
-        """Connect to the worker that continues the session. Raises SessionLost if nothing is left of it."""
+        """Connect to the worker that continues the session. Raises SessionLost if no worker does."""
         before = self._connection
         if self._closed or not before.conversation.moved:
             raise session_late()

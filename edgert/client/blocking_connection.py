@@ -29,11 +29,11 @@ class Connection:
         self._timeout_s, self._timeout_us, self._timeout_ms = 0.0, 0, 0
         hello = conversation.hello()
         self._sock = dial(path, deadline)
-        with contextlib.suppress(OSError):  # the answer says why, or its absence
-            self._sock.sendall(hello)  # at once: the daemon reads it while the rest is made here
+        with contextlib.suppress(OSError):  # `_greet` reports the reason
+            self._sock.sendall(hello)  # early, so that the daemon reads it during the rest of this set-up
         self._watched = select.poll()
         self._watched.register(self._sock, select.POLLIN)
-        # In a process of several threads, each system call passes Python's lock on: a poll costs more than it saves.
+        # In a process with several threads, each system call releases Python's lock: a poll costs more than it saves.
         self._one_thread = threading.active_count() == 1
         self._polls = self._one_core = self._one_thread and len(os.sched_getaffinity(0)) == 1
         try:
@@ -54,14 +54,14 @@ class Connection:
         try:
             try:
                 sent = sock.send(parts[0]) if len(parts) == 1 else sock.sendmsg(parts)
-                if sent != conversation.size_bytes:  # a signal interrupted it
+                if sent != conversation.size_bytes:  # a signal interrupted the call
                     sock.sendall(b"".join(parts)[sent:])
             except BlockingIOError as error:
                 raise conversation.late(sent=False) from error
             except OSError as error:
                 raise self._refusal(deadline) from error
             event = conversation.received(self._receive(deadline))
-        except BaseException:  # an answer that comes late must not meet the next request
+        except BaseException:  # the next request must not receive a late answer
             self.close()
             raise
         if isinstance(event, Exception):
@@ -71,9 +71,9 @@ class Connection:
         return event
 
     def send_resume(self, frame: bytes) -> None:
-        """Hand a session's memory to its new worker, which answers nothing unless it refuses."""
-        self.conversation.resume = frame  # until the worker hands it on itself
-        with contextlib.suppress(OSError):  # the next request finds the reason
+        """Send a session's memory to its new worker, which answers only if it refuses."""
+        self.conversation.resume = frame  # until the worker sends a newer one
+        with contextlib.suppress(OSError):  # the next request reports the reason
             self._sock.sendall(frame)
 
     def close(self) -> None:
@@ -102,8 +102,8 @@ class Connection:
     def _receive(self, deadline: float) -> wire.Frame:
         """Return the next frame. Raises DeadlineExceeded, and the error of a connection that ended.
 
-        A thread that sleeps in `recv` is woken in vain when the daemon reads its request; one that polls sleeps on.
-        That pays where the client would take time from the daemon or from other clients (decision 27).
+        The daemon's read of the request wakes a thread that sleeps in `recv`, but not one that sleeps in `poll`. A poll
+        pays if the client would take processor time from the daemon or from other clients (decision 27).
         """
         frames = self.conversation.frames
         while True:
@@ -124,20 +124,20 @@ class Connection:
             self._set_timeout(deadline - time.monotonic())
 
     def _refusal(self, deadline: float) -> Exception:
-        """Return why the daemon closed before it had the whole request: the error that it sent, else a Retry."""
-        if not self.conversation.is_session:  # its MOVED holds its memory
+        """Return the error of a daemon that closed before it had the whole request; a Retry if it sent none."""
+        if not self.conversation.is_session:  # wait longer for a session's MOVED, which has its memory
             deadline = time.monotonic() + RETRY_PAUSE_S
         self._set_timeout(deadline - time.monotonic())
         try:
             frames = self.conversation.frames
-            came = frames.feed(0) if frames.more else None  # MOVED may have come with the WELCOME
-            event = self.conversation.received(came or self._receive(deadline))
+            arrived = frames.feed(0) if frames.more else None  # MOVED may have arrived with the WELCOME
+            event = self.conversation.received(arrived or self._receive(deadline))
         except (EdgeRTError, Retry):
             return Retry()
         return event if isinstance(event, EdgeRTError) and not event.retryable else Retry()
 
     def _set_timeout(self, timeout_s: float) -> None:
-        """Bound each send and receive."""
+        """Set the time-out of each send and receive."""
         timeout_s = max(0.0, timeout_s)
         self._timeout_s, self._timeout_us = timeout_s, timeout_us(timeout_s)
         self._timeout_ms = math.ceil(min(WAIT_S_MAX, timeout_s) * 1000)

@@ -1,4 +1,4 @@
-"""One connection of a client, without its socket: bytes to send, and what the received frames mean.
+"""One connection of a client, without its socket: bytes to send, and the meaning of received frames.
 
 Both clients only move bytes: they send what `hello` and `request` return, receive into `frames`, and give each frame to
 `received`, which returns the answer or the error to raise.
@@ -35,7 +35,7 @@ class Retry(Exception):
         self.error = error
 
     def wait_s(self, left_s: float) -> float:
-        """Return how long to wait before the next attempt. Raises an error if too little time is left."""
+        """Return the pause before the next attempt. Raises an error if too little time is left."""
         if self.error is None:  # the model moved to another worker, which is ready
             if left_s <= 0:
                 raise DeadlineExceeded(
@@ -54,10 +54,10 @@ Event = Outputs | InferResponse | EdgeRTError | Retry
 class Conversation:
     """A hello to `model` (None: to the daemon), then requests and their answers, one after the other.
 
-    `over` is whether the connection must be closed. After `request`, `size_bytes` is how much is to be sent. With
-    `session`, the requests continue each other; if the daemon `moved` it, `resume` is the frame to send after the next
-    connection's hello, empty if there is nothing to continue yet. With `may_share`, a conversation that did not ask for
-    shared memory is `outgrown` once a frame is large enough for it: the next connection should ask.
+    `over` tells that the connection must be closed. After `request`, `size_bytes` is the number of bytes to send. With
+    `session`, the requests continue each other. If the daemon `moved` it, `resume` is the frame to send after the next
+    connection's hello, empty if there is nothing to continue yet. With `may_share`, a conversation that did not request
+    shared memory is `outgrown` once a frame is large enough for it: the next connection should request it.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Conversation:
         self.resume, self.moved = b"", False
         self._area: SharedArea | None = None
         self._interface: ModelInterface | None = None  # None until the daemon has greeted
-        # The last request: the shapes and dtypes of the app's arrays, if they could be sent as they are.
+        # The last request: the shapes and dtypes of the app's arrays, if they needed no conversion.
         self._request_id = 0
         self._trace = False
         self._signature: tuple[Any, ...] | None = None
@@ -83,12 +83,12 @@ class Conversation:
         self._views: list[tuple[str, NDArray[Any]]] = []
 
     def hello(self) -> bytes:
-        """Return the frame that begins the connection; it asks for shared memory where that may be used."""
+        """Return the first frame of the connection; it requests shared memory if the client wants it."""
         asked = {"shared": self._share, "probe": self._probe, "session": self.is_session}
         return wire.json_frame(wire.HELLO, {"model": self._model, **{name: True for name in asked if asked[name]}})
 
     def take_memory(self, descriptor: int | None) -> None:
-        """Use the shared memory whose descriptor came with the first bytes, if one came; close the descriptor."""
+        """Use the shared memory of a `descriptor` that arrived with the first bytes; close the descriptor."""
         if descriptor is not None and (area := SharedArea.opened(descriptor)) is not None:
             self._area, self.frames.shared = area, area.response
 
@@ -123,26 +123,26 @@ class Conversation:
         return parts
 
     def received(self, frame: wire.Frame) -> Event:
-        """Return what `frame` means for the hello or the request under way: an answer, an error or a Retry.
+        """Return the meaning of `frame` for the hello or the current request: an answer, an error or a Retry.
 
-        The answer to a hello is the content of the WELCOME. Raises ProtocolError, EdgeRTError; then it is over.
+        The answer to a hello is the content of the WELCOME. Raises ProtocolError, EdgeRTError; then `over` is true.
         """
         interface = self._interface
         if frame.kind == wire.RESULT and interface is not None and frame.request_id == self._request_id:
             if frame.tensors is not self._tensors:
                 self._map_outputs(frame.tensors, interface.outputs)
             outputs = {}
-            for name, view in self._views:  # Python before 3.12 makes a function of a comprehension
+            for name, view in self._views:  # a loop, as Python before 3.12 calls a function for a comprehension
                 outputs[name] = view.copy()
             return _response(interface, frame, outputs) if self._trace else outputs
         if frame.kind == wire.ERROR and frame.request_id == self._request_id:
             self.over = interface is None
             error = wire.error_of(frame)
             if self.over and isinstance(error, Unavailable) and error.retry_after_s is not None:
-                return Retry(error)  # the hello goes on: the daemon says when
+                return Retry(error)  # send the hello again after the daemon's pause
             return error
         self.over = True
-        if frame.kind == wire.ERROR and frame.request_id == 0:  # it concerns the connection; no engine saw the request
+        if frame.kind == wire.ERROR and frame.request_id == 0:  # about the connection; no engine saw the request
             error = wire.error_of(frame)
             return Retry() if error.retryable else error
         if frame.kind == wire.MOVED:
@@ -157,14 +157,14 @@ class Conversation:
         return EdgeRTError(f"the daemon answered with frame {frame.kind} for request {frame.request_id}")
 
     def ended(self, sent: bool, cause: OSError | None = None) -> Exception:
-        """Return the error for a lost connection; `sent`: the daemon may have the whole request."""
+        """Return the error for a lost connection; `sent` means that the daemon may have the whole request."""
         self.over = True
         error: Exception
         if self._interface is None and cause is not None:
             error = DaemonUnreachable(f"the daemon closed the connection during the hello: {cause}")
         elif self._interface is None:
             error = _restarting()
-        elif not sent:  # no engine saw it
+        elif not sent:  # no engine saw the request
             error = Retry()
         elif cause is None:
             error = WorkerLost("the model's worker ended during the request; send it again")
@@ -174,13 +174,13 @@ class Conversation:
         return error
 
     def late(self, sent: bool) -> DeadlineExceeded:
-        """Return the error of a time-out that passed; `sent` is as in `ended`."""
+        """Return the error of a passed time-out; `sent` is that of `ended`."""
         self.over = True
         if self._interface is None:
             return DeadlineExceeded("the daemon did not answer the hello in time; it may be overloaded")
         if not sent:
-            return DeadlineExceeded("the daemon did not take the request in time; it may be overloaded")
-        return DeadlineExceeded("no answer came in time; give a longer timeout_s or look at edgertd status")
+            return DeadlineExceeded("the daemon did not accept the request in time; it may be overloaded")
+        return DeadlineExceeded("no answer arrived in time; give a longer timeout_s or check edgertd status")
 
     def _greeted(self, frame: wire.Frame) -> None:
         self.welcome = frame.json()
@@ -189,8 +189,8 @@ class Conversation:
         self.frames.limit(self._interface.frame_bytes_max)
 
     def _by_name(self, inputs: Inputs) -> tuple[NDArray[Any], ...]:
-        """Return the arrays of a dict in the model's order; none unless all are arrays of the model's names."""
-        assert self._interface is not None  # the caller has looked
+        """Return the arrays of a dict in the model's order; none unless names and types are the model's."""
+        assert self._interface is not None  # the caller has checked
         specs = self._interface.inputs
         if type(inputs) is not dict or len(inputs) != len(specs):
             return ()
@@ -209,22 +209,22 @@ class Conversation:
 
 
 def session_lost(cause: Retry | WorkerLost) -> SessionLost:
-    """Return what the end of a session's connection means to the app."""
+    """Return the app's error for the end of a session's connection."""
     error = cause.error if isinstance(cause, Retry) else cause
     why = "the model's worker ended" if error is None else error.message
-    return SessionLost(f"{why}, and with it the memory of the session: begin a new session")
+    return SessionLost(f"{why}, and the memory of the session is lost: start a new session")
 
 
 def session_late() -> SessionLost:
     """Return the error of a session that its client ended."""
     return SessionLost(
-        "the session is closed, one of its requests got no answer in time, or it belongs to the process that forked "
-        "this one: begin a new one"
+        "the session is closed, one of its requests got no answer in time, or it belongs to the parent process: "
+        "start a new one"
     )
 
 
 def timeout_us(timeout_s: float) -> int:
-    """Return a time-out as an INFER frame states it: microseconds, at least one."""
+    """Return a time-out for an INFER frame: microseconds, at least one."""
     return min(int(min(TIMEOUT_US_MAX, timeout_s * 1e6)) + 1, TIMEOUT_US_MAX)
 
 

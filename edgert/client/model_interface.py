@@ -27,9 +27,9 @@ class ModelInterface:
         self.outputs = tuple(str(v["name"]) for v in welcome.get("outputs", ()))
         self.frame_bytes_max = int(welcome.get("frame_bytes_max", wire.FRAME_BYTES_MAX))
         pre = welcome.get("preprocess") or {}
-        # A model with preprocessing also takes frames, a signal, text or files for one of its inputs.
+        # A model with preprocessing also accepts frames, a signal, text or files for one of its inputs.
         self._forms = [TensorSpec.from_json(pre[key]) for key in ("input", "integers", "files", "text") if key in pre]
-        # A text stands for all inputs that are made of it.
+        # A text replaces all inputs that are computed from it.
         from_text = [name for name in pre.get("text_for", ()) if name != self._forms[0].name]
         self._with_text = tuple(spec for spec in self.inputs if spec.name not in from_text) if from_text else ()
         self._numbers = tuple(range(len(self.inputs)))
@@ -37,7 +37,7 @@ class ModelInterface:
         self._has_windows = bool(pre.get("step"))  # one signal may become several items
 
     def arrays(self, inputs: Inputs) -> tuple[list[NDArray[Any]], bool]:
-        """Return C-contiguous arrays in the model's order, and whether a batch axis was added to them."""
+        """Return C-contiguous arrays in the model's order, and whether this function added a batch axis."""
         names, names_with_text = ([spec.name for spec in specs] for specs in (self.inputs, self._with_text))
         specs = self.inputs
         if isinstance(inputs, Mapping):
@@ -64,7 +64,7 @@ class ModelInterface:
         size = sum(array.nbytes for array in arrays)
         if size + FRAME_OVERHEAD_BYTES > self.frame_bytes_max:
             raise RequestError(
-                f"the inputs take {size} bytes; a request may have {self.frame_bytes_max}: send fewer items at once"
+                f"the inputs have {size} bytes; a request may have {self.frame_bytes_max}: send fewer items at once"
             )
         return arrays, added == {True}
 
@@ -76,9 +76,9 @@ class ModelInterface:
         if not array.dtype.isnative:
             array = array.astype(array.dtype.newbyteorder("="))
         forms = [form for form in self._forms if form.name == spec.name]
-        accepted = [*forms, spec] if self._has_windows else [spec, *forms]  # a signal first, as the worker takes it
+        accepted = [*forms, spec] if self._has_windows else [spec, *forms]  # a signal first, like the worker
         for wanted in accepted:
-            # Python floats and NumPy's default are FP64, which stands for the model's FP32.
+            # Python floats and NumPy's default are FP64; convert them to a model's FP32.
             if array.dtype == wanted.dtype or (array.dtype == np.float64 and wanted.datatype == "FP32"):
                 shaped = np.ascontiguousarray(array, dtype=wanted.dtype)
                 if fits(wanted, wanted.datatype, shaped.shape):
@@ -97,7 +97,7 @@ class ModelInterface:
 
 
 def _hint_for_bytes(array: NDArray[Any], accepted: list[TensorSpec]) -> str:
-    """Say what lets the model take these bytes, or this frame; "" if nothing is known."""
+    """Return advice for these bytes, or this frame; "" if there is none."""
     frames = [spec for spec in accepted if spec.datatype == "UINT8" and len(spec.shape) == 4]
     if frames and array.ndim > 2:
         return "; frames of another size or order of axes need [resize] and `layout` in the build's --preprocess file"
@@ -114,7 +114,7 @@ def _hint_for_bytes(array: NDArray[Any], accepted: list[TensorSpec]) -> str:
 
 
 def _array(value: ArrayLike) -> NDArray[Any]:
-    """Return `value` as an array: a file's or a text's bytes as UINT8, several as rows padded with zeros."""
+    """Return `value` as an array. Bytes of files or texts become UINT8, several as rows padded with 0."""
     if isinstance(value, np.ndarray) and value.dtype.kind == "U":
         value = value.tolist()
     if isinstance(value, bytes | str):
@@ -123,7 +123,7 @@ def _array(value: ArrayLike) -> NDArray[Any]:
         return byte_rows([_bytes(item) for item in value])
     try:
         return np.asarray(value)
-    except (ValueError, TypeError) as error:  # rows of different lengths, say
+    except (ValueError, TypeError) as error:  # for example, rows of different lengths
         raise RequestError(f"the input is not an array: {error}; give values of one shape and dtype") from error
 
 

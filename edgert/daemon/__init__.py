@@ -1,1 +1,1 @@
-"""The supervisor process: it accepts connections, hands them over, and keeps the workers running."""
+"""The supervisor process: it accepts connections, passes them on, and keeps the workers running."""

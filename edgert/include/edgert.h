@@ -43,7 +43,7 @@
  * Sessions (docs/streams.md)
  *   - edgert_session returns a client whose requests continue each other: the daemon keeps the model's state, and the
  *     values that the next window needs. It follows the model to another worker; this allocates memory for a moment.
- *   - EDGERT_SESSION_LOST means that what the daemon kept is gone. Close the client and begin a new session.
+ *   - EDGERT_SESSION_LOST means that what the daemon kept is gone. Close the client and start a new session.
  *
  * No call raises a signal (SIGPIPE) or prints; every wait ends at the call's time-out.
  */
@@ -77,7 +77,7 @@ enum {
     EDGERT_MODEL_NOT_FOUND = 12,   /* no version of this model is live */
     EDGERT_DEADLINE_EXCEEDED = 13, /* the time-out passed */
     EDGERT_NOT_ALLOWED = 14,       /* the device's configuration does not let this user connect */
-    EDGERT_SESSION_LOST = 15,      /* what the daemon kept of the session is gone: begin a new one */
+    EDGERT_SESSION_LOST = 15,      /* what the daemon kept of the session is gone: start a new one */
     EDGERT_UNAVAILABLE = 20,       /* the model is loading or failing; see retry_after_ms */
     EDGERT_OVERLOADED = 21,        /* a queue or the connections are at their limit; see retry_after_ms */
     EDGERT_WORKER_LOST = 22,       /* the worker ended during the request; the app decides whether to repeat it */
@@ -1284,7 +1284,7 @@ static int edgert__open(edgert_client *client, int64_t deadline_us, edgert_error
         int code;
         if (client->session == EDGERT__LIVES && !client->moved)
             return edgert__fail(error, EDGERT_SESSION_LOST,
-                                "the connection ended, and what the session kept with it: begin a new session");
+                                "the connection ended, and what the session kept with it: start a new session");
         code = edgert__greet(client, deadline_us, error);
         if (!code) code = edgert__continue(client, deadline_us, error);
         if (code) edgert__hang_up(client);
@@ -1371,7 +1371,7 @@ int edgert_infer(edgert_client *client, const edgert_tensor *inputs, size_t inpu
     if (!code) code = edgert__exchange(client, &request, inputs, input_count, deadline_us, &answer, error);
     if (code == EDGERT_WORKER_LOST && client->session)
         return edgert__fail(error, EDGERT_SESSION_LOST,
-                            "the model's worker ended, and what the session kept with it: begin a new session");
+                            "the model's worker ended, and what the session kept with it: start a new session");
     return code ? code : edgert__read_result(client, &answer, response, error);
 }
 

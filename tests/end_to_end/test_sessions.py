@@ -191,7 +191,7 @@ def test_a_session_ends_with_its_worker(device: Device) -> None:
         with client.session("sums") as stream:
             stream.infer(item(1))
             os.kill(device.serving("sums")["pid"], signal.SIGKILL)
-            with pytest.raises(SessionLost, match="begin a new session"):
+            with pytest.raises(SessionLost, match="start a new session"):
                 stream.infer(item(1))
         with client.session("sums") as stream:
             assert stream.infer(item(2))["y"][0] == 2
@@ -200,7 +200,7 @@ def test_a_session_ends_with_its_worker(device: Device) -> None:
             async with AsyncClient(device.socket) as client, client.session("sums") as stream:
                 await stream.infer(item(1))
                 os.kill(device.serving("sums")["pid"], signal.SIGKILL)
-                with pytest.raises(SessionLost, match="begin a new session"):
+                with pytest.raises(SessionLost, match="start a new session"):
                     await stream.infer(item(1))
 
         asyncio.run(ended())
@@ -211,7 +211,7 @@ def test_an_idle_session_ends_with_the_limits_name() -> None:
         device.put(model="sums", op="add", state_id="")
         with client.session("sums") as stream:
             wait_until(lambda: device.serving("sums")["sessions"] == 0, "the session has ended")
-            with pytest.raises(SessionLost, match=r"session_idle_s\): begin a new session"):
+            with pytest.raises(SessionLost, match=r"session_idle_s\): start a new session"):
                 stream.infer(item(1))
 
 
@@ -254,7 +254,7 @@ def test_an_asyncio_session_says_why_it_ended() -> None:
     async def ended(device: Device) -> None:
         async with AsyncClient(device.socket) as client:
             stream = client.session("sums")
-            with pytest.raises(SessionLost, match="has not begun"):
+            with pytest.raises(SessionLost, match="has not started"):
                 await stream.infer(item(1))
             async with stream:
                 while device.serving("sums")["sessions"]:  # the daemon ends it after 0.2 s

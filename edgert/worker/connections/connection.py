@@ -283,7 +283,7 @@ class Connection:
         idle_s = self.session.idle_s
         if not poll.poll(max(0.0, idle_s - STALL_S) * 1000):
             raise SessionLost(
-                f"the session had no request for {idle_s:g} s, the limit ([serving] session_idle_s): begin a new session"
+                f"the session had no request for {idle_s:g} s, the limit ([serving] session_idle_s): start a new session"
             )
 
     def _rest_of_frame(self) -> wire.Frame | None:

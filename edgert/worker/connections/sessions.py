@@ -118,7 +118,7 @@ class ClientSession:
         if not (same_version or same_state):
             raise SessionLost(
                 f"the session began with release {_text(origin.get('release'))}, which no longer serves, and release "
-                f"{manifest.release} does not continue it: begin a new session"
+                f"{manifest.release} does not continue it: start a new session"
             )
         form, skip = self._sessions.pipeline.memory_form, origin.get("skip")
         if not form.fits(frame.tensors) or type(skip) is not int or not 0 <= skip < 2**31:

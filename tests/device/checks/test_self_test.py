@@ -31,7 +31,7 @@ def test_golden_samples_whose_lengths_the_manifest_lacks_are_refused() -> None:
     with a_device(started=False) as device:
         put_live(device, rules={**specs, "buckets": buckets})
         error = device.run("self-test", code=5)["error"]
-        assert (error["code"], "lengths of 1 golden samples of 2" in error["message"]) == ("bundle.corrupt", True)
+        assert (error["code"], "1 lengths for 2 golden samples" in error["message"]) == ("bundle.corrupt", True)
 
 
 def test_wrong_answers_are_a_failure() -> None:

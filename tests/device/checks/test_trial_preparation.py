@@ -30,7 +30,7 @@ def test_agreement_is_left_out_for_a_first_version_and_refused_for_one_that_cann
         store = device.stage()
         assert prepared(device, store) == (
             {"p99_ms": 5.0},
-            ("agreement: there is no earlier version to compare with",),
+            ("agreement: no earlier version exists for the comparison",),
         )
         store.activate(60)
         store.mark_good()

@@ -25,7 +25,7 @@ def test_limits_that_cannot_be_judged_are_named_and_the_others_watched(capsys: p
     with a_device(started=False) as device:
         store = device.stage()
         said = text_of(device, capsys, "--limit", "agreement=90%", "--limit", "p99_ms=5", "--unattended")
-        assert "not watched: agreement: there is no earlier version" in said
+        assert "not watched: agreement: no earlier version exists" in said
         assert "watched for 1m; follow it with: edgertd trial echo --wait" in said
         limits = store.read().limits
         assert limits is not None

@@ -25,7 +25,7 @@ def test_a_model_that_is_watched_or_not_served_is_not_measured() -> None:
     with a_device(started=False) as device:
         store = device.stage()
         store.activate(60, TrialLimits({"p99_ms": 5.0}, 60.0))
-        assert "measure when it is over (edgertd trial echo --wait)" in refusal(device, 7)
+        assert "wait for the end of the trial (edgertd trial echo --wait)" in refusal(device, 7)
         store.mark_good(force=True)
         assert "edgertd start" in refusal(device, 8)
         assert device.run("claim", "echo", "--by", "ann@desk")["token"]  # the benchmark's own claim has ended

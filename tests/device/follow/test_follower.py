@@ -235,8 +235,8 @@ def test_status_tells_people_about_the_channel(
     follower.round()
     assert main(["--state", str(device.state.root), "status"]) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("channel")]
-    assert f"stable in {registry.address}: statement 7, which expires 2099-01-01T00:00:00Z; last asked 20" in lines[0]
-    assert "the last question failed" in lines[1]
+    assert f"stable in {registry.address}: statement 7, which expires 2099-01-01T00:00:00Z; last answer 20" in lines[0]
+    assert "the last request to the registry failed" in lines[1]
     assert "release 1 of echo is not tried again: the bundle is for other-profile" in lines[2]
 
 

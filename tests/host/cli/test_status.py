@@ -77,7 +77,7 @@ def test_a_live_version_whose_trial_compared_few_answers_is_told_so(
         inventory.add(server.device())
         assert main(["status"]) == 0
     assert f"board echo: release 3 held its limits, but {doubt}" in capfd.readouterr().out.splitlines()
-    assert f"it held its limits, but {doubt}" in _model_line(model)
+    assert f"its limits held, but {doubt}" in _model_line(model)
 
 
 @pytest.mark.parametrize("become", ["", "sudo"])
