@@ -291,16 +291,18 @@ class ErrorText:
     def of(cls, error: EdgeRTError) -> ErrorText:
         return cls(error.code, error.message)
 
+    @property
+    def exit_code(self) -> int:
+        return by_code(self.code).exit_code
+
     def as_error(self) -> EdgeRTError:
         return by_code(self.code)(self.message)
 
 
-def exit_code_of(errors: Iterable[EdgeRTError | None]) -> int:
+def exit_code_of(errors: Iterable[EdgeRTError | ErrorText | None]) -> int:
     """Return the exit code for several devices: 130 if Ctrl-C caused an error, else that of the first."""
-    found = [error for error in errors if error is not None]
-    if any(isinstance(error, Interrupted) for error in found):
-        return Interrupted.exit_code
-    return found[0].exit_code if found else 0
+    codes = [error.exit_code for error in errors if error is not None]
+    return Interrupted.exit_code if Interrupted.exit_code in codes else next(iter(codes), 0)
 
 
 def _descendants(cls: type[EdgeRTError]) -> list[type[EdgeRTError]]:

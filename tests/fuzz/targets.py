@@ -36,6 +36,7 @@ from edgert.errors import (
     BundleError,
     ChannelInvalid,
     EdgeRTError,
+    ErrorText,
     ProtocolError,
     RegistryCorrupt,
     RequestError,
@@ -66,6 +67,8 @@ from edgert_deploy.fleet.ui.board import Board, Filter
 from edgert_deploy.packager.processes.sandbox import Limits as ChildLimits
 from edgert_deploy.packager.sources.probe import MEMORY_BYTES_MIN
 from edgert_deploy.packager.tflite_lowering import lower
+from edgert_deploy.rollout import deployment
+from edgert_deploy.rollout.deployment import Outcome
 from edgert_deploy.rollout.drift import device_drifts, model_drifts, wanted_of
 from edgert_deploy.rollout.rollout_record import Rollout, RolloutState, new_record
 from edgert_deploy.rollout.rollout_store import RolloutStore
@@ -453,7 +456,7 @@ def rollout(data: bytes) -> None:
 
 
 def _rollouts() -> list[bytes]:
-    failed = {"result": "failed", "error": {"code": "transport.unreachable", "message": "no answer"}}
+    failed = Outcome("a", deployment.Result.FAILED, error=ErrorText("transport.unreachable", "no answer"))
     strategy, limits = Strategy.parse(1, "50%,100%", "5%", 8, 60.0), TrialLimits({"p99_ms": 8.0}, 60.0, False, 60.0)
     begun = Rollout(
         id="digits-r7-1",

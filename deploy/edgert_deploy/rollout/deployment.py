@@ -13,7 +13,6 @@ import time
 from contextlib import closing
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any
 
 from edgert.checks.status import DeviceStatus
 from edgert.durations import duration_text
@@ -22,13 +21,13 @@ from edgert.errors import (
     BundleError,
     DeviceUnreachable,
     EdgeRTError,
+    ErrorText,
     HostKeyMismatch,
     Interrupted,
     NotBootstrapped,
     RolledBack,
     StorageFailed,
 )
-from edgert.typed_json import to_json
 from edgert.versions.slots import BY_COMMAND, ON_TRIAL, RolledBackVersion
 from edgert_deploy.devices.claims import HeldClaim, claimed
 from edgert_deploy.devices.inventory import Device
@@ -59,34 +58,20 @@ class Outcome:
     """The result of a deployment on one device, with `error` if it did not succeed.
 
     `serving` is the release that is live there now, if that is known. `sent_bytes` is the size of what was sent, or
-    in a dry run of what would be; `send_s` includes the making of a delta. `watched` holds the readings of a trial's
-    limits. `warning` says that the release scored less at its build than the one before, "" if it did not.
+    in a dry run of what would be; `send_seconds` includes the making of a delta. `watched` holds the readings of a
+    trial's limits. `warning` says that the release scored less at its build than the one before, "" if it did not.
     """
 
     device: str
     result: Result
     steps: tuple[Step, ...] = ()
     serving: int | None = None
-    error: EdgeRTError | None = None
+    error: ErrorText | None = None
     seconds: float = 0.0
     sent_bytes: int = 0
-    send_s: float = 0.0
+    send_seconds: float = 0.0
     watched: Watched | None = None
     warning: str = ""
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "device": self.device,
-            "result": self.result.value,
-            "steps": [step.value for step in self.steps],
-            "serving": self.serving,
-            "error": None if self.error is None else self.error.as_json(),
-            "seconds": round(self.seconds, 3),
-            "sent_bytes": self.sent_bytes,
-            "send_seconds": round(self.send_s, 3),
-            "watched": to_json(self.watched),
-            "warning": self.warning,
-        }
 
 
 def deploy_one(request: DeployRequest, device: Device, progress: LineSink) -> Outcome:
@@ -99,7 +84,7 @@ def deploy_one(request: DeployRequest, device: Device, progress: LineSink) -> Ou
         outcome = _failed(device, error)
     if outcome.error is not None:
         progress(f"{outcome.result.value} [{outcome.error.code}]")
-    return replace(outcome, seconds=time.monotonic() - begun)
+    return replace(outcome, seconds=round(time.monotonic() - begun, 3))
 
 
 def abandoned(request: DeployRequest, device: Device) -> Outcome:
@@ -181,7 +166,7 @@ class _Deployment:
             plan.steps,
             plan.release,
             sent_bytes=transfer.sent_bytes,
-            send_s=transfer.send_s,
+            send_seconds=round(transfer.send_s, 3),
             watched=watched,
             warning=plan.warning,
         )
@@ -256,7 +241,7 @@ def _failed(device: Device, error: EdgeRTError, result: Result = Result.FAILED) 
         result = Result.REFUSED
     elif isinstance(error, Interrupted) and result is Result.FAILED:
         result = Result.STOPPED
-    return Outcome(device.name, result, error=error)
+    return Outcome(device.name, result, error=ErrorText.of(error))
 
 
 def _trial_end(request: DeployRequest) -> str:

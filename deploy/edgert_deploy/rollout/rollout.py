@@ -123,7 +123,7 @@ class _Journal:
     def add(self, outcome: Outcome) -> None:
         with self._lock:
             self._failed += outcome.error is not None
-            self._write(outcomes={**self.rollout.outcomes, outcome.device: outcome.as_json()})
+            self._write(outcomes={**self.rollout.outcomes, outcome.device: outcome})
 
     def too_many(self) -> bool:
         limit = self.rollout.strategy.failures_max

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from typing import Any
 
-from edgert.errors import ConfigInvalid, EdgeRTError, by_code
-from edgert.typed_json import from_json
+from edgert.errors import ConfigInvalid, EdgeRTError
+from edgert.typed_json import from_json, to_json
 from edgert.versions.trial_limits import TrialLimits
-from edgert_deploy.rollout.deployment import Result
+from edgert_deploy.rollout.deployment import Outcome, Result
 from edgert_deploy.rollout.waves import Strategy
 
 STARTED_AT_MAX = 1e11  # seconds since 1970
@@ -61,7 +61,7 @@ class Head:
 
 @dataclass(frozen=True, kw_only=True)
 class Rollout(Head):
-    """One bundle to many devices. `outcomes` holds Outcome.as_json by device; an untried device has none.
+    """One bundle to many devices. `outcomes` holds the last outcome by device; an untried device has none.
 
     `by` is the user and host that worked on it last.
     """
@@ -71,18 +71,21 @@ class Rollout(Head):
     limits: TrialLimits | None = None
     state: RolloutState = RolloutState.RUNNING
     reason: str = ""
-    outcomes: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    outcomes: Mapping[str, Outcome] = field(default_factory=dict)
     by: str = ""
 
     @property
     def errors(self) -> list[EdgeRTError | None]:
         """The error of each device's last attempt, in the order of the devices."""
-        last_errors = [self.outcomes.get(device, {}).get("error") for device in self.devices]
-        return [None if error is None else by_code(error["code"])(error["message"]) for error in last_errors]
+        last_errors = [self.outcome(device).error for device in self.devices]
+        return [None if error is None else error.as_error() for error in last_errors]
+
+    def outcome(self, device: str) -> Outcome:
+        """Return the outcome of the device's last attempt; it is `not-begun` for a device that was not tried."""
+        return self.outcomes.get(device, Outcome(device, Result.NOT_BEGUN))
 
     def result(self, device: str) -> Result:
-        """Return the result of the device's last attempt; `not-begun` for a device that was not tried."""
-        return Result(self.outcomes.get(device, {}).get("result", Result.NOT_BEGUN))
+        return self.outcome(device).result
 
     def has_release(self, device: str) -> bool:
         """Whether the release is live on the device, by its last outcome."""
@@ -162,7 +165,7 @@ def new_record(rollout: Rollout) -> tuple[Record, list[str]]:
 def _events(before: Rollout, after: Rollout) -> Iterator[dict[str, Any]]:
     for device, outcome in after.outcomes.items():
         if before.outcomes.get(device) != outcome:
-            yield {"device": device, "outcome": outcome}
+            yield {"device": device, "outcome": to_json(outcome)}
     if before.devices != after.devices:
         yield {"devices": list(after.devices)}
     if (before.state, before.reason, before.by) != (after.state, after.reason, after.by):
@@ -171,11 +174,11 @@ def _events(before: Rollout, after: Rollout) -> Iterator[dict[str, Any]]:
 
 def _with_events(rollout: Rollout, events: Iterable[Mapping[str, Any]]) -> Rollout:
     """Return the rollout after `events`. Those of a kind that a newer version knows change nothing."""
-    outcomes: dict[str, dict[str, Any]] = {}
+    outcomes: dict[str, Outcome] = {}
     for value in events:
         event = from_json(_Event, value)
         if event.outcome is not None:
-            outcomes[event.device] = value["outcome"]
+            outcomes[event.device] = replace(event.outcome, device=event.device)
         elif event.devices is not None:
             rollout = replace(rollout, devices=event.devices)
         elif event.state is not None and rollout.state is not RolloutState.ABORTED:
@@ -187,25 +190,10 @@ def _with_events(rollout: Rollout, events: Iterable[Mapping[str, Any]]) -> Rollo
 
 
 @dataclass(frozen=True)
-class _Error:
-    code: str
-    message: str
-
-
-@dataclass(frozen=True)
-class _Outcome:
-    result: Result
-    error: _Error | None = None
-    serving: int | None = None
-    seconds: float = 0.0
-    warning: str = ""
-
-
-@dataclass(frozen=True)
 class _Event:
     n: int
     device: str = ""
-    outcome: _Outcome | None = None
+    outcome: Outcome | None = None
     devices: tuple[str, ...] | None = None
     state: RolloutState | None = None
     reason: str = ""

@@ -12,6 +12,7 @@ from edgert.checks.channel_status import ChannelStatus, WantedRelease
 from edgert.checks.status import DaemonState, ModelStatus, ServingStatus
 from edgert.typed_json import to_json
 from edgert.versions.slots import BY_COMMAND, RolledBackVersion, Version
+from edgert_deploy.rollout.deployment import Outcome, Result
 from edgert_deploy.rollout.drift import Wanted, device_drifts, model_drifts, wanted_of
 from edgert_deploy.rollout.rollout_record import Rollout, RolloutState
 from edgert_deploy.rollout.waves import Strategy
@@ -31,8 +32,8 @@ def a_rollout(
     refused: bool = False,
     **other: Any,
 ) -> Rollout:
-    result = "refused" if refused else "live"
-    outcomes = {device: {"result": result, "error": None} for device in took or devices}
+    result = Result.REFUSED if refused else Result.LIVE
+    outcomes = {device: Outcome(device, result) for device in took or devices}
     given = {
         "id": f"m-r{release}",
         "bundle": "m.edgert",

@@ -5,22 +5,24 @@ from __future__ import annotations
 import itertools
 import json
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
+from edgert.errors import ErrorText
 from edgert.versions.trial_limits import TrialLimits
+from edgert_deploy.rollout.deployment import Outcome, Result
+from edgert_deploy.rollout.plan import Step
 from edgert_deploy.rollout.rollout_record import Record, Rollout, RolloutState, new_record
 from edgert_deploy.rollout.waves import Strategy
 from tests.support.rollouts import ROLLOUT
 
-LIVE: dict[str, Any] = {"result": "live", "error": None}
-FAILED: dict[str, Any] = {"result": "failed", "error": {"code": "x", "message": "y"}}
+A_LIVE, C_LIVE = (Outcome(name, Result.LIVE, tuple(Step), 2, None, 1.5, 77, 0.25) for name in "ac")
+A_FAILED, B_FAILED = (Outcome(name, Result.FAILED, error=ErrorText("x", "y")) for name in "ab")
 
 
 def ended(state: RolloutState = RolloutState.DONE, **results: str) -> Rollout:
     """A rollout with these results by device."""
-    outcomes: dict[str, Any] = {name: {"result": result, "error": None} for name, result in results.items()}
+    outcomes = {name: Outcome(name, Result(result)) for name, result in results.items()}
     return replace(ROLLOUT, state=state, outcomes=outcomes)
 
 
@@ -47,11 +49,11 @@ def test_lines_in_any_order_are_the_rollout() -> None:
     whole = replace(ROLLOUT, strategy=Strategy.parse(1, "50%", "5%", 8, 60.0), limits=limits, by="ann@a", number=7)
     record, lines = new_record(whole)
     for changed in (
-        replace(whole, outcomes={"a": FAILED}),
-        replace(whole, outcomes={"a": LIVE, "b": FAILED}),
+        replace(whole, outcomes={"a": A_FAILED}),
+        replace(whole, outcomes={"a": A_LIVE, "b": B_FAILED}),
         replace(
             whole,
-            outcomes={"a": LIVE, "b": FAILED},
+            outcomes={"a": A_LIVE, "b": B_FAILED},
             devices=("a", "b"),
             state=RolloutState.STOPPED,
             reason="by the user",
@@ -67,12 +69,16 @@ def test_lines_in_any_order_are_the_rollout() -> None:
 
 def test_two_hosts_that_continue_one_rollout_agree_and_an_abort_is_final() -> None:
     base, lines = new_record(replace(ROLLOUT, state=RolloutState.STOPPED))
-    _, on_a = base.to(replace(base.rollout, outcomes={"a": LIVE, "b": FAILED}, state=RolloutState.RUNNING, by="ann@a"))
-    _, on_b = base.to(replace(base.rollout, outcomes={"c": LIVE}, state=RolloutState.ABORTED, reason="no", by="bob@b"))
+    _, on_a = base.to(
+        replace(base.rollout, outcomes={"a": A_LIVE, "b": B_FAILED}, state=RolloutState.RUNNING, by="ann@a")
+    )
+    _, on_b = base.to(
+        replace(base.rollout, outcomes={"c": C_LIVE}, state=RolloutState.ABORTED, reason="no", by="bob@b")
+    )
     merged = Record.read([*lines, *on_a, *on_b]).rollout
     assert merged == Record.read([*lines, *on_b, *on_a]).rollout
     assert (merged.outcomes, merged.state, merged.by) == (
-        {"a": LIVE, "b": FAILED, "c": LIVE},
+        {"a": A_LIVE, "b": B_FAILED, "c": C_LIVE},
         RolloutState.ABORTED,
         "bob@b",
     )
@@ -82,3 +88,10 @@ def test_what_a_newer_version_adds_changes_nothing() -> None:
     record, (head, state) = new_record(replace(ROLLOUT, by="ann@a"))
     newer = {"rollout": {**json.loads(head)["rollout"], "colour": "red"}}
     assert Record.read([json.dumps(newer), state, '{"n":2,"mood":"good"}']).rollout == record.rollout
+
+
+def test_an_outcome_that_lacks_fields_is_read_and_is_that_of_the_device_of_its_line() -> None:
+    _, lines = new_record(ROLLOUT)
+    outcome = {"device": "b", "result": "live"}
+    read = Record.read([*lines, json.dumps({"n": 9, "device": "a", "outcome": outcome})]).rollout
+    assert read.outcomes == {"a": Outcome("a", Result.LIVE)}

@@ -11,18 +11,18 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from edgert.errors import ConfigInvalid
 from edgert_deploy.fleet.store.rollouts import StoredRollouts
 from edgert_deploy.fleet.store.store import Store
+from edgert_deploy.rollout.deployment import Outcome, Result
 from edgert_deploy.rollout.rollout_record import RolloutState
 from edgert_deploy.rollout.rollout_store import READ_MAX, RolloutStore
 from tests.support.rollouts import ROLLOUT
 
-LIVE: dict[str, Any] = {"result": "live", "error": None}
+A_LIVE, B_LIVE = (Outcome(name, Result.LIVE) for name in "ab")
 
 
 def test_the_order_of_rollouts_follows_their_numbers_and_not_the_clock(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_a_line_that_a_power_cut_left_unfinished_is_not_there(tmp_path: Path) ->
     with store.path(begun.id).open("ab") as file:
         file.write(b'{"n":2,"device":"a","outc')
     assert store.all() == [begun]
-    ended = replace(begun, state=RolloutState.DONE, outcomes={"a": LIVE})
+    ended = replace(begun, state=RolloutState.DONE, outcomes={"a": A_LIVE})
     RolloutStore(tmp_path).write(ended)
     assert store.all() == [ended]
 
@@ -178,7 +178,7 @@ def test_commits_of_two_hosts_that_roll_out_at_once_never_conflict(clones: tuple
         begun = [clone.store.begin(replace(ROLLOUT, started_at=1.0)) for clone in clones]
         assert begun[0].number == begun[1].number, "neither knew of the other"
         for clone, rollout in zip(clones, begun, strict=True):
-            clone.store.write(replace(rollout, state=RolloutState.DONE, outcomes={"a": LIVE}))
+            clone.store.write(replace(rollout, state=RolloutState.DONE, outcomes={"a": A_LIVE}))
         b.publish(push=False)
         a.publish()
         b.pull()
@@ -195,13 +195,13 @@ def test_commits_of_two_hosts_that_continued_one_rollout_merge(clones: tuple[Clo
     begun = a.store.begin(ROLLOUT)
     a.publish()
     b.pull()
-    a.store.write(replace(begun, state=RolloutState.STOPPED, outcomes={"a": LIVE}))
-    b.store.write(replace(begun, state=RolloutState.ABORTED, outcomes={"b": LIVE}))
+    a.store.write(replace(begun, state=RolloutState.STOPPED, outcomes={"a": A_LIVE}))
+    b.store.write(replace(begun, state=RolloutState.ABORTED, outcomes={"b": B_LIVE}))
     b.publish(push=False)
     a.publish()
     b.pull()
     merged = b.store.read(begun.id)
-    assert (merged.state, merged.outcomes) == (RolloutState.ABORTED, {"a": LIVE, "b": LIVE})
+    assert (merged.state, merged.outcomes) == (RolloutState.ABORTED, {"a": A_LIVE, "b": B_LIVE})
 
 
 @contextmanager
@@ -217,10 +217,10 @@ def test_hosts_with_one_store_see_the_same_rollouts(tmp_path: Path, store_url: s
     notes: list[str] = []
     with two_hosts(tmp_path, store_url, notes) as (a, b):
         begun = a.begin(replace(ROLLOUT, by="ann@a"))
-        a.write(replace(begun, outcomes={"a": LIVE}))
+        a.write(replace(begun, outcomes={"a": A_LIVE}))
         alone = b.without_team().begin(ROLLOUT)  # while b had no connection
         b.sync()
-        assert b.read(begun.id) == replace(begun, outcomes={"a": LIVE})
+        assert b.read(begun.id) == replace(begun, outcomes={"a": A_LIVE})
         a.sync()
         assert a.all() == b.all()
         assert {rollout.id for rollout in a.all()} == {begun.id, alone.id}

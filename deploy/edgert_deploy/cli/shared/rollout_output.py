@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from edgert.printable import counted, some_of
+from edgert.typed_json import to_json
 from edgert_deploy.cli.shared.output import NAMES_MAX, columns, error_lines, errors_by_cause
 from edgert_deploy.common.quantities import size_text
-from edgert_deploy.rollout.deployment import Outcome, Result
+from edgert_deploy.rollout.deployment import Outcome
 from edgert_deploy.rollout.request import DeployRequest
 from edgert_deploy.rollout.rollout_record import Rollout
 
@@ -26,10 +27,7 @@ def rollout_json(rollout: Rollout) -> dict[str, Any]:
             "by": rollout.by,
         },
         "bundle": {"model": rollout.model, "release": rollout.release, "digest": rollout.digest},
-        "devices": [
-            {**Outcome(name, Result.NOT_BEGUN).as_json(), **rollout.outcomes.get(name, {}), "device": name}
-            for name in rollout.devices
-        ],
+        "devices": [to_json(rollout.outcome(name)) for name in rollout.devices],
     }
 
 
@@ -38,17 +36,17 @@ def rollout_table(rollout: Rollout, *, every: bool = True) -> str:
 
     Without `every`, the rows are results with the number of their devices, and errors of one cause share a line.
     """
-    outcomes = rollout_json(rollout)["devices"]
+    outcomes = [rollout.outcome(name) for name in rollout.devices]
     named = zip(rollout.devices, rollout.errors, strict=True)
     errors = [(name, error.code, error.message) for name, error in named if error is not None]
     if every:
         rows = [("DEVICE", "RESULT", "LIVE", "SECONDS")]
         for outcome in outcomes:
-            live = "" if outcome["serving"] is None else f"{rollout.model} {outcome['serving']}"
-            rows.append((outcome["device"], outcome["result"], live, f"{outcome['seconds']:.1f}"))
+            live = "" if outcome.serving is None else f"{rollout.model} {outcome.serving}"
+            rows.append((outcome.device, outcome.result.value, live, f"{outcome.seconds:.1f}"))
         lines = f"{columns(rows)}\n{error_lines(errors)}"
     else:
-        counts = Counter(outcome["result"] for outcome in outcomes)
+        counts = Counter(outcome.result.value for outcome in outcomes)
         totals = [("RESULT", "DEVICES"), *((result, str(count)) for result, count in counts.most_common())]
         lines = f"{columns(totals)}\n{errors_by_cause(errors)}"
         lines += f"every device: edgert rollout status {rollout.id}\n"
@@ -58,19 +56,19 @@ def rollout_table(rollout: Rollout, *, every: bool = True) -> str:
     if rollout.left and len(rollout.devices) > 1:
         lines += f"; {rollout.state.value}" + (f": {rollout.reason}" if rollout.reason else "")
         lines += _next_steps(rollout)
-    if any(outcome["warning"] for outcome in outcomes):
+    if any(outcome.warning for outcome in outcomes):
         lines += (
             f"\nnext: edgert bundle diff shows what became worse; edgert rollback {rollout.model} DEVICE rolls it back"
         )
     return lines
 
 
-def _warning_lines(outcomes: Sequence[Mapping[str, Any]]) -> str:
+def _warning_lines(outcomes: Sequence[Outcome]) -> str:
     """Return a line for each warning, with the devices that it is about."""
     devices: dict[str, list[str]] = {}
     for outcome in outcomes:
-        if outcome["warning"]:
-            devices.setdefault(outcome["warning"], []).append(outcome["device"])
+        if outcome.warning:
+            devices.setdefault(outcome.warning, []).append(outcome.device)
     return "".join(f"warning: {text}: {some_of(names, NAMES_MAX)}\n" for text, names in devices.items())
 
 
@@ -86,7 +84,7 @@ def plan_json(request: DeployRequest, outcomes: Sequence[Outcome], waves: list[l
     manifest = request.offer.manifest
     return {
         "bundle": {"model": manifest.model, "release": manifest.release, "digest": request.offer.digest},
-        "devices": [outcome.as_json() for outcome in outcomes],
+        "devices": to_json(outcomes),
         "waves": waves,
     }
 
@@ -102,7 +100,7 @@ def plan_table(request: DeployRequest, outcomes: Sequence[Outcome], waves: list[
     errors = [(o.device, o.error.code, o.error.message) for o in outcomes if o.error is not None]
     devices, manifest = counted(len(outcomes), "device"), request.offer.manifest
     planned = f"{len(outcomes) - len(errors)} of {devices}"
-    notes = error_lines(errors) + _warning_lines([outcome.as_json() for outcome in outcomes])
+    notes = error_lines(errors) + _warning_lines(outcomes)
     text = f"{columns(rows)}\n{notes}{manifest.model} release {manifest.release}: {planned}"
     if request.limits is not None:
         text += f"\non trial: {request.limits.described()}"

@@ -7,6 +7,7 @@ from collections.abc import Set
 from typing import Any
 
 from edgert.errors import ConfigInvalid
+from edgert.typed_json import to_json
 from edgert_deploy.rollout.rollout_record import Rollout, RolloutState
 from edgert_deploy.rollout.rollout_store import RolloutStore, Stamp
 
@@ -57,7 +58,7 @@ class Rollouts:
 def _rollout(rollout: Rollout) -> dict[str, Any]:
     names = rollout.devices
     failed = [
-        {"device": name, "result": rollout.result(name).value, "error": rollout.outcomes[name].get("error")}
+        {"device": name, "result": rollout.result(name).value, "error": to_json(rollout.outcomes[name].error)}
         for name in names
         if name in rollout.outcomes and not rollout.has_release(name)
     ]

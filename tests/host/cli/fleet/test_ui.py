@@ -16,6 +16,7 @@ from click.testing import CliRunner
 from edgert.errors import ConfigInvalid
 from edgert_deploy.cli.fleet.ui import ui
 from edgert_deploy.fleet.store.batch import MINUTE_MS
+from edgert_deploy.rollout.deployment import Outcome, Result
 from edgert_deploy.rollout.rollout_record import Rollout, RolloutState
 from edgert_deploy.rollout.rollout_store import RolloutStore
 from edgert_deploy.rollout.waves import Strategy
@@ -73,7 +74,7 @@ def _begun(broker: Broker, url: str, rollouts: Path) -> Running:
     for first in range(0, len(said), 50):  # a client takes no more at once
         publish(broker, said[first : first + 50])
     names = tuple(fleet)
-    outcomes = {"oven": {"result": "live", "error": None}}
+    outcomes = {"oven": Outcome("oven", Result.LIVE)}
     RolloutStore(rollouts).write(
         Rollout(id="digits-1", bundle="b", digest="d", model="digits", release=7, inventory="i", devices=names, strategy=Strategy.parse(1, "", None, 8, 0), trial_s=30.0, state=RolloutState.STOPPED, reason="by the user", started_at=now_ms / 1000, outcomes=outcomes)
     )  # fmt: skip

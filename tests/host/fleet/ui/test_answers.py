@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
+from edgert.errors import ErrorText
 from edgert.telemetry import messages
 from edgert_deploy.fleet.store.batch import MINUTE_MS
 from edgert_deploy.fleet.store.query import FleetQuery
@@ -21,6 +22,7 @@ from edgert_deploy.fleet.ui.history import History
 from edgert_deploy.fleet.ui.hub import Hub
 from edgert_deploy.fleet.ui.rollouts import Rollouts
 from edgert_deploy.fleet.ui.server import PageServer
+from edgert_deploy.rollout.deployment import Outcome, Result
 from edgert_deploy.rollout.rollout_record import Rollout
 from edgert_deploy.rollout.rollout_store import RolloutStore
 from edgert_deploy.rollout.waves import Strategy
@@ -59,7 +61,7 @@ def port(tmp_path: Path) -> Iterator[int]:
     url, board, store = str(tmp_path / "fleet.db"), Watched(), RolloutStore(tmp_path / "rollouts")
     assert record(url, a_day()).refused == 0
     feed(board, a_day(), NOW)
-    outcomes: dict[str, Any] = {"pi-1": {"result": "failed", "error": {"code": "x.y", "message": "no"}}}
+    outcomes = {"pi-1": Outcome("pi-1", Result.FAILED, error=ErrorText("x.y", "no"))}
     store.write(
         Rollout(
             id="digits-1",

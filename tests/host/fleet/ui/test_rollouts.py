@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
+from edgert.errors import ErrorText
 from edgert_deploy.fleet.ui.rollouts import Rollouts
+from edgert_deploy.rollout.deployment import Outcome, Result
 from edgert_deploy.rollout.rollout_record import Rollout
 from edgert_deploy.rollout.rollout_store import RolloutStore
 from edgert_deploy.rollout.waves import Strategy
@@ -17,8 +18,8 @@ def test_rollouts_are_read_from_disk_and_one_that_nobody_works_on_is_cut_off(tmp
     rollouts.look({"pi-0"})
     assert (rollouts.shown, rollouts.revision, folder.exists()) == ([], 0, False)
     names = tuple(f"pi-{number}" for number in range(10))
-    failed = {"result": "failed", "error": {"code": "transport.unreachable", "message": "no answer"}}
-    outcomes: dict[str, Any] = {"pi-0": {"result": "live", "error": None}, "pi-1": failed}
+    failed = Outcome("pi-1", Result.FAILED, error=ErrorText("transport.unreachable", "no answer"))
+    outcomes = {"pi-0": Outcome("pi-0", Result.LIVE), "pi-1": failed}
     rollout = Rollout(
         id="digits-1", bundle="b", digest="d", model="digits", release=7, inventory="i", devices=names, strategy=Strategy.parse(1, "50%,100%", "3", 8, 0), trial_s=30.0, outcomes=outcomes
     )  # fmt: skip
