@@ -35,7 +35,7 @@ BRANCH_NODES = (
 PROVEN_ELSEWHERE: dict[str, str] = {
     "deploy/edgert_deploy/devices/bench.py": "tests/host/cli/test_bench.py",
     "deploy/edgert_deploy/fleet/reports.py": "tests/host/fleet/test_hostile.py",
-    "deploy/edgert_deploy/packager/accuracy/agreement.py": "tests/host/packager/accuracy/test_decisions.py",
+    "deploy/edgert_deploy/packager/accuracy/fp32_agreement.py": "tests/host/packager/accuracy/test_decisions.py",
     "deploy/edgert_deploy/packager/report/__init__.py": "tests/host/packager/report/test_page.py",
     "deploy/edgert_deploy/packager/report/sections.py": "tests/host/packager/report/test_page.py",
     "deploy/edgert_deploy/packager/sources/formats/converters/from_torch.py": "tests/host/packager/sources/formats/test_convert.py",

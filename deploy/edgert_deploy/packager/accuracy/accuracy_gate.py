@@ -14,9 +14,9 @@ from edgert.bundle.manifest import Accuracy
 from edgert.printable import counted
 from edgert_deploy.packager.accuracy.confidence import drop_interval, samples_needed
 from edgert_deploy.packager.accuracy.metrics import (
-    Agreement,
     Cosine,
     Decisions,
+    Top1Agreement,
     TopK,
     UserMetric,
     by_chance,
@@ -115,7 +115,7 @@ def judge(metric: Metric, reference: Reference, answers: Outputs, limits: Limits
     answers, reference = reference.judged(answers), reference.as_judged()
     rows = reference.all_rows
     # The agreement of FP32 with itself is known, even if its answers hold a NaN.
-    fp32 = 1.0 if isinstance(metric, Agreement | Cosine | Decisions) else metric.score(reference.answers, rows)
+    fp32 = 1.0 if isinstance(metric, Top1Agreement | Cosine | Decisions) else metric.score(reference.answers, rows)
     accuracy = Accuracy(metric.name, len(rows), fp32, metric.score(answers, rows), limits.max_drop)
     groups = [("class", name, rows) for name, rows in metric.classes().items()]
     if reference.holdout.slices is not None:
@@ -170,7 +170,7 @@ def _count_warnings(metric: Metric, reference: Reference, limits: Limits) -> lis
 
 
 def _meaning_warnings(metric: Metric, reference: Reference) -> list[str]:
-    labelled = isinstance(metric, TopK | Agreement | Decisions) and metric.name != "top5"
+    labelled = isinstance(metric, TopK | Top1Agreement | Decisions) and metric.name != "top5"
     if labelled and has_scores(reference) and (found := by_chance(reference)) is not None:
         instead = (
             "" if isinstance(metric, TopK) else f"; the gate leaves them out and compares with FP32 ({metric.name})"
@@ -192,7 +192,7 @@ def _drop_interval(metric: Metric, drop: float, answers: Outputs) -> tuple[float
     if drops is None or not len(drops):
         return None
     low, high = drop_interval(drops)
-    if isinstance(metric, Agreement | Decisions):  # nothing agrees with FP32 more than FP32
+    if isinstance(metric, Top1Agreement | Decisions):  # nothing agrees with FP32 more than FP32
         low = max(low, 0.0)
     # Embeddings are judged by their cosine, too, which may be the lower.
     return min(low, drop), max(high, drop)
@@ -205,7 +205,7 @@ def _also(metric: Metric, reference: Reference, answers: Outputs) -> tuple[tuple
     if isinstance(metric, TopK) and reference.holdout.labels is not None:
         other = TopK(reference, reference.holdout.labels, 1 if metric.name == "top5" else 5)
         others.append((other.name, other.score(reference.answers, rows), other.score(answers, rows)))
-        others.append((Agreement.name, None, Agreement(reference).score(answers, rows)))
+        others.append((Top1Agreement.name, None, Top1Agreement(reference).score(answers, rows)))
     if isinstance(metric, ErrorRate):
         other_rate = ErrorRate(reference, "characters" if metric.unit == "words" else "words")
         others.append((other_rate.name, other_rate.score(reference.answers, rows), other_rate.score(answers, rows)))

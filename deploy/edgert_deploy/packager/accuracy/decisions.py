@@ -1,8 +1,9 @@
 """Judge what an app decides from a model's outputs, without labels that say what is right.
 
-A cosine hides what matters: boxes of 0 to 320 beside scores of 0 to 1 in one tensor, or one positive value, are
-always alike. So each output is recognized by its shape and by FP32's values, and judged by what an app reads from it:
-docs/accuracy.md has the table of judgements, agreement.py computes them. FP32 scores 1 in each, and the least counts.
+A cosine hides errors: it is always near 1 for a tensor that mixes boxes (0 to 320) with scores (0 to 1), and for one
+positive value. So this module recognizes each output by its shape and by FP32's values, and judges what an app reads
+from it. docs/accuracy.md has the table of judgements; fp32_agreement.py computes them. FP32 scores 1 in each, and the
+lowest score counts.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 from edgert.bundle.rules import Ctc, Detect
 from edgert.processing.answers.ctc import by_step
 from edgert.tensors import TensorSpec
-from edgert_deploy.packager.accuracy.agreement import (
+from edgert_deploy.packager.accuracy.fp32_agreement import (
     MAP_THRESHOLDS,
     SCORE_MIN,
     Array,

@@ -58,7 +58,7 @@ def _metric(name: str, reference: Reference) -> Metric:
             raise CalibrationInvalid("--metric top5 needs `labels` in the hold-out, one class a sample")
         return TopK(reference, labels, 5 if name == "top5" else 1)
     if name == "top1" or (name == "auto" and _has_class_scores(reference)):
-        return Agreement(reference)
+        return Top1Agreement(reference)
     return Cosine(reference) if name == "cosine" else Decisions(reference)
 
 
@@ -103,7 +103,7 @@ class TopK(_Ranking):
         self.name, self.judged = f"top{k}", (self._index,)
 
 
-class Agreement(_Ranking):
+class Top1Agreement(_Ranking):
     """The share of samples for which the artifact puts the same class first as FP32."""
 
     name = "top1_agreement"

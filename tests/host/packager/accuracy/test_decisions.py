@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from edgert.bundle.rules import Ctc, Detect
 from edgert.tensors import TensorSpec
-from edgert_deploy.packager.accuracy.agreement import (
+from edgert_deploy.packager.accuracy.decisions import Judgement, judgements
+from edgert_deploy.packager.accuracy.fp32_agreement import (
     NEIGHBOUR_BLOCK,
     map_agreement,
     neighbour_agreement,
@@ -18,7 +19,6 @@ from edgert_deploy.packager.accuracy.agreement import (
     unit_vectors,
     value_agreement,
 )
-from edgert_deploy.packager.accuracy.decisions import Judgement, judgements
 
 Array = NDArray[Any]
 RANDOM = np.random.default_rng(3)
