@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from edgert.errors import CalibrationInvalid, ConfigInvalid
 from edgert.printable import in_short
 from edgert_deploy.packager.accuracy.decisions import are_probabilities, judgements
-from edgert_deploy.packager.accuracy.detection_metric import MeanAveragePrecision
+from edgert_deploy.packager.accuracy.mean_average_precision import MeanAveragePrecision
 from edgert_deploy.packager.accuracy.reference import Metric, Outputs, Reference, Rows
 from edgert_deploy.packager.accuracy.text_metrics import ErrorRate
 from edgert_deploy.packager.accuracy.window_metrics import AnswerF1

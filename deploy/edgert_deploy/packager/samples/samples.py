@@ -67,9 +67,9 @@ class CalibrationSet:
     """Samples: `inputs[name]` has those of one input along axis 0, in the model's dtype and item shape.
 
     `labels` holds one class index (int64) per sample; `slices` the name of the part of the field that the sample is
-    from (a camera, a time of day); `boxes` [samples, M, 5] a detector's truth (detection_metric.py). `raw` holds the
-    windows [samples, length(, channels)] of the signals, or the texts UINT8 [samples, bytes], from which inputs were
-    made.
+    from (a camera, a time of day); `boxes` [samples, M, 5] a detector's truth (mean_average_precision.py). `raw` holds
+    the windows [samples, length(, channels)] of the signals, or the texts UINT8 [samples, bytes], from which inputs
+    were made.
 
     `transcripts` holds the text that a model should write for each sample. `recordings` numbers the recording that each
     window is from: equal numbers that follow each other are windows of one signal, in order. If the model has
